@@ -76,7 +76,7 @@ def program(widths, batch: int, inner, elastic: bool, with_gradient: bool):
   )
   state = tx.init(params)
   if elastic:
-    specs = optax_dist.state_specs(state, AXIS)
+    specs = optax_dist.states.state_specs(state, AXIS)
   else:
     state, specs = stack(state), P(AXIS)
   x = draw(DEVICES, batch, widths[0]) if with_gradient else stack(params)

@@ -59,7 +59,7 @@ def ours(tx: optax.GradientTransformation) -> Method:
 
   def init(params):
     state = tx.init(params)
-    return state, optax_dist.state_specs(state, AXIS)
+    return state, optax_dist.states.state_specs(state, AXIS)
 
   def step(gradient, state, params):
     updates, state = tx.update(gradient, state, params)
@@ -150,7 +150,7 @@ class Period:
       check_vma=False,
     )
     x = draw(DEVICES, batch, widths[0])
-    *self._carry, self._x = optax_dist.place(
+    *self._carry, self._x = optax_dist.states.place(
       (_stack(params), state, x), mesh, (P(AXIS), specs, P(AXIS))
     )
     self._run = jax.jit(mapped, donate_argnums=(0, 1))

@@ -71,7 +71,7 @@ class Trainer:
       (draw(n, m) / np.sqrt(n, dtype=np.float32), np.zeros(m, np.float32))
       for n, m in itertools.pairwise(widths)
     ]
-    specs = optax_dist.state_specs(jax.eval_shape(tx.init, params), AXIS)
+    specs = optax_dist.states.state_specs(jax.eval_shape(tx.init, params), AXIS)
     is_spec = lambda node: isinstance(node, P)
 
     def step(params, state, x, arrived):

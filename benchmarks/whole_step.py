@@ -29,7 +29,6 @@ import numpy as np
 import optax
 import ratios
 from jax.experimental import topologies
-from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -220,21 +219,28 @@ def _diloco(grads, common, own, params):
   return updates, common, own
 
 
-def _flat(tree):
-  flat, join = ravel_pytree(tree)
-  return jnp.pad(flat, (0, -flat.size % DEVICES)), lambda x: join(
-    x[: flat.size]
-  )
+def _dimension(x):
+  """The first dimension that the devices divide."""
+  return next(i for i, size in enumerate(x.shape) if size % DEVICES == 0)
+
+
+def _slice(x, index):
+  size = x.shape[_dimension(x)] // DEVICES
+  return jax.lax.dynamic_slice_in_dim(x, index * size, size, _dimension(x))
 
 
 def _sharded(grads, common, own, params):
-  grads, join = _flat(grads)
-  part = jax.lax.psum_scatter(grads, AXIS, tiled=True) / DEVICES
-  params, _ = _flat(params)
-  at = jax.lax.axis_index(AXIS) * part.size
-  mine = jax.lax.dynamic_slice(params, (at,), (part.size,))
+  """As in ZeRO: each device has a slice of each leaf of the optimizer state."""
+  scatter = lambda x: jax.lax.psum_scatter(
+    x, AXIS, scatter_dimension=_dimension(x), tiled=True
+  )
+  gather = lambda x, whole: jax.lax.all_gather(
+    x, AXIS, axis=_dimension(whole), tiled=True
+  )
+  part = jax.tree.map(lambda x: scatter(x) / DEVICES, grads)
+  mine = jax.tree.map(lambda x: _slice(x, jax.lax.axis_index(AXIS)), params)
   updates, own = INNER.update(part, own, mine)
-  return join(jax.lax.all_gather(updates, AXIS, tiled=True)), common, own
+  return jax.tree.map(gather, updates, params), common, own
 
 
 def cases() -> dict[str, Case]:
@@ -245,7 +251,7 @@ def cases() -> dict[str, Case]:
   period = {"communication_period": PERIOD, "num_replicas": DEVICES}
   zero = lambda: jnp.zeros([], jnp.int32)
   counted = lambda params: (_zeros(params), zero())
-  part = lambda params: jnp.zeros(-(-_flat(params)[0].size // DEVICES))
+  part = functools.partial(jax.tree.map, lambda x: _slice(x, 0))
   return {
     "cross_shard": Case(
       optax.chain(optax_dist.cross_shard(AXIS), INNER),
@@ -306,7 +312,7 @@ def step_of(case: Case, by_hand: bool, mesh: Any, width: int) -> Any:
     )
   else:
     state = jax.eval_shape(case.tx.init, params)
-    specs = optax_dist.state_specs(state, AXIS)
+    specs = optax_dist.states.state_specs(state, AXIS)
 
   def step(params, state, tokens):
     if case.own_params:

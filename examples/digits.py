@@ -6,7 +6,7 @@
 One replica on each device; if there is only a CPU, on 8 virtual devices. The
 images are scikit-learn's: 1,797 real ones. Writes metrics.jsonl, with a line for
 each step, and training.png. Needs the extra [train]. `digits_launched.py` has the
-same network for replicas that are processes.
+same network for replicas in separate processes.
 """
 
 import argparse
@@ -148,11 +148,11 @@ def main():
   # Replicas share the parameters, or each has its own, with a center in the state.
   own = args.strategy in ("elastic", "diloco")
   params = init(args.seed)
-  specs = optax_dist.state_specs(jax.eval_shape(tx.init, params), "data")
-  state = optax_dist.place(tx.init(params), mesh, specs)
+  specs = optax_dist.states.state_specs(jax.eval_shape(tx.init, params), "data")
+  state = optax_dist.states.place(tx.init(params), mesh, specs)
   if own:
     params = jax.tree.map(lambda x: jnp.stack([x] * mesh.size), params)
-  params = optax_dist.place(params, mesh, P("data") if own else P())
+  params = optax_dist.states.place(params, mesh, P("data") if own else P())
 
   def step(params, state, images, labels, arrived):
     # Of parameters of all replicas, this one has its row.
@@ -187,7 +187,7 @@ def main():
         # As if each replica were late in one of ten steps.
         arrived = rng.random(mesh.size) < 0.9
         batch = (train[0][picked], train[1][picked], arrived)
-        batch = optax_dist.place(batch, mesh, P("data"))
+        batch = optax_dist.states.place(batch, mesh, P("data"))
         params, state, value = train_step(params, state, *batch)
         losses.append(value)
       center = optax_dist.center_params(state) if own else params

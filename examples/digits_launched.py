@@ -1,4 +1,4 @@
-"""Trains on handwritten digits with replicas that are processes.
+"""Trains on handwritten digits with replicas in separate processes.
 
   optax-dist launch --replicas 4 --replicas-to-aggregate 2 \
       --chaos kill:1@40,slow:2x5 --output runs/launched examples/digits_launched.py

@@ -75,13 +75,15 @@ def step(model, optimizer, images, labels):
   return model, optimizer, jax.lax.pmean(value, "data")
 
 
-model, optimizer = optax_dist.place((model, optimizer), mesh, P())
+model, optimizer = optax_dist.states.place((model, optimizer), mesh, P())
 rng = np.random.default_rng(1)
 for epoch in range(args.epochs):
   shuffled = rng.permutation(train.stop)
   for start in range(0, train.stop - batch + 1, batch):
     picked = shuffled[start : start + batch]
-    share = optax_dist.place((images[picked], labels[picked]), mesh, P("data"))
+    share = optax_dist.states.place(
+      (images[picked], labels[picked]), mesh, P("data")
+    )
     model, optimizer, value = step(model, optimizer, *share)
   if epoch % 5 == 4 or epoch == args.epochs - 1:
     right = jnp.argmax(model(images[test]), -1) == labels[test]

@@ -90,7 +90,7 @@ def loss(params, tokens):
 
 
 tx = optax_dist.sharded(optax.adamw(3e-3), "data", num_replicas=mesh.size)
-specs = optax_dist.state_specs(jax.eval_shape(tx.init, params), "data")
+specs = optax_dist.states.state_specs(jax.eval_shape(tx.init, params), "data")
 init = jax.jit(
   jax.shard_map(tx.init, mesh=mesh, in_specs=(P(),), out_specs=specs)
 )
@@ -121,7 +121,7 @@ def bytes_on(tree, device):
   )
 
 
-params = optax_dist.place(params, mesh, P())
+params = optax_dist.states.place(params, mesh, P())
 state = init(params)
 first = mesh.devices.flat[0]
 print(
@@ -132,7 +132,7 @@ rng = np.random.default_rng(0)
 for i in range(1, args.steps + 1):
   starts = rng.integers(len(codes) - args.context - 1, size=4 * mesh.size)
   tokens = codes[starts[:, None] + np.arange(args.context + 1)]
-  tokens = optax_dist.place(tokens, mesh, P("data"))
+  tokens = optax_dist.states.place(tokens, mesh, P("data"))
   params, state, value = step(params, state, tokens)
   if i % 20 == 0 or i in (1, args.steps):
     print(f"step {i}: loss {value:.3f}")

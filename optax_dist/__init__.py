@@ -1,9 +1,9 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax.
 
-This package has the transforms to chain, and functions that read or move their
-state. The rest is in its modules: ``compression``, ``coordinator``,
-``decoupled_diloco``, ``ledger``, ``optimizers``, ``quorum``, ``simulate``,
-``sparse``, ``tensorflow1``, ``transforms.elastic_exchange`` and
+This package has the transforms to chain, and functions that read their state.
+The rest is in its modules: ``compression``, ``coordinator``,
+``decoupled_diloco``, ``elastic_exchange``, ``ledger``, ``optimizers``,
+``quorum``, ``simulate``, ``sparse``, ``states``, ``tensorflow1`` and
 ``transforms.schedules``.
 """
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     compression,
     coordinator,
     decoupled_diloco,
+    elastic_exchange,
     ledger,
     optimizers,
     quorum,
     simulate,
     sparse,
+    states,
     tensorflow1,
+    transforms,
   )
   from optax_dist._internal.axes import UnboundAxisError
   from optax_dist._internal.replica_blocks import PerReplica
@@ -30,28 +33,13 @@ if TYPE_CHECKING:
     apply_updates,
   )
   from optax_dist.states.averages import averaged_params
-  from optax_dist.states.center import (
-    center_params,
-    reset_to_center,
-    resize_from_center,
-  )
+  from optax_dist.states.center import center_params
   from optax_dist.states.local_params import local_params
-  from optax_dist.states.place import place
-  from optax_dist.states.report import SyncReport, sync_report
-  from optax_dist.states.resize import resize_replicas
-  from optax_dist.states.resize_sharded import resize_sharded
-  from optax_dist.states.slots import get_slot, slot_names
-  from optax_dist.states.specs import state_axes, state_shardings, state_specs
+  from optax_dist.states.report import sync_report
   from optax_dist.transforms.clip_by_global_norm import clip_by_global_norm
   from optax_dist.transforms.cross_shard import cross_shard
-  from optax_dist.transforms.elastic_average import (
-    ElasticAverageState,
-    elastic_average,
-  )
-  from optax_dist.transforms.local_updates import (
-    LocalUpdatesState,
-    local_updates,
-  )
+  from optax_dist.transforms.elastic_average import elastic_average
+  from optax_dist.transforms.local_updates import local_updates
   from optax_dist.transforms.per_replica import per_replica
   from optax_dist.transforms.presets import (
     bmuf,
@@ -60,15 +48,10 @@ if TYPE_CHECKING:
     slowmo,
     sparse_loco,
   )
-  from optax_dist.transforms.sharded import ShardedState, sharded
-  from optax_dist.transforms.streaming import (
-    StreamingUpdatesState,
-    streaming_updates,
-  )
-  from optax_dist.transforms.sync_replicas import (
-    SyncReplicasState,
-    sync_replicas,
-  )
+  from optax_dist.transforms.sharded import sharded
+  from optax_dist.transforms.streaming import streaming_updates
+  from optax_dist.transforms.sync_replicas import sync_replicas
+  from optax_dist.transforms.train_step import TrainStep, train_step
   from optax_dist.transforms.under_jit import under_jit
 else:
   __getattr__, __dir__ = lazy.names(
@@ -78,32 +61,13 @@ else:
       "optax_dist._internal.replica_blocks": ("PerReplica",),
       "optax_dist.sparse.indexed_slices": ("IndexedSlices", "apply_updates"),
       "optax_dist.states.averages": ("averaged_params",),
-      "optax_dist.states.center": (
-        "center_params",
-        "reset_to_center",
-        "resize_from_center",
-      ),
+      "optax_dist.states.center": ("center_params",),
       "optax_dist.states.local_params": ("local_params",),
-      "optax_dist.states.place": ("place",),
-      "optax_dist.states.report": ("SyncReport", "sync_report"),
-      "optax_dist.states.resize": ("resize_replicas",),
-      "optax_dist.states.resize_sharded": ("resize_sharded",),
-      "optax_dist.states.slots": ("get_slot", "slot_names"),
-      "optax_dist.states.specs": (
-        "state_axes",
-        "state_shardings",
-        "state_specs",
-      ),
+      "optax_dist.states.report": ("sync_report",),
       "optax_dist.transforms.clip_by_global_norm": ("clip_by_global_norm",),
       "optax_dist.transforms.cross_shard": ("cross_shard",),
-      "optax_dist.transforms.elastic_average": (
-        "ElasticAverageState",
-        "elastic_average",
-      ),
-      "optax_dist.transforms.local_updates": (
-        "LocalUpdatesState",
-        "local_updates",
-      ),
+      "optax_dist.transforms.elastic_average": ("elastic_average",),
+      "optax_dist.transforms.local_updates": ("local_updates",),
       "optax_dist.transforms.per_replica": ("per_replica",),
       "optax_dist.transforms.presets": (
         "bmuf",
@@ -112,15 +76,10 @@ else:
         "slowmo",
         "sparse_loco",
       ),
-      "optax_dist.transforms.sharded": ("ShardedState", "sharded"),
-      "optax_dist.transforms.streaming": (
-        "StreamingUpdatesState",
-        "streaming_updates",
-      ),
-      "optax_dist.transforms.sync_replicas": (
-        "SyncReplicasState",
-        "sync_replicas",
-      ),
+      "optax_dist.transforms.sharded": ("sharded",),
+      "optax_dist.transforms.streaming": ("streaming_updates",),
+      "optax_dist.transforms.sync_replicas": ("sync_replicas",),
+      "optax_dist.transforms.train_step": ("TrainStep", "train_step"),
       "optax_dist.transforms.under_jit": ("under_jit",),
     },
   )
@@ -128,14 +87,9 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
-  "ElasticAverageState",
   "IndexedSlices",
-  "LocalUpdatesState",
   "PerReplica",
-  "ShardedState",
-  "StreamingUpdatesState",
-  "SyncReplicasState",
-  "SyncReport",
+  "TrainStep",
   "UnboundAxisError",
   "apply_updates",
   "averaged_params",
@@ -148,31 +102,25 @@ __all__ = [
   "decoupled_diloco",
   "diloco",
   "elastic_average",
-  "get_slot",
+  "elastic_exchange",
   "ledger",
   "local_params",
   "local_sgd",
   "local_updates",
   "optimizers",
   "per_replica",
-  "place",
   "quorum",
-  "reset_to_center",
-  "resize_from_center",
-  "resize_replicas",
-  "resize_sharded",
   "sharded",
   "simulate",
-  "slot_names",
   "slowmo",
   "sparse",
   "sparse_loco",
-  "state_axes",
-  "state_shardings",
-  "state_specs",
+  "states",
   "streaming_updates",
   "sync_replicas",
   "sync_report",
   "tensorflow1",
+  "train_step",
+  "transforms",
   "under_jit",
 ]

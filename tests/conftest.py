@@ -63,6 +63,24 @@ def _keep_what_is_compiled(config):
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
+# Whose files have few tests and take minutes: what begins last ends last.
+_FIRST = (
+  "tests/cli/launch",
+  "tests/coordinator/runs",
+  "tests/examples",
+  "tests/docs",
+  "tests/processes",
+  "tests/simulation",
+  "tests/transforms",
+  "tests/compression",
+)
+
+
+def pytest_collection_modifyitems(items):
+  """Orders files, which xdist gives out in this order: long ones first."""
+  items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+
+
 def pytest_runtest_setup(item):
   if item.get_closest_marker("namespaces") and hosts.not_permitted():
     pytest.skip(f"needs network namespaces: {hosts.not_permitted()}")

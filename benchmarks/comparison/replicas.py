@@ -18,6 +18,7 @@ import itertools
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ import processes
 import stall
 
 WARM_UP = 10
+SECRET = "of these hosts alone"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -62,6 +64,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     else:
       address, within = _hosts(args, stack)
     group = stack.enter_context(processes.group(args.timeout))
+    if args.late is not None:
+      _store(args, within[0], address, stack)
     started = [
       group.start(
         f"replica {i}",
@@ -111,6 +115,28 @@ def _hosts(
   return f"{hosts.address(0)}:29300", within
 
 
+def _store(
+  args: argparse.Namespace,
+  within: list[str],
+  address: str,
+  stack: contextlib.ExitStack,
+) -> None:
+  """Starts the store as a process of its own, so that any replica joins first."""
+  host, _, port = address.rpartition(":")
+  store = subprocess.Popen(
+    [
+      *(*within, args.python, "-m", "optax_dist.coordinator.store"),
+      *("--bind", "0.0.0.0", "--port", port, "--advertise", host),
+    ],
+    stdout=subprocess.PIPE,
+    env=os.environ | {"OPTAX_DIST_SECRET": SECRET},
+  )
+  stack.callback(store.wait)
+  stack.callback(store.terminate)
+  assert store.stdout is not None
+  store.stdout.readline()
+
+
 def _step_time(path: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
   from optax_dist.coordinator import journal
 
@@ -149,6 +175,8 @@ def _replica(args: argparse.Namespace) -> None:
     for _ in range(args.leaves)
   ]
   gradient = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1e-3, tree))
+  if index == args.late:
+    time.sleep(3.0)
   with coordinator.join(
     optax.sgd(0.01),
     params,
@@ -158,8 +186,8 @@ def _replica(args: argparse.Namespace) -> None:
     replica=index,
     wire=args.wire,
     lower_on_loss=args.kill,
-    start_store=args.between != "nothing" and index == 0,
-    secret="of these hosts alone" if args.between != "nothing" else None,
+    start_store=args.between != "nothing" and index == 0 and args.late is None,
+    secret=SECRET if args.between != "nothing" else None,
     timeout=30.0,
     journal=args.journal if args.steps else None,
     data=coordinator.Batches(1 << 20, 64, epochs=None) if args.data else None,
@@ -274,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--timeout", type=float, default=120.0)
   add("--between", choices=between_hosts.KINDS, default="nothing")
   add("--delay", type=float, default=0.0, help="one way, through a switch")
+  add("--late", type=int, help="joins last; the store is a process of its own")
   add("--rate", type=float, default=0.0, help="bits per second, on a bridge")
   for name in ("--role", "--address", "--journal"):
     add(name, help=argparse.SUPPRESS)

@@ -22,7 +22,7 @@ import time
 import numpy as np
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.launch import environment, launcher
+from optax_dist.coordinator.launch import environment, launcher, placement
 from optax_dist.coordinator.protocol import arrivals
 
 _STEPS = 2000
@@ -175,9 +175,9 @@ def processes(args):
   command = [sys.executable, __file__, "--replica", str(args.seconds)]
   pids, lost = {}, []
 
-  def on_event(replica, restarts, event):
-    if event["event"] == "pid":
-      pids[replica] = event["pid"]
+  def echo(label, line, error):
+    if line.startswith("pid "):
+      pids[int(label.split()[-1])] = int(line.split()[-1])
 
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, "journal.jsonl")
@@ -197,14 +197,13 @@ def processes(args):
     stopper.start()
     launcher.Launcher(
       command,
-      3,
+      placement.Placement(3),
       folder=pathlib.Path(folder, "logs"),
       told=environment.Environment(
         journal=str(path), replicas_to_aggregate=3, min_replicas=1
       ),
       env={"JAX_PLATFORMS": "cpu"},
-      on_event=on_event,
-      deadline=args.seconds + 120.0,
+      echo=echo,
     ).run()
     stopper.join()
     records = journal.read(path).records
@@ -232,13 +231,11 @@ def replica(seconds):
   import optax
 
   from optax_dist import coordinator
-  from optax_dist.coordinator.launch import channel
 
   ones = np.ones(8, np.float32)
   rng = np.random.default_rng(os.getpid())
   with coordinator.join(optax.sgd(0.1), ones) as one:
-    line = channel.current()
-    line.say("pid", pid=os.getpid())
+    print("pid", os.getpid(), flush=True)
     end = time.monotonic() + seconds + 20.0
     while time.monotonic() < end and not one.finished:
       time.sleep(float(rng.lognormal(0.0, 0.6)) * 0.5)

@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import types
 
 import processes
 
@@ -145,7 +146,7 @@ class _Switch:
     from optax_dist.coordinator.runtime import journal_lines
 
     self._replica, self._driver = replica, replica._driver
-    self._timings = replica._timings
+    self._submitted = replica._stopwatch.submitted
     self._metrics = reporter.Reporter(port=0)
     describe = replica._describe()
     lines = lambda kind, **more: journal_lines.JournalLines(
@@ -162,8 +163,9 @@ class _Switch:
       one.write(notes.RunBegins(0))
 
   def __call__(self, kind: str) -> None:
-    self._replica._timings = (
-      (lambda *_: b"") if kind == KINDS[0] else self._timings
+    nothing = types.SimpleNamespace(pack=lambda: b"")
+    self._replica._stopwatch.submitted = (
+      (lambda *_: nothing) if kind == KINDS[0] else self._submitted
     )
     self._driver.post(
       lambda: setattr(self._driver, "_journal", self._lines[kind])

@@ -31,9 +31,9 @@ sys.path.insert(
 import etcd_cluster
 import proxy
 
+from optax_dist.coordinator.extras.etcd import client as etcd
 from optax_dist.coordinator.store import (
   client,
-  etcd,
   in_process,
   interface,
   process,
@@ -160,7 +160,7 @@ def _latency(blocks: int) -> None:
       cluster = etcd_cluster.Cluster(pathlib.Path(folder))
       stack.callback(cluster.close)
       place = urls.parse(cluster.url)
-      assert isinstance(place, urls.Etcd)
+      assert isinstance(place, etcd.Etcd)
       woken = threading.Event()
       store = etcd.EtcdStore(place, _SECRET, "run", woken.set)
       stack.callback(store.close)

@@ -31,7 +31,7 @@ import optax
 import results
 
 from optax_dist import coordinator
-from optax_dist.coordinator.launch import launcher
+from optax_dist.coordinator.launch import launcher, placement
 from optax_dist.coordinator.launch.environment import Environment
 
 LEARNERS, SLOW = 4, 3
@@ -138,9 +138,10 @@ def run(args, seed, kill_every=0.0, steps=0):
       "fragments": args.fragments,
       "end": time.time() + args.start + args.seconds,
     }
-    report = launcher.Launcher(
+    said = []
+    launcher.Launcher(
       [sys.executable, __file__, "--learner"],
-      LEARNERS,
+      placement.Placement(LEARNERS),
       folder=pathlib.Path(folder) / "output",
       told=Environment(num_replicas=LEARNERS),
       env={
@@ -149,7 +150,7 @@ def run(args, seed, kill_every=0.0, steps=0):
         VARIABLE: json.dumps(options),
       },
       restarts=1000,
-      deadline=args.start + args.seconds + 240.0,
+      echo=lambda label, line, error: said.append(line),
     ).run()
     folder = pathlib.Path(folder)
     lives = [json.loads(f.read_text()) for f in folder.glob("*.json")]
@@ -169,7 +170,7 @@ def run(args, seed, kill_every=0.0, steps=0):
     "merged": int(merged),
     "seconds": float(seconds),
     "loss": float(characters.loss(center, windows)),
-    "kills": report.restarts,
+    "kills": sum("; it starts again " in line for line in said),
     # In the longest life; several lives of all learners have more rounds.
     "rounds": int(rounds),
     "longest": int(most),

@@ -22,6 +22,9 @@ import optax
 import results
 
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "tests" / "helpers"))
 import virtual_learners
@@ -65,7 +68,7 @@ def outer():
 def decoupled(args, seed, slow, lost):
   """The loss, the steps of all, and merges of a fragment in a period."""
   data = Data(seed)
-  make = strategies.decoupled_diloco(
+  make = decoupled_diloco.decoupled_diloco(
     outer(),
     fragments=args.fragments,
     period=args.period,

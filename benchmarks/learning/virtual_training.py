@@ -154,7 +154,7 @@ def train(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(tx, gradient, key, carry, inputs):
   """Takes a chunk of steps."""
-  axes = optax_dist.state_axes(carry[2])
+  axes = optax_dist.states.state_axes(carry[2])
 
   def update(gradient, state, params, arrived, local_step):
     return tx.update(

@@ -88,8 +88,15 @@ def sum_leaves(
     replicas of the sum.
   """
   totals = list(leaves)
-  for at in packing.together(leaves, names):
-    over = names[at[0]]
+  sent = list(names)
+  for i, x in enumerate(leaves):
+    if sent[i] and not x.size:
+      # JAX 0.11 crashes when it compiles an all-reduce beside an empty argument.
+      varying = axes.varying_axes(x) - frozenset(() if groups else sent[i])
+      totals[i] = axes.cast_to_varying(axes.zeros(jax.typeof(x)), varying)
+      sent[i] = ()
+  for at in packing.together(leaves, sent):
+    over = sent[at[0]]
     if over:
       add_up = _group_sum(over[0], groups) if groups else _axis_sum(over)
       if len(at) == 1:
@@ -106,6 +113,7 @@ def gather_rows(
   x: jax.Array,
   names: tuple[axes.AxisName, ...],
   groups: Groups | None = None,
+  axis: int = 0,
 ) -> jax.Array:
   """Concatenates the rows of all replicas, in replica order.
 
@@ -114,6 +122,7 @@ def gather_rows(
     names: the bound axes over the replicas.
     groups: groups of indices along the (single) axis: only rows of the
       replica's own group are gathered, in the group's order.
+    axis: the axis of ``x`` along which its rows lie; 0 with groups.
 
   Returns:
     An array of shape ``[replicas * rows, ...]``, equal on all replicas that
@@ -123,11 +132,11 @@ def gather_rows(
     return _gather_group(x, names[0], groups)
   batched, spread = _split(names)
   for name in reversed(batched):
-    x = jax.lax.all_gather(x, name, tiled=True)
+    x = jax.lax.all_gather(x, name, axis=axis, tiled=True)
   if spread:
     tracked = any(axes.is_tracked(name) for name in spread)
     to = "invarying" if tracked else "varying"
-    x = jax.lax.all_gather(x, spread, tiled=True, to=to)
+    x = jax.lax.all_gather(x, spread, axis=axis, tiled=True, to=to)
   return x
 
 

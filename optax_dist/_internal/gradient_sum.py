@@ -199,20 +199,17 @@ def merge(total: SparseSum) -> SparseSum:
   return SparseSum(slices.values, slices.indices, by_row(total.touches).values)
 
 
-def clear(total: Any, where: Any) -> Any:
-  """Empties the sum if the boolean scalar ``where`` is true."""
+def empty(total: Any) -> Any:
+  """Returns an empty sum like ``total``."""
 
-  def clear_leaf(leaf):
+  def empty_leaf(leaf: Any) -> Any:
     if not isinstance(leaf, SparseSum):
-      return jnp.where(where, jnp.zeros_like(leaf), leaf)
-    return SparseSum(
-      jnp.where(where, jnp.zeros_like(leaf.values), leaf.values),
-      jnp.where(where, UNUSED, leaf.indices),
-      jnp.where(where, jnp.zeros_like(leaf.touches), leaf.touches),
-    )
+      return jnp.zeros_like(leaf)
+    zeros = jax.tree.map(jnp.zeros_like, leaf)
+    return zeros._replace(indices=jnp.full_like(leaf.indices, UNUSED))
 
   return jax.tree.map(
-    clear_leaf, total, is_leaf=lambda x: isinstance(x, SparseSum)
+    empty_leaf, total, is_leaf=lambda x: isinstance(x, SparseSum)
   )
 
 

@@ -18,8 +18,9 @@ def names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
   """Creates a package's `__getattr__` and `__dir__` (PEP 562).
 
-  Besides the names in `where`, they include the modules of the package, so that
-  `package.module` works without an import.
+  Besides the names in `where`, `__getattr__` finds the modules of the package,
+  so that `package.module` works without an import. `__dir__` has what is public,
+  the package's `__all__`, and nothing else.
 
   Args:
     package: the package's `__name__`.
@@ -42,7 +43,6 @@ def names(
     return value
 
   def __dir__() -> list[str]:
-    found = vars(sys.modules[package])
-    return sorted({*found, *found["__all__"], *module_of})
+    return sorted(vars(sys.modules[package])["__all__"])
 
   return __getattr__, __dir__

@@ -31,6 +31,18 @@ def has_replicas(tree: Any) -> bool:
   return any(map(is_per_replica, nodes))
 
 
+def is_center_state(node: Any) -> bool:
+  """Whether a state has a center; for ``is_leaf=``."""
+  fields = getattr(node, "_fields", ())
+  return "center" in fields and "replica" in fields
+
+
+def has_center(state: Any) -> bool:
+  """Whether a part of a state has a center, so each replica its own parameters."""
+  nodes = jax.tree.leaves(state, is_leaf=is_center_state)
+  return any(map(is_center_state, nodes))
+
+
 def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
   """Returns one replica's values, and whether they had a leading axis.
 
@@ -48,9 +60,10 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
   if jnp.shape(scalar) != (1,):
     raise ValueError(
       f"{user}: this replica sees the state of {jnp.shape(scalar)[0]} replicas."
-      " Pass the state into the map with in_specs=optax_dist.state_specs(state,"
-      " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
-      " jax.vmap and jax.pmap, and out of it in the same way."
+      " Pass the state into the map with"
+      " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
+      " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
+      " out of it in the same way."
     )
   return row(node.value), True
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes
 from optax_dist._internal.replica_blocks import PerReplica
@@ -74,8 +74,9 @@ def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
   """Returns the replicas' part of a state, each starting from ``own``.
 
   Inside the map a replica creates only its own block. Outside of it, under
-  ``jax.set_mesh``, each replica's block is created on its own devices. Random
-  keys are made different: replicas must not draw the same noise.
+  ``jax.set_mesh`` or if ``own`` is on a mesh already, each replica's block is created
+  on its own devices. Random keys are made different: replicas must not draw the same
+  noise.
 
   Args:
     own: the state of one replica.
@@ -93,10 +94,12 @@ def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
   def stack(own):
     return jax.tree.map(lambda x: _of_replicas(x, count), own)
 
-  mesh = jax.sharding.get_abstract_mesh()
-  if not set(names) <= set(mesh.axis_names):
+  mesh = _mesh(own, names)
+  if mesh is None:
     return PerReplica(stack(own))
   specs = jax.tree.map(lambda x: _spec(x, mesh, names), own)
+  if isinstance(mesh, jax.sharding.Mesh):
+    specs = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
   if all(kind == AxisType.Explicit for kind in mesh.axis_types):
     blocks = jax.jit(stack, out_shardings=specs)(own)
     return PerReplica(jax.sharding.reshard(blocks, specs))
@@ -110,6 +113,19 @@ def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
     )
     return PerReplica(jax.lax.with_sharding_constraint(stack(own), free))
   return PerReplica(jax.jit(stack, out_shardings=specs)(own))
+
+
+def _mesh(own: Any, names: tuple[axes.AxisName, ...]) -> Any:
+  """Returns the mesh of ``jax.set_mesh``, or of the arrays, that has ``names``."""
+  arrays = [
+    x for x in jax.tree.leaves(own) if not isinstance(x, jax.core.Tracer)
+  ]
+  shardings = [x.sharding for x in arrays]
+  meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+  for mesh in (jax.sharding.get_abstract_mesh(), *meshes):
+    if set(names) <= set(mesh.axis_names):
+      return mesh
+  return None
 
 
 def _of_replica(x: jax.Array, index: Any) -> jax.Array:
@@ -132,7 +148,7 @@ def _spec(x: jax.Array, mesh: Any, names: tuple[axes.AxisName, ...]):
   sharding = getattr(jax.typeof(x), "sharding", None)
   if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
     sharding = x.sharding
-  if isinstance(sharding, jax.sharding.NamedSharding):
+  if isinstance(sharding, NamedSharding):
     of_x = sharding.mesh
     if dict(of_x.shape) == dict(mesh.shape) and not _uses(sharding.spec, names):
       rest = sharding.spec
@@ -158,8 +174,8 @@ def check_counter(
       is not a scalar.
   """
   remedy = (
-    "Pass the state into the map with in_specs=optax_dist.state_specs(state,"
-    " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
+    "Pass the state into the map with in_specs=optax_dist.states.state_specs(state,"
+    " axis_name) for jax.shard_map, or in_axes=optax_dist.states.state_axes(state) for"
     " jax.vmap and jax.pmap, and out of it in the same way."
   )
   if axes.varying_axes(counter) & set(names):

@@ -61,15 +61,11 @@ def reporting(
   Raises:
     errors.CommandError: a package is missing, or port or folder can't be used.
   """
-  if not wanted(args) and follow is None:
+  if not wanted(args):
     yield None
     return
-  # Slow imports follow.
-  from optax_dist.coordinator.metrics import opentelemetry, reporter
+  from optax_dist.coordinator.metrics import reporter  # Slow.
 
-  if not wanted(args) and opentelemetry.provider() is None:
-    yield None
-    return
   try:
     made = reporter.Reporter(
       port=args.metrics_port,

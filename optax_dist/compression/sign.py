@@ -46,7 +46,7 @@ def sign(*, error_feedback: float | None = None) -> Compression:
     ...   "data", compression=optax_dist.compression.sign(), num_replicas=3
     ... )
     >>> state = tx.init(jnp.zeros(2))
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> vote = jax.vmap(
     ...   tx.update, axis_name="data", in_axes=(0, axes), out_axes=(0, axes)
     ... )

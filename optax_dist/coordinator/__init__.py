@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     JoinRefused,
     RunFinished,
   )
+  from optax_dist.coordinator.extras.decoupled_diloco.strategy import (
+    decoupled_diloco,
+  )
   from optax_dist.coordinator.fingerprints import fingerprint
   from optax_dist.coordinator.joining import (
     initialize_processes,
@@ -38,9 +41,6 @@ if TYPE_CHECKING:
   )
   from optax_dist.coordinator.options import Options
   from optax_dist.coordinator.replica import Outcome, Replica
-  from optax_dist.coordinator.strategies.decoupled_diloco import (
-    decoupled_diloco,
-  )
   from optax_dist.coordinator.strategies.elastic_average import elastic_average
   from optax_dist.coordinator.strategies.local_updates import local_updates
   from optax_dist.ledger import Batches
@@ -67,7 +67,7 @@ else:
       ),
       "optax_dist.coordinator.options": ("Options",),
       "optax_dist.coordinator.replica": ("Outcome", "Replica"),
-      "optax_dist.coordinator.strategies.decoupled_diloco": (
+      "optax_dist.coordinator.extras.decoupled_diloco.strategy": (
         "decoupled_diloco",
       ),
       "optax_dist.coordinator.strategies.elastic_average": ("elastic_average",),

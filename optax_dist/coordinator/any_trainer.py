@@ -276,10 +276,11 @@ class Behind:
       for x in jax.tree.leaves((grads, state, params))
     )
     run = self._traced if is_traced else self._eager
-    counts: Any
     updates, counts, inner = run(*leaves, state)
     inner = jax.tree.unflatten(jax.tree.structure(state.inner), inner)
-    return shape.unflatten(updates), BehindState(*counts[:4], inner)
+    step, calls, dropped, finished = counts
+    new = BehindState(step, calls, dropped, finished, inner)
+    return shape.unflatten(updates), new
 
   def _eager(self, grads: Any, params: Any, state: BehindState) -> Any:
     with self._lock:

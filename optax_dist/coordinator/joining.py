@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from optax_dist._internal import checks
 from optax_dist.coordinator import (
   errors,
   faults,
-  learner,
   options,
   preemption,
   strategies,
@@ -24,7 +24,7 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.metrics import opentelemetry, reporter
+from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.runtime import endpoint, processes, threads
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
@@ -34,12 +34,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 # Seconds after which a store that `join` started exits if it has no clients.
 _IDLE = 60.0
-# Factories of strategies, to recognize one that was passed without a call.
-_MAKERS = (
-  strategies.elastic_average,
-  strategies.local_updates,
-  strategies.decoupled_diloco,
-)
 
 
 def join(
@@ -185,7 +179,7 @@ def join(
   )
   told = options.of("join", settings)
   place = urls.parse(store or f"tcp://{address}")
-  host = endpoint.store_host(place)
+  host = place.host
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   local = addresses.is_loopback(host) and bind is None
@@ -234,7 +228,7 @@ def join(
         faults.install(launched, line)
       if process_index == 0:
         metrics = _reporter(told)
-      made = learner.replica_for(chosen)(
+      made = replica_class(chosen)(
         where,
         chosen,
         params,
@@ -354,7 +348,7 @@ def run_embedded(
   def run(index: int) -> None:
     try:
       chosen = _strategy(opt, strategy, quorum)
-      one = learner.replica_for(chosen)(
+      one = replica_class(chosen)(
         world.connect(str(index)),
         chosen,
         params,
@@ -429,8 +423,7 @@ def initialize_processes() -> None:
 
 def _reporter(told: options.Options) -> reporter.Reporter | None:
   """The metrics reporter, or None if no metrics are requested."""
-  wanted = told.metrics_port is not None or told.tensorboard is not None
-  if not wanted and opentelemetry.provider() is None:
+  if told.metrics_port is None and told.tensorboard is None:
     return None
   return reporter.Reporter(
     port=told.metrics_port, bind=told.metrics_bind, folder=told.tensorboard
@@ -517,6 +510,11 @@ def _end(reason: str) -> None:
   groups.end_process(f"This process ends because it is {reason}.")
 
 
+def replica_class(strategy: strategies.Strategy) -> type[replicas.Replica]:
+  """The class of replicas with this strategy."""
+  return getattr(strategy, "replica_class", replicas.Replica)
+
+
 def _strategy(
   opt: optax.GradientTransformation,
   factory: strategies.Factory | None,
@@ -529,13 +527,17 @@ def _strategy(
   )
   for name in ("lower_on_leave", "lower_on_loss"):
     checks.flag(name, getattr(quorum, name))
-  if factory in _MAKERS or not (factory is None or callable(factory)):
+  factory = factory or strategies.SyncReplicas
+  try:
+    # One that was passed without a call does not take these arguments.
+    inspect.signature(factory).bind(opt, quorum)
+  except TypeError:
     shown = getattr(factory, "__name__", repr(factory))
     raise TypeError(
       "strategy must be what elastic_average(...), local_updates(...) or"
       f" decoupled_diloco(...) of the coordinator returns, got {shown}."
-    )
-  made = (factory or strategies.SyncReplicas)(opt, quorum)
+    ) from None
+  made = factory(opt, quorum)
   made.quorum.initial(0)
   return made
 

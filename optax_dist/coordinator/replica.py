@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import logging
 import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,25 +29,20 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.metrics import replica_numbers, reporter
-from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics import replica_numbers, reporter, table
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.protocol.entries import Work
-from optax_dist.coordinator.protocol.group import orders
-from optax_dist.coordinator.protocol.group.companion import Companion
-from optax_dist.coordinator.protocol.group.speaker import Speaker
-from optax_dist.coordinator.protocol.node import Node as Core
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
   endpoint,
   journal_lines,
-  shards,
   states,
   timings,
   trees,
+  update,
   watchdog,
 )
 from optax_dist.coordinator.runtime import group as groups
@@ -115,31 +109,18 @@ class Replica:
       shared = shared._replace(opt_state=opt_state)
     self._template = trees.Template(params)
     self.group = group
-    self._gradient_shards = state_shards = None
-    self._update = strategy.apply
     self._local: Any = strategy.local(shared)
     own = self._own()
     alike = agreement.agreement(strategy, shared, params, settings, data, own)
-    blocks: Any
-    blocks, exchanged = jax.tree.flatten(strategy.exchanged(params))
-    self._unflatten = functools.partial(jax.tree.unflatten, exchanged)
-    if group is not None:
-      alike += (("processes per replica", str(group.count)),)
-      if not self._template.is_local:
-        alike += shards.agreement(params)
-        shared = shards.spread(shared, shards.mesh_of(params))
-        self._update = jax.jit(
-          strategy.apply,
-          out_shardings=jax.tree.map(lambda x: x.sharding, shared),
-        )
-      shards.check_wire(params, settings.wire)
-      self._gradient_shards = shards.LocalShards(jax.tree.leaves(params))
-      state_shards = shards.LocalShards(jax.tree.leaves(shared))
-      blocks = self._gradient_shards.templates
+    processes = 1 if group is None else group.count
+    self._update = update.Update(
+      strategy, params, shared, settings.wire, processes
+    )
+    shared = self._update.shared
     feedback = settings.error_feedback if self._encoder_feeds_back else None
     fragments = strategy.fragment_sizes
     self._encoder = encoders.Encoder(
-      blocks,
+      self._update.blocks,
       settings.wire,
       feedback,
       mean_wire=self._mean_wire,
@@ -152,31 +133,31 @@ class Replica:
     is_whole = self._encoder.mean_feedback is None or fragments is None
     fits = nbytes <= settings.inline_bytes
     self._inline = group is None and is_whole and fits
-    self._compile(shared)
+    self._stopwatch = timings.Stopwatch()
+    # Compiles the update early, so that no attempt has to wait for it.
+    nothing = self._encoder.read(self._encoder.no_mean())
+    members = strategy.quorum.replicas_to_aggregate
+    self._update.apply(shared, nothing, members)
     transport = place.transport
-    places, address, digest = self._meet(
-      (transport.name, transport.address), fingerprint(shared)
-    )
+    own_place = transport.name, transport.address
+    places, address, digest = groups.meet(group, own_place, fingerprint(shared))
     self._config = self._configure(
       transport.name,
       address,
-      alike,
+      alike + self._update.agreement,
       global_step,
       digest,
       ledger.Progress() if progress is None else progress,
     )
     self._driver = driver.Driver(
-      self._core(places),
-      transport,
-      place.store,
+      groups.core(group, self._config, places),
+      place,
       replica=replica,
-      nonce=secrets.token_hex(16),
-      prefix=endpoint.key_prefix(settings.run),
-      use_run=place.use_run,
+      run=settings.run,
       encoder=self._encoder,
       initial=shared,
       step=global_step,
-      apply=self._apply,
+      apply=self._update.apply,
       inline=self._inline,
       journal=journal_lines.JournalLines(
         settings.journal,
@@ -185,8 +166,8 @@ class Replica:
         metrics,
       ),
       deadlines=settings.deadlines,
-      of=group,
-      local=state_shards,
+      group=group,
+      local=self._update.state_shards,
       own=own,
     )
     self._handover = self._driver.handover
@@ -203,18 +184,13 @@ class Replica:
       max_staleness=strategy.quorum.max_staleness if waits else None,
       samples=0 if self._indices is None else self._indices.samples,
     )
-    self._pinned = shared
     # The last step announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
-    self._handover.held = self._held_steps
-    self._left = self._closed = False
-    self._in_use = _InUse(replica)
-    # Seconds of computation since the last gradient that was added.
-    self._computed = 0.0
-    # When the current computation began; and, at that time, JAX's compile time
-    # and the process's CPU time on all cores.
-    self._began = self._token_time = time.monotonic()
+    self._closed = False
+    # Memory for the next gradient; None: the event loop has it.
+    self._buffer: memoryview | None = None
+    self._lock = threading.RLock()
     self._on_stuck = on_stuck
     # Without a launcher to restart it, a process is ended only on request.
     ends = bool(settings.step_timeout or on_stuck)
@@ -222,13 +198,8 @@ class Replica:
       settings.steps,
       f"replica {replica}",
       self._driver.stalled,
-      self._give_up if ends else None,
+      self._evict if ends else None,
     )
-    self._compiled, self._cpu = timings.compiled(), time.process_time()
-    # For the previous submission: when it was sent, and its times so far.
-    self._sent: float | None = None
-    self._waited = self._apply_time = 0.0
-    self._waited_in_all, self._moved = 0.0, (0, 0)
     self._metrics = metrics
     if metrics is not None:
       metrics.add(self._numbers)
@@ -257,27 +228,6 @@ class Replica:
     usual = wire_formats.mean_wire(self._settings.wire, self._strategy.additive)
     return self._settings.mean_wire or usual
 
-  def _meet(
-    self, own: tuple[str, str], digest: str
-  ) -> tuple[list[tuple[str, str]], str, str]:
-    """Exchanges addresses and digests among the replica's processes.
-
-    Args:
-      own: name and address of this process.
-      digest: fingerprint of its part of the shared state.
-
-    Returns:
-      The names and addresses of all processes, the replica's address, and a
-      digest of all.
-    """
-    if self.group is None:
-      return [own], own[1], digest
-    told = self.group.gather(json.dumps([*own, digest]))
-    found = [json.loads(text) for text in told]
-    places = [(name, where) for name, where, _ in found]
-    digest = orders.combined([theirs for _, _, theirs in found])
-    return places, orders.join_places(places), digest
-
   def _configure(
     self,
     process: str,
@@ -289,7 +239,6 @@ class Replica:
   ) -> config.Config:
     """The configuration of the protocol core."""
     strategy, settings, data = self._strategy, self._settings, self._data_spec
-    numbers = strategy.quorum
     return config.Config(
       process=process,
       replica=self.replica,
@@ -297,12 +246,7 @@ class Replica:
       agreement=alike,
       step=step,
       digest=f"{digest}-{progress}" if progress.next else digest,
-      replicas_to_aggregate=numbers.replicas_to_aggregate,
-      total_num_replicas=numbers.total_num_replicas,
-      max_staleness=numbers.max_staleness,
-      weight=numbers.weight,
-      lower_on_leave=numbers.lower_on_leave,
-      lower_on_loss=numbers.lower_on_loss,
+      **strategy.quorum._asdict(),
       inline_bytes=self._encoder.place.nbytes if self._inline else None,
       alone=strategy.alone,
       timeout=settings.timeout,
@@ -316,26 +260,11 @@ class Replica:
       fragments=strategy.rules,
     )
 
-  def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
-    """The protocol core; with several processes, process 0 decides."""
-    config, group = self._config, self.group
-    if group is None:
-      return Core(config)
-    if not group.process:
-      others = [name for name, _ in places[1:]]
-      return Speaker(Core(config), others, patience=config.deadlines.replica)
-    pause = config.deadlines.pace / 8
-    return Companion(*places[0], pause=pause, patience=config.timeout)
-
   def _describe(self) -> dict[str, Any]:
     numbers = self._strategy.quorum
     return {
       "strategy": self._strategy.name,
-      "replicas_to_aggregate": numbers.replicas_to_aggregate,
-      "total_num_replicas": numbers.total_num_replicas,
-      "max_staleness": numbers.max_staleness,
-      "lower_on_leave": numbers.lower_on_leave,
-      "lower_on_loss": numbers.lower_on_loss,
+      **numbers._asdict(),
       "cores": _cores(),
       "weight": numbers.weight and "inverse_staleness",
       "wire": self._settings.wire,
@@ -347,32 +276,6 @@ class Replica:
       "config": dict(self._settings.config),
     }
 
-  def _compile(self, shared: Any) -> None:
-    """Compiles the update early, so that no attempt has to wait for it."""
-    nothing = self._encoder.no_mean()
-    members = self._strategy.quorum.replicas_to_aggregate
-    self._apply(shared, self._encoder.read(nothing), members)
-
-  def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
-    """The shared state after a commit; called by the event loop's thread."""
-    start = time.monotonic()
-    if self._gradient_shards is not None:
-      leaves = self._gradient_shards.join(leaves)
-    mean = self._unflatten(leaves)
-    strategy = self._strategy
-    # With sums, some replicas may have left.
-    full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
-    try:
-      found = self._update(shared, mean, *([] if full else [parts]))
-    except (RuntimeError, ValueError) as error:
-      trees.check_alive(shared, error)
-      raise
-    if not self._inline:
-      # The buffer of a mean is reused, unless it came inline in a message.
-      jax.block_until_ready(found)
-    self._apply_time = time.monotonic() - start
-    return found
-
   def start(self) -> Replica:
     """Asks to join, and waits until the replica is admitted.
 
@@ -382,45 +285,29 @@ class Replica:
         state. Otherwise the replica gets that state, and `finished` is True.
       CoordinatorError: there is no answer within `timeout` seconds.
     """
-    warning = threading.Timer(
-      self._warn_after,
-      self._warn_of_waiting,
-    )
-    warning.daemon = True
+    seen = self._handover
+    admitted = lambda: seen.admission > 0
+    seconds = min(self._settings.stall_warning, _JOINS_WITHIN)
     try:
       self._driver.start()
-      warning.start()
       if self._preempted is not None:
         self._preempted.check()
-      self._wait(
-        lambda: self._handover.admission > 0,
-        "for admission to the run",
-      )
+      if not (seen.wait(admitted, seconds) or seen.is_over):
+        # Only a leader reports stalls, and this replica may never reach one.
+        _log.warning(
+          "Replica %r has not joined the run after %.1f s. %s",
+          *(self.replica, seconds, self._driver.missing()),
+        )
+      self._wait(admitted, "for admission to the run")
       self._resume()
     except BaseException:
       self.close()
       raise
-    finally:
-      warning.cancel()
     self._local = self._initial_local_state()
     self._begin()
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
-
-  @property
-  def _warn_after(self) -> float:
-    """Seconds after which it says why it has not joined yet."""
-    return min(self._settings.stall_warning, _JOINS_WITHIN)
-
-  def _warn_of_waiting(self) -> None:
-    """Only a leader reports stalls, and this replica may never reach one."""
-    seconds, missing = self._warn_after, self._driver.missing()
-    if not (self._closed or self._handover.admission):
-      _log.warning(
-        "Replica %r has not joined the run after %.1f s. %s",
-        *(self.replica, seconds, missing),
-      )
 
   def _own(self) -> Any:
     """The local state to serve to a joining replica; None for none."""
@@ -428,24 +315,29 @@ class Replica:
 
   def _initial_local_state(self) -> Any:
     """The local state of this replica when it joins."""
-    return self._strategy.local(self._pinned)
+    return self._strategy.local(self._shared)
 
   # Read by the training loop.
 
   @property
+  def _shared(self) -> strategies.SharedState:
+    """The state all replicas share, as of the last `step`."""
+    return self._submission.base.get()
+
+  @property
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
-    return self._strategy.params(self._pinned, self._local)
+    return self._strategy.params(self._shared, self._local)
 
   @property
   def center(self) -> Any:
     """The state all replicas share, as of the last `step`."""
-    return self._pinned.params
+    return self._shared.params
 
   @property
   def opt_state(self) -> Any:
     """The shared state of the optimizer, as of the last `step`."""
-    return self._pinned.opt_state
+    return self._shared.opt_state
 
   @property
   def global_step(self) -> int:
@@ -478,8 +370,12 @@ class Replica:
 
     If a replica has several processes, all of them check at the same points.
     """
-    self._handover.sync()
-    return self._left or self._has_finished()
+    if not self._handover.left:
+      self._handover.sync()
+    return self._is_over()
+
+  def _is_over(self) -> bool:
+    return self._handover.left or self._has_finished()
 
   def _has_finished(self) -> bool:
     return self._handover.finished is not None
@@ -487,7 +383,7 @@ class Replica:
   @property
   def has_left(self) -> bool:
     """Whether this replica has left the run gracefully."""
-    return self._left
+    return self._handover.left
 
   @property
   def metrics_url(self) -> str:
@@ -499,10 +395,14 @@ class Replica:
     return {
       "gradients": dict(self._submission.counts),
       **self._driver.stats(),
-      "rejoins": self._driver.rejoins,
+      "rejoins": self._rejoins,
     }
 
-  def _numbers(self) -> list[Metric]:
+  @property
+  def _rejoins(self) -> int:
+    return max(0, self._handover.admission - 1)
+
+  def _numbers(self) -> table.Values:
     """The metrics of this replica; any thread may call it."""
     bytes_in, bytes_out = self._driver.moved()
     return replica_numbers.metrics(
@@ -512,8 +412,8 @@ class Replica:
       gradients=dict(self._submission.counts),
       bytes_in=bytes_in,
       bytes_out=bytes_out,
-      waited=self._waited_in_all,
-      rejoins=self._driver.rejoins,
+      waited=self._stopwatch.waited,
+      rejoins=self._rejoins,
     )
 
   def fingerprint(self) -> str:
@@ -522,7 +422,7 @@ class Replica:
     In a replica of several processes each digests its own shards, equal to
     those of its counterpart in other replicas.
     """
-    return fingerprint(self._pinned)
+    return fingerprint(self._shared)
 
   # The data.
 
@@ -559,7 +459,7 @@ class Replica:
     """
     indices = self._data("batches()")
     while True:
-      with self._in_use:
+      with self._one_thread():
         spans = self._draw()
       if spans is None:
         return
@@ -598,7 +498,7 @@ class Replica:
     return self._handover.progress[step]
 
   def _held_steps(self) -> tuple[int, ...]:
-    """The steps of `params` and `state_to_save`; the event loop calls it."""
+    """The steps of `params` and `state_to_save`."""
     kept = self._to_save
     current = self._submission.base.step
     return (current,) if kept is None else (current, kept.step)
@@ -620,7 +520,7 @@ class Replica:
     self._driver.check_process()
     submission, seen = self._submission, self._handover
     while True:
-      if self._over(0) is not None and (self._left or self.finished):
+      if self._over(0) is not None and self.finished:
         return None
       spans = submission.draw(seen)
       if spans is not None:
@@ -659,22 +559,20 @@ class Replica:
       TypeError, ValueError: the batch is not a JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
-    phases.slow_down(time.monotonic() - self._token_time)
+    phases.slow_down(time.monotonic() - self._stopwatch.mark)
     if tokens is not None and (not self._weighs_tokens or tokens < 0):
       raise ValueError(
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {self._strategy.name!r}."
       )
-    with self._in_use:
+    with self._one_thread():
       outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
       return self._leave_if_preempted(self._announce(outcome))
 
   def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
     phases.reach("computing", self.replica)
     self._driver.check_process()
-    now = time.monotonic()
-    self._computed += now - self._token_time
-    self._token_time = now
+    self._stopwatch.computed()
     self._handover.sync()
     over = self._over(1)
     if over is not None:
@@ -691,12 +589,11 @@ class Replica:
         "step() needs the samples of its gradient: iterate over batches()."
       )
     payload, self._local = self._strategy.contribute(
-      self._pinned, self._local, grads
+      self._shared, self._local, grads
     )
     submission.keep_drawn()
     if payload is not None:
-      seconds, self._computed = self._computed, 0.0
-      submission.add(seen, payload, text, seconds)
+      submission.add(seen, payload, text, self._stopwatch.take())
     return self._conclude() or self._outcome()
 
   def abandon(self) -> Outcome:
@@ -705,7 +602,7 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the rest of the computation is saved.
     """
-    with self._in_use:
+    with self._one_thread():
       self._handover.sync()
       over = self._over(1)
       return self._announce(self._catch_up() if over is None else over)
@@ -746,7 +643,7 @@ class Replica:
     """
     if self._to_save is not None:
       return self._to_save.get(), self._to_save.step
-    return self._pinned, self.global_step
+    return self._shared, self.global_step
 
   def finish(self, reason: str = "finished") -> None:
     """Ends the run gracefully, for all replicas.
@@ -757,11 +654,11 @@ class Replica:
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
-    if not self.finished and not self._left:
+    if not self.finished:
       self._raise_failure()
       self._driver.feed(inputs.FinishWanted(reason))
       self._wait(self._has_finished, "for the end of the run")
-    if not self._left and self._submission.expire(self._handover):
+    if not self._handover.left and self._submission.expire(self._handover):
       self._go_on()
 
   def leave(self) -> None:
@@ -770,13 +667,12 @@ class Replica:
     Raises:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
-    if self._left or self.finished:
+    if self.finished:
       return
     self._raise_failure()
     self._driver.feed(inputs.LeaveWanted())
     left = lambda: self._handover.left
     self._wait(left, "for the confirmation that it may leave")
-    self._left = True
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
@@ -827,16 +723,29 @@ class Replica:
 
   # Helpers.
 
+  @contextlib.contextmanager
+  def _one_thread(self) -> Iterator[None]:
+    """Refuses a second thread: it could get the first one's answer."""
+    if not self._lock.acquire(blocking=False):
+      raise RuntimeError(
+        f"Two threads are using replica {self.replica!r} at once. A replica has"
+        " one training loop: let one thread call step, abandon and batches."
+      )
+    try:
+      yield
+    finally:
+      self._lock.release()
+
   def _watch(self, now: float) -> None:
     """Starts the watchdog for the next step, if there will be one."""
-    if not (self._handover.left or self._has_finished()):
+    if not self._is_over():
       self._watchdog.steps.begin(now)
 
-  def _give_up(self, reason: str, stacks: str) -> None:
+  def _evict(self, reason: str, stacks: str) -> None:
     """Called by the watchdog: the training loop is stuck."""
-    if self._left or self._has_finished() or self._handover.failure is not None:
+    if self._is_over() or self._handover.failure is not None:
       return
-    self._driver.give_up(reason, stacks)
+    self._driver.evict(reason, stacks)
     if self._on_stuck is not None:
       self._on_stuck(reason)
 
@@ -844,7 +753,7 @@ class Replica:
     """The outcome to return if nothing can be submitted any more."""
     self._raise_failure()
     submission = self._submission
-    if self._left:
+    if self._handover.left:
       submission.count("finished", gradients)
       return self._outcome("finished", finished=True)
     concluded = self._conclude()
@@ -858,72 +767,42 @@ class Replica:
 
   def _begin(self) -> None:
     """Starts or resumes timing the computation."""
-    now = self._token_time = time.monotonic()
-    self._watch(now)
-    if self._sent is not None:
-      self._waited += now - self._sent
-      self._waited_in_all += now - self._sent
-      self._sent = None
-    if self._starts_submission():
-      self._began = now
-      self._compiled, self._cpu = timings.compiled(), time.process_time()
+    self._watch(self._stopwatch.begin(first=self._starts_submission()))
 
   def _starts_submission(self) -> bool:
     """Whether what is computed now is the first part of a submission."""
     return not self._submission.gradients
 
-  def _timings(self, now: float) -> bytes:
-    """The timings of a submission sent now, for the journal."""
-    exchanged, seconds = self._driver.exchanged
-    waited = self._waited
-    before, self._moved = self._moved, self._driver.moved()
-    made = timings.Timings(
-      self._began,
-      now,
-      timings.compiled() - self._compiled,
-      time.process_time() - self._cpu,
-      now - self._token_time,
-      waited,
-      seconds if exchanged == self._submission.sequence - 1 else 0.0,
-      min(self._apply_time, waited),
-      self._moved[0] - before[0],
-      self._moved[1] - before[1],
-    )
-    self._sent, self._waited = now, 0.0
-    return made.pack()
-
   def _submit(self, work: Work | None = None) -> None:
     """Submits the sum, or reports stale gradients."""
     self._settle()
     submission = self._submission
-    finite, memory, payload, writer = True, None, b"", None
-    if submission.total is None:
-      pass  # Stale gradients are reported without their numbers.
-    elif self._inline:
-      out = np.zeros(self._encoder.place.nbytes, np.uint8)
-      finite = self._write(out)
-      payload = out.tobytes() if finite else b""
-    else:
-      memory = self._memory()
-      out = np.frombuffer(memory, np.uint8)
+    finite, memory, writer = True, None, None
+    # Stale gradients are reported without their numbers.
+    if submission.total is not None:
+      out = np.frombuffer(self._memory(), np.uint8)
       leaves = self._to_pack()
       if leaves is None:
         finite = self._write(out)
       else:
         writer = self._encoder.packing(leaves, out)
         finite = writer is not None
-      if not finite:
-        self._handover.memory.put(memory)
-        memory = None
-    timings = self._timings(time.monotonic())
-    submitted = submission.submit(finite, payload, timings, work)
+      if finite:
+        memory, self._buffer = self._buffer, None
+    exchanged, seconds = self._driver.exchanged
+    measured = self._stopwatch.submitted(
+      seconds if exchanged == submission.sequence - 1 else 0.0,
+      self._update.seconds,
+      self._driver.moved(),
+    )
+    submitted = submission.submit(finite, b"", measured.pack(), work)
     self._driver.submit(submitted, memory, writer)
     self._watchdog.steps.submitted(time.monotonic())
 
   def _write(self, out: np.ndarray) -> bool:
     """Encodes the next submission; returns whether all numbers are finite."""
     return self._encoder.write(
-      self._to_send(),
+      self._update.split(self._submission.total),
       out,
       self._submission.sequence,
       extends=self._submission.partial,
@@ -943,7 +822,7 @@ class Replica:
       and self._driver.is_far_from_some
     ):
       return None
-    leaves = self._to_send()
+    leaves = self._update.split(self._submission.total)
     # A NumPy array may change after an interrupted step.
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
       return None
@@ -953,15 +832,13 @@ class Replica:
     """How many numbers of each sent leaf are read; None for all."""
     return None
 
-  def _to_send(self) -> list[Any]:
-    """The part of the gradient that this process holds."""
-    leaves = jax.tree.leaves(self._submission.total)
-    if self._gradient_shards is None:
-      return leaves
-    return self._gradient_shards.split(leaves)
-
   def _memory(self) -> memoryview:
-    """A buffer for a gradient."""
+    """The buffer for the next gradient, also after an interrupted call."""
+    if self._buffer is None:
+      self._buffer = self._next_buffer()
+    return self._buffer
+
+  def _next_buffer(self) -> memoryview:
     patience = self._config.deadlines.replica
     clock = AwakeClock(2.0)
     end = clock.now() + patience
@@ -998,21 +875,22 @@ class Replica:
 
   def _go_on(self) -> Outcome:
     """Continues with the same sum, or with another one."""
-    result, before = self._submission.ended, self._pinned
+    result, before = self._submission.ended, self._shared
     if result is None:
       self._begin()
       return self._outcome()
     self._settle()
-    applied, self._computed = result.applied, 0.0
+    applied = result.applied
+    self._stopwatch.take()  # What was computed of the next gradient is dropped.
     if applied is not None:
       before = self._handover.before(applied.sequence).get()
     self._wait_for_submission()
     self._resume()
     if result.forgets and result.reason not in ("", "finished"):
-      self._local = self._strategy.forget(self._pinned, self._local)
+      self._local = self._strategy.forget(self._shared, self._local)
     else:
       self._local = self._strategy.settle(
-        before, self._pinned, self._local, mine=applied is not None
+        before, self._shared, self._local, mine=applied is not None
       )
     self._begin()
     if applied is None:
@@ -1024,9 +902,9 @@ class Replica:
     # In this order: it may be readmitted in between.
     admission = self._handover.admission
     published = self._handover.published
-    self._pinned = published.get()
+    published.get()  # Waits until it is computed.
     self._submission.resume(admission, published)
-    self._handover.forget(self._submission.sequence)
+    self._handover.forget(self._submission.sequence, self._held_steps())
 
   def _settle(self) -> None:
     """Keeps the residuals of submissions that counted."""
@@ -1069,37 +947,11 @@ class Replica:
   def _raise_failure(self) -> None:
     if self._handover.failure is not None:
       raise self._handover.failure
-    if self._closed and not (self._left or self._has_finished()):
+    if self._closed and not self._is_over():
       raise errors.CoordinatorError(
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
-
-
-class _InUse:
-  """Refuses a second thread: it could get the first one's answer.
-
-  Attributes:
-    thread: the one that is inside `step`, `abandon` or `batches`; None: none is.
-  """
-
-  __slots__ = ("_replica", "thread")
-
-  def __init__(self, replica: quorum.Replica):
-    self._replica = replica
-    self.thread: int | None = None
-
-  def __enter__(self) -> None:
-    me = threading.get_ident()
-    if self.thread not in (None, me):
-      raise RuntimeError(
-        f"Two threads are using replica {self._replica!r} at once. A replica has"
-        " one training loop: let one thread call step, abandon and batches."
-      )
-    self.thread = me
-
-  def __exit__(self, *error: object) -> None:
-    self.thread = None
 
 
 def _check_data(

@@ -117,7 +117,7 @@ class Batches:
       return found
     parts = [
       self.global_batch // size
-      for size in range(1, self.global_batch + 1)
+      for size in range(1, self.global_batch)
       if self.global_batch % size == 0 and self.global_batch // size > replicas
     ]
     if not parts:
@@ -139,10 +139,6 @@ class Batches:
         f" of a step (replicas_to_aggregate), got {self.global_batch}."
       )
     return self.global_batch // gradients_per_step
-
-  def epoch(self, position: int) -> int:
-    """The epoch of a position."""
-    return position // self.per_epoch
 
   def indices(self, spans: Spans) -> np.ndarray:
     """The samples at these positions, in order: int64 indices."""

@@ -54,15 +54,9 @@ class Progress:
 
   def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
     """Like `commit`, but a step may be added twice."""
-    spans = tuple(spans)
-    found = None if skipped else self.followed_by(spans)
-    if found is not None:
-      return found
     spans = sp.union(spans, skipped)
     following = max(self.next, spans[-1][1])
-    open_ = self.open
-    if following > self.next:
-      open_ = sp.join(open_, ((self.next, following),))
+    open_ = sp.join(self.open, ((self.next, following),))
     given_up = sp.union(self.skipped, skipped)
     return Progress(following, sp.minus(open_, spans), given_up)
 
@@ -85,9 +79,8 @@ class Progress:
 
   def is_open(self, spans: Iterable[Span]) -> bool:
     """Whether none of these positions is done."""
-    spans = tuple(spans)
-    inner = [(a, min(b, self.next)) for a, b in spans if a < self.next]
-    return not sp.minus(sp.union(inner), self.open)
+    others = sp.minus(sp.union(spans), self.open)
+    return all(start >= self.next for start, _ in others)
 
 
 # At the start of a run.
@@ -145,11 +138,7 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
 
 
 def _within(spans: Spans, start: int, stop: int) -> Spans:
-  return sp.minus(spans, ((0, start), (stop, max(stop, _end(spans)))))
-
-
-def _end(spans: Spans) -> int:
-  return spans[-1][1] if spans else 0
+  return sp.minus(spans, sp.minus(spans, ((start, stop),)))
 
 
 def _numbers(data: Batches, spans: Spans) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def permuted(
     >>> sorted(permuted(np.arange(8), 8, seed=0, epoch=1).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7]
   """
-  a = math.isqrt(max(size - 1, 0)) + 1
+  a = math.isqrt(size - 1) + 1
   b = -(-size // a)
   keys = _keys(seed, epoch)
   found = np.asarray(positions).astype(np.uint64)

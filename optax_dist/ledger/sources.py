@@ -69,7 +69,7 @@ def _is_of_arrays(tree: Any) -> bool:
     return bool(tree) and all(_is_of_arrays(leaf) for leaf in tree.values())
   if isinstance(tree, tuple):
     return bool(tree) and all(_is_of_arrays(leaf) for leaf in tree)
-  return hasattr(tree, "shape") and hasattr(tree, "dtype")
+  return hasattr(tree, "dtype")  # A table of columns has a shape, too.
 
 
 def _map(function: Any, tree: Any) -> Any:

@@ -54,29 +54,25 @@ def minus(spans: Spans, others: Iterable[Span]) -> Spans:
     ((0, 2), (3, 9))
   """
   for a, b in others:
-    if a >= b or not spans:
+    if a >= b:
       continue
     rest: list[Span] = []
     for start, stop in spans:
-      if b <= start or stop <= a:
-        rest.append((start, stop))
-        continue
       if start < a:
-        rest.append((start, a))
+        rest.append((start, min(a, stop)))
       if b < stop:
-        rest.append((b, stop))
+        rest.append((max(b, start), stop))
     spans = tuple(rest)
   return spans
 
 
-def overlap(spans: Iterable[Span], others: Iterable[Span]) -> bool:
+def overlap(spans: Iterable[Span], others: Spans) -> bool:
   """Whether any position is in both.
 
   Example:
     >>> overlap(((0, 2),), ((2, 3),)), overlap(((0, 3),), ((2, 3),))
     (False, True)
   """
-  others = tuple(others)
   return any(max(a, c) < min(b, d) for a, b in spans for c, d in others)
 
 

@@ -7,6 +7,7 @@ from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
+  moments,
   row_wise,
 )
 
@@ -52,28 +53,7 @@ def adam(
   """
   hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
-  def apply_rule(grad, param, slots, step):
-    del param
-    eps = hyperparameters.cast(epsilon, grad.dtype)
-    m, v = _averages(slots, grad, beta1, beta2)
-    rate = _corrected_rate(step, grad.dtype)
-    return -(m * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    eps = hyperparameters.cast(epsilon, slices.dtype)
-    m, v = _sparse_averages(slots, slices, beta1, beta2)
-    rate = _corrected_rate(step, slices.dtype)
-    return -(rate * m) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
-
-  return leaf_rule.base_custom(
-    apply_rule,
-    learning_rate,
-    slots={"m": 0.0, "v": 0.0},
-    scalars=_powers(beta1, beta2),
-    sparse_apply_rule=sparse_apply_rule,
-    sum_duplicates=True,
-  )
+  return _with_averages(learning_rate, beta1, beta2, epsilon)
 
 
 def custom_adam(
@@ -183,23 +163,31 @@ def nadam(
     rest1 = hyperparameters.complement(beta1, grad.dtype)
     return grad * rest1 + hyperparameters.cast(beta1, grad.dtype) * m
 
+  return _with_averages(learning_rate, beta1, beta2, epsilon, look_ahead)
+
+
+def _with_averages(learning_rate, beta1, beta2, epsilon, look_ahead=None):
+  """Adam, or Nadam, whose steps go along ``look_ahead(gradient, mean)``."""
+
   def apply_rule(grad, param, slots, step):
     del param
     eps = hyperparameters.cast(epsilon, grad.dtype)
-    m, v = _averages(slots, grad, beta1, beta2)
-    ahead = look_ahead(grad, m)
+    m, v = moments.averages(slots, grad, beta1, beta2)
+    ahead = look_ahead(grad, m) if look_ahead else m
     rate = _corrected_rate(step, grad.dtype)
     return -(ahead * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
     eps = hyperparameters.cast(epsilon, slices.dtype)
-    m, v = _sparse_averages(slots, slices, beta1, beta2)
-    ahead = look_ahead(slices.values, row_wise.read_rows(m, slices))
-    rate = _corrected_rate(step, slices.dtype)
-    root = jnp.sqrt(row_wise.read_rows(v, slices))
-    update = -rate * ahead / (root + eps)
-    return row_wise.like_gradient(update, slices), {"m": m, "v": v}
+    m, v = slots_after = moments.sparse_averages(slots, slices, beta1, beta2)
+    if look_ahead:  # Only touched rows move.
+      m, v = (row_wise.read_rows(x, slices) for x in slots_after)
+      m = look_ahead(slices.values, m)
+    update = -_corrected_rate(step, slices.dtype) * m / (jnp.sqrt(v) + eps)
+    if look_ahead:
+      update = row_wise.like_gradient(update, slices)
+    return update, dict(zip("mv", slots_after, strict=True))
 
   return leaf_rule.base_custom(
     apply_rule,
@@ -216,25 +204,6 @@ def _powers(beta1, beta2):
     "beta1_power": leaf_rule.power(beta1),
     "beta2_power": leaf_rule.power(beta2),
   }
-
-
-def _averages(slots, grad, beta1, beta2):
-  """The next mean and mean square of the gradients."""
-  rest1 = hyperparameters.complement(beta1, grad.dtype)
-  rest2 = hyperparameters.complement(beta2, grad.dtype)
-  m = slots["m"] + (grad - slots["m"]) * rest1
-  v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * rest2
-  return m, v
-
-
-def _sparse_averages(slots, slices, beta1, beta2):
-  """The same for a sparse gradient: all rows decay, touched ones are added."""
-  values = slices.values
-  m = row_wise.decay_and_add(slots["m"], beta1, slices, values)
-  v = row_wise.decay_and_add(
-    slots["v"], beta2, slices, complex_numbers.abs_square(values)
-  )
-  return m, v
 
 
 def _corrected_rate(step, dtype):

@@ -72,6 +72,11 @@ class Draft:
     """Whether each replica sums several gradients (k > N)."""
     return self.config.replicas_to_aggregate > self.config.total_num_replicas
 
+  @property
+  def exact(self) -> bool:
+    """Whether a step has exactly as many gradients as it needs."""
+    return self.shared and self.config.exact
+
   def quorum(self) -> int:
     return needed(self)
 
@@ -79,17 +84,17 @@ class Draft:
     if not self.shared:
       return 1
     needed, sharers = self.quorum(), self.live + self.awaited
-    if not self.config.exact:
+    if not self.exact:
       return -(-needed // sharers)
     if self._ranks is None:
       live = ev.ordered(r for r, m in self.replicas.items() if m.live)
       self._ranks = {r: rank for rank, r in enumerate(live)}
     each, more = divmod(needed, sharers)
-    return max(1, each + (self._ranks.get(replica, sharers) < more))
+    return max(1, each + (self._ranks[replica] < more))
 
   def excess(self, count: int) -> int:
     """The number of gradients in excess of a step with this many more."""
-    if not (self.config.exact and self.shared):
+    if not self.exact:
       return 0
     return max(0, self.gathered + count - self.quorum())
 
@@ -126,17 +131,15 @@ class Draft:
 
   def advance(self) -> None:
     """Starts an attempt if there are enough gradients, or asks for the rest."""
-    while (
-      self.attempt is None and not self.finished and self.gathered
-    ) and self.gathered >= self.quorum():
+    while self.attempt is None and self.gathered >= self.quorum():
       open_ = self.config.window and not self.closed
-      if open_ and self.working and not self.excess(1):
+      if open_ and self.working and not self.exact:
         return  # More may come.
       self.start()
       if self.config.two_phase:
         return
       self.commit()
-    if self.attempt is None and not self.finished and self.shared:
+    if self.attempt is None and self.shared:
       self.ask_for_the_rest()
 
   def start(self) -> None:
@@ -156,15 +159,15 @@ class Draft:
     lacks = self.quorum() - self.gathered
     each = -(-lacks // self.live)
     for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
-      inside = self.inside.get(replica)
-      if self.config.exact:
+      if self.exact:
         each = min(each, lacks)
         lacks -= each
         if not each:
           return
       # A sum cannot mix steps: an older one is replaced as a whole.
-      old = inside and inside.local_step != self.step and inside.count
-      self.ask(replica, each + (old or 0))
+      inside = self.inside[replica]
+      old = inside.count if inside.local_step != self.step else 0
+      self.ask(replica, each + old)
 
   def commit(self) -> tuple[ev.Arrive, ...]:
     """Ends the attempt and the step; returns early gradients, to arrive now."""

@@ -144,10 +144,10 @@ class Contribution:
 
   replica: Replica
   local_step: int
-  staleness: int = 0
-  count: int = 1
-  weight: float = 1.0
-  incarnation: int = 0
+  staleness: int
+  count: int
+  weight: float
+  incarnation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ class Accept:
 
   replica: Replica
   local_step: int
-  staleness: int = 0
-  count: int = 1
+  staleness: int
+  count: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Commit:
 
   step: int
   members: tuple[Contribution, ...]
-  attempt: int = 1
+  attempt: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class CannotProceed:
   have: int
   needed: int
   missing: tuple[Replica, ...]
-  final: bool = False
+  final: bool
 
   def __str__(self) -> str:
     names = ", ".join(map(str, self.missing)) or "none"

@@ -89,14 +89,12 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
       draft.emit(ev.Finished(draft.step))
     elif record is None or not record.live:
       pass
-    elif reason is ev.Reason.OTHER_INCARNATION and (
-      event.incarnation not in (None, record.incarnation)
-    ):
+    elif event.incarnation not in (None, record.incarnation):
       # A gradient of an earlier incarnation: the live one has its token.
       pass
     elif record.asked:
-      count = record.asked if draft.shared else 1
-      draft.ask(replica, max(1, count - draft.excess(count)))
+      asked = record.asked
+      draft.ask(replica, max(1, asked - draft.excess(asked)))
     else:
       draft.emit(ev.Wait(replica, draft.step))
     return

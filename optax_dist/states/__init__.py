@@ -1,1 +1,46 @@
-"""Tools for states: specs for maps, reading, resizing and placing them."""
+"""Operations on the state of a transform.
+
+They carry it through a map, place it on devices, resize it for another number
+of replicas, and find its slots.
+"""
+
+from typing import TYPE_CHECKING
+
+from optax_dist._internal import lazy
+
+if TYPE_CHECKING:
+  from optax_dist.states.center import reset_to_center, resize_from_center
+  from optax_dist.states.placement import place
+  from optax_dist.states.resize import resize_replicas
+  from optax_dist.states.resize_parts import resize_sharded
+  from optax_dist.states.slots import get_slot, slot_names
+  from optax_dist.states.specs import state_axes, state_shardings, state_specs
+else:
+  __getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+      "optax_dist.states.center": ("reset_to_center", "resize_from_center"),
+      "optax_dist.states.placement": ("place",),
+      "optax_dist.states.resize": ("resize_replicas",),
+      "optax_dist.states.resize_parts": ("resize_sharded",),
+      "optax_dist.states.slots": ("get_slot", "slot_names"),
+      "optax_dist.states.specs": (
+        "state_axes",
+        "state_shardings",
+        "state_specs",
+      ),
+    },
+  )
+
+__all__ = [
+  "get_slot",
+  "place",
+  "reset_to_center",
+  "resize_from_center",
+  "resize_replicas",
+  "resize_sharded",
+  "slot_names",
+  "state_axes",
+  "state_shardings",
+  "state_specs",
+]

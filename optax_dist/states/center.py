@@ -11,7 +11,7 @@ import optax
 
 from optax_dist._internal import axes, checks
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, is_center_state
 
 Tree = TypeVar("Tree")
 
@@ -47,8 +47,8 @@ def center_params(state: Any) -> Any:
   """
   found = [
     node
-    for node in jax.tree.leaves(state, is_leaf=_is_center_state)
-    if _is_center_state(node)
+    for node in jax.tree.leaves(state, is_leaf=is_center_state)
+    if is_center_state(node)
   ]
   if not found:
     raise ValueError(
@@ -100,7 +100,7 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_replicas=2, rho=0.0)
     >>> state = tx.init(jnp.ones(()))
-    >>> optax_dist.reset_to_center(jnp.array([3.0, 4.0]), state)[0]
+    >>> optax_dist.states.reset_to_center(jnp.array([3.0, 4.0]), state)[0]
     Array([1., 1.], dtype=float32)
   """
   center = center_params(state)
@@ -146,7 +146,7 @@ def resize_from_center(
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_replicas=2, rho=0.0)
     >>> state = tx.init(jnp.ones(()))
-    >>> params, state = optax_dist.resize_from_center(
+    >>> params, state = optax_dist.states.resize_from_center(
     ...   jnp.array([3.0, 4.0]), state, 3
     ... )
     >>> params.tolist()
@@ -160,7 +160,7 @@ def resize_from_center(
     return _resize(path, x, None, old, num_replicas)
 
   def resize_node(path: Any, node: Any) -> Any:
-    if _is_center_state(node):
+    if is_center_state(node):
       return node._replace(replica=resize_own(path, node.replica, node.center))
     return resize_own(path, node) if isinstance(node, PerReplica) else node
 
@@ -179,21 +179,16 @@ def resize_from_center(
   new_state = jax.tree_util.tree_map_with_path(
     resize_node,
     state,
-    is_leaf=lambda node: isinstance(node, PerReplica) or _is_center_state(node),
+    is_leaf=lambda node: isinstance(node, PerReplica) or is_center_state(node),
   )
   return _resize_like_center(params, center, old, num_replicas), new_state
 
 
-def _is_center_state(node: Any) -> bool:
-  fields = getattr(node, "_fields", ())
-  return "center" in fields and "replica" in fields
-
-
 def _on_center_states(fun: Callable[[Any], Any], state: Any) -> Any:
   return jax.tree.map(
-    lambda node: fun(node) if _is_center_state(node) else node,
+    lambda node: fun(node) if is_center_state(node) else node,
     state,
-    is_leaf=_is_center_state,
+    is_leaf=is_center_state,
   )
 
 

@@ -49,7 +49,7 @@ def resize_replicas(
     ...   optax.sgd(0.1), "data", replicas_to_aggregate=3, total_num_replicas=n
     ... )
     >>> state = make(4).init(jnp.zeros(2))
-    >>> smaller = optax_dist.resize_replicas(state, 2, departed="fold")
+    >>> smaller = optax_dist.states.resize_replicas(state, 2, departed="fold")
     >>> optax_dist.sync_report(smaller).accepted
     array([0, 0], dtype=int32)
   """
@@ -151,11 +151,14 @@ def _fold_sum(total: Any, empty: np.ndarray, num: int) -> Any:
   if not isinstance(total, SparseSum) and _is_key(total):
     # A random key among the parameters, which has no gradient.
     return total[np.zeros(num, int)]
-  # What a sum holds of no gradients is not a zero: see SyncReplica.
+  rows = lambda x: empty.reshape(-1, *[1] * (x.ndim - 1))
+  total = jax.tree.map(
+    lambda x, zero: np.where(rows(x), np.asarray(zero), x),
+    total,
+    gradient_sum.empty(total),
+  )
   if not isinstance(total, SparseSum):
-    rows = empty.reshape(-1, *[1] * (total.ndim - 1))
-    return _fold(np.where(rows, np.zeros([], total.dtype), total), num)
-  total = jax.vmap(gradient_sum.clear)(total, jnp.asarray(empty))
+    return _fold(total, num)
   old, capacity = total.touches.shape
   rounds = -(-old // num)
   filled = SparseSum(

@@ -31,7 +31,7 @@ def state_specs(
   """Returns the PartitionSpecs of an optimizer state.
 
   They are valid ``in_specs`` and ``out_specs`` of ``jax.shard_map``, and specs
-  for :func:`optax_dist.place`. With ``param_specs``, each array that mirrors a
+  for :func:`optax_dist.states.place`. With ``param_specs``, each array that mirrors a
   parameter (a momentum, a center, a sum of gradients) is sharded like that
   parameter, after the replica axis if it belongs to one replica. Such arrays
   are found as by ``optax.tree.map_params``: they are in a tree with the
@@ -71,7 +71,7 @@ def state_specs(
     ... )
     >>> state = tx.init({"w": jnp.zeros((2, 6))})
     >>> P = jax.sharding.PartitionSpec
-    >>> specs = optax_dist.state_specs(
+    >>> specs = optax_dist.states.state_specs(
     ...   state, "data", param_specs={"w": P(None, "model")}
     ... )
     >>> specs.inner_state[0].mu["w"], specs.inner_state[0].count
@@ -135,7 +135,7 @@ def state_shardings(
     ...   optax.adam(1e-3), "data", replicas_to_aggregate=1, total_num_replicas=1
     ... )
     >>> params = {"w": jnp.zeros(2)}
-    >>> shardings = optax_dist.state_shardings(
+    >>> shardings = optax_dist.states.state_shardings(
     ...   mesh, jax.eval_shape(tx.init, params), "data"
     ... )
     >>> state = jax.jit(tx.init, out_shardings=shardings)(params)
@@ -172,7 +172,7 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
     >>> tx = optax_dist.sync_replicas(
     ...   optax.sgd(0.1), "data", replicas_to_aggregate=3, total_num_replicas=4
     ... )
-    >>> state_axes = optax_dist.state_axes(tx.init(jnp.zeros(2)))
+    >>> state_axes = optax_dist.states.state_axes(tx.init(jnp.zeros(2)))
     >>> state_axes.global_step, state_axes.replica.value.local_step
     (None, 0)
   """
@@ -309,15 +309,14 @@ class _Mirrors:
     spec, leaf = found.param.spec, found.leaf
     replica = levels[:depth]
     if isinstance(leaf, PerReplica):
-      # A flat part of the parameter, as created by `sharded`: the shards of all
-      # model axes are concatenated.
+      # A part of the parameter, as created by `sharded`: one slice of each shard.
       if depth == len(levels):
         raise ValueError(
           "The state has a part of one replica inside a part of one replica:"
           " give the axes of the inner replicas with `inner_axes`."
         )
       replica = levels[: depth + 1]
-      return PerReplica(PartitionSpec(*replica, *_over_all_axes(spec)))
+      return PerReplica(PartitionSpec(*replica, *spec))
     if isinstance(leaf, PerShard):
       return PerShard(PartitionSpec(*replica, *_over_all_axes(spec)))
     if isinstance(leaf, SparseSum):

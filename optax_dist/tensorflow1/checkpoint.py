@@ -109,7 +109,7 @@ def restore_checkpoint(
     >>> found = restore_checkpoint(Job(), params, tx.init(params))
     >>> found.global_step, found.params["dense"]["kernel"].tolist()
     (7, [1.0, 1.0])
-    >>> optax_dist.get_slot(found.opt_state, "dense/kernel", "momentum").tolist()
+    >>> optax_dist.states.get_slot(found.opt_state, "dense/kernel", "momentum").tolist()
     [0.5, 0.5]
   """
   reader = _reader(checkpoint)

@@ -139,7 +139,7 @@ def _decisions_of(
         stale += not accepted
         before = state.system.global_step
         decisions.append(
-          ev.Accept(replica, at, before - at)
+          ev.Accept(replica, at, before - at, 1)
           if accepted
           else ev.Drop(replica, at, ev.Reason.STALE)
         )
@@ -151,9 +151,10 @@ def _decisions_of(
           ev.Commit(
             now - 1,
             tuple(
-              ev.Contribution(replica, at, now - 1 - at)
+              ev.Contribution(replica, at, now - 1 - at, 1, 1.0, 0)
               for replica, at in members
             ),
+            1,
           )
         )
       case tf.GotToken(replica, now):

@@ -38,31 +38,34 @@ class Change(NamedTuple):
   others: list[jax.Array]
 
 
+class Round(NamedTuple):
+  """What a replica has at the end of a round.
+
+  Attributes:
+    me: the replica.
+    leaves: the parameters that take part.
+    center: the common start of all parameters.
+    points: the replica's parameters that take part.
+    method: the state of a compression.
+    others: further arrays to average.
+  """
+
+  me: Replica
+  leaves: Leaves
+  center: Any
+  points: Sequence[jax.Array]
+  method: CompressionState
+  others: Sequence[jax.Array] = ()
+
+
 class OuterGradient(Protocol):
   """A way to average the replicas' changes."""
 
   def init(self, center: Any) -> CompressionState:
     """Returns the state of a compression, for such parameters."""
 
-  def average(
-    self,
-    me: Replica,
-    leaves: Leaves,
-    center: Any,
-    points: Sequence[jax.Array],
-    method: CompressionState,
-    others: Sequence[jax.Array] = (),
-  ) -> Change:
-    """Averages the changes over the replicas, with one message per dtype.
-
-    Args:
-      me: this replica.
-      leaves: the parameters that take part.
-      center: the common start of all parameters.
-      points: this replica's parameters that take part.
-      method: the state of a compression.
-      others: further arrays to average.
-    """
+  def average(self, end: Round) -> Change:
+    """Averages the changes over the replicas, with one message per dtype."""
 
 
 def outer_gradient(
@@ -91,23 +94,16 @@ class Mean:
     del center
     return CompressionState(None, None, jnp.zeros([], jnp.int32))
 
-  def average(
-    self,
-    me: Replica,
-    leaves: Leaves,
-    center: Any,
-    points: Sequence[jax.Array],
-    method: CompressionState,
-    others: Sequence[jax.Array] = (),
-  ) -> Change:
+  def average(self, end: Round) -> Change:
     """See :class:`OuterGradient`.
 
     If no replica is finite, there is no mean of the others: they stay this
     replica's own, with 0 for what is not finite.
     """
+    me, others = end.me, end.others
+    centers = end.leaves.of(end.center)
     gaps = [
-      c - cast_like(x, c)
-      for x, c in zip(points, leaves.of(center), strict=True)
+      c - cast_like(x, c) for x, c in zip(end.points, centers, strict=True)
     ]
     finite = jnp.asarray(True)
     sent = axes.cast_to_varying([*gaps, *others], me.of.names)
@@ -126,7 +122,7 @@ class Mean:
         jnp.where(count > 0, mean, jnp.where(jnp.isfinite(x), x, 0))
         for mean, x in zip(means_of_others, others, strict=True)
       ]
-    return Change(means, finite, method, means_of_others)
+    return Change(means, finite, end.method, means_of_others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,27 +143,19 @@ class CompressedMean:
     """Returns the state of the method."""
     return self.compression.init(replica_params.unmoved(center))
 
-  def average(
-    self,
-    me: Replica,
-    leaves: Leaves,
-    center: Any,
-    points: Sequence[jax.Array],
-    method: CompressionState,
-    others: Sequence[jax.Array] = (),
-  ) -> Change:
+  def average(self, end: Round) -> Change:
     """See :class:`OuterGradient`; there are no others."""
-    del others
-    centers = leaves.of(center)
-    points, finite = me.where_finite(
-      list(points), centers, self.reject_nonfinite
+    leaves, method = end.leaves, end.method
+    centers = leaves.of(end.center)
+    points, finite = end.me.where_finite(
+      list(end.points), centers, self.reject_nonfinite
     )
     # In a tree of all parameters, so that the state's structure never changes.
     gap = leaves.put(
-      replica_params.unmoved(center),
+      replica_params.unmoved(end.center),
       [c - x for x, c in zip(points, centers, strict=True)],
     )
-    mean, new = aggregate(self.compression, gap, method, me.of.names)
+    mean, new = aggregate(self.compression, gap, method, end.me.of.names)
     decay = self.compression.error_feedback
     if self.mix and decay is not None:
       # This share of what the round left out stays in the replica's own

@@ -101,7 +101,7 @@ def cross_shard(
   Returns:
     A :class:`optax.GradientTransformationExtraArgs`; it is stateless except
     with ``compression``, whose state is passed in and out of the map by
-    :func:`optax_dist.state_specs` (or :func:`optax_dist.state_axes`).
+    :func:`optax_dist.states.state_specs` (or :func:`optax_dist.states.state_axes`).
 
   Raises:
     ValueError: at construction, if an argument is invalid; in ``update``, if

@@ -14,7 +14,7 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist._internal.steady_state import with_steady_state
-from optax_dist.transforms.elastic_exchange import elastic_exchange
+from optax_dist.elastic_exchange import elastic_exchange
 
 _USER = "elastic_average"
 _EXCHANGES = ("after_step", "same_point")
@@ -78,7 +78,7 @@ def elastic_average(
   2. ``inner`` updates the replica's parameters; its local step is incremented.
   3. Every ``communication_period`` steps there is an exchange: ``local_center``
      becomes the center, and parameters and center move towards each other, see
-     :func:`optax_dist.transforms.elastic_exchange.elastic_exchange`: the parameters by
+     :func:`optax_dist.elastic_exchange.elastic_exchange`: the parameters by
      ``moving_rate * (params - center)``, the center by the sum of these over the
      replicas. This is the only communication. The global step is incremented.
 
@@ -87,8 +87,8 @@ def elastic_average(
 
   The parameters are per replica: give them a leading replica axis outside of
   the map, and shard it. Some of the state is per replica too; pass it in and
-  out of the map with :func:`optax_dist.state_specs` (or
-  :func:`optax_dist.state_axes`). Evaluate and save the center:
+  out of the map with :func:`optax_dist.states.state_specs` (or
+  :func:`optax_dist.states.state_axes`). Evaluate and save the center:
   :func:`optax_dist.center_params`.
 
   Args:
@@ -114,7 +114,7 @@ def elastic_average(
     reject_nonfinite: whether a replica with an infinite or NaN parameter is
       excluded from exchanges, and counted in its state. If not, it makes the
       center non-finite. Its own parameters are unchanged: see
-      :func:`optax_dist.reset_to_center`, and wrap ``inner`` in
+      :func:`optax_dist.states.reset_to_center`, and wrap ``inner`` in
       ``optax.apply_if_finite`` to drop such gradients at once.
     center_dtype: dtype of the center and of the exchange; None for each
       parameter's own, or float32 if that is narrower.
@@ -145,7 +145,7 @@ def elastic_average(
     ...   moving_rate=0.25, rho=0.0,
     ... )
     >>> state = tx.init(jnp.zeros(()))
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> def step(params, state, gradient):
     ...   updates, state = tx.update(gradient, state, params)
     ...   return optax.apply_updates(params, updates), state

@@ -20,7 +20,7 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import outer_gradient
+from optax_dist.transforms._outer_gradient import Round, outer_gradient
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -100,15 +100,15 @@ def local_updates(
 
   The parameters are per replica: give them a leading replica axis outside of
   the map, and shard it. Some of the state is per replica too; pass it in and
-  out of the map with :func:`optax_dist.state_specs` (or
-  :func:`optax_dist.state_axes`).
+  out of the map with :func:`optax_dist.states.state_specs` (or
+  :func:`optax_dist.states.state_axes`).
 
   The new start is bit-identical on all replicas, and kept in the state:
   :func:`optax_dist.center_params`. Each replica's parameters get there by an
   addition, ``params + (start - params)``, which may differ from it in the last
   bits of the larger of the two. Since every round is measured from the start in
   the state, such differences do not accumulate;
-  :func:`optax_dist.reset_to_center` removes them.
+  :func:`optax_dist.states.reset_to_center` removes them.
 
   Args:
     inner: the transformation that updates each replica's parameters.
@@ -128,7 +128,7 @@ def local_updates(
     reject_nonfinite: whether a replica with an infinite or NaN parameter is
       excluded from the mean, and counted in its state. If not, it makes the
       common start non-finite. Non-finite parameters can't continue from there
-      by an addition: see :func:`optax_dist.reset_to_center`, and wrap ``inner``
+      by an addition: see :func:`optax_dist.states.reset_to_center`, and wrap ``inner``
       in ``optax.apply_if_finite`` to drop such gradients at once.
     center_dtype: dtype of the start and of the communication; None for each
       parameter's own, or float32 if that is narrower.
@@ -163,7 +163,7 @@ def local_updates(
     ...   communication_period=1,
     ... )
     >>> state = tx.init(jnp.zeros(()))
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> def step(params, state, gradient):
     ...   updates, state = tx.update(gradient, state, params)
     ...   return optax.apply_updates(params, updates), state
@@ -251,7 +251,7 @@ def local_updates(
       method = CompressionState(own.residual, state.shared, state.global_step)
       points = [x + u for x, u in zip(x, u, strict=True)]
       change = gradient.average(
-        me, leaves, state.center, points, method, averaged
+        Round(me, leaves, state.center, points, method, averaged)
       )
       # The outer step, in which parameters that don't take part have not moved.
       mean = leaves.put(replica_params.unmoved(state.center), change.mean)

@@ -42,8 +42,8 @@ def per_replica(
 
   A transform before the communication sees each replica's own gradient, and so
   its state differs between replicas, which a stock transformation's state does
-  not express. This wrapper marks it, so that :func:`optax_dist.state_specs` and
-  :func:`optax_dist.state_axes` know it::
+  not express. This wrapper marks it, so that :func:`optax_dist.states.state_specs` and
+  :func:`optax_dist.states.state_axes` know it::
 
     tx = optax_dist.per_replica(
         optax.MultiSteps(
@@ -84,7 +84,7 @@ def per_replica(
     >>> state = tx.init(jnp.zeros(()))
     >>> state[0].value.value.trace
     Array([0., 0.], dtype=float32)
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> update = jax.vmap(
     ...   tx.update, in_axes=(0, axes), out_axes=(0, axes), axis_name="data"
     ... )

@@ -18,8 +18,6 @@ def local_sgd(
   axis_name: axes.AxisNames,
   *,
   communication_period: Period,
-  num_replicas: int | None = None,
-  inner_state: Literal["local", "averaged"] = "local",
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """All replicas continue from the mean of their parameters.
@@ -30,9 +28,7 @@ def local_sgd(
     inner: the transformation that updates each replica's parameters.
     axis_name: see ``local_updates``, like all others.
     communication_period: steps in a round, or a schedule of them.
-    num_replicas: the number of replicas.
-    inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``.
-    **kwargs: further arguments of ``local_updates``.
+    **kwargs: further arguments of ``local_updates``, such as ``num_replicas``.
 
   Returns:
     A transformation as from ``local_updates``, which also lists the errors.
@@ -50,8 +46,6 @@ def local_sgd(
     optax.sgd(1.0),
     axis_name,
     communication_period=communication_period,
-    num_replicas=num_replicas,
-    inner_state=inner_state,
     **kwargs,
   )
 
@@ -63,7 +57,6 @@ def diloco(
   communication_period: Period = 500,
   outer_learning_rate: optax.ScalarOrSchedule = 0.7,
   outer_momentum: float = 0.9,
-  num_replicas: int | None = None,
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Local steps with Nesterov momentum over the rounds; the paper uses AdamW.
@@ -75,8 +68,7 @@ def diloco(
     communication_period: steps in a round, or a schedule of them.
     outer_learning_rate: learning rate of a round; a schedule counts rounds.
     outer_momentum: momentum of a round.
-    num_replicas: the number of replicas.
-    **kwargs: further arguments of ``local_updates``.
+    **kwargs: further arguments of ``local_updates``, such as ``num_replicas``.
 
   Returns:
     A transformation as from ``local_updates``, which also lists the errors.
@@ -96,7 +88,6 @@ def diloco(
     optax.sgd(outer_learning_rate, momentum=outer_momentum, nesterov=True),
     axis_name,
     communication_period=communication_period,
-    num_replicas=num_replicas,
     **kwargs,
   )
 
@@ -110,7 +101,6 @@ def sparse_loco(
   density: float = 0.03,
   bits: Literal[32, 8, 4, 2] = 2,
   error_feedback: float | None = 0.95,
-  num_replicas: int | None = None,
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Sends the largest few percent of each round's change, in two bits each.
@@ -128,8 +118,7 @@ def sparse_loco(
       :func:`optax_dist.compression.top_k`.
     bits: bits of each number.
     error_feedback: the decay of what was not sent; None for no error feedback.
-    num_replicas: the number of replicas.
-    **kwargs: further arguments of ``local_updates``.
+    **kwargs: further arguments of ``local_updates``, such as ``num_replicas``.
 
   Returns:
     A transformation as from ``local_updates``, which also lists the errors.
@@ -148,7 +137,6 @@ def sparse_loco(
     optax.sgd(outer_learning_rate),
     axis_name,
     communication_period=communication_period,
-    num_replicas=num_replicas,
     compression=top_k(density, bits=bits, error_feedback=error_feedback),
     **kwargs,
   )
@@ -161,8 +149,6 @@ def slowmo(
   communication_period: Period = 12,
   slow_learning_rate: optax.ScalarOrSchedule = 1.0,
   slow_momentum: float = 0.7,
-  num_replicas: int | None = None,
-  inner_state: Literal["local", "averaged"] = "local",
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Heavy-ball momentum over the rounds.
@@ -177,10 +163,8 @@ def slowmo(
     communication_period: steps in a round, or a schedule of them.
     slow_learning_rate: learning rate of a round; a schedule counts rounds.
     slow_momentum: momentum of a round.
-    num_replicas: the number of replicas.
-    inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``,
-      which the paper calls to maintain or to average the buffers.
-    **kwargs: further arguments of ``local_updates``.
+    **kwargs: further arguments of ``local_updates``. Its ``inner_state="local"``
+      and ``"averaged"`` are the paper's maintaining and averaging of buffers.
 
   Returns:
     A transformation as from ``local_updates``, which also lists the errors.
@@ -201,8 +185,6 @@ def slowmo(
     optax.sgd(slow_learning_rate, momentum=slow_momentum),
     axis_name,
     communication_period=communication_period,
-    num_replicas=num_replicas,
-    inner_state=inner_state,
     **kwargs,
   )
 

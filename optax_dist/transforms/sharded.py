@@ -1,5 +1,6 @@
 """Sharded optimizer state: each replica updates its part of the parameters."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -35,8 +36,8 @@ class ShardedState(NamedTuple):
 
   Attributes:
     inner_state: the inner state. An array that mirrors a parameter is a
-      :class:`PerReplica` of one flat part per replica; others, such as a
-      counter, are equal on all replicas.
+      :class:`PerReplica` of one part per replica; others, such as a counter, are
+      equal on all replicas.
   """
 
   inner_state: Any
@@ -60,10 +61,10 @@ def sharded(
   2. ``inner`` updates this part, with its part of the parameters and the state;
   3. an all-gather gives all replicas the whole updates.
 
-  There is one reduce-scatter and one all-gather per dtype, however many leaves
-  there are. A leaf is split into N flat parts (padded with zeros by less than N
-  elements, or to N if it is empty), so masks, labels and rates by leaf work in
-  ``inner``.
+  A leaf is cut into N slices along the dimension that needs the least padding with
+  zeros, usually the first that N divides. So masks, labels and rates by leaf work
+  in ``inner``, and no array is copied to be sent. There is a reduce-scatter and an
+  all-gather of each leaf, which compilers for TPU and GPU combine.
 
   ``inner`` must be elementwise and must not use the shapes of leaves, like
   Adam, momentum, weight decay and schedules. This is checked before anything is
@@ -74,8 +75,8 @@ def sharded(
   name), noise.
 
   Take gradients with respect to :func:`optax_dist.local_params`, and pass the
-  state in and out with :func:`optax_dist.state_specs` or
-  :func:`optax_dist.state_axes`. If parameters are sharded over model axes too,
+  state in and out with :func:`optax_dist.states.state_specs` or
+  :func:`optax_dist.states.state_axes`. If parameters are sharded over model axes too,
   call ``init`` inside the map: it shards the state of the shard that it sees.
 
   Args:
@@ -89,7 +90,7 @@ def sharded(
     A :class:`optax.GradientTransformationExtraArgs` with a
     :class:`ShardedState`. Keyword arguments of ``update`` are passed to
     ``inner`` unchanged. To change the number of replicas, see
-    :func:`optax_dist.resize_sharded`.
+    :func:`optax_dist.states.resize_sharded`.
 
   Raises:
     ValueError: at construction, if an argument is invalid; in ``init`` (or in
@@ -110,7 +111,7 @@ def sharded(
     >>> state = tx.init(params)
     >>> state.inner_state[0].trace.value.shape  # Two parts of two, one padded.
     (2, 2)
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> update = jax.vmap(
     ...   lambda gradient, state: tx.update(gradient, state, params),
     ...   in_axes=(0, axes), out_axes=(0, axes), axis_name="data",
@@ -197,7 +198,12 @@ def sharded(
     own = [precision.cast_like(x, y) for x, y in zip(own, leaves, strict=True)]
     if params is not None:
       params = jax.tree.map(lambda x: parts.own(x, names, count), params)
-    inner_state = jax.tree.map(_take, state.inner_state, is_leaf=is_per_replica)
+    types = jax.eval_shape(
+      inner.init, treedef.unflatten(own) if params is None else params
+    )
+    inner_state = jax.tree.map(
+      _take, state.inner_state, types, is_leaf=is_per_replica
+    )
     with shard_scope.over(names):
       args = treedef.unflatten(own), inner_state, params
       check_used(_USER, inner.update, args, extra_args)
@@ -223,19 +229,23 @@ def _is_bound(names: tuple[axes.AxisName, ...]) -> bool:
   return axes.bound_axes().keys() >= set(names)
 
 
-def _take(node: Any) -> Any:
+def _take(node: Any, like: Any) -> Any:
   """Returns this replica's part of an array, without the replica axis."""
   if not is_per_replica(node):
     return node
   x = node.value
-  if jnp.ndim(x) == 2 and x.shape[0] != 1:
-    raise ValueError(
-      f"{_USER}: this replica sees the state of {x.shape[0]} replicas. Pass the"
-      " state into the map with in_specs=optax_dist.state_specs(state, axis_name)"
-      " for jax.shard_map, or in_axes=optax_dist.state_axes(state) for jax.vmap and"
-      " jax.pmap, and out of it in the same way."
-    )
-  return x.reshape(-1)
+  if jnp.shape(x) == like.shape:
+    return x
+  if jnp.shape(x) == (1, *like.shape):
+    return x[0]
+  raise ValueError(
+    f"{_USER}: a part of an array of the state has shape {like.shape}, but this"
+    f" replica sees {jnp.shape(x)}: the state of several replicas, or of another"
+    " number of them. Pass the state into the map with"
+    " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
+    " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
+    " out of it in the same way."
+  )
 
 
 def _put_back(node: Any, x: Any, names: tuple[axes.AxisName, ...]) -> Any:
@@ -277,7 +287,8 @@ def _struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _of_part(x: Any, count: int) -> jax.ShapeDtypeStruct:
-  each = parts.length(jnp.shape(x), count)
+  """The type of a part, flat: ``inner`` must not use its shape."""
+  each = math.prod(parts.shape_of(jnp.shape(x), count))
   return jax.ShapeDtypeStruct((each,), jnp.result_type(x))
 
 
@@ -289,7 +300,7 @@ def _is_part(inner: Any, params: Any, count: int) -> Any:
   lengths = [
     jax.tree.map(
       lambda x, more=more: jax.ShapeDtypeStruct(
-        (parts.length(jnp.shape(x), count) + more,), jnp.result_type(x)
+        (_of_part(x, count).size + more,), jnp.result_type(x)
       ),
       params,
     )
@@ -351,7 +362,7 @@ def _check_inner(
       )
   except elementwise.NotElementwise as error:
     raise ValueError(
-      f"{_USER}: `inner` can't be sharded: {error}. Each replica has a flat part"
+      f"{_USER}: `inner` can't be sharded: {error}. Each replica has a part"
       " of each leaf, so it must work element by element. To clip by the global"
       f" norm, use optax_dist.clip_by_global_norm(max_norm, {names!r}) inside; give"
       " masks and labels by name instead of by shape; use all else unsharded, in"

@@ -21,7 +21,7 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import outer_gradient
+from optax_dist.transforms._outer_gradient import Round, outer_gradient
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -214,7 +214,7 @@ def streaming_updates(
       """The replicas' mean change since their common start."""
       method = CompressionState(residual, shared, count)
       own = _only(center, of, like=center)
-      change = gradient.average(me, leaves, own, points, method)
+      change = gradient.average(Round(me, leaves, own, points, method))
       counted = dropped + (~change.finite).astype(jnp.int32)
       method = change.method
       return change.mean, method.residual, method.shared, counted

@@ -42,8 +42,7 @@ class SyncReplica(NamedTuple):
   """State of one replica of :func:`sync_replicas`.
 
   Attributes:
-    gradient_sum: the sum of the gradients accepted since the last step; without
-      any, it is a meaningless leftover of the last step.
+    gradient_sum: the sum of the gradients accepted since the last step.
     num_accumulated: the number of these gradients (int32 scalar).
     local_step: the global step of the replica's last token (int32 scalar): the
       step of the parameters that its gradients belong to.
@@ -54,7 +53,7 @@ class SyncReplica(NamedTuple):
     dropped_overflow: gradients dropped so far because a sparse one had more
       rows than free slots (int32 scalar).
     dropped_departed: gradients lost with a removed replica (int32 scalar), see
-      :func:`optax_dist.resize_replicas`.
+      :func:`optax_dist.states.resize_replicas`.
   """
 
   gradient_sum: Any
@@ -130,8 +129,8 @@ def sync_replicas(
 
   Take gradients with respect to :func:`optax_dist.local_params`: one that
   ``jax.grad`` has already summed over the replicas can't be split again. Pass
-  the state in and out of the map with :func:`optax_dist.state_specs` (or
-  :func:`optax_dist.state_axes`): some of it is per replica.
+  the state in and out of the map with :func:`optax_dist.states.state_specs` (or
+  :func:`optax_dist.states.state_axes`): some of it is per replica.
 
   Args:
     inner: the transformation that gets the mean gradient.
@@ -192,7 +191,7 @@ def sync_replicas(
     ...   optax.sgd(1.0), "data", replicas_to_aggregate=2, total_num_replicas=3
     ... )
     >>> state = tx.init(0.0)
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> def step(state, gradient, arrived):
     ...   return tx.update(gradient, state, 0.0, arrived=arrived)
     >>> step = jax.vmap(
@@ -261,81 +260,67 @@ def sync_replicas(
     **extra_args: Any,
   ) -> tuple[optax.Updates, SyncReplicasState]:
     me = enter(updates, state, params, arrived, local_step, extra_args)
-    own, before = me.own, (state.inner_state, state.averages)
     here = _scalar(arrived, True, "arrived", jnp.bool_)
-    late = state.global_step - _scalar(
-      local_step, own.local_step, "local_step", jnp.integer
-    )
+    token = _scalar(local_step, me.own.local_step, "local_step", jnp.integer)
+    late = state.global_step - token
 
-    # 1. and 2. The replica's sum, with its gradient if that counts.
-    total = gradient_sum.clear(own.gradient_sum, own.num_accumulated == 0)
-    added, fits = gradient_sum.add(
-      total, updates, weight_of and weight_of(late), accumulator_dtype
-    )
-    verdict = judge(me, updates, here, late, fits)
-    total = added if all_arrive else _where(verdict.accepted, added, total)
-    count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
-    # How many there are if all arrive, which is equal on all replicas.
-    at_most = state.at_most + me.size
+    # The replica's sum, with its gradient if that is here, fresh and finite.
+    counts, total, count = accumulate(me, updates, here, late)
 
-    # 3. With enough gradients on all replicas together, their mean is applied.
-    def apply(total: Any, count: Any) -> tuple[Any, Any]:
-      mean = gradient_sum.divide(total, updates, count, sparse_average)
+    # The mean of all replicas' gradients, and a step with it if there are enough.
+    def aggregate() -> tuple[Any, ...]:
+      if all_arrive:
+        sums, _ = gradient_sum.reduce(total, None, updates, names)
+        return step(sums, at_most)
+      sums, all_in = gradient_sum.reduce(total, count, updates, names)
+      return _when(all_in >= needed, lambda: step(sums, all_in), before, fuse)
+
+    def step(sums: Any, all_in: Any) -> tuple[Any, ...]:
+      mean = gradient_sum.divide(sums, updates, all_in, sparse_average)
       new_updates, inner_state = inner.update(
         mean, state.inner_state, params, **extra_args
       )
       averages = moving_averages.update(
         state.averages, params, new_updates, variable_averages
       )
-      return new_updates, (inner_state, averages)
+      empty = gradient_sum.empty(kept)
+      return new_updates, inner_state, averages, empty, jnp.asarray(True)
 
-    def aggregate() -> tuple[Any, Any, Any]:
-      sums, all_in = gradient_sum.reduce(
-        total, None if all_arrive else count, updates, names
-      )
-      all_in = at_most if all_arrive else all_in
-      enough = True if all_arrive else all_in >= needed
-      new = if_enough(enough, lambda: apply(sums, all_in))
-      return *new, jnp.asarray(enough)
+    # Nothing is communicated while there can't be enough, which all agree on.
+    at_most = state.at_most + me.size
+    possible = True if needed <= me.size else at_most >= needed
+    kept = None if me.own.gradient_sum is None else total
+    before = state.inner_state, state.averages, kept, jnp.asarray(False)
+    # A branch changes just the rows of a table that have a gradient.
+    fuse = not _has_slices(updates)
+    new_updates, inner_state, averages, left, stepped = _when(
+      possible, aggregate, before
+    )
 
-    def if_enough(enough: Any, step: Callable[[], Any]) -> tuple[Any, Any]:
-      if enough is True:
-        return step()
-      if _has_slices(updates):
-        # A branch changes just the rows of a table that have a gradient.
-        types = jax.eval_shape(step)
-        return axes.when(enough, step, lambda: (_nothing(types[0]), before))
-      # A choice of each element is fused with the inner update and with the
-      # caller's next operation, unlike a branch.
-      new = step()
-      return _where(enough, new, (_nothing(new[0]), before))
-
-    if needed <= me.size:
-      new_updates, (inner_state, averages), stepped = aggregate()
-    else:
-      types = jax.eval_shape(aggregate)
-      # Nothing is communicated while there can't be enough.
-      new_updates, (inner_state, averages), stepped = axes.when(
-        at_most >= needed,
-        aggregate,
-        lambda: (_nothing(types[0]), before, False),
-      )
-
-    # 4. Who arrived takes a token for the next step.
+    # Who is here takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
-    own = verdict.tally(own)._replace(
-      # Cleared where it is next used, which saves a pass over memory.
-      gradient_sum=None if own.gradient_sum is None else total,
+    own = counts.tally(me.own)._replace(
+      gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
-      local_step=jnp.where(here, global_step, own.local_step),
+      local_step=jnp.where(here, global_step, me.own.local_step),
     )
+    at_most = jnp.where(stepped, 0, at_most)
+    replica = me.leave(own)
     return new_updates, SyncReplicasState(
-      global_step=global_step,
-      at_most=jnp.where(stepped, 0, at_most),
-      inner_state=inner_state,
-      averages=averages,
-      replica=me.leave(own),
+      global_step, at_most, inner_state, averages, replica
     )
+
+  def accumulate(
+    me: Replica, gradient: Any, here: jax.Array, late: jax.Array
+  ) -> tuple["_Verdict", Any, jax.Array]:
+    """The sum and number of a replica's gradients, with the new one if it counts."""
+    total = me.own.gradient_sum
+    weight = None if weight_of is None else weight_of(late)
+    added, fits = gradient_sum.add(total, gradient, weight, accumulator_dtype)
+    verdict = judge(me, gradient, here, late, fits)
+    total = added if all_arrive else _where(verdict.accepted, added, total)
+    count = me.own.num_accumulated + verdict.accepted.astype(jnp.int32)
+    return verdict, total, count
 
   def judge(
     me: Replica, gradient: Any, here: jax.Array, late: jax.Array, fits: Any
@@ -420,6 +405,27 @@ class _Verdict(NamedTuple):
         own.dropped_overflow, timely & self.finite & ~self.fits
       ),
     )
+
+
+def _when(
+  yes: Any, new: Callable[[], Any], old: tuple[Any, ...], fuse: bool = False
+) -> Any:
+  """Returns ``new()`` if ``yes``, and otherwise updates of zero and the ``old`` state.
+
+  Args:
+    yes: a boolean scalar, equal on all replicas; or the Python value True.
+    new: returns updates, and a new state.
+    old: the old state.
+    fuse: whether to choose each element, which the compiler fuses with what is
+      around it, instead of branching. Then ``new`` must not communicate.
+  """
+  if yes is True:
+    return new()
+  if fuse:
+    result = new()
+    return _where(yes, result, (_nothing(result[0]), *old))
+  types = jax.eval_shape(new)
+  return axes.when(yes, new, lambda: (_nothing(types[0]), *old))
 
 
 def _where(yes: jax.Array, new: Any, old: Any) -> Any:

@@ -90,9 +90,9 @@ def under_jit(
     ...   optax.chain(optax_dist.cross_shard("data"), optax.sgd(1.0)),
     ...   "data", mesh=mesh,
     ... )
-    >>> params = optax_dist.place(jnp.zeros(2), mesh, jax.P())
+    >>> params = optax_dist.states.place(jnp.zeros(2), mesh, jax.P())
     >>> state = tx.init(params)
-    >>> gradients = optax_dist.place(jnp.ones((1, 2)), mesh, jax.P("data"))
+    >>> gradients = optax_dist.states.place(jnp.ones((1, 2)), mesh, jax.P("data"))
     >>> jax.jit(tx.update)(gradients, state, params)[0]
     Array([-1., -1.], dtype=float32)
   """
@@ -181,7 +181,7 @@ def under_jit(
     _check_rows("updates", updates, where, levels)
     if own_params:
       _check_rows("params", params, where, levels[:1])
-    arrays, specs, rebuild = _split(extra_args, by_replica, take)
+    arrays, specs, rebuild = split_arguments(extra_args, by_replica, take)
     of_state = specs_of_state(state, params)
     of_params = specs_of(own_spec)
     explicit = set(getattr(where, "explicit_axes", ())) & manual_axes(where)
@@ -243,8 +243,8 @@ def _check_placed(
       name = f"{what}{jax.tree_util.keystr(path)}"
       raise ValueError(
         f"{_USER}: {name} is sharded as {found}, but must be sharded as {spec}"
-        f" over the mesh's Explicit axes: use optax_dist.place({what}, mesh,"
-        " specs), with the specs of optax_dist.state_specs for a state."
+        f" over the mesh's Explicit axes: use optax_dist.states.place({what}, mesh,"
+        " specs), with the specs of optax_dist.states.state_specs for a state."
       )
 
   if explicit:
@@ -266,8 +266,14 @@ def _blocks(depth: int, tree: Any) -> Any:
   return jax.tree.map(lambda x: jnp.asarray(x)[(None,) * depth], tree)
 
 
-def _split(extra_args: dict, by_replica: Any, take: Any) -> Any:
-  """Returns the arrays in keyword arguments, their specs, and the inverse."""
+def split_arguments(extra_args: dict, by_replica: Any, take: Any) -> Any:
+  """Returns the arrays in keyword arguments, their specs, and the inverse.
+
+  Args:
+    extra_args: the keyword arguments of ``update``.
+    by_replica: the spec of a :class:`PerReplica`.
+    take: takes one replica's block of it, inside the map.
+  """
   treedef: Any
   leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_per_replica)
   at = [

@@ -129,7 +129,7 @@ def test_groups_of_arrays_that_are_sharded_over_an_explicit_axis(check_vma):
       check_vma=check_vma,
     )
   )
-  sums = run(optax_dist.place(x, mesh, P(maps.AXIS, "model")))
+  sums = run(optax_dist.states.place(x, mesh, P(maps.AXIS, "model")))
   assert sums.sharding.spec == P(maps.AXIS, "model")
   np.testing.assert_array_equal(sums, np.tile(x[:2] + x[2:], (2, 1)))
 
@@ -144,3 +144,20 @@ def test_arrays_on_an_explicit_mesh_are_summed_over_an_axis_of_vmap(spec):
   got = mean(placed)
   np.testing.assert_allclose(got, [rows.mean(0)] * N, rtol=1e-6)
   assert jax.typeof(got).sharding.spec == P(None, *(spec or [None]))
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]]])
+@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
+def test_an_empty_leaf_is_not_sent(map_name, groups):
+  tree = {
+    "empty": np.ones((N, 2, 0), np.float32),
+    "full": np.ones((N, 2), np.float32),
+  }
+  tx = optax_dist.cross_shard(
+    maps.AXIS, reduction="sum", axis_index_groups=groups
+  )
+  got = maps.run(map_name, functools.partial(_update, tx), tree, size=N)
+  assert got["empty"].shape == (N, 2, 0)
+  np.testing.assert_array_equal(
+    got["full"], np.full((N, 2), N if groups is None else 2)
+  )

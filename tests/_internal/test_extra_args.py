@@ -37,7 +37,7 @@ every_kind = pytest.mark.parametrize("kind", MAKERS)
 def _update(tx, **extra):
   params = jnp.ones(3)
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   return jax.vmap(
     lambda g, s: tx.update(g, s, params, **extra),
     in_axes=(0, axes),

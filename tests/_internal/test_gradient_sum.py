@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 
 import optax_dist
@@ -32,8 +33,9 @@ def _oracle(ids, values, sparse_average):
   return dense.sum(0) / np.maximum(touches, 1)[:, None]
 
 
-@maps.every_map
-@pytest.mark.parametrize("sparse_average", ["touched", "gradients"])
+@pairwise.every_value(
+  map_name=maps.NAMES, sparse_average=["touched", "gradients"]
+)
 def test_sparse_gradients_are_averaged_without_becoming_dense(
   map_name, sparse_average
 ):

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import optax_dist
-from optax_dist import coordinator
+from optax_dist import coordinator, states
 
 _PACKAGES = pytest.mark.parametrize(
-  "package", [optax_dist, coordinator], ids=lambda p: p.__name__
+  "package", [optax_dist, coordinator, states], ids=lambda p: p.__name__
 )
 
 
@@ -47,9 +47,65 @@ def test_no_name_is_hidden_by_a_module(package):
 def test_what_is_public_is_listed_before_it_is_used():
   code = (
     "import optax_dist as o; assert {*o.__all__} <= {*dir(o)};"
-    "assert {'coordinator', 'ledger', 'simulate'} <= {*o.__all__}"
+    "assert {'coordinator', 'ledger', 'simulate', 'states'} <= {*o.__all__}"
   )
   subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def _prints(code):
+  """What a program prints, in a process of its own."""
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    check=True,
+    timeout=300,
+    capture_output=True,
+    text=True,
+  )
+  return done.stdout.split()
+
+
+@_PACKAGES
+def test_dir_shows_what_is_public_and_nothing_else(package):
+  """Before its names are used, and afterwards."""
+  code = f"""
+import {package.__name__} as package
+print(*dir(package))
+for name in package.__all__:
+  getattr(package, name)
+print(*dir(package))
+"""
+  assert _prints(code) == 2 * sorted(package.__all__)
+
+
+@pytest.mark.parametrize(
+  ("package", "other"),
+  [("transforms", "coordinator"), ("coordinator", "transforms")],
+)
+def test_no_module_of_transforms_or_coordinator_loads_the_other(package, other):
+  code = f"""
+import importlib, pkgutil, sys
+import optax_dist
+from optax_dist import {package} as package
+for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+  if not found.name.endswith("__main__"):
+    importlib.import_module(found.name)
+print(*(m for m in sys.modules if m.startswith("optax_dist.")))
+"""
+  loaded = _prints(code)
+  assert f"optax_dist.{package}" in loaded
+  assert len(loaded) > 10
+  prefix = f"optax_dist.{other}"
+  assert not [m for m in loaded if m == prefix or m.startswith(f"{prefix}.")]
+
+
+def test_the_package_alone_loads_no_module_of_its_rooms():
+  code = "import sys, optax_dist; print(*sys.modules)"
+  found = [m for m in _prints(code) if m.startswith("optax_dist")]
+  assert sorted(found) == [
+    "optax_dist",
+    "optax_dist._internal",
+    "optax_dist._internal.lazy",
+  ]
 
 
 def test_a_module_needs_no_import_of_its_own():

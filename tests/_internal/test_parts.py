@@ -1,4 +1,4 @@
-"""Leaves in one flat part per replica."""
+"""Leaves in one part per replica."""
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,23 @@ import pytest
 from optax_dist._internal import parts
 
 N = 4
-_SHAPES = [(3, 5), (8,), (), (0, 2), (3, 5)]
+_SHAPES = [(3, 5), (8,), (), (0, 2), (3, 5), (6, 8), (8, 3, 4), (2, 3, 5)]
+#: Of a part: cut along the dimension that needs the least padding.
+_PARTS = [(1, 5), (2,), (1,), (1, 1), (1, 5), (6, 2), (2, 3, 4), (2, 1, 5)]
 
 
-@pytest.mark.parametrize("shape", _SHAPES)
-def test_rows_come_together_again(shape):
-  x = jnp.arange(np.prod(shape, dtype=int), dtype=jnp.float32).reshape(shape)
+@pytest.mark.parametrize(
+  ("shape", "part"), list(zip(_SHAPES, _PARTS, strict=True))
+)
+def test_rows_come_together_again(shape, part):
+  x = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + 1
+  x = jnp.asarray(x)
   rows = parts.rows(x, N)
-  assert rows.shape == (N, parts.length(shape, N))
-  # Compilers crash on parts without an element.
-  assert rows.shape[1] == max(1, -(-x.size // N))
-  np.testing.assert_array_equal(rows.reshape(-1)[: x.size], x.reshape(-1))
-  np.testing.assert_array_equal(rows.reshape(-1)[x.size :], 0)
+  assert parts.shape_of(shape, N) == part
+  assert rows.shape == (N, *part)
+  found = np.sort(np.ravel(rows))
+  np.testing.assert_array_equal(found[: -x.size or None], 0)
+  np.testing.assert_array_equal(found[found > 0], np.ravel(x))
   np.testing.assert_array_equal(parts.whole(rows, shape), x)
 
 

@@ -35,8 +35,8 @@ def test_a_block_of_several_replicas_is_refused(shape):
   with pytest.raises(ValueError, match="a test: this replica sees") as info:
     own_block(node, node.value, "a test")
   assert f"of {shape[0]} replicas" in str(info.value)
-  assert "optax_dist.state_specs(state" in str(info.value)
-  assert "optax_dist.state_axes(state)" in str(info.value)
+  assert "optax_dist.states.state_specs(state" in str(info.value)
+  assert "optax_dist.states.state_axes(state)" in str(info.value)
 
 
 def test_a_row_of_any_dtype_goes_into_a_block_and_back():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from optax_dist import UnboundAxisError
 from optax_dist._internal import replicas
@@ -17,14 +18,14 @@ def _in_map(map_name, fn, *args):
   return maps.run(map_name, fn, *args, size=N)
 
 
-@maps.every_map
+@maps.both_kinds
 @pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
 def test_inside_the_map_they_are_counted(map_name, ask):
   count = lambda x: x + ask("it", NAMES, None) + ask("it", NAMES, N)
   np.testing.assert_array_equal(_in_map(map_name, count, np.zeros(N)), 2 * N)
 
 
-@maps.every_map
+@maps.both_kinds
 @pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
 def test_another_number_than_there_are_is_refused(map_name, ask):
   with pytest.raises(ValueError, match="it: `size` is 5, but there are 4"):
@@ -112,3 +113,16 @@ def test_under_a_mesh_each_block_is_made_where_it_belongs(explicit, jitted):
   assert block.shape == (N, 3)
   shapes = {shard.data.shape for shard in block.addressable_shards}
   assert shapes == {(1, 3)}
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_placed_parameters_tell_where_each_block_belongs(explicit):
+  """The blocks of all replicas may not fit onto one device."""
+  mesh = maps.mesh(N, explicit)
+  placed = jax.device_put(jnp.ones((3, 4)), jax.NamedSharding(mesh, P()))
+  own = {"count": jnp.zeros([], jnp.int32), "w": placed}
+  blocks = replicas.start(own, N, (maps.AXIS,)).value
+  for x in jax.tree.leaves(blocks):
+    spec = jax.NamedSharding(mesh, P(maps.AXIS))
+    assert x.sharding.is_equivalent_to(spec, x.ndim)
+  np.testing.assert_array_equal(blocks["w"], np.ones((N, 3, 4)))

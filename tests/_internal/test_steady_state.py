@@ -59,7 +59,7 @@ def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
   tx = TRANSFORMS[name](inner)
   params = {"w": jnp.ones(3), "n": jnp.array([3]), "k": jax.random.key(0)}
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def step(params, state, gradient):
     updates, state = tx.update(

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import logged_child
+
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.transport import addresses
@@ -169,7 +171,7 @@ class Groups:
     group = []
     for rank in range(self.processes):
       number = len(self.everyone) + rank
-      one = child.Child(
+      one = logged_child.LoggedChild(
         f"process {rank} of replica {replica}",
         _PROGRAM,
         self.folder / f"process-{number}.log",
@@ -250,7 +252,7 @@ class Groups:
   def _look(self) -> None:
     live = {p.process.pid: p for p in self.everyone if p.ended_at is None}
     processes = [p.process for p in live.values()]
-    for process in child.wait_for_messages(processes, 0.1):
+    for process in logged_child.wait_for_messages(processes, 0.1):
       one = live[process.pid]
       events, ended = process.read()
       one.take(events)

@@ -7,6 +7,8 @@ import pathlib
 import secrets
 import sys
 
+import logged_child
+
 from optax_dist.coordinator.launch import child, watcher
 from optax_dist.coordinator.store import process as store_process
 from tests.chaos.cases import REPLICAS
@@ -61,7 +63,7 @@ class Pool:
 
   def _start(self) -> None:
     self._started += 1
-    process = child.Child(
+    process = logged_child.LoggedChild(
       f"process {self._started}",
       [sys.executable, "-m", "tests.chaos.replica"],
       self.folder / f"process-{self._started}.log",

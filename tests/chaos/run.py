@@ -8,6 +8,8 @@ import secrets
 import signal
 import time
 
+import logged_child
+
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
 from tests.chaos import checks as chaos_checks
@@ -170,7 +172,7 @@ class _Run:
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     live = [m for m in self._members if not m.over]
-    ready = child.wait_for_messages([m.process for m in live], 0.02)
+    ready = logged_child.wait_for_messages([m.process for m in live], 0.02)
     for member in live:
       if member.process not in ready:
         continue

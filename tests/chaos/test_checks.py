@@ -118,7 +118,7 @@ def test_a_gradient_told_lost_may_have_been_applied():
     ("nobody", "nobody was there"),
   ],
 )
-def test_whatever_is_wrong_is_noticed(how, words):
+def test_each_violation_is_noticed(how, words):
   _, problems = chaos_checks.check(*_spoilt(how), timeout=10.0)
   assert words in " ".join(problems)
 

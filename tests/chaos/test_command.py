@@ -8,6 +8,7 @@ from tests.chaos import __main__ as command
 from tests.chaos import cases as chaos_cases
 
 
+@pytest.mark.nightly  # tests/coordinator/runs/test_faults.py runs the cases.
 def test_the_command_runs_a_case_and_prints_the_table(tmp_path, capsys):
   case = chaos_cases.case(1)
   assert (case.fault, case.who) == ("kill", "leader")

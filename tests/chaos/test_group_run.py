@@ -159,7 +159,7 @@ def test_at_a_start_the_fault_comes_with_it(made, tmp_path):
     ]
 
 
-def test_to_be_struck_as_it_saves_it_is_told_to_save(made, tmp_path):
+def test_a_process_to_be_struck_while_saving_is_asked_to_save(made, tmp_path):
   with group_run.Strikes(tmp_path, 2) as strikes:
     strikes.strike(_case("checkpointing", 1, 0, 1))
     assert made[0].log[2] == "save 1"
@@ -217,7 +217,7 @@ def test_the_end_of_a_run_is_checked(made, tmp_path):
     assert made[0].log[-2:] == ["finish", "end"]
 
 
-def test_processes_that_differ_and_lost_gradients_are_told(made, tmp_path):
+def test_differing_processes_and_lost_gradients_are_reported(made, tmp_path):
   with group_run.Strikes(tmp_path, 2) as strikes:
     strikes._running()
     everyone = _ends(made[0])
@@ -228,7 +228,7 @@ def test_processes_that_differ_and_lost_gradients_are_told(made, tmp_path):
     assert any(p.startswith("replica 0 takes") for p in problems)
 
 
-def test_an_end_that_never_comes_is_told(made, tmp_path):
+def test_a_run_that_never_ends_is_reported(made, tmp_path):
   def stuck(deadline):
     raise groups.Stuck(f"not all in {deadline:g} s")
 
@@ -238,7 +238,7 @@ def test_an_end_that_never_comes_is_told(made, tmp_path):
   assert made[0].log.count("end") == 1
 
 
-def test_what_never_comes_about_is_told(tmp_path, monkeypatch):
+def test_a_phase_that_never_comes_is_reported(tmp_path, monkeypatch):
   """A replica that has no processes never begins."""
   monkeypatch.setattr(groups.Groups, "start", lambda *told: [])
   with group_run.Strikes(tmp_path, 2, deadline=0.1) as strikes:
@@ -271,7 +271,7 @@ def test_seeds_in_a_row_kill_each_process_in_each_phase_that_it_enters(
   assert "serving" not in ranks
 
 
-def test_the_table_of_kills_tells_what_went_wrong(made, tmp_path, capsys):
+def test_the_table_of_kills_shows_what_went_wrong(made, tmp_path, capsys):
   class Strikes(group_run.Strikes):
     def finish(self):
       return ["diverged: after steps [3]"]

@@ -5,6 +5,7 @@ import os
 import types
 
 import descriptors
+import pytest
 
 from tests.chaos import __main__ as command
 from tests.chaos import groups
@@ -27,6 +28,7 @@ def test_messages_are_read_from_descriptors_with_large_numbers(tmp_path):
   os.close(write)
 
 
+@pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has one kill.
 def test_processes_are_killed_one_after_another_in_one_run(tmp_path, capsys):
   code = command.main(
     [

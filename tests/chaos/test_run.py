@@ -125,7 +125,7 @@ def test_messages_are_read_from_descriptors_with_large_numbers(started):
   os.close(write)
 
 
-def test_who_comes_to_the_phase_is_struck_once(started):
+def test_the_process_that_enters_the_phase_is_struck_once(started):
   run = started(_case("computing", "kill"))
   run._reached(run._members[1])
   assert _orders(run) == [["disarm"], ["disarm", "strike"], ["disarm"]]
@@ -135,7 +135,7 @@ def test_who_comes_to_the_phase_is_struck_once(started):
   assert run._members[2].process.sent == ["disarm", "go"]
 
 
-def test_nobody_is_struck_before_all_have_taken_a_step(started):
+def test_no_process_is_struck_before_all_have_taken_a_step(started):
   run = started(_case("computing", "kill"), steps=(3, 3, 0))
   run._reached(run._members[1])
   assert _orders(run) == [[], ["go"], []]
@@ -220,9 +220,7 @@ def test_a_case_of_joining_begins_with_a_kill(started):
 
 
 @pytest.mark.parametrize(("code", "problems"), [(-signal.SIGKILL, 0), (1, 1)])
-def test_who_died_is_replaced_and_only_a_kill_is_in_order(
-  started, code, problems
-):
+def test_a_killed_process_is_replaced(started, code, problems):
   run = started(_case("computing", "kill"))
   member = run._members[1]
   member.process.popen.returncode = code
@@ -301,7 +299,7 @@ def test_a_good_run_is_checked_and_its_processes_are_kept(started):
   assert len(run._pool.kept) == 3
 
 
-def test_whatever_is_left_of_a_run_is_told(started):
+def test_leftover_processes_are_reported(started):
   run = started(_case("computing", "stop"))
   for member in run._members[:2]:
     member.events.append(_report())

@@ -49,7 +49,7 @@ def test_a_good_run_has_no_problems():
     ("early", "epoch 0 was left too early"),
   ],
 )
-def test_whatever_is_wrong_is_noticed(how, words):
+def test_each_violation_is_noticed(how, words):
   commits, reports = _run()
   match how:
     case "twice":

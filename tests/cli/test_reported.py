@@ -85,18 +85,18 @@ def _environment(**more):
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "script.py").write_text("raise SystemExit(3)")
-  flags = ["--metrics-port", "0"]
+  flags = ["--tensorboard", "events"]
   with monkeypatch.context() as patched:
     found = reporter.importlib.util.find_spec
     patched.setattr(
       reporter.importlib.util,
       "find_spec",
-      lambda name: None if name == "prometheus_client" else found(name),
+      lambda name: None if name == "tensorboardX" else found(name),
     )
     assert main.main(["launch", *flags, "script.py"]) == 2
   said = capsys.readouterr().err.strip()
   assert said.splitlines()[-1] == (
-    "optax-dist: prometheus-client is not installed; run: pip install"
+    "optax-dist: tensorboardX is not installed; run: pip install"
     ' "optax-dist[metrics]"'
   )
   with socket.socket() as taken:

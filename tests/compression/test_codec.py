@@ -72,6 +72,6 @@ def test_decays(decay):
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, np.nan, True, "0.5", [0.5], 1j])
-def test_what_is_no_decay(decay):
+def test_invalid_decays_are_refused(decay):
   with pytest.raises(ValueError, match="from 0 to 1, or None for no error"):
     _codec.check_error_feedback(decay)

@@ -61,7 +61,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_left_out_is_bounded(name):
+def test_the_residual_is_bounded(name):
   @_settings
   @hypothesis.given(_ARRAYS)
   def check(x):

@@ -75,7 +75,7 @@ def test_a_replica_keeps_what_it_did_not_send(decay):
   np.testing.assert_allclose(state.residual["x"], 0.5 * total, rtol=1e-5)
 
 
-def test_a_leaf_that_takes_no_part_keeps_what_it_owes():
+def test_a_leaf_without_gradient_keeps_its_residual():
   gradients = {"x": _normal(0, 4), "y": _normal(1, 2)}
   only_y = {"x": None, "y": gradients["y"]}
   method = gathered("it", _HALF, 1.0)
@@ -129,7 +129,7 @@ def test_the_draws_of_a_leaf_do_not_depend_on_those_that_take_part():
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_what_is_not_finite_is_sent_but_not_owed(bad):
+def test_a_gradient_that_is_not_finite_leaves_no_residual(bad):
   gradients = {"x": _normal(0, 3)}
   gradients["x"][1, 0] = bad
   (mean,), state = _updates(gathered("it", _HALF, 1.0), gradients)
@@ -150,7 +150,7 @@ def test_a_round_trip_keeps_the_shape():
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
-def test_what_is_no_float_is_refused_by_name(dtype):
+def test_integer_gradients_are_refused_by_name(dtype):
   gradients = {"x": [jnp.ones((N, 2)), jnp.ones((N, 2), dtype)]}
   method = gathered("it", _EXACT, None)
   with pytest.raises(

@@ -95,7 +95,7 @@ def test_the_state_keeps_its_types(name):
   assert jax.tree.map(kind, new) == jax.tree.map(kind, old)
 
 
-def test_what_is_no_method_is_refused():
+def test_invalid_methods_are_refused():
   check_compression("it", compression.sign())
   for wrong in ("sign", compression.sign, None):
     with pytest.raises(TypeError, match=r"it: `compression` must be a method"):

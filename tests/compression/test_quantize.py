@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import compression
@@ -26,8 +27,7 @@ def _by_hand(x, bits, block):
   return out
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2, 1])
-@pytest.mark.parametrize("size", [7, 64, 150])
+@pairwise.every_value(bits=[8, 4, 2, 1], size=[7, 64, 150])
 def test_it_is_the_equation(bits, size):
   x = np.random.default_rng(bits).normal(size=size).astype(np.float32)
   method = compression.quantize(bits, block=64)
@@ -106,9 +106,9 @@ def test_huge_numbers_keep_their_size(bits):
   np.testing.assert_allclose(got, x, rtol=1e-6)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2, 1])
-@pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pairwise.every_pair(
+  bits=[8, 4, 2, 1], stochastic=[False, True], bad=[np.inf, -np.inf, np.nan]
+)
 def test_a_block_that_is_not_finite_is_nan(bits, stochastic, bad):
   """Infinity times a code would have any sign."""
   method = compression.quantize(bits, block=2, stochastic=stochastic)

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import compression
@@ -18,8 +19,7 @@ def _by_hand(x, density, chunk):
   return out
 
 
-@pytest.mark.parametrize("size", [5, 64, 200])
-@pytest.mark.parametrize("density", [0.03, 0.3])
+@pairwise.every_value(size=[5, 64, 200], density=[0.03, 0.3])
 def test_it_is_the_equation(size, density):
   x = np.random.default_rng(size).normal(size=size).astype(np.float32)
   method = compression.top_k(density, chunk=64)
@@ -81,9 +81,8 @@ def test_huge_numbers_keep_their_size(bits):
   np.testing.assert_allclose(got, [3e38, -3e38, 0.0, 3e38], rtol=1e-6)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_sent_of_a_chunk_that_is_not_finite_is_nan(bits, bad):
+@pairwise.every_value(bits=[8, 4, 2], bad=[np.inf, -np.inf, np.nan])
+def test_a_chunk_that_is_not_finite_is_sent_as_nan(bits, bad):
   """An infinite scale would give infinity any sign."""
   method = compression.top_k(0.5, chunk=4, bits=bits)
   got = method.round_trip(jnp.array([bad, 2.0, 1.0, 0.0, 3.0, -3.0, 0.0, 0.0]))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 import scattered
 
@@ -52,10 +53,9 @@ def _expected(name, factor):
   return jax.vmap(run, axis_name="data")(*gradients)
 
 
-@pytest.mark.parametrize(
-  "map_name", [n for n in maps.NAMES if n != "plain_jit"]
+@pairwise.every_value(
+  map_name=[n for n in maps.NAMES if n != "plain_jit"], name=list(METHODS)
 )
-@pytest.mark.parametrize("name", METHODS)
 def test_cross_shard_is_the_method_in_each_map(map_name, name):
   tx = optax_dist.cross_shard(
     maps.AXIS, compression=METHODS[name], num_replicas=SIZE
@@ -87,14 +87,14 @@ def test_a_sum_is_as_often_the_mean_as_there_are_replicas():
   )
 
 
-def test_the_mean_can_be_given_out_as_one_of_all():
+def test_the_mean_has_a_replicated_type():
   """What was gathered is typed as equal, so that it is replicated again."""
   tx = optax_dist.cross_shard("data", compression=METHODS["top_k"])
   spec = jax.sharding.PartitionSpec
   gradients = _gradients()["w"]
   with jax.set_mesh(maps.mesh(SIZE)):
     state = tx.init(jnp.zeros((6, 8)))
-    specs = optax_dist.state_specs(state, "data")
+    specs = optax_dist.states.state_specs(state, "data")
     step = jax.jit(
       jax.shard_map(
         lambda g, s: tx.update(g[0], s),
@@ -121,7 +121,7 @@ def test_local_updates_send_differences(name):
   )
   start = jax.tree.map(lambda x: x[0], _gradients(9))
   state = tx.init(start)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   update = jax.jit(
     jax.vmap(
       tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
@@ -166,7 +166,7 @@ def test_a_replica_that_is_not_finite_moves_nothing():
     compression=compression.quantize(8, error_feedback=1.0),
   )
   state = tx.init(jnp.zeros(4))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   update = jax.vmap(
     tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
   )
@@ -190,7 +190,7 @@ def test_adasum_is_the_formula_in_each_map(map_name):
       np.testing.assert_allclose(got[key][i], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_does_not_go_together_is_refused():
+def test_incompatible_arguments_are_refused():
   method = compression.sign()
   with pytest.raises(TypeError, match=r"must be a method .* got 'sign'"):
     optax_dist.cross_shard("data", compression="sign")

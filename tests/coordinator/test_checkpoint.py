@@ -52,7 +52,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
   assert commits == [step, step + 1, step + 2]
 
 
-def test_it_is_its_owners_alone_and_replaces_no_other(tmp_path):
+def test_checkpoints_are_private_and_replace_no_other(tmp_path):
   path = tmp_path / "saved"
 
   def train(replica, result):
@@ -74,7 +74,7 @@ def _files(path):
   return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_what_is_not_there_is_told(tmp_path):
+def test_a_missing_checkpoint_is_reported(tmp_path):
   with pytest.raises(FileNotFoundError):
     checkpoint.restore(
       tmp_path / "none", runs.PARAMS, runs.OPT.init(runs.PARAMS)

@@ -37,7 +37,7 @@ def test_arguments_come_before_variables(monkeypatch):
   assert cluster.detect("h:1", 5) == ("h:1", 5, 0)
 
 
-def test_a_scheduler_tells_the_rest(monkeypatch):
+def test_a_scheduler_provides_the_rest(monkeypatch):
   _set(monkeypatch, _SLURM)
   address, count, index = cluster.detect()
   host, port = address.split(":")
@@ -61,7 +61,7 @@ def test_a_scheduler_may_tell_ipv6_addresses(monkeypatch, address):
   assert cluster.detect() == ("[fd00::1]:6999", 2, 1)
 
 
-def test_what_is_missing_is_named(monkeypatch):
+def test_missing_variables_are_named(monkeypatch):
   with pytest.raises(ValueError, match="run_embedded"):
     cluster.detect()
   with pytest.raises(ValueError, match="what replica of the job"):
@@ -84,7 +84,7 @@ def test_what_is_missing_is_named(monkeypatch):
     {"JAX_COORDINATOR_PORT": "any"},
   ],
 )
-def test_odd_variables_of_a_scheduler_are_no_riddle(monkeypatch, odd):
+def test_malformed_scheduler_variables_are_named(monkeypatch, odd):
   _set(monkeypatch, _SLURM | odd)
   with pytest.raises(ValueError, match="JAX can't read this scheduler's"):
     cluster.detect()

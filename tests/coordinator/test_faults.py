@@ -64,7 +64,7 @@ def _strikes(line, steps, **fields):
   return found
 
 
-def test_what_is_dumped_is_what_is_loaded():
+def test_dumped_variables_are_loaded_again():
   """Its keys are texts in between, which would be no replica's."""
   made = faults.Faults(0.1, {3: 40}, 0.2, {1: 2.5}, 1.5, 7)
   assert faults.Faults.load(made.dump()) == made
@@ -99,7 +99,7 @@ def test_each_process_has_its_own_faults_and_the_same_ones_again(line):
   assert drawn(restarts=1) != first
 
 
-def test_none_are_installed_where_none_are_asked_for(line):
+def test_no_faults_are_installed_by_default(line):
   heard = []
   phases.listen(lambda *found: heard.append(found))
   some = faults.Faults(kill=1.0, slow={2: 5.0}).dump()

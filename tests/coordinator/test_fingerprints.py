@@ -17,7 +17,9 @@ def test_it_does_not_depend_on_where_the_arrays_are():
   expected = fingerprint(_TREE)
   assert len(expected) == 16
   assert fingerprint(jax.tree.map(jnp.asarray, _TREE)) == expected
-  sharded = optax_dist.place({"w": np.arange(8.0)}, maps.mesh(4), P(maps.AXIS))
+  sharded = optax_dist.states.place(
+    {"w": np.arange(8.0)}, maps.mesh(4), P(maps.AXIS)
+  )
   assert fingerprint(sharded) == fingerprint({"w": np.asarray(sharded["w"])})
   every_other = np.arange(12, dtype=np.float32)[::2]  # Not contiguous.
   assert fingerprint(every_other) == fingerprint(every_other.copy())
@@ -39,7 +41,7 @@ def test_it_differs_if_anything_does(other):
   assert fingerprint(other) != fingerprint(_TREE)
 
 
-def test_random_keys_are_told_apart():
+def test_random_keys_have_different_fingerprints():
   zero, one = jax.random.key(0), jax.random.key(1)
   assert fingerprint(zero) != fingerprint(one)
   assert fingerprint(zero) == fingerprint(jax.random.key_data(zero))

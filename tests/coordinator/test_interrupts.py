@@ -47,7 +47,7 @@ def test_a_signal_raises_where_it_is_asked_for(number, error):
       _come(number)
 
 
-def test_one_that_was_dropped_where_it_came_is_not_lost(monkeypatch):
+def test_a_signal_dropped_by_a_library_is_not_lost(monkeypatch):
   with interrupts.handled() as told:
 
     def collected(phase, info):
@@ -99,7 +99,7 @@ def test_other_threads_get_no_signals():
   assert not errors
 
 
-def test_others_are_only_collected():
+def test_other_signals_are_only_collected():
   before = signal.getsignal(signal.SIGUSR2)
   with interrupts.handled([signal.SIGUSR2]) as told:
     _come(signal.SIGUSR2)
@@ -109,7 +109,7 @@ def test_others_are_only_collected():
   assert signal.getsignal(signal.SIGUSR2) == before
 
 
-def test_what_was_seen_to_can_be_forgotten():
+def test_a_handled_signal_can_be_cleared():
   with interrupts.handled() as told:
     told.at_once = False
     _come(signal.SIGTERM)

@@ -17,6 +17,7 @@ from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.runtime import driver
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
@@ -52,9 +53,7 @@ def test_a_store_that_join_starts_has_the_same_certificates(
   store.stop()
 
 
-def test_what_is_not_passed_is_taken_from_the_environment(
-  tmp_path, monkeypatch
-):
+def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
   secret = "a secret of enough bytes"
   (tmp_path / "secret").write_text(secret)
   journal = tmp_path / "journal.jsonl"
@@ -154,7 +153,7 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
     ({"total_num_replicas": 1.0}, "total_num_replicas.*1.0"),
   ],
 )
-def test_numbers_that_can_not_be_are_refused(argument, said):
+def test_invalid_numbers_are_refused(argument, said):
   told = {"replica": 0, "total_num_replicas": 2} | argument
   with pytest.raises(ValueError, match=said):
     coordinator.join(
@@ -181,7 +180,7 @@ def test_numbers_that_can_not_be_are_refused(argument, said):
     ({"leader_timout": 3.0}, TypeError, "Did you mean leader_timeout"),
   ],
 )
-def test_what_can_not_be_is_refused_with_its_name(argument, error, said):
+def test_invalid_options_are_refused_by_name(argument, error, said):
   with pytest.raises(error, match=said):
     coordinator.run_embedded(
       lambda replica: None, 1, optax.adam(0.1), jnp.zeros(2), **argument
@@ -200,7 +199,7 @@ def _join_at(address, **options):
   )
 
 
-def test_who_waits_for_a_store_that_is_not_there_is_told_its_address():
+def test_the_address_of_an_absent_store_is_reported():
   address = f"127.0.0.1:{addresses.free_ports()[0]}"
   with pytest.raises(coordinator.CoordinatorError) as caught:
     _join_at(
@@ -267,15 +266,15 @@ def test_a_store_whose_name_is_unknown_is_named_at_the_timeout(monkeypatch):
   assert "advertise" not in said
 
 
-def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
+def test_waiting_for_a_store_is_warned_of(caplog, monkeypatch):
   """The store comes once that is done, however long it takes."""
-  warn = replicas.Replica._warn_of_waiting
+  missing = driver.Driver.missing
 
-  def warn_of_no_answer(replica):
-    waiting.until(lambda: replica._driver._unanswered)
-    warn(replica)
+  def missing_an_answer(one):
+    waiting.until(lambda: one._unanswered)
+    return missing(one)
 
-  monkeypatch.setattr(replicas.Replica, "_warn_of_waiting", warn_of_no_answer)
+  monkeypatch.setattr(driver.Driver, "missing", missing_an_answer)
   (port,) = addresses.free_ports()
   address, stores = f"127.0.0.1:{port}", []
   waits = "Replica 1 has not joined the run after 0.2 s. It waits for the job's"
@@ -304,7 +303,7 @@ def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
   assert f"tcp://{address}: no answer" in text
 
 
-def test_the_launcher_is_told_of_an_error_that_the_program_catches(monkeypatch):
+def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
   said = []
 
   class Line:
@@ -343,7 +342,7 @@ def test_integers_of_numpy_are_integers():
   assert steps == [4]
 
 
-def test_who_is_done_at_once_waits_until_all_embedded_replicas_are_in(
+def test_an_early_end_waits_for_all_embedded_replicas(
   monkeypatch,
 ):
   done, start = threading.Event(), replicas.Replica.start

@@ -173,7 +173,7 @@ def test_any_garbage_is_survived(tmp_path_factory, garbage, at):
   assert len(problems) == sum(bool(line.strip()) for line in blank)
 
 
-def test_unknown_kinds_are_kept_and_versions_told(path):
+def test_unknown_kinds_are_kept_and_newer_versions_reported(path):
   lines = [_RUN | {"version": 2}, {"kind": "comet", "time": 1.0, "tail": 3}]
   path.write_text("\n".join(map(json.dumps, lines)))
   records, problems = journal.read(path)
@@ -212,7 +212,7 @@ def test_threads_do_not_mix_lines(path):
 
 
 @pytest.mark.parametrize("off", [-3600.0, 0.0, 3600.0])
-def test_who_takes_over_goes_on_with_the_time(path, off):
+def test_a_new_leader_continues_the_time(path, off):
   with journal.Journal(path, clock=Clock(7.0)) as first:
     first.write("run", strategy="sync_replicas", step=0)
   began = time.monotonic()
@@ -260,7 +260,7 @@ def test_latencies_have_dropped_and_summed_gradients():
   }
 
 
-def test_what_a_line_leaves_out_is_not_known():
+def test_missing_fields_are_unknown():
   record, wrong = journal.parse(
     b'{"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}'
   )
@@ -279,7 +279,7 @@ def test_what_a_line_leaves_out_is_not_known():
   assert record["attempt_time"] is None
 
 
-def test_what_has_no_end_is_no_journal(tmp_path):
+def test_only_a_regular_file_is_a_journal(tmp_path):
   pipe = tmp_path / "pipe"
   os.mkfifo(pipe)
   for path in ("/dev/zero", pipe):
@@ -287,7 +287,7 @@ def test_what_has_no_end_is_no_journal(tmp_path):
       journal.Journal(path)
 
 
-def test_of_a_long_run_the_last_commits_are_remembered(monkeypatch):
+def test_the_last_commits_of_a_long_run_are_kept(monkeypatch):
   monkeypatch.setattr(journal, "_REMEMBERED", 4)
   once = journal.Once()
   commit = {"kind": "commit", "term": 0, "attempt": 1}

@@ -38,7 +38,7 @@ def test_an_earlier_run_can_be_left_out(tmp_path):
   assert tail.bad_lines == 0
 
 
-def test_what_is_new_is_no_older_than_the_time_since_the_last_look(tmp_path):
+def test_new_records_are_as_recent_as_the_last_read(tmp_path):
   """Even if the clock of this host or of the file's is wrong."""
   path = tmp_path / "run.jsonl"
   tail = journal_tail.Tail(path)

@@ -22,7 +22,7 @@ def test_a_number_that_is_given_wins():
 
 
 @pytest.mark.parametrize("name", ["timeout", "attempt_timeout"])
-def test_what_can_not_be_is_refused_by_name(name):
+def test_options_out_of_range_are_refused_by_name(name):
   with pytest.raises(ValueError, match=name):
     Options(**{name: 0.0})
   with pytest.raises(ValueError, match="attempt_timeout must be at most"):
@@ -56,7 +56,7 @@ def test_what_can_not_be_is_refused_by_name(name):
     ("metrics_port", "9464"),
   ],
 )
-def test_what_is_of_another_kind_is_refused_by_name(name, value):
+def test_options_of_another_type_are_refused_by_name(name, value):
   with pytest.raises(ValueError, match=f"{name} must be .*{value!r}"):
     Options(**{name: value})
 
@@ -66,7 +66,7 @@ def test_numbers_of_numpy_are_numbers():
   assert (told.timeout, told.inline_bytes) == (5, 7)
 
 
-def test_what_does_not_exist_is_told_with_what_does():
+def test_unknown_choices_are_refused_with_the_known_ones():
   with pytest.raises(
     TypeError, match=r"join .*leader_timout.*leader_timeout\?"
   ):

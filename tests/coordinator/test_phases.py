@@ -32,7 +32,7 @@ def test_a_slow_replica_takes_its_factor_of_the_time(slept):
   assert len(slept) == 2
 
 
-def test_the_thread_that_enters_a_phase_is_the_one_that_is_told():
+def test_faults_strike_in_the_thread_that_enters_a_phase():
   """A listener stops or ends that one."""
   told = []
   phases.listen(lambda *found: told.append((*found, threading.get_ident())))

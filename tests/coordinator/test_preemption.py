@@ -21,7 +21,7 @@ from optax_dist.coordinator.transport import addresses
 _SECRET = "a secret of enough bytes"
 
 
-def test_it_is_time_after_a_step_is_decided():
+def test_preemption_acts_after_a_step_is_decided():
   made = preemption.Preemption("leave", 60.0)
   made.joined()
   assert not made.is_time(save=False, settled=True)
@@ -45,7 +45,7 @@ def test_the_common_save_comes_first():
   assert made.is_time(save=False, settled=True)
 
 
-def test_with_half_of_the_grace_over_it_leaves_in_any_case():
+def test_after_half_of_the_grace_a_replica_leaves_in_any_case():
   made = preemption.Preemption("save", 0.0)
   made.joined()
   made._take(signal.SIGTERM, None)
@@ -152,7 +152,9 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_one_that_waits_to_be_let_in_ends_at_once(dropped, monkeypatch, caplog):
+def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
+  dropped, monkeypatch, caplog
+):
   """Nobody answers, and it would wait for its timeout."""
   original = driver.Driver.start
 
@@ -217,7 +219,7 @@ print("well")
 """
 
 
-def test_what_is_forked_is_no_replica():
+def test_a_forked_child_is_no_replica():
   """A data loader's workers end by SIGTERM, and don't speak for the replica."""
   done = subprocess.run(
     [sys.executable, "-c", _FORKS],

@@ -151,7 +151,7 @@ def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
     (True, 0, jnp.ones, "int8", False),
   ],
 )
-def test_what_is_sent_while_it_is_written(
+def test_gradients_are_sent_while_they_are_written(
   monkeypatch, far, least, kind, wire, packs
 ):
   monkeypatch.setattr(driver.Driver, "is_far_from_some", far)
@@ -197,7 +197,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_mean(inline, tmp_path):
   assert [(d["replica"], d["reason"]) for d in drops] == [(1, "non_finite")]
 
 
-def test_data_that_runs_out_on_some_replicas_first(tmp_path):
+def test_data_may_run_out_on_some_replicas_first(tmp_path):
   # TensorFlow issue 20342: the others waited indefinitely.
   path = tmp_path / "run.jsonl"
 
@@ -216,7 +216,7 @@ def test_data_that_runs_out_on_some_replicas_first(tmp_path):
   assert members[-1] == (0,)
 
 
-def test_leaving_that_must_not_lower_the_quorum_is_told(tmp_path):
+def test_leaving_that_must_not_lower_the_quorum_is_reported(tmp_path):
   def train(replica, result):
     while replica.replica or replica.global_step < 2:
       replica.step(runs.compute(replica, 0)[0])
@@ -372,7 +372,7 @@ def test_the_journal_has_a_join_of_each_replica_and_the_first_leader(tmp_path):
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_nobody_waits_for_a_leader_that_has_raised_an_error(replicas):
+def test_replicas_do_not_wait_for_a_leader_that_raised_an_error(replicas):
   # With time-outs longer than the test may take, only the messages matter.
   slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
   begun = time.monotonic()
@@ -391,7 +391,7 @@ def test_nobody_waits_for_a_leader_that_has_raised_an_error(replicas):
   assert time.monotonic() - begun < 60.0
 
 
-def test_bad_gradients_are_refused_where_they_are_given():
+def test_invalid_gradients_are_refused_at_the_call():
   def train(replica, result):
     good = runs.compute(replica, 0)[0]
     with pytest.raises(ValueError, match="structure"):
@@ -487,7 +487,7 @@ def test_a_batch_must_be_what_the_journal_can_write():
   coordinator.run_embedded(train, 1, optax.sgd(0.1), zeros, timeout=60.0)
 
 
-def test_a_closed_replica_says_so_at_once():
+def test_a_closed_replica_raises_at_once():
   kept = []
 
   def train(replica):
@@ -517,7 +517,7 @@ def test_two_threads_can_not_use_a_replica_at_once():
     )
     other.start()
     # Then it waits for the other replica.
-    waiting.until(lambda: replica._in_use.thread is not None)
+    waiting.until(lambda: replica._submission.pending >= 0)
     with pytest.raises(RuntimeError, match="Two threads"):
       replica.step(jnp.ones(2))
     done.set()
@@ -528,7 +528,7 @@ def test_two_threads_can_not_use_a_replica_at_once():
   assert found == [True, True]
 
 
-def test_who_donates_the_parameters_is_told_what_to_do():
+def test_donated_parameters_are_refused_with_the_remedy():
   def train(replica):
     replica.params.delete()
     replica.step(jnp.ones(2))

@@ -137,7 +137,7 @@ def test_late_contributions_are_dropped_by_choice():
   assert decisions == (Drop(_give("c"), Reason.STALE),)
 
 
-def test_what_is_too_late_is_dropped():
+def test_a_late_contribution_is_dropped():
   state, _ = _a_late_one()
   state, _ = _run(state, (_give("a", version=1), 3.0), (Merged(0, 2), 4.0))
   assert state.rounds[0].version == 2
@@ -240,7 +240,7 @@ class TestALearnerIsLost:
     assert decisions == (Drop(_give("a"), Reason.LOST),)
     assert state.learners == ("b", "c", "a")
 
-  def test_nothing_is_taken_of_a_stranger(self):
+  def test_contributions_of_strangers_are_ignored(self):
     _, decisions = _run(_started(), (_give("z"), 0.0))
     assert decisions == (Drop(_give("z"), Reason.UNKNOWN_LEARNER),)
 
@@ -289,7 +289,7 @@ class TestOthersAreCalled:
     _, decisions = _run(state, (_give("a", version=1), 10.0))
     assert _members(decisions[-1]) == ["c", "d", "a"]
 
-  def test_nobody_where_all_are_in(self):
+  def test_without_missing_learners_none_is_named(self):
     _, decisions = _run(_started("a", quorum=1), (_give("a"), 0.0))
     assert [type(d) for d in decisions] == [Merge]
 

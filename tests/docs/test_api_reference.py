@@ -94,20 +94,22 @@ def _sections(doc):
   return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(_public()))
-def test_a_public_name_has_a_docstring(name):
-  value = _public()[name]
-  if not (inspect.isclass(value) or inspect.isfunction(value)):
-    return  # An alias or a table: the reference says what it is.
-  assert value.__doc__, f"{name} has no docstring"
-  # A dataclass or NamedTuple without one shows its signature instead.
-  assert not value.__doc__.startswith(f"{value.__name__}("), name
+def test_public_names_have_docstrings():
+  for name, value in sorted(_public().items()):
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+      continue  # An alias or a table: the reference says what it is.
+    assert value.__doc__, f"{name} has no docstring"
+    # A dataclass or NamedTuple without one shows its signature instead.
+    assert not value.__doc__.startswith(f"{value.__name__}("), name
 
 
-@pytest.mark.parametrize("name", sorted(_functions()))
-def test_a_public_function_tells_its_arguments(name):
+def test_public_functions_describe_their_arguments():
   """Each of them under ``Args:``; up to three may be shown by an example."""
-  function = _functions()[name]
+  for name, function in sorted(_functions().items()):
+    _check_arguments(name, function)
+
+
+def _check_arguments(name, function):
   doc = inspect.cleandoc(function.__doc__)
   parameters = list(inspect.signature(function).parameters)
   told = _sections(doc).get("Args")
@@ -133,7 +135,7 @@ def test_an_undocumented_name_is_found(monkeypatch):
   with pytest.raises(AssertionError, match=r"optax_dist\.shy"):
     test_every_public_name_is_in_the_reference()
   with pytest.raises(AssertionError, match="no docstring"):
-    test_a_public_name_has_a_docstring("optax_dist.shy")
+    test_public_names_have_docstrings()
 
   def bold(x, y):
     """Is bold.
@@ -144,4 +146,4 @@ def test_an_undocumented_name_is_found(monkeypatch):
 
   monkeypatch.setattr(optax_dist, "shy", bold)
   with pytest.raises(AssertionError, match="does not tell x"):
-    test_a_public_function_tells_its_arguments("optax_dist.shy")
+    test_public_functions_describe_their_arguments()

@@ -65,7 +65,7 @@ def _missing(title, text):
 
 
 @pytest.mark.parametrize("title", _ORIGINALS)
-def test_every_name_of_the_original_is_told(title):
+def test_every_name_of_the_original_is_documented(title):
   text = _section(title)
   text += "".join(re.findall(r"^(?:The hook, )?`\w+`:$", text, re.MULTILINE))
   assert not _missing(title, text)

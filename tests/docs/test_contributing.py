@@ -73,7 +73,7 @@ def _place(module, layout):
   return layout.index(closest)
 
 
-def test_the_list_has_what_there_is():
+def test_the_layout_lists_all_modules():
   layout = _layout()
   assert not [entry for entry in layout if entry not in _FILES]
   folders = {module for module in _FILES if len(module.parts) == 1}
@@ -92,10 +92,29 @@ def test_imports_only_go_down():
   assert not up
 
 
-def test_no_file_imports_itself_through_others():
+def test_imports_have_no_cycles():
   below = {module: _imports(path) for module, path in _FILES.items()}
   while below:
     last = [m for m, others in below.items() if not others & below.keys()]
     assert last, f"a circle of imports within {sorted(map(str, below))}"
     for module in last:
       del below[module]
+
+
+def test_the_names_that_lead_through_a_step_exist():
+  text = (_ROOT / "CONTRIBUTING.md").read_text("utf-8")
+  table = text.split("| in | name | does |\n|---|---|---|\n")[1]
+  rows = table.split("\n\n")[0].splitlines()
+  assert len(rows) >= 8
+  for row in rows:
+    path, names, _ = (cell.strip() for cell in row.strip("|").split("|", 2))
+    tree = ast.parse((_PACKAGE / "coordinator" / path.strip("`")).read_text())
+    found = set()
+    for node in tree.body:
+      if isinstance(node, ast.ClassDef):
+        found.add(node.name)
+        found |= {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+    wanted = {
+      part for name in names.split(", ") for part in name.strip("`").split(".")
+    }
+    assert wanted <= found, (path, wanted - found)

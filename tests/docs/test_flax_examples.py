@@ -68,7 +68,7 @@ def _mesh():
 
 
 def _place(tree, specs):
-  return optax_dist.place(tree, _mesh(), specs)
+  return optax_dist.states.place(tree, _mesh(), specs)
 
 
 def _of_those_who_come(batch, arrived):
@@ -89,7 +89,7 @@ def test_nnx_optimizer(name):
   model = Nnx(nnx.Rngs(0))
   optimizer = nnx.Optimizer(model, _STRATEGIES[name](_inner()), wrt=nnx.Param)
   specs = jax.tree.map(lambda _: P(), optimizer)
-  specs.opt_state = optax_dist.state_specs(optimizer.opt_state, "data")
+  specs.opt_state = optax_dist.states.state_specs(optimizer.opt_state, "data")
 
   def loss_of(model, x, labels):
     return _loss(model(x), labels)
@@ -153,7 +153,7 @@ def test_linen_train_state(name):
   ).replace(step=jnp.int32(0))
   specs = jax.tree.map(lambda _: P(), state)
   specs = specs.replace(
-    opt_state=optax_dist.state_specs(state.opt_state, "data")
+    opt_state=optax_dist.states.state_specs(state.opt_state, "data")
   )
 
   def loss_of(params, x, labels):
@@ -199,7 +199,7 @@ def test_elastic_averaging_of_an_nnx_model():
   )
   optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
   specs = jax.tree.map(lambda _: P(), optimizer)
-  specs.opt_state = optax_dist.state_specs(optimizer.opt_state, "data")
+  specs.opt_state = optax_dist.states.state_specs(optimizer.opt_state, "data")
   replicas = jax.tree.map(lambda x: jnp.stack([x] * N), model)
 
   def train_step(replicas, optimizer, x, labels):

@@ -59,4 +59,4 @@ def test_the_page_trains_as_one_device():
   )
   # What the page says that it prints.
   assert "P('data', None, 'model')" in out.getvalue()
-  assert "P('data', 'model') True" in out.getvalue()
+  assert "P('data', None, 'model') True" in out.getvalue()

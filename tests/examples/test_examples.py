@@ -42,7 +42,14 @@ def records(path):
 
 
 @pytest.mark.parametrize(
-  "strategy", ["cross-shard", "sync-replicas", "elastic", "diloco"]
+  "strategy",
+  [
+    "sync-replicas",
+    "diloco",
+    # `.ci/run` trains with it as the main job.
+    pytest.param("cross-shard", marks=pytest.mark.nightly),
+    pytest.param("elastic", marks=pytest.mark.nightly),
+  ],
 )
 def test_digits(tmp_path, strategy):
   output = tmp_path / "runs" / "digits"

@@ -29,6 +29,8 @@ TRACKED = ("shard_map_vma", "shard_map_explicit_vma", "plain_jit")
 
 every_map = pytest.mark.parametrize("map_name", NAMES)
 tracked_map = pytest.mark.parametrize("map_name", TRACKED)
+#: Where the map itself is not what is tested: one that tracks and one that doesn't.
+both_kinds = pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
 untracked_map = pytest.mark.parametrize(
   "map_name", [name for name in NAMES if name not in TRACKED]
 )
@@ -131,7 +133,9 @@ def _plain_jit(fn, shared, size):
   def split(*args):
     own = [a for a, s in zip(args, shared, strict=True) if not s]
     whole = [a.value for a, s in zip(args, shared, strict=True) if s]
-    return run(*optax_dist.place((own, whole), mesh(size), (P(AXIS), P())))
+    return run(
+      *optax_dist.states.place((own, whole), mesh(size), (P(AXIS), P()))
+    )
 
   return split
 
@@ -180,7 +184,7 @@ def stepper(map_name: str, fn, state, size: int):
       kwargs["spmd_axis_name"] = AXIS
     if map_name == "pmap":
       kwargs["devices"] = jax.devices()[:size]
-    batch = optax_dist.state_axes(state)
+    batch = optax_dist.states.state_axes(state)
 
     def over_replicas(state, args):
       return fn(state, *args)
@@ -191,7 +195,7 @@ def stepper(map_name: str, fn, state, size: int):
     run = run if map_name == "pmap" else jax.jit(run)
     if map_name != "jit_vmap_spmd":
       return lambda state, *args: _result_on_host(run(state, args))
-    place = _placer(mesh(size), optax_dist.state_specs(state, AXIS))
+    place = _placer(mesh(size), optax_dist.states.state_specs(state, AXIS))
 
     def run_in_mesh(state, *args):
       with jax.set_mesh(mesh(size)):
@@ -201,7 +205,7 @@ def stepper(map_name: str, fn, state, size: int):
   if map_name == "plain_jit":
     return _plain_jit_stepper(fn, state, size)
   where = mesh(size, explicit="explicit" in map_name)
-  specs = optax_dist.state_specs(state, AXIS)
+  specs = optax_dist.states.state_specs(state, AXIS)
 
   def body(state, args):
     result, state = fn(state, *jax.tree.map(lambda x: x[0], args))
@@ -233,12 +237,12 @@ def _plain_jit_stepper(fn, state, size):
     own_params=True,
   )
   run = jax.jit(lambda state, args: tx.update(args, state))
-  place = _placer(mesh(size), optax_dist.state_specs(state, AXIS))
+  place = _placer(mesh(size), optax_dist.states.state_specs(state, AXIS))
   return lambda state, *args: _result_on_host(run(*place(state, args)))
 
 
 def _placer(where, specs):
-  return lambda state, args: optax_dist.place(
+  return lambda state, args: optax_dist.states.place(
     (state, args), where, (specs, P(AXIS))
   )
 

@@ -107,7 +107,7 @@ class TransformSystem(sync.StrictSystem):
     )
     state = self.tx.init(self.params)
     self.state = self.set_step(state, config["gs_init"])
-    axes = optax_dist.state_axes(state)
+    axes = optax_dist.states.state_axes(state)
     self.run = runs.setdefault(repr(axes), run(axes))
     super().__init__(config)
 

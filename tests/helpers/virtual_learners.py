@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.decoupled_diloco import rules
 
 
@@ -65,7 +67,7 @@ class VirtualLearners:
 
   def __init__(
     self,
-    strategy: strategies.DecoupledDiloco,
+    strategy: decoupled_diloco.DecoupledDiloco,
     params: Any,
     gradient: Callable[[int, Any], Any],
     step_seconds: Sequence[float],

@@ -42,6 +42,10 @@ def test_without_shuffling_they_count_up():
     ({"seed": -1}, "seed must be an integer of at least 0"),
     ({"epochs": 0}, "epochs must be a positive integer"),
     ({"mode": "fast"}, "mode must be 'exact' or 'streaming'"),
+    (
+      {"micro_batch": 0, "constant_global_batch": True},
+      "micro_batch must be a positive integer, got 0",
+    ),
     ({"micro_batch": 2}, "micro_batch needs constant_global_batch"),
     (
       {"micro_batch": 3, "constant_global_batch": True},
@@ -65,6 +69,26 @@ def test_a_constant_global_batch_is_shared_out_in_micro_batches():
     told.gradients_per_step(12)
   with pytest.raises(ValueError, match="a global_batch above the 24"):
     data.gradients_per_step(24)
+
+
+def test_micro_batches_are_as_large_as_an_even_share_allows():
+  for batch in range(1, 25):
+    data = ledger.Batches(24, batch, constant_global_batch=True)
+    for replicas in range(1, batch):
+      numbers = [
+        p for p in range(1, batch + 1) if batch % p == 0 and p > replicas
+      ]
+      even = [p for p in numbers if p % replicas == 0]
+      assert data.gradients_per_step(replicas) == min(even or numbers)
+  told = ledger.Batches(24, 4, constant_global_batch=True, micro_batch=1)
+  assert told.gradients_per_step(3) == 4
+
+
+def test_without_a_seed_it_is_zero():
+  spans = ((0, 9),)
+  default = ledger.Batches(9, 3).indices(spans).tolist()
+  assert default == ledger.Batches(9, 3, seed=0).indices(spans).tolist()
+  assert default != ledger.Batches(9, 3, seed=1).indices(spans).tolist()
 
 
 def test_gradients_must_share_a_batch_evenly():

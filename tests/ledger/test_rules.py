@@ -271,6 +271,7 @@ def test_a_claim_of_what_another_one_holds_is_answered_by_a_lease():
   state = ledger.init(ledger.Batches(8, 2), 2)
   state, leases = ledger.step(state, ledger.Claim("a", ((2, 3),)))
   assert leases == ()
+  assert not state.held["a"].copied
   state, (lease,) = ledger.step(state, ledger.Claim("b", ((2, 3),)))
   assert lease.spans == ((0, 1),)
   assert state.pool == ((1, 2),)
@@ -284,3 +285,90 @@ def test_samples_that_are_not_leased_are_not_accepted():
     ledger.step(state, ledger.Accept("a", ((1, 2),)))
   with pytest.raises(ValueError, match="No gradient of 'a'"):
     ledger.step(state, ledger.Commit((("a", ((0, 1),)),)))
+
+
+def submitted(leader, r, holder):
+  """Submits all of a lease, or its first gradient, and asks for nothing."""
+  held = leader.state.held.get(holder, ledger.Held())
+  count = r.choice((leader.state.unit, sp.size(held.out)))
+  part = sp.head(held.out, count)[0]
+  if part and ledger.fits(leader.state, holder, part):
+    others = {h: one.out for h, one in leader.state.held.items() if h != holder}
+    leader.step(ledger.Accept(holder, part))
+    leader.inside[holder] = sp.join(leader.inside.get(holder, ()), part)
+    now = leader.state.held[holder]
+    assert listed(now.inside) == listed(leader.inside[holder])
+    assert listed(now.out) == listed(held.out)[sp.size(part) :]
+    assert now.copied == (held.copied and bool(now.out))
+    # Whoever computes on the same samples has lost them, and nothing else.
+    for other, out in others.items():
+      left = [p for p in listed(out) if p not in listed(part)]
+      assert listed(leader.state.held.get(other, ledger.Held()).out) == left
+
+
+def test_a_claim_is_granted_if_nothing_stands_against_it():
+  granted = 0
+  for seed in range(400):
+    r = random.Random(seed)
+    epochs, mode = r.choice((1, 2, None)), r.choice(("exact", "streaming"))
+    data = ledger.Batches(9, 4, epochs=epochs, mode=mode)
+    leader = Leader(data, r.choice((2, 4)))
+    for _ in range(r.randrange(25)):
+      holder, kind = r.choice("abc"), r.random()
+      held = leader.state.held.get(holder, ledger.Held())
+      if kind < 0.5:
+        submitted(leader, r, holder)
+      elif kind < 0.65 and held.out:
+        leader.step(ledger.Drop(holder, held.out, finite=False))
+      elif kind < 0.75 and leader.inside:
+        leader.commit()
+      else:
+        leader.step(ledger.Ask(holder, r.choice((1, 2))))
+    state, holder = leader.state, r.choice("abcd")
+    own = state.held.get(holder, ledger.Held())
+    start = r.randrange(14)
+    spans = r.choice(
+      (
+        own.out,
+        sp.head(own.out, state.unit)[0],
+        sp.head(state.pool, state.unit)[0],
+        sp.head(state.doubtful, state.unit)[0],
+        sp.head(state.giving_up, state.unit)[0],
+        sp.head(own.inside, state.unit)[0],
+        ((start, start + state.unit),),
+        ((start, start + 1),),
+        ((start + 3, start + 4), (start, start + 1)),
+        ((start, start + 1), (start, start + 1)),
+        ((state.cursor, state.cursor + state.unit),),
+        (),
+      )
+    )
+    wanted = listed(spans)
+    taken = [
+      p
+      for h, o in state.held.items()
+      if h != holder
+      for p in listed(o.out) + listed(o.inside)
+    ]
+    taken += listed(own.inside) + listed(state.giving_up) + leader.done
+    free = (
+      wanted
+      and len(set(wanted)) == len(wanted)
+      and not set(wanted) & set(taken)
+      and len(wanted) % state.unit == 0
+      and (data.total is None or max(wanted) < data.total)
+    )
+    leases = leader.step(ledger.Claim(holder, spans))
+    now = leader.state.held.get(holder, ledger.Held())
+    assert now.inside == own.inside
+    if free:
+      granted += 1
+      assert (now.out, now.copied) == (spans, False)
+      assert holder not in [h for h, _ in leader.state.waiting]
+      assert holder not in [lease.holder for lease in leases]
+    else:
+      waits = [h for h, _ in leader.state.waiting].count(holder)
+      assert waits + [one.holder for one in leases].count(holder) == 1
+      if waits:
+        assert now.out == ()
+  assert granted > 80

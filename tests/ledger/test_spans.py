@@ -3,7 +3,7 @@
 import itertools
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from optax_dist.ledger import spans as sp
 
@@ -17,11 +17,14 @@ def listed(spans):
 
 
 @given(SPANS, SPANS)
+@example(((0, 10),), ((5, 5), (7, 3)))  # Nothing is taken out.
 def test_union_and_minus_are_those_of_sets(a, b):
   both = sp.union(a, b)
   assert listed(both) == sorted({*listed(a), *listed(b)})
-  assert all(x[1] < y[0] for x, y in itertools.pairwise(both))
   rest = sp.minus(sp.union(a), b)
+  for spans in (both, rest):
+    assert all(x[1] < y[0] for x, y in itertools.pairwise(spans))
+    assert all(start < stop for start, stop in spans)
   assert listed(rest) == sorted({*listed(a)} - {*listed(b)})
   assert sp.overlap(a, b) == bool({*listed(a)} & {*listed(b)})
 
@@ -34,5 +37,9 @@ def test_head_and_tail_keep_the_order(spans, count):
   assert listed(first) == all_[:count]
   assert listed(rest) == all_[count:]
   assert listed(sp.tail(spans, count)) == all_[len(all_) - count :]
-  assert listed(sp.join(first, rest)) == all_
+  joined = sp.join(first, rest)
+  assert listed(joined) == all_
+  assert all(x[1] != y[0] for x, y in itertools.pairwise(joined))
+  for part in (first, rest, joined):
+    assert all(start < stop for start, stop in part)
   assert sp.size(spans) == len(all_)

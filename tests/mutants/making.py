@@ -32,6 +32,8 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
   ast.BitAnd: ast.BitOr,
 }
 _FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+# Their arguments may come in any order.
+_SYMMETRIC = ("min", "max", "isinstance", "union", "overlap")
 _VALUES = ast.Name | ast.Attribute | ast.Call | ast.Subscript
 _REMOVABLE = (
   ast.Assign,
@@ -66,6 +68,8 @@ def mutants(source: str) -> Iterator[Mutant]:
     for new in _replacements(node):
       if isinstance(new, ast.Pass) and not _is_in_function(tree, path):
         continue  # Importing the module would fail, or nothing change.
+      if ast.unparse(new) == ast.unparse(node):
+        continue
       name = f"{where}: {_text(node)} -> {_text(new)}"
       seen[name] += 1
       if seen[name] > 1:
@@ -212,13 +216,16 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
-  name = node.func.id if isinstance(node.func, ast.Name) else ""
+  name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+  args = node.args
   if name in _FUNCTIONS:
     yield _like(node, func=ast.Name(_FUNCTIONS[name], ast.Load()))
-  args = node.args
+    if len(args) > 1:
+      # Without a bound, or the bound alone.
+      yield from (one for one in args if not isinstance(one, ast.Starred))
   for i in range(len(args) - 1):
     # Arguments of other types fail at once, so they cost little to try.
     if isinstance(args[i], _VALUES) and isinstance(args[i + 1], _VALUES):
       swapped = [*args[:i], args[i + 1], args[i], *args[i + 2 :]]
-      if name not in ("min", "max", "isinstance"):
+      if name not in _SYMMETRIC:
         yield _like(node, args=swapped)

@@ -28,7 +28,7 @@ from tests.mutants.making import Mutant
 
 # Processor time that a mutant may take, of what the module itself takes: one
 # that takes more, for example because it loops, is found.
-_TIMES, _AT_LEAST = 4, 10
+_TIMES, _AT_LEAST = 4, 3
 _MEMORY = 6 << 30
 
 
@@ -97,7 +97,7 @@ class Rooms:
   @pytest.hookimpl(tryfirst=True)
   def pytest_runtestloop(self, session: pytest.Session) -> bool:
     module = importlib.import_module(self._module)
-    by = self._one(session, lambda: None, _AT_LEAST * 60)
+    by = self._one(session, lambda: None, 600)
     if by:
       raise RuntimeError(f"Without a mutant, the tests fail: {by}.")
     # Tests that take long come last.

@@ -5,6 +5,7 @@ import functools
 import float64_runs
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import optimizers
@@ -22,9 +23,9 @@ def test_adagrad_is_its_formula(rate):
   float64_runs.check(make, formula, {"a": 0.0625}, rate=rate, sparse="lazy")
 
 
-@every_rate
-@pytest.mark.parametrize("l1", [0.0, 0.125])
-@pytest.mark.parametrize("l2", [0.0, 0.5])
+@pairwise.every_pair(
+  rate=list(float64_runs.RATES), l1=[0.0, 0.125], l2=[0.0, 0.5]
+)
 def test_adagrad_da_is_its_formula(rate, l1, l2):
   def formula(w, g, s, t, rate):
     s["s"] = s["s"] + g

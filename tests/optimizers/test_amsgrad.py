@@ -5,13 +5,12 @@ import functools
 import float64_runs
 import jax.numpy as jnp
 import numpy as np
-import pytest
+import pairwise
 
 from optax_dist import optimizers
 
 
-@pytest.mark.parametrize("decay", [False, True])
-@pytest.mark.parametrize("rate", float64_runs.RATES)
+@pairwise.every_value(rate=list(float64_runs.RATES), decay=[False, True])
 def test_it_is_its_formula(rate, decay):
   """With betas that are no float32 numbers: RETURNN does not round them."""
 

@@ -5,6 +5,7 @@ import functools
 import float64_runs
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import optimizers
@@ -20,8 +21,7 @@ _OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("rate", float64_runs.RATES)
-@pytest.mark.parametrize("options", _OPTIONS)
+@pairwise.every_value(rate=list(float64_runs.RATES), options=list(_OPTIONS))
 def test_it_is_its_formula(options, rate):
   options = _OPTIONS[options]
   power = -options.get("learning_rate_power", -0.5)

@@ -3,14 +3,14 @@
 import functools
 
 import float64_runs
-import pytest
+import pairwise
 
 from optax_dist import optimizers
 
 
-@pytest.mark.parametrize("rate", float64_runs.RATES)
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("decay", [0.0, 0.75])
+@pairwise.every_pair(
+  rate=list(float64_runs.RATES), nesterov=[False, True], decay=[0.0, 0.75]
+)
 def test_it_is_its_formula(decay, nesterov, rate):
   """With a schedule too: the learning rate is outside of the buffer."""
 

@@ -56,7 +56,7 @@ def test_all_are_found():
 
 
 @pytest.mark.parametrize(("name", "parameter"), _NUMBERS)
-def test_what_is_no_number_is_refused(name, parameter):
+def test_invalid_numbers_are_refused(name, parameter):
   for value, error in (
     ("0.1", TypeError),
     (1j, TypeError),
@@ -71,7 +71,7 @@ def test_what_is_no_number_is_refused(name, parameter):
 
 
 @pytest.mark.parametrize(("name", "parameter"), _FLAGS)
-def test_what_is_no_flag_is_refused(name, parameter):
+def test_invalid_flags_are_refused(name, parameter):
   with pytest.raises(ValueError, match=f"`{parameter}` must be True or False"):
     _make(name, **{parameter: "no"})
 

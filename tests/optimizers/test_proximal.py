@@ -5,23 +5,22 @@ import functools
 import float64_runs
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import optimizers
 from optax_dist.sparse import indexed_slices
 
 _BOTH = [optimizers.proximal_gradient_descent, optimizers.proximal_adagrad]
-every_strength = pytest.mark.parametrize(
-  ("l1", "l2"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.25), (0.25, 0.5)]
+every_strength = pairwise.every_pair(
+  rate=list(float64_runs.RATES), l1=[0.0, 0.5], l2=[0.0, 0.25]
 )
-every_rate = pytest.mark.parametrize("rate", float64_runs.RATES)
 
 
 def _shrunk(p, rate, l1, l2):
   return np.sign(p) * np.maximum(np.abs(p) - rate * l1, 0) / (1 + rate * l2)
 
 
-@every_rate
 @every_strength
 def test_gradient_descent_is_its_formula(l1, l2, rate):
   make = functools.partial(
@@ -33,7 +32,6 @@ def test_gradient_descent_is_its_formula(l1, l2, rate):
   float64_runs.check(make, formula, rate=rate, sparse="lazy")
 
 
-@every_rate
 @every_strength
 def test_adagrad_is_its_formula(l1, l2, rate):
   def formula(w, g, s, t, rate):

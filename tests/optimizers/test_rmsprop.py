@@ -4,14 +4,14 @@ import functools
 
 import float64_runs
 import numpy as np
-import pytest
+import pairwise
 
 from optax_dist import optimizers
 
 
-@pytest.mark.parametrize("rate", float64_runs.RATES)
-@pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.75])
+@pairwise.every_pair(
+  rate=list(float64_runs.RATES), centered=[False, True], momentum=[0.0, 0.75]
+)
 def test_it_is_its_formula(momentum, centered, rate):
   """With a schedule too: the learning rate is inside of the momentum."""
 

@@ -88,7 +88,7 @@ _FIXED = {
 
 @pytest.mark.parametrize("kind", _FIXED)
 @pytest.mark.parametrize("name", optimizers.REGISTRY)
-def test_what_can_not_move_is_refused_by_name(name, kind):
+def test_leaves_that_can_not_be_updated_are_refused_by_name(name, kind):
   """Such an update would change the state's dtypes, and be rounded to nothing."""
   tx = optimizers.by_name(name, 0.1)
   params = {"w": jnp.ones(2), "layer": [_FIXED[kind]]}

@@ -71,6 +71,7 @@ def test_the_output_of_a_process_that_fails_is_shown():
   assert "Process 0 of 2 was still running and was killed" in str(info.value)
 
 
+@pytest.mark.nightly
 def test_a_process_that_hangs_is_named_and_ended(tmp_path):
   with pytest.raises(launch.ProcessError) as info:
     launch.run(_one_hangs, str(tmp_path), processes=2, timeout=10)
@@ -83,6 +84,7 @@ def test_a_process_that_hangs_is_named_and_ended(tmp_path):
     assert not pathlib.Path("/proc", (tmp_path / str(i)).read_text()).exists()
 
 
+@pytest.mark.nightly
 def test_a_process_that_hangs_and_began_late_is_named():
   with pytest.raises(launch.ProcessError) as info:
     launch.run(_begins_late_and_hangs, 2, processes=2, timeout=3)

@@ -50,6 +50,7 @@ def test_initial_tokens_suffice_for_the_first_step(tokens):
     ((0,), ValueError, "replicas_to_aggregate must be a positive .*got 0"),
     ((True,), TypeError, "replicas_to_aggregate .*got True"),
     ((2.0,), TypeError, "replicas_to_aggregate .*got 2.0"),
+    ((1, 0), ValueError, "total_num_replicas .*got 0"),
     ((1, -1), ValueError, "total_num_replicas .*got -1"),
     ((1, "2"), TypeError, "total_num_replicas .*got '2'"),
   ],

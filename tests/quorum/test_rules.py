@@ -324,10 +324,104 @@ def test_finished_is_a_state_and_no_error():
     assert run(state, event) == (state, ())
 
 
+def test_a_finish_drops_what_is_in_an_attempt_and_what_is_early_on_it():
+  state, decisions = run(
+    started(2, 2, two_phase=True),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Done(0, 0, 1),
+    quorum.Arrive(0, 1),
+    quorum.Finish(),
+  )
+  assert decisions == (
+    quorum.Drop(0, 0, Reason.FINISHED),
+    quorum.Drop(1, 0, Reason.FINISHED),
+    quorum.Drop(0, 1, Reason.FINISHED),
+    quorum.Finished(0),
+  )
+  assert quorum.ledger(state).inside == 0
+
+
+def test_a_restart_during_an_attempt_keeps_its_own_gradient():
+  state, decisions = run(
+    started(2, 2, two_phase=True, max_staleness=1),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Done(0, 0, 1),
+    quorum.Lost(0),
+    quorum.Join(0),
+    quorum.Arrive(0, 0),
+    quorum.Done(1, 0, 1),
+  )
+  assert kinds(decisions) == ["Commit", "Token"]
+  # What its first process gave is committed; the second one's is still in.
+  assert decisions[1] == quorum.Token(1, 1)
+  assert state.inside[0].staleness == 1
+
+
+@pytest.mark.parametrize(
+  ("event", "expected"),
+  [(quorum.Lost(0), Reason.LOST), (quorum.Leave(0), Reason.LEFT)],
+)
+def test_a_departed_members_gradient_is_dropped_by_its_reason(event, expected):
+  _, decisions = run(
+    started(2, 3, two_phase=True),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Done(0, 0, 1),
+    event,
+    quorum.Failed(1, 0, 1),
+  )
+  assert quorum.Drop(0, 0, expected) in decisions
+  assert quorum.Drop(1, 0, Reason.FAILED) in decisions
+
+
+def test_replicas_lost_during_an_attempt_are_missed_once_it_fails():
+  state, decisions = run(
+    started(2, 3, two_phase=True),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Done(0, 0, 1),
+    quorum.Lost(0),
+    quorum.Lost(2),
+  )
+  assert decisions == ()
+  state, decisions = run(state, quorum.Failed(1, 0, 1))
+  assert kinds(decisions)[-1] == "CannotProceed"
+  assert decisions[-1].missing == (0, 2)
+
+
+def test_the_rest_of_a_sum_does_not_make_an_exact_step_too_large():
+  _, decisions = run(
+    started(6, 2, exact=True),
+    quorum.Arrive(0, 0, count=3),
+    quorum.Lost(1),
+    quorum.Join(1),
+    # Replica 0 was asked for the other three, and brings them too late.
+    quorum.Arrive(1, 0, count=2),
+    quorum.Arrive(0, 0, count=3),
+  )
+  assert decisions == (
+    quorum.Drop(0, 0, Reason.OVER_QUOTA, count=3),
+    quorum.Drop(0, 0, Reason.SUPERSEDED, count=3),
+    quorum.Token(0, 0, count=4),
+  )
+
+
 def test_when_all_have_left_the_run_is_finished():
   state, decisions = run(started(1, 2), quorum.Leave(0), quorum.Leave(1))
   assert decisions == (quorum.Finished(0),)
   assert state.finished
+
+
+@pytest.mark.parametrize("other", [(), (quorum.Join(1), quorum.Lost(1))])
+def test_a_run_goes_on_while_one_may_still_come(other):
+  state, decisions = run(
+    quorum.init(1, 2), *other, quorum.Join(0), quorum.Leave(0)
+  )
+  assert kinds(decisions) == (["CannotProceed"] if other else [])
+  state, decisions = run(state, quorum.Join(1))
+  assert decisions == (quorum.Token(1, 0),)
 
 
 def test_two_optimizers_share_nothing():
@@ -351,6 +445,18 @@ def test_states_are_values_to_be_kept_and_sent():
 def test_a_count_below_one_is_no_event(count):
   with pytest.raises(ValueError, match="count must be a positive integer"):
     run(started(1, 1), quorum.Arrive(0, 0, count=count))
+
+
+def test_a_failed_step_may_be_tried_again_and_the_one_before_it_not():
+  state, _ = run(
+    started(1, 1, two_phase=True, max_staleness=1),
+    quorum.Arrive(0, 0),
+    quorum.Done(0, 0, 1),
+    quorum.Arrive(0, 1),
+    quorum.Failed(0, 1, 1),
+  )
+  assert reason(run(state, quorum.Arrive(0, 0))[1]) == Reason.DUPLICATE
+  assert kinds(run(state, quorum.Arrive(0, 1))[1])[0] == "Accept"
 
 
 def test_attempts_are_counted_from_one_at_each_step():

@@ -1,7 +1,7 @@
 """Properties of the default rules: what holds after every event.
 
-The coordinator's invariants, of which most are the rules', are in
-tests/coordinator/runs/test_invariants.py.
+Those of the coordinator's invariants that are the rules' are stated here alone;
+those that need parameters are in tests/coordinator/runs/test_invariants.py.
 """
 
 from rule_histories import check, random_history
@@ -43,6 +43,18 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
     replica, step, late = event.replica, event.local_step, before.config
     outcome = decisions[0]
     record = before.replicas.get(replica)
+    if isinstance(outcome, quorum.Drop) and (
+      outcome.reason == Reason.SUPERSEDED
+    ):
+      # An older gradient of the replica makes room for this one.
+      held = before.inside[replica]
+      assert (outcome.local_step, outcome.count) == (
+        held.local_step,
+        held.count,
+      )
+      assert held.local_step < step
+      outcome = decisions[1]
+      assert isinstance(outcome, quorum.Accept)
     known = record is not None and record.live
     same = known and event.incarnation in (None, record.incarnation)
     assert outcome.replica == replica
@@ -313,8 +325,10 @@ def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
         assert replica in dropped
       if after.attempt:
         assert after.attempt.number == attempt.number + 1
-      record = after.replicas[abandoned.failed_replica]
-      if record.live and isinstance(event, quorum.Failed):
+      failed = abandoned.failed_replica
+      record = after.replicas[failed]
+      same = record.incarnation == attempt.incarnations[failed]
+      if record.live and same:
         assert record.asked >= 1
 
   check(holds)
@@ -351,8 +365,7 @@ def test_tokens_are_counted():
     assert after.working == len(holders)
     assert all(m.live for m in holders)
 
-  check(holds)
-  check(holds, "healthy")
+  check(holds, "any", "crowded", "healthy")
 
 
 def test_the_ledger_adds_up():
@@ -364,6 +377,47 @@ def test_the_ledger_adds_up():
     assert ledger.arrived == ledger.applied + ledger.inside + dropped
 
   check(holds)
+
+
+def test_a_report_on_another_attempt_changes_nothing():
+  def holds(event, before, decisions, after):
+    if isinstance(event, quorum.Done | quorum.Failed):
+      attempt = before.attempt
+      of_it = (before.step, attempt.number) if attempt else ()
+      if (event.step, event.attempt) != of_it:
+        assert (after, decisions) == (before, ())
+
+  check(holds)
+
+
+def test_a_finished_run_holds_nothing_and_stays_as_it_is():
+  seen = 0
+
+  def holds(event, before, decisions, after):
+    nonlocal seen
+    if before.finished:
+      kept = after._replace(arrived=before.arrived, dropped=before.dropped)
+      assert kept == before
+      return
+    everybody = (after.live, after.awaited, after.lost)
+    finish = isinstance(event, quorum.Finish)
+    assert after.finished == (finish or not any(everybody))
+    if after.finished:
+      assert decisions[-1] == quorum.Finished(before.step)
+      assert not after.attempt
+      assert not {*after.inside, *after.early}
+      assert after.gathered == quorum.ledger(after).inside == 0
+      held = (*before.inside.values(), *members(before), *before.early.values())
+      drops = of(decisions, quorum.Drop)
+      found = {(d.replica, d.local_step, d.count) for d in drops}
+      assert found == {(g.replica, g.local_step, g.count) for g in held}
+      seen += len(held)
+      if finish:
+        assert decisions[:-1] == tuple(drops)
+        assert {d.reason for d in drops} <= {Reason.FINISHED}
+
+  check(holds)
+  assert seen > 50
 
 
 def test_old_states_stay_as_they_were():

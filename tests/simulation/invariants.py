@@ -6,6 +6,7 @@ there later (a record put where an old one was deleted) is nobody's history.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -27,17 +28,31 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.ledger import spans as sp
 from tests.simulation import transcript
-from tests.simulation.world import BLOCK, LEADER_TIMEOUT, TIMEOUT, digest
+from tests.simulation.world import (
+  ATTEMPT_TIMEOUT,
+  BLOCK,
+  FASTEST,
+  LEADER_TIMEOUT,
+  TIMEOUT,
+  digest,
+)
 
 # Seconds after which a request has been overlooked, not delayed.
 FORGOTTEN = 5.0
 # Of so many seconds, a member that is given up was not heard for at least so many
 # while its leader was awake; the loss of its connection counts for as long.
 _RECENT, _UNHEARD = 60.0, 1.0
-# Seconds after which a leader knows of a member's state.
-_SETTLED = 0.5
+# Seconds after which a leader knows of a member's state, and as many times a
+# message's latency: some take that long.
+_SETTLED, _LATE = 0.5, 20.0
+# Two processes with one number take each other's place at most so often.
+_PLACES = 2
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
+
+
+def _members(commit: Committed) -> list[int]:
+  return [part.incarnation for part in commit.parts]
 
 
 class Violation(AssertionError):
@@ -88,6 +103,8 @@ class Checker:
     self.left_in_peace = ""
     self.left = 0
     self.lost = 0
+    # How often a process took the place of another one that lives, by replica.
+    self.replaced: collections.Counter[int] = collections.Counter()
     self.written: list[Committed] = []
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
@@ -95,10 +112,11 @@ class Checker:
     # Whether the latest removal of a member was that it left.
     self.left_last = False
     # When the latest term began, and when a member or process was lost last.
-    self.term_at = self.changed_at = -math.inf
-    # Whether a state was damaged; and the fingerprints taken, by step and process.
+    self.term_at = self.changed_at = self.committed_at = -math.inf
+    self.ended_at = math.inf
+    # Whether a state was damaged; and when each fingerprint was first taken, by step.
     self.corrupt = False
-    self.prints: dict[int, dict[str, int]] = {}
+    self.prints: dict[int, dict[str, float]] = {}
     # Who wants all to save, and how many steps were committed since.
     self.wishes: list[list[Any]] = []
 
@@ -152,6 +170,7 @@ class Checker:
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
+        self.joined(self.world.by_name[member.process])
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
       case Removed(incarnation, left, reason):
@@ -168,7 +187,8 @@ class Checker:
       case Ended():
         if not entry.error:
           self.nobody_forgotten(process)
-        self.end = entry
+          self.all_have_the_state("the run ends", entry.step, self.committed_at)
+        self.end, self.ended_at = entry, self.world.now
         self.how_it_ended(entry)
         if entry.error:
           self.why_it_ended = self.excuse()
@@ -188,6 +208,7 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
+    self.committed_at = self.world.now
     self.positions.append(len(self.log) - 1)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
@@ -284,7 +305,8 @@ class Checker:
     (part,) = commit.parts
     name = self.processes.get(part.incarnation)
     # Who was there by then, and had been for a moment, could be asked to be one.
-    since = world.begun.get(commit.attempt, -math.inf) - _SETTLED
+    since = world.begun.get(commit.attempt, -math.inf)
+    since -= _SETTLED + _LATE * self.setting.latency
     if name is None or max(self.changed_at, self.term_at) > since:
       return  # A witness may have been lost, or have failed.
     others = [p for p in self.within_reach(leader) if p.name != name]
@@ -315,8 +337,12 @@ class Checker:
       if wish[1] > _SOON:
         self.fail("A9", f"{process.name}'s wish to save is forgotten")
 
-  def fingerprint(self, process: Any, step: int) -> None:
-    self.prints.setdefault(step, {})[process.name] = process.version
+  def fingerprint(self, process: Any, taken: ins.FingerprintTaken) -> None:
+    """One that comes shortly before the end may not be compared any more."""
+    if self.end is None:
+      self.prints.setdefault(taken.step, {}).setdefault(
+        taken.digest, self.world.now
+      )
 
   # Who is given up.
 
@@ -347,6 +373,15 @@ class Checker:
     if left:
       if process.leaves_since == math.inf:
         self.fail("A12", f"{process.name} left, and did not ask to")
+      # What was committed without it since then is not for it to hand on.
+      own = [
+        commit.attempt.step + 1
+        for commit in self.commits
+        if process.name in map(self.processes.get, _members(commit))
+      ]
+      step = max([process.leaves_at, *own])
+      what = f"{process.name} is let go"
+      self.all_have_the_state(what, step, process.leaves_since)
       return
     if not process.alive or process.over or process.aborted:
       return
@@ -368,6 +403,37 @@ class Checker:
         f"{process.name} is removed, and was silent for {unheard:.1f} s: "
         f"{reason}",
       )
+
+  def all_have_the_state(self, what: str, step: int, since: float) -> None:
+    """Who stays has the state of a step, or was waited for.
+
+    Args:
+      what: what happens, for an error.
+      step: the step.
+      since: since when it was waited for.
+    """
+    if self.world.now >= since + ATTEMPT_TIMEOUT / FASTEST:
+      return
+    for name in self.members.values():
+      process = self.world.by_name[name]
+      lacks = [
+        commit
+        for commit in self.commits[process.step : step]
+        if commit.inline or not self.has_mean(process, commit)
+      ]
+      stays = process.leaves_since == math.inf
+      if stays and process.alive and lacks:
+        self.fail("A9", f"{what}, and {name} has only step {process.step}")
+
+  def joined(self, process: Any) -> None:
+    """Of two processes with one number, one goes."""
+    for name in self.members.values():
+      old = self.world.by_name[name]
+      same = old.index == process.index and old is not process
+      if same and old.alive and not old.over:
+        self.replaced[old.index] += 1
+    if self.replaced[process.index] > _PLACES:
+      self.fail("A13", f"{process.name} and another one replace each other")
 
   def deposed(self, leader: Any, process: Any) -> None:
     """A leader is not deposed while others hear it.
@@ -697,7 +763,11 @@ class Checker:
 
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
-    differ = any(len(set(found.values())) > 1 for found in self.prints.values())
+    known = self.ended_at - _SETTLED - _LATE * self.setting.latency
+    differ = any(
+      sum(at < known for at in found.values()) > 1
+      for found in self.prints.values()
+    )
     if (
       self.corrupt
       and differ

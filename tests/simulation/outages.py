@@ -37,7 +37,11 @@ _KINDS = (
   ("stranger", 1),
   ("damage", 2),
   ("save", 2),
+  ("crawl", 2),
+  ("storm", 4),
 )
+# What strikes again and again within a moment, and how long it lasts.
+_STORM = ("cut", "cut", "cut", "lag", "pause", "break", "kill leader")
 _BYTES = ("truncated", "longer", "another version", "random", "empty")
 
 Faults = tuple[tuple[float, str, tuple[Any, ...]], ...]
@@ -80,7 +84,8 @@ def schedule(
       setting = dataclasses.replace(setting, needed=needed)
       return setting, ((time, "stop", (index, BEYOND)),)
     case "cut again":
-      setting = dataclasses.replace(setting, adaptive=True, steps=60)
+      setting = _slow(setting, 1.0, 24)
+      setting = dataclasses.replace(setting, adaptive=True)
       return setting, tuple(_cuts(setting, index, time, r))
     case "stop, and die":
       moment = r.choice((0.0, 0.001, 0.05))
@@ -95,7 +100,17 @@ def schedule(
         for i, how in enumerate(_BYTES)
       ]
       return setting, tuple(struck)
+    case "crawl":
+      # For longer than the leader waits until it asks, and sent all the time.
+      setting = dataclasses.replace(
+        setting, inline=False, alone=False, needed=max(2, setting.needed)
+      )
+      return setting, ((time, kind, (index, 3 * ATTEMPT_TIMEOUT)),)
+    case "storm":
+      return setting, tuple(_storm(setting, time, r))
     case "twin":
+      # Until the two could have replaced each other some times.
+      setting = _slow(setting, 1.0, 30)
       return setting, ((time, kind, (index,)),)
     case "stranger":
       return setting, ((time + 0.2, kind, (index,)),)
@@ -107,11 +122,36 @@ def schedule(
     case "damage":
       every = r.choice((1, 3))
       setting = dataclasses.replace(
-        setting, fingerprint_every=every, same_start=True, steps=60
+        _slow(setting, 0.3, 24), fingerprint_every=every, same_start=True
       )
       return setting, ((time, kind, (index,)),)
     case _:
       return setting, ((time, kind, (index,)),)
+
+
+def _slow(setting: Setting, compute: float, steps: int) -> Setting:
+  """A run that lasts for longer, without more steps than that takes."""
+  times = (compute,) * len(setting.compute)
+  return dataclasses.replace(setting, compute=times, steps=steps)
+
+
+def _storm(setting: Setting, time: float, r: random.Random) -> Any:
+  """Messages are late on one link and then on another, while leaders change."""
+  for _ in range(r.choice((6, 10, 15))):
+    kind = r.choice(_STORM)
+    index = r.randrange(setting.replicas)
+    other = (index + 1 + r.randrange(setting.replicas - 1)) % setting.replicas
+    long = r.choice((0.02, 0.1, 0.5))
+    match kind:
+      case "cut":
+        yield time, kind, (index, other, long, False)
+      case "break":
+        yield time, kind, (index, other)
+      case "kill leader":
+        yield time, kind, (index, 0.5)
+      case _:
+        yield time, kind, (index, long)
+    time += r.expovariate(1.0 / 0.1)
 
 
 def _cuts(setting: Setting, index: int, time: float, r: random.Random) -> Any:

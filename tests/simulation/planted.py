@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation import faults
+from tests.simulation import faults, fragments
 
 _PACKAGE = "optax_dist.coordinator.protocol"
 _PACKAGES = {
@@ -30,14 +30,18 @@ class Planted:
   Attributes:
     name: in a few words.
     changes: module, the text there, and what stands there instead.
+    kind: the schedules that find it.
   """
 
   name: str
   changes: tuple[tuple[str, str, str], ...]
+  kind: Any = faults
 
 
-def _one(name: str, module: str, old: str, new: str) -> Planted:
-  return Planted(name, ((module, old, new),))
+def _one(
+  name: str, module: str, old: str, new: str, kind: Any = faults
+) -> Planted:
+  return Planted(name, ((module, old, new),), kind)
 
 
 FAULTS = (
@@ -121,13 +125,6 @@ FAULTS = (
     "    if self._queue:\n      self._queue[-1][1].append(effect)",
     "    if True:\n      effects.append(effect)",
   ),
-  _one(
-    "a proposal is taken for the commit",
-    "follower.follower",
-    "        if position == self._position:\n"
-    "          self.applier.proposed(record)",
-    "        self._recorded(position, record, now)",
-  ),
   Planted(
     "a stale snapshot is served, and taken",
     (
@@ -189,17 +186,11 @@ FAULTS = (
     "    local_step = self._quorum.step\n",
   ),
   _one(
-    "what was computed ahead is published, whatever is decided",
-    "follower.applier",
-    "      if self._ahead != commit:",
-    "      if self._ahead is None:",
-  ),
-  _one(
     "a gap in the log is jumped over",
     "follower.follower",
-    "    if position > self._position >= 0 or record is None:",
+    "    if position > self._position >= 0:\n      if peer",
     "    self._position = max(self._position, position)\n"
-    "    if record is None:",
+    "    if False:\n      if peer",
   ),
   _one(
     "an old membership goes on over a new connection",
@@ -210,10 +201,11 @@ FAULTS = (
   _one(
     "an optimistic mean is dropped after it was reported",
     "follower.follower",
-    "    self._proposed = None\n    self._search.heard(now)\n",
-    "    self._proposed = None\n    self._search.heard(now)\n"
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n",
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
-    "      self.applier.abandon_all()\n",
+    "      for attempt in list(self.applier._work):\n"
+    "        self.applier._drop(attempt)\n",
   ),
   _one(
     "the journal tells of what might not have been",
@@ -377,6 +369,8 @@ FAULTS = (
     "leader.leader",
     "    if self._ended:\n      return  # With an error, steps might",
     "    if False:\n      return  # With an error, steps might",
+    # A round is over by time alone.
+    fragments,
   ),
   _one(
     "a replica of another optimizer is let in",
@@ -439,12 +433,6 @@ FAULTS = (
     "    self._tell_w",
   ),
   _one(
-    "an abandoned attempt is finished all the same",
-    "follower.applier",
-    "    if work is not None and not work.committed:\n      self._drop(attempt)",
-    "    pass",
-  ),
-  _one(
     "a member that failed is told to be the witness's success",
     "leader.attempt",
     "    self._held += own\n    return []",
@@ -495,13 +483,11 @@ def plant(fault: Planted) -> Iterator[None]:
       before.__code__ = code
 
 
-def find(
-  fault: Planted, first: int, most: int, kind: Any = faults
-) -> faults.Result | None:
+def find(fault: Planted, first: int, most: int) -> faults.Result | None:
   """The first schedule that finds the fault; None if none of them does."""
   with plant(fault):
     for seed in range(first, first + most):
-      result = kind.run(kind.schedule(seed))
+      result = fault.kind.run(fault.kind.schedule(seed))
       if result.violation:
         return result
   return None

@@ -45,8 +45,7 @@ def test_no_guarantee_is_violated(batch):
 @pytest.mark.parametrize("fault", FAULTS, ids=[f[0] for f in FAULTS])
 def test_a_planted_fault_is_found(fault):
   name, *change = fault
-  found = planted.find(
-    planted.Planted(name, (tuple(change),)), 0, 100, fragments
-  )
+  planted_one = planted.Planted(name, (tuple(change),), fragments)
+  found = planted.find(planted_one, 0, 100)
   assert found is not None
   assert not fragments.run(found.schedule).violation  # Without the fault.

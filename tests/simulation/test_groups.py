@@ -1,5 +1,7 @@
 """Replicas of several processes: schedules, and faults that they must find."""
 
+import dataclasses
+
 import pytest
 
 from tests.simulation import groups, planted
@@ -44,6 +46,6 @@ def test_no_guarantee_is_violated(batch):
 )
 def test_a_planted_fault_is_found(name, old, new):
   fault = planted.Planted(name, (("group.speaker", old, new),))
-  found = planted.find(fault, 0, 150, groups)
+  found = planted.find(dataclasses.replace(fault, kind=groups), 0, 150)
   assert found is not None
   assert not groups.run(found.schedule).violation  # Without the fault.

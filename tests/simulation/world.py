@@ -100,6 +100,8 @@ class Setting:
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
 HEARTBEAT = 1.0
+# The fastest clock.
+FASTEST = 1.1
 BLOCK = 4
 # Seconds until a fingerprint is taken, about.
 FINGERPRINT = 0.5
@@ -199,7 +201,7 @@ class Process:
     self.world, self.name, self.index = world, name, index
     self.uid = digest(world.seed, len(world.all), index)
     self.rate, self.offset = setting.rates[index], 1000.0 * (index + 1)
-    self.alive, self.paused_until = True, 0.0
+    self.alive, self.paused_until = True, -math.inf
     # Seconds of the world in which it was stopped, and since when it is.
     self.slept, self.stopped_at = 0.0, 0.0
     # Whether a leader has handed its role to it.
@@ -208,7 +210,7 @@ class Process:
     # What has yet to be taken by the core of an event loop that is busy, while
     # its transport goes on; and the peers whose loss is among that.
     self.inbox: list[ins.Input] = []
-    self.busy_until = 0.0
+    self.busy_until = -math.inf
     self.losing: list[str] = []
     self.connections: dict[str, Connection] = {}
     # When each peer's heartbeat was heard last, and how that went so far.
@@ -216,7 +218,9 @@ class Process:
     self.gaps: dict[str, arrivals.Arrivals] = {}
     self.timer = math.inf
     self.store_faults: list[str] = []
-    self.store_cut_until = 0.0
+    self.store_cut_until = -math.inf
+    # Until when what it sends of a gradient comes piece by piece.
+    self.crawls_until = -math.inf
     # How often it has asked the store since then.
     self.asking_since, self.requests = 0.0, 0
     # The published state, and the speculative one.
@@ -237,6 +241,8 @@ class Process:
     self.in_hand = False
     self.wants_leave = self.wants_finish = False
     self.leaves_since = math.inf
+    # The step of the state that it wants to leave with.
+    self.leaves_at = -1
     # When it last said that it needs a snapshot; infinity once it has one.
     self.needs_since = math.inf
     self.incarnation = -1
@@ -609,7 +615,7 @@ class World:
   # Network.
 
   def blocked_until(self, sender: Process, receiver: Process) -> float:
-    return self.cuts.get((sender.name, receiver.name), 0.0)
+    return self.cuts.get((sender.name, receiver.name), -math.inf)
 
   def cut(self, a: Process, b: Process, duration: float) -> None:
     """Nothing of one process's reaches another one for a while."""
@@ -873,13 +879,32 @@ class World:
       gradient = process.gradients[sequence]
       for j, peer in enumerate(peers):
         if j != me:
-          self.send(process, peer.process, ("gradient", attempt, me, gradient))
+          item = ("gradient", attempt, me, gradient)
+          self.send_slowly(process, aggregation, peer.process, item)
       aggregation.gradients[me] = gradient
     if attempt.number:
       self.limit_wait(process, aggregation)
     for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
+
+  def send_slowly(
+    self,
+    process: Process,
+    aggregation: Aggregation,
+    peer: str,
+    item: tuple[Any, ...],
+  ) -> None:
+    """Sends a gradient, in pieces for as long as the process crawls."""
+    if process.crawls_until <= self.now:
+      self.send(process, peer, item)
+      return
+    going = process.aggregations.get(aggregation.attempt) is aggregation
+    if process.alive and going and not aggregation.ended:
+      aggregation.moved = self.now
+      self.send(process, peer, ("piece", aggregation.attempt, 0, 0))
+      args = (process, aggregation, peer, item)
+      self.at(self.now + ATTEMPT_TIMEOUT / 3, self.send_slowly, *args)
 
   def check_moves(
     self, process: Process, aggregation: Aggregation, slept: float
@@ -929,7 +954,7 @@ class World:
     aggregation.moved = self.now
     if kind == "gradient":
       aggregation.gradients[index] = value
-    else:
+    elif kind == "mean":
       aggregation.means[index] = value
 
   def go_on(self, process: Process, aggregation: Aggregation) -> None:
@@ -1155,16 +1180,22 @@ class World:
     self, process: Process, effect: fx.TakeFingerprint
   ) -> None:
     taken = ins.FingerprintTaken(effect.step, str(process.version))
-    if self.checker is not None:
-      self.checker.fingerprint(process, effect.step)
     # It takes a while, and training goes on meanwhile.
     time = self.now + self.delay(FINGERPRINT)
-    self.at(time, self.input, process, taken)
+    self.at(time, self.took_fingerprint, process, taken)
+
+  def took_fingerprint(
+    self, process: Process, taken: ins.FingerprintTaken
+  ) -> None:
+    if self.checker is not None:
+      self.checker.fingerprint(process, taken)
+    self.input(process, taken)
 
   def on_leadershipchanged(
     self, process: Process, effect: fx.LeadershipChanged
   ) -> None:
-    pass
+    if effect.leads and self.checker is not None:
+      self.checker.term_at = self.now
 
   def on_openjournal(self, process: Process, effect: fx.OpenJournal) -> None:
     if self.checker is not None:
@@ -1278,7 +1309,7 @@ class World:
     submission = process.submission
     done = submission.base.step >= self.setting.steps
     if process.wants_leave or (done and self.setting.leaves):
-      process.leaves_since = self.now
+      process.leaves_since, process.leaves_at = self.now, process.step
       self.input(process, ins.LeaveWanted())
       process.suspended = True
     elif done:

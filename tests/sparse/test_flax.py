@@ -23,7 +23,7 @@ def _state(rows):
   )
   params = {"table": jnp.zeros((9, 2)), "w": jnp.zeros(2)}
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def update(state, rows):
     slices = IndexedSlices(jnp.ones((2, 2)), rows, (9, 2))

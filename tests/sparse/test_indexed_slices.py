@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -145,14 +146,12 @@ def _explicit(x, *spec):
   return jax.device_put(x, NamedSharding(mesh, P(*spec)))
 
 
-_EVERY_SPEC = pytest.mark.parametrize(
-  "spec", [(None, "model"), ("data", None), ("data", "model"), (None, None)]
-)
-_EAGER_AND_JIT = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+_SPECS = [(None, "model"), ("data", None), ("data", "model"), (None, None)]
+_EVERY_SPEC = pytest.mark.parametrize("spec", _SPECS)
+_EAGER_AND_JIT = {"eager": lambda f: f, "jit": jax.jit}
 
 
-@_EVERY_SPEC
-@_EAGER_AND_JIT
+@pairwise.every_value(spec=_SPECS, wrap=_EAGER_AND_JIT)
 def test_slots_on_an_explicit_mesh(spec, wrap):
   """Whatever is sharded: slots, columns, both or none."""
   values = np.arange(16.0, dtype=np.float32).reshape(4, 4)
@@ -171,9 +170,7 @@ def test_slots_on_an_explicit_mesh(spec, wrap):
       np.testing.assert_array_equal(dense, expected)
 
 
-@_EVERY_SPEC
-@_EAGER_AND_JIT
-@pytest.mark.parametrize("columns", [None, "model"])
+@pairwise.every_pair(spec=_SPECS, wrap=_EAGER_AND_JIT, columns=[None, "model"])
 def test_updates_of_a_table_on_an_explicit_mesh(spec, wrap, columns):
   table = np.ones((4, 4), np.float32)
   update = IndexedSlices(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 
 import optax_dist
@@ -85,8 +86,7 @@ def _train(map_name, tx, dense, apply_updates=optax_dist.apply_updates):
   return jax.tree.map(np.asarray, carry[0])
 
 
-@pytest.mark.parametrize("behind", AGGREGATE)
-@pytest.mark.parametrize("name", ON_VALUES)
+@pairwise.every_value(behind=list(AGGREGATE), name=list(ON_VALUES))
 def test_stock_optax_is_refused_with_the_remedy(behind, name):
   tx = AGGREGATE[behind][0](ON_VALUES[name]())
   with pytest.raises(
@@ -104,9 +104,11 @@ def test_stock_optax_with_a_state_of_rows_is_refused(behind, name):
     _train("vmap", tx, dense=False)
 
 
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
-@pytest.mark.parametrize("behind", AGGREGATE)
-@pytest.mark.parametrize("name", ON_VALUES)
+@pairwise.every_value(
+  map_name=["vmap", "shard_map_vma"],
+  behind=list(AGGREGATE),
+  name=list(ON_VALUES),
+)
 def test_on_values_gives_the_numbers_of_dense_updates(map_name, behind, name):
   sparsely, densely = AGGREGATE[behind]
   inner = ON_VALUES[name]
@@ -121,9 +123,7 @@ def test_on_values_gives_the_numbers_of_dense_updates(map_name, behind, name):
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
 @pytest.mark.parametrize("behind", AGGREGATE)
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_what_keeps_rows_is_refused_by_on_values_and_runs_on_dense(
-  behind, name
-):
+def test_a_state_of_rows_needs_to_dense(behind, name):
   sparsely, densely = AGGREGATE[behind]
   inner = WITH_ROWS[name]
   with pytest.raises(ValueError, match=r"of `inner` at state.*to_dense\(\)"):

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import row, stack, take_step
 
-from optax_dist import state_specs
+from optax_dist.states import state_specs
 from optax_dist.states.center import (
   center_params,
   reset_to_center,
@@ -108,7 +108,7 @@ def test_reset_inside_of_the_map(map_name):
   chex.assert_trees_all_equal(jax.device_get(new_state), jax.device_get(state))
 
 
-def test_what_has_no_center_stays():
+def test_a_state_without_center_is_unchanged():
   tx = optax.masked(
     elastic_average(optax.sgd(0.1), "i", num_replicas=2, rho=0.0),
     {"a": True, "b": False},
@@ -209,7 +209,7 @@ def test_new_replicas_take_nothing_from_one_that_is_not_finite():
   np.testing.assert_array_equal(new, [2.0, np.inf])
 
 
-def test_what_can_not_be_resized():
+def test_states_without_parts_are_refused():
   params, state = jax.device_get(_trained("vmap"))
   for bad in (0, 2.0):
     with pytest.raises(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import pairwise
 import pytest
 
 import optax_dist
@@ -68,7 +69,7 @@ def _start(name, size):
 def _trained(name, params, state, size, steps):
   """Returns parameters and state after some steps, each with other gradients."""
   tx = _STRATEGIES[name](size)
-  axes = (0 if name in _OWN else None, optax_dist.state_axes(state))
+  axes = (0 if name in _OWN else None, optax_dist.states.state_axes(state))
 
   def step(params, state, seed):
     gradient = jax.tree.map(
@@ -127,9 +128,11 @@ def test_a_restored_run_goes_on_to_the_same_bits(name, saved):
 
 def _resized(name, params, state, size):
   if name == "sync_replicas":
-    return params, optax_dist.resize_replicas(state, size, departed="fold")
+    return params, optax_dist.states.resize_replicas(
+      state, size, departed="fold"
+    )
   if name in _OWN:
-    return optax_dist.resize_from_center(params, state, size)
+    return optax_dist.states.resize_from_center(params, state, size)
   return params, state  # Nothing in it belongs to one replica.
 
 
@@ -138,8 +141,7 @@ def _steps(state):
   return int(np.sum(getattr(state, field)))
 
 
-@pytest.mark.parametrize("size", [2, 6])
-@_each
+@pairwise.every_value(size=[2, 6], name=list(_STRATEGIES))
 def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
   path, run = saved[name]
   params, state = _resized(name, *_restore(path, run), size)
@@ -178,7 +180,10 @@ def test_going_on_without_resizing_is_an_error(name, saved):
       lambda params, state: tx.update(params, state, params),
       axis_name="i",
       axis_size=N,
-      in_axes=(0 if name in _OWN else None, optax_dist.state_axes(state)),
+      in_axes=(
+        0 if name in _OWN else None,
+        optax_dist.states.state_axes(state),
+      ),
     )(params, state)
 
 
@@ -191,13 +196,13 @@ def test_going_on_without_resizing_is_an_error(name, saved):
     ("elastic_average", "resize_replicas", "no state of sync_replicas"),
   ],
 )
-def test_what_cannot_be_resized_says_so(name, resize, words, saved):
+def test_states_that_can_not_be_resized_are_refused(name, resize, words, saved):
   params, state = saved[name][1]
   functions = {
-    "resize_replicas": lambda: optax_dist.resize_replicas(
+    "resize_replicas": lambda: optax_dist.states.resize_replicas(
       state, 2, departed="fold"
     ),
-    "resize_from_center": lambda: optax_dist.resize_from_center(
+    "resize_from_center": lambda: optax_dist.states.resize_from_center(
       params, state, 2
     ),
   }
@@ -216,7 +221,7 @@ def _with_rows(indices):
   )
   table = jnp.zeros((8, 2))
   state = tx.init(table)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def step(state, rows):
     gradient = IndexedSlices(jnp.ones((3, 2)), rows, table.shape)
@@ -232,13 +237,13 @@ def test_sparse_sums_are_restored_and_fold(tmp_path):
   _save(tmp_path / "same", state)
   restored = _restore(tmp_path / "same", state)
   chex.assert_trees_all_equal(restored, state)
-  folded = optax_dist.resize_replicas(restored, 2, departed="fold")
+  folded = optax_dist.states.resize_replicas(restored, 2, departed="fold")
   own = folded.replica.value
   assert own.num_accumulated.tolist() == [2, 2]
   assert own.gradient_sum.touches.sum(axis=1).tolist() == [6, 6]
   apart = _with_rows([[0, 1, 2], [3, 4, 5], [5, 6, 7], [0, 1, 2]])
   with pytest.raises(ValueError, match="use departed='drop'"):
-    optax_dist.resize_replicas(apart, 2, departed="fold")
+    optax_dist.states.resize_replicas(apart, 2, departed="fold")
 
 
 def test_every_optimizers_state(tmp_path):

@@ -33,7 +33,7 @@ def _after_three_ticks():
   return state
 
 
-def test_every_tick_of_every_replica_is_told():
+def test_the_outcome_of_every_iteration_is_reported():
   report = optax_dist.sync_report(_after_three_ticks())
   np.testing.assert_array_equal(report.accepted, [3, 1, 0])
   np.testing.assert_array_equal(report.absent, [0, 1, 2])

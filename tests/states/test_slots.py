@@ -116,7 +116,7 @@ def test_unknown_stock_state_goes_by_its_field():
   assert slots.get_slot(state, "scale", "mu").shape == ()
 
 
-def test_errors_list_what_there_is():
+def test_errors_list_the_known_slots():
   state = optimizers.adam(0.1).init(_PARAMS)
   with pytest.raises(KeyError, match=r"'x': the state has \['m', 'v'\]"):
     slots.get_slot(state, "scale", "x")

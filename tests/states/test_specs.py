@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -69,9 +70,9 @@ def test_every_leaf_has_its_spec_and_axis(wrapper, abstract):
   marks = _marks(state)
   assert set(marks) == {True, False}
   by_leaf = jax.tree.structure(state).flatten_up_to
-  specs = by_leaf(optax_dist.state_specs(state, maps.AXIS))
+  specs = by_leaf(optax_dist.states.state_specs(state, maps.AXIS))
   assert specs == [P(maps.AXIS) if own else P() for own in marks]
-  axes = by_leaf(optax_dist.state_axes(state))
+  axes = by_leaf(optax_dist.states.state_axes(state))
   assert axes == [0 if own else None for own in marks]
   for leaf, own in zip(jax.tree.leaves(state), marks, strict=True):
     assert not own or leaf.shape[0] == N
@@ -86,19 +87,25 @@ def test_wrappers_with_state_of_each_replica_are_named():
     tx = optax.chain(optax.clip(1.0), wrapped)
     state = jax.eval_shape(tx.init, PARAMS)
     for of in (
-      optax_dist.state_axes,
-      lambda state: optax_dist.state_specs(state, maps.AXIS),
+      optax_dist.states.state_axes,
+      lambda state: optax_dist.states.state_specs(state, maps.AXIS),
     ):
       with pytest.raises(ValueError, match=remedy):
         of(state)
-    shardings = optax_dist.state_shardings(maps.mesh(N), state, maps.AXIS)
+    shardings = optax_dist.states.state_shardings(
+      maps.mesh(N), state, maps.AXIS
+    )
     assert jax.tree.structure(shardings) == jax.tree.structure(state)
   inside = _tx(optax.apply_if_finite(optax.sgd(1.0), 2)).init(PARAMS)
-  assert optax_dist.state_axes(inside).inner_state.total_notfinite is None
+  assert (
+    optax_dist.states.state_axes(inside).inner_state.total_notfinite is None
+  )
 
 
-@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
-@pytest.mark.parametrize("wrapper", sorted(WRAPPERS.keys() - {"multi_steps"}))
+@pairwise.every_value(
+  map_name=["vmap", "pmap", "shard_map_vma"],
+  wrapper=sorted(WRAPPERS.keys() - {"multi_steps"}),
+)
 def test_wrapped_states_go_through_a_map(map_name, wrapper):
   tx = WRAPPERS[wrapper]()
   state = tx.init(PARAMS)
@@ -116,14 +123,14 @@ def test_wrapped_states_go_through_a_map(map_name, wrapper):
 
 def test_several_axes_and_none():
   state = _tx().init(PARAMS)
-  specs = optax_dist.state_specs(state, ["a", "b"])
+  specs = optax_dist.states.state_specs(state, ["a", "b"])
   assert specs.replica.value.local_step == P(("a", "b"))
-  assert optax_dist.state_specs({"x": 1.0, "n": None}, "a") == {
+  assert optax_dist.states.state_specs({"x": 1.0, "n": None}, "a") == {
     "x": P(),
     "n": None,
   }
   with pytest.raises(ValueError, match="`axis_name` must hold"):
-    optax_dist.state_specs(state, ())
+    optax_dist.states.state_specs(state, ())
 
 
 MODEL = {
@@ -150,7 +157,9 @@ class TestParamSpecs:
       variables_to_average={"w": True, "b": False},
     )
     state = jax.eval_shape(tx.init, MODEL)
-    specs = optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
+    specs = optax_dist.states.state_specs(
+      state, maps.AXIS, param_specs=MODEL_SPECS
+    )
     adam = specs.inner_state[1][0]
     assert adam.mu == adam.nu == MODEL_SPECS
     assert adam.count == specs.global_step == P()
@@ -169,14 +178,14 @@ class TestParamSpecs:
 
   def test_masks_leave_gaps(self):
     tx = optax.masked(optax.trace(0.9), {"w": True, "b": False})
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       jax.eval_shape(tx.init, MODEL), maps.AXIS, param_specs=MODEL_SPECS
     )
     assert specs.inner_state.trace["w"] == MODEL_SPECS["w"]
 
   def test_one_array_and_its_counters(self):
     state = jax.eval_shape(optax.adam(0.1).init, MODEL["w"])
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=P("model", None)
     )
     assert specs[0].mu == P("model", None)
@@ -186,8 +195,8 @@ class TestParamSpecs:
     tx = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
     state = jax.eval_shape(tx.init, MODEL)
     with pytest.raises(ValueError, match=r"different shapes.*give `params`"):
-      optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
-    specs = optax_dist.state_specs(
+      optax_dist.states.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=MODEL_SPECS, params=MODEL
     )
     assert specs.v_row["w"] == specs.v_col["w"] == specs.v["w"] == P()
@@ -196,8 +205,8 @@ class TestParamSpecs:
   def test_a_prefix_needs_the_parameters(self):
     state = jax.eval_shape(optax.trace(0.9).init, MODEL)
     with pytest.raises(ValueError, match="give `params`"):
-      optax_dist.state_specs(state, maps.AXIS, param_specs=P("model"))
-    specs = optax_dist.state_specs(
+      optax_dist.states.state_specs(state, maps.AXIS, param_specs=P("model"))
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=P("model"), params=MODEL
     )
     assert specs.trace == {"w": P("model"), "b": P("model")}
@@ -211,12 +220,14 @@ class TestParamSpecs:
       sparse_capacity={"w": 3, "b": None},
     )
     state = jax.eval_shape(tx.init, MODEL)
-    specs = optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
+    specs = optax_dist.states.state_specs(
+      state, maps.AXIS, param_specs=MODEL_SPECS
+    )
     total = specs.replica.value.gradient_sum["w"]
     assert total.values == P(maps.AXIS, None, "model")
     assert total.indices == total.touches == P(maps.AXIS)
     with pytest.raises(ValueError, match="can't be sharded by rows"):
-      optax_dist.state_specs(
+      optax_dist.states.state_specs(
         state, maps.AXIS, param_specs={"w": P("model"), "b": P()}
       )
 
@@ -224,11 +235,12 @@ class TestParamSpecs:
   def test_parts_of_one_array(self, after):
     tx = optax.chain(_sharded(optax.adam(0.1)), *after)
     state = jax.eval_shape(tx.init, MODEL["w"])
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=P(None, "model")
     )
     adam = specs[0].inner_state[0]
-    assert adam.mu == adam.nu == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert adam.mu == adam.nu
+    assert adam.mu == optax_dist.PerReplica(P(maps.AXIS, None, "model"))
     assert adam.count == P()
 
   def test_a_replicas_state_for_one_array(self):
@@ -237,16 +249,16 @@ class TestParamSpecs:
       optax_dist.cross_shard(maps.AXIS),
     )
     state = jax.eval_shape(tx.init, MODEL["w"])
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=P(None, "model")
     )
     own = specs[0].value
     assert own.value.trace == P(maps.AXIS, None, "model")
     assert own.local_step == P(maps.AXIS)
 
-  def test_what_is_no_spec_is_refused(self):
+  def test_invalid_specs_are_refused(self):
     with pytest.raises(ValueError, match="must be a pytree of PartitionSpec"):
-      optax_dist.state_specs({}, maps.AXIS, param_specs={"w": "model"})
+      optax_dist.states.state_specs({}, maps.AXIS, param_specs={"w": "model"})
 
 
 class TestBoxes:
@@ -257,7 +269,7 @@ class TestBoxes:
     net = nn.Dense(4, kernel_init=kernel)
     params = net.init(jax.random.key(0), jnp.ones((1, 6)))["params"]
     state = _tx(optax.trace(0.9)).init(params)
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=nn.get_partition_spec(params)
     )
     assert specs.inner_state.trace["kernel"].value == P(None, "model")
@@ -267,7 +279,7 @@ class TestBoxes:
     mesh = jax.make_mesh(
       (N, 2), (maps.AXIS, "model"), axis_types=(AxisType.Auto,) * 2
     )
-    placed = optax_dist.place(state, mesh, specs)
+    placed = optax_dist.states.place(state, mesh, specs)
     trace = placed.inner_state.trace["kernel"].value
     assert trace.sharding.spec == P(None, "model")
 
@@ -278,11 +290,13 @@ class TestBoxes:
     if not params_in_boxes:
       params = nn.unbox(params)
     state = _sharded(optax.trace(0.9)).init(params)
-    specs = optax_dist.state_specs(state, maps.AXIS, param_specs=of_params)
+    specs = optax_dist.states.state_specs(
+      state, maps.AXIS, param_specs=of_params
+    )
     (part,) = jax.tree.leaves(
       specs, is_leaf=lambda x: isinstance(x, optax_dist.PerReplica)
     )
-    assert part == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert part == optax_dist.PerReplica(P(maps.AXIS, "model", None))
 
   def test_a_sum_of_sparse_gradients_in_a_linen_box(self):
     params = {"w": nn.Partitioned(jnp.ones((4, 6)), (None, "model"))}
@@ -293,7 +307,7 @@ class TestBoxes:
       total_num_replicas=N,
       sparse_capacity=jax.tree.map(lambda _: 3, params),
     )
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       jax.eval_shape(tx.init, params),
       maps.AXIS,
       param_specs=nn.get_partition_spec(params),
@@ -309,7 +323,9 @@ class TestBoxes:
       net = nnx.Linear(6, 4, kernel_init=kernel, rngs=nnx.Rngs(0))
       optimizer = nnx.Optimizer(net, _tx(optax.trace(0.9)), wrt=nnx.Param)
     of_params = nnx.get_partition_spec(nnx.state(net, nnx.Param))
-    specs = optax_dist.state_specs(optimizer, maps.AXIS, param_specs=of_params)
+    specs = optax_dist.states.state_specs(
+      optimizer, maps.AXIS, param_specs=of_params
+    )
     trace = specs.opt_state.inner_state.trace
     assert trace["kernel"].get_raw_value() == P(None, "model")
     assert trace["bias"].get_raw_value() == P()
@@ -323,12 +339,12 @@ class TestBoxes:
       net = nnx.Linear(6, 4, kernel_init=kernel, rngs=nnx.Rngs(0))
     params = nnx.state(net, nnx.Param)
     state = jax.eval_shape(_sharded(optax.trace(0.9)).init, params)
-    specs = optax_dist.state_specs(
+    specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=nnx.get_partition_spec(params)
     )
     trace = specs.inner_state.trace
     part = trace["kernel"].get_raw_value()
-    assert part == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert part == optax_dist.PerReplica(P(maps.AXIS, None, "model"))
 
 
 def _nested():
@@ -355,7 +371,7 @@ def _over_mesh(check_vma):
     mesh = jax.make_mesh(
       (2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2
     )
-    specs = optax_dist.state_specs(state, "dcn", inner_axes=["ici"])
+    specs = optax_dist.states.state_specs(state, "dcn", inner_axes=["ici"])
 
     def body(params, state, args):
       params, state = step(params[0], state, *(x[0, 0] for x in args))
@@ -368,15 +384,15 @@ def _over_mesh(check_vma):
       out_specs=(P("dcn"), specs),
       check_vma=check_vma,
     )
-    state = optax_dist.place(state, mesh, specs)
+    state = optax_dist.states.place(state, mesh, specs)
     return jax.jit(mapped)(params, state, args)
 
   return run
 
 
 def _over_vmaps(step, params, state, args):
-  inner = optax_dist.state_axes(state, depth=1)
-  outer = optax_dist.state_axes(state)
+  inner = optax_dist.states.state_axes(state, depth=1)
+  outer = optax_dist.states.state_axes(state)
   step = jax.vmap(
     step, in_axes=(None, inner, 0, 0), out_axes=(None, inner), axis_name="ici"
   )
@@ -423,8 +439,8 @@ def test_replicas_of_replicas(over):
 def test_a_level_without_an_axis_is_refused():
   state = jax.eval_shape(_nested().init, jnp.zeros(3))
   with pytest.raises(ValueError, match=r"give the axes .* `inner_axes`"):
-    optax_dist.state_specs(state, "dcn")
-  specs = optax_dist.state_specs(
+    optax_dist.states.state_specs(state, "dcn")
+  specs = optax_dist.states.state_specs(
     state, "dcn", inner_axes=["ici"], param_specs=P("model")
   )
   assert specs.replica.value.local_step == P("dcn")
@@ -434,10 +450,10 @@ def test_a_level_without_an_axis_is_refused():
   assert specs.center == P("model")
 
 
-def test_shardings_make_a_state_where_it_belongs():
+def test_a_state_is_made_on_its_shardings():
   mesh = maps.mesh(N)
   tx = _tx(optax.adam(0.1))
-  shardings = optax_dist.state_shardings(
+  shardings = optax_dist.states.state_shardings(
     mesh, jax.eval_shape(tx.init, PARAMS), maps.AXIS
   )
   state = jax.jit(tx.init, out_shardings=shardings)(PARAMS)

@@ -132,7 +132,7 @@ def test_the_first_gradient_keeps_the_sign_of_zero():
   assert np.signbit(np.asarray(mean)).tolist() == [True]
 
 
-def test_what_is_in_survives_set_global_step():
+def test_accumulated_gradients_survive_set_global_step():
   state = _apply(accumulator.init(jnp.zeros(1)), jnp.ones(1), 0)
   state = accumulator.set_global_step(state, 9)
   state = _apply(state, jnp.full(1, 5.0), 8)

@@ -117,7 +117,7 @@ def test_names_may_differ():
     variable=lambda path: path.replace("layer/", "tower_0/dense/"),
   )
   np.testing.assert_array_equal(
-    optax_dist.get_slot(found.opt_state, "layer/bias", "momentum"),
+    optax_dist.states.get_slot(found.opt_state, "layer/bias", "momentum"),
     np.asarray(variables["tower_0/dense/bias/Momentum"], np.float32),
   )
 
@@ -165,7 +165,9 @@ def test_two_optimizers_in_a_checkpoint_need_a_name():
   found = tensorflow1.restore_checkpoint(
     Reader(variables), params(), state, name="Momentum"
   )
-  assert optax_dist.get_slot(found.opt_state, "layer/bias", "momentum").any()
+  assert optax_dist.states.get_slot(
+    found.opt_state, "layer/bias", "momentum"
+  ).any()
 
 
 def test_slots_that_tensorflow_never_had_are_refused():

@@ -35,7 +35,7 @@ def test_how_many_recordings_are_replayed():
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(0, 3)))
 @settings(max_examples=60)
-def test_events_and_decisions_tell_what_the_system_does(k, n, arrivals):
+def test_events_and_decisions_describe_the_system(k, n, arrivals):
   tokens = max(0, k - n)
   state = tensorflow1.strict_quorum(k, n, num_tokens=tokens)
   system = tf.sync_replicas(k, n, num_tokens=tokens, workers=())
@@ -108,12 +108,13 @@ def test_a_step_that_is_yet_to_come_counts_as_in_tensorflow():
   """Its accumulators refuse what is late alone; staleness is then below 0."""
   state, _ = quorum.step(tensorflow1.strict_quorum(1), quorum.Join(0))
   state, decisions = quorum.step(state, quorum.Arrive(0, 3))
-  assert decisions[0] == quorum.Accept(0, 3, -3)
-  assert decisions[1] == quorum.Commit(0, (quorum.Contribution(0, 3, -3),))
+  assert decisions[0] == quorum.Accept(0, 3, -3, 1)
+  member = quorum.Contribution(0, 3, -3, 1, 1.0, 0)
+  assert decisions[1] == quorum.Commit(0, (member,), 1)
   assert state.step == 1
 
 
-def test_one_that_nobody_knows_can_not_be_lost():
+def test_an_unknown_worker_can_not_be_lost():
   state = tensorflow1.strict_quorum(2)
   for event in (quorum.Lost(5), quorum.Leave(5)):
     assert quorum.step(state, event) == (state, ())

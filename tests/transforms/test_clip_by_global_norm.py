@@ -45,7 +45,7 @@ def _sharded(tx, tree, check_vma, explicit=False):
     out_specs=SPECS,
     check_vma=check_vma,
   )
-  return jax.jit(run)(optax_dist.place(tree, _mesh(explicit), SPECS))
+  return jax.jit(run)(optax_dist.states.place(tree, _mesh(explicit), SPECS))
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 
 import optax_dist
@@ -12,9 +13,8 @@ import optax_dist
 N = 8
 _DTYPES = ["float8_e4m3fn", "float8_e5m2"]
 _each_dtype = pytest.mark.parametrize("dtype", _DTYPES)
-_some_maps = pytest.mark.parametrize(
-  "map_name", ["vmap", "pmap", "shard_map", "shard_map_vma"]
-)
+_SOME_MAPS = ["vmap", "pmap", "shard_map", "shard_map_vma"]
+_some_cases = pairwise.every_value(map_name=_SOME_MAPS, dtype=_DTYPES)
 
 
 def _gradients(dtype):
@@ -45,13 +45,12 @@ def _check_mean(tx, map_name, dtype, ticks=1, sign=1):
 
 
 @_each_dtype
-@maps.every_map
+@maps.both_kinds
 def test_cross_shard(map_name, dtype):
   _check_mean(optax_dist.cross_shard(maps.AXIS), map_name, dtype)
 
 
-@_each_dtype
-@_some_maps
+@_some_cases
 def test_a_sum_is_rounded_once(map_name, dtype):
   tx = optax_dist.cross_shard(maps.AXIS, reduction="sum")
   gradients = _gradients(dtype)[:, 2:]
@@ -63,16 +62,13 @@ def test_a_sum_is_rounded_once(map_name, dtype):
     np.testing.assert_array_equal(row, _rounded(total, dtype))
 
 
-@_each_dtype
-@_some_maps
+@_some_cases
 def test_sharded(map_name, dtype):
   tx = optax_dist.sharded(optax.sgd(1.0), maps.AXIS, num_replicas=N)
   _check_mean(tx, map_name, dtype, sign=-1)
 
 
-@_each_dtype
-@_some_maps
-@pytest.mark.parametrize("needed", [N, 2 * N])
+@pairwise.every_pair(map_name=_SOME_MAPS, dtype=_DTYPES, needed=[N, 2 * N])
 def test_sync_replicas(map_name, dtype, needed):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
@@ -103,7 +99,7 @@ def test_clipping_rounds_once(dtype):
   ("dtype", "rho", "point"),
   [("float8_e4m3fn", 0.3, 6.0), ("float8_e5m2", 0.09, 14.0)],
 )
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+@maps.both_kinds
 def test_the_pull_is_rounded_with_the_gradient(map_name, dtype, rho, point):
   tx = optax_dist.elastic_average(
     optax.identity(), maps.AXIS, num_replicas=N, moving_rate=0.0, rho=rho

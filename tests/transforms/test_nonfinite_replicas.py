@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 
 import optax_dist
@@ -97,8 +98,7 @@ def test_unless_it_is_switched_off(kind):
   assert not all(np.isfinite(x).all() for x in center)
 
 
-@maps.every_map
-@pytest.mark.parametrize("kind", ["elastic", "local"])
+@pairwise.every_value(map_name=maps.NAMES, kind=["elastic", "local"])
 def test_the_same_in_every_map(map_name, kind):
   _, expected = _train("vmap", MAKERS[kind](), np.nan, steps=4)
   _, state = _train(map_name, MAKERS[kind](), np.nan, steps=4)
@@ -187,7 +187,7 @@ def test_all_shards_of_a_replica_decide_alike(kind, check_vma):
       spec if x.ndim < 1 or x.shape[-1] != 4 else P(*spec, "model")
     ),
     state,
-    optax_dist.state_specs(state, "data"),
+    optax_dist.states.state_specs(state, "data"),
   )
 
   def step(params, state, g):

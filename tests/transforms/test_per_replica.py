@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -38,8 +39,7 @@ def _by_one(tx):
 
 
 @jax.numpy_dtype_promotion("standard")  # As Adam and MultiSteps need.
-@maps.every_map
-@pytest.mark.parametrize("sync", [False, True])
+@pairwise.every_value(map_name=maps.NAMES, sync=[False, True])
 def test_multi_steps_adds_up_each_replicas_own(map_name, sync):
   adam = optax.adam(0.1)
   if sync:
@@ -83,7 +83,7 @@ def test_parameters_keep_their_types():
   assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@maps.every_map
+@maps.both_kinds
 def test_all_of_a_state_before_the_mean(map_name):
   tx = optax.chain(
     optax_dist.per_replica(optax.trace(0.5), maps.AXIS, num_replicas=N),
@@ -131,7 +131,7 @@ def test_specs_of_what_mirrors_a_parameter():
   tx = optax_dist.per_replica(
     optax.MultiSteps(optax.adam(0.1), 2), "data", "acc_grads", num_replicas=N
   )
-  specs = optax_dist.state_specs(
+  specs = optax_dist.states.state_specs(
     jax.eval_shape(tx.init, PARAMS), "data", param_specs={"w": P("model")}
   )
   assert specs.acc_grads.value.value == {"w": P("data", "model")}

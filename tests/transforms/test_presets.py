@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist import state_axes
+from optax_dist.states import state_axes
 from optax_dist.transforms.presets import bmuf, diloco, local_sgd, slowmo
 
 N, PERIOD, ROUNDS, LR = 3, 2, 4, 0.1

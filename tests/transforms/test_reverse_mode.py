@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
-import pytest
+import pairwise
 
 import optax_dist
 
@@ -37,8 +37,9 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
+@pairwise.every_value(
+  map_name=["vmap", "shard_map", "shard_map_vma"], kind=list(MAKERS)
+)
 def test_the_gradient_is_that_of_finite_differences(map_name, kind):
   tx = MAKERS[kind]()
   state = tx.init(jnp.ones(3))

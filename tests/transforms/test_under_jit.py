@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -63,7 +64,6 @@ OWN = {
   ),
 }
 EVERY = SHARED | OWN
-_each = pytest.mark.parametrize("name", EVERY)
 
 
 def _gradients():
@@ -83,7 +83,7 @@ def _by_shard_map(name):
   tx, (params, spec) = EVERY[name](), _args(name)
   own = name in OWN
   state = tx.init(PARAMS)
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
   row = lambda tree: jax.tree.map(lambda x: x[0], tree)
   block = lambda tree: jax.tree.map(lambda x: x[None], tree)
 
@@ -99,7 +99,7 @@ def _by_shard_map(name):
     in_specs=(spec, specs, P(maps.AXIS)),
     out_specs=(spec, specs),
   )
-  return jax.jit(run), optax_dist.place(
+  return jax.jit(run), optax_dist.states.place(
     (params, state), maps.mesh(N), (spec, specs)
   )
 
@@ -109,7 +109,7 @@ def _by_plain_jit(name):
   tx = optax_dist.under_jit(
     EVERY[name](), maps.AXIS, mesh=maps.mesh(N), own_params=name in OWN
   )
-  params = optax_dist.place(params, maps.mesh(N), spec)
+  params = optax_dist.states.place(params, maps.mesh(N), spec)
   state = tx.init(params)
 
   def step(params, state, gradients):
@@ -119,10 +119,17 @@ def _by_plain_jit(name):
   return jax.jit(step), (params, state)
 
 
-@_each
-def test_numbers_and_states_of_shard_map(name):
-  gradients = optax_dist.place(_gradients(), maps.mesh(N), P(None, maps.AXIS))
-  results = []
+_COLLECTIVE = re.compile(
+  r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\("
+)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_numbers_states_and_messages_of_shard_map(name):
+  gradients = optax_dist.states.place(
+    _gradients(), maps.mesh(N), P(None, maps.AXIS)
+  )
+  results, messages = [], []
   for run, (params, state) in (_by_shard_map(name), _by_plain_jit(name)):
     for t in range(TICKS):
       at = jax.tree.map(lambda x, t=t: x[t], gradients)
@@ -130,7 +137,11 @@ def test_numbers_and_states_of_shard_map(name):
       chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
       state = new_state
     results.append((params, state))
+    text = run.lower(params, state, at).compile().as_text()
+    messages.append(collections.Counter(_COLLECTIVE.findall(text)))
   chex.assert_trees_all_close(*results, rtol=1e-6)
+  assert messages[0] == messages[1]
+  assert messages[0].total() >= 1
   places = [jax.tree.map(lambda x: x.sharding, r) for r in results]
   same = jax.tree.map(
     lambda x, a, b: a.is_equivalent_to(b, x.ndim), results[0], *places
@@ -138,27 +149,10 @@ def test_numbers_and_states_of_shard_map(name):
   assert all(jax.tree.leaves(same))
 
 
-_COLLECTIVE = re.compile(
-  r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\("
-)
-
-
-@_each
-def test_messages_of_shard_map(name):
-  counts = []
-  for run, args in (_by_shard_map(name), _by_plain_jit(name)):
-    gradients = jax.tree.map(lambda x: x[0], _gradients())
-    gradients = optax_dist.place(gradients, maps.mesh(N), P(maps.AXIS))
-    text = run.lower(*args, gradients).compile().as_text()
-    counts.append(collections.Counter(_COLLECTIVE.findall(text)))
-  assert counts[0] == counts[1]
-  assert counts[0].total() >= 1
-
-
 def test_what_belongs_to_a_replica_is_marked():
   mesh = maps.mesh(N)
   tx = optax_dist.under_jit(_sync(), maps.AXIS, mesh=mesh)
-  params = optax_dist.place(PARAMS, mesh, P())
+  params = optax_dist.states.place(PARAMS, mesh, P())
   state = tx.init(params)
   gradients = jax.tree.map(lambda x: x[0], _gradients())
   arrived = optax_dist.PerReplica(np.array([True, False, True, True]))
@@ -195,10 +189,10 @@ def test_further_axes_are_the_compilers(name):
   }[name]
   tx = optax_dist.under_jit(make(), "data", mesh=mesh)
   specs = {"w": P(None, "model"), "b": P()}
-  params = optax_dist.place(PARAMS, mesh, specs)
+  params = optax_dist.states.place(PARAMS, mesh, specs)
   state = jax.jit(tx.init)(params)
   updates, _ = jax.jit(tx.update)(
-    optax_dist.place(gradients, mesh, P("data")), state, params
+    optax_dist.states.place(gradients, mesh, P("data")), state, params
   )
   expected = jax.tree.map(lambda x: -0.1 * x.mean(axis=0), gradients)
   chex.assert_trees_all_close(updates, expected, rtol=1e-5)
@@ -220,7 +214,7 @@ def test_model_shards_by_their_specs(by_context):
     mesh=None if by_context else mesh,
     param_specs=specs,
   )
-  params = optax_dist.place(PARAMS, mesh, specs)
+  params = optax_dist.states.place(PARAMS, mesh, specs)
 
   def one_step(gradients, params):
     state = tx.init(params)
@@ -236,8 +230,8 @@ def test_model_shards_by_their_specs(by_context):
   expected, _ = one.update(mean, one.init(PARAMS), PARAMS)
   chex.assert_trees_all_close(updates, expected, rtol=1e-5, atol=1e-7)
   trace = state.inner_state[1][0].trace["w"].value
-  assert trace.sharding.spec == P("data", "model")
-  assert trace.shape == (2, 4 * 2)
+  assert trace.sharding.spec == P("data", None, "model")
+  assert trace.shape == (2, 2, 4)
 
 
 def _in_linen_boxes(x, names):
@@ -259,7 +253,7 @@ def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
   tx = optax_dist.under_jit(
     optax_dist.sharded(_sgd(), "data"), "data", mesh=mesh, param_specs=specs
   )
-  params = optax_dist.place(like, mesh, specs)
+  params = optax_dist.states.place(like, mesh, specs)
   state = jax.jit(tx.init)(params)
   updates, state = jax.jit(tx.update)(box(gradients, names), state, params)
   one = _sgd()
@@ -267,7 +261,7 @@ def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
   (update,) = jax.tree.leaves(updates)
   np.testing.assert_allclose(update, expected, rtol=1e-5)
   (trace,) = jax.tree.leaves(state)
-  assert trace.sharding.spec == P("data", "model")
+  assert trace.sharding.spec == P("data", None, "model")
 
 
 def test_replicas_of_replicas():
@@ -284,7 +278,7 @@ def test_replicas_of_replicas():
     own_params=True,
     inner_axes=("ici",),
   )
-  params = optax_dist.place(jnp.zeros((2, 3)), mesh, P("dcn"))
+  params = optax_dist.states.place(jnp.zeros((2, 3)), mesh, P("dcn"))
   state = tx.init(params)
   gradients = np.random.default_rng(0).normal(size=(2, 2, 4, 3))
   gradients = gradients.astype(np.float32)
@@ -321,7 +315,7 @@ def test_accumulation_goes_inside():
   under_jit = lambda tx: optax_dist.under_jit(tx, maps.AXIS, mesh=maps.mesh(N))
   state = jax.eval_shape(optax.MultiSteps(under_jit(_sync()), 2).init, PARAMS)
   with pytest.raises(ValueError, match=r"per_replica\(.*under_jit goes around"):
-    optax_dist.state_specs(state, maps.AXIS)
+    optax_dist.states.state_specs(state, maps.AXIS)
   inner = optax.chain(optax_dist.cross_shard(maps.AXIS), optax.sgd(1.0))
   tx = under_jit(
     optax_dist.per_replica(
@@ -354,8 +348,9 @@ _FLATTENING = {
 }
 
 
-@pytest.mark.parametrize("name", _FLATTENING)
-@pytest.mark.parametrize("spec", [P("model", None), P(None, "model")])
+@pairwise.every_value(
+  name=list(_FLATTENING), spec=[P("model", None), P(None, "model")]
+)
 def test_parameters_sharded_over_an_explicit_axis(name, spec):
   """The numbers of Auto axes, and one sharding of the state from init on."""
   rng = np.random.default_rng(0)
@@ -365,12 +360,12 @@ def test_parameters_sharded_over_an_explicit_axis(name, spec):
   for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((2, 2), (maps.AXIS, "model"), axis_types=(kind,) * 2)
     tx = optax_dist.under_jit(_FLATTENING[name](), maps.AXIS, mesh=mesh)
-    state = tx.init(optax_dist.place(params, mesh, spec))
+    state = tx.init(optax_dist.states.place(params, mesh, spec))
     run, updates = jax.jit(tx.update), []
     types = [jax.tree.map(jax.typeof, state)]
     for g in gradients:
-      g = optax_dist.place(g, mesh, P(maps.AXIS, *spec))
-      update, state = run(g, state, optax_dist.place(params, mesh, spec))
+      g = optax_dist.states.place(g, mesh, P(maps.AXIS, *spec))
+      update, state = run(g, state, optax_dist.states.place(params, mesh, spec))
       updates.append(update)
       types.append(jax.tree.map(jax.typeof, state))
     results.append((updates, state))
@@ -385,18 +380,18 @@ def test_what_mirrors_a_parameter_is_sharded_over_its_explicit_axes():
   mesh = jax.make_mesh(
     (2, 2), (maps.AXIS, "model"), axis_types=(AxisType.Explicit,) * 2
   )
-  params = optax_dist.place(
+  params = optax_dist.states.place(
     {"even": np.zeros((4, 4)), "odd": np.zeros((2, 5))},
     mesh,
     {"even": P(None, "model"), "odd": P("model", None)},
   )
   tx = optax_dist.under_jit(_FLATTENING["sharded"](), maps.AXIS, mesh=mesh)
   trace = tx.init(params).inner_state[0].trace
-  assert trace["even"].value.sharding.spec == P(maps.AXIS, "model")
-  # A part of 5 numbers can't be divided by 2.
-  assert trace["odd"].value.sharding.spec == P(maps.AXIS, None)
+  assert trace["even"].value.sharding.spec == P(maps.AXIS, None, "model")
+  # A part of one row can't be divided by 2.
+  assert trace["odd"].value.sharding.spec == P(maps.AXIS, None, None)
   odd = params["odd"]
-  g = optax_dist.place(np.ones((2, 2, 5)), mesh, P(maps.AXIS, "model"))
+  g = optax_dist.states.place(np.ones((2, 2, 5)), mesh, P(maps.AXIS, "model"))
   updates = jax.jit(tx.update)(g, tx.init(odd), odd)[0]
   assert updates.sharding.spec == odd.sharding.spec
   tx = optax_dist.under_jit(_FLATTENING["power_sgd"](), maps.AXIS, mesh=mesh)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -39,7 +40,7 @@ def _gradients():
 def _run(tx):
   """Returns updates that all replicas have in common."""
   state = tx.init(PARAMS)
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
   run = jax.shard_map(
     lambda g, s, p: tx.update(jax.tree.map(lambda x: x[0], g), s, p)[0],
     mesh=maps.mesh(N),
@@ -50,8 +51,7 @@ def _run(tx):
 
 
 @jax.numpy_dtype_promotion("standard")
-@pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize("name", _FAILING)
+@pairwise.every_value(name=list(_FAILING), sync=[False, True])
 def test_wrappers_work_inside(name, sync):
   inner = _FAILING[name](optax.sgd(0.1))
   mean = jax.tree.map(lambda x: x.mean(0), _gradients())
@@ -95,11 +95,15 @@ def test_an_unplaced_state_on_an_explicit_mesh():
   params = jax.device_put(jnp.ones(3), NamedSharding(mesh, P()))
   state = tx.init(params)
   gradients = jnp.ones((N, 3))
-  with pytest.raises(ValueError, match=r"updates .* optax_dist.place\(updates"):
+  with pytest.raises(
+    ValueError, match=r"updates .* optax_dist.states.place\(updates"
+  ):
     jax.jit(tx.update)(gradients, state, params)
-  placed = optax_dist.place(gradients, mesh, P(maps.AXIS))
+  placed = optax_dist.states.place(gradients, mesh, P(maps.AXIS))
   unplaced = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state)
-  with pytest.raises(ValueError, match=r"state.* optax_dist.place\(state"):
+  with pytest.raises(
+    ValueError, match=r"state.* optax_dist.states.place\(state"
+  ):
     jax.jit(tx.update)(placed, unplaced, params)
   updates, _ = jax.jit(tx.update)(placed, state, params)
   np.testing.assert_allclose(updates, -0.1 * np.ones(3), rtol=1e-6)

@@ -190,7 +190,7 @@ def _pairs(first, second, envs, eqns) -> list[_Value]:
 
 
 def _differs(eqns: Any) -> str:
-  return f"{_name(eqns)} treats a leaf by its shape, and parts are flat"
+  return f"{_name(eqns)} treats a leaf by its shape, and parts have others"
 
 
 def _check_alike(a: Any, b: Any) -> None:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from optax_dist.cli import errors, output, parser, reported
+from optax_dist.cli import errors, parser, reported
 from optax_dist.cli.launch import chaos
 from optax_dist.cli.launch import program as programs
 
@@ -213,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
   from optax_dist.cli.launch import shown
-  from optax_dist.coordinator.launch import launcher, spread
+  from optax_dist.coordinator.launch import launcher, placement
 
   with (
     shown.Shown(journal, needed=reported.wanted(args)) as screen,
@@ -222,26 +222,19 @@ def run(args: argparse.Namespace) -> int:
     job = jobs.Job(args, screen.journal)
     launched = launcher.Launcher(
       command,
-      job.replicas,
+      job.placement(args, lambda line: screen.echo("launch", line, True)),
       folder=args.output and args.output / _LOGS,
       told=job.told,
       env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
-      node=job.node,
-      processes=args.processes_per_replica,
-      nodes_per_replica=args.nodes_per_replica,
-      patience=spread.Patience(
-        max(spread.Patience.meet, args.host_timeout), args.host_timeout
-      ),
       needed=job.needed,
       restarts=args.restarts,
       grace=args.grace,
-      linger=None,
       echo=screen.echo,
       on_tick=screen.update,
     )
     try:
-      return launched.run().code
-    except launcher.LaunchError as error:
+      return launched.run()
+    except placement.LaunchError as error:
       parser.say(str(error))
       return error.code
     except RuntimeError as error:  # The store can't listen.
@@ -254,7 +247,18 @@ def _journal(args: argparse.Namespace) -> pathlib.Path | None:
     if args.resume:
       raise errors.CommandError("launch: --resume needs --output")
     return None
-  (path,) = output.prepare(args.output, [JOURNAL])
+  path = pathlib.Path(args.output, JOURNAL)
+  try:
+    args.output.mkdir(parents=True, exist_ok=True)
+    path.open("ab").close()
+  except FileExistsError as error:
+    raise errors.CommandError(
+      f"launch: --output {args.output}: it is a file, not a directory"
+    ) from error
+  except OSError as error:
+    raise errors.CommandError(
+      f"launch: --output {args.output}: can't be written: {error.strerror}"
+    ) from error
   if not args.resume and path.exists() and path.stat().st_size:
     raise errors.CommandError(
       f"launch: --output {args.output} has the journal of an earlier run;"

@@ -6,11 +6,12 @@ import argparse
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from optax_dist.cli import errors
 from optax_dist.cli.launch import chaos
-from optax_dist.coordinator.launch import environment, nodes
+from optax_dist.coordinator.extras.hosts import nodes
+from optax_dist.coordinator.launch import environment, placement
 from optax_dist.coordinator.store import urls
 
 _SHORTEST = 16  # Bytes of a secret.
@@ -99,6 +100,31 @@ class Job:
         before.step_timeout if args.step_timeout is None else args.step_timeout
       ),
       faults=chaos.dump(args.chaos),
+    )
+
+  def placement(
+    self, args: argparse.Namespace, say: Callable[[str], None]
+  ) -> placement.Placement:
+    """Where the replicas run.
+
+    Args:
+      args: the command's arguments.
+      say: called with a line for people.
+    """
+    processes = args.processes_per_replica
+    if self.node.count == 1 and self.node.address is None:
+      return placement.Placement(self.replicas, processes, self.node.local_addr)
+    from optax_dist.coordinator.extras.hosts import agreement
+    from optax_dist.coordinator.extras.hosts import placement as hosts
+
+    longest = max(agreement.Patience.meet, args.host_timeout)
+    return hosts.HostPlacement(
+      self.node,
+      self.replicas,
+      processes,
+      nodes_per_replica=args.nodes_per_replica,
+      patience=agreement.Patience(longest, args.host_timeout),
+      say=say,
     )
 
 

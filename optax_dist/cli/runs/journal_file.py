@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from optax_dist.cli import errors, parser
@@ -16,6 +18,21 @@ def add_argument(to: argparse.ArgumentParser) -> None:
   to.add_argument(
     "journal", metavar="FILE", type=pathlib.Path, help="the run's journal"
   )
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path, flag: str = "") -> Iterator[None]:
+  """Reports an error with the file in one line.
+
+  Raises:
+    errors.CommandError: it can't be read.
+  """
+  try:
+    yield
+  except OSError as error:
+    raise errors.CommandError(
+      f"{flag}{path}: can't be read: {error.strerror}"
+    ) from error
 
 
 def read(path: pathlib.Path, flag: str = "") -> list[dict[str, Any]]:
@@ -33,12 +50,8 @@ def read(path: pathlib.Path, flag: str = "") -> list[dict[str, Any]]:
   """
   from optax_dist.coordinator import journal
 
-  try:
+  with reading(path, flag):
     records, problems = journal.read(path)
-  except OSError as error:
-    raise errors.CommandError(
-      f"{flag}{path}: can't be read: {error.strerror}"
-    ) from error
   for problem in problems[:_SHOWN]:
     parser.say(f"{path}: {problem}")
   if len(problems) > _SHOWN:

@@ -32,32 +32,22 @@ _COLUMNS = {
 _PLAIN_EVERY = 5.0  # Seconds between lines if there is no terminal.
 
 
-def table(
-  summary: RunSummary, steps: int | None = None, width: int = 140
-) -> rich.table.Table:
+def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
   """The current state of a run.
 
   Args:
     summary: summary of its journal.
-    steps: number of steps the run will have, if known.
     width: width of the terminal, in characters; a narrow one hides the least
       important columns.
   """
-  of = f" of {steps:,}" if steps else ""
-  title = f"step {summary.step:,}{of}, {summary.rate():.1f} steps/s"
+  title = f"step {summary.step:,}, {summary.rate():.1f} steps/s"
   if summary.leader is not None:
     title += f", leader {summary.leader} (term {summary.terms})"
   if summary.abandoned:
     title += f", {summary.abandoned} attempts abandoned"
   if summary.finish is not None:
     title += f"; ended: {summary.finish['reason']}"
-  shown = rich.table.Table(
-    title=title,
-    title_justify="left",
-    box=rich.box.SIMPLE_HEAD,
-    pad_edge=False,
-    collapse_padding=True,
-  )
+  shown = tables.table(title)
   names = [name for name, needs in _COLUMNS.items() if width >= needs]
   for name in names:
     text = name in ("replica", "state", "dropped as")
@@ -98,14 +88,13 @@ class Live:
   def __init__(
     self,
     path: pathlib.Path,
-    steps: int | None = None,
     console: rich.console.Console | None = None,
     *,
     from_end: bool = False,
   ):
     """Sets the journal, which need not exist yet; see `Tail`."""
     self.summary = RunSummary()
-    self._tail, self._steps = Tail(path, from_end=from_end), steps
+    self._tail = Tail(path, from_end=from_end)
     self._console = console or tables.plain(stderr=True)
     self._live = rich.live.Live(
       console=self._console, auto_refresh=False, transient=False
@@ -126,11 +115,11 @@ class Live:
       return
     if self._console.is_terminal:
       self._next = now + 1 / _PER_SECOND
-      shown = table(self.summary, self._steps, self._console.width)
+      shown = table(self.summary, self._console.width)
       self._live.update(shown, refresh=True)
       return
     self._next = now + _PLAIN_EVERY
-    line = _line(self.summary, self._steps)
+    line = _line(self.summary)
     if self.summary.run is not None and line != self._said:
       self._console.print(line, soft_wrap=True)
       self._said = line
@@ -150,13 +139,12 @@ class Live:
       self._live.stop()
 
 
-def _line(summary: RunSummary, steps: int | None) -> str:
-  of = f"/{steps}" if steps else ""
+def _line(summary: RunSummary) -> str:
   present = sum(r.state == "in" for r in summary.replicas.values())
   dropped = sum(r.dropped.total() for r in summary.replicas.values())
   lost = sum(r.losses for r in summary.replicas.values())
   line = (
-    f"step {summary.step}{of}  {summary.rate():.1f} steps/s  {present} replicas"
+    f"step {summary.step}  {summary.rate():.1f} steps/s  {present} replicas"
     f"  {dropped} dropped  {lost} lost"
   )
   awaited = summary.waiting_for()

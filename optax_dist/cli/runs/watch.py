@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import time
 
-from optax_dist.cli import errors, installed, output_files, parser
+from optax_dist.cli import installed, output_files, parser
 from optax_dist.cli.runs import journal_file
 
 _DESCRIPTION = """\
@@ -53,16 +53,8 @@ def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
   installed.check()
   output_files.check_writable(picture=args.save, read=(args.journal,))
-  try:
+  with journal_file.reading(args.journal):
     args.journal.open("rb").close()
-  except FileNotFoundError:
-    raise errors.CommandError(
-      f"{args.journal}: there is no such journal"
-    ) from None
-  except OSError as error:
-    raise errors.CommandError(
-      f"{args.journal}: can't be read: {error.strerror}"
-    ) from error
   from optax_dist.cli import tables
   from optax_dist.cli.runs import summary as run_summary
   from optax_dist.cli.runs import table as run_table

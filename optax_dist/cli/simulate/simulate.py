@@ -58,30 +58,26 @@ def run(args: argparse.Namespace) -> int:
   output_files.check_writable(args.json, read=(args.journal,))
   latency, recorded = latency_source.load(args)
   from optax_dist import simulate
-  from optax_dist.cli import bar
 
   chosen = _strategies(args, recorded)
   if recorded is not None and args.backups is None:
     args.failures = args.failures or recorded.failures
   timings = []
   title = f"{args.replicas} replicas, {latency}"
-  what = f"simulating {args.replicas} replicas"
-  with bar.bar(what, len(chosen)) as shown:
-    for i, strategy in enumerate(chosen):
-      try:
-        timing = simulate.simulate_timing(
-          strategy,
-          latency,
-          args.replicas,
-          steps=args.steps,
-          seed=args.seed,
-          communication=args.communication,
-          failures=args.failures,
-        )
-      except ValueError as error:
-        raise errors.CommandError(f"{strategy.name}: {error}") from error
-      timings.append(timing)
-      shown(i + 1)
+  for strategy in chosen:
+    try:
+      timing = simulate.simulate_timing(
+        strategy,
+        latency,
+        args.replicas,
+        steps=args.steps,
+        seed=args.seed,
+        communication=args.communication,
+        failures=args.failures,
+      )
+    except ValueError as error:
+      raise errors.CommandError(f"{strategy.name}: {error}") from error
+    timings.append(timing)
   _show(title, timings)
   report: dict[str, Any] = {
     "latency": str(latency),

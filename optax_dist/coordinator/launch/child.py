@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
-import selectors
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from optax_dist.coordinator.launch import channel, output
@@ -19,8 +16,6 @@ from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import variable
 
 _TAIL = 12
-# Seconds to wait at most for the stacks of a process.
-_STACKS = 3.0
 # Blocks of what it prints that are read at once, and of one that has ended: more
 # than a pipe can hold.
 _IN_A_ROW, _ALL = 4, 64
@@ -32,18 +27,15 @@ class Child:
   Attributes:
     name: for messages.
     popen: the process.
-    log: the file for its output; None if `printed` takes it.
-    printed: receives its output, if it does not go to a file.
+    printed: receives its output.
   """
 
   def __init__(
     self,
     name: str,
     command: Sequence[str],
-    log: pathlib.Path | None = None,
+    printed: output.Printed,
     env: Mapping[str, str] | None = None,
-    *,
-    printed: output.Printed | None = None,
   ):
     """Starts the process.
 
@@ -51,21 +43,13 @@ class Child:
       name: for messages.
       command: the program; if it creates a `Channel`, or calls
         `coordinator.join`, it can send messages to its launcher.
-      log: the file that its output is appended to.
+      printed: receives its output.
       env: variables to add to this process's own.
-      printed: receives its output, instead of a file.
     """
-    self.name, self.log, self.printed = name, log, printed
-    self._log_began = 0
+    self.name, self.printed = name, printed
     self._socket, theirs = socket.socketpair()
     self._socket.setblocking(False)
-    with contextlib.ExitStack() as stack:
-      stack.callback(theirs.close)
-      out: IO[bytes] | int = subprocess.PIPE
-      if log is not None:
-        # What an earlier start printed is kept.
-        out = stack.enter_context(log.open("ab"))
-        self._log_began = out.tell()
+    with theirs:
       self.popen = subprocess.Popen(
         list(command),
         env={
@@ -75,8 +59,8 @@ class Child:
           variable("channel"): str(theirs.fileno()),
         },
         stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT if log is not None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # Ctrl-C is handled by the launcher.
       )
@@ -136,7 +120,6 @@ class Child:
           if not more:
             stream.close()
             break
-          assert self.printed is not None
           self.printed.take(more, error)
 
   def send(self, message: Mapping[str, Any]) -> None:
@@ -163,9 +146,8 @@ class Child:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(self.pid, signal.SIGKILL)
       self.popen.wait()
-    if self.printed is not None:
-      self.read_prints(_ALL)
-      self.printed.end()
+    self.read_prints(_ALL)
+    self.printed.end()
     for stream in self._streams():
       stream.close()
     self._socket.close()
@@ -174,56 +156,13 @@ class Child:
     """A description of how it ended."""
     return ending(self.popen)
 
-  def where(self) -> str:
-    """The stacks of its threads, to show where it is."""
-    if self.log is None:
-      return ""
-    before = size = self.log.stat().st_size
-    self.signal(signal.SIGUSR1)
-    end = time.monotonic() + _STACKS
-    while time.monotonic() < end and not self.has_ended():
-      time.sleep(0.15)
-      # A busy machine may not have let it begin yet, or end.
-      last, size = size, self.log.stat().st_size
-      if before < last == size:
-        break
-    with self.log.open("rb") as file:
-      file.seek(before)
-      return file.read().decode(errors="replace")
-
   def tail(self, lines: int = _TAIL) -> str:
     """The last lines of its output."""
-    if self.printed is not None:
-      return self.printed.tail(lines)
-    try:
-      assert self.log is not None
-      with self.log.open("rb") as file:
-        file.seek(self._log_began)
-        text = file.read().decode(errors="replace")
-    except OSError:
-      return ""
-    return "\n".join(text.rstrip().splitlines()[-lines:])
+    return self.printed.tail(lines)
 
   def _streams(self) -> list[IO[bytes]]:
     both = (self.popen.stdout, self.popen.stderr)
     return [s for s in both if s is not None and not s.closed]
-
-
-def wait_for_messages(children: Iterable[Child], seconds: float) -> list[Child]:
-  """Waits until processes have said something or closed their channels.
-
-  Args:
-    children: the processes to wait for; none of their channels has ended.
-    seconds: how long to wait at most.
-
-  Returns:
-    Those that `read` finds something of.
-  """
-  # `select.select` refuses descriptors from 1024 on.
-  with selectors.PollSelector() as selector:
-    for one in children:
-      selector.register(one, selectors.EVENT_READ, one)
-    return [key.data for key, _ in selector.select(seconds)]
 
 
 def ending(process: subprocess.Popen) -> str:

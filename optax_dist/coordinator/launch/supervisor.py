@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import signal
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
+
+from optax_dist.coordinator.launch import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +39,17 @@ class ReplicaEnded:
 
   Attributes:
     replica: its index.
-    code: the exit code; negative for a signal.
+    code: 0, or that of the process that failed first, negative for a signal.
+    words: how that process ended.
+    tail: the last lines of its output.
+    process: the name of that process.
   """
 
   replica: int
   code: int
+  words: str = ""
+  tail: str = ""
+  process: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +61,7 @@ class LauncherStops:
 
 @dataclasses.dataclass(frozen=True)
 class StartedElsewhere:
-  """Input: a replica that another host decides about was started.
+  """Input: a replica that another supervisor decides about was started.
 
   Attributes:
     replica: its index.
@@ -78,7 +87,7 @@ class CannotStart:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-  """Input: the `deadline` was reached."""
+  """Input: some time has passed."""
 
 
 Input: TypeAlias = (
@@ -100,17 +109,51 @@ class StartReplica:
   Attributes:
     replica: its index.
     restarts: how often it was started before.
+    address: where its processes meet; "" for a free port of this host.
   """
 
   replica: int
   restarts: int
+  address: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
-class EndReplica:
-  """Effect: end a replica that is no longer part of the run."""
+class KillReplica:
+  """Effect: kill a replica's processes; no `ReplicaEnded` follows."""
 
   replica: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SignalReplica:
+  """Effect: pass a signal on to a replica's processes."""
+
+  replica: int
+  number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Say:
+  """Effect: tell people something.
+
+  Attributes:
+    line: what to tell them.
+  """
+
+  line: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+  """Effect: a replica is not started again.
+
+  Attributes:
+    replica: its index.
+    words: why it was given up; "" if it has ended as it should.
+  """
+
+  replica: int
+  words: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +162,13 @@ class GiveUpRun:
 
   Attributes:
     reason: explanation for people.
+    failed: the replica that failed first; None if it is not known here.
+    code: the exit code of what failed.
   """
 
   reason: str
+  failed: int | None = None
+  code: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +182,15 @@ class JobEnded:
   code: int
 
 
-Effect: TypeAlias = StartReplica | EndReplica | GiveUpRun | JobEnded
+Effect: TypeAlias = (
+  StartReplica
+  | KillReplica
+  | SignalReplica
+  | Say
+  | Settled
+  | GiveUpRun
+  | JobEnded
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +228,9 @@ class State(enum.Enum):
   DONE = "done"
 
 
+_SETTLED = (State.DONE, State.ABSENT)
+
+
 @dataclasses.dataclass
 class _Place:
   state: State = State.RUNNING
@@ -189,6 +247,8 @@ class Supervisor:
 
   Attributes:
     restarts: how many replicas were restarted.
+    over: whether the run has finished.
+    losses: replicas that ended before the run did, in order.
   """
 
   def __init__(
@@ -202,46 +262,133 @@ class Supervisor:
     Args:
       replicas: the replicas on this host.
       policy: what to do about those that end with an error.
-      followed: those about which another host decides: they are started and
-        restarted when that host says so.
+      followed: those about which another supervisor decides: they are started
+        and restarted when that one says so.
     """
     self._places = {replica: _Place() for replica in replicas}
     self._followed = frozenset(followed)
     self._policy = policy
-    self._over = False
+    self.over = False
     self._end_late_at: float | None = None
     self._stopped: int | None = None
     self._code = 0
     self._ended = False
+    self._start = 0.0
     self.restarts = 0
+    self.losses: list[losses.Loss] = []
 
   def state(self, replica: int) -> State:
     """The state of a replica."""
     return self._places[replica].state
 
-  def restarts_of(self, replica: int) -> int:
-    """How often a replica was restarted."""
-    return self._places[replica].restarts
+  @property
+  def restarts_left(self) -> int:
+    """How many more restarts are allowed."""
+    return self._policy.restarts - self.restarts
 
-  def failures_of(self, replica: int) -> int:
-    """How often in a row a replica has failed."""
-    return self._places[replica].failures
+  def start(self, now: float) -> list[Effect]:
+    """The first effects: start all replicas."""
+    self._start = now
+    for place in self._places.values():
+      place.began = now
+    return [StartReplica(r, 0) for r in self._places if r not in self._followed]
 
-  def has_struck(self, replica: int) -> bool:
-    """Whether a replica has injected a fault into itself."""
-    return self._places[replica].struck
+  def step(self, given: Input, now: float) -> list[Effect]:
+    """Processes an input; returns the effects."""
+    if self._ended:
+      return []
+    before = {replica: place.state for replica, place in self._places.items()}
+    effects = self._process(given, now)
+    if any(isinstance(e, GiveUpRun) for e in effects):
+      self._ended = True
+      return effects
+    for replica, place in self._places.items():
+      if place.state is not before[replica] and place.state in _SETTLED:
+        absent = place.state is State.ABSENT
+        effects.append(Settled(replica, "it was given up" if absent else ""))
+    if all(p.state in _SETTLED for p in self._places.values()):
+      self._ended = True
+      stopped = self._stopped
+      effects.append(JobEnded(self._code if stopped is None else 128 + stopped))
+    return effects
 
-  def outlook(self, replica: int, code: int, now: float) -> str:
-    """What follows from the end of a replica, for people; "" for nothing.
+  def _process(self, given: Input, now: float) -> list[Effect]:
+    match given:
+      case Joined(replica):
+        self._places[replica].joined = True
+      case Struck(replica):
+        self._places[replica].struck = True
+      case RunOver():
+        self._run_over(now)
+      case LauncherStops(number):
+        self._stopped = number
+        self._settle_waiting()
+      case ReplicaEnded():
+        return self._replica_ended(given, now)
+      case StartedElsewhere(replica, restarts):
+        place = self._places[replica]
+        place.restarts, place.began = restarts, now
+        place.joined = place.struck = False
+      case CannotStart(replica, words):
+        return self._give_up(replica, words)
+      case Tick():
+        return self._restart_due(now) + self._end_late(now)
+    return []
 
-    Args:
-      replica: its index.
-      code: its exit code, of which `ReplicaEnded` was the last input.
-      now: the time.
-    """
-    place, allowed = self._places[replica], self._policy.restarts
+  def _run_over(self, now: float) -> None:
+    if not self.over:
+      self.over = True
+      # The message that a replica has joined may come a little later.
+      self._end_late_at = now + self._policy.settle
+      self._settle_waiting()
+
+  def _end_late(self, now: float) -> list[Effect]:
+    """Ends replicas that are too late for the run."""
+    if self._end_late_at is None or now < self._end_late_at:
+      return []
+    self._end_late_at = None
+    late = [
+      replica
+      for replica, place in self._places.items()
+      if place.state is State.RUNNING and not place.joined
+    ]
+    for replica in late:
+      self._places[replica].state = State.DONE
+    return [KillReplica(replica) for replica in late]
+
+  def _settle_waiting(self) -> None:
+    for place in self._places.values():
+      if place.state is State.WAITING:
+        place.state = State.DONE
+
+  def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
+    place, words = self._places[given.replica], given.words
+    if given.code == -signal.SIGKILL and not place.struck:
+      # The kernel leaves no other trace in the output of the process.
+      words += " (out of memory?)"
+    if given.code and not self.over:
+      self.losses.append(
+        losses.Loss(
+          given.replica,
+          place.restarts,
+          words,
+          given.tail,
+          now - self._start,
+          exit_code(given.code),
+        )
+      )
+    effects = self._decide(given.replica, given.code, now)
+    follows = self._outlook(place, now) if given.code else ""
+    if follows and not any(isinstance(e, GiveUpRun) for e in effects):
+      line = f"replica {given.replica} {words}; {follows}"
+      effects.insert(0, Say(line))
+    return effects
+
+  def _outlook(self, place: _Place, now: float) -> str:
+    """What follows from an error of a replica, for people; "" for nothing."""
+    allowed = self._policy.restarts
     match place.state:
-      case _ if not code or self._stopped is not None:
+      case _ if self._stopped is not None:
         return ""
       case State.RUNNING:
         return f"it starts again at once (restart {self.restarts} of {allowed})"
@@ -254,89 +401,15 @@ class Supervisor:
         return f"the run was over, and the exit code is {self._code}"
     return ""
 
-  @property
-  def restarts_left(self) -> int:
-    """How many more restarts are allowed."""
-    return self._policy.restarts - self.restarts
-
-  def start(self, now: float) -> list[Effect]:
-    """The first effects: start all replicas."""
-    for place in self._places.values():
-      place.began = now
-    return [StartReplica(r, 0) for r in self._places if r not in self._followed]
-
-  def deadline(self) -> float | None:
-    """When it needs a `Tick`; None for never."""
-    if self._over or self._stopped is not None:
-      return self._end_late_at
-    waiting = (p for p in self._places.values() if p.state is State.WAITING)
-    return min((p.due for p in waiting), default=None)
-
-  def step(self, given: Input, now: float) -> list[Effect]:
-    """Processes an input; returns the effects."""
-    if self._ended:
-      return []
-    effects: list[Effect] = []
-    match given:
-      case Joined(replica):
-        self._places[replica].joined = True
-      case Struck(replica):
-        self._places[replica].struck = True
-      case RunOver():
-        self._run_over(now)
-      case LauncherStops(number):
-        self._stopped = number
-        self._settle_waiting()
-      case ReplicaEnded(replica, code):
-        effects = self._replica_ended(replica, code, now)
-      case StartedElsewhere(replica, restarts):
-        place = self._places[replica]
-        place.restarts, place.began = restarts, now
-        place.joined = place.struck = False
-      case CannotStart(replica, words):
-        effects = self._give_up(replica, words)
-      case Tick():
-        effects = self._restart_due(now) + self._end_late(now)
-    if any(isinstance(e, GiveUpRun) for e in effects):
-      self._ended = True
-      return effects
-    if all(
-      p.state in (State.DONE, State.ABSENT) for p in self._places.values()
-    ):
-      self._ended = True
-      stopped = self._stopped
-      effects.append(JobEnded(self._code if stopped is None else 128 + stopped))
-    return effects
-
-  def _run_over(self, now: float) -> None:
-    if not self._over:
-      self._over = True
-      # The message that a replica has joined may come a little later.
-      self._end_late_at = now + self._policy.settle
-      self._settle_waiting()
-
-  def _end_late(self, now: float) -> list[Effect]:
-    """Ends replicas that are too late for the run."""
-    if self._end_late_at is None or now < self._end_late_at:
-      return []
-    self._end_late_at = None
-    return [
-      EndReplica(replica)
-      for replica, place in self._places.items()
-      if place.state is State.RUNNING and not place.joined
-    ]
-
-  def _settle_waiting(self) -> None:
-    for place in self._places.values():
-      if place.state is State.WAITING:
-        place.state = State.DONE
-
-  def _replica_ended(self, replica: int, code: int, now: float) -> list[Effect]:
+  def _decide(self, replica: int, code: int, now: float) -> list[Effect]:
+    """Decides what follows from the end of a replica."""
     place = self._places[replica]
+    if place.state in _SETTLED:
+      return []
     if code == 0 or self._stopped is not None:
       place.state = State.DONE
       return []
-    if self._over:
+    if self.over:
       place.state = State.DONE
       if place.joined:  # The others came too late to take part.
         self._code = self._code or exit_code(code)
@@ -347,7 +420,7 @@ class Supervisor:
     place.failures += 1
     place.due = now + self._pause(place, code)
     if self._policy.whole and not self._any_running():
-      return [GiveUpRun("No replica is left")]
+      return [self._explain("No replica is left")]
     return self._restart_due(now)
 
   def _pause(self, place: _Place, code: int) -> float:
@@ -380,10 +453,27 @@ class Supervisor:
     self._places[replica].state = State.ABSENT
     left = len(self._places) - self._count(State.ABSENT)
     needed = self._policy.needed
-    if left >= needed or self._over or self._stopped is not None:
+    if left >= needed or self.over or self._stopped is not None:
       return []
     why = f" ({words})" if words else ""
-    return [GiveUpRun(f"{left} replicas are left of {needed} needed{why}")]
+    return [self._explain(f"{left} replicas are left of {needed} needed{why}")]
+
+  def _explain(self, what: str) -> GiveUpRun:
+    """Names the replica because of which the run can't continue."""
+    final = [
+      mine
+      for replica, place in self._places.items()
+      if (mine := [x for x in self.losses if x.replica == replica])
+      and mine[-1].restarts == place.restarts
+    ]
+    if not final:  # It never started, or another launcher reports it.
+      return GiveUpRun(f"{what}.")
+    cause = losses.cause(
+      [mine[-self._places[mine[0].replica].failures :][0] for mine in final]
+    )
+    lasts = [mine[-1] for mine in final]
+    told = losses.explain(what, cause, lasts, not self._any_running())
+    return GiveUpRun(told, cause.replica, cause.code)
 
   def _any_running(self) -> bool:
     return self._count(State.RUNNING) > 0

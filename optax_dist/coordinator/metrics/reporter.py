@@ -1,4 +1,4 @@
-"""Reports a run's metrics: over HTTP, in event files, by OpenTelemetry."""
+"""Reports a run's metrics: over HTTP, and in event files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from optax_dist.coordinator import journal, journal_tail
-from optax_dist.coordinator.metrics import (
-  opentelemetry,
-  prometheus,
-  tensorboard,
-)
-from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics import prometheus, table, tensorboard
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -32,11 +27,6 @@ _PERIOD = 1.0
 _IN_A_ROW, _PAUSE = 8, 0.0005
 # Seconds that the last points may take, before the run ends without them.
 _PATIENCE = 30.0
-# The packages that provide each of these modules.
-_PACKAGES = {
-  prometheus.NEEDS: "prometheus-client",
-  tensorboard.NEEDS: "tensorboardX",
-}
 
 
 def check(port: int | None, folder: object | None) -> None:
@@ -53,15 +43,12 @@ def check(port: int | None, folder: object | None) -> None:
   """
   if port is not None and not 0 <= port <= 65535:
     raise ValueError(f"metrics_port must be from 0 to 65535, got {port!r}.")
-  needed = [prometheus.NEEDS] if port is not None else []
-  needed += [tensorboard.NEEDS] if folder is not None else []
-  for module in needed:
-    if importlib.util.find_spec(module) is None:
-      raise ModuleNotFoundError(
-        f"{_PACKAGES[module]} is not installed; run: pip install"
-        f' "optax-dist[{EXTRA}]"',
-        name=module,
-      )
+  if folder is not None and not importlib.util.find_spec(tensorboard.NEEDS):
+    raise ModuleNotFoundError(
+      f"{tensorboard.NEEDS} is not installed; run: pip install"
+      f' "optax-dist[{EXTRA}]"',
+      name=tensorboard.NEEDS,
+    )
 
 
 class Reporter:
@@ -101,7 +88,7 @@ class Reporter:
     self._owner: object = None
     # Lines, or records read from a file.
     self._pending: collections.deque[str | journal.Record] = collections.deque()
-    self._sources: list[Callable[[], Sequence[Metric]]] = []
+    self._sources: list[Callable[[], table.Values]] = []
     self._closing = threading.Event()
     self.url = ""
     with contextlib.ExitStack() as stack:
@@ -113,12 +100,6 @@ class Reporter:
         server = self._serve(bind, port)
         stack.callback(server.close)
         self.url = server.url
-      self._observed: opentelemetry.Observed | None = None
-      provider = opentelemetry.provider()
-      if provider is not None:
-        self._observed = opentelemetry.Observed(self.collect, provider)
-        stack.callback(self._observed.close)
-        self._observed.know(RunNumbers().metrics())
       self._stack = stack.pop_all()
     self._written = -1
     self._thread = threading.Thread(
@@ -168,27 +149,28 @@ class Reporter:
       if self._owner is owner and not over:
         self._owner = None
 
-  def add(self, source: Callable[[], Sequence[Metric]]) -> None:
+  def add(self, source: Callable[[], table.Values]) -> None:
     """Adds a source of metrics; it may be called in any thread."""
-    if self._observed is not None:
-      self._observed.know(source())
     with self._lock:
       self._sources.append(source)
 
-  def collect(self) -> list[Metric]:
+  def collect(self) -> table.Values:
     """The current metrics."""
+    found: list[table.Values] = []
     with self._lock:
       self._read()
       self._count()
-      found: list[Metric] = []
       if self._numbers is not None and (
         self._owner is not None or self._tail is not None
       ):
-        found += self._numbers.metrics()
+        found.append(self._numbers.metrics())
       sources = list(self._sources)
-    for source in sources:
-      found += source()
-    return _merged(found)
+    found += [source() for source in sources]
+    merged: dict[str, dict[tuple[str, ...], float | table.Distribution]] = {}
+    for values in found:  # Several replicas report the same numbers.
+      for name, more in values.items():
+        merged.setdefault(name, {}).update(more)
+    return merged
 
   def _read(self) -> None:
     """Reads new records from the journal that it follows."""
@@ -280,23 +262,12 @@ class Reporter:
       )
 
 
-def _step(metrics: Sequence[Metric]) -> int:
+def _step(values: table.Values) -> int:
   """The run's step, or that of the replica that is furthest ahead."""
   steps = [
-    value
-    for one in metrics
-    if one.name in ("step", "replica_step", "training_step")
-    for value, _ in one.samples
+    int(value)
+    for name in ("step", "replica_step")
+    for value in values.get(name, {}).values()
+    if not isinstance(value, table.Distribution)
   ]
-  return max((int(x) for x in steps if isinstance(x, (int, float))), default=0)
-
-
-def _merged(metrics: Sequence[Metric]) -> list[Metric]:
-  """One metric per name: several replicas report the same ones."""
-  found: dict[str, Metric] = {}
-  for one in metrics:
-    before = found.get(one.name)
-    if before is not None:
-      one = one._replace(samples=before.samples + one.samples)
-    found[one.name] = one
-  return list(found.values())
+  return max(steps, default=0)

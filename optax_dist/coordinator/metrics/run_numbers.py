@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.metrics import metric
-from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics import table
 from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 from optax_dist.quorum.events import Replica
 
@@ -31,9 +30,8 @@ class RunNumbers:
     >>> numbers = RunNumbers()
     >>> numbers.update({"kind": "run", "time": 0.0, "step": 0})
     >>> numbers.update({"kind": "join", "time": 0.1, "replica": 0, "step": 0})
-    >>> found = {one.name: one for one in numbers.metrics()}
-    >>> found["members"].samples[0].value
-    1
+    >>> numbers.metrics()["members"]
+    {(): 1}
   """
 
   def __init__(self) -> None:
@@ -43,8 +41,8 @@ class RunNumbers:
   def _begin(self, step: int) -> None:
     self.step, self.finished = step, False
     self._steps = self._applied = self._abandoned = self._stalls = 0
-    self._step_seconds = metric.Distribution(_STEP_SECONDS)
-    self._staleness = metric.Distribution(_STALENESS)
+    self._step_seconds = table.Distribution(_STEP_SECONDS)
+    self._staleness = table.Distribution(_STALENESS)
     self._dropped: collections.Counter[str] = collections.Counter()
     self._members: set[Replica] = set()
     # Replicas that joined or left in these records; the others were there
@@ -119,92 +117,23 @@ class RunNumbers:
       self._bytes_in += timings.get("bytes_in") or 0
       self._bytes_out += timings.get("bytes_out") or 0
 
-  def metrics(self) -> list[Metric]:
-    """All metrics, as of the last record."""
-    one, by_label = metric.one, metric.by_label
-    moved = {"in": self._bytes_in, "out": self._bytes_out}
-    return [
-      one("step", "gauge", "Committed steps of the model.", self.step),
-      one("steps", "counter", "Steps committed in this run.", self._steps),
-      one(
-        "step_seconds",
-        "histogram",
-        "From one commit to the next.",
-        self._step_seconds,
-        "seconds",
-      ),
-      one(
-        "staleness",
-        "histogram",
-        "Steps by which applied gradients were late.",
-        self._staleness,
-      ),
-      one(
-        "gradients_applied",
-        "counter",
-        "Gradients in committed steps.",
-        self._applied,
-      ),
-      by_label(
-        "gradients_dropped",
-        "counter",
-        "Gradients that did not count, by reason.",
-        "reason",
-        self._dropped,
-      ),
-      by_label(
-        "moved_bytes",
-        "counter",
-        "Bytes of gradients, means and states, over all replicas.",
-        "direction",
-        moved,
-        "bytes",
-      ),
-      one(
-        "stalls",
-        "counter",
-        "Steps that took longer than stall_warning.",
-        self._stalls,
-      ),
-      one(
-        "stalled_seconds",
-        "gauge",
-        "How long the present step has stalled; 0 if it goes on.",
-        self._stalled,
-        "seconds",
-      ),
-      one(
-        "attempts_abandoned",
-        "counter",
-        "Aggregations that were given up.",
-        self._abandoned,
-      ),
-      one("members", "gauge", "Replicas that take part.", len(self._members)),
-      by_label(
-        "membership_changes",
-        "counter",
-        "Replicas that joined, left, or were lost.",
-        "change",
-        self._came,
-      ),
-      one(
-        "leader_changes",
-        "counter",
-        "How often another replica became leader.",
-        self._leader_changes,
-      ),
-      by_label(
-        "replica_seconds",
-        "counter",
-        "Where the time of all replicas went; docs/observability.md.",
-        "category",
-        self._times.booked(),
-        "seconds",
-      ),
-      one(
-        "goodput_ratio",
-        "gauge",
-        "The share of all replica-seconds that was useful.",
-        self._times.goodput().goodput,
-      ),
-    ]
+  def metrics(self) -> table.Values:
+    """All values, as of the last record."""
+    only, by_label = table.only, table.by_label
+    return {
+      "step": only(self.step),
+      "steps": only(self._steps),
+      "step_seconds": only(self._step_seconds),
+      "staleness": only(self._staleness),
+      "gradients_applied": only(self._applied),
+      "gradients_dropped": by_label(self._dropped),
+      "moved_bytes": by_label({"in": self._bytes_in, "out": self._bytes_out}),
+      "stalls": only(self._stalls),
+      "stalled_seconds": only(self._stalled),
+      "attempts_abandoned": only(self._abandoned),
+      "members": only(len(self._members)),
+      "membership_changes": by_label(self._came),
+      "leader_changes": only(self._leader_changes),
+      "replica_seconds": by_label(self._times.booked()),
+      "goodput_ratio": only(self._times.goodput().goodput),
+    }

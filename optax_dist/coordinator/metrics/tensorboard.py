@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optax_dist.coordinator.metrics import metric
-from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics import table
 
 NEEDS = "tensorboardX"
 
@@ -49,21 +47,21 @@ class Scalars:
     self._write(file_version="brain.Event:2")
     self._before: dict[str, tuple[int, float]] = {}
 
-  def write(self, metrics: Sequence[Metric], step: int) -> None:
-    """Writes a point of each metric, to disk.
+  def write(self, values: table.Values, step: int) -> None:
+    """Writes a point of each value, to disk.
 
     Args:
-      metrics: the current metrics.
+      values: the current values.
       step: their position on the axis.
 
     Raises:
       OSError: they can't be written. Nothing should be written after that: a
         reader stops at the point that is cut off.
     """
-    for one in metrics:
-      for value, labels in one.samples:
-        tag = _tag(one.name, labels)
-        if isinstance(value, metric.Distribution):
+    for row, found in table.rows(values):
+      for labels, value in found.items():
+        tag = "/".join((table.PREFIX.rstrip("_"), row.name, *labels))
+        if isinstance(value, table.Distribution):
           now = value.count, value.total
           count, total = self._before.get(tag, (0, 0.0))
           if now[0] < count:
@@ -86,7 +84,3 @@ class Scalars:
       OSError: points of an earlier error can't be written.
     """
     self._writer.close()
-
-
-def _tag(name: str, labels: Mapping[str, str]) -> str:
-  return "/".join((metric.PREFIX.rstrip("_"), name, *labels.values()))

@@ -7,7 +7,7 @@ is numbered or acknowledged, and none is sent twice, except after a leader
 election: then every member resends its pending requests.
 
 A leader sends a replica the log as a stream: `Welcome`, then every record, as
-`Proposed` and `Recorded`. `Welcome` includes the view unless the replica's own
+`Recorded`. `Welcome` includes the view unless the replica's own
 position is recent enough.
 """
 
@@ -219,17 +219,6 @@ class Welcome(Struct):
   incarnation: Integer
 
 
-class Proposed(Struct):
-  """The leader is putting this record, which may still fail.
-
-  The receiver may prepare for it (compute the update), but must not expose it
-  until `Recorded` or the log itself confirms it.
-  """
-
-  position: Natural
-  record: Record
-
-
 class Recorded(Struct):
   """The record is in the log; any replica may send this.
 
@@ -237,19 +226,18 @@ class Recorded(Struct):
 
   Attributes:
     position: position of the record.
-    record: the record; None: the one proposed for this position on this
-      connection.
+    record: the record.
   """
 
   position: Natural
-  record: Record | None
+  record: Record
 
 
 class Attempt(Struct):
   """Members aggregate, readers collect; members and witness answer.
 
-  It is sent to members and readers, and ends by the commit with this id,
-  `Abandoned`, another attempt or another term.
+  It is sent to members and readers, and ends by the commit with this id, another
+  attempt at this step, or a later step.
 
   Attributes:
     attempt: its id.
@@ -274,12 +262,6 @@ class AskProgress(Struct):
   Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
   it, so each one fails it once it has waited for bytes long enough.
   """
-
-  attempt: AttemptId
-
-
-class Abandoned(Struct):
-  """The attempt has no effect; accepted gradients stay accepted."""
 
   attempt: AttemptId
 
@@ -452,11 +434,9 @@ Message: TypeAlias = (
   | Save
   | Fingerprint
   | Welcome
-  | Proposed
   | Recorded
   | Attempt
   | AskProgress
-  | Abandoned
   | Dropped
   | Asked
   | TakeOver

@@ -103,13 +103,13 @@ class Node:
         effects += follower.step(lost, now)
     if elected is not None:
       follower.elected = None
-      position, record = elected
+      position, records = elected
       view = follower.view.copy()
       self.leader = Leader(
         self._config,
         view,
         position,
-        record,
+        records,
         follower.recent,
         self._count,
       )

@@ -1,9 +1,15 @@
-"""The thread that drives a replica: inputs to the core, effects executed.
+"""The event loop of a replica: events become inputs, effects are executed.
 
-Every event (a message, an answer from the store, a gradient, the time) is an
-input of the protocol core; its effects are executed here by the transport, the
-store, the aggregation and the model's state. This thread never blocks, except
-to wait for the next event.
+    Transport      messages, lost peers  --+              +--> messages, peers
+    Store          answers               --+              +--> requests
+    Aggregations   means                 --+-> core.step -+--> aggregations
+    Snapshots      states                --+              +--> States, snapshots
+    training loop  submissions, wishes   --+              +--> Handover, journal
+
+The core decides, one input at a time and in the order of the events; effects
+are executed in their order, too. All of this is one thread, which never blocks
+except to wait for the next event: slow work is done in the background, and the
+training loop is notified through the `Handover`.
 """
 
 from __future__ import annotations
@@ -14,11 +20,12 @@ import logging
 import math
 import os
 import queue
+import secrets
 import threading
 import time
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -29,27 +36,27 @@ from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather,
   snapshots,
 )
+from optax_dist.coordinator.protocol import codec, entries, inputs, messages
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import entries, inputs, messages
-from optax_dist.coordinator.protocol.codec import BadMessage
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import (
   background,
-  group,
+  endpoint,
   handover,
   journal_lines,
   shards,
   states,
   threads,
 )
+from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
 _PATIENCE = 5.0
-# The same for a leader that gives itself up.
+# The same for a leader that evicts itself.
 _LAST_WORDS = 0.5
 # Messages between the processes of one replica.
 _OF_GROUP = frozenset(
@@ -57,29 +64,6 @@ _OF_GROUP = frozenset(
 )
 # A gradient is written in pieces of this size, each sent during the next one.
 _PIECE = 256 << 10
-# States with more bytes are computed in the background.
-_SMALL = 256 << 10
-
-
-class Core(Protocol):
-  """The protocol core of a replica."""
-
-  def step(self, given: typing.Any, now: float) -> Sequence[orders.Wanted]:
-    """Processes an input; returns the effects to execute."""
-    ...
-
-  def deadline(self) -> float:
-    """When to give it `TimePassed`."""
-    ...
-
-  def missing(self, now: float) -> str:
-    """What it is waiting for, for an error message."""
-    ...
-
-  @property
-  def stalled(self) -> bool:
-    """Whether other replicas wait, as far as this one knows."""
-    ...
 
 
 class Driver:
@@ -87,21 +71,17 @@ class Driver:
 
   Attributes:
     handover: what the training loop reads.
-    rejoins: how often the replica was readmitted.
     exchanged: the last submission exchanged, and the seconds that its exchange
       took.
   """
 
   def __init__(
     self,
-    core: Core,
-    transport: transports.Transport,
-    store: stores.Store,
+    core: groups.Core,
+    place: endpoint.Endpoint,
     *,
     replica: int | str,
-    nonce: str,
-    prefix: str,
-    use_run: Callable[[str], None],
+    run: str,
     encoder: encoders.Encoder,
     initial: Any,
     step: int,
@@ -109,7 +89,7 @@ class Driver:
     inline: bool,
     journal: journal_lines.JournalLines,
     deadlines: Deadlines,
-    of: group.Group | None = None,
+    group: groups.Group | None = None,
     local: shards.LocalShards | None = None,
     own: Any = None,
   ):
@@ -117,12 +97,9 @@ class Driver:
 
     Args:
       core: the protocol core.
-      transport: to the other replicas.
-      store: the key-value store.
+      place: its transport and store.
       replica: the replica's id.
-      nonce: identifies the run, if this replica is its first.
-      prefix: prefix of all keys in the store.
-      use_run: tells the transport the run's nonce.
+      run: name of the run; several may share a store.
       encoder: encodes gradients.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
@@ -130,41 +107,39 @@ class Driver:
       inline: whether gradients are sent in messages.
       journal: where the leader writes events.
       deadlines: how long everybody waits.
-      of: which process of its replica this is, if it has several.
+      group: which process of its replica this is, if it has several.
       local: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
     """
-    self.rejoins = 0
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
-    self._core, self._transport, self._store = core, transport, store
-    self._replica, self._nonce, self._prefix = replica, nonce, prefix
-    self._use_run, self._encoder = use_run, encoder
+    self._core, self._replica, self._encoder = core, replica, encoder
+    self._transport, self._store = place.transport, place.store
+    self._use_run, self._prefix = place.use_run, endpoint.key_prefix(run)
     self._inline, self._journal = inline, journal
+    # Identifies the run, if this replica is its first.
+    self._nonce = secrets.token_hex(16)
     # After so long a request to the store has no known outcome.
     self._store_timeout = min(deadlines.pace, deadlines.patience)
     name = f"optax-dist-{replica}"
-    run = threads.in_this_precision(self._run)
-    self._thread = threading.Thread(target=run, name=name, daemon=True)
+    target = threads.in_this_precision(self._run)
+    self._thread = threading.Thread(target=target, name=name, daemon=True)
     self._background = background.Background(f"{name}-work", self.post)
-    self._of = of
-    post = self.post if of is not None else None
-    made = lambda work: states.States(
-      initial, step, apply, work, local, post, own
+    self._group = group
+    post = self.post if group is not None else None
+    self._states = states.States(
+      initial, step, apply, self._background, local, post, own
     )
-    self._states = made(None)
-    if self._states.nbytes > _SMALL:
-      self._states = made(self._background)
     self.handover = handover.Handover(self._states.published)
-    if of is not None:
-      self.handover = group.GroupHandover(
+    if group is not None:
+      self.handover = groups.GroupHandover(
         self._states.published,
-        None if of.process else self.feed,
+        None if group.process else self.feed,
         deadlines.replica,
       )
     self._aggregations = reduce_scatter_gather.Aggregations(
-      transport,
+      place.transport,
       encoder.place,
       encoder.mean_place,
       self._background,
@@ -175,7 +150,10 @@ class Driver:
     # What the state that is computed ahead was computed with; None: it was inline.
     self._ahead: entries.AttemptId | None = None
     self._snapshots = snapshots.Snapshots(
-      transport, self._states.nbytes, self._background, deadlines.patience
+      place.transport,
+      self._states.nbytes,
+      self._background,
+      deadlines.patience,
     )
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
@@ -185,9 +163,10 @@ class Driver:
     self._lost: collections.Counter[str] = collections.Counter()
     # Peers to which arrays are sent, not lent.
     self._far: set[str] = set()
-    self._numbers = itertools.count()
-    # Open store requests by number: kind, and the core's number.
-    self._asked: dict[int, tuple[str, int]] = {}
+    # The core's requests to the store that have no answer yet: "get" or "put".
+    self._requests: dict[int, str] = {}
+    # Deletions, which need no answer, have other numbers.
+    self._deletions = itertools.count(-1, -1)
     # Why the store's last answer is unknown; "" if it is known.
     self._unanswered = ""
     self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
@@ -200,9 +179,7 @@ class Driver:
       collections.Counter()
     )
     self._drop_later: set[entries.AttemptId] = set()
-    # The last message, since the same one often goes to several peers.
-    self._encoded: tuple[object, bytes] | None = None
-    self._tell = False
+    self._wakes = False
     # The core's deadline, as of the last `_proceed`.
     self._due = math.inf
     self._closing = ""
@@ -214,14 +191,13 @@ class Driver:
   def start(self) -> None:
     """Starts the event loop; the replica looks for its run."""
     self._inputs.append(inputs.Started(self._nonce))
-    if not self._inline:
-      self._make_memory()
+    self._make_memory()
     self._thread.start()
 
-  def feed(self, given: orders.Given) -> None:
+  def feed(self, input_: orders.Given) -> None:
     """Queues an input for the core; callable from any thread."""
     self.check_process()
-    self.post(lambda: self._inputs.append(given))
+    self.post(lambda: self._inputs.append(input_))
 
   def submit(
     self,
@@ -233,8 +209,8 @@ class Driver:
 
     Args:
       submitted: the submission.
-      memory: the gradient's bytes, one of `handover.memory`; None if it is sent
-        inline, or is not finite.
+      memory: the gradient's bytes, one of `handover.memory`; None if it is not
+        finite, or too stale to count.
       writer: writes these bytes; None if they are already written.
     """
     self.check_process()
@@ -246,8 +222,8 @@ class Driver:
 
   def take_borrowed(self) -> Any:
     """Returns, once, the local state received when joining; or None."""
-    found, self._states.borrowed = self._states.borrowed, None
-    return found
+    borrowed, self._states.borrowed = self._states.borrowed, None
+    return borrowed
 
   @property
   def is_far_from_some(self) -> bool:
@@ -294,10 +270,10 @@ class Driver:
 
   def missing(self) -> str:
     """A sentence that says what the event loop is waiting for."""
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
-    self.post(lambda: found.put(self._core.missing(self._transport.now())))
+    answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+    self.post(lambda: answer.put(self._core.missing(self._transport.now())))
     try:
-      waits = found.get(timeout=1.0)
+      waits = answer.get(timeout=1.0)
     except queue.Empty:
       return "Its event loop does not answer."
     store = f" ({self._unanswered})" if self._unanswered else ""
@@ -307,7 +283,7 @@ class Driver:
     """Whether other replicas wait; callable from any thread."""
     return self._core.stalled
 
-  def give_up(self, reason: str, stacks: str) -> None:
+  def evict(self, reason: str, stacks: str) -> None:
     """Takes this replica out of the run at once, and stops.
 
     Args:
@@ -319,8 +295,8 @@ class Driver:
     )
 
     def fail() -> None:
-      self.handover.failure = self.handover.failure or failure
-      self._tell = True
+      self.handover.fail(failure)
+      self._wakes = True
 
     self.post(fail)
     self.feed(inputs.Aborted(reason, stacks))
@@ -356,12 +332,12 @@ class Driver:
         self._proceed()
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
-      self.handover.failure = self.handover.failure or error
+      self.handover.fail(error)
     finally:
       try:
         self._end()
       finally:
-        self.handover.tell()
+        self.handover.wake()
 
   def _proceed(self) -> None:
     """Does everything that needs no waiting."""
@@ -375,10 +351,10 @@ class Driver:
       for event in self._store.poll():
         self._on_store(event)
       if self._aggregations.answers or self._snapshots.answers:
-        self._take_answers()
+        self._queue_answers()
       if self._inputs:
-        given, self._inputs = self._inputs, collections.deque()
-        for input_ in given:
+        queued, self._inputs = self._inputs, collections.deque()
+        for input_ in queued:
           self._step(input_)
         continue
       if self._closing:
@@ -387,32 +363,28 @@ class Driver:
       if self._due > self._transport.now():
         break
       self._step(inputs.TimePassed())
-    if self._tell or self._journal.pending:
-      self._flush()
-    if self._tell:
-      self._tell = False
-      self.handover.tell()
-
-  def _flush(self) -> None:
-    """Sends what others wait for; then writes the journal's line of a step."""
-    self._transport.flush()
-    self._journal.flush()
+    if self._wakes:
+      self._wakes = False
+      # The training loop takes the processor: others may get theirs first.
+      self._transport.flush()
+      self.handover.wake()
 
   def _timeout(self) -> float | None:
     """The longest time to wait for an event."""
     if self._posted or self._unwritten:
       return 0.0
-    found = self._due - self._transport.now()
+    timeout = self._due - self._transport.now()
     for part in (self._store, self._aggregations, self._snapshots):
-      soon = part.deadline()
-      if soon is not None and soon < found:
-        found = soon
-    return None if found == math.inf else max(0.0, found)
+      seconds = part.deadline()
+      if seconds is not None:
+        timeout = min(timeout, seconds)
+    return None if timeout == math.inf else max(0.0, timeout)
 
-  def _step(self, given: orders.Given) -> None:
-    if isinstance(given, inputs.PeerLost):
-      self._lost[given.peer] -= 1
-    for effect in self._core.step(given, self._transport.now()):
+  def _step(self, input_: orders.Given) -> None:
+    if isinstance(input_, inputs.PeerLost):
+      self._lost[input_.peer] -= 1
+    step: Callable[..., Sequence[orders.Wanted]] = self._core.step
+    for effect in step(input_, self._transport.now()):
       self._execute(effect)
 
   def _end(self) -> None:
@@ -440,16 +412,14 @@ class Driver:
     match event:
       case transports.Message(peer, payload):
         try:
-          found = orders.WIRE.decode(payload)
-        except BadMessage as error:
+          message = orders.WIRE.decode(payload)
+        except codec.BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
-        if type(found) not in _OF_GROUP:
-          message = typing.cast(messages.Message, found)
-          self._inputs.append(inputs.Received(peer, message))
-        elif self._of is not None:
-          said = typing.cast(orders.Order | orders.Report, found)
-          self._inputs.append(orders.Heard(peer, said))
+        if type(message) not in _OF_GROUP:
+          self._inputs.append(inputs.Received(peer, message))  # type: ignore[arg-type]
+        elif self._group is not None:
+          self._inputs.append(orders.Heard(peer, message))  # type: ignore[arg-type]
         else:
           text = "this replica has one process"
           self._inputs.append(inputs.Malformed(peer, text))
@@ -472,9 +442,9 @@ class Driver:
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
         # Keeps the order of events: answers before a peer's loss.
-        self._take_answers()
+        self._queue_answers()
 
-  def _take_answers(self) -> None:
+  def _queue_answers(self) -> None:
     for answer in (*self._aggregations.answers, *self._snapshots.answers):
       if isinstance(answer, inputs.Aggregated):
         phases.reach("done", self._replica)
@@ -490,35 +460,36 @@ class Driver:
       case stores.StoreLost(reason):
         self._inputs.append(inputs.StoreLost(reason))
         return
-    kind, request = self._asked.pop(event.request)
-    if kind == "delete":
+    request = event.request
+    if request < 0:
       return
-    given: inputs.Input
+    kind = self._requests.pop(request)
+    answer: inputs.Input
     self._unanswered = ""
     match event:
       case stores.Absent():
-        given = inputs.GetAnswered(request, True, None)
+        answer = inputs.GetAnswered(request, True, None)
       case stores.Value(_, value):
         try:
-          found = entries.STORE_VALUES.decode(value)
-          given = inputs.GetAnswered(request, True, found)
-        except BadMessage:
-          given = inputs.GetAnswered(request, True, None, occupied=True)
+          known = entries.STORE_VALUES.decode(value)
+          answer = inputs.GetAnswered(request, True, known)
+        except codec.BadMessage:
+          answer = inputs.GetAnswered(request, True, None, occupied=True)
       case stores.Done():
-        given = inputs.PutAnswered(request, "done")
+        answer = inputs.PutAnswered(request, "done")
       case stores.Conflict():
-        given = inputs.PutAnswered(request, "conflict")
+        answer = inputs.PutAnswered(request, "conflict")
       case stores.Unknown(_, reason) | stores.Refused(_, reason):
         _log.info("the store does not answer: %s", reason)
         self._unanswered = reason
-        given = (
+        answer = (
           inputs.PutAnswered(request, "unknown")
           if kind == "put"
           else inputs.GetAnswered(request, False, None)
         )
       case _:
         assert_never(event)
-    self._inputs.append(given)
+    self._inputs.append(answer)
 
   def _submit(
     self,
@@ -526,7 +497,10 @@ class Driver:
     memory: memoryview | None,
     writer: packing.Packing | None,
   ) -> None:
-    if memory is not None:
+    if memory is not None and self._inline:
+      submitted = codec.replace(submitted, payload=bytes(memory))
+      self.handover.memory.put(memory)
+    elif memory is not None:
       gradient = reduce_scatter_gather.Gradient(
         memory, lambda: self._transport.free(memory), writer
       )
@@ -568,31 +542,24 @@ class Driver:
           phases.reach("joining", self._replica)
         elif isinstance(message, messages.Refused):
           _log.warning("%s may not join: %s", peer, message.reason)
-        self._send(peer, message)
+        self._transport.send(peer, [orders.WIRE.encode(message)])
       case fx.SendAll(peers, message):
-        self._transport.send_all(peers, [self._encode(message)])
+        self._transport.send_all(peers, [orders.WIRE.encode(message)])
       case fx.WriteJournal(note):
+        # The file may be slow, and others wait for the step.
+        self._transport.flush()
         self._journal.write(note)
       case fx.Publish(step, save):
-        # If this process is stopped here, a new leader writes the line, and
-        # this one would write it again when it resumes.
-        if self._journal.pending:
-          self._flush()
-        self._states.publish(step, save)
+        self._states.publish(step)
         if self._ahead is not None:
           self._aggregations.applied(self._ahead)
           self._ahead = None
-        self._show()
+        self._notify(handover.Published(self._states.published, save))
         phases.reach("applied", self._replica)
       case fx.Resolved():
         self._resolve(effect)
       case fx.Apply():
         self._apply(effect)
-      case fx.Leased(incarnation, spans):
-        self.handover.lend(incarnation, spans)
-        self._tell = True
-      case fx.Progressed(step, progress):
-        self.handover.progressed(step, progress)
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
       case fx.Average(task, parts, payloads):
@@ -610,8 +577,8 @@ class Driver:
         self._aggregations.disconnected(peer)
         self._snapshots.disconnected(peer)
       case fx.Get(request, key):
-        number = self._number("get", request)
-        self._ask(stores.Get(number, self._prefix + key))
+        self._requests[request] = "get"
+        self._ask(stores.Get(request, self._prefix + key))
       case fx.Delete(keys):
         self._delete(keys)
       case fx.Aggregate() | fx.Collect():
@@ -628,7 +595,7 @@ class Driver:
       case fx.Restore(step, state):
         self._aggregations.lose()
         self._states.restore(step, self._snapshots.take(state))  # type: ignore[arg-type]
-        self._show()
+        self._notify(handover.Published(self._states.published, False))
       case fx.ServeSnapshot():
         phases.reach("serving", self._replica)
         published = self._states.published
@@ -646,40 +613,33 @@ class Driver:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
-      case fx.Admitted(admission, incarnation, _, asked):
-        self.rejoins = admission - 1
-        self._owe_nothing()
-        self._change(
-          admission=admission,
-          incarnation=incarnation,
-          asked=asked,
-          suspended=False,
-        )
-      case fx.Suspended():
-        self._change(suspended=True)
-      case fx.SetAsked(count):
-        self._change(asked=count)
-      case fx.Called(step):
-        self._change(called=step)
-      case fx.Taken(_, count):
-        self._change(effect, asked=count)
-      case fx.Left():
-        self._change(left=True)
-      case fx.Finished(_, reason):
-        self._change(finished=reason)
+      case fx.Admitted():
+        self._forget_residuals()
+        self._notify(effect)
+      case (
+        fx.Leased()
+        | fx.Progressed()
+        | fx.Taken()
+        | fx.Suspended()
+        | fx.SetAsked()
+        | fx.Called()
+        | fx.Left()
+        | fx.Finished()
+      ):
+        self._notify(effect)
       case fx.Fail(error, reason):
         self._write_rest()
         if self._unanswered:
           reason = (
             f"{reason} The last request to the store: {self._unanswered}."
           )
-        self.handover.failure = getattr(errors, error)(reason)
-        self._tell = True
+        self.handover.fail(getattr(errors, error)(reason))
+        self._wakes = True
       case fx.LeadershipChanged(leads, _):
         self.handover.leads = leads
         if self._inline:
           # What another leader left out, this one never had.
-          self._owe_nothing()
+          self._forget_residuals()
       case fx.OpenJournal(commits):
         self._journal.open(commits)
       case fx.CloseJournal():
@@ -687,11 +647,11 @@ class Driver:
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case orders.Tell(peer, what):
-        self._send(peer, what)
+        self._transport.send(peer, [orders.WIRE.encode(what)])
       case orders.Advance():
-        assert isinstance(self.handover, group.GroupHandover)
+        assert isinstance(self.handover, groups.GroupHandover)
         self.handover.advance(effect)
-        self._tell = True
+        self._wakes = True
       case orders.EndGroup(reason):
         self._end_group(reason)
       case _:
@@ -702,23 +662,6 @@ class Driver:
       self._transport.connect(peer, address)
     except ValueError as error:
       self._on_event(transports.PeerLost(peer, "unreachable", str(error)))
-
-  def _send(
-    self, peer: str, message: messages.Message | orders.Report | orders.Order
-  ) -> None:
-    self._transport.send(peer, [self._encode(message)])
-
-  def _encode(
-    self, message: messages.Message | orders.Report | orders.Order
-  ) -> bytes:
-    if self._encoded is None or self._encoded[0] is not message:
-      self._encoded = message, orders.WIRE.encode(message)
-    return self._encoded[1]
-
-  def _number(self, kind: str, request: int) -> int:
-    number = next(self._numbers)
-    self._asked[number] = kind, request
-    return number
 
   def _ask(self, request: stores.Request) -> None:
     self._store.ask(request, self._store_timeout)
@@ -732,16 +675,14 @@ class Driver:
       phases.reach("committing", self._replica)
     put = stores.Put if overwrite else stores.PutIfAbsent
     raw = entries.STORE_VALUES.encode(value)
-    self._ask(put(self._number("put", request), self._prefix + key, raw))
+    self._requests[request] = "put"
+    self._ask(put(request, self._prefix + key, raw))
 
   def _delete(self, keys: Sequence[str]) -> None:
     for start in range(0, len(keys), stores.MAX_KEYS):
       some = keys[start : start + stores.MAX_KEYS]
-      self._ask(
-        stores.Delete(
-          self._number("delete", 0), tuple(self._prefix + key for key in some)
-        )
-      )
+      names = tuple(self._prefix + key for key in some)
+      self._ask(stores.Delete(next(self._deletions), names))
 
   def _aggregate(self, effect: fx.Aggregate | fx.Collect) -> None:
     for peer in effect.peers:
@@ -793,43 +734,23 @@ class Driver:
 
     self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
 
-  def _owe_nothing(self) -> None:
+  def _forget_residuals(self) -> None:
     """What this replica left out of means is forgotten."""
     if self._encoder.mean_feedback is not None:
       self._encoder.mean_feedback.clear()
 
-  def _show(self) -> None:
-    self._change(published=self._states.published, to_save=self._states.to_save)
-
-  def _change(
-    self,
-    answer: handover.Answer | None = None,
-    **fields: typing.Any,
-  ) -> None:
-    """Changes what the training loop sees, and may continue with.
-
-    Args:
-      answer: the answer to a submission.
-      **fields: fields of the handover.
-    """
-    before = self._states.before
-
-    def change(seen: handover.Handover) -> None:
-      for name, value in fields.items():
-        setattr(seen, name, value)
-      if answer is not None:
-        seen.resolve(answer, before)
-
+  def _notify(self, event: handover.Event) -> None:
+    """Notifies the training loop, which may continue with it."""
     self._write_rest()
-    self.handover.change(change)
-    self._tell = True
+    self.handover.notify(event)
+    self._wakes = True
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
         self._gradients.pop(sequence).resolve()
-    self._change(resolved)
+    self._notify(resolved)
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:
     taken = lambda digest: self._inputs.append(
@@ -839,13 +760,12 @@ class Driver:
 
   def _end_group(self, reason: str) -> None:
     """Ends this process: the replica is lost with any of its processes."""
-    assert self._of is not None
+    assert self._group is not None
     _log.error("%s", reason)
-    failure = self.handover.failure
-    self.handover.failure = failure or errors.CoordinatorError(reason)
-    self._tell = True
+    self.handover.fail(errors.CoordinatorError(reason))
+    self._wakes = True
     self._closing = reason
-    self._of.on_loss(reason)
+    self._group.on_loss(reason)
 
   def _reach(self, phase: str) -> None:
     phases.reach(phase, self._replica)

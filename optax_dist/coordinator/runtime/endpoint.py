@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Callable, Iterable
 
 from optax_dist.coordinator.protocol import arrivals
-from optax_dist.coordinator.store import client, etcd, urls
 from optax_dist.coordinator.store import in_process as local_store
 from optax_dist.coordinator.store import interface as stores
+from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
 from optax_dist.coordinator.transport import in_process as local_transport
 from optax_dist.coordinator.transport import interface as transports
@@ -91,7 +91,7 @@ def connect(
     OSError: no port is free.
   """
   name = process_name(replica)
-  host = store_host(place)
+  host = place.host
   bind = network.bind
   if bind is None and not addresses.is_loopback(host):
     bind = "::" if ":" in host else "0.0.0.0"
@@ -131,29 +131,10 @@ def open_store(
     ValueError: it is the store of one process.
   """
   try:
-    match place:
-      case urls.Tcp(address):
-        # The store outlives runs, so it has no nonce.
-        return client.StoreClient(transport, address)
-      case urls.Etcd():
-        return etcd.EtcdStore(place, secret, "runs", transport.wake)
-      case _:
-        raise ValueError("The store of one process is for run_embedded.")
+    return place.open(transport, secret)
   except BaseException:
     transport.close()
     raise
-
-
-def store_host(place: urls.Place) -> str:
-  """The host of the store, or of its first server."""
-  match place:
-    case urls.Tcp(address):
-      server = address
-    case urls.Etcd(endpoints):
-      server = endpoints[0]
-    case _:
-      return "127.0.0.1"
-  return server.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def process_name(replica: object) -> str:

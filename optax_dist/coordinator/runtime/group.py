@@ -1,5 +1,8 @@
 """A replica of several processes, as seen by one of them.
 
+    process 0    Handover: applies its events  ->  orders.Advance(call, events)
+    process 1 .. Handover: as many of its own  <-
+
 `Group` says which process this is. `GroupHandover` lets the training loops of
 all processes see the same events at the same points of the program: process 0
 reads its events and announces how many; the others read that many.
@@ -9,20 +12,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from optax_dist.coordinator import errors
+from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.group.companion import Companion
+from optax_dist.coordinator.protocol.group.speaker import Speaker
+from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import handover, last_words
 from optax_dist.coordinator.runtime.states import State
-from optax_dist.ledger import Progress, Spans
 
 # Largest text a process sends at the start: name, address and a digest.
 _TEXT = 4096
@@ -30,6 +38,9 @@ _TEXT = 4096
 _GRACE = 5.0
 # Exit code of the process then: the launcher restarts the replica.
 EXIT_CODE = 75
+
+# What decides: a replica's own core, or that of one of its processes.
+Core: TypeAlias = Node | Speaker | Companion
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +87,41 @@ def of_this_program(count: int) -> Group | None:
       " each of them first, with the replica's own address."
     )
   return Group(jax.process_index(), count, gather, _end_soon)
+
+
+def meet(
+  group: Group | None, own: tuple[str, str], digest: str
+) -> tuple[list[tuple[str, str]], str, str]:
+  """Exchanges addresses and digests among the processes of a replica.
+
+  Args:
+    group: this process's place in its replica; None if it is the only one.
+    own: name and address of this process.
+    digest: fingerprint of its part of the shared state.
+
+  Returns:
+    The names and addresses of all processes, the replica's address, and a
+    digest of all.
+  """
+  if group is None:
+    return [own], own[1], digest
+  members = [json.loads(x) for x in group.gather(json.dumps([*own, digest]))]
+  places = [(name, address) for name, address, _ in members]
+  digest = orders.combined([digest for _, _, digest in members])
+  return places, orders.join_places(places), digest
+
+
+def core(
+  group: Group | None, config: Config, places: Sequence[tuple[str, str]]
+) -> Core:
+  """The protocol core of this process; with several, process 0 decides."""
+  if group is None:
+    return Node(config)
+  if not group.process:
+    others = [name for name, _ in places[1:]]
+    return Speaker(Node(config), others, patience=config.deadlines.replica)
+  pause = config.deadlines.pace / 8
+  return Companion(*places[0], pause=pause, patience=config.timeout)
 
 
 def gather(text: str) -> list[str]:
@@ -129,28 +175,18 @@ class GroupHandover(handover.Handover):
     """
     super().__init__(published)
     self._tell_others, self._patience = tell, patience
-    self._changes: collections.deque[Callable[[handover.Handover], None]] = (
-      collections.deque()
-    )
+    self._events: collections.deque[handover.Event] = collections.deque()
     self._advances: collections.deque[orders.Advance] = collections.deque()
     self._seen = self._calls = 0
     self._closed = False
 
   # Called by the event loop.
 
-  def change(self, action: Callable[[handover.Handover], None]) -> None:
-    self._changes.append(action)
-
-  def lend(self, incarnation: int, spans: Spans) -> None:
-    lend = super().lend
-    self.change(lambda seen: lend(incarnation, spans))
-
-  def progressed(self, step: int, progress: Progress) -> None:
-    progressed = super().progressed
-    self.change(lambda seen: progressed(step, progress))
+  def notify(self, event: handover.Event) -> None:
+    self._events.append(event)
 
   def advance(self, order: orders.Advance) -> None:
-    """Process 0's training loop has advanced; `tell` follows."""
+    """Process 0's training loop has advanced; `wake` follows."""
     self._advances.append(order)
 
   # Called by the training loop.
@@ -170,23 +206,22 @@ class GroupHandover(handover.Handover):
     self._closed = True
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    over = lambda: self.failure is not None or self.finished is not None
     timed_out, left = False, timeout
-    while not (ready() or over() or timed_out):
+    while not (ready() or self.is_over or timed_out):
       if self._tell_others is None:
         timed_out = self._follow(timeout + self._patience)
         continue
-      changed = lambda: bool(self._changes) or self.failure is not None
+      changed = lambda: bool(self._events) or self.failure is not None
       left -= self._wait_for(changed, left)
       if self.failure is None:
-        timed_out = not self._changes
+        timed_out = not self._events
         self._look(timed_out)
     return ready()
 
   def _look(self, flag: bool) -> None:
     """Process 0 applies all events so far."""
     assert self._tell_others is not None
-    events = self._seen + len(self._changes)
+    events = self._seen + len(self._events)
     self._tell_others(orders.Advance(self._calls, events, flag))
     self._take(events)
 
@@ -215,8 +250,7 @@ class GroupHandover(handover.Handover):
   def _take(self, events: int) -> None:
     self._calls += 1
     while self._seen < events:
-      self._changes.popleft()(self)
+      self._apply(self._events.popleft())
       self._seen += 1
-    # All processes do this at the same point, and another thread may wait for
-    # it.
-    self.published.get()
+      # All processes compute each state at the same point, and in this order.
+      self.published.get()

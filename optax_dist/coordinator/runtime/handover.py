@@ -1,29 +1,55 @@
-"""The state shared by the event loop and the training loop."""
+"""What the event loop hands over to the training loop.
+
+    event loop                     Handover                    training loop
+
+    notify(event)  ->  fields, answers to submissions  ->  reads them
+    wake()         ------------------------------------>   returns from `wait`
+
+An event is an effect of the protocol core that concerns the training loop, or a
+`Published` state. There are no locks around the fields: each event sets them in
+the order in which the training loop may rely on them.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, assert_never
 
-from optax_dist.coordinator.protocol import effects
+from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
 
 # Seconds within which a waiting thread looks at its clock.
 _SLICE = 2.0
-# Steps whose progress is kept, besides those that the training loop holds.
-_KEPT = 256
 
-Answer = effects.Taken | effects.Resolved
+
+class Published(NamedTuple):
+  """A state was published, and perhaps all replicas save it."""
+
+  state: State
+  save: bool
+
+
+Answer: TypeAlias = fx.Taken | fx.Resolved
+Event: TypeAlias = (
+  Answer
+  | Published
+  | fx.Admitted
+  | fx.Suspended
+  | fx.Leased
+  | fx.Progressed
+  | fx.SetAsked
+  | fx.Called
+  | fx.Left
+  | fx.Finished
+)
 
 
 class Handover:
   """Written by the event loop, and read by the training loop.
-
-  The event loop sets fields and then calls `tell`; the training loop reads them,
-  or waits in `wait`.
 
   Attributes:
     published: the state that all replicas share.
@@ -40,8 +66,6 @@ class Handover:
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
-    held: the steps of states that the training loop holds; it may ask for their
-      progress at any time. The event loop calls it.
   """
 
   def __init__(self, published: State):
@@ -58,46 +82,58 @@ class Handover:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
-    self.held: Callable[[], Sequence[int]] = tuple
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
+    # The state published before the current one.
+    self._before = published
     # Each with the state before the latest commit.
     self._answers: dict[int, tuple[Answer, State]] = {}
 
   # Called by the event loop.
 
-  def change(self, action: Callable[[Handover], None]) -> None:
-    """Changes a field that the training loop depends on."""
-    action(self)
+  def fail(self, error: BaseException) -> None:
+    """Ends the run for this replica, if it has not failed before."""
+    if self.failure is None:
+      self.failure = error
 
-  def tell(self) -> None:
+  def notify(self, event: Event) -> None:
+    """Notifies the training loop of an event; `wake` follows."""
+    self._apply(event)
+
+  def wake(self) -> None:
     """Wakes up the waiting threads."""
     with self._changed:
       self._changed.notify_all()
 
-  def resolve(self, answer: Answer, before: State) -> None:
-    """Stores the answer to a submission; `tell` follows.
-
-    Args:
-      answer: the answer.
-      before: the state before the commit that included the submission.
-    """
-    self._answers[answer.sequence] = answer, before
-
-  def lend(self, incarnation: int, spans: Spans) -> None:
-    """A membership computes on these samples next; `tell` follows."""
-    self.lease = incarnation, spans
-
-  def progressed(self, step: int, progress: Progress) -> None:
-    """Stores which samples are committed as of this step."""
-    self.progress[step] = progress
-    if len(self.progress) > _KEPT:
-      kept = {*self.held()}
-      if self.to_save is not None:
-        kept.add(self.to_save.step)
-      for old in sorted(self.progress)[: _KEPT // 2]:
-        if old not in kept:
-          del self.progress[old]
+  def _apply(self, event: Event) -> None:
+    match event:
+      case Published(state, save):
+        self._before, self.published = self.published, state
+        if save:
+          self.to_save = state
+      case fx.Taken() | fx.Resolved():
+        self._answers[event.sequence] = event, self._before
+        if isinstance(event, fx.Taken):
+          self.asked = event.count
+      case fx.Admitted(admission, incarnation, _, asked):
+        self.admission, self.incarnation = admission, incarnation
+        self.asked, self.suspended = asked, False
+      case fx.Suspended():
+        self.suspended = True
+      case fx.Leased(incarnation, spans):
+        self.lease = incarnation, spans
+      case fx.Progressed(step, progress):
+        self.progress[step] = progress
+      case fx.SetAsked(count):
+        self.asked = count
+      case fx.Called(step):
+        self.called = step
+      case fx.Left():
+        self.left = True
+      case fx.Finished(_, reason):
+        self.finished = reason
+      case _:
+        assert_never(event)
 
   # Called by the training loop.
 
@@ -118,9 +154,13 @@ class Handover:
       ready: what to wait for.
       timeout: seconds; those in which this process was stopped don't count.
     """
-    over = lambda: self.failure is not None or self.finished is not None
-    self._wait_for(lambda: ready() or over(), timeout)
+    self._wait_for(lambda: ready() or self.is_over, timeout)
     return ready()
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the run has ended for this replica, by an error or not."""
+    return self.failure is not None or self.finished is not None
 
   def _wait_for(self, predicate: Callable[[], bool], timeout: float) -> float:
     """Waits for so many seconds awake; returns how many it waited."""
@@ -141,8 +181,17 @@ class Handover:
     """The state before the commit that included a submission."""
     return self._answers[sequence][1]
 
-  def forget(self, first: int) -> None:
-    """Forgets the answers to the submissions before this one."""
-    for sequence in list(self._answers):
-      if sequence < first:
-        del self._answers[sequence]
+  def forget(self, sequence: int, steps: Sequence[int]) -> None:
+    """Forgets what the training loop has no more use for.
+
+    Args:
+      sequence: answers to submissions before this one.
+      steps: those of the states that it holds: the progress of all steps before
+        the last of these, but not theirs.
+    """
+    for old in [n for n in self._answers if n < sequence]:
+      del self._answers[old]
+    kept = {*steps} if self.to_save is None else {*steps, self.to_save.step}
+    for step in list(self.progress):
+      if step < max(steps) and step not in kept:
+        del self.progress[step]

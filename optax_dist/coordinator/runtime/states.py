@@ -1,7 +1,14 @@
-"""The model's state: published, and computed before its commit.
+"""The model's state: computed before its commit, and published with it.
+
+    Apply    mean     -> a state ahead of the published one
+    Publish           -> the state ahead is the published one
+    Discard           -> there is none ahead
+    Restore  snapshot -> the published one
 
 The protocol core counts steps; the arrays are here. A state may be published
-before it is computed: its readers wait.
+before it is computed: its readers wait. Who computes it: the event loop, if it
+is small; a background thread; or, in a replica of several processes, whoever
+reads it first, which is the training loop.
 """
 
 from __future__ import annotations
@@ -19,6 +26,9 @@ from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
 from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
 from optax_dist.coordinator.runtime.shards import LocalShards
 
+# States with more bytes are computed in the background.
+_SMALL = 256 << 10
+
 
 class State:
   """The state all replicas share at a step; it may still be being computed.
@@ -34,7 +44,6 @@ class State:
     self._error: BaseException | None = None
     self._ready = None if value is not None else threading.Event()
     # For a state that its first reader computes.
-    self._base: State | None = None
     self._work: Callable[[], Any] | None = None
     self._done: weakref.finalize | None = None
     self._post: Callable[[Callable[[], None]], None] = lambda action: None
@@ -54,7 +63,6 @@ class State:
 
   def defer(
     self,
-    base: State | None,
     work: Callable[[], Any],
     done: Callable[[], None],
     post: Callable[[Callable[[], None]], None],
@@ -62,12 +70,11 @@ class State:
     """Lets the first thread that gets it compute it.
 
     Args:
-      base: the previous state, the argument of `work`.
       work: computes it.
       done: called on the event loop once it is computed, or dropped.
       post: schedules a function on the event loop.
     """
-    self._base, self._work, self._post = base, work, post
+    self._work, self._post = work, post
     self._actions = []
     # Also called if no thread ever gets it.
     self._done = weakref.finalize(self, post, done)
@@ -93,27 +100,18 @@ class State:
   def get(self) -> Any:
     """Returns the state, waiting until it is computed."""
     if self._work is not None:
-      # Iterative, since the chain may be long.
-      chain: list[State] = []
-      state: State | None = self
-      while state is not None and state._work is not None:
-        chain.append(state)
-        state = state._base
-      for state in reversed(chain):
-        state._compute_now()
+      self._compute_now(self._work)
     if self._ready is not None:
       self._ready.wait()
       if self._error is not None:
         raise self._error
     return self._value
 
-  def _compute_now(self) -> None:
-    work = self._work
-    assert work is not None
+  def _compute_now(self, work: Callable[[], Any]) -> None:
     try:
       self.compute(work)
     finally:
-      self._base = self._work = None
+      self._work = None
       if self._done is not None:
         self._done()
       with self._lock:
@@ -127,8 +125,6 @@ class States:
 
   Attributes:
     published: the state that the log has decided.
-    before: the one published before it.
-    to_save: the last state that all replicas save, or None.
     nbytes: size of a state in a snapshot.
     lent: the local state served along with a snapshot; any thread may set it.
     borrowed: the same from the last snapshot received, or None.
@@ -151,18 +147,17 @@ class States:
       step: its step.
       apply: computes the next state from a state, the leaves of a mean and the
         number of its parts, and waits until it is computed.
-      background: runs slow work; None: everything is computed at once.
+      background: runs slow work; small states are computed at once, and all
+        are without it.
       shards: of a state whose arrays span several processes.
       post: schedules a function on the event loop. With it, the first thread
         that gets a state computes it: the training loop's, where all processes
         of a replica launch the same programs in the same order.
       own: the initial value of `lent`, a tree of arrays; None for none.
     """
-    self.published = self.before = State(step, initial)
-    self.to_save: State | None = None
+    self.published = State(step, initial)
     self._ahead: State | None = None
     self._apply = apply
-    self._background = background
     leaves, self._tree = jax.tree.flatten(initial)
     self._likes, self._shards, self._post = leaves, shards, post
     self.lent, self.borrowed = own, None
@@ -172,6 +167,7 @@ class States:
       [*blocks, *(as_numpy(leaf) for leaf in self._own_likes)]
     )
     self.nbytes = self._place.nbytes
+    self._background = background if self.nbytes > _SMALL else None
 
   def apply(
     self,
@@ -189,16 +185,13 @@ class States:
     base = self.published
     after = self._ahead = State(base.step + 1)
     work = lambda: self._apply(base.get(), read(), parts)
-    self._compute(after, base, work, done)
+    self._compute(after, work, done)
 
-  def publish(self, step: int, save: bool) -> None:
+  def publish(self, step: int) -> None:
     """Publishes the state computed ahead: it is committed."""
     assert self._ahead is not None
     assert self._ahead.step == step
-    self.before, self.published = self.published, self._ahead
-    self._ahead = None
-    if save:
-      self.to_save = self.published
+    self.published, self._ahead = self._ahead, None
 
   def discard(self) -> None:
     """Discards the state computed ahead."""
@@ -207,9 +200,8 @@ class States:
   def restore(self, step: int, raw: np.ndarray) -> None:
     """Continues from the bytes that `write` wrote on another replica."""
     self._ahead = None
-    self.before = self.published
     after = self.published = State(step)
-    self._compute(after, None, lambda: self._read(raw), lambda: None)
+    self._compute(after, lambda: self._read(raw), lambda: None)
 
   def write(self, state: State, out: np.ndarray) -> None:
     """Writes a state's bytes."""
@@ -233,12 +225,11 @@ class States:
   def _compute(
     self,
     state: State,
-    base: State | None,
     work: Callable[[], Any],
     done: Callable[[], None],
   ) -> None:
     if self._post is not None:
-      state.defer(base, work, done, self._post)
+      state.defer(work, done, self._post)
       return
 
     def finish(error: BaseException | None) -> None:

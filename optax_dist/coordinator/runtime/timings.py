@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +70,75 @@ class Timings(NamedTuple):
     if not math.isfinite(sum(numbers)):
       return None
     return cls._make(numbers)
+
+
+class Stopwatch:
+  """Measures a training loop from one submission to the next.
+
+      begin -> computes -> computed -> encodes -> submitted -> waits -> begin
+
+  Attributes:
+    mark: when the computation began, or was last `computed`.
+    waited: seconds between submissions and the next computation, in all.
+  """
+
+  def __init__(self) -> None:
+    self.waited = 0.0
+    self.mark = self._began = time.monotonic()
+    self._compiled, self._cpu = compiled(), time.process_time()
+    # Seconds of computation since the last gradient that was taken.
+    self._computed = 0.0
+    # The last submission: when it was sent, and what was known then.
+    self._sent: float | None = None
+    self._waited, self._moved = 0.0, (0, 0)
+
+  def begin(self, first: bool) -> float:
+    """A computation begins, perhaps the first of a submission; returns when."""
+    now = self.mark = time.monotonic()
+    if self._sent is not None:
+      self.waited += now - self._sent
+      self._sent = None
+    if first:
+      self._began = now
+      self._compiled, self._cpu = compiled(), time.process_time()
+    return now
+
+  def computed(self) -> None:
+    """A computation ends, or part of one."""
+    now = time.monotonic()
+    self._computed += now - self.mark
+    self.mark = now
+
+  def take(self) -> float:
+    """Seconds of computation since the last call."""
+    seconds, self._computed = self._computed, 0.0
+    return seconds
+
+  def submitted(
+    self, exchanged: float, applied: float, moved: tuple[int, int]
+  ) -> Timings:
+    """What is sent with a submission.
+
+    Args:
+      exchanged: seconds that the exchange of the previous one took.
+      applied: seconds that the last update took.
+      moved: bytes received and sent so far.
+    """
+    now, waited = time.monotonic(), self.waited - self._waited
+    made = Timings(
+      self._began,
+      now,
+      compiled() - self._compiled,
+      time.process_time() - self._cpu,
+      now - self.mark,
+      waited,
+      exchanged,
+      min(applied, waited),
+      moved[0] - self._moved[0],
+      moved[1] - self._moved[1],
+    )
+    self._sent, self._waited, self._moved = now, self.waited, moved
+    return made
 
 
 class Clocks:

@@ -90,6 +90,11 @@ def check_alive(tree: Any, error: BaseException) -> None:
       ) from error
 
 
+def is_local(params: Any) -> bool:
+  """Whether this process holds all of the parameters."""
+  return all(x.is_fully_addressable for x in jax.tree.leaves(params))
+
+
 class Template:
   """The structure, shapes and dtypes that gradients must have.
 
@@ -103,7 +108,7 @@ class Template:
     self._names = [jax.tree_util.keystr(path) for path, _ in found]
     self._keys = _keys(found)
     self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
-    self.is_local = all(x.is_fully_addressable for _, x in found)
+    self.is_local = is_local(params)
     # For arrays that span several processes; gradients get the same shardings.
     self._shardings = [] if self.is_local else [x.sharding for _, x in found]
     self._reshard: Any = None

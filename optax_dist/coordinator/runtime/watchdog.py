@@ -1,5 +1,8 @@
 """Detects a training loop that is alive but stuck, and reports where it is.
 
+    training loop   begin, submitted, wait  ->  Steps
+    Watchdog        is_stuck                ->  stacks, and eviction if wanted
+
 A collective that waits indefinitely, or a data loader that blocks, can't be
 seen from outside, since heartbeats go on. A thread checks how long the current
 step has taken.

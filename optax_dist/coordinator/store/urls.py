@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import urllib.parse
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Protocol
 
-_ETCD_PORT = 2379
-_OPTIONS = ("ca", "cert", "key", "prefix")
+from optax_dist.coordinator.store import client, interface
+from optax_dist.coordinator.transport import interface as transports
+
+# An optional store lies in the package of its scheme in here, and registers
+# itself when that is imported.
+_EXTRAS = "optax_dist.coordinator.extras"
+
+
+class Place(Protocol):
+  """Where a store is."""
+
+  @property
+  def host(self) -> str:
+    """The host of the store, or of its first server."""
+    ...
+
+  def open(
+    self, transport: transports.Transport, secret: bytes
+  ) -> interface.Store:
+    """Creates a client of the store.
+
+    Args:
+      transport: of the client.
+      secret: of the job.
+
+    Raises:
+      ValueError: it is the store of one process.
+    """
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
 class InProcess:
   """The store of this process."""
+
+  host: str = "127.0.0.1"
+
+  def open(
+    self, transport: transports.Transport, secret: bytes
+  ) -> interface.Store:
+    """Raises an error."""
+    raise ValueError("The store of one process is for run_embedded.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,94 +63,104 @@ class Tcp:
 
   address: str
 
+  @property
+  def host(self) -> str:
+    """The host of the store process."""
+    return host(self.address)
 
-@dataclasses.dataclass(frozen=True)
-class Etcd:
-  """An etcd cluster.
+  def open(
+    self, transport: transports.Transport, secret: bytes
+  ) -> interface.Store:
+    """Creates a client of the process."""
+    # The store outlives runs, so it has no nonce.
+    return client.StoreClient(transport, self.address)
 
-  Attributes:
-    endpoints: its servers, as host:port.
-    user: user to log in as; "" for none.
-    password: of the user.
-    tls: whether connections are encrypted.
-    ca: path of the certificates that sign the servers' ones; "" for the
-      system's.
-    cert: path of this client's certificate, if the servers ask for one.
-    key: path of its key.
-    prefix: prefix of all keys, so that the cluster can be shared.
+
+_parsers: dict[str, Callable[[str], Place]] = {}
+
+
+def register(scheme: str, parser: Callable[[str], Place]) -> None:
+  """Adds a kind of store.
+
+  Args:
+    scheme: what its URLs begin with.
+    parser: called with the URL; raises the error of `wrong`.
   """
-
-  endpoints: tuple[str, ...]
-  user: str = ""
-  password: str = dataclasses.field(default="", repr=False)
-  tls: bool = False
-  ca: str = ""
-  cert: str = ""
-  key: str = ""
-  prefix: str = "optax-dist"
-
-
-Place: TypeAlias = InProcess | Tcp | Etcd
+  _parsers[scheme] = parser
 
 
 def parse(url: str) -> Place:
-  """Parses ``in-process``, ``tcp://host:port`` or ``etcd://a:2379,b:2379``.
-
-  An ``etcd://`` URL may have ``user:password@`` before its servers, and options
-  after them, as in ``etcds://a,b,c?ca=ca.pem&cert=me.pem&key=me.key``; with
-  ``etcds://`` connections are encrypted.
+  """Parses ``in-process``, ``tcp://host:port`` or the URL of an optional store.
 
   Raises:
     ValueError: it is not a store URL.
 
   Example:
-    >>> parse("etcd://a,b:23790").endpoints
-    ('a:2379', 'b:23790')
     >>> parse("tcp://[::1]:29300")
     Tcp(address='[::1]:29300')
+    >>> parse("etcd://a:2379,b:2379").host
+    'a'
   """
   if url == "in-process":
     return InProcess()
-  scheme, mark, rest = url.partition("://")
-  if not mark or scheme not in ("tcp", "etcd", "etcds"):
-    raise _wrong(url, "it begins with none of these")
-  where, _, query = rest.partition("?")
-  where = where.removesuffix("/")
-  login, at, servers = where.rpartition("@")
-  endpoints = tuple(_endpoint(url, s, scheme) for s in servers.split(","))
-  if scheme == "tcp":
-    if at or query or len(endpoints) != 1:
-      raise _wrong(url, "a store process is one host and port, and no more")
-    return Tcp(endpoints[0])
-  user, _, password = login.partition(":")
-  options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-  unknown = [name for name in options if name not in _OPTIONS]
-  if unknown or len(set(endpoints)) < len(endpoints):
-    why = f"there is no option {unknown[0]!r}" if unknown else "a server twice"
-    raise _wrong(url, why)
-  tls = scheme == "etcds"
-  if bool(options.get("cert")) != bool(options.get("key")):
-    raise _wrong(url, "cert and key belong together")
-  if not tls and any(options.get(name) for name in ("ca", "cert", "key")):
-    raise _wrong(url, "certificates are for etcds://")
-  unquote = urllib.parse.unquote
-  return Etcd(endpoints, unquote(user), unquote(password), tls, **options)
+  scheme, mark, _ = url.partition("://")
+  if mark and scheme not in _parsers:
+    package = f"{_EXTRAS}.{scheme.removesuffix('s')}"  # With TLS.
+    if scheme.isidentifier() and importlib.util.find_spec(package):
+      importlib.import_module(package)
+  if scheme not in _parsers or not mark:
+    raise wrong(url, "it begins with none of these")
+  return _parsers[scheme](url)
 
 
-def _endpoint(url: str, text: str, scheme: str) -> str:
+def _parse_tcp(url: str) -> Tcp:
+  servers = url.partition("://")[2].removesuffix("/")
+  if set(servers) & set("@?,"):
+    raise wrong(url, "a store process is one host and port, and no more")
+  return Tcp(endpoint(url, servers))
+
+
+register("tcp", _parse_tcp)
+
+
+def endpoint(url: str, text: str, port: int | None = None) -> str:
+  """Checks one server in a URL.
+
+  Args:
+    url: the URL, for the error.
+    text: the server, host:port.
+    port: if the server has none; None if it must have one.
+
+  Returns:
+    The server, with its port.
+
+  Raises:
+    ValueError: it is no host and port.
+  """
   try:
     parts = urllib.parse.urlsplit(f"//{text}")
-    host, port = parts.hostname, parts.port
+    name, own = parts.hostname, parts.port
   except ValueError as error:
-    raise _wrong(url, str(error)) from None
-  if not host or parts.path or (port is None and scheme == "tcp") or port == 0:
-    raise _wrong(url, f"{text!r} is no host and port")
-  shown = f"[{host}]" if ":" in host else host
-  return f"{shown}:{_ETCD_PORT if port is None else port}"
+    raise wrong(url, str(error)) from None
+  port = port if own is None else own
+  if not name or parts.path or not port:
+    raise wrong(url, f"{text!r} is no host and port")
+  shown = f"[{name}]" if ":" in name else name
+  return f"{shown}:{port}"
 
 
-def _wrong(url: str, why: str) -> ValueError:
-  # Don't show a password.
+def host(address: str) -> str:
+  """The host of an address, host:port.
+
+  Example:
+    >>> host("[::1]:29300")
+    '::1'
+  """
+  return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def wrong(url: str, why: str) -> ValueError:
+  """The error of a URL, without its password."""
   shown = url.rpartition("@")[2]
   return ValueError(
     "A store is in-process, tcp://host:port or"

@@ -1,10 +1,5 @@
-"""What a commit does: sync replicas, elastic averaging, local updates, DiLoCo."""
+"""What a commit does: sync replicas, elastic averaging, local updates."""
 
-from optax_dist.coordinator.strategies.decoupled_diloco import (
-  DecoupledDiloco,
-  FragmentsState,
-  decoupled_diloco,
-)
 from optax_dist.coordinator.strategies.elastic_average import (
   ElasticAverage,
   elastic_average,
@@ -23,17 +18,14 @@ from optax_dist.coordinator.strategies.strategy import (
 from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 
 __all__ = [
-  "DecoupledDiloco",
   "ElasticAverage",
   "Exact",
   "Factory",
-  "FragmentsState",
   "LocalUpdates",
   "Quorum",
   "SharedState",
   "Strategy",
   "SyncReplicas",
-  "decoupled_diloco",
   "elastic_average",
   "local_updates",
 ]

@@ -11,7 +11,7 @@ import optax
 from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.strategies.local_steps import LocalState, LocalSteps
-from optax_dist.transforms.elastic_exchange import elastic_exchange
+from optax_dist.elastic_exchange import elastic_exchange
 
 # The center accepts an exchange however old the parameters are.
 _ANY_STALENESS = 2**31 - 1

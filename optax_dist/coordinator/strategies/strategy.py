@@ -1,5 +1,8 @@
 """The strategy interface: shared state, local state, and what replicas send.
 
+A strategy whose replicas are not of the class `Replica` has one more attribute,
+`replica_class`.
+
 A strategy has a *shared* state, bit-identical on all replicas and changed only
 by commits, and a *local* one. The coordinator knows nothing else about it.
 """

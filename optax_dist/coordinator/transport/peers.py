@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from optax_dist.coordinator.transport import (
   clock,
@@ -20,11 +21,15 @@ class Peers:
   """
 
   def __init__(
-    self, name: str, limits: interface.Limits | None, share_memory: bool
+    self,
+    name: str,
+    limits: interface.Limits | None,
+    share_memory: bool,
+    time_source: Callable[[], float] = time.monotonic,
   ):
     self.name = name
     self._limits = limits or interface.Limits()
-    self._clock = clock.AwakeClock(self._limits.heartbeat)
+    self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
     self._closed = False
     self._events: list[interface.Event] = []
     self._pool = shared_memory.Pool(self._region_dropped, share_memory)

@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -96,6 +97,7 @@ class SocketTransport(peers.Peers):
     certificates: channels.Certificates | None = None,
     limits: interface.Limits | None = None,
     gaps: Callable[[], interface.Gaps] | None = None,
+    time_source: Callable[[], float] = time.monotonic,
   ):
     """Starts to listen.
 
@@ -115,6 +117,7 @@ class SocketTransport(peers.Peers):
       limits: bounds on time and memory.
       gaps: creates what learns how long a peer may be silent; by default
         `Limits.silence` applies to all.
+      time_source: a monotonic clock, in seconds.
 
     Raises:
       ValueError: an option is invalid; the message says why.
@@ -132,7 +135,7 @@ class SocketTransport(peers.Peers):
       [PeerUp(peer='a', near=True), Message(peer='a', payload=b'hello')]
       >>> a.close(); b.close()
     """
-    super().__init__(handshake.check_name(name), limits, share_memory=True)
+    super().__init__(handshake.check_name(name), limits, True, time_source)
     self._secret = secret
     self._key = handshake.job_key(secret, run)
     self._signs = bool(secret)

@@ -12,6 +12,7 @@ from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
+  moments,
   rates,
   row_wise,
 )
@@ -149,8 +150,8 @@ def adam(
   hyperparameters.check_numbers(beta_1=beta_1, beta_2=beta_2)
   epsilon = _epsilon(epsilon)
 
-  def rule(grad, step, moments, slots):
-    m, v = moments
+  def rule(grad, step, averages, slots):
+    m, v = averages
     new = {"m": m, "v": v}
     if amsgrad:
       new["vhat"] = jnp.maximum(slots["vhat"], v)
@@ -163,20 +164,13 @@ def adam(
 
   def apply_rule(grad, param, slots, step):
     del param
-    rest_1 = hyperparameters.complement(beta_1, grad.dtype)
-    rest_2 = hyperparameters.complement(beta_2, grad.dtype)
-    m = slots["m"] + (grad - slots["m"]) * rest_1
-    v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * rest_2
-    return rule(grad, step, (m, v), slots)
+    new = moments.averages(slots, grad, beta_1, beta_2)
+    return rule(grad, step, new, slots)
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    grad = slices.values
-    m = row_wise.decay_and_add(slots["m"], beta_1, slices, grad)
-    v = row_wise.decay_and_add(
-      slots["v"], beta_2, slices, complex_numbers.abs_square(grad)
-    )
-    return rule(grad, step, (m, v), slots)
+    new = moments.sparse_averages(slots, slices, beta_1, beta_2)
+    return rule(slices.values, step, new, slots)
 
   return leaf_rule.base_custom(
     apply_rule,
@@ -245,10 +239,7 @@ def nadam(
   def sparse_apply_rule(slices, param, slots, step):
     del param
     grad = slices.values
-    m = row_wise.decay_and_add(slots["m"], beta_1, slices, grad)
-    v = row_wise.decay_and_add(
-      slots["v"], beta_2, slices, complex_numbers.abs_square(grad)
-    )
+    m, v = moments.sparse_averages(slots, slices, beta_1, beta_2)
     update = direction(
       grad, row_wise.read_rows(m, slices), row_wise.read_rows(v, slices), step
     )

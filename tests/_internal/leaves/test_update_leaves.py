@@ -109,7 +109,7 @@ def test_what_is_different_is_named(kind, updates, said):
   tx = MAKERS[kind]()
   params = {"a": jnp.ones(2), "b": jnp.ones(2)}
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   with pytest.raises(ValueError, match=f"{kind}: .*{said}"):
     jax.vmap(
       lambda g, s: tx.update(g, s, params),

@@ -18,6 +18,7 @@ _EXAMPLE = _ROOT / "examples" / "sharded_transformer_groups.py"
 _REPLICA = pathlib.Path(__file__).with_name("spread_replica.py")
 
 
+@pytest.mark.nightly
 @pytest.mark.namespaces
 def test_a_replica_of_two_processes_on_each_host(tmp_path):
   """Processes meet on their own host, and their like on the other one."""

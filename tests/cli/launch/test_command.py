@@ -284,6 +284,26 @@ def test_what_can_not_work_is_told_at_once(capsys, flags, words):
   assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+  ("where", "said"),
+  [
+    ("file", "it is a file"),
+    ("file/below", "Not a directory"),
+    ("taken", "Is a directory"),
+    ("/proc/here", "can't be written"),
+  ],
+)
+def test_an_output_that_can_not_be_written_is_refused(
+  tmp_path, capsys, where, said
+):
+  (tmp_path / "file").write_text("")
+  (tmp_path / "taken" / "journal.jsonl").mkdir(parents=True)
+  assert _launch("--output", tmp_path / where, _LIGHT) == 2
+  error = capsys.readouterr().err
+  assert said in error
+  assert f"--output {tmp_path / where}" in error
+
+
 def test_an_earlier_run_is_kept(tmp_path, capfd):
   journal = tmp_path / "journal.jsonl"
   journal.write_text('{"kind": "run"}\n')

@@ -76,7 +76,7 @@ def test_bad_lines_are_counted(path, capsys):
 
 def test_a_journal_that_is_not_there_is_told(tmp_path, capsys):
   assert main.main(["watch", str(tmp_path / "no.jsonl")]) == 2
-  assert "there is no such journal" in capsys.readouterr().err
+  assert "can't be read: No such file" in capsys.readouterr().err
   assert main.main(["watch", str(tmp_path), "--once"]) == 2
   assert "can't be read: Is a directory" in capsys.readouterr().err
 

@@ -27,7 +27,7 @@ def test_shorten_is_the_wire_s_rounding():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
-def test_shorten_tells_what_is_not_finite_on_the_wire(bad):
+def test_shorten_finds_what_is_not_finite_on_the_wire(bad):
   # 3.4e38 is finite, and rounds to infinity.
   numbers = np.ones(100, np.float32)
   numbers[57] = bad

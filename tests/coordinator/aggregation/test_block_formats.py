@@ -29,7 +29,7 @@ def _there_and_back(name, numbers):
   return found
 
 
-def test_all_are_here():
+def test_all_wire_formats_are_listed():
   assert set(CODECS) == {"int8", "int4", "int2", "sign", "top_k"}
 
 
@@ -42,7 +42,7 @@ def test_all_are_here():
     ("sign", compression.quantize(1, block=N)),
   ],
 )
-def test_they_are_the_methods_of_compression(name, method):
+def test_block_formats_are_the_methods_of_compression(name, method):
   numbers = _numbers()
   expected = method.round_trip(jnp.asarray(numbers))
   np.testing.assert_allclose(
@@ -131,7 +131,7 @@ def test_padding_makes_no_mean_magnitude_smaller():
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_never_more_is_left_out_than_there_is(name):
+def test_no_more_is_left_out_than_there_is(name):
   numbers = _numbers(seed=5)
   left = np.sum((numbers - _there_and_back(name, numbers)) ** 2)
   assert left < np.sum(numbers**2)

@@ -30,7 +30,7 @@ def test_the_average_is_numpy_s_in_replica_order():
   np.testing.assert_array_equal(got, want)
 
 
-def test_only_what_was_applied_is_fed_back():
+def test_only_applied_gradients_are_fed_back():
   made = encoder.Encoder([numbers(0)], "int8")
   first, second, third = (
     np.zeros(made.place.nbytes, np.uint8) for _ in range(3)
@@ -79,7 +79,7 @@ def test_feedback_is_that_of_the_transform(wire, decay, size):
     "data", compression=METHODS[wire](decay), num_replicas=1
   )
   state = tx.init(jnp.zeros(size))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   step = jax.jit(
     jax.vmap(
       lambda g, s: tx.update(g, s),
@@ -99,7 +99,7 @@ def test_feedback_is_that_of_the_transform(wire, decay, size):
     assert np.isclose(heard, expected[0], rtol=2e-5, atol=2e-5).mean() > 0.998
 
 
-def test_what_extends_another_has_all_of_it():
+def test_an_extended_sum_contains_the_earlier_one():
   """Of a sum and what it was before, one counts, and it alone says what is kept."""
   grown, alone = (encoder.Encoder([numbers(0)], "int2") for _ in range(2))
   raw = np.zeros(grown.place.nbytes, np.uint8)

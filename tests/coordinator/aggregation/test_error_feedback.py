@@ -14,11 +14,11 @@ def owed(feedback, part=0):
   return feedback.owed(2, part).tolist()
 
 
-def test_at_first_nothing_is_owed():
+def test_the_first_residual_is_zero():
   assert owed(ErrorFeedback()) == [0.0, 0.0]
 
 
-def test_what_is_kept_is_of_what_counts():
+def test_residuals_are_of_counted_gradients():
   feedback = ErrorFeedback(decay=0.5)
   feedback.left_out(kept(2, 4), number=1)
   assert owed(feedback) == [0.0, 0.0]
@@ -33,7 +33,7 @@ def test_what_is_kept_is_of_what_counts():
   assert owed(feedback) == [3.0, 3.0]
 
 
-def test_nothing_is_kept_where_nobody_knows_what_counts():
+def test_no_residual_is_kept_without_an_outcome():
   feedback = ErrorFeedback()
   for part in (0, 1):
     feedback.left_out(kept(1, 1), number=part, part=part)
@@ -47,7 +47,7 @@ def test_nothing_is_kept_where_nobody_knows_what_counts():
   assert owed(feedback, 0) == [0.0, 0.0]
 
 
-def test_parts_are_apart():
+def test_parts_have_separate_residuals():
   feedback = ErrorFeedback()
   feedback.left_out(kept(1, 1), number=1, part=1)
   feedback.left_out(kept(2, 2), number=2, part=2)
@@ -58,7 +58,7 @@ def test_parts_are_apart():
 
 
 @pytest.mark.parametrize("counts", [1, 2])
-def test_of_two_that_contain_each_other_one_counts(counts):
+def test_of_overlapping_sums_one_counts(counts):
   feedback = ErrorFeedback()
   feedback.left_out(kept(1, 1), number=1)
   feedback.left_out(kept(2, 2), number=2, extends=1)
@@ -67,7 +67,7 @@ def test_of_two_that_contain_each_other_one_counts(counts):
   assert owed(feedback) == [counts, counts]
 
 
-def test_one_that_is_written_anew_is_out_of_question():
+def test_the_outcome_of_a_rewritten_gradient_is_ignored():
   feedback = ErrorFeedback()
   feedback.left_out(kept(1, 1), number=1)
   feedback.left_out(kept(2, 2), number=2)
@@ -75,7 +75,7 @@ def test_one_that_is_written_anew_is_out_of_question():
   assert owed(feedback) == [0.0, 0.0]
 
 
-def test_what_is_owed_can_be_written_on():
+def test_a_returned_residual_is_a_copy():
   feedback = ErrorFeedback()
   feedback.left_out(kept(1, 1), number=1)
   feedback.settle(1, True)

@@ -112,6 +112,6 @@ def test_between_two_a_cut_at_a_leaf_s_end_is_preferred():
 
 
 @pytest.mark.parametrize("size", [100_000, 1_000_000, 25_000_000])
-def test_round_sizes_need_no_padding(size):
+def test_whole_blocks_need_no_padding(size):
   leaves = [np.broadcast_to(np.float32(0), (size // 10,))] * 10
   assert layout.layout(leaves).nbytes == 4 * size

@@ -92,7 +92,7 @@ def alike(found, expected, v):
 
 
 @pytest.mark.parametrize("mean_wire", FEW)
-def test_what_is_told_and_what_is_kept_are_the_true_means(mean_wire):
+def test_the_sent_mean_and_its_residual_add_up(mean_wire):
   size = 2 * BLOCK + 77
   made = encoder.Encoder(
     [np.zeros(size, np.float32)], "int8", mean_wire=mean_wire
@@ -129,7 +129,7 @@ def test_a_mean_that_is_not_finite_leaves_no_trace(mean_wire, bad):
   assert made.average([raw], [1.0], 1) == again.average([raw], [1.0], 1)
 
 
-def test_fragments_are_apart():
+def test_fragments_have_separate_residuals():
   place = layout.layout([np.zeros(8, np.float32)], "int2")
   feedback = MeanFeedback(place, fragments=[(8,), (5,)])
   feedback.keep(0, np.ones(8, np.float32), step=4)

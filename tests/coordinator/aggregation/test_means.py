@@ -173,7 +173,7 @@ def test_int8_errors_are_fed_back():
 @pytest.mark.parametrize("kind", wire_formats.WIRES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [10, 3 * means.CHUNK])
-def test_what_is_not_finite_is_told(kind, bad, size):
+def test_gradients_that_are_not_finite_are_reported(kind, bad, size):
   leaves = [np.ones(size, np.float32), np.ones(3, np.float64)]
   place = layout.layout(leaves, kind)
   buffer = np.zeros(place.nbytes, np.uint8)

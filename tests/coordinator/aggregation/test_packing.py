@@ -37,7 +37,7 @@ def made(name):
 @pytest.mark.parametrize("nbytes", [1, 64, 200, 10**6])
 @pytest.mark.parametrize(("parts", "begins"), [(1, 1), (2, 1), (3, 2), (5, 0)])
 @pytest.mark.parametrize("name", ["one array", "several dtypes"])
-def test_what_it_says_is_there_is_there(name, parts, begins, nbytes):
+def test_announced_bytes_are_written(name, parts, begins, nbytes):
   one, leaves, whole = made(name)
   out = np.full(one.place.nbytes, 255, np.uint8)
   packing = one.packing(leaves, out)
@@ -63,7 +63,7 @@ def test_what_it_says_is_there_is_there(name, parts, begins, nbytes):
   assert packing.done
 
 
-def test_what_is_needed_first_is_written_first():
+def test_the_slice_needed_first_is_written_first():
   one, leaves, _ = made("one array")
   out = np.zeros(one.place.nbytes, np.uint8)
   packing = one.packing(leaves, out)
@@ -78,7 +78,7 @@ def test_what_is_needed_first_is_written_first():
   assert packing.front(0, out.size) == 0
 
 
-def test_a_gradient_without_numbers_is_there_at_once():
+def test_an_empty_gradient_is_complete_at_once():
   one, leaves, whole = made("no numbers")
   packing = one.packing(leaves, np.zeros(one.place.nbytes, np.uint8))
   assert packing.done
@@ -88,7 +88,7 @@ def test_a_gradient_without_numbers_is_there_at_once():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", [0, 3, 5])
-def test_nothing_is_written_of_one_that_is_not_finite(bad, where):
+def test_nothing_is_written_of_a_gradient_that_is_not_finite(bad, where):
   one, leaves, _ = made("several dtypes")
   leaves[where] = leaves[where].reshape(-1).at[-1].set(bad)
   leaves[where] = leaves[where].reshape(
@@ -107,7 +107,7 @@ def test_large_finite_numbers_are_finite():
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
-def test_only_what_travels_as_it_is_can_be_cut(wire):
+def test_only_exact_formats_can_be_cut(wire):
   one = encoder.Encoder([np.zeros(64, np.float32)], wire)
   assert one.can_pack == (wire == "float32")
   if not one.can_pack:

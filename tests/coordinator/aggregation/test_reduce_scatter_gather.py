@@ -201,7 +201,7 @@ def test_a_tree_smaller_than_the_members_are_many():
     np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
 
 
-def test_one_that_begins_late_is_waited_for():
+def test_a_member_that_begins_late_is_waited_for():
   group = Group(3)
   group.begin(0)
   group.begin(2)
@@ -235,7 +235,7 @@ def test_a_member_whose_address_is_none_is_reported_as_failed():
   assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
 
 
-def test_what_fails_does_not_put_the_blame_on_those_who_wait():
+def test_a_failure_does_not_blame_waiting_members():
   """One that has failed keeps its transfers up until the leader has decided."""
   group = Group(3)
   group.begin(0)
@@ -248,7 +248,7 @@ def test_what_fails_does_not_put_the_blame_on_those_who_wait():
   assert [a.failed_replica for a in group.sides[2].answers] == [1]
 
 
-def test_silence_is_given_up_and_named():
+def test_a_silent_member_times_out_and_is_named():
   group = Group(3, timeout=0.1)
   group.begin(0)
   group.begin(2)
@@ -310,7 +310,7 @@ def test_a_cancelled_attempt_leaves_no_trace():
   everyone_has(group, by_hand(group.sides), attempt_id(2))
 
 
-def test_one_that_begins_what_others_gave_up_fails():
+def test_a_member_that_begins_a_failed_attempt_fails():
   group = Group(2)
   group.begin(0)
   group.pump()
@@ -513,7 +513,7 @@ def test_a_gradient_that_is_written_meanwhile_is_averaged_to_the_bit(
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_what_is_written_goes_out_before_the_rest_is():
+def test_written_slices_are_sent_before_the_rest_is_written():
   group = Group(2)
   unwritten(group)
   group.average()
@@ -557,7 +557,7 @@ def test_an_attempt_may_be_cancelled_while_its_gradient_is_written():
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_one_that_dies_while_it_writes_is_named():
+def test_a_member_that_dies_while_writing_is_named():
   group = Group(2)
   unwritten(group)
   group.average()
@@ -597,7 +597,7 @@ def heard_mean(group):
 
 
 @pytest.mark.parametrize("wire", FEW)
-def test_means_of_few_bits_and_what_is_kept_of_them_are_the_true_means(wire):
+def test_means_of_few_bits_and_their_residuals_add_up(wire):
   """Every replica has the same bits, also while slices move between owners."""
   group = Group(3, readers=1, wire="int8", template=BLOCKS, mean_wire=wire)
   told, true = np.zeros(BLOCKS[0].size), np.zeros(BLOCKS[0].size)
@@ -623,7 +623,7 @@ def test_means_of_few_bits_and_what_is_kept_of_them_are_the_true_means(wire):
 
 
 @pytest.mark.parametrize("wire", FEW)
-def test_an_attempt_that_was_abandoned_uses_nothing_up(wire):
+def test_an_abandoned_attempt_keeps_the_residuals(wire):
   group = Group(2, wire="int8", template=BLOCKS, mean_wire=wire)
   first = attempt_id(step=0)
   group.average(first)
@@ -651,7 +651,7 @@ def test_an_attempt_that_was_abandoned_uses_nothing_up(wire):
   np.testing.assert_allclose(found[0] + left, true, atol=1e-4)
 
 
-def test_of_a_mean_of_unknown_fate_nothing_is_added_twice():
+def test_the_residual_of_a_mean_of_unknown_fate_is_added_once():
   """Here it was had, and then a snapshot came: it may be in that, or may not."""
   group = Group(2, wire="int8", template=BLOCKS, mean_wire="int2")
   for step in (0, 1):
@@ -674,7 +674,7 @@ def test_of_a_mean_of_unknown_fate_nothing_is_added_twice():
   assert not kept(second).any()
 
 
-def test_one_that_fails_keeps_what_it_owed():
+def test_a_failed_attempt_keeps_the_residual():
   """The other owner dies while the slices of the mean are on their way."""
   group = Group(3, wire="int8", template=BLOCKS, mean_wire="int4")
   first = attempt_id(step=0)

@@ -73,7 +73,7 @@ def test_a_state_comes_with_its_step(order):
   assert a.all.bytes_out == b.all.bytes_in == 64 + STATE.size
 
 
-def test_a_source_that_is_lost_is_told():
+def test_a_lost_source_is_reported():
   a, b = pair()
   fetch(b, a)
   pump(a, b)
@@ -96,7 +96,7 @@ def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
   assert a.all.pending() == b.all.pending() == 0
 
 
-def test_silence_is_given_up():
+def test_a_silent_attempt_times_out():
   a, b = pair(timeout=0.05)
   fetch(b, a)
   pump(a, b)
@@ -123,7 +123,7 @@ def test_another_fetch_replaces_the_first():
   assert a.all.pending() == 0
 
 
-def test_what_is_dropped_while_it_is_written_is_not_served():
+def test_a_snapshot_dropped_while_written_is_not_served():
   a, b = pair()
   serve(a, b)
   a.all.drop(3)

@@ -14,12 +14,12 @@ from optax_dist.coordinator.launch import environment
 def main() -> int:
   channel = channels.Channel()
   what = sys.argv[1]
-  channel.say("pid", pid=os.getpid())
   place = environment.Environment.read()
   replica, incarnation = place.replica, place.restarts
-  channel.say("placed", replica=replica, incarnation=incarnation)
+  print("placed", replica, incarnation, os.getpid(), flush=True)
   if what == "die":
-    wait_for_all(pathlib.Path(sys.argv[2]), replica)
+    folder = pathlib.Path(sys.argv[2])
+    wait_for(folder, str(replica), "0", "1")
   if what == "sleep":
     time.sleep(300)
   if what == "stop":
@@ -33,18 +33,20 @@ def main() -> int:
     os.kill(os.getpid(), signal.SIGKILL)
   if what == "always" and replica == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-  if what in ("fail", "always") or (what == "die" and replica == 0):
+  if what in ("fail", "always"):
     time.sleep(300)
+  if what == "die":  # The run may not end before that.
+    wait_for(folder, f"again {incarnation}", "again 1")
   if what == "train":
     train(channel)
   channel.say("finished")
   return 0
 
 
-def wait_for_all(folder: pathlib.Path, replica: int) -> None:
-  """Waits until both replicas have their places: the run may end then."""
-  (folder / str(replica)).touch()
-  while not all((folder / name).exists() for name in ("0", "1")):
+def wait_for(folder: pathlib.Path, mine: str, *names: str) -> None:
+  """Writes a file, and waits until others have written theirs."""
+  (folder / mine).touch()
+  while not all((folder / name).exists() for name in names):
     time.sleep(0.01)
 
 
@@ -66,7 +68,7 @@ def train(channel: channels.Channel) -> None:
     end = time.monotonic() + float(sys.argv[2])
     while time.monotonic() < end and not replica.finished:
       replica.step(grad(replica.params))
-      channel.say("step", step=replica.global_step)
+      print("step", replica.global_step, flush=True)
       time.sleep(0.01)
     replica.finish()
 

@@ -14,48 +14,38 @@ import time
 import left_over
 import pytest
 
-from optax_dist.coordinator.launch import (
-  board,
-  child,
-  environment,
-  launcher,
-  nodes,
-  spread,
-)
+from optax_dist.coordinator.extras.hosts import agreement, board, nodes
+from optax_dist.coordinator.extras.hosts.placement import HostPlacement
+from optax_dist.coordinator.launch import child, environment, launcher
+from optax_dist.coordinator.launch.placement import LaunchError, Placement
 from optax_dist.coordinator.store import process as stores
 from optax_dist.coordinator.transport import addresses
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("launched.py"))
 
 
-def _launcher(folder, what, replicas=2, **options):
-  options.setdefault("deadline", 200.0)
+def _launcher(folder, what, hear=lambda line: None, **options):
+  """A launcher of two replicas; `hear` gets what they and it print."""
   return launcher.Launcher(
     [sys.executable, _PROGRAM, *what.split()],
-    replicas,
+    Placement(2),
     folder=folder,
     env={"JAX_PLATFORMS": "cpu"},
-    linger=3.0,
+    echo=lambda label, line, error: hear(line),
     **options,
   )
 
 
 def test_a_replica_that_dies_is_started_again(tmp_path):
-  told = []
-  made = _launcher(
-    tmp_path,
-    f"die {tmp_path}",
-    restarts=1,
-    on_event=lambda *event: told.append(event),
-  )
-  report = made.run()
-  assert report.restarts == 1
-  [loss] = report.losses
-  assert (loss.replica, loss.restarts) == (1, 0)
-  assert loss.ending == "was ended by SIGKILL (out of memory?)"
-  placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
-  assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
-  assert made.store.process.returncode is not None
+  lines = []
+  made = _launcher(tmp_path, f"die {tmp_path}", lines.append, restarts=1)
+  assert made.run() == 0
+  assert (
+    "replica 1 was ended by SIGKILL (out of memory?); it starts again at once"
+    " (restart 1 of 1)"
+  ) in lines
+  placed = [line.split()[1:3] for line in lines if line.startswith("placed")]
+  assert sorted(placed) == [["0", "0"], ["1", "0"], ["1", "1"]]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +59,10 @@ def test_when_it_can_not_go_on_the_failed_replica_is_named(
   tmp_path, what, ending, words
 ):
   made = _launcher(tmp_path, what, needed=2)
-  with pytest.raises(launcher.LaunchError, match=ending) as caught:
+  with pytest.raises(LaunchError, match=ending) as caught:
     made.run()
   assert caught.value.failed == "replica 1"
   assert words in str(caught.value)
-  assert not made.processes or all(
-    p.popen.returncode is not None for p in made.processes.values()
-  )
 
 
 def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
@@ -90,42 +77,25 @@ def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
   monkeypatch.setattr(child, "Child", start_one)
   # No store is needed: it is never asked.
   told = environment.Environment(store="tcp://127.0.0.1:1")
-  with pytest.raises(launcher.LaunchError, match="Too many open") as caught:
+  with pytest.raises(LaunchError, match="Too many open") as caught:
     _launcher(tmp_path, "sleep", told=told).run()
   assert caught.value.failed == "replica 1"
   assert "ulimit -n" in str(caught.value)
   left_over.wait_for_end(made[0].pid)
 
 
-def test_a_deadline_ends_a_run_and_says_where_its_replicas_are(tmp_path):
-  placed = []
-
-  def on_event(replica, incarnation, event):
-    if event["event"] == "placed":
-      placed.append(replica)
-    if len(placed) == 2:
-      made._deadline = 0.5  # They have started.
-
-  made = _launcher(tmp_path, "sleep", deadline=150.0, on_event=on_event)
-  with pytest.raises(
-    launcher.LaunchError, match=r"not over after 0\.5"
-  ) as caught:
-    made.run()
-  # It says where each of them stands.
-  assert str(caught.value).count("in main") == 2
-
-
 def test_the_launcher_says_that_the_store_has_died(tmp_path):
   steps = []
 
-  def on_event(replica, incarnation, event):
-    if event["event"] == "step":
-      steps.append(event["step"])
+  def hear(line):
+    if line.startswith("step"):
+      steps.append(line)
       if len(steps) == 5:
-        made.store.process.kill()
+        placed.store.process.kill()
 
-  made = _launcher(tmp_path, "train 600", on_event=on_event)
-  with pytest.raises(launcher.LaunchError, match="SIGKILL") as caught:
+  made = _launcher(tmp_path, "train 600", hear)
+  placed = made._placement
+  with pytest.raises(LaunchError, match="SIGKILL") as caught:
     made.run()
   assert caught.value.failed == "the store"
   assert "last checkpoint" in str(caught.value)
@@ -139,14 +109,14 @@ import pathlib, signal, sys
 # It may be started where Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-from optax_dist.coordinator.launch import launcher
-def told(replica, incarnation, event):
-  if event["event"] == "placed":
-    print(*(p.pid for p in made.processes.values()), made.store.process.pid, flush=True)
-made = launcher.Launcher(
-  [sys.executable, {_PROGRAM!r}, "stop"], 2,
-  folder=pathlib.Path({str(tmp_path)!r}), on_event=told)
-made.run()
+from optax_dist.coordinator.launch import launcher, placement
+placed = placement.Placement(2)
+def echo(label, line, error):
+  if line.startswith("placed"):
+    print(line.split()[-1], placed.store.process.pid, flush=True)
+launcher.Launcher(
+  [sys.executable, {_PROGRAM!r}, "stop"], placed,
+  folder=pathlib.Path({str(tmp_path)!r}), echo=echo).run()
 """
   process = subprocess.Popen(
     [sys.executable, "-c", code],
@@ -156,8 +126,9 @@ made.run()
     text=True,
   )
   try:
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    process.stdout.readline()
+    pids = {
+      int(pid) for _ in range(2) for pid in process.stdout.readline().split()
+    }
     time.sleep(0.3)  # Time to be stopped.
     process.send_signal(how)
     process.wait(60.0)
@@ -176,14 +147,13 @@ def test_freed_memory_stays_with_replicas_unless_told_otherwise(
   monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "77")
   found = []
 
-  def on_event(replica, incarnation, event):
-    if event["event"] == "placed":
-      pid = made.processes[replica].pid
+  def hear(line):
+    if line.startswith("placed"):
+      pid = line.split()[-1]
       lines = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
       found.append(sorted(x for x in lines if x.startswith(b"MALLOC_")))
 
-  made = _launcher(tmp_path, "train 3", on_event=on_event)
-  made.run()
+  _launcher(tmp_path, "train 3", hear).run()
   threshold = b"MALLOC_MMAP_THRESHOLD_=1073741824"
   assert found == [[threshold, b"MALLOC_TRIM_THRESHOLD_=77"]] * 2
 
@@ -200,7 +170,7 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
     for _ in range(1024):
       stack.enter_context(open(os.devnull))
     ends = [sys.executable, "-c", "pass"]
-    assert not launcher.Launcher(ends, 2, folder=tmp_path).run().losses
+    assert launcher.Launcher(ends, Placement(2), folder=tmp_path).run() == 0
 
 
 def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
@@ -210,18 +180,17 @@ def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
   said = []
   made = launcher.Launcher(
     [sys.executable, "-c", "import time; time.sleep(600)"],
-    2,
+    HostPlacement(
+      nodes.Node(1, 2, address),
+      2,
+      patience=agreement.Patience(meet=1.0),
+      say=said.append,
+    ),
     told=environment.Environment(secret="a secret of enough bytes"),
-    node=nodes.Node(1, 2, address),
-    patience=spread.Patience(meet=1.0),
-    echo=lambda label, line, error: said.append((label, line)),
   )
-  with pytest.raises(
-    launcher.LaunchError, match=r"waited for 1 s\.$"
-  ) as caught:
+  with pytest.raises(LaunchError, match=r"waited for 1 s\.$") as caught:
     made.run()
-  [(label, line)] = said
-  assert label == "launch"
+  [line] = said
   for text in (line, str(caught.value)):
     assert "Connection refused" in text
     assert address in text
@@ -290,6 +259,6 @@ def test_a_second_host_of_the_same_rank_ends():
 
 def test_wrong_numbers_are_refused(tmp_path):
   with pytest.raises(ValueError, match="replicas must be at least 1, got 0"):
-    _launcher(tmp_path, "sleep", 0)
+    Placement(0)
   with pytest.raises(ValueError, match="needed must be from 1 to 2"):
     _launcher(tmp_path, "sleep", needed=3)

@@ -6,37 +6,50 @@ from optax_dist.coordinator.launch import supervisor as sup
 from optax_dist.coordinator.launch.supervisor import State
 
 
-def _made(count=3, **policy):
-  made = sup.Supervisor(range(count), sup.Policy(**policy))
-  assert made.start(0.0) == [sup.StartReplica(i, 0) for i in range(count)]
-  return made
+class _Made:
+  """A supervisor whose effects for people are apart from the others."""
+
+  def __init__(self, count=3, followed=(), **policy):
+    self.machine = sup.Supervisor(range(count), sup.Policy(**policy), followed)
+    self.said, self.settled = [], []
+    start = [sup.StartReplica(i, 0) for i in range(count) if i not in followed]
+    assert self.machine.start(0.0) == start
+
+  def step(self, given, now):
+    effects = self.machine.step(given, now)
+    self.said += [e.line for e in effects if isinstance(e, sup.Say)]
+    self.settled += [e for e in effects if isinstance(e, sup.Settled)]
+    return [e for e in effects if not isinstance(e, sup.Say | sup.Settled)]
+
+  def state(self, replica):
+    return self.machine.state(replica)
 
 
 def test_all_end_well():
-  made = _made(2)
+  made = _Made(2)
   assert made.step(sup.ReplicaEnded(0, 0), 1.0) == []
+  assert made.settled == [sup.Settled(0)]
   assert made.step(sup.ReplicaEnded(1, 0), 2.0) == [sup.JobEnded(0)]
+  assert made.settled == [sup.Settled(0), sup.Settled(1)]
   # Nothing comes after that.
   assert made.step(sup.LauncherStops(15), 3.0) == []
 
 
 def test_a_killed_replica_starts_again_at_once_and_then_ever_later():
-  made = _made(pauses=(0.5, 3.0), restarts=6)
+  made = _Made(pauses=(0.5, 3.0), restarts=6)
   assert made.step(sup.ReplicaEnded(1, -9), 5.0) == [sup.StartReplica(1, 1)]
-  now, pauses = 5.0, []
-  for restarts in range(2, 7):
+  now = 5.0
+  for restarts, pause in enumerate((0.5, 1.0, 2.0, 3.0, 3.0), 2):
     assert made.step(sup.ReplicaEnded(1, -9), now) == []
     assert made.state(1) is State.WAITING
-    pauses.append(made.deadline() - now)
-    assert made.step(sup.Tick(), made.deadline() - 0.01) == []
-    now = made.deadline()
+    assert made.step(sup.Tick(), now + pause - 0.01) == []
+    now += pause
     assert made.step(sup.Tick(), now) == [sup.StartReplica(1, restarts)]
-  assert pauses == [0.5, 1.0, 2.0, 3.0, 3.0]
-  assert (made.restarts, made.restarts_left) == (6, 0)
+  assert (made.machine.restarts, made.machine.restarts_left) == (6, 0)
 
 
 def test_one_that_was_healthy_or_struck_itself_does_not_wait():
-  made = _made(healthy=60.0)
+  made = _Made(healthy=60.0)
   made.step(sup.ReplicaEnded(1, -9), 5.0)
   assert made.step(sup.ReplicaEnded(1, -9), 70.0) == [sup.StartReplica(1, 2)]
   made.step(sup.Struck(1), 71.0)
@@ -45,85 +58,126 @@ def test_one_that_was_healthy_or_struck_itself_does_not_wait():
 
 
 def test_an_error_lets_the_others_settle_first():
-  made = _made(2, settle=1.0)
+  made = _Made(2, settle=1.0)
+  assert made.step(sup.ReplicaEnded(0, 1, "failed"), 5.0) == []
+  [given_up] = made.step(sup.ReplicaEnded(1, 1, "failed"), 5.5)
+  assert given_up.reason.startswith("No replica is left: replica 0 failed")
+  made = _Made(2, settle=1.0)
   assert made.step(sup.ReplicaEnded(0, 1), 5.0) == []
-  assert made.deadline() == 6.0
-  assert made.step(sup.ReplicaEnded(1, 1), 5.5) == [
-    sup.GiveUpRun("No replica is left")
-  ]
+  assert made.step(sup.Tick(), 5.9) == []
+  assert made.step(sup.Tick(), 6.0) == [sup.StartReplica(0, 1)]
 
 
 def test_where_others_are_elsewhere_all_may_fail():
-  made = _made(1, whole=False)
+  made = _Made(1, whole=False)
   assert made.step(sup.ReplicaEnded(0, -9), 5.0) == [sup.StartReplica(0, 1)]
 
 
 def test_it_goes_on_with_fewer_while_they_are_enough():
-  made = _made(3, restarts=0, needed=2)
+  made = _Made(3, restarts=0, needed=2)
   assert made.step(sup.ReplicaEnded(0, -9), 5.0) == []
   assert made.state(0) is State.ABSENT
-  assert made.step(sup.ReplicaEnded(1, -9), 6.0) == [
-    sup.GiveUpRun("1 replicas are left of 2 needed")
-  ]
-  made = _made(3, restarts=0, needed=2)
+  assert made.settled == [sup.Settled(0, "it was given up")]
+  [given_up] = made.step(sup.ReplicaEnded(1, -9), 6.0)
+  assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
+  made = _Made(3, restarts=0, needed=2)
   made.step(sup.ReplicaEnded(0, -9), 5.0)
   made.step(sup.ReplicaEnded(1, 0), 6.0)
   assert made.step(sup.ReplicaEnded(2, 0), 6.0) == [sup.JobEnded(0)]
 
 
 def test_one_that_left_holds_no_parameters():
-  made = _made(2)
+  made = _Made(2)
   made.step(sup.ReplicaEnded(0, 0), 1.0)
-  assert made.step(sup.ReplicaEnded(1, -9), 2.0) == [
-    sup.GiveUpRun("No replica is left")
-  ]
+  [given_up] = made.step(sup.ReplicaEnded(1, -9), 2.0)
+  assert given_up.reason.startswith("No replica is left: replica 1")
 
 
 def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
-  made = _made(4, settle=1.0)
+  made = _Made(4, settle=1.0)
   made.step(sup.ReplicaEnded(3, 1), 4.5)
   assert made.state(3) is State.WAITING
   for replica in (0, 1):
     made.step(sup.Joined(replica), 4.6)
   assert made.step(sup.RunOver(), 5.0) == []
+  assert made.machine.over
   assert made.state(3) is State.DONE
   made.step(sup.Joined(1), 5.1)  # It was said at the same time.
-  assert made.deadline() == 6.0
-  assert made.step(sup.Tick(), 6.0) == [sup.EndReplica(2)]
-  assert made.deadline() is None
-  assert made.step(sup.ReplicaEnded(2, -9), 6.1) == []
+  assert made.step(sup.Tick(), 5.9) == []
+  assert made.step(sup.Tick(), 6.0) == [sup.KillReplica(2)]
+  assert made.state(2) is State.DONE
+  assert made.step(sup.Tick(), 99.0) == []
   assert made.step(sup.ReplicaEnded(0, 0), 6.2) == []
   # One that took part, and fails afterwards, is the job's failure.
-  assert made.step(sup.ReplicaEnded(1, 7), 6.3) == [sup.JobEnded(7)]
+  assert made.step(sup.ReplicaEnded(1, 7, "failed"), 6.3) == [sup.JobEnded(7)]
+  assert made.said[-1] == (
+    "replica 1 failed; the run was over, and the exit code is 7"
+  )
+  # It is no loss of the run.
+  assert [loss.replica for loss in made.machine.losses] == [3]
 
 
 def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
-  made = _made(3)
+  made = _Made(3)
   made.step(sup.ReplicaEnded(0, 1), 1.0)
   made.step(sup.LauncherStops(15), 1.1)
-  assert made.deadline() is None
-  assert made.step(sup.ReplicaEnded(1, 0), 2.0) == []
-  assert made.step(sup.ReplicaEnded(2, -15), 2.0) == [sup.JobEnded(143)]
+  assert made.step(sup.Tick(), 99.0) == []
+  assert made.step(sup.ReplicaEnded(1, 0), 99.0) == []
+  said = len(made.said)
+  assert made.step(sup.ReplicaEnded(2, -15), 99.0) == [sup.JobEnded(143)]
+  assert len(made.said) == said
 
 
 def test_what_follows_from_an_end_is_said_with_the_restarts():
-  made = _made(3, restarts=2, settle=1.0)
-  made.step(sup.ReplicaEnded(0, -9), 5.0)
-  assert made.outlook(0, -9, 5.0) == "it starts again at once (restart 1 of 2)"
-  made.step(sup.ReplicaEnded(1, 3), 6.0)
-  assert made.outlook(1, 3, 6.2) == "it starts again in 0.8 s (restart 2 of 2)"
+  made = _Made(3, restarts=2, settle=1.0)
+  made.step(sup.ReplicaEnded(0, -15, "ended"), 5.0)
+  made.step(sup.ReplicaEnded(1, 3, "failed"), 6.0)
   assert made.step(sup.Tick(), 7.0) == [sup.StartReplica(1, 1)]
-  made.step(sup.ReplicaEnded(2, 3), 8.0)
-  assert made.outlook(2, 3, 8.0).endswith("no restart is left of 2")
-  assert made.failures_of(1) == 1
+  made.step(sup.ReplicaEnded(2, 3, "failed"), 8.0)
+  assert made.said == [
+    "replica 0 ended; it starts again at once (restart 1 of 2)",
+    "replica 1 failed; it starts again in 1.0 s (restart 2 of 2)",
+    "replica 2 failed; it does not start again: no restart is left of 2",
+  ]
   # A replica that succeeds, and one that came too late, are no news.
-  made.step(sup.Joined(0), 8.5)
   made.step(sup.RunOver(), 9.0)
-  made.step(sup.ReplicaEnded(1, -9), 9.1)
-  assert made.outlook(1, -9, 9.1) == ""
-  made.step(sup.ReplicaEnded(0, -9), 9.2)
-  assert (
-    made.outlook(0, -9, 9.2) == "the run was over, and the exit code is 137"
+  made.step(sup.ReplicaEnded(1, -9, "ended"), 9.1)
+  made.step(sup.ReplicaEnded(0, 0), 9.2)
+  assert len(made.said) == 3
+
+
+def test_a_kill_that_nobody_asked_for_may_be_a_lack_of_memory():
+  made = _Made()
+  made.step(sup.ReplicaEnded(0, -9, "killed"), 5.0)
+  made.step(sup.Struck(1), 6.0)
+  made.step(sup.ReplicaEnded(1, -9, "killed"), 6.0)
+  endings = [loss.ending for loss in made.machine.losses]
+  assert endings == ["killed (out of memory?)", "killed"]
+
+
+def test_the_first_failure_of_a_replica_explains_the_others():
+  """What it raises after a restart often follows from that."""
+  made = _Made(2, restarts=1, needed=2)
+  made.step(sup.ReplicaEnded(0, 3, "failed", "the disk is full"), 5.0)
+  assert made.step(sup.Tick(), 6.0) == [sup.StartReplica(0, 1)]
+  made.step(sup.ReplicaEnded(0, 1, "failed", "no checkpoint"), 8.0)
+  [given_up] = made.step(sup.Tick(), 10.0)
+  assert (given_up.failed, given_up.code) == (0, 3)
+  assert given_up.reason == (
+    "1 replicas are left of 2 needed: replica 0 failed after 5.0 s. The last"
+    " lines of its output:\nthe disk is full\nreplica 0 failed after 1 more"
+    " start: no checkpoint."
+  )
+
+
+def test_a_replica_that_was_killed_explains_errors_of_others_before_it():
+  made = _Made(2, restarts=0, needed=2, settle=1.0)
+  made.step(sup.ReplicaEnded(0, 1, "lost its peer"), 5.0)
+  [given_up] = made.step(sup.ReplicaEnded(1, -15, "was ended"), 5.5)
+  assert (given_up.failed, given_up.code) == (1, 143)
+  assert given_up.reason.endswith(
+    "\nreplica 0 lost its peer.\nTo go on, start the job again from its last"
+    " checkpoint."
   )
 
 
@@ -132,24 +186,21 @@ def test_codes_are_those_of_shells(code, shells):
   assert sup.exit_code(code) == shells
 
 
-def test_another_host_decides_about_some():
-  made = sup.Supervisor(range(3), sup.Policy(needed=2, restarts=1), [1, 2])
-  assert made.start(0.0) == [sup.StartReplica(0, 0)]
+def test_another_supervisor_decides_about_some():
+  made = _Made(3, [1, 2], needed=2, restarts=1)
   made.step(sup.Joined(1), 1.0)
   assert made.step(sup.StartedElsewhere(1, 4), 2.0) == []
-  assert made.restarts_of(1) == 4
   # It has to rejoin; a replica that does not is too late for the run.
   made.step(sup.Joined(0), 2.0)
   made.step(sup.Joined(2), 2.0)
   made.step(sup.RunOver(), 3.0)
-  assert made.step(sup.Tick(), 5.0) == [sup.EndReplica(1)]
+  assert made.step(sup.Tick(), 5.0) == [sup.KillReplica(1)]
 
 
 def test_one_that_can_not_be_started_is_missed():
-  made = sup.Supervisor(range(3), sup.Policy(needed=2), [0, 1, 2])
-  assert made.start(0.0) == []
+  made = _Made(3, [0, 1, 2], needed=2)
   assert made.step(sup.CannotStart(1, "its host is gone"), 1.0) == []
   assert made.state(1) is State.ABSENT
   assert made.step(sup.CannotStart(2, "its host is gone"), 1.0) == [
-    sup.GiveUpRun("1 replicas are left of 2 needed (its host is gone)")
+    sup.GiveUpRun("1 replicas are left of 2 needed (its host is gone).")
   ]

@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.metrics import metric, prometheus, reporter
+from optax_dist.coordinator.metrics import prometheus, reporter, table
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.transport import addresses
 
@@ -37,17 +37,17 @@ def scrape(url):
 
 
 def test_the_text_is_prometheus():
-  seconds = metric.Distribution((0.5, 1.0))
+  seconds = table.Distribution((0.5, 1.0))
   for value in (0.5, 0.75, 3.0):
     seconds.add(value)
-  found = [
-    metric.one("step", "gauge", "Where.", 7),
-    metric.one("step_seconds", "histogram", "How long.", seconds, "seconds"),
-    metric.by_label(
-      "dropped", "counter", "Why.", "reason", {"stale": 2, "lost": 1}
-    ),
-    metric.by_label("none_so_far", "counter", "None.", "reason", {}),
-  ]
+  odd = 'a "replica" of \\ and\na line'
+  found = {
+    "step": {(): 7},
+    "step_seconds": {(): seconds},
+    "gradients_dropped": {("stale",): 2, ("lost",): 1},
+    "membership_changes": {},
+    "replica_step": {(odd,): 3},
+  }
   server = prometheus.Server(lambda: found, "127.0.0.1", 0)
   try:
     assert server.url.startswith("http://127.0.0.1:")
@@ -58,8 +58,9 @@ def test_the_text_is_prometheus():
       ("step_seconds_bucket", "+Inf"): 3,
       ("step_seconds_count",): 3,
       ("step_seconds_sum",): 4.25,
-      ("dropped_total", "stale"): 2,
-      ("dropped_total", "lost"): 1,
+      ("gradients_dropped_total", "stale"): 2,
+      ("gradients_dropped_total", "lost"): 1,
+      ("replica_step", odd): 3,
     }
   finally:
     server.close()
@@ -199,7 +200,7 @@ def test_a_port_in_use_is_named():
 def test_a_forked_child_does_not_keep_the_port():
   # No other process is given it in between.
   (port,) = addresses.free_ports()
-  server = prometheus.Server(list, "127.0.0.1", port)
+  server = prometheus.Server(dict, "127.0.0.1", port)
   ready, go_on = os.pipe(), os.pipe()
   child = os.fork()
   if not child:
@@ -209,7 +210,7 @@ def test_a_forked_child_does_not_keep_the_port():
   try:
     assert os.read(ready[0], 1) == b"."
     server.close()
-    again = prometheus.Server(list, "127.0.0.1", port)
+    again = prometheus.Server(dict, "127.0.0.1", port)
     again.close()
   finally:
     os.write(go_on[1], b".")

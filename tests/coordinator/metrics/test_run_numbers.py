@@ -6,9 +6,9 @@ from optax_dist.coordinator.metrics import run_numbers
 def values(numbers):
   """Returns what is reported, by name and labels."""
   return {
-    (one.name, *labels.values()): value
-    for one in numbers.metrics()
-    for value, labels in one.samples
+    (name, *labels): value
+    for name, cells in numbers.metrics().items()
+    for labels, value in cells.items()
   }
 
 

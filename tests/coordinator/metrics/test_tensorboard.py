@@ -6,31 +6,36 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator.metrics import metric, tensorboard
+from optax_dist.coordinator.metrics import table, tensorboard
 
 
 def test_what_is_written_is_read_back(tmp_path):
-  seconds = metric.Distribution((1.0,))
+  seconds = table.Distribution((1.0,))
   scalars = tensorboard.Scalars(tmp_path / "new" / "folder")
-  metrics = lambda applied: [
-    metric.one("applied", "counter", "", applied),
-    metric.one("step_seconds", "histogram", "", seconds, "seconds"),
-    metric.by_label("dropped", "counter", "", "reason", {"stale": applied - 1}),
-  ]
+  metrics = lambda applied: {
+    "gradients_applied": {(): applied},
+    "step_seconds": {(): seconds},
+    "gradients_dropped": {("stale",): applied - 1},
+  }
   seconds.add(0.5)
   seconds.add(1.5)
   scalars.write(metrics(2), step=2)
   scalars.write(metrics(2), step=3)  # No step since.
   seconds.add(0.25)
   scalars.write(metrics(3), step=4)
-  seconds = metric.Distribution((1.0,))
+  seconds = table.Distribution((1.0,))
   seconds.add(4.0)
   scalars.write(metrics(1), step=1)  # A run that restarted.
   scalars.close()
   assert event_files.read(tmp_path) == {
-    "optax_dist/applied": [(2, 2.0), (3, 2.0), (4, 3.0), (1, 1.0)],
+    "optax_dist/gradients_applied": [(2, 2.0), (3, 2.0), (4, 3.0), (1, 1.0)],
     "optax_dist/step_seconds": [(2, 1.0), (4, 0.25), (1, 4.0)],
-    "optax_dist/dropped/stale": [(2, 1.0), (3, 1.0), (4, 2.0), (1, 0.0)],
+    "optax_dist/gradients_dropped/stale": [
+      (2, 1.0),
+      (3, 1.0),
+      (4, 2.0),
+      (1, 0.0),
+    ],
   }
 
 

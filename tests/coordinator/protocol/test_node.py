@@ -33,6 +33,8 @@ class Cluster:
     } | options
     self.store, self.now, self.down = {}, 0.0, set()
     self.silent = ()  # Kinds of messages and effects that come to nothing.
+    # Pairs of sender and receiver, "store" among them, of which nothing comes.
+    self.cuts = set()
     self.did = collections.defaultdict(list)
     self.todo = collections.deque()
     self.nodes = {}
@@ -58,11 +60,15 @@ class Cluster:
 
   def carry_out(self, process, effect):
     answer = None
-    if isinstance(effect, self.silent):
+    asks = isinstance(effect, fx.Get | fx.Put)
+    if isinstance(effect, self.silent) or (
+      asks and (process, "store") in self.cuts
+    ):
       return
     match effect:
       case fx.Send(peer, message):
-        if peer in self.down or isinstance(message, self.silent):
+        silent = isinstance(message, self.silent)
+        if silent or peer in self.down or (process, peer) in self.cuts:
           return
         self.todo.append((peer, ins.Received(process, message)))
       case fx.SendAll(peers, message):
@@ -279,8 +285,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
 @pytest.mark.parametrize(
   "message",
   [
-    msg.Recorded(99, None),
-    msg.Proposed(0, Cluster(1).store["log/0"]),
+    msg.Recorded(99, Record(0, (Removed(0, True, "no"),))),
     msg.Serve(1, "x", "at x", 0),
     msg.Fetch(1, "x", "at x", 0),
     msg.Dropped(0, "stale", 1),
@@ -318,6 +323,24 @@ def test_one_that_called_the_new_leader_too_early_calls_again():
   effects = node.step(ins.Received(leader, told), 0.0)
   called = [e.peer for e in effects if isinstance(e, fx.Send)]
   assert called == [leader]
+
+
+def test_a_new_leader_tells_what_its_members_can_t_read_in_the_store():
+  cluster = Cluster(3, replicas_to_aggregate=2)
+  cluster.pass_time(0.1)
+  # The last record of the first leader does not come, nor can it be read.
+  cluster.cuts = {("p0", "p2"), ("p2", "store")}
+  for process in ("p0", "p1"):
+    cluster.submit(process, 0, 0)
+  cluster.kill("p0")
+  assert cluster.leaders() == ["p1"]
+  cluster.pass_time(20.0)
+  records = [r for key, r in cluster.store.items() if key.startswith("log/")]
+  removed = [e for r in records for e in r.entries if isinstance(e, Removed)]
+  assert [e.incarnation for e in removed] == [0]
+  for process in ("p1", "p2"):
+    cluster.submit(process, 1, 1)
+  assert cluster.done("p2", fx.Publish)[-1].step == 2
 
 
 def test_who_was_removed_is_told_at_once_that_the_run_has_ended():

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import fingerprint, learner, phases, strategies
+from optax_dist.coordinator import fingerprint, joining, phases, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
@@ -95,7 +95,7 @@ def make(
   """A replica that has yet to start."""
   numbers = strategies.Quorum(k, n, **(quorum or {}))
   chosen = (strategy or _sync)(opt or OPT, numbers)
-  return learner.replica_for(chosen)(
+  return joining.replica_class(chosen)(
     world.connect(name or str(index)),
     chosen,
     PARAMS if params is None else params,

@@ -9,10 +9,10 @@ import sys
 import time
 
 import compiling
+import logged_child
 import training_process
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate import replay_run
 from tests.chaos import checks as chaos_checks
@@ -53,7 +53,7 @@ class Machine:
     """Starts processes in advance, all at once."""
     while len(self._idle) < number:
       self._idle.append(
-        child.Child(
+        logged_child.LoggedChild(
           "a process",
           [sys.executable, _PROGRAM],
           self.folder / f"process-{len(self._everyone)}.log",

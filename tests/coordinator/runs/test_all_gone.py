@@ -41,7 +41,9 @@ def test_before_the_first_step_the_run_begins_again():
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_later_one_that_joins_waits_and_is_told_what_to_do(has_checkpoint):
+def test_a_replica_that_joins_a_run_without_survivors_gets_an_error(
+  has_checkpoint,
+):
   """Nobody can tell whether a checkpoint is of this run: it needs another name."""
   world = runs.endpoint.World()
   params, opt_state = _die_after(world, 2)

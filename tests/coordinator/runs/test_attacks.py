@@ -83,7 +83,9 @@ def stop(*loops):
 
 
 @pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
-def test_an_exception_in_a_living_process_is_told_at_once(job, inline_bytes):
+def test_an_exception_in_a_running_process_is_reported_at_once(
+  job, inline_bytes
+):
   job |= {"lower_on_loss": True, "inline_bytes": inline_bytes}
 
   def fail(replica, step):
@@ -157,7 +159,7 @@ _DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", _DIFFERENT)
-def test_what_must_agree_is_refused_by_name(job, monkeypatch, name):
+def test_differing_options_are_refused_by_name(job, monkeypatch, name):
   first = Loop(0, job)
   first.start()
   first.joined.wait(60.0)
@@ -224,7 +226,9 @@ with coordinator.join(
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+@pytest.mark.parametrize(
+  "how", ["fork", pytest.param("multiprocessing", marks=pytest.mark.nightly)]
+)
 def test_a_forked_child_does_not_hide_its_parents_death(job, how):
   job |= {"lower_on_loss": True}
   one = Loop(0, job)

@@ -98,7 +98,9 @@ class Pair:
     assert all(one[n] == two[n] for n in common)
 
 
-@pytest.mark.parametrize("width", [40, 100_000])
+@pytest.mark.parametrize(
+  "width", [pytest.param(40, marks=pytest.mark.nightly), 100_000]
+)
 def test_a_round_trip_of_300_ms(tmp_path, width):
   with host_maker.Hosts(2) as hosts:
     hosts.shape(delay=0.15)
@@ -130,7 +132,7 @@ def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(tmp_path):
     assert resumed - healed < 30.0
 
 
-def test_a_vanished_host_is_given_up_although_nobody_waits_for_it(tmp_path):
+def test_a_vanished_host_is_removed_although_no_step_needs_it(tmp_path):
   """The others need only one gradient a step; it computes for minutes."""
   journal = tmp_path / "journal.jsonl"
   with host_maker.Hosts(2) as hosts:
@@ -152,7 +154,7 @@ def test_a_vanished_host_is_given_up_although_nobody_waits_for_it(tmp_path):
     pair.until(lambda: len(pair.steps(0)) > steps + 5)
 
 
-def test_a_name_that_stands_for_loopback_is_not_advertised(tmp_path):
+def test_a_host_name_at_loopback_is_not_advertised(tmp_path):
   """Debian has the host's own name at 127.0.1.1."""
   with host_maker.Hosts(2, hostnames=True) as hosts:
     pair = Pair(hosts, tmp_path, bind="own name")
@@ -160,6 +162,7 @@ def test_a_name_that_stands_for_loopback_is_not_advertised(tmp_path):
     assert pair.steps(0)[-1][0] == 6
 
 
+@pytest.mark.nightly
 def test_hosts_of_ip_version_6(tmp_path):
   with host_maker.Hosts(2) as hosts:
     pair = Pair(hosts, tmp_path, version=6)
@@ -167,6 +170,7 @@ def test_hosts_of_ip_version_6(tmp_path):
     assert pair.steps(0)[-1][0] == 6
 
 
+@pytest.mark.nightly
 def test_a_run_outlives_a_bad_network(tmp_path):
   """`benchmarks/coordinator/network_faults.py` has all cases; here are some."""
   with cuts.Run(tmp_path, 3) as run:

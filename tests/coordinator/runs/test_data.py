@@ -220,7 +220,7 @@ def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
   assert seen.counts() == dict.fromkeys(range(66), 1)
 
 
-def test_what_is_never_finite_is_given_up_and_reported():
+def test_a_gradient_that_is_never_finite_is_reported():
   data = coordinator.Batches(num_samples=10, global_batch=1, seed=3)
   seen = Seen(data)
   reasons = collections.Counter()
@@ -241,7 +241,7 @@ def test_what_is_never_finite_is_given_up_and_reported():
   assert reasons == {"": 9, "non_finite": 3}
 
 
-def test_data_is_reported_however_far_the_others_are_ahead():
+def test_samples_are_reported_by_a_replica_far_behind():
   """Replica 1 evaluates while replica 0 takes 300 steps."""
   data = coordinator.Batches(num_samples=1000, global_batch=1, seed=3)
   saving, ahead, done = (threading.Event() for _ in range(3))
@@ -292,7 +292,7 @@ def test_data_is_reported_however_far_the_others_are_ahead():
   assert 0 < saved <= committed == step < 300
 
 
-def test_the_progress_of_a_step_that_nobody_holds_is_refused_at_once():
+def test_progress_of_an_unknown_step_is_refused():
   data = coordinator.Batches(num_samples=8, global_batch=4)
 
   def train(replica):
@@ -350,7 +350,8 @@ def test_abandoned_samples_of_a_late_replica_are_used():
   assert "stale" in reasons
 
 
-def test_an_interrupted_step_on_samples_goes_on(monkeypatch):
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+def test_an_interrupted_step_on_samples_goes_on(monkeypatch, inline_bytes):
   """Ctrl-C before the gradient is submitted: the next call submits it."""
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
   write, calls = encoder.Encoder.write, itertools.count()
@@ -370,7 +371,7 @@ def test_an_interrupted_step_on_samples_goes_on(monkeypatch):
     return replica.stats()["gradients"]
 
   assert coordinator.run_embedded(
-    train, 1, optax.sgd(0.1), PARAMS, data=data
+    train, 1, optax.sgd(0.1), PARAMS, data=data, inline_bytes=inline_bytes
   ) == [{"applied": 3}]
 
 

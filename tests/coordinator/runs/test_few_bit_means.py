@@ -43,7 +43,7 @@ def owes(replica):
 
 
 @pytest.mark.parametrize("mean_wire", ["int8", "int4", "int2", "sign", "top_k"])
-def test_an_owner_that_dies_takes_what_it_owed_along(mean_wire):
+def test_an_owner_that_dies_loses_its_residual(mean_wire):
   """Amid a step: the others' slices move, and all stay the same to the bit."""
   world, died = endpoint.World(), threading.Event()
   options = OPTIONS | {
@@ -97,7 +97,7 @@ def test_an_owner_that_dies_takes_what_it_owed_along(mean_wire):
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["moved", "inline"])
-def test_all_of_a_gradient_arrives_in_the_end(inline_bytes):
+def test_with_feedback_all_of_a_gradient_arrives(inline_bytes):
   """By both ways: the sum of the means is off by what is kept, and no more."""
   gradients = np.random.default_rng(0).normal(size=(2, SIZE)).astype("f4")
   steps = 25
@@ -127,7 +127,7 @@ def test_all_of_a_gradient_arrives_in_the_end(inline_bytes):
   assert np.abs(kept[0] + other[0]).max() > 0.1
 
 
-def test_a_new_leader_begins_with_nothing_owed():
+def test_a_new_leader_begins_without_residuals():
   """What is sent inline the leader averages, and another one takes its place."""
   world = endpoint.World()
   options = OPTIONS | {

@@ -18,7 +18,7 @@ def check_equal(processes, at_least, lost=()):
   assert len({p.result["step"] for p in processes}) == 1
 
 
-def test_shards_go_to_their_like_and_nowhere_else(tmp_path):
+def test_shards_travel_between_equal_processes_only(tmp_path):
   saved = tmp_path / "saved"
   with group_runs.Groups(tmp_path, width=WIDTH) as groups:
     groups.start(1)
@@ -74,7 +74,7 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
     check_equal(ended, at_least=10, lost=victims)
 
 
-def test_what_differs_between_processes_of_a_number_is_seen():
+def test_differing_processes_of_one_rank_are_found():
   def one(rank, **prints):
     made = group_runs.Process(None, 0, rank, 0)
     for step, digest in prints.items():

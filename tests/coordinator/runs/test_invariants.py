@@ -1,7 +1,7 @@
-"""Tests of the coordinator's invariants, A1 to A6, under all faults.
+"""Invariants that need parameters: threads train while replicas die and stall.
 
-What the rules alone decide is tested on random histories of events; what needs
-parameters, on threads that train while replicas die and stall.
+What the rules alone decide is in tests/quorum/test_rules_properties.py, what the
+protocol decides in tests/simulation.
 """
 
 import re
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rule_histories import CHOICES, OPTIONS, histories
 
-from optax_dist import coordinator, quorum
+from optax_dist import coordinator
 from optax_dist.coordinator.runtime import endpoint
 
 REPLICAS, STEPS = 3, 6
@@ -74,55 +73,6 @@ def _check_values(results, found):
       assert prints[step] == digest, step
 
 
-def _gradients(state):
-  """The sizes of all that is on its way to a step, by whose it is."""
-  held = [*state.inside.values()]
-  held += state.attempt.members if state.attempt else ()
-  sizes = {(c.replica, c.incarnation, c.local_step): c.count for c in held}
-  assert len(sizes) == len(held)
-  early = state.early.values()
-  return sizes | {(e.replica, "early", e.local_step): e.count for e in early}
-
-
-@given(OPTIONS, CHOICES)
-@settings(max_examples=150)
-def test_a1_a_gradient_is_accepted_or_dropped_as_a_whole(options, choices):
-  """A1 A gradient is accepted or dropped as a whole, for all parameters."""
-  counted = set()
-  for before, event, decisions, after in histories(options, choices):
-    known = _gradients(before)
-    if isinstance(event, quorum.Arrive):
-      known[event.replica, "new", event.local_step] = event.count
-
-    def take(decision, *kinds, known=known):
-      """The whole of what a decision is about, and no part of it."""
-      its = (decision.replica, decision.local_step)
-      same = [key for key in known if key[::2] == its]
-      of_kind = [key for key in same if not kinds or key[1] in kinds]
-      key = max(of_kind, key=lambda key: key[1] == "new")
-      assert known.pop(key) == decision.count
-
-    for decision in decisions:
-      match decision:
-        case quorum.Accept(replica, at, _, count):
-          take(decision, "new", "early")
-          key = (replica, after.replicas.get(replica).incarnation, at)
-          known[key] = known.get(key, 0) + count
-        case quorum.Drop():
-          take(decision)
-        case quorum.Commit(_, members):
-          for member in members:
-            key = (member.replica, member.incarnation, member.local_step)
-            assert known.pop(key) == member.count
-            assert key not in counted
-            counted.add(key)
-    # Of what came just now something may be early.
-    parked = [key for key in known if key[1] == "new"]
-    for replica, _, at in parked:
-      known[replica, "early", at] = known.pop((replica, "new", at))
-    assert known == _gradients(after)
-
-
 @given(
   st.dictionaries(
     st.tuples(st.integers(0, REPLICAS - 1), st.integers(0, STEPS - 1)),
@@ -145,53 +95,6 @@ def test_a1_one_bad_leaf_drops_the_whole_gradient(tmp_path_factory, spoilt, k):
     if number < len(results[replica].outcomes):
       outcome = results[replica].outcomes[number]
       assert outcome.reason in ("non_finite", "stale", "finished")
-
-
-@given(OPTIONS, CHOICES)
-@settings(max_examples=150)
-def test_a2_a_step_averages_enough_fresh_gradients(options, choices):
-  """A2 A committed step averages at least `replicas_to_aggregate` gradients.
-
-  Each has staleness <= `max_staleness` (0 by default).
-  """
-  k, late = options["replicas_to_aggregate"], options["max_staleness"]
-  for _, _, decisions, _ in histories(options, choices):
-    for decision in decisions:
-      if isinstance(decision, quorum.Accept):
-        assert 0 <= decision.staleness <= late
-      if not isinstance(decision, quorum.Commit):
-        continue
-      assert sum(member.count for member in decision.members) >= k
-      names = [member.replica for member in decision.members]
-      assert names == sorted(set(names))
-      for member in decision.members:
-        assert member.staleness == decision.step - member.local_step
-        assert 0 <= member.staleness <= late
-
-
-@given(OPTIONS, CHOICES)
-@settings(max_examples=150)
-def test_a3_steps_commit_in_order_each_once(options, choices):
-  """A3 Steps commit in order, each exactly once; a failure leaves no trace."""
-  committed = 0
-  for before, _, decisions, after in histories(options, choices):
-    steps = [d.step for d in decisions if isinstance(d, quorum.Commit)]
-    assert steps == list(range(committed, committed + len(steps)))
-    committed += len(steps)
-    assert after.step == committed
-    failed = [d for d in decisions if isinstance(d, quorum.Abandon)]
-    if not failed or steps:
-      continue
-    assert after.applied == before.applied
-    # The gradients of replicas that did not fail are as good as before.
-    held = {c.replica: c for c in after.inside.values()}
-    if after.attempt:
-      held |= {c.replica: c for c in after.attempt.members}
-    for member in before.attempt.members:
-      record = after.replicas.get(member.replica)
-      alive = record.live and record.incarnation == member.incarnation
-      if alive and member.replica != failed[0].failed_replica:
-        assert held[member.replica] == member
 
 
 @given(
@@ -244,36 +147,6 @@ def test_a4_all_live_replicas_are_bit_identical(
   assert all(len(digests) == 1 for digests in by_step.values())
   # And all alike are right.
   _check_values(results, found)
-
-
-@given(OPTIONS, CHOICES)
-@settings(max_examples=150)
-def test_a5_no_token_is_lost_and_none_is_old(options, choices):
-  """A5 No token is lost with a dead replica, and none is of an old step.
-
-  No fresh replica is handed an old step number while a newer one exists.
-  """
-  k, total = options["replicas_to_aggregate"], options["total_num_replicas"]
-  for _, event, decisions, after in histories(options, choices):
-    tokens = [d for d in decisions if isinstance(d, quorum.Token)]
-    committed = any(isinstance(d, quorum.Commit) for d in decisions)
-    for token in tokens:
-      # None for the dead, none of an old step.
-      assert after.replicas.get(token.replica).live
-      assert token.step in (after.step, after.step - committed)
-      assert k > total or token.count == 1
-      if isinstance(event, quorum.Join) and not committed:
-        assert token.step == after.step
-    members = after.attempt.incarnations if after.attempt else {}
-    for replica, record in after.replicas.items():
-      held = replica in after.inside or replica in after.early
-      if record.live and not after.finished:
-        # Every live replica computes, or has an accepted gradient.
-        member = members.get(replica) == record.incarnation
-        assert record.asked or held or member
-      else:
-        assert not record.asked
-        assert not held
 
 
 @pytest.fixture(scope="module")

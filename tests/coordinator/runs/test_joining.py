@@ -90,7 +90,7 @@ def test_with_certificates(tmp_path):
 
 @etcd_cluster.needs_etcd
 def test_with_etcd(tmp_path):
-  cluster = etcd_cluster.Cluster(tmp_path)
+  cluster = etcd_cluster.Cluster(tmp_path, 1)
   try:
     _train({"store": cluster.url, "secret": _SECRET})
   finally:

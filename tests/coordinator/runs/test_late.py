@@ -12,7 +12,7 @@ from optax_dist import ledger
 
 
 @pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
-def test_who_is_a_few_steps_behind_catches_up_at_once(behind):
+def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
   released, caught_up = threading.Event(), threading.Event()
   # Nothing that it might wait for comes about in the time of this test.
   slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
@@ -38,7 +38,7 @@ def test_who_is_a_few_steps_behind_catches_up_at_once(behind):
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_who_comes_after_the_end_has_the_final_state(inline):
+def test_a_replica_that_joins_after_the_end_has_the_final_state(inline):
   """Others are still there, as after a run that ends with an evaluation."""
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
   data = ledger.Batches(num_samples=12, global_batch=4, seed=3)

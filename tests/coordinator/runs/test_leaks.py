@@ -36,8 +36,18 @@ def _settled(most, seconds=60.0):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc/self/fd")
-@pytest.mark.parametrize(("inline_bytes", "steps"), [(64 << 10, 5000), (0, 0)])
-def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes, steps):
+@pytest.mark.parametrize(
+  ("rejoins", "inline_bytes", "steps"),
+  [
+    (10, 64 << 10, 1500),
+    (10, 0, 0),
+    pytest.param(30, 64 << 10, 5000, marks=pytest.mark.nightly),
+    pytest.param(30, 0, 0, marks=pytest.mark.nightly),
+  ],
+)
+def test_rejoins_leave_no_descriptor_and_no_thread(
+  rejoins, inline_bytes, steps
+):
   """One stays for all steps; the other leaves, or raises, and joins again."""
   with store_process.start(_SECRET.encode(), port=0) as store:
     options = {
@@ -82,7 +92,7 @@ def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes, steps):
       try:
         come_and_go(4)
         before = _settled((0, 0), 1.0)
-        come_and_go(30, apart=steps / 29)
+        come_and_go(rejoins, apart=steps / (rejoins - 1))
         # The last one's connection may not have ended yet.
         after = _settled(before)
       finally:

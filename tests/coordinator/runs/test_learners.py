@@ -13,7 +13,9 @@ import pytest
 from waiting import until
 
 from optax_dist import coordinator
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.coordinator.runtime import endpoint
 
 PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}
@@ -34,7 +36,7 @@ def strategy(**options):
   def make(opt, quorum):
     key = id(opt), *options.items()
     if key not in _compiled:
-      _compiled[key] = strategies.decoupled_diloco(**options)(opt, quorum)
+      _compiled[key] = decoupled_diloco.decoupled_diloco(**options)(opt, quorum)
       _compiled[key].shared(PARAMS)
     made = copy.copy(_compiled[key])
     k = quorum.replicas_to_aggregate
@@ -136,7 +138,7 @@ def test_learners_on_a_wire_of_few_bits(wire, merge, mean_wire):
   assert far < (1.5 if wire in ("int4", "int8") else 1.95)
 
 
-def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
+def test_a_killed_learner_leaves_the_residuals_of_the_others():
   """With a low-bit wire, during a merge: a joining replica owes nothing."""
   world, died = endpoint.World(), threading.Event()
   options = {
@@ -190,7 +192,7 @@ def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
 
 
 @pytest.mark.parametrize("sound", [True, False], ids=["sound", "spoilt"])
-def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
+def test_a_joining_learner_gets_the_optimizer_state_of_another(sound):
   """Its momentum and its schedule's count, unless they are of no use."""
   opt = optax.chain(
     optax.trace(0.5), optax.scale_by_schedule(lambda count: -0.05)
@@ -199,7 +201,7 @@ def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
   options = {
     "k": 2,
     "n": 3,
-    "strategy": strategies.decoupled_diloco(OUTER, fragments=2, period=6),
+    "strategy": decoupled_diloco.decoupled_diloco(OUTER, fragments=2, period=6),
     "opt": opt,
     "params": PARAMS,
   }
@@ -398,7 +400,7 @@ def test_a_run_goes_on_from_a_checkpoint():
   assert int(more[0].opt_state.round) == more[0].value >= at + 3
 
 
-def test_numbers_that_are_not_finite_are_given_up():
+def test_a_learner_that_is_not_finite_starts_again():
   def train(replica, result):
     spoilt = False
     while True:
@@ -422,7 +424,7 @@ def test_numbers_that_are_not_finite_are_given_up():
   assert np.isfinite(np.asarray(results[1].params["a"])).all()
 
 
-def test_those_who_differ_in_its_numbers_are_refused():
+def test_replicas_with_other_options_are_refused():
   world = endpoint.World()
   options = {"k": 1, "n": 2, "opt": INNER, "params": PARAMS}
   one = runs.make(world, 0, strategy=strategy(), **options)
@@ -433,7 +435,7 @@ def test_those_who_differ_in_its_numbers_are_refused():
     one.finish()
 
 
-def test_leased_samples_do_not_go_with_it():
+def test_decoupled_diloco_refuses_leased_samples():
   with pytest.raises(ValueError, match="data= is"):
     runs.make(
       endpoint.World(),

@@ -193,7 +193,7 @@ def test_a_stuck_replica_is_named_and_the_others_go_on(machine, tmp_path):
   assert {"failed", "lost"} & set(stuck.result["reasons"].values())
 
 
-def test_when_all_need_a_stuck_replica_each_says_its_name(machine, tmp_path):
+def test_the_error_of_each_replica_names_the_stuck_one(machine, tmp_path):
   """The same where no step can be made without it: an error, in time."""
   run = process_runs.Run(
     machine, tmp_path, 2, 2, timeout=4.0, attempt_timeout=2.0
@@ -213,7 +213,9 @@ def test_when_all_need_a_stuck_replica_each_says_its_name(machine, tmp_path):
   assert [c["step"] for c in run.records("commit")] == [0, 1]
 
 
-@pytest.mark.parametrize("checkpointed", [True, False])
+@pytest.mark.parametrize(
+  "checkpointed", [True, pytest.param(False, marks=pytest.mark.nightly)]
+)
 def test_a_restart_averages_in_nothing_old(machine, tmp_path, checkpointed):
   """TensorFlow's accumulators outlived a restart, and old gradients counted.
 
@@ -250,6 +252,7 @@ def test_a_restart_averages_in_nothing_old(machine, tmp_path, checkpointed):
   assert all(c["step"] < 6 for c in first.records("commit"))
 
 
+@pytest.mark.nightly
 def test_a_replay_gives_the_same_parameters(machine, tmp_path):
   """From the journal and the data alone, though one of five was killed."""
   run = process_runs.Run(machine, tmp_path, 5, 5, lower_on_loss=True)

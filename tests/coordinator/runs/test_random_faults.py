@@ -48,7 +48,13 @@ def plan(rng, inline):
   return slow, (phase, None, rng.randrange(1, often.get(phase, STEPS) + 1))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+  "seed",
+  [
+    *range(8),
+    *(pytest.param(s, marks=pytest.mark.nightly) for s in range(8, 24)),
+  ],
+)
 def test_random_faults(seed, tmp_path):
   rng = random.Random(seed)
   k = rng.choice([1, 2, 3])

@@ -12,13 +12,16 @@ import pytest
 import optax_dist
 from optax_dist import compression
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.coordinator.runtime import endpoint
 
 INNER = optax.sgd(0.1)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_narrow_wires_lose_little_and_nothing_for_ever(wire):
+def test_narrow_wires_feed_back_what_they_left_out(wire):
   """The mean of many steps' means is that of the gradients."""
   steps = 40
   gradients = np.random.default_rng(0).normal(size=(2, 5000)).astype("f4")
@@ -93,9 +96,9 @@ def test_parameters_do_not_travel_in_few_bits():
     )
 
 
-def test_means_that_are_not_added_up_do_not_travel_in_few_bits():
+def test_means_of_states_do_not_travel_in_few_bits():
   """Of parameters, or directions, what is left out can't be made up for."""
-  radial = strategies.decoupled_diloco(fragments=1, period=4)
+  radial = decoupled_diloco.decoupled_diloco(fragments=1, period=4)
   for strategy in (strategies.elastic_average(moving_rate=0.5), radial):
     with pytest.raises(ValueError, match=r"mean_wire='int8' is for .* sum"):
       runs.make(
@@ -143,7 +146,7 @@ def test_local_updates_feed_back_as_the_transform_does():
     num_replicas=2,
   )
   state = tx.init(jnp.zeros(size))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def step(params, state, target):
     updates, state = tx.update(params - target, state, params)

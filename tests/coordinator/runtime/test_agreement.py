@@ -24,7 +24,7 @@ def agreed(opt=_SGD, params=runs.PARAMS, k=2, own=None, data=None, **settings):
   )
 
 
-def test_what_differs_is_told_apart():
+def test_differing_values_have_different_digests():
   ours = agreed(wire="int4")
   assert agreed(wire="int4") == ours
   for name, other in {

@@ -38,12 +38,9 @@ def driven():
   template = np.zeros(8, np.float32)
   one = driver.Driver(
     core,
-    place.transport,
-    place.store,
+    place,
     replica=0,
-    nonce="n",
-    prefix="run/",
-    use_run=place.use_run,
+    run="",
     encoder=encoder.Encoder([template], "float32"),
     initial=[template],
     step=3,
@@ -71,7 +68,7 @@ def until(one, core, kind):
   raise AssertionError(f"no {kind.__name__} in {core.seen}")
 
 
-def test_what_needs_a_peer_whose_loss_comes_next_fails_at_once(driven):
+def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
   """The transport has lost it already, and would connect to it anew."""
   one, core = driven
   core.does[inputs.Started] = [
@@ -108,46 +105,32 @@ def test_it_says_what_the_core_waits_for(driven):
 
 
 @pytest.mark.parametrize("publishes", [False, True])
-def test_the_line_of_a_step_is_written_after_what_others_wait_for(
-  driven, publishes
-):
+def test_a_line_is_written_after_what_others_wait_for(driven, publishes):
   """And before this replica goes on, which may be stopped there, or end."""
   one, core = driven
   order = []
 
   class Lines:
-    pending = False
-
     def write(self, note):
-      order.append("noted")
-      self.pending = True
-
-    def flush(self):
       order.append("written")
-      self.pending = False
 
     def close(self):
       order.append("closed")
 
   one._journal = Lines()
-  flush, tell = one._transport.flush, one.handover.tell
+  flush, wake = one._transport.flush, one.handover.wake
   one._transport.flush = lambda: (order.append("sent"), flush())
-  one.handover.tell = lambda: (order.append("told"), tell())
+  one.handover.wake = lambda: (order.append("woken"), wake())
   commit = entries.Committed(ATTEMPT, PARTS, (), False, b"", False, (), ())
   core.does[inputs.Started] = [
     fx.WriteJournal(notes.StepCommitted(commit, None)),
     fx.Publish(4, False) if publishes else fx.SetAsked(1),
   ]
-  one._states.publish = lambda step, save: order.append("published")
-  one._show = lambda: setattr(one, "_tell", True)
+  one._states.publish = lambda step: order.append("published")
   one._inputs.append(inputs.Started("n"))
   one._proceed()
-  first = ["noted", "sent", "written"]
-  if publishes:
-    assert order[: len(first) + 1] == [*first, "published"]
-    assert order[-1] == "told"
-  else:
-    assert order == [*first, "told"]
+  published = ["published"] if publishes else []
+  assert order == ["sent", "written", *published, "sent", "woken"]
 
 
 def test_it_knows_whether_arrays_are_sent_or_lent(driven):

@@ -16,6 +16,7 @@ import pytest
 from optax_dist import ledger
 from optax_dist.coordinator import errors, joining, strategies
 from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, states
@@ -306,7 +307,7 @@ def test_replicas_of_other_sizes_are_refused():
   assert "processes per replica" in str(told[2])
 
 
-def test_what_hangs_in_a_collective_of_a_lost_process_ends():
+def test_a_collective_with_a_lost_process_ends():
   program = (
     "from optax_dist.coordinator.runtime import group; import time;"
     "group._GRACE = 0.1; group._end_soon('Process 1 is lost.');"
@@ -332,7 +333,7 @@ def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
   assert codes == [groups.EXIT_CODE] * 2
 
 
-def test_processes_that_do_not_look_at_the_same_place_are_told():
+def test_processes_at_different_calls_are_reported():
   seen = groups.GroupHandover(states.State(0, {}), None, patience=5.0)
   seen.advance(orders.Advance(3, 0))
   seen.sync()
@@ -347,10 +348,10 @@ def test_a_process_looks_as_far_as_process_0_and_no_further():
   speaks = groups.GroupHandover(states.State(0, {}), told.append, 5.0)
   hears = groups.GroupHandover(states.State(0, {}), None, 5.0)
   for one in (speaks, hears):
-    one.change(lambda h: setattr(h, "asked", 2))
+    one.notify(fx.SetAsked(2))
   speaks.sync()
   for one in (speaks, hears):
-    one.change(lambda h: setattr(h, "asked", 3))
+    one.notify(fx.SetAsked(3))
   assert (speaks.asked, hears.asked) == (2, 1)
   hears.advance(told[0])
   hears.sync()

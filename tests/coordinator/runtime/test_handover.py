@@ -1,19 +1,22 @@
 """What the event loop hands over to the training loop."""
 
 import threading
-import types
 
 import pytest
 
-from optax_dist.coordinator.runtime.handover import Handover
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.runtime.handover import Handover, Published
+from optax_dist.coordinator.runtime.states import State
+
+START, NEXT = State(0, "start"), State(1, "next")
 
 
 @pytest.fixture(name="shared")
 def _shared():
-  return Handover(published=None)
+  return Handover(START)
 
 
-def test_a_wait_ends_when_it_is_told(shared):
+def test_a_wait_ends_when_woken(shared):
   waits = threading.Event()
 
   def ready():
@@ -24,8 +27,8 @@ def test_a_wait_ends_when_it_is_told(shared):
   thread = threading.Thread(target=lambda: found.append(shared.wait(ready, 60)))
   thread.start()
   assert waits.wait(30.0)
-  shared.admission = 1
-  shared.tell()
+  shared.notify(fx.Admitted(1, 7, 0, 1))
+  shared.wake()
   thread.join(30.0)
   assert found == [True]
 
@@ -43,32 +46,46 @@ def test_a_wait_has_an_end(shared):
 
 
 def test_the_answers_to_past_submissions_are_forgotten(shared):
-  answers = [types.SimpleNamespace(sequence=n) for n in (3, 4)]
-  for answer in answers:
-    shared.resolve(answer, f"before {answer.sequence}")
+  answers = [fx.Taken(3, 2), fx.Resolved(4, "", 1)]
+  shared.notify(answers[0])
+  shared.notify(Published(NEXT, False))
+  shared.notify(answers[1])
+  assert shared.asked == 2
   assert [shared.answer(n) for n in (3, 4)] == answers
-  assert shared.before(4) == "before 4"
-  shared.forget(4)
+  assert shared.published is NEXT
+  assert shared.before(4) is START
+  shared.forget(4, (1,))
   assert [shared.answer(n) for n in (3, 4)] == [None, answers[1]]
 
 
-def test_old_progress_is_forgotten_but_for_what_is_saved(shared):
-  shared.to_save = types.SimpleNamespace(step=5)
-  for step in range(1000):
-    shared.progressed(step, f"as of {step}")
-    assert len(shared.progress) <= 257
-  assert shared.progress[5] == "as of 5"
-  # A replica may be some steps behind.
-  assert all(shared.progress[step] for step in range(900, 1000))
+def test_progress_is_kept_of_states_that_are_held_or_to_come(shared):
+  shared.notify(Published(State(5, "saved"), True))
+  for step in range(20):
+    shared.notify(fx.Progressed(step, f"as of {step}"))
+  shared.forget(0, (17, 3))
+  assert shared.progress == {n: f"as of {n}" for n in (3, 5, 17, 18, 19)}
+  shared.forget(0, (19,))
+  assert shared.progress.keys() == {5, 19}
 
 
-def test_the_progress_of_steps_that_the_training_loop_holds_is_kept(shared):
-  held = [3, 7]
-  shared.held = lambda: held
-  for step in range(600):
-    shared.progressed(step, f"as of {step}")
-  assert {3, 7} <= shared.progress.keys()
-  held.clear()
-  for step in range(600, 1000):
-    shared.progressed(step, f"as of {step}")
-  assert not {3, 7} & shared.progress.keys()
+def test_the_first_failure_counts(shared):
+  first = OSError("first")
+  shared.fail(first)
+  shared.fail(OSError("second"))
+  assert shared.failure is first
+  assert shared.is_over
+
+
+def test_the_state_to_save_is_kept_until_the_next_one(shared):
+  assert shared.to_save is None
+  shared.notify(Published(NEXT, True))
+  shared.notify(Published(State(2, "later"), False))
+  assert (shared.to_save, shared.published.step) == (NEXT, 2)
+
+
+def test_an_admission_ends_a_suspension(shared):
+  shared.notify(fx.Suspended())
+  assert shared.suspended
+  shared.notify(fx.Admitted(2, 9, 4, 3))
+  found = shared.admission, shared.incarnation, shared.asked, shared.suspended
+  assert found == (2, 9, 3, False)

@@ -43,7 +43,7 @@ def test_it_is_printed_when_the_call_returns(capsys):
   assert capsys.readouterr().err == "stuck\n"
 
 
-def test_a_full_pipe_blocks_nobody(full_pipe, monkeypatch):
+def test_a_full_pipe_does_not_block_training(full_pipe, monkeypatch):
   monkeypatch.setattr(sys, "stderr", full_pipe)
   last_words.say("stuck", patience=0.05)
 
@@ -53,7 +53,7 @@ def test_a_stream_that_fails_is_left_alone(monkeypatch):
   last_words.say("stuck")
 
 
-def test_without_another_thread_it_is_lost(capsys, monkeypatch):
+def test_last_words_without_a_thread_are_dropped(capsys, monkeypatch):
   def start(thread):
     raise RuntimeError("can't start new thread")
 

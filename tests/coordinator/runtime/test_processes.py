@@ -9,12 +9,12 @@ from optax_dist.coordinator.transport import addresses
 @pytest.mark.parametrize(
   "address", ["127.0.0.1:7", "10.203.0.1:29500", "[fd00::1]:29500"]
 )
-def test_they_meet_at_the_address_that_was_told_and_no_other(address):
+def test_processes_meet_at_the_given_address(address):
   (place,) = addresses.parse(address)
   assert processes._bind_address(place) == address
 
 
-def test_a_name_of_loopback_only_is_no_place_to_meet(monkeypatch):
+def test_a_host_name_at_loopback_binds_all_addresses(monkeypatch):
   """Debian has the host's own name at 127.0.1.1."""
   asked = lambda host, *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))]
   monkeypatch.setattr(addresses.socket, "getaddrinfo", asked)

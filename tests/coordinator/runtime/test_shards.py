@@ -56,7 +56,7 @@ def test_another_dtype_than_the_parameters_will_do(mesh):
   np.testing.assert_array_equal(joined, [0, 0, 1, 1, 2, 2, 3, 3])
 
 
-def test_what_differs_between_replicas_has_a_name(mesh):
+def test_differences_between_replicas_are_named(mesh):
   params = {"w": put(mesh, jnp.ones((8, 4)), "fsdp", None)}
   ours = shards.agreement(params)
   assert ours == shards.agreement({"w": put(mesh, jnp.ones((8, 4)), "fsdp")})

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_dist.coordinator.runtime import states
+from optax_dist.coordinator.runtime.group import GroupHandover
+from optax_dist.coordinator.runtime.handover import Published
 
 
 class Deferred:
@@ -24,20 +26,23 @@ class Deferred:
   def commit(self, number, done=lambda: None):
     mean = [np.full(3, number, np.float32)]
     self.states.apply(lambda: mean, 1, done)
-    self.states.publish(self.states.published.step + 1, False)
+    self.states.publish(self.states.published.step + 1)
 
   def loop(self):
     while self.posted:
       self.posted.pop(0)()
 
 
-def test_they_are_computed_in_order_by_who_gets_the_last():
+def test_states_are_computed_in_order():
   found = Deferred()
   done = []
+  seen = GroupHandover(found.states.published, lambda order: None, 5.0)
   for number in range(1, 1500):  # More than could be nested.
     found.commit(number, lambda number=number: done.append(number))
+    seen.notify(Published(found.states.published, False))
   assert not found.computed
-  value = found.states.published.get()
+  seen.sync()
+  value = seen.published.get()
   assert found.computed == list(range(1, 1500))
   np.testing.assert_array_equal(value["w"], np.full(3, 1500 * 1499 / 2))
   found.loop()
@@ -45,7 +50,7 @@ def test_they_are_computed_in_order_by_who_gets_the_last():
   assert found.states.published.get() is value
 
 
-def test_one_that_was_not_to_be_gives_its_mean_back():
+def test_a_cancelled_state_returns_its_mean():
   found, done = Deferred(), []
   found.states.apply(lambda: [], 1, lambda: done.append(1))
   found.states.discard()
@@ -55,7 +60,7 @@ def test_one_that_was_not_to_be_gives_its_mean_back():
   assert not found.computed
 
 
-def test_what_needs_a_state_happens_once_it_is_there():
+def test_requests_for_a_state_wait_until_it_is_computed():
   found, seen = Deferred(), []
   found.commit(1)
   state = found.states.published
@@ -79,7 +84,7 @@ def test_a_snapshot_takes_the_place_of_what_was_not_computed():
   assert not found.computed
 
 
-def test_what_is_lent_goes_along_with_a_snapshot_and_is_no_part_of_the_state():
+def test_lent_state_travels_with_a_snapshot():
   own = {"count": jnp.zeros([], jnp.int32), "mean": jnp.zeros(5)}
   initial = {"w": jnp.zeros(3)}
   made = lambda: states.States(

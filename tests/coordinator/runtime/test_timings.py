@@ -17,7 +17,7 @@ from optax_dist.coordinator.runtime import journal_lines, timings
 ONE = timings.Timings(5.0, 6.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 
-def test_what_is_no_timings_is_none():
+def test_invalid_timings_are_dropped():
   assert timings.Timings.unpack(ONE.pack()) == ONE
   assert timings.Timings.unpack(b"") is None
   assert timings.Timings.unpack(ONE.pack()[1:]) is None
@@ -115,7 +115,7 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
   assert seen >= 6
 
 
-def test_what_an_earlier_leader_has_committed_comes_without(tmp_path):
+def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
   lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
   lines.open([])
   lines.write(notes.RunBegins(0))
@@ -139,3 +139,49 @@ def test_what_an_earlier_leader_has_committed_comes_without(tmp_path):
   ]
   assert found[:2] == [None, None]
   assert found[2]["sent"] - found[2]["start"] == pytest.approx(1.0)
+
+
+class _Clock:
+  """Stands still but for what a test lets pass."""
+
+  now = 100.0
+
+  def __call__(self):
+    return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  clock = _Clock()
+  monkeypatch.setattr(timings.time, "monotonic", clock)
+  return clock
+
+
+def test_what_follows_a_submission_is_told_with_the_next(clock):
+  watch = timings.Stopwatch()
+  clock.now = 101.0
+  watch.computed()
+  assert watch.take() == 1.0
+  clock.now = 101.25
+  first = watch.submitted(0.0, 0.0, (10, 20))
+  assert (first.start, first.sent, first.encoded) == (100.0, 101.25, 0.25)
+  assert (first.waited, first.bytes_in, first.bytes_out) == (0.0, 10, 20)
+  clock.now = 101.75
+  watch.begin(first=True)
+  clock.now = 103.75
+  watch.computed()
+  # No part of a wait is longer than the wait.
+  second = watch.submitted(0.125, 7.0, (11, 22))
+  assert (second.start, second.waited, second.applied) == (101.75, 0.5, 0.5)
+  assert (second.exchanged, second.bytes_in, second.bytes_out) == (0.125, 1, 2)
+  assert watch.waited == 0.5
+
+
+def test_a_sum_starts_with_its_first_gradient(clock):
+  watch = timings.Stopwatch()
+  for clock.now in (101.0, 103.0):
+    watch.computed()
+    watch.begin(first=False)
+  assert watch.take() == 3.0
+  assert watch.take() == 0.0
+  assert watch.submitted(0.0, 0.0, (0, 0)).start == 100.0

@@ -23,7 +23,7 @@ def test_arrays_that_jax_does_not_have_are_named():
     trees.as_params({"w": jnp.ones(2), "t": np.array([None, [1.0]], object)})
 
 
-def test_nothing_is_refused():
+def test_an_empty_tree_is_refused():
   with pytest.raises(ValueError, match="at least one array"):
     trees.as_params({"a": None})
 
@@ -127,7 +127,7 @@ def test_no_gradient_at_all_is_told_as_such():
     ({"a": np.ones(2, np.float32), "b": 1}, r"x\['b'\] must be left out"),
   ],
 )
-def test_a_tree_that_is_not_like_another_is_told_by_leaf(found, said):
+def test_differing_trees_are_reported_by_leaf(found, said):
   wanted = {"a": jnp.ones(2)}
   trees.check_like("x", {"a": np.zeros(2, np.float32)}, wanted)
   with pytest.raises(ValueError, match=said):

@@ -52,7 +52,7 @@ def test_waiting_for_others_is_no_step():
   assert not steps.is_stuck(101.0, awaited=True)
 
 
-def test_what_the_process_did_not_run_does_not_count():
+def test_time_asleep_does_not_count():
   steps = watchdog.Steps(5.0)
   steps.stood_still(1.0)
   steps.begin(0.0)
@@ -98,7 +98,7 @@ def test_the_watched_thread_comes_first_in_the_stacks():
   assert text.count("in blocked") == 3
 
 
-def test_where_nobody_starts_it_again_it_is_only_printed(capsys):
+def test_without_a_launcher_a_stuck_replica_is_only_reported(capsys):
   given_up = threading.Event()
   for evict in (None, lambda reason, stacks: given_up.set()):
     dog = watchdog.Watchdog(0.05, "replica 7", lambda: False, evict)
@@ -138,7 +138,7 @@ class _Blocked:
 
 
 @pytest.mark.parametrize("kind", [_Full, _Blocked])
-def test_one_that_is_stuck_is_given_up_even_if_nothing_can_be_printed(
+def test_a_stuck_replica_is_evicted_even_if_nothing_can_be_printed(
   kind, monkeypatch
 ):
   stream = kind()
@@ -156,7 +156,7 @@ def test_one_that_is_stuck_is_given_up_even_if_nothing_can_be_printed(
 
 
 @pytest.mark.parametrize("leads", [False, True])
-def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
+def test_the_others_go_on_without_a_stuck_replica(leads, tmp_path, capfd):
   path = tmp_path / "run.jsonl"
   released = threading.Event()
   steps = []

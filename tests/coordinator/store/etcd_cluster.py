@@ -1,4 +1,4 @@
-"""Three etcd servers on loopback, started and killed by tests."""
+"""Etcd servers on loopback, started and killed by tests."""
 
 import contextlib
 import json

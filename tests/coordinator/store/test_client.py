@@ -37,7 +37,7 @@ def way(store):
   made.close()
 
 
-def test_a_cut_connection_is_made_again_and_nothing_is_lost(store, way):
+def test_a_cut_connection_is_reopened_and_nothing_is_lost(store, way):
   one, two = store.owner(way.address), store.owner()
   numbers = []
   for key in range(60):
@@ -71,7 +71,7 @@ def test_a_lost_answer_is_read_back(store, way):
   assert two.get("log/0") == b"mine"
 
 
-def test_who_was_quicker_during_the_cut_wins(store, way):
+def test_the_first_put_during_a_cut_wins(store, way):
   one, two = store.owner(way.address), store.owner()
   assert one.get("log/0") is None
   way.cut()
@@ -81,7 +81,7 @@ def test_who_was_quicker_during_the_cut_wins(store, way):
   assert one.answer(number) == interface.Conflict(number, b"yours")
 
 
-def test_after_its_deadline_it_is_unknown_and_the_error_says_what(store, way):
+def test_after_its_deadline_the_fate_of_a_put_is_unknown(store, way):
   one = store.owner(way.address)
   assert one.get("log/0") is None
   way.cut()
@@ -122,7 +122,7 @@ def test_a_silent_connection_is_left_for_another(quick):
     assert one.answer(number) == interface.Done(number)
 
 
-def test_a_slow_store_is_asked_for_much_at_a_time(store, way):
+def test_requests_to_a_slow_store_are_pipelined(store, way):
   one, two = store.owner(way.address), store.owner()
   assert one.get("log/0") is None
   way.holds = True
@@ -136,7 +136,7 @@ def test_a_slow_store_is_asked_for_much_at_a_time(store, way):
     assert one.answer(number) == interface.Done(number)
 
 
-def test_a_store_that_was_started_anew_is_lost():
+def test_a_restarted_store_is_lost():
   store = served.Served(port=addresses.free_ports()[0])
   one = store.owner()
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
@@ -162,7 +162,7 @@ def test_a_store_that_ends_says_so(store):
   assert "the store has ended" in one.lost()
 
 
-def test_who_comes_before_the_store_waits_for_it():
+def test_a_client_waits_for_a_store_that_starts_later():
   limits = served.QUICK
   first = served.Served(port=addresses.free_ports()[0], limits=limits)
   port = first.stop()

@@ -5,7 +5,7 @@ import pytest
 from optax_dist.coordinator.store import in_process, interface, table
 
 
-def test_its_owner_polls_at_once_where_there_is_an_answer():
+def test_the_owner_polls_at_once_when_there_is_an_answer():
   """No thread and no connection would wake it."""
   one = in_process.InProcessStore().connect("one")
   assert one.deadline() is None
@@ -15,7 +15,7 @@ def test_its_owner_polls_at_once_where_there_is_an_answer():
   assert (one.poll(), one.deadline()) == ([], None)
 
 
-def test_what_is_put_is_what_it_was_then():
+def test_a_put_value_is_a_copy():
   """A buffer that is written to again changes no value of the store."""
   store = in_process.InProcessStore()
   one = store.connect("one")
@@ -26,7 +26,7 @@ def test_what_is_put_is_what_it_was_then():
   assert one.poll()[1] == interface.Value(1, b"mine")
 
 
-def test_a_client_that_floods_it_is_the_one_that_is_refused():
+def test_only_the_client_that_floods_the_store_is_refused():
   store = in_process.InProcessStore()
   store.table = table.Table(table.Quota(keys=4, nbytes=1000))
   flood, other = store.connect("flood"), store.connect("other")

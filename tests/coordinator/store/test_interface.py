@@ -10,14 +10,15 @@ import pytest
 import served
 import waiting
 
-from optax_dist.coordinator.store import etcd, in_process, interface, urls
+from optax_dist.coordinator.extras.etcd import client as etcd
+from optax_dist.coordinator.store import in_process, interface, urls
 
 _runs = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"))
+  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"), 1)
   yield made
   made.close()
 
@@ -74,7 +75,7 @@ def test_a_value_is_put_once_and_read_by_all(connect):
     assert each.get("log/1") is None
 
 
-def test_of_many_who_put_at_once_one_succeeds(connect):
+def test_of_concurrent_puts_one_succeeds(connect):
   clients = [connect() for _ in range(6)]
   together = threading.Barrier(len(clients))
   answers = {}
@@ -100,7 +101,7 @@ def test_of_many_who_put_at_once_one_succeeds(connect):
     assert others == {b"from %d" % done[0]}
 
 
-def test_nobody_is_beaten_by_an_earlier_try_of_its_own(connect):
+def test_a_retried_put_does_not_conflict_with_itself(connect):
   one = connect()
   for _ in range(2):
     answer = one.ask("put_if_absent", "log/0", b"mine")
@@ -130,7 +131,7 @@ def test_answers_come_in_order_and_once_each(connect):
 
 
 @pytest.mark.parametrize("key", ["", "/log", "log//1", "log/1/", "a b", "é"])
-def test_what_is_no_key_is_refused_at_once(connect, key):
+def test_invalid_keys_are_refused(connect, key):
   one = connect()
   for ask in (
     lambda: one.begin("put_if_absent", key, b""),
@@ -142,7 +143,7 @@ def test_what_is_no_key_is_refused_at_once(connect, key):
       ask()
 
 
-def test_a_value_of_the_largest_size_and_no_more(connect):
+def test_values_have_a_largest_size(connect):
   one = connect()
   value = bytes(interface.MAX_VALUE)
   assert isinstance(one.ask("put", "log/0", value), interface.Done)
@@ -155,7 +156,7 @@ def test_a_value_of_the_largest_size_and_no_more(connect):
   assert isinstance(one.ask("delete", too_many[1:]), interface.Done)
 
 
-def test_nothing_is_left_of_a_client_that_is_closed(connect):
+def test_a_closed_client_leaves_nothing_behind(connect):
   before = {*threading.enumerate()}
   one, two = connect(), connect()
   assert one.get("log/0") is None

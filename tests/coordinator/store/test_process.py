@@ -29,7 +29,7 @@ def connect(address, certificates=None):
   )
 
 
-def test_it_serves_and_is_killed_and_its_clients_live_on():
+def test_clients_survive_a_killed_store():
   with process.start(SECRET, "run", port=0) as store:
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
@@ -41,7 +41,7 @@ def test_it_serves_and_is_killed_and_its_clients_live_on():
     one.store.close()
 
 
-def test_one_that_outlives_its_owner_leaves_nothing_open():
+def test_a_store_that_outlives_its_owner_leaves_nothing_open():
   store = process.start(SECRET, port=0, lifeline=False, idle=0.2)
   assert store.process.stdout.closed
   # It exits by itself, and was waited for by then.
@@ -49,7 +49,7 @@ def test_one_that_outlives_its_owner_leaves_nothing_open():
   assert store.process.returncode == 0
 
 
-def test_it_waits_for_its_last_client_when_told_to_drain():
+def test_draining_waits_for_the_last_client():
   with process.start(SECRET, "run", port=0) as store:
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
@@ -60,7 +60,7 @@ def test_it_waits_for_its_last_client_when_told_to_drain():
     assert store.process.returncode == 0
 
 
-def test_its_command_line_says_where_it_is_and_nothing_else():
+def test_the_command_line_shows_the_address_and_no_secret():
   ended = subprocess.run(
     (
       *(sys.executable, "-m", "optax_dist.coordinator.store"),
@@ -76,7 +76,7 @@ def test_its_command_line_says_where_it_is_and_nothing_else():
   assert ended.returncode == 0
 
 
-def test_its_end_is_told():
+def test_the_end_of_the_store_is_reported():
   with process.start(SECRET, "run", port=0) as store:
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
@@ -106,12 +106,12 @@ def test_a_taken_port_is_named():
       process.start(SECRET, port=port)
 
 
-def test_beyond_loopback_it_wants_a_secret():
+def test_beyond_loopback_a_secret_is_required():
   with pytest.raises(RuntimeError, match="A secret or certificates are needed"):
     process.start(b"", bind="0.0.0.0", port=0)
 
 
-def test_it_ends_with_who_started_it_and_when_nobody_comes():
+def test_the_process_ends_with_its_owner_and_without_clients():
   with process.start(SECRET, port=0, idle=0.5) as store:
     assert store.process.wait(60.0) == 0
   code = (

@@ -29,7 +29,7 @@ def works(owner, key="works"):
 
 
 @pytest.mark.parametrize("secret", [b"another secret!!", b""])
-def test_who_has_another_secret_can_neither_read_nor_write(store, secret):
+def test_another_secret_can_neither_read_nor_write(store, secret):
   member, stranger = store.owner(), store.owner(secret=secret)
   assert works(member)
   for ask in (
@@ -57,7 +57,7 @@ def test_who_has_another_secret_can_neither_read_nor_write(store, secret):
     b"\xff" * 7,
   ],
 )
-def test_what_strangers_send_is_of_no_effect(store, junk):
+def test_messages_of_strangers_have_no_effect(store, junk):
   member = store.owner()
   host, _, port = store.address.rpartition(":")
   strangers = [
@@ -97,7 +97,7 @@ def test_a_flood_of_strangers_keeps_nobody_out(store):
       one.close()
 
 
-def test_a_member_that_floods_it_is_refused_and_others_are_not(store):
+def test_only_the_member_that_floods_the_store_is_refused(store):
   flood, leader = store.owner(), store.owner()
   answers = [
     flood.ask("put_if_absent", f"log/{key}", b"x") for key in range(30)
@@ -148,7 +148,7 @@ class _Rude:
     wire.REQUESTS.encode(interface.Delete(1, ("a",) * 200)),
   ],
 )
-def test_a_member_that_sends_no_request_is_told_and_left(store, payload):
+def test_a_member_that_sends_nonsense_is_disconnected(store, payload):
   member, rude = store.owner(), _Rude(store)
   rude.send(payload)
   told = rude.wait_for(transports.PeerLost)
@@ -159,7 +159,7 @@ def test_a_member_that_sends_no_request_is_told_and_left(store, payload):
   rude.transport.close()
 
 
-def test_nobody_waits_for_a_client_that_reads_nothing():
+def test_a_client_that_does_not_read_does_not_block_the_others():
   store = served.Served(
     limits=dataclasses.replace(served.PATIENT, max_queued=1 << 20)
   )

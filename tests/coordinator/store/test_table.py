@@ -20,7 +20,7 @@ def delete(values, *keys):
 DONE = interface.Done(7)
 
 
-def test_a_full_store_takes_no_more_but_gives_and_removes():
+def test_a_full_store_still_reads_and_deletes():
   values = table.Table(table.Quota(keys=8, nbytes=1000))
   for client in ("a", "b"):
     for key in range(4):
@@ -50,7 +50,7 @@ def test_one_client_fills_half_of_it_at_most():
   assert put(few, "flood", "b", b"again") == DONE
 
 
-def test_what_does_not_fit_changes_nothing():
+def test_a_value_that_does_not_fit_changes_nothing():
   values = table.Table(table.Quota(nbytes=100))
   put(values, "a", "log/0", b"x")
   refused = put(values, "a", "log/0", b"x" * 90)
@@ -60,6 +60,6 @@ def test_what_does_not_fit_changes_nothing():
   )
 
 
-def test_a_quota_of_nothing_is_refused():
+def test_a_quota_of_zero_is_refused():
   with pytest.raises(ValueError, match=r"Quota.keys must be at least 2, got 0"):
     table.Quota(keys=0)

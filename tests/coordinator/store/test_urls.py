@@ -1,7 +1,11 @@
 """Where a store is, as people write it."""
 
+import subprocess
+import sys
+
 import pytest
 
+from optax_dist.coordinator.extras.etcd.client import Etcd
 from optax_dist.coordinator.store import urls
 
 
@@ -9,7 +13,7 @@ def test_each_kind():
   assert urls.parse("in-process") == urls.InProcess()
   assert urls.parse("tcp://host:29300") == urls.Tcp("host:29300")
   assert urls.parse("tcp://[::1]:29300/") == urls.Tcp("[::1]:29300")
-  assert urls.parse("etcd://a,b:23790,[::1]") == urls.Etcd(
+  assert urls.parse("etcd://a,b:23790,[::1]") == Etcd(
     ("a:2379", "b:23790", "[::1]:2379")
   )
 
@@ -18,7 +22,7 @@ def test_login_and_certificates():
   place = urls.parse(
     "etcds://me:p%40ss@a,b?ca=/ca.pem&cert=me.pem&key=me.key&prefix=team"
   )
-  assert place == urls.Etcd(
+  assert place == Etcd(
     ("a:2379", "b:2379"),
     "me",
     "p@ss",
@@ -52,10 +56,22 @@ def test_login_and_certificates():
     ("etcds://a?cert=me.pem", "cert and key belong together"),
   ],
 )
-def test_what_is_wrong_is_named(url, why):
+def test_invalid_urls_are_refused(url, why):
   with pytest.raises(ValueError, match=r"A store is in-process, tcp") as error:
     urls.parse(url)
   assert why in str(error.value)
+
+
+def test_an_optional_store_is_loaded_when_it_is_named():
+  """The core does not know it."""
+  code = """
+import sys
+from optax_dist.coordinator.store import urls
+assert not [m for m in sys.modules if "extras" in m]
+urls.parse("etcds://a")
+assert "optax_dist.coordinator.extras.etcd" in sys.modules
+"""
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_no_password_is_shown():

@@ -41,9 +41,7 @@ def test_each_request_and_each_answer_of_a_table_is_here():
   + [(wire.REPLIES, wire.REQUESTS, m) for m in _REPLIES],
   ids=lambda x: type(x).__name__,
 )
-def test_the_largest_of_each_fits_and_is_not_taken_for_the_other_kind(
-  mine, theirs, message
-):
+def test_the_largest_requests_and_answers_fit(mine, theirs, message):
   raw = mine.encode(message)
   assert len(raw) <= transports.MAX_MESSAGE
   assert mine.decode(raw) == message

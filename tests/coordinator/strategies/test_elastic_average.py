@@ -9,7 +9,7 @@ import pytest
 from local_rounds import INNER, PERIOD, close, local_steps, rounds
 
 from optax_dist.coordinator import strategies
-from optax_dist.transforms.elastic_exchange import elastic_exchange
+from optax_dist.elastic_exchange import elastic_exchange
 
 RATE = 0.3
 OWN, CENTER = np.array([4.0, -1.0], np.float32), np.array([0.0, 1.0], "f4")
@@ -59,7 +59,7 @@ def test_a_synchronous_center_takes_each_pull_that_is_in_the_mean(members):
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
-def test_who_exchanges_with_whom_is_the_strategy_s_to_say(synchronous):
+def test_the_strategy_decides_who_exchanges(synchronous):
   """Asynchronous exchanges are one at a time, and never too late."""
   strategy = make(synchronous=synchronous)
   quorum = strategy.quorum
@@ -143,7 +143,7 @@ def test_a_synchronous_center_is_pulled_by_those_who_are_there():
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -0.1, True, np.nan])
-def test_a_rate_that_is_no_step_between_the_two_is_refused(rate):
+def test_a_moving_rate_out_of_range_is_refused(rate):
   with pytest.raises(ValueError, match="moving_rate"):
     strategies.elastic_average(moving_rate=rate)(INNER, strategies.Quorum(2, 2))
 

@@ -43,7 +43,7 @@ def test_it_takes_its_steps_and_then_has_something_to_send(steps):
   assert steps.params(_SHARED, local) is local.params
 
 
-def test_what_was_not_taken_is_sent_again_as_it_was(steps):
+def test_a_rejected_change_is_sent_again_unchanged(steps):
   """Another step would be one that the exchange's period doesn't have."""
   local = steps.local(_SHARED)
   for _ in range(2):
@@ -65,6 +65,6 @@ def test_steps_that_are_forgotten_leave_the_momentum(steps):
 
 
 @pytest.mark.parametrize("period", [0, -1, True, 2.5, "2"])
-def test_a_period_that_is_no_number_of_steps_is_refused(period):
+def test_an_invalid_period_is_refused(period):
   with pytest.raises(ValueError, match="communication_period"):
     _Steps(OPT, period)

@@ -89,12 +89,12 @@ def test_local_updates_that_come_too_late_begin_again():
 
 
 @pytest.mark.parametrize("period", [True, 0, 1.5])
-def test_a_period_that_is_no_number_of_steps_is_refused(period):
+def test_an_invalid_period_is_refused(period):
   make = strategies.local_updates(communication_period=period)
   with pytest.raises(ValueError, match="communication_period"):
     make(INNER, strategies.Quorum(2, 2))
 
 
-def test_one_replica_has_but_one_change_to_give():
+def test_a_replica_has_one_pending_change():
   with pytest.raises(ValueError, match="replicas_to_aggregate"):
     strategies.local_updates()(INNER, strategies.Quorum(4, 2))

@@ -1,5 +1,7 @@
 """Worlds of transports of each kind."""
 
+import time
+
 import pytest
 
 from tests.coordinator.transport import worlds
@@ -33,8 +35,8 @@ def new_world(certificate_folder):
   """Makes worlds, and closes them whatever happens."""
   made = []
 
-  def make(kind, folder=certificate_folder, limits=None):
-    made.append(worlds.World(kind, folder, limits))
+  def make(kind, folder=certificate_folder, limits=None, clock=time.monotonic):
+    made.append(worlds.World(kind, folder, limits, clock))
     return made[-1]
 
   yield make

@@ -6,7 +6,7 @@ import time
 
 # The longest time that a slow network makes up for: it carries nothing while the
 # process is stopped.
-_LONGEST = 0.05
+_LONGEST = 0.3
 
 
 class Proxy:
@@ -23,8 +23,9 @@ class Proxy:
     recorded: what those who connected have said.
   """
 
-  def __init__(self, port, host="127.0.0.1"):
+  def __init__(self, port, host="127.0.0.1", clock=time.monotonic):
     self._target = host, port
+    self._clock = clock
     self.rate = None
     self.held = self.swallows = False
     self.recorded = b""
@@ -32,11 +33,11 @@ class Proxy:
     self._listener = socket.create_server(("127.0.0.1", 0))
     self._listener.setblocking(False)
     self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-    self._carried = time.monotonic()
+    self._carried = clock()
 
   def carry(self):
     """Takes what is there, and passes on what there is room for."""
-    now = time.monotonic()
+    now = self._clock()
     most = 1 << 16
     if self.rate:
       most = int(self.rate * min(now - self._carried, _LONGEST))

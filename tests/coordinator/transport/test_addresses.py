@@ -34,7 +34,7 @@ from optax_dist.coordinator.transport import addresses
     "unix:" + "x" * 200,
   ],
 )
-def test_what_is_no_address_is_refused(text):
+def test_invalid_addresses_are_refused(text):
   with pytest.raises(ValueError, match="An address is host:port"):
     addresses.parse(text)
 
@@ -49,7 +49,7 @@ def test_addresses_can_be_written_and_read(text):
 @pytest.mark.parametrize(
   "text", ["", "x", "5-", "-5", "9-8", "65536", "1-70000"]
 )
-def test_what_are_no_ports_is_refused(text):
+def test_invalid_ports_are_refused(text):
   with pytest.raises(ValueError, match="Ports are"):
     addresses.parse_ports(text)
 
@@ -64,7 +64,7 @@ def _names(monkeypatch, ip):
   monkeypatch.setattr(socket, "getaddrinfo", look)
 
 
-def test_a_name_that_stands_for_loopback_listens_everywhere(monkeypatch):
+def test_a_host_name_at_loopback_listens_on_all_addresses(monkeypatch):
   _names(monkeypatch, "127.0.1.1")
   assert addresses.bound("this-host") == (socket.AF_INET, "0.0.0.0")
   assert addresses.bound("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
@@ -80,7 +80,7 @@ def test_an_unknown_host_is_named():
     addresses.bound("store..svc")
 
 
-def test_loopback_is_never_told_to_other_hosts(monkeypatch):
+def test_loopback_is_never_advertised_to_other_hosts(monkeypatch):
   assert addresses.advertised("10.1.2.3") == "10.1.2.3"
   monkeypatch.setattr(
     addresses,
@@ -102,7 +102,7 @@ def test_the_address_towards_a_host_is_looked_up():
   assert addresses._source(socket.AF_INET, "store..svc") is None
 
 
-def test_a_host_without_ipv6_has_no_address_of_ipv6(monkeypatch):
+def test_a_host_without_ipv6_advertises_no_ipv6_address(monkeypatch):
   def make(*_):
     raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
 
@@ -119,7 +119,7 @@ def _handed_out():
   return range(first, last + 1)
 
 
-def test_a_port_for_later_is_none_that_the_system_hands_out():
+def test_a_reserved_port_is_outside_of_the_ephemeral_range():
   found = addresses.free_ports(50)
   assert len(set(found)) == 50
   assert not set(found) & set(_handed_out())
@@ -141,7 +141,7 @@ addresses.free_ports()
 
 
 @pytest.mark.skipif(not addresses.has_unix(), reason="of Linux only")
-def test_a_port_for_later_is_given_once(monkeypatch):
+def test_a_reserved_port_is_returned_once(monkeypatch):
   (port,) = addresses.free_ports()
   words = f"Only 0 of 1 ports are free from {port} to {port}"
   another = subprocess.run(
@@ -160,7 +160,7 @@ def test_a_port_for_later_is_given_once(monkeypatch):
   assert len(addresses._kept) == addresses._KEPT
 
 
-def test_a_sandbox_without_names_of_sockets_has_ports_for_later(monkeypatch):
+def test_ports_are_reserved_without_abstract_sockets(monkeypatch):
   class Refusing(socket.socket):
     def bind(self, address):
       if self.family == socket.AF_UNIX:

@@ -184,7 +184,7 @@ def test_a_member_that_sends_nonsense_is_lost(socket_world, frame):
   socket_world.wait_for("a", interface.Message)
 
 
-def test_someone_in_between_can_change_nothing(new_world):
+def test_a_man_in_the_middle_can_change_nothing(new_world):
   # Only one connection leads through, whose handshake may take long.
   limits = dataclasses.replace(_QUICK, handshake=100)
   world = new_world("tcp", limits=limits)
@@ -281,7 +281,7 @@ def test_certificates_encrypt_every_byte(new_world):
   assert b"OxDt" not in proxy.recorded
 
 
-def test_a_process_without_descriptors_lives_on(new_world):
+def test_a_process_survives_running_out_of_descriptors(new_world):
   import resource
 
   world = new_world("tcp", limits=_QUICK)

@@ -78,7 +78,7 @@ def test_nothing_to_read_is_not_the_end(opened, passes_files):
   assert _read(one) == b""
 
 
-def test_what_is_read_fills_one_buffer_after_the_other(opened):
+def test_reads_fill_one_buffer_after_the_other(opened):
   one, other = opened()
   one.send([b"abc", b"defgh"])
   first, second = bytearray(5), bytearray(5)
@@ -148,7 +148,7 @@ def test_a_short_read_is_the_last_one_if_it_says_so(opened, kind, request):
   assert (rest is not None) == (kind == "tls")
 
 
-def test_what_each_side_of_tls_waits_for_is_said(opened, tls):
+def test_tls_reports_what_each_side_waits_for(opened, tls):
   """The event loop would wait for the wrong one, and so without end."""
   server, client = opened(tls)
   # A server can write nothing before it has read the other's first bytes.

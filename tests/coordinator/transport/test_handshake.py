@@ -39,7 +39,7 @@ def _talk(dialer, acceptor, size=10_000):
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_both_sides_come_to_the_same_keys(names, size):
+def test_both_sides_derive_the_same_keys(names, size):
   dialer, acceptor = _pair(*names)
   _talk(dialer, acceptor, size)
   assert dialer.done
@@ -81,7 +81,7 @@ def test_bytes_after_the_handshake_are_kept():
   assert acceptor.rest == b"the first frame"
 
 
-def test_the_last_connection_is_told():
+def test_the_last_connection_is_reported():
   dialer = handshake.Handshake(_KEY, "b", wanted="a", last=b"8 bytes!")
   acceptor = handshake.Handshake(_KEY, "a")
   _talk(dialer, acceptor)
@@ -110,7 +110,7 @@ def test_another_secret_or_another_run_is_refused(other, names):
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_what_was_recorded_is_of_no_use_again(names):
+def test_a_recorded_handshake_is_refused(names):
   dialer, acceptor = _pair(*names)
   said = [text for text in _talk(dialer, acceptor) if text]
   assert len(said) == (3 if names == "ab" else 4)
@@ -201,6 +201,6 @@ def test_keys_differ_by_secret_and_run():
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65])
-def test_names_that_can_not_be_are_refused(name):
+def test_invalid_names_are_refused(name):
   with pytest.raises(ValueError, match="1 to 64 bytes"):
     handshake.Handshake(_KEY, name)

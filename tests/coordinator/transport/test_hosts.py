@@ -82,6 +82,7 @@ def hosts():
       _run("ip", "netns", "del", space)
 
 
+@pytest.mark.nightly  # tests/coordinator/runs has a cut in a whole run.
 def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(hosts):
   spaces, links = hosts
   running = []

@@ -5,7 +5,7 @@ import threading
 from optax_dist.coordinator.transport import in_process, interface
 
 
-def test_a_killed_one_is_lost_without_a_goodbye():
+def test_a_killed_peer_is_lost_without_a_goodbye():
   hub = in_process.Hub()
   a = in_process.InProcessTransport("a", hub)
   b = in_process.InProcessTransport("b", hub)
@@ -19,7 +19,7 @@ def test_a_killed_one_is_lost_without_a_goodbye():
   a.close()
 
 
-def test_threads_that_each_own_one():
+def test_threads_own_a_transport_each():
   hub = in_process.Hub()
   count, names = 200, [f"t{i}" for i in range(4)]
   got = dict.fromkeys(names, 0)

@@ -4,6 +4,7 @@ import threading
 import time
 
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist.coordinator.transport import interface
@@ -29,7 +30,7 @@ def test_messages_come_once_and_in_order(world):
 
 
 @pytest.mark.parametrize("nbytes", [10, 3_000_000])
-def test_what_is_sent_to_all_comes_in_its_place(world, nbytes):
+def test_a_message_to_all_keeps_the_order(world, nbytes):
   a, _ = world.pair()
   world.add("c")
   world.connect("a", "c")
@@ -45,7 +46,7 @@ def test_what_is_sent_to_all_comes_in_its_place(world, nbytes):
   assert got("c") == [large, b"after", b"and last"]
 
 
-def test_both_sides_are_told_that_a_peer_is_up(world):
+def test_both_sides_get_a_peer_up_event(world):
   # At once, and not only with the first heartbeat.
   world._limits = interface.Limits(heartbeat=1000.0, silence=3000.0)
   a, b = world.add("a"), world.add("b")
@@ -57,7 +58,7 @@ def test_both_sides_are_told_that_a_peer_is_up(world):
   assert list(b.peers()) == ["a"]
 
 
-def test_what_is_sent_while_connecting_arrives(world):
+def test_messages_sent_while_connecting_arrive(world):
   a, b = world.add("a"), world.add("b")
   world.connect("a", "b")
   data = _array(3_000_000)
@@ -72,10 +73,12 @@ def test_what_is_sent_while_connecting_arrives(world):
   world.wait_for("a", interface.ArrayReceived)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 300_000, 5_000_001])
-@pytest.mark.parametrize("first", ["send", "expect"])
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("lent", [True, False])
+@pairwise.every_pair(
+  nbytes=[0, 1, 4096, 300_000, 5_000_001],
+  first=["send", "expect"],
+  given=[True, False],
+  lent=[True, False],
+)
 def test_arrays_arrive_whole(world, nbytes, first, given, lent):
   a, b = world.pair()
   data = _array(nbytes)
@@ -132,7 +135,7 @@ def test_the_front_of_an_array_goes_before_the_rest_is_there(world):
   assert len(world.events["a"]) == 1
 
 
-def test_lent_memory_is_not_given_out_before_it_is_released(world):
+def test_lent_memory_is_not_reused_before_it_is_released(world):
   if world.kind in ("tcp", "tls"):
     pytest.skip("no memory is shared")
   a, b = world.pair()
@@ -156,7 +159,7 @@ def test_lent_memory_is_not_given_out_before_it_is_released(world):
   assert not world.of("a", interface.ArraySent)
 
 
-def test_a_reader_is_told_if_the_lender_was_lost_meanwhile(world):
+def test_release_reports_that_the_lender_was_lost(world):
   if world.kind in ("tcp", "tls"):
     pytest.skip("no memory is shared")
   a, b = world.pair()
@@ -168,7 +171,7 @@ def test_a_reader_is_told_if_the_lender_was_lost_meanwhile(world):
   assert not b.release("a", 1)  # Without another poll.
 
 
-def test_what_is_copied_from_a_lost_lender_is_not_taken_for_whole(world):
+def test_a_copy_from_a_lost_lender_is_not_complete(world):
   if world.kind in ("tcp", "tls"):
     pytest.skip("no memory is shared")
   a, b = world.pair()
@@ -366,7 +369,7 @@ def test_two_that_connect_at_once_have_one_connection(world, seed):
     world.all[one].send(other, [b"from " + one.encode()])
   world.wait_for("a", interface.Message)
   world.wait_for("b", interface.Message)
-  world.run(0.3)
+  world.run(0.05)
   for name in "ab":
     assert [type(e).__name__ for e in world.events[name]] == [
       "PeerUp",
@@ -374,7 +377,7 @@ def test_two_that_connect_at_once_have_one_connection(world, seed):
     ]
 
 
-def test_a_peer_at_whose_address_another_one_answers_has_ended(world):
+def test_a_peer_has_ended_if_another_answers_at_its_address(world):
   a = world.add("a")
   world.add("b")
   a.connect("c", world.address("b"))
@@ -384,7 +387,7 @@ def test_a_peer_at_whose_address_another_one_answers_has_ended(world):
   assert not world.events["b"]
 
 
-def test_nobody_there_is_unreachable_within_the_limit(world):
+def test_an_absent_peer_is_unreachable_within_the_limit(world):
   limits = interface.Limits(connect=0.3)
   a = world.add("a", limits=limits)
   gone = world.add("gone")
@@ -400,7 +403,7 @@ def test_nobody_there_is_unreachable_within_the_limit(world):
   assert time.monotonic() - begun > 0.2
 
 
-def test_one_that_was_there_and_has_ended_is_unreachable_at_once(world):
+def test_an_ended_peer_is_unreachable_at_once(world):
   limits = interface.Limits(connect=60.0)
   a, b = world.add("a", limits=limits), world.add("b")
   address = world.address("b")
@@ -432,7 +435,7 @@ def test_polls_end_with_their_time_and_with_a_wake(world):
   assert time.monotonic() - begun > 0.04
 
 
-def test_what_can_not_be_is_refused_where_it_is_asked_for(world):
+def test_invalid_calls_are_refused(world):
   a, b = world.pair()
   with pytest.raises(ValueError, match="at most 4,194,304 bytes"):
     a.send("b", [bytes(5 << 20)])
@@ -454,6 +457,6 @@ def test_what_can_not_be_is_refused_where_it_is_asked_for(world):
 @pytest.mark.parametrize(
   ("field", "value"), [("silence", 0), ("max_queued", -1), ("heartbeat", 8)]
 )
-def test_limits_that_can_not_be_are_refused(field, value):
+def test_invalid_limits_are_refused(field, value):
   with pytest.raises(ValueError, match=field):
     interface.Limits(**{field: value})

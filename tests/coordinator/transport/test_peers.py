@@ -46,7 +46,7 @@ def _lent(owner, reader, transfer=1, poll=True):
   return memory
 
 
-def test_one_that_does_not_read_is_lost_and_the_others_hear(connect):
+def test_a_peer_that_does_not_read_is_lost_and_the_others_receive(connect):
   limits = interface.Limits(max_queued=1000)
   a, b, c = connect("a", "b", "c", limits=limits)
   a.expect("b", 1, 10)
@@ -67,7 +67,7 @@ def test_one_that_does_not_read_is_lost_and_the_others_hear(connect):
   assert not a.poll(0)
 
 
-def test_lent_memory_is_not_that_of_the_next_connection(connect):
+def test_lent_memory_ends_with_its_connection(connect):
   """Its owner may have reused it in between."""
   a, b = connect("a", "b")
   _lent(a, b)
@@ -84,7 +84,7 @@ def test_lent_memory_is_not_that_of_the_next_connection(connect):
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_memory_of_a_peer_that_was_left_is_not_shown(connect, reads):
+def test_memory_of_a_disconnected_peer_is_not_readable(connect, reads):
   """The array has come; whether or not that was polled before."""
   a, b = connect("a", "b")
   _lent(a, b, poll=reads)
@@ -94,7 +94,7 @@ def test_memory_of_a_peer_that_was_left_is_not_shown(connect, reads):
   assert b.release("a", 1) == (not reads)
 
 
-def test_events_of_others_stay_when_a_peer_is_left(connect):
+def test_disconnecting_keeps_the_events_of_other_peers(connect):
   a, b, c = connect("a", "b", "c")
   for peer in (a, b):
     _lent(peer, c, poll=False)
@@ -105,7 +105,7 @@ def test_events_of_others_stay_when_a_peer_is_left(connect):
   assert c.release("b", 1)
 
 
-def test_a_freed_buffer_is_dropped_by_all_who_have_seen_it(connect):
+def test_a_freed_buffer_is_unmapped_by_all_peers(connect):
   """Otherwise each keeps it mapped, and there is a limit to their number."""
   a, b, c = connect("a", "b", "c")
   memory = a.allocate(_SIZE)
@@ -147,7 +147,7 @@ def test_a_closed_transport_says_so(connect, call):
 
 
 @pytest.mark.parametrize("transfer", [-1, 2**63])
-def test_what_no_frame_can_number_is_refused_even_without_a_peer(
+def test_a_transfer_number_out_of_range_is_refused_without_a_peer(
   connect, transfer
 ):
   (a,) = connect("a")

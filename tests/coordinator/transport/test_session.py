@@ -94,7 +94,7 @@ def test_frames_may_be_cut_anywhere(signed, seed):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("seed", range(5))
-def test_peers_may_share_where_they_are_read_to(signed, seed):
+def test_peers_share_a_staging_buffer(signed, seed):
   rng = np.random.default_rng(seed)
   staging = memoryview(bytearray(session.STAGING))
   keys = (_KEYS, _KEYS[::-1]) if signed else (None, None)
@@ -220,7 +220,7 @@ def test_more_than_was_announced_is_refused():
     side.read(5 * frame(4, bytes(session.CHUNK)))
 
 
-def test_arrays_that_nobody_expects_are_bounded():
+def test_unexpected_arrays_are_bounded():
   def begin(transfer):
     body = (1 << 40).to_bytes(8, "little")
     head = len(body).to_bytes(4, "little") + bytes([3])
@@ -262,7 +262,7 @@ def test_progress_counts_bytes_and_idle_time(monkeypatch):
   assert after.idle == 2.0
 
 
-def test_a_large_message_is_written_as_it_is():
+def test_a_large_message_is_not_copied():
   one, other = _sides(signed=False)
   large = bytes(100_000)
   for payload in (b"before", large, b"after"):

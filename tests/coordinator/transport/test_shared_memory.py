@@ -21,7 +21,7 @@ def _files():
   return descriptors.of_files("memfd:")
 
 
-def test_what_is_written_is_seen_and_can_not_be_written_there():
+def test_peers_map_memory_read_only():
   pool = shared_memory.Pool()
   memory = pool.allocate(100_000)
   region = pool.find(memory)
@@ -52,7 +52,7 @@ def test_freed_buffers_are_given_out_again():
   assert not _files() - files
 
 
-def test_what_is_too_small_to_be_lent_takes_no_descriptor():
+def test_small_arrays_take_no_descriptor():
   files = _files()
   pool = shared_memory.Pool()
   small = pool.allocate(shared_memory.LEAST - 1)
@@ -61,7 +61,7 @@ def test_what_is_too_small_to_be_lent_takes_no_descriptor():
   pool.close()
 
 
-def test_a_process_without_descriptors_left_has_memory_of_its_own(monkeypatch):
+def test_memory_is_private_when_descriptors_run_out(monkeypatch):
   make, limits = os.memfd_create, resource.getrlimit(resource.RLIMIT_NOFILE)
 
   def make_the_last(*arguments):
@@ -116,7 +116,7 @@ def test_memory_that_could_shrink_is_not_mapped():
   pool.close()
 
 
-def test_buffers_begin_where_arrays_may():
+def test_buffers_are_aligned():
   pool = shared_memory.Pool()
   for nbytes in (0, 1, 4097):
     memory = pool.allocate(nbytes)
@@ -126,7 +126,7 @@ def test_buffers_begin_where_arrays_may():
   pool.close()
 
 
-def test_where_files_may_not_be_large_arrays_are_sent():
+def test_arrays_are_sent_where_files_are_limited():
   """`ulimit -f` limits files in memory, too."""
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))

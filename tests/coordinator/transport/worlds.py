@@ -48,11 +48,33 @@ def tcp_only(transport):
   return ",".join(way for way in ways if not way.startswith("unix:"))
 
 
-class World:
-  """Some transports of one kind, and all events that came out of each."""
+class VirtualClock:
+  """Seconds that pass as transports are polled, many in each real one."""
 
-  def __init__(self, kind, folder=None, limits=None):
+  #: Seconds of each turn of a world.
+  STEP = 0.25
+
+  def __init__(self):
+    self._seconds = 0.0
+
+  def __call__(self):
+    return self._seconds
+
+  def advance(self, seconds=STEP):
+    self._seconds += seconds
+
+
+class World:
+  """Some transports of one kind, and all events that came out of each.
+
+  Attributes:
+    kind: of all transports.
+    clock: the clock of sockets, and of this world; by default the real one.
+  """
+
+  def __init__(self, kind, folder=None, limits=None, clock=time.monotonic):
     self.kind = kind
+    self.clock = clock
     self._folder = folder
     self._limits = limits
     self._proxies = []
@@ -66,14 +88,14 @@ class World:
     if self.kind == "in process":
       made = in_process.InProcessTransport(name, self._hub, options["limits"])
     elif self.kind == "unix":
-      made = sockets.SocketTransport(name, **options)
+      made = sockets.SocketTransport(name, time_source=self.clock, **options)
     else:
       options.setdefault("secret", SECRET)
       options.setdefault("bind", "127.0.0.1")
       options.setdefault("ports", [0])
       if self.kind == "tls":
         options["certificates"] = certificates(self._folder)
-      made = sockets.SocketTransport(name, **options)
+      made = sockets.SocketTransport(name, time_source=self.clock, **options)
     self._made.append(made)
     self.all[name] = made
     self.events[name] = []
@@ -90,7 +112,7 @@ class World:
 
   def proxy(self, transport):
     """A network before the port of a transport, which this world drives."""
-    self._proxies.append(proxies.Proxy(transport.port))
+    self._proxies.append(proxies.Proxy(transport.port, clock=self.clock))
     return self._proxies[-1]
 
   def pair(self):
@@ -108,8 +130,8 @@ class World:
 
   def run(self, seconds):
     """Advances time, and delivers what is in flight, however short it is."""
-    until, turns = time.monotonic() + seconds, 0
-    while time.monotonic() < until or turns < 20:
+    until, turns = self.clock() + seconds, 0
+    while self.clock() < until or turns < 20:
       self._turn()
       turns += 1
 
@@ -129,6 +151,8 @@ class World:
     for name, transport in self.all.items():
       anything = transport.poll(0)
       self.events[name] += anything
+    if isinstance(self.clock, VirtualClock):
+      self.clock.advance()
     if not anything:
       time.sleep(0.0003)
 

@@ -1,7 +1,5 @@
 """Complex gradients: a step turns with the gradient, or there is no rule."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,30 +49,32 @@ FACTORIES = {
 _TURN = np.complex64(np.exp(0.7j))
 
 
-def _run(factory, gradients, sparse):
+def _run(factory, gradients):
+  """Returns a parameter with dense gradients, and one with sparse ones."""
   optimizer = factory(0.1)
-  params = jnp.zeros((4, 2), gradients[0].dtype)
+  zeros = jnp.zeros((4, 2), gradients[0].dtype)
+  params = {"dense": zeros, "sparse": zeros}
   state = optimizer.init(params)
   update = jax.jit(optimizer.update)
   for gradient in gradients:
-    if sparse:
-      gradient = IndexedSlices(gradient[:3], jnp.array([3, 0, 3]), (4, 2))
-    updates, state = update(gradient, state, params)
+    slices = IndexedSlices(gradient[:3], jnp.array([3, 0, 3]), (4, 2))
+    updates, state = update(
+      {"dense": gradient, "sparse": slices}, state, params
+    )
     params = apply_updates(params, updates)
-  return np.asarray(params)
+  return jax.tree.map(np.asarray, params)
 
 
 @jax.numpy_dtype_promotion("standard")  # optax's squares are real.
-@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("name", FACTORIES)
-def test_steps_turn_with_the_gradient(name, sparse):
+def test_steps_turn_with_the_gradient(name):
   rng = np.random.default_rng(0)
   real = rng.normal(size=(4, 4, 2)).astype(np.float32)
-  run = functools.partial(_run, FACTORIES[name], sparse=sparse)
-  want = run(real)
-  got = run((real * _TURN).astype(np.complex64))
-  assert np.abs(want).max() > 1e-4
-  np.testing.assert_allclose(got, want * _TURN, rtol=2e-4, atol=1e-6)
+  want = _run(FACTORIES[name], real)
+  got = _run(FACTORIES[name], (real * _TURN).astype(np.complex64))
+  for kind, turned in got.items():
+    assert np.abs(want[kind]).max() > 1e-4
+    np.testing.assert_allclose(turned, want[kind] * _TURN, rtol=2e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["adam", "custom_adam", "nadam", "keras_adam"])
@@ -98,7 +98,7 @@ def test_the_minimum_is_found(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_rule_refuses(name):
+def test_rules_without_complex_form_refuse_complex_parameters(name):
   optimizer = optimizers.by_name(name, 0.1)
   message = (
     rf"{name} has no rule for complex.*\['w'\] is complex64.*split_real_and"
@@ -157,7 +157,7 @@ def test_the_leaf_that_is_refused_is_named(tree, where):
     _any().update(tree, _any().init(None))
 
 
-def test_what_is_real_goes_through_with_its_arguments():
+def test_real_leaves_pass_with_their_arguments():
   def update(updates, state, params=None, *, scale, **extra_args):
     return jax.tree.map(lambda x: scale * x, updates), state
 

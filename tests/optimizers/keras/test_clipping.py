@@ -111,7 +111,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm"])
-def test_what_is_no_number_is_refused(name):
+def test_invalid_numbers_are_refused(name):
   for value, error in (
     ("0.1", TypeError),
     (True, TypeError),

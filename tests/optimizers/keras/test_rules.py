@@ -5,6 +5,7 @@ import functools
 import float64_runs
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import optimizers
@@ -126,12 +127,10 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize(
-  ("frozen", "rate"), [(False, "number"), (True, "schedule")]
-)
-@pytest.mark.parametrize("case", _CASES)
-def test_it_is_its_formula(case, frozen, rate):
+@pairwise.every_value(frozen=[False, True], case=list(_CASES))
+def test_it_is_its_formula(case, frozen):
   """With decay; where iterations are frozen, only a schedule goes on."""
+  rate = "schedule" if frozen else "number"
   name, arguments, rule, start, sparse = _CASES[case]
   decay = {} if name == "Nadam" else {"decay": _DECAY}
 
@@ -204,7 +203,7 @@ _ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("name", "argument"), _ARGUMENTS)
-def test_what_is_neither_a_number_nor_a_flag_is_refused(name, argument):
+def test_invalid_numbers_and_flags_are_refused(name, argument):
   if argument in _FLAGS:
     with pytest.raises(ValueError, match=f"`{argument}` must be True or False"):
       optimizers.keras(name, **{argument: "no"})

@@ -42,7 +42,6 @@ def test_no_order_of_events_violates_a_guarantee(name):
 PLANTED = (
   ("a step is committed before all are done", EXCHANGED + "a kill", "A1"),
   ("what rests on a decision is said", INLINE + "a kill", "A8"),
-  ("a proposal is taken for the commit", INLINE + "a kill", "A7"),
   ("is sent to the next leader again", INLINE + "a kill", "A7"),
   ("what might not have been", EXCHANGED + "a kill", "A8"),
 )

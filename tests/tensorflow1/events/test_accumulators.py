@@ -107,7 +107,7 @@ def test_a_timed_take_that_is_served_at_once_has_no_error():
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_take_of_nothing_is_refused_and_blocks_nobody(number):
+def test_taking_zero_tokens_is_refused(number):
   books, (done,) = tf.Accumulator().take("none", number)
   assert done.error.endswith(f"must be positive, but was {number}")
   assert books.pending == ()

@@ -102,7 +102,7 @@ def test_the_system_does_as_a_naive_model(
     assert tuple(system.observe()) == model.observe()
 
 
-def test_only_one_that_is_there_and_free_can_step():
+def test_only_a_live_idle_worker_can_step():
   system = tf.sync_replicas(2, num_tokens=0)
   with pytest.raises(ValueError, match="worker 'x' has not joined"):
     system.worker_step("x")
@@ -142,7 +142,7 @@ def test_a_permit_is_kept_for_a_later_step_and_used_once():
   assert system.observe().blocked == (0,)
 
 
-def test_a_leader_that_starts_anew_finds_what_was_left():
+def test_a_restarted_leader_finds_the_queue_and_accumulators():
   system = tf.sync_replicas(2, num_tokens=0)
   system, _ = system.close()
   for worker in (0, 1):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 
 import optax_dist
@@ -48,10 +49,10 @@ def _expected(tree, **kwargs):
 # --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
-@maps.every_map
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(
-  "groups", [None, GROUPS, [[2, 0, 3, 1]], [[0], [1], [2], [3]]]
+@pairwise.every_pair(
+  map_name=maps.NAMES,
+  reduction=["mean", "sum"],
+  groups=[None, GROUPS, [[2, 0, 3, 1]], [[0], [1], [2], [3]]],
 )
 def test_reduces_updates_that_differ_between_replicas(
   map_name, reduction, groups
@@ -80,9 +81,11 @@ def _loss(params, x):
   return jnp.sum(jnp.square(x @ params["w"] + params["b"]))
 
 
-@maps.every_map
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("local", [False, True], ids=["plain", "local_params"])
+@pairwise.every_pair(
+  map_name=maps.NAMES,
+  reduction=["mean", "sum"],
+  local={"plain": False, "local_params": True},
+)
 def test_gradient_of_replicated_parameters(map_name, reduction, local):
   """Trap 1: under check_vma the plain gradient is summed before it arrives."""
   rng = np.random.default_rng(1)
@@ -137,7 +140,7 @@ def test_mixed_dtypes_are_kept(map_name):
   chex.assert_trees_all_equal(got, jax.tree.map(lambda x: N * x, gradients))
 
 
-@maps.every_map
+@maps.both_kinds
 def test_empty_trees_pass(map_name):
   tx = optax_dist.cross_shard(maps.AXIS)
 
@@ -195,9 +198,9 @@ def _slices(reduce_ids):
   return ids, values, reduce_ids(dense)
 
 
-@maps.every_map
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("groups", [None, GROUPS])
+@pairwise.every_pair(
+  map_name=maps.NAMES, reduction=["mean", "sum"], groups=[None, GROUPS]
+)
 def test_sparse_updates_give_the_same_as_dense_ones(
   map_name, reduction, groups
 ):
@@ -259,7 +262,7 @@ def test_an_update_that_arrives_summed_is_not_communicated(map_name):
   assert jaxpr.count("psum") == 1, jaxpr  # The gradient's own.
 
 
-@maps.every_map
+@maps.both_kinds
 def test_steps_share_one_compilation(map_name):
   tx = optax_dist.cross_shard(maps.AXIS)
   traces = []

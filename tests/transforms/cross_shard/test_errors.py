@@ -86,7 +86,7 @@ def test_groups_need_a_single_axis():
     optax_dist.cross_shard(("a", "b"), axis_index_groups=[[0, 1]])
 
 
-@maps.every_map
+@maps.both_kinds
 def test_groups_must_fit_the_axis(map_name):
   tx = optax_dist.cross_shard(
     maps.AXIS, axis_index_groups=[[0, 1], [2, 3], [4, 5]]
@@ -97,7 +97,7 @@ def test_groups_must_fit_the_axis(map_name):
   assert f"range({N})" in message
 
 
-@maps.every_map
+@maps.both_kinds
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, jax.dtypes.float0])
 def test_integers_are_refused_by_name(map_name, dtype):
   tx = optax_dist.cross_shard(maps.AXIS)
@@ -111,7 +111,7 @@ def test_integers_are_refused_by_name(map_name, dtype):
   )
 
 
-@maps.every_map
+@maps.both_kinds
 def test_an_unbound_axis_lists_those_that_are_bound(map_name):
   tx = optax_dist.cross_shard(["batch", maps.AXIS])
   message = _raised_while_tracing(

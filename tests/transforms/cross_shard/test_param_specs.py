@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -58,12 +59,11 @@ def _run(
   return (jax.jit(run) if jit else run)(PARAMS, X)
 
 
-@every_check
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(
-  "param_specs",
-  [SPECS, {"w": P(AXIS), "b": None}, lambda updates: {**SPECS}],
+@pairwise.every_pair(
+  check_vma=[False, True],
+  own=[False, True],
+  reduction=["mean", "sum"],
+  param_specs=[SPECS, {"w": P(AXIS), "b": None}, lambda updates: {**SPECS}],
 )
 def test_a_shard_is_not_summed_again(check_vma, own, reduction, param_specs):
   tx = optax_dist.cross_shard(
@@ -75,10 +75,9 @@ def test_a_shard_is_not_summed_again(check_vma, own, reduction, param_specs):
     np.testing.assert_allclose(got[key], factor * mean, rtol=1e-5, atol=1e-6)
 
 
-@every_check
-@pytest.mark.parametrize(
-  "between",
-  [
+@pairwise.every_pair(
+  check_vma=[False, True],
+  between=[
     lambda g: g,
     lambda g: jax.tree.map(lambda x: 0.5 * x, g),
     lambda g: optax.clip(1.0).update(g, optax.EmptyState())[0],
@@ -89,8 +88,8 @@ def test_a_shard_is_not_summed_again(check_vma, own, reduction, param_specs):
     lambda g: jax.tree.map(lambda x: jnp.arctanh(jnp.tanh(x)), g),
     lambda g: jax.tree.map(lambda x: jnp.flip(jnp.sign(x) * x**2), g),
   ],
+  param_specs=[None, P(), {"w": P(), "b": P()}],
 )
-@pytest.mark.parametrize("param_specs", [None, P(), {"w": P(), "b": P()}])
 def test_a_shard_that_nobody_told_of_is_refused(
   check_vma, between, param_specs
 ):
@@ -101,19 +100,14 @@ def test_a_shard_that_nobody_told_of_is_refused(
   assert "'data'" in str(info.value)
 
 
-@every_check
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize(
-  ("first", "second", "factor"),
-  [
-    ("mean", "mean", 1),
-    ("sum", "mean", N),
-    ("mean", "sum", N),
-    ("sum", "sum", N * N),
-  ],
+@pairwise.every_pair(
+  check_vma=[False, True],
+  own=[False, True],
+  first=["mean", "sum"],
+  second=["mean", "sum"],
 )
 def test_a_second_one_takes_shards_for_reduced_as_it_does_the_others(
-  check_vma, own, first, second, factor
+  check_vma, own, first, second
 ):
   """It divided the shards once more, and left the rest alone."""
   chained = optax.chain(
@@ -123,9 +117,10 @@ def test_a_second_one_takes_shards_for_reduced_as_it_does_the_others(
     optax_dist.cross_shard(AXIS, reduction=second, param_specs=SPECS),
   )
   got = _run(chained, check_vma, own=own)
+  factor = 0.5 * N ** (first, second).count("sum")
   for key, mean in MEAN.items():
     np.testing.assert_allclose(
-      got[key], np.float32(0.5 * factor) * mean, rtol=1e-5, atol=1e-6
+      got[key], np.float32(factor) * mean, rtol=1e-5, atol=1e-6
     )
 
 

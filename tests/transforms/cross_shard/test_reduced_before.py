@@ -88,7 +88,7 @@ def test_the_same_numbers_in_every_map(map_name, how):
       )
 
 
-@maps.every_map
+@maps.both_kinds
 @pytest.mark.parametrize("accumulates", [False, True])
 @jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
 def test_inside_of_sync_replicas(map_name, accumulates):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 import scenario_recordings
 
@@ -36,8 +37,7 @@ def test_how_many_recordings_are_replayed():
   assert {e["op"] for e in CHECKS} >= NOT_REPLAYED.keys()
 
 
-@maps.every_map
-@pytest.mark.parametrize("id", sorted(RUNS))
+@pairwise.every_value(map_name=maps.NAMES, id=sorted(RUNS))
 def test_trajectories(id, map_name):
   config = RUNS[id]["config"]
   size = config["num_shards"]

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import normal, row, stack, take_step
 
-from optax_dist import (
-  state_specs,
-)
+from optax_dist.states import state_specs
 from optax_dist.states.center import center_params
 from optax_dist.transforms.elastic_average import elastic_average
 
@@ -89,8 +88,9 @@ def _loop(map_name, tx, state, params, all_gradients, size=N):
 # --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
-@maps.every_map
-@pytest.mark.parametrize("exchange", ["after_step", "same_point"])
+@pairwise.every_value(
+  map_name=maps.NAMES, exchange=["after_step", "same_point"]
+)
 def test_training_in_and_out_of_the_map(map_name, exchange):
   tx = elastic_average(
     optax.sgd(LR),
@@ -117,7 +117,7 @@ def test_training_in_and_out_of_the_map(map_name, exchange):
     assert int(state.ticks) == (i + 1) % 3
 
 
-@maps.every_map
+@maps.both_kinds
 def test_the_center_starts_from_the_first_replica(map_name):
   """Inside a map, replicas may start with different parameters."""
   tx = elastic_average(

@@ -59,7 +59,7 @@ def test_an_unknown_number_of_replicas():
     tx.init(jnp.zeros(2))
 
 
-@maps.every_map
+@maps.both_kinds
 def test_the_number_of_workers_must_be_that_of_replicas(map_name):
   tx = elastic_average(optax.sgd(0.1), maps.AXIS, num_replicas=3, rho=0.0)
   with pytest.raises(ValueError, match=r"`num_replicas` is 3, .* 4 replicas"):

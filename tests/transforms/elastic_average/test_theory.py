@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist import state_axes
+from optax_dist.states import state_axes
 from optax_dist.states.center import center_params
 from optax_dist.transforms.elastic_average import elastic_average
 

@@ -47,7 +47,7 @@ def test_local_and_shared_parameters(id):
     inner(), inner(), "i", communication_period=period, num_replicas=1
   )
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def step(state, params):
     updates, state = tx.update(grads, state, params)
@@ -77,7 +77,7 @@ def test_the_accumulated_gradient_and_its_step(id):
     inner(), "i", replicas_to_aggregate=period, total_num_replicas=1
   )
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def step(state, params):
     updates, state = tx.update(grads, state, params)

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import normal, row, stack, take_step
 
-from optax_dist import IndexedSlices, local_params, state_axes, state_specs
+from optax_dist import IndexedSlices, local_params
+from optax_dist.states import state_axes, state_specs
 from optax_dist.states.center import center_params, reset_to_center
 from optax_dist.transforms.local_updates import local_updates
 from optax_dist.transforms.schedules import SettablePeriod
@@ -73,8 +75,7 @@ def _inner(mu=0.5):
 # --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
-@maps.every_map
-@pytest.mark.parametrize("inner_state", ["local", "averaged"])
+@pairwise.every_value(map_name=maps.NAMES, inner_state=["local", "averaged"])
 def test_training_in_and_out_of_the_map(map_name, inner_state):
   # Rounds of 1, 1, 2 and 3 steps.
   period = lambda step: jnp.where(step < 2, 0, jnp.where(step < 4, 2, 3))
@@ -119,7 +120,7 @@ def test_training_in_and_out_of_the_map(map_name, inner_state):
   assert len(traces) <= 1 + (map_name == "pmap")
 
 
-@maps.every_map
+@maps.both_kinds
 def test_replicas_that_start_apart_join(map_name):
   tx = local_updates(
     optax.sgd(LR), optax.sgd(1.0), maps.AXIS, communication_period=2

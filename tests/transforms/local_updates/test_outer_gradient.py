@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
-import pytest
+import pairwise
 
 from optax_dist._internal.replica_params import Leaves, Replica, Replicas
-from optax_dist.transforms._outer_gradient import outer_gradient
+from optax_dist.transforms._outer_gradient import Round, outer_gradient
 
 N = 4
 
@@ -20,11 +20,10 @@ def _average(center, points, others=(), reject=True):
   leaves = Leaves(jax.tree.structure(center), [*range(len(center))])
   gradient = outer_gradient(None, reject)
   method = gradient.init(center)
-  return gradient.average(me, leaves, center, points, method, others)
+  return gradient.average(Round(me, leaves, center, points, method, others))
 
 
-@maps.every_map
-@pytest.mark.parametrize("reject", [True, False])
+@pairwise.every_value(map_name=maps.NAMES, reject=[True, False])
 def test_the_mean_is_of_the_replicas_that_are_finite(map_name, reject):
   rng = np.random.default_rng(0)
   # Two that share a message, one that is too large for it, and one of another dtype.
@@ -53,7 +52,7 @@ def test_the_mean_is_of_the_replicas_that_are_finite(map_name, reject):
   assert finite.tolist() == [i in kept for i in range(N)]
 
 
-@maps.every_map
+@maps.both_kinds
 def test_where_no_replica_is_finite_the_mean_is_zero(map_name):
   xs = [np.full((N, 3), np.inf, np.float32), np.ones((N, 2), np.float32)]
 
@@ -67,7 +66,7 @@ def test_where_no_replica_is_finite_the_mean_is_zero(map_name):
   assert not any(mean.any() for mean in means)
 
 
-@maps.every_map
+@maps.both_kinds
 def test_where_no_replica_is_finite_the_others_stay_its_own(map_name):
   xs = [np.full((N, 3), np.nan, np.float32)]
   own = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import PartitionSpec as P
 from own_params import normal, stack, take_step
 
-from optax_dist import state_axes, state_specs
+from optax_dist.states import state_axes, state_specs
 from optax_dist.states.center import center_params
 from optax_dist.transforms.local_updates import local_updates
 from optax_dist.transforms.streaming import streaming_traffic, streaming_updates
@@ -62,9 +63,9 @@ class Oracle:
         self.params[k] = mix * self.params[k] + (1 - mix) * self.center[k]
 
 
-@maps.every_map
-@pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (3, 0.5)])
-def test_training_in_and_out_of_the_map(map_name, delay, mix):
+@pairwise.every_value(map_name=maps.NAMES, delay=[0, 3])
+def test_training_in_and_out_of_the_map(map_name, delay):
+  mix = 0.5 if delay else 0.0
   tx = streaming_updates(
     optax.sgd(LR),
     optax.sgd(0.7, momentum=0.9, nesterov=True),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import PartitionSpec as P
 from own_params import normal, stack, take_step
@@ -90,15 +91,8 @@ def _expected(name, delay):
   return out
 
 
-_MAPS = [n for n in maps.NAMES if n != "plain_jit"]
-
-
-@pytest.mark.parametrize(
-  ("name", "map_name"),
-  [
-    *(("top_k", name) for name in _MAPS),
-    *((name, "shard_map_vma") for name in ("sign", "power_sgd")),
-  ],
+@pairwise.every_value(
+  name=["top_k", "sign", "power_sgd"], map_name=["shard_map_vma", "vmap"]
 )
 def test_each_fragment_is_sent_by_the_method(name, map_name):
   delay = 3 if name == "top_k" else 0
@@ -117,7 +111,7 @@ def test_each_fragment_is_sent_by_the_method(name, map_name):
       )
 
 
-@pytest.mark.parametrize("map_name", _MAPS)
+@maps.both_kinds
 @pytest.mark.parametrize("delay", [0, 2])
 def test_what_was_left_out_arrives_once(delay, map_name):
   """Also where replicas keep a part of it in their own parameters."""
@@ -184,7 +178,7 @@ def test_error_feedback_is_each_replicas_own():
   masked = optax.MaskedNode()
   assert shapes[0] == {"a": (6, 5), "b": masked, "c": (2,)}
   assert shapes[1] == {"a": masked, "b": (7,), "c": masked}
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
   own = jax.tree.leaves(
     specs.replica.value.residual, is_leaf=lambda x: isinstance(x, P)
   )
@@ -210,7 +204,7 @@ def test_a_replica_that_is_not_finite_moves_nothing():
     compression=compression.quantize(8),
   )
   state = tx.init(jnp.zeros(4))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   update = jax.vmap(
     tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
   )
@@ -232,6 +226,6 @@ def test_traffic_counts_what_the_method_makes():
   assert sent.tolist() == [2 * sizes[0], sizes[1]]
 
 
-def test_what_is_no_method_is_refused():
+def test_invalid_methods_are_refused():
   with pytest.raises(TypeError, match=r"must be a method .* got 3"):
     _tx(3)

@@ -67,7 +67,7 @@ def test_the_number_of_replicas_must_be_known():
   assert optax_dist.sync_report(state).accepted.shape == (N,)
 
 
-@maps.every_map
+@maps.both_kinds
 def test_the_number_of_replicas_must_agree_with_the_axis(map_name):
   tx = _make(total_num_replicas=N + 1)
   made_outside = tx.init(0.0)
@@ -152,7 +152,7 @@ def test_averages_need_the_parameters():
     maps.run("vmap", step, np.ones(N, np.float32), size=N)
 
 
-@maps.every_map
+@maps.both_kinds
 def test_integers_are_refused_by_name(map_name):
   tx = _make(total_num_replicas=N)
   step = lambda g: tx.update([g], tx.init([g]))[0]

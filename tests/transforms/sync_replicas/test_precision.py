@@ -86,7 +86,7 @@ def test_averages_of_bfloat16_parameters_get_there():
   )
   params = jnp.zeros(2, jnp.bfloat16)
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   one = jnp.ones((N, 2), jnp.bfloat16)
 
   # Parameters at 1 from the first step on: 1 - 0.999 ** steps of the way.

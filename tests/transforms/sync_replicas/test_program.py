@@ -66,7 +66,7 @@ def test_nothing_travels_while_gradients_add_up(all_arrive):
   assert _collectives(tx) == (0, 1)
 
 
-@maps.every_map
+@maps.both_kinds
 def test_steps_share_one_compilation(map_name):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=6, total_num_replicas=N

@@ -34,7 +34,7 @@ def _specs(state):
     sharded = x.ndim and x.shape[-1] == 4
     return P(*of_state, "model") if sharded else of_state
 
-  return jax.tree.map(spec, state, optax_dist.state_specs(state, "data"))
+  return jax.tree.map(spec, state, optax_dist.states.state_specs(state, "data"))
 
 
 def _step(tx, state, check_vma):
@@ -84,7 +84,7 @@ def test_model_axes_must_be_given_where_types_do_not_show_them(tx, size):
   )
   params = jnp.zeros(4)
   state = tx.init(params)
-  specs = optax_dist.state_specs(
+  specs = optax_dist.states.state_specs(
     state, "data", param_specs=P("model"), params=params
   )
   run = jax.shard_map(
@@ -134,7 +134,7 @@ def test_decisions_inside_other_replicas_stay_their_own():
     _tx(N), "model", num_replicas=2, communication_period=4
   )
   state = tx.init(jnp.zeros(3))
-  specs = optax_dist.state_specs(state, "model", inner_axes=("data",))
+  specs = optax_dist.states.state_specs(state, "model", inner_axes=("data",))
 
   def step(params, state, g):
     updates, state = tx.update(g[0, 0], state, params[0])
@@ -167,7 +167,7 @@ def test_a_second_axis_that_is_explicit(needed, check_vma):
   with jax.set_mesh(mesh):
     params = jax.device_put(jnp.zeros((3, 4)), P(None, "model"))
     state = tx.init(params)
-    specs = optax_dist.state_specs(state, "data")
+    specs = optax_dist.states.state_specs(state, "data")
     step = jax.jit(
       jax.shard_map(
         lambda state, params, g: tx.update(g[0], state, params),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
-import pytest
+import pairwise
 
 import optax_dist
 from optax_dist import optimizers
@@ -67,9 +67,9 @@ def _train(map_name, inner, gradient, needed, ids, targets, arrived):
   return jax.tree.map(np.asarray, carry[0]), optax_dist.sync_report(carry[1])
 
 
-@pytest.mark.parametrize("name", LAZY)
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
-@pytest.mark.parametrize("needed", [3, 2 * N - 1])
+@pairwise.every_pair(
+  map_name=["vmap", "shard_map_vma"], name=list(LAZY), needed=[3, 2 * N - 1]
+)
 def test_a_table_learns_as_from_dense_gradients(map_name, name, needed):
   rng = np.random.default_rng(0)
   # Rows repeat within a replica and between them; the last is never touched.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from sync_replicas_oracle import Oracle
 
@@ -145,8 +146,7 @@ def test_the_inner_state_of_large_parameters(map_name, monkeypatch):
   assert 0 < states[0].global_step < 8
 
 
-@maps.every_map
-@pytest.mark.parametrize("needed", [2, N + 1])
+@pairwise.every_value(map_name=maps.NAMES, needed=[2, N + 1])
 def test_bounded_staleness_and_weights(map_name, needed):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
@@ -192,9 +192,8 @@ def test_random_events(map_name, seed, needed, bound):
   _run(map_name, tx, 8, seed, bad=0.0, oracle=Oracle(N, needed, bound))
 
 
-@maps.every_map
+@pairwise.every_value(map_name=maps.NAMES, all_arrive=[False, True])
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
-@pytest.mark.parametrize("all_arrive", [False, True])
 def test_all_arrive_is_pmean_and_inner(map_name, all_arrive):
   inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
   tx = optax_dist.sync_replicas(
@@ -249,21 +248,23 @@ def test_works_with_every_learning_step_in_one_scan():
     np.testing.assert_allclose(got, np.tile(expected, (N, 1)), rtol=1e-5)
 
 
-def test_what_is_left_of_a_sum_means_nothing():
-  """Sums are cleared when they are next used: a NaN in one must not stay."""
+@pytest.mark.parametrize("needed", [2, 2 * N])
+def test_nothing_is_left_of_a_sum_after_its_step(needed):
+  """Emptied by selection: a NaN that was summed must not stay."""
   tx = optax_dist.sync_replicas(
-    optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=2, total_num_replicas=N
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    reject_nonfinite=False,
   )
   state = tx.init(0.0)
-  own = state.replica.value
-  own = own._replace(gradient_sum=np.full(N, np.nan, np.float32))
-  state = state._replace(replica=optax_dist.PerReplica(own))
-  step = lambda state, g, here: tx.update(g, state, arrived=here)
-  run = maps.stepper("vmap", step, state, N)
-  here = np.array([True, True, False, False])
-  for _ in range(2):
-    updates, state = run(state, np.array([1, 3, 9, 9], np.float32), here)
-    np.testing.assert_array_equal(updates, -2.0)
+  run = maps.stepper("vmap", lambda state, g: tx.update(g, state), state, N)
+  for value in (np.nan, 2.0):
+    for _ in range(-(-needed // N)):
+      updates, state = run(state, np.full(N, value, np.float32))
+    np.testing.assert_array_equal(updates, -value)
+    np.testing.assert_array_equal(state.replica.value.gradient_sum, 0)
 
 
 def test_dropped_values_never_enter_the_arithmetic():
@@ -294,7 +295,7 @@ def test_without_the_check_a_nan_spoils_the_mean_as_in_tensorflow():
   assert np.isnan(updates).all()
 
 
-@maps.every_map
+@maps.both_kinds
 def test_variable_averages(map_name):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
@@ -380,7 +381,7 @@ def test_a_tree_without_parameters_counts_steps(params, all_arrive):
     all_arrive=all_arrive,
   )
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   step = jax.jit(
     jax.vmap(
       lambda state: tx.update(params, state, params)[1],
@@ -405,7 +406,7 @@ def test_the_first_tick_changes_no_type():
     total_num_replicas=N,
   )
   state = tx.init(params)
-  batch = optax_dist.state_axes(state)
+  batch = optax_dist.states.state_axes(state)
   update = jax.vmap(
     lambda grads, state: tx.update(grads, state, params),
     axis_name=maps.AXIS,

@@ -22,7 +22,6 @@ from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Member,
   Part,
-  Record,
 )
 from optax_dist.coordinator.protocol.follower.session import Session
 from optax_dist.coordinator.protocol.inputs import (
@@ -92,7 +91,8 @@ class Applier:
     # The run's start state, until there is a step.
     self._origin: Start | None = None
     self._todo: collections.deque[Committed] = collections.deque()
-    self._ahead: Committed | AttemptId | None = None
+    # The attempt whose mean is applied to a speculative state.
+    self._ahead: AttemptId | None = None
     self._work: dict[AttemptId, _Work] = {}
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
@@ -241,17 +241,6 @@ class Applier:
       self._out.append(fx.LimitWait(attempt))
       self.tell(InProgress(attempt))
 
-  def abandon(self, attempt: AttemptId) -> None:
-    """Drops an attempt that was abandoned."""
-    work = self._work.get(attempt)
-    if work is not None and not work.committed:
-      self._drop(attempt)
-
-  def abandon_all(self) -> None:
-    """Drops all attempts that are not committed by now."""
-    for attempt in list(self._work):
-      self.abandon(attempt)
-
   def aggregated(self, done: Aggregated) -> None:
     """Handles a mean that is here."""
     work = self._work.get(done.attempt)
@@ -262,7 +251,7 @@ class Applier:
     if work.answers:
       self.tell(Done(done.attempt))
     if self.current and done.attempt.step == self.step:
-      self._apply(done.attempt, work.mean, False, len(work.parts))
+      self._apply(done.attempt, work)
     self.pump()
 
   def aggregate_failed(self, failed: AggregateFailed) -> None:
@@ -294,14 +283,6 @@ class Applier:
 
   # Commits.
 
-  def proposed(self, record: Record) -> None:
-    """Prepares for a record that is being put."""
-    for entry in record.entries:
-      if isinstance(entry, Committed):
-        if self.current and entry.inline and entry.attempt.step == self.step:
-          self._apply(entry, entry.mean, True, len(entry.parts))
-        return
-
   def committed(self, commit: Committed) -> None:
     """Queues a commit, to be applied in order."""
     work = self._work.get(commit.attempt)
@@ -332,8 +313,8 @@ class Applier:
       self._need(f"it is at step {self.step} of {step}")
       return False
     if commit.inline:
-      if self._ahead != commit:
-        self._apply(commit, commit.mean, True, len(commit.parts))
+      parts = len(commit.parts)
+      self._out.append(fx.Apply(self.step, commit.mean, True, parts))
       return True
     work = self._work.get(commit.attempt)
     if work is None or work.status == "failed":
@@ -342,18 +323,13 @@ class Applier:
     if work.status == "runs":
       return False
     if self._ahead != commit.attempt:
-      self._apply(commit.attempt, work.mean, False, len(work.parts))
+      self._apply(commit.attempt, work)
     return True
 
-  def _apply(
-    self,
-    key: Committed | AttemptId,
-    mean: Handle,
-    inline: bool,
-    parts: int,
-  ) -> None:
-    self._ahead = key
-    self._out.append(fx.Apply(self.step, mean, inline, parts))
+  def _apply(self, attempt: AttemptId, work: _Work) -> None:
+    self._ahead = attempt
+    parts = len(work.parts)
+    self._out.append(fx.Apply(self.step, work.mean, False, parts))
 
   def _discard(self) -> None:
     if self._ahead is not None:

@@ -59,6 +59,9 @@ from optax_dist.quorum.events import ordered
 # times `Deadlines.pace` without a rejoin, the next pause is the first again.
 _BACKOFF = 0.05
 _FORGOTTEN_AFTER = 10
+# Records that a new leader tells its members, who may not reach the store: they
+# may also lack those of a leader that was lost before it could tell them.
+_LATEST = 4
 
 
 class Follower:
@@ -67,8 +70,8 @@ class Follower:
   Attributes:
     view: the decisions of the log, as far as it was read.
     incarnation: incarnation of the membership; -1 for none.
-    elected: the position and record of a `Term` of this process, until a
-      `Leader` is created from it.
+    elected: the position of a `Term` of this process and the records up to it,
+      until a `Leader` is created from them.
     over: whether it has ended: failed, finished, left, aborted.
   """
 
@@ -78,11 +81,15 @@ class Follower:
     self._out: list[Effect] = []
     self.view = View()
     self.incarnation: Incarnation = -1
-    self.elected: tuple[int, Record] | None = None
+    self.elected: tuple[int, tuple[Record, ...]] | None = None
     self.over = False
     # Recent commits, without their means, for a journal that lacks them.
     self.recent: collections.deque[Committed] = collections.deque(
       maxlen=2 * config.block
+    )
+    # The latest records, for members that lack them when this replica leads.
+    self._latest: collections.deque[msg.Recorded] = collections.deque(
+      maxlen=_LATEST
     )
     self.session = Session()
     self.applier = Applier(config, self.session, self._out)
@@ -99,7 +106,6 @@ class Follower:
     self._calls = 0
     # The membership that is tied to the connection to the leader.
     self._promised: Incarnation = -1
-    self._proposed: tuple[int, Record] | None = None
     self._office = -1
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
     self._admission, self._admitted = 0, -1
@@ -376,7 +382,6 @@ class Follower:
       self._out.append(fx.Disconnect(peer, "no answer"))
     self._leader = self._called = ""
     self._called_at = self._call_at = math.inf
-    self._proposed = None
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.
@@ -471,16 +476,10 @@ class Follower:
 
   def _of_leader(self, message: msg.Message, now: float) -> None:
     match message:
-      case msg.Proposed(position, record):
-        self._proposed = (position, record)
-        if position == self._position:
-          self.applier.proposed(record)
       case msg.Attempt():
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.AskProgress(attempt):
         self.applier.report_progress(attempt)
-      case msg.Abandoned(attempt):
-        self.applier.abandon(attempt)
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._leased(lease)
         self._out += self.session.dropped(sequence, reason, whole)
@@ -534,26 +533,20 @@ class Follower:
   # The log.
 
   def _stream(
-    self, peer: Process, position: int, record: Record | None, now: float
+    self, peer: Process, position: int, record: Record, now: float
   ) -> None:
     """Handles a record in the log, from any replica."""
-    if record is not None and not record.entries:
+    if not record.entries:
       self._out.append(fx.Send(peer, msg.Rejected("a record of no entries")))
       return
     if position < self._position:
-      term = record.entries[0] if record is not None else None
+      term = record.entries[0]
       if isinstance(term, Term) and term.term == self.view.term:
         # It was called before it knew that it is the leader.
         self._call(term.leader, term.address, now)
       return
-    if record is None and self._proposed is not None:
-      proposed_at, record = self._proposed
-      if proposed_at != position:
-        record = None
-    if position > self._position >= 0 or record is None:
-      if peer == self._leader or (
-        record is not None and isinstance(record.entries[0], Term)
-      ):
+    if position > self._position >= 0:
+      if peer == self._leader or isinstance(record.entries[0], Term):
         # The records in between, or read by a new leader, must be read here
         # too.
         self._lose_leader(self._leader, now)
@@ -565,7 +558,9 @@ class Follower:
     if self.over or position != self._position or self.view.ended is not None:
       return
     self._position += 1
-    self._proposed = None
+    if self._latest and self._latest[-1].position != position - 1:
+      self._latest.clear()
+    self._latest.append(msg.Recorded(position, record))
     self._search.heard(now)
     self.view.apply(position, record)
     if self._complete and self.view.broken:
@@ -590,7 +585,7 @@ class Follower:
       return  # What was before it is unknown.
     match entry:
       case Term():
-        self._new_term(position, record, entry, now)
+        self._new_term(position, entry, now)
       case Joined(member):
         if member.process == self._config.process:
           later = record.entries[record.entries.index(entry) :]
@@ -650,10 +645,7 @@ class Follower:
     if mine is not None:
       self._leased(mine)
 
-  def _new_term(
-    self, position: int, record: Record, entry: Term, now: float
-  ) -> None:
-    self.applier.abandon_all()
+  def _new_term(self, position: int, entry: Term, now: float) -> None:
     mine = entry.leader == self._config.process
     if entry.fresh:
       self._complete = True
@@ -665,7 +657,10 @@ class Follower:
       self._begin_membership(entry.incarnation, self.view.step)
     if mine and self._office < entry.term:
       self._office = entry.term
-      self.elected = (position, record)
+      self.elected = (
+        position,
+        tuple(one.record for one in self._latest if one.record is not None),
+      )
     self._search.trust()
     if self._leader and self._leader != entry.leader:
       self._leader = ""

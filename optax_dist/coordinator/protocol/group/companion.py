@@ -39,6 +39,8 @@ class Companion:
     self._pause, self._patience = pause, patience
     self._requests = 0
     self._found_run = self._welcome = self._ended = False
+    # Whether all are to save, which process 0 can't be told yet.
+    self._saving = False
     self._retry_at = self._give_up_at = math.inf
     self._means: dict[AttemptId, ins.Handle] = {}
     self._state: tuple[int, ins.Handle] = (-1, None)
@@ -117,6 +119,9 @@ class Companion:
       case ins.SnapshotFetched(transfer, step, state):
         self._state = (transfer, state)
         return self._report(orders.SnapshotHere(transfer, step))
+      case ins.SaveWanted() if not self._welcome:
+        self._saving = True
+        return []
       case (
         ins.AggregateFailed()
         | ins.SnapshotFailed()
@@ -146,7 +151,7 @@ class Companion:
     match order:
       case orders.Welcomed():
         self._welcome = True
-        return []
+        return self._report(ins.SaveWanted()) if self._saving else []
       case orders.ApplyMean(step, attempt, parts):
         return [fx.Apply(step, self._means[attempt], False, parts)]
       case orders.RestoreState(step, transfer):

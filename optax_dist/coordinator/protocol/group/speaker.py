@@ -12,34 +12,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Process
 from optax_dist.coordinator.protocol.group import orders
-
-
-class Core(Protocol):
-  """The core of a single process: `protocol.node.Node`."""
-
-  def step(self, input_: ins.Input, now: float) -> Sequence[fx.Effect]:
-    """Processes an input; returns the effects."""
-    ...
-
-  def deadline(self) -> float:
-    """When to give it `TimePassed`."""
-    ...
-
-  def missing(self, now: float) -> str:
-    """What it is waiting for, for an error message."""
-    ...
-
-  @property
-  def stalled(self) -> bool:
-    """Whether other replicas wait, as far as this one knows."""
-    ...
+from optax_dist.coordinator.protocol.node import Node
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,7 +49,7 @@ class Speaker:
 
   def __init__(
     self,
-    core: Core,
+    core: Node,
     companions: Sequence[Process],
     *,
     patience: float,

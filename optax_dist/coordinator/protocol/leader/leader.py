@@ -91,7 +91,7 @@ class Leader:
     config: Config,
     view: View,
     position: int,
-    record: Record,
+    records: Sequence[Record],
     recent: Iterable[Committed],
     count: Count,
   ):
@@ -101,7 +101,7 @@ class Leader:
       config: configuration of its process.
       view: the decisions in the log, the `Term` included.
       position: position of the `Term`.
-      record: record of the `Term`.
+      records: the latest records, that of the `Term` as the last one.
       recent: recent commits, for the journal.
       count: numbers requests to the store.
     """
@@ -113,7 +113,8 @@ class Leader:
     self._now, self._due = 0.0, math.inf
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
-    self._publisher = Publisher(position, record, config.block)
+    self._publisher = Publisher(position, records[-1], config.block)
+    self._read = tuple(enumerate(records, position + 1 - len(records)))
     self._recent = tuple(recent)
     self._roster = Roster()
     self._next_incarnation = view.next_incarnation
@@ -186,7 +187,9 @@ class Leader:
       self._quorum, _ = quorum.step(self._quorum, join)
       if member.process != config.process:
         self._out.append(fx.Connect(member.process, member.address))
-      self._send(member.process, recorded)
+      # It may lack the record before, too, and not reach the store.
+      for at, record in self._read:
+        self._send(member.process, msg.Recorded(at, record))
     self._quorum = self._quorum._replace(step=view.step)
     self._members_changed()
     return self._finish_step()
@@ -354,7 +357,10 @@ class Leader:
         process = members[entry.incarnation].process
         gone.append(process)
         left = left or (entry.left and process == self._config.process)
+    before = self._view.step
     self._view.apply(done.position, done.record)
+    if self._ending is not None and self._view.step > before:
+      self._ending = self._now
     self._out += self._publisher.append(done.position, done.record)
     self._out += done.effects
     for peer in gone:
@@ -370,13 +376,8 @@ class Leader:
 
   def _flush(self) -> None:
     put = self._log.flush(self._now)
-    if put is None:
-      return
-    self._out.append(put)
-    record = self._log.record
-    assert record is not None
-    position, leader = self._log.position, self._config.process
-    self._out += self._publisher.propose(position, record, leader)
+    if put is not None:
+      self._out.append(put)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Starts to send the log to a process."""
@@ -1046,11 +1047,7 @@ class Leader:
     if attempt is None:
       return
     self._void = {p.replica: p.incarnation for p in attempt.message.parts}
-    message = attempt.message
-    if attempt.optimistic is None:
-      for incarnation in (*self._void.values(), *message.readers):
-        if incarnation in self._roster:
-          self._say(self._roster[incarnation], msg.Abandoned(message.attempt))
+    # Its members drop it when they begin the next one at this step.
     self._note(
       notes.AttemptAbandoned(
         abandon.step,
@@ -1137,8 +1134,10 @@ class Leader:
   def _begin_to_end(self) -> None:
     """Commits nothing more; the end waits for replicas that are behind."""
     if self._ending is None:
-      self._ending, self._waiting_since = self._now, None
-      self._attempt = None
+      # Those that are behind learn of the last step once it is in the log.
+      waits = self._view.step < self._quorum.step
+      self._ending = math.inf if waits else self._now
+      self._waiting_since, self._attempt = None, None
 
   def _end(self) -> None:
     """Ends the run once all have the final state, or after a while."""

@@ -6,15 +6,10 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
-  Committed,
   Process,
   Record,
 )
 from optax_dist.coordinator.protocol.membership import View
-
-# With more followers, sending a record twice takes longer than the put during
-# which they would prepare for it.
-_MAX_PROPOSED = 8
 
 
 class Publisher:
@@ -37,8 +32,6 @@ class Publisher:
     self.followers: dict[Process, str] = {}
     self._records = [record]
     self._most = 2 * block
-    # The processes that got the record being put.
-    self._proposed_to: set[Process] = set()
 
   @property
   def oldest(self) -> msg.Recorded:
@@ -62,7 +55,6 @@ class Publisher:
       end: the position of the next record.
       view: the decisions of the log up to there.
     """
-    self._proposed_to.discard(peer)
     position, call = hello.position, hello.call
     messages: list[msg.Message]
     if self.first <= position <= end:
@@ -77,19 +69,6 @@ class Publisher:
   def drop(self, peer: Process) -> None:
     """Stops sending to a process."""
     self.followers.pop(peer, None)
-    self._proposed_to.discard(peer)
-
-  def propose(
-    self, position: int, record: Record, leader: Process
-  ) -> list[Effect]:
-    """Sends a record being put to followers that can prepare for it."""
-    if not any(isinstance(e, Committed) and e.inline for e in record.entries):
-      return []
-    # Only a record with a mean can be prepared for.
-    few = len(self.followers) <= _MAX_PROPOSED
-    to = [peer for peer in self.followers if few or peer == leader]
-    self._proposed_to = set(to)
-    return _to_all(to, msg.Proposed(position, record))
 
   def append(self, position: int, record: Record) -> list[Effect]:
     """Sends a record that is in the log to all followers."""
@@ -97,19 +76,10 @@ class Publisher:
     if len(self._records) > self._most:
       del self._records[0]
       self.first += 1
-    # One message object for all, so that it is encoded once.
-    brief = msg.Recorded(position, None)
-    whole = msg.Recorded(position, record)
-    prepared, self._proposed_to = self._proposed_to, set()
-    return [
-      *_to_all([p for p in self.followers if p in prepared], brief),
-      *_to_all([p for p in self.followers if p not in prepared], whole),
-    ]
+    return self.to_all(msg.Recorded(position, record))
 
   def to_all(self, message: msg.Message) -> list[Effect]:
     """Sends a message to all followers."""
-    return _to_all(list(self.followers), message)
-
-
-def _to_all(peers: list[Process], message: msg.Message) -> list[Effect]:
-  return [fx.SendAll(tuple(peers), message)] if peers else []
+    # One message object for all, so that it is encoded once.
+    peers = tuple(self.followers)
+    return [fx.SendAll(peers, message)] if peers else []

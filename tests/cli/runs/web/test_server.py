@@ -279,6 +279,7 @@ def test_pages_that_ask_at_once_get_the_same_run(tmp_path):
     page.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_browser_shows_it(page, tmp_path):
   done = subprocess.run(

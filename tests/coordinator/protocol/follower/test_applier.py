@@ -11,7 +11,6 @@ from optax_dist.coordinator.protocol.entries import (
   Committed,
   Member,
   Part,
-  Record,
 )
 from optax_dist.coordinator.protocol.follower.applier import Applier
 from optax_dist.coordinator.protocol.follower.session import Session
@@ -55,24 +54,6 @@ def attempt(step=0, number=1, readers=(), witness=None, parts=(0, 1)):
 
 def submit(driven):
   driven.session.submit(ins.Submitted(0, -1, 1, 0, 1, True, b"", "g"))
-
-
-def test_a_proposal_is_computed_and_shown_once_it_is_decided():
-  driven = Driven()
-  commit = committed(0)
-  driven.applier.proposed(Record(0, (commit,)))
-  assert driven.did() == [fx.Apply(0, b"m", True, 1)]
-  driven.applier.committed(commit)
-  assert driven.did() == [fx.Publish(1, False)]
-
-
-def test_what_was_decided_counts_and_not_what_was_proposed():
-  driven = Driven()
-  driven.applier.proposed(Record(0, (committed(0),)))
-  driven.applier.committed(committed(0, b"other"))
-  *_, apply, publish = driven.did()
-  assert apply == fx.Apply(0, b"other", True, 1)
-  assert publish == fx.Publish(1, False)
 
 
 def test_a_member_reports_before_it_applies():

@@ -322,10 +322,9 @@ def test_records_out_of_order_are_read_from_the_store_in_order():
   assert driven.steps() == [1, 2]
 
 
-@pytest.mark.parametrize("record", [None, Record(0, (commit(1),))])
-def test_a_gap_in_what_others_tell_costs_no_leader(record):
+def test_a_gap_in_what_others_tell_costs_no_leader():
   driven = Driven().join()
-  driven.hear(msg.Recorded(4, record), "p2")
+  driven.hear(msg.Recorded(4, Record(0, (commit(1),))), "p2")
   assert driven.did == []
   driven.submit(0)
   assert driven.sent(msg.Arrive, "p0")
@@ -340,34 +339,13 @@ def test_what_a_new_leader_has_read_is_read_before_it_is_called():
   assert (hello.position, hello.step) == (5, 1)
 
 
-def test_a_proposal_is_shown_once_it_is_recorded():
-  driven = Driven().join()
-  driven.hear(msg.Proposed(3, Record(0, (commit(0),))))
-  assert driven.done(fx.Apply)
-  assert driven.steps() == []
-  driven.hear(msg.Recorded(3, None))
-  assert driven.steps() == [1]
-
-
-@pytest.mark.parametrize("proposed", [None, 2, 4])
-def test_a_record_without_its_proposal_is_read_from_the_store(proposed):
-  driven = Driven().join()
-  driven.put(commit(0, mean=b"decided"))
-  if proposed is not None:
-    other = Record(0, (commit(0, mean=b"proposed"),))
-    driven.hear(msg.Proposed(proposed, other))
-  driven.hear(msg.Recorded(3, None))
-  assert driven.steps() == [1]
-  assert [e.mean for e in driven.done(fx.Apply)] == [b"decided"]
-
-
 def test_a_deposed_leader_s_word_counts_no_more():
   driven = Driven().join()
   driven.submit(0)
   driven.record(term(1), number=1, peer="p2")
   driven.hear(msg.Dropped(0, "stale", 3))
-  driven.hear(msg.Proposed(4, Record(0, (commit(0, 0),))))
-  assert driven.done(fx.Resolved) == driven.done(fx.Apply) == []
+  driven.hear(msg.Asked(0, 3))
+  assert driven.done(fx.Resolved) == driven.done(fx.Taken) == []
   # The new one is sent what has no outcome, and decides.
   driven.welcome("p2", view=False)
   (arrive,) = driven.sent(msg.Arrive, "p2")
@@ -691,7 +669,7 @@ def test_a_replica_that_is_nearer_to_the_store_takes_over():
   (claim,) = put.value.entries
   assert (claim.term, claim.leader, claim.fresh) == (1, "p1", False)
   assert driven.follower.elected is not None
-  assert driven.follower.elected[1] == put.value
+  assert driven.follower.elected[1][-1] == put.value
 
 
 def test_a_leader_that_puts_another_record_first_stays_leader():

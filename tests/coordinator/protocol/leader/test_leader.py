@@ -40,7 +40,7 @@ class Driven:
     record = Record(position, (term,))
     view.apply(position, record)
     count = itertools.count(1).__next__
-    self.leader = Leader(self.config, view, position, record, (), count)
+    self.leader = Leader(self.config, view, position, (record,), (), count)
     self.sent: list[tuple[str, msg.Message]] = []
     self.log: list[object] = []
     self.did: list[fx.Effect] = []
@@ -147,7 +147,7 @@ def test_it_admits_who_agrees_and_refuses_the_others_by_name():
   assert (welcome.call, welcome.incarnation) == (1, 1)
 
 
-def test_inline_gradients_are_proposed_and_told_when_they_stand():
+def test_followers_get_an_inline_mean_once_it_is_in_the_log():
   driven = inline()
   driven.holds = []
   driven.arrive("p0", payload=b"a")
@@ -155,13 +155,11 @@ def test_inline_gradients_are_proposed_and_told_when_they_stand():
   (put,) = driven.holds
   (commit,) = put.value.entries
   assert (commit.inline, commit.mean) == (True, b"mean")
-  (proposed,) = driven.sent_to("p1", msg.Proposed)
-  assert proposed.record is put.value
-  told = len(driven.sent_to("p1", msg.Recorded))
+  before = len(driven.sent_to("p1", msg.Recorded))
   driven.give(ins.PutAnswered(put.request, "done"))
-  *_, recorded = driven.sent_to("p1", msg.Recorded)
-  assert len(driven.sent_to("p1", msg.Recorded)) == told + 1
-  assert recorded == msg.Recorded(proposed.position, None)
+  recorded = driven.sent_to("p1", msg.Recorded)
+  assert len(recorded) == before + 1
+  assert recorded[-1].record is put.value
 
 
 def test_what_all_are_told_is_one_message_that_is_encoded_once():
@@ -170,28 +168,8 @@ def test_what_all_are_told_is_one_message_that_is_encoded_once():
   driven.sent.clear()
   for peer in ("p0", "p1", "p2"):
     driven.arrive(peer, payload=b"x")
-  for kind in (msg.Proposed, msg.Recorded):
-    told = [driven.sent_to(peer, kind)[-1] for peer in ("p1", "p2")]
-    assert told[0] is told[1]
-
-
-def test_many_followers_get_a_record_once_and_whole():
-  number = 12
-  driven = Driven(
-    inline_bytes=1, total_num_replicas=number, replicas_to_aggregate=number
-  )
-  peers = [f"p{i}" for i in range(1, number)]
-  for replica, peer in enumerate(peers, 1):
-    driven.hello(peer, replica=replica)
-  driven.sent.clear()
-  for peer in ("p0", *peers):
-    driven.arrive(peer, payload=b"x")
-  assert driven.sent_to("p0", msg.Proposed)
-  for peer in peers:
-    assert not driven.sent_to(peer, msg.Proposed)
-    (recorded,) = driven.sent_to(peer, msg.Recorded)
-    assert recorded.record is not None
-    assert isinstance(recorded.record.entries[0], Committed)
+  told = [driven.sent_to(peer, msg.Recorded)[-1] for peer in ("p1", "p2")]
+  assert told[0] is told[1]
 
 
 def test_nothing_is_said_that_rests_on_what_does_not_stand_yet():
@@ -351,7 +329,7 @@ def test_two_processes_of_one_id_wait_for_one_of_them_to_be_lost():
     msg.Arrive(0, 0, 1, 1, True, 0, None, b"too long", "", None),
     msg.Arrive(0, 0, 1, 2, True, 0, None, b"x", "", None),
     msg.Welcome(1, 0, None, -1),
-    msg.Recorded(3, None),
+    msg.Recorded(3, Record(0, ())),
     msg.Done(AttemptId(9, 9, 9, 9)),
     msg.Failed(AttemptId(0, 0, 0, 0), 99, "?"),
     msg.Applied(10**9),

@@ -18,9 +18,9 @@ def record(number):
   return Record(1, (Removed(number, True, "left"),))
 
 
-def commit(inline=True):
+def commit():
   attempt = AttemptId(1, 0, 0, 0)
-  entry = Committed(attempt, (), (), inline, b"mean", False, (), ())
+  entry = Committed(attempt, (), (), True, b"mean", False, (), ())
   return Record(1, (entry,))
 
 
@@ -65,44 +65,14 @@ def test_old_records_are_forgotten():
   assert made.oldest == msg.Recorded(12, record(12))
 
 
-def test_who_was_sent_a_record_ahead_of_the_log_is_told_its_position_alone():
+def test_a_record_is_sent_to_all_as_one_message():
   made = publisher(followers=("p1", "p2"))
-  proposed = made.propose(11, commit(), "p1")
-  assert proposed == [fx.SendAll(("p1", "p2"), msg.Proposed(11, commit()))]
-  follow(made, "p3", 11, 11)
   assert made.append(11, commit()) == [
-    fx.SendAll(("p1", "p2"), msg.Recorded(11, None)),
-    fx.SendAll(("p3",), msg.Recorded(11, commit())),
+    fx.SendAll(("p1", "p2"), msg.Recorded(11, commit()))
   ]
-  assert made.append(12, record(12)) == [
-    fx.SendAll(("p1", "p2", "p3"), msg.Recorded(12, record(12)))
-  ]
-
-
-def test_who_connects_again_has_nothing_that_was_sent_ahead():
-  made = publisher(followers=("p1",))
-  made.propose(11, commit(), "p1")
-  follow(made, "p1", 11, 11)
-  assert made.append(11, commit()) == [
-    fx.SendAll(("p1",), msg.Recorded(11, commit()))
-  ]
-
-
-@pytest.mark.parametrize("some", [record(11), commit(inline=False)])
-def test_a_record_without_a_mean_is_sent_once(some):
-  made = publisher(followers=("p1",))
-  assert made.propose(11, some, "p1") == []
-
-
-def test_many_followers_are_sent_a_record_once_but_for_the_leader():
-  processes = tuple(f"p{i}" for i in range(9))
-  made = publisher(followers=processes)
-  (proposed,) = made.propose(11, commit(), "p4")
-  assert proposed.peers == ("p4",)
 
 
 def test_nobody_is_sent_anything_once_dropped():
   made = publisher(followers=("p1",))
-  made.propose(11, commit(), "p1")
   made.drop("p1")
   assert made.append(11, commit()) == made.to_all(msg.NotLeader("")) == []

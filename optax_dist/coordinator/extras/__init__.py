@@ -1,0 +1,1 @@
+"""Optional parts of the coordinator: each imports the core, which knows none."""

@@ -1,0 +1,1 @@
+"""Decoupled DiLoCo, learners that never wait for each other: see `strategy`."""

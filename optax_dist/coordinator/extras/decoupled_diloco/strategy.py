@@ -1,0 +1,551 @@
+"""Decoupled DiLoCo: learners on their own clocks merge a fragment at a time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_dist import decoupled_diloco as dd
+from optax_dist.coordinator.extras.decoupled_diloco.learner import Learner
+from optax_dist.coordinator.strategies import strategy
+
+# After missing this many rounds in a row, a learner doesn't wait to be called.
+_MISSED = 2
+
+
+class FragmentsState(NamedTuple):
+  """The optimizer's part of the state that all learners share.
+
+  Attributes:
+    round: merges so far, int32; modulo the number of fragments, it is the
+      fragment of the next round.
+    outer: the outer optimizer's state of each fragment.
+  """
+
+  round: jax.Array
+  outer: tuple[Any, ...]
+
+
+class LearnerState(NamedTuple):
+  """The local state of a learner.
+
+  Attributes:
+    params: its own parameters.
+    opt_state: state of its own optimizer.
+    round: the last merge of the shared state that it has seen.
+    taken: the version of each fragment that it last merged.
+    steps: its own steps since then, for each fragment.
+    tokens: its tokens since then, for each fragment.
+    local_step: how many steps it has taken.
+    gave: the step at which it last contributed.
+    ready: the step from which it may begin the open round.
+    missed: rounds merged without it, since the last one with it.
+  """
+
+  params: Any
+  opt_state: Any
+  round: int
+  taken: tuple[int, ...]
+  steps: tuple[int, ...]
+  tokens: tuple[int, ...]
+  local_step: int
+  gave: int
+  ready: int
+  missed: int
+
+
+class Given(NamedTuple):
+  """A contribution to the open round.
+
+  Attributes:
+    payload: what is exchanged, with the structure of `exchanged`.
+    tokens: tokens since the version it started from.
+    steps: the learner's own steps since then.
+    late: rounds of the fragment since then.
+    begins: whether it begins the round.
+  """
+
+  payload: tuple[jax.Array, ...]
+  tokens: int
+  steps: int
+  late: int
+  begins: bool
+
+
+class DecoupledDiloco:
+  """Learners on their own clocks, which merge a fragment at a time.
+
+  Fragments take turns: the open round, a step of the coordinator, is for one of
+  them. So a learner has at most one contribution in flight.
+
+  Source: Douillard et al. 2026, Decoupled DiLoCo; the mixing and the order of
+    fragments are those of Douillard et al. 2025, Streaming DiLoCo.
+
+  Attributes:
+    rules: the rules' configuration.
+    size: size of the largest fragment, in numbers; known after `shared`.
+  """
+
+  name = "decoupled_diloco"
+  replica_class = Learner
+  sums = alone = False
+  differences = True
+  # Each of its own steps is merged a fragment at a time.
+  period = None
+
+  def __init__(
+    self,
+    inner: optax.GradientTransformation,
+    quorum: strategy.Quorum,
+    rules: dd.Config,
+    *,
+    outer_optimizer: optax.GradientTransformation | None = None,
+    alpha: float = 0.25,
+    merge: Literal["radial", "mean"] = "radial",
+  ):
+    """Creates the strategy; `decoupled_diloco` documents the arguments."""
+    n, k = quorum.total_num_replicas, quorum.replicas_to_aggregate
+    if k > n:
+      raise ValueError(
+        "decoupled DiLoCo needs replicas_to_aggregate, its quorum, to be at"
+        f" most total_num_replicas={n}, got {k}: a learner has one contribution"
+        " to give."
+      )
+    if quorum.max_staleness or quorum.weight is not None:
+      raise ValueError(
+        "decoupled DiLoCo has options of its own for what is late: late= and"
+        f" max_staleness= of the strategy; got {quorum!r}."
+      )
+    if not 0 <= alpha < 1:
+      raise ValueError(f"alpha must be from 0 to below 1, got {alpha!r}.")
+    if merge not in ("radial", "mean"):
+      raise ValueError(f"merge must be 'radial' or 'mean', got {merge!r}.")
+    dd.init(rules)
+    if rules.period < rules.fragments:
+      raise ValueError(
+        f"period must be at least fragments={rules.fragments}, got"
+        f" {rules.period!r}: a fragment is given at a step of its own."
+      )
+    self.quorum, self.rules = quorum, rules
+    self._radial = merge == "radial"
+    # A direction has no length of its own: what is left of it can't be added.
+    self.additive = not self._radial
+    self._init = inner.init
+    self._update = strategy.applied_by(inner)
+    self._outer = optax.with_extra_args_support(
+      outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
+    )
+    # For each fragment, the indices of its leaves.
+    self._leaves: list[list[int]] = []
+    self._sizes: list[list[int]] = []
+    self.size = self._norms = 0
+    self._alpha = alpha
+    self.apply = jax.jit(self._apply)
+    self._pack = jax.jit(self._packed)
+    self._hear = jax.jit(self._heard, static_argnums=0)
+    self._mix = jax.jit(functools.partial(dd.mix, alpha=alpha))
+
+  def shared(self, params: Any) -> strategy.SharedState:
+    """The initial shared state."""
+    leaves = jax.tree.leaves(params)
+    fragments = self.rules.fragments
+    dealt = jax.tree.leaves(dd.balanced_fragments(params, fragments))
+    self._leaves = [
+      [i for i, f in enumerate(dealt) if f == fragment]
+      for fragment in range(fragments)
+    ]
+    self._sizes = [[leaves[i].size for i in own] for own in self._leaves]
+    self.size = max(map(sum, self._sizes))
+    self._norms = max(map(len, self._leaves)) if self._radial else 0
+    outer = tuple(
+      self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
+    )
+    state = FragmentsState(jnp.zeros([], jnp.int32), outer)
+    return strategy.SharedState(params, state)
+
+  def exchanged(self, params: Any) -> Any:
+    """What learners send: a fragment, padded to the largest one.
+
+    With "radial" it is directions, along with the norm of each array: their sum
+    gives the mean of directions and norms.
+    """
+    fragment = jax.ShapeDtypeStruct((self.size,), jnp.float32)
+    if not self._radial:
+      return (fragment,)
+    return fragment, strategy.Exact((self._norms,), np.dtype(np.float32))
+
+  @property
+  def fragment_sizes(self) -> Sequence[Sequence[int]] | None:
+    """What is read of each fragment's arrays."""
+    return [self.sizes(f) for f in range(self.rules.fragments)]
+
+  def sizes(self, fragment: int) -> tuple[int, ...]:
+    """How many numbers of each sent array belong to this fragment."""
+    size = sum(self._sizes[fragment])
+    return (size, self._norms) if self._radial else (size,)
+
+  def local(self, shared: strategy.SharedState) -> LearnerState:
+    """The state of a learner that has just joined."""
+    params, round_ = shared.params, int(shared.opt_state.round)
+    none = (0,) * self.rules.fragments
+    return LearnerState(
+      params,
+      self._init(params),
+      round_,
+      self._versions(round_),
+      none,
+      none,
+      0,
+      0,
+      dd.turn(self.rules, round_ % self.rules.fragments),
+      0,
+    )
+
+  def params(self, shared: strategy.SharedState, local: LearnerState) -> Any:
+    """The learner's own parameters."""
+    return local.params
+
+  def contribute(
+    self, shared: Any, local: LearnerState, grads: Any
+  ) -> tuple[Any, LearnerState]:
+    """Takes a step of one token; `give` returns what to contribute."""
+    return None, self.train(local, grads, 1)
+
+  def train(self, local: LearnerState, grads: Any, tokens: int) -> LearnerState:
+    """Takes a step of the learner's own optimizer.
+
+    Args:
+      local: the state before it.
+      grads: a tree like its parameters.
+      tokens: the number of tokens they were computed on.
+    """
+    own = strategy.SharedState(local.params, local.opt_state)
+    after = self._update(own, grads)
+    return local._replace(
+      params=after.params,
+      opt_state=after.opt_state,
+      steps=tuple(n + 1 for n in local.steps),
+      tokens=tuple(n + tokens for n in local.tokens),
+      local_step=local.local_step + 1,
+    )
+
+  def is_due(self, local: LearnerState, called: bool) -> bool:
+    """Whether the learner should contribute to the open round.
+
+    Args:
+      local: the learner's state.
+      called: whether others have contributed.
+    """
+    fragment = self.fragment(local)
+    # A learner too slow to come when called contributes early, and waits there.
+    ready = self._begins(local, called) or local.missed >= _MISSED
+    return ready and local.steps[fragment] > 0
+
+  def _begins(self, local: LearnerState, called: bool) -> bool:
+    return called or local.local_step >= local.ready
+
+  def fragment(self, local: LearnerState) -> int:
+    """The fragment of the open round."""
+    return local.round % self.rules.fragments
+
+  def give(
+    self,
+    shared: strategy.SharedState,
+    local: LearnerState,
+    called: bool,
+    owed: Any = None,
+  ) -> tuple[Given, LearnerState]:
+    """The learner's contribution to the open round.
+
+    It is relative to the current shared state, not to the one that the learner
+    started from: that state already includes a round that others have merged
+    meanwhile, which would otherwise be applied twice.
+
+    Args:
+      shared: the current shared state.
+      local: the learner's state.
+      called: whether others have contributed.
+      owed: the residual of this fragment's earlier contributions, float32 of
+        `size`; None without error feedback.
+    """
+    fragment = self.fragment(local)
+    payload = self._pack(
+      self._of(fragment, shared.params), self._of(fragment, local.params), owed
+    )
+    given = Given(
+      payload,
+      local.tokens[fragment],
+      local.steps[fragment],
+      self._versions(local.round)[fragment] - local.taken[fragment],
+      self._begins(local, called),
+    )
+    return given, local._replace(gave=local.local_step)
+
+  def sent(
+    self, fragment: int, payload: Any, heard: Any, owed: Any
+  ) -> tuple[Any, jax.Array]:
+    """The payload to send with a lossy wire format, and the residual to keep.
+
+    The merge uses the decoded values, and so must the norms. Of the residual,
+    `alpha` is still in the learner's own parameters after the merge, and is
+    contributed again with them; the rest is to be kept.
+
+    Args:
+      fragment: the fragment of the contribution.
+      payload: the payload from `give`.
+      heard: the first array as the others decode it.
+      owed: the argument of `give`.
+
+    Returns:
+      The payload to send, and the residual to keep if it counts, like `owed`.
+    """
+    return self._hear(fragment, payload, heard, owed)
+
+  def take_in(
+    self, shared: strategy.SharedState, local: LearnerState, merged: bool
+  ) -> LearnerState:
+    """Merges the others' rounds into the learner's parameters.
+
+    Args:
+      shared: the current shared state.
+      local: the learner's state.
+      merged: whether its contribution was merged, in round `local.round`.
+    """
+    rules, round_ = self.rules, int(shared.opt_state.round)
+    mine = local.round % rules.fragments if merged else -1
+    most = rules.max_staleness if rules.late == "carry" else 0
+    old, new = local.taken, self._versions(round_)
+    taken = [
+      f
+      for f in range(rules.fragments)
+      if new[f] > old[f] and (f == mine or new[f] - old[f] > most)
+    ]
+    # A merge that took long does not delay the next one.
+    own = merged and round_ == local.round + 1
+    began = local.gave if own else local.local_step
+    turn = dd.turn(rules, round_ % rules.fragments)
+    missed = 0 if merged else local.missed + round_ - local.round
+    local = local._replace(round=round_, ready=began + turn, missed=missed)
+    for fragment in taken:
+      local = self._took(shared, local, fragment, new[fragment])
+    return local
+
+  def settle(
+    self,
+    before: Any,
+    after: strategy.SharedState,
+    local: LearnerState,
+    mine: bool,
+  ) -> LearnerState:
+    """Drops the learner's local state, except for its optimizer's state."""
+    fresh = self.local(after)
+    return fresh._replace(opt_state=local.opt_state)
+
+  def forget(
+    self, shared: strategy.SharedState, local: LearnerState
+  ) -> LearnerState:
+    """The same as `settle`."""
+    return self.settle(shared, shared, local, mine=False)
+
+  def _took(
+    self,
+    shared: strategy.SharedState,
+    local: LearnerState,
+    fragment: int,
+    version: int,
+  ) -> LearnerState:
+    """Mixes a merged fragment into the learner's own parameters."""
+    new = self._of(fragment, shared.params)
+    mixed = self._mix(self._of(fragment, local.params), new)
+    return local._replace(
+      params=self._with(fragment, local.params, mixed),
+      taken=_at(local.taken, fragment, version),
+      steps=_at(local.steps, fragment, 0),
+      tokens=_at(local.tokens, fragment, 0),
+    )
+
+  def _versions(self, round_: int) -> tuple[int, ...]:
+    """How often each fragment was merged in this many rounds."""
+    n = self.rules.fragments
+    return tuple((round_ - fragment + n - 1) // n for fragment in range(n))
+
+  def _of(self, fragment: int, tree: Any) -> tuple[Any, ...]:
+    leaves = jax.tree.leaves(tree)
+    return tuple(leaves[i] for i in self._leaves[fragment])
+
+  def _with(self, fragment: int, tree: Any, new: tuple[Any, ...]) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    for i, leaf in zip(self._leaves[fragment], new, strict=True):
+      leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
+
+  # What is exchanged: outer gradients, or directions and norms. Directions are
+  # scaled by their number of elements, so that all arrays have similar
+  # magnitudes and a low-bit wire format can send them together.
+
+  def _packed(
+    self, base: tuple[Any, ...], own: tuple[Any, ...], owed: Any
+  ) -> tuple[jax.Array, ...]:
+    wide = lambda x: jnp.asarray(x, jnp.float32).reshape(-1)
+    gaps = [wide(a) - wide(b) for a, b in zip(base, own, strict=True)]
+    if owed is not None:
+      more = _split(owed, [gap.size for gap in gaps])
+      gaps = [gap + x for gap, x in zip(gaps, more, strict=True)]
+    if not self._radial:
+      return (_joined(gaps, self.size),)
+    norms = [_norm(gap) for gap in gaps]
+    directions = [
+      gap * (_root(gap.size) / jnp.where(norm > 0, norm, 1.0))
+      for gap, norm in zip(gaps, norms, strict=True)
+    ]
+    return _joined(directions, self.size), _padded(norms, self._norms)
+
+  def _unpacked(self, mean: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
+    found = []
+    gaps = _split(mean[0], [leaf.size for leaf in like])
+    for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
+      if self._radial:
+        length = _norm(gap)
+        # The mean of opposite directions is rounding error, and not a
+        # direction.
+        sound = length > 1e-6 * _root(leaf.size)
+        gap = gap * (mean[1][number] / jnp.where(sound, length, 1.0))
+        gap = jnp.where(sound, gap, 0.0)
+      found.append(gap.reshape(leaf.shape).astype(leaf.dtype))
+    return tuple(found)
+
+  def _heard(
+    self, fragment: int, payload: Any, heard: Any, owed: Any
+  ) -> tuple[Any, jax.Array]:
+    sizes = self._sizes[fragment]
+    given, heard_of = _split(payload[0], sizes), _split(heard, sizes)
+    left = [a - b for a, b in zip(given, heard_of, strict=True)]
+    if self._radial:
+      scales = [payload[1][i] / _root(n) for i, n in enumerate(sizes)]
+      left = [x * scale for x, scale in zip(left, scales, strict=True)]
+      norms = [_norm(x) * s for x, s in zip(heard_of, scales, strict=True)]
+      payload = (payload[0], _padded(norms, self._norms))
+    kept = (1 - self._alpha) * _joined(left, self.size) + self._alpha * owed
+    return payload, kept
+
+  def _apply(
+    self, shared: strategy.SharedState, mean: Any, members: Any = None
+  ) -> strategy.SharedState:
+    mean = strategy.owned(mean, self.exchanged(shared.params))
+    fragment = shared.opt_state.round % self.rules.fragments
+    merges = [
+      functools.partial(self._merged, i) for i in range(self.rules.fragments)
+    ]
+    return jax.lax.switch(fragment, merges, shared, mean)
+
+  def _merged(
+    self, fragment: int, shared: strategy.SharedState, mean: Any
+  ) -> strategy.SharedState:
+    params, state = shared.params, shared.opt_state
+    mine = self._of(fragment, params)
+    updates, outer = self._outer.update(
+      self._unpacked(mean, mine), state.outer[fragment], mine
+    )
+    new = optax.apply_updates(mine, updates)
+    states = (*state.outer[:fragment], outer, *state.outer[fragment + 1 :])
+    return strategy.SharedState(
+      self._with(fragment, params, new),
+      FragmentsState(state.round + 1, states),
+    )
+
+
+def _at(numbers: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+  """The numbers with one of them replaced."""
+  return (*numbers[:index], value, *numbers[index + 1 :])
+
+
+def _split(flat: Any, sizes: Sequence[int]) -> list[jax.Array]:
+  """The flat arrays of a fragment."""
+  ends = list(itertools.accumulate(sizes))
+  return [flat[end - n : end] for n, end in zip(sizes, ends, strict=True)]
+
+
+def _joined(arrays: Sequence[jax.Array], size: int) -> jax.Array:
+  """The inverse of `_split`, padded."""
+  flat = jnp.concatenate(arrays)
+  return jnp.pad(flat, (0, size - flat.size))
+
+
+def _padded(numbers: Sequence[jax.Array], size: int) -> jax.Array:
+  return _joined([jnp.reshape(x, 1) for x in numbers], size)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+  return jnp.sqrt(jnp.sum(jnp.square(x)))
+
+
+def _root(size: int) -> float:
+  return math.sqrt(max(size, 1))
+
+
+def decoupled_diloco(
+  outer_optimizer: optax.GradientTransformation | None = None,
+  *,
+  fragments: int = 4,
+  period: int = 100,
+  alpha: float = 0.25,
+  overlap: int = 2,
+  safety: float = 0.8,
+  late: Literal["carry", "drop"] = "carry",
+  max_staleness: int = 1,
+  merge: Literal["radial", "mean"] = "radial",
+) -> strategy.Factory:
+  """Decoupled DiLoCo, as the `strategy` of `join` and `run_embedded`.
+
+  `Replica.step` never waits: a learner trains on, contributes a fragment of its
+  progress when its own clock says so, and mixes in merged fragments when they
+  are there. A round is merged with the learners that have contributed, once the
+  quorum of `replicas_to_aggregate` is reached and either the grace window is
+  over or all live learners have contributed.
+
+  Args:
+    outer_optimizer: applied to the merged ``old - new`` of a fragment; by
+      default SGD with a learning rate of 0.7 and Nesterov momentum of 0.9.
+    fragments: parts of the parameters that take turns.
+    period: steps of the fastest learner between two rounds of a fragment; when
+      it begins one, the others contribute what they have by then.
+    alpha: the share of its own parameters that a learner keeps in the mixing.
+    overlap: own steps that a merge may take; the grace window is part of these.
+    safety: the fraction of it, from 0 to 1.
+    late: what happens to a learner's progress on a fragment whose round it has
+      missed: it is carried into the fragment's next one, with its weight
+      divided by 1 + rounds missed, or dropped in favor of what was merged.
+    max_staleness: largest staleness, in rounds, of carried progress.
+    merge: "radial" averages the norms and directions of each array separately,
+      "mean" the numbers.
+
+  Raises:
+    ValueError: an argument is out of range (raised by `join`).
+
+  Source: Douillard et al. 2026, `Decoupled DiLoCo
+  <https://arxiv.org/abs/2604.21428>`_.
+  """
+  return lambda opt, quorum: DecoupledDiloco(
+    opt,
+    quorum,
+    dd.Config(
+      fragments,
+      period,
+      quorum.replicas_to_aggregate,
+      overlap,
+      safety,
+      late,
+      max_staleness,
+    ),
+    outer_optimizer=outer_optimizer,
+    alpha=alpha,
+    merge=merge,
+  )

@@ -1,0 +1,1 @@
+"""Launches a job over several hosts: see `placement`."""

@@ -1,0 +1,215 @@
+"""Places the replicas of a job on several hosts.
+
+Each host has a launcher, which starts the processes that belong there. Host 0
+starts the store, unless the job has one, in which the launchers leave notices
+for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from optax_dist.coordinator.extras.hosts import agreement, board, nodes
+from optax_dist.coordinator.extras.hosts.supervisor import HostSupervisor
+from optax_dist.coordinator.launch import placement, supervisor
+from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.placement import LaunchError
+from optax_dist.coordinator.launch.supervisor import Effect
+from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.store import urls
+from optax_dist.coordinator.transport import addresses
+
+# Seconds that the store waits for replicas of other hosts, at the end.
+_LAST_CLIENTS = 30.0
+# Seconds to tell other hosts that this one ends.
+_FAREWELL = 3.0
+# Ports for process 0 of a replica on several hosts: the first free one.
+MEETING_PORTS = range(29500, 29600)
+
+
+class HostPlacement(placement.Placement):
+  """The part of a job that runs on one of its hosts."""
+
+  def __init__(
+    self,
+    node: nodes.Node,
+    replicas: int,
+    processes: int = 1,
+    *,
+    nodes_per_replica: int | None = None,
+    patience: agreement.Patience | None = None,
+    say: Callable[[str], None] = lambda line: None,
+  ):
+    """Places the replicas; `start_store` begins.
+
+    Args:
+      node: this host.
+      replicas: replicas of the run, on all hosts together.
+      processes: processes of each replica.
+      nodes_per_replica: hosts over which these are spread; by default 1, or,
+        with fewer replicas than hosts, as many as there are for each.
+      patience: how long launchers wait for each other.
+      say: called with a line for people.
+
+    Raises:
+      ValueError: a number is out of range, or the replicas can't be distributed
+        evenly.
+    """
+    super().__init__(replicas, processes, node.local_addr)
+    self._node, self._say = node, say
+    self._patience = patience or agreement.Patience()
+    self._places = {
+      p.replica: p for p in node.places(replicas, processes, nodes_per_replica)
+    }
+    self._settings = {
+      "--nodes": node.count,
+      "--replicas": replicas,
+      "--processes-per-replica": processes,
+      "--nodes-per-replica": nodes_per_replica,
+    }
+    # In random order, since the launchers of a host would collide.
+    ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
+    self._ports = itertools.cycle(ports)
+    self._start = time.monotonic()
+    self._said_trouble = False
+    self._supervisor: HostSupervisor | None = None
+    self._board: board.Board | None = None
+
+  def processes_here(self, replica: int) -> range:
+    """The indices of a replica's processes on this host."""
+    return self._places[replica].processes
+
+  def start_store(self, secret: str) -> str:
+    """Starts the store on host 0; returns its address."""
+    address = self._node.address
+    if self._node.rank == 0:
+      bind, port = self._node.listens_at()
+      at = None if address is None else addresses.parse(address)[-1].host
+      self.store = store_process.start(
+        secret.encode(), bind=bind, port=port, advertise=at
+      )
+      address = address or self.store.address.partition(",")[0]
+    assert address is not None
+    return address
+
+  def supervisor(
+    self, needed: int, restarts: int, told: Environment
+  ) -> supervisor.Supervisor:
+    """Connects to the launchers of other hosts; see the base class."""
+    if self._node.count == 1:
+      return super().supervisor(needed, restarts, told)
+    assert told.secret is not None
+    node, places = self._node, list(self._places.values())
+    shared = [p for p in places if len(p.hosts) > 1]
+    self._start = time.monotonic()
+    settings = {
+      **self._settings,
+      "--replicas-to-aggregate": told.replicas_to_aggregate,
+      "--min-replicas": told.min_replicas,
+    }
+    agreed = agreement.Agreement(
+      node.rank,
+      secrets.token_hex(8),
+      shared,
+      self._patience,
+      self._start,
+      [0] if node.rank else range(1, node.count),
+      [(flag, str(value)) for flag, value in settings.items()],
+      f"{socket.gethostname()}, process {os.getpid()}",
+    )
+    store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
+    policy = supervisor.Policy(
+      needed=max(1, needed - (self.replicas - len(places))),
+      restarts=restarts,
+      whole=len(places) == self.replicas
+      and all(p.hosts[0] == node.rank for p in places),
+    )
+    self._supervisor = HostSupervisor(
+      node.rank, places, policy, agreed, lambda: self._meeting_address(store)
+    )
+    self._board = board.Board(
+      store,
+      told.secret.encode(),
+      told.run or "",
+      node.rank,
+      agreed.hosts,
+    )
+    self._has_own_store = told.store is not None
+    return self._supervisor
+
+  def poll(self) -> Sequence[Effect]:
+    """Writes this host's notice, and reads those of others."""
+    if self._board is None or self._supervisor is None:
+      return ()
+    if self._supervisor.agreement.writes:
+      self._board.publish(self._supervisor.agreement.notice)
+    self._check_reach(self._board)
+    effects: list[Effect] = []
+    for host, notice in self._board.poll():
+      self._supervisor.trouble = self._board.trouble
+      heard = agreement.Heard(host, notice)
+      effects += self._supervisor.step(heard, time.monotonic())
+    return effects
+
+  def leave(self, words: str, code: int | None) -> None:
+    """Tells other hosts that this one ends, and why."""
+    if self._board is None or self._supervisor is None:
+      return
+    made, self._board = self._board, None
+    agreed = self._supervisor.agreement
+    agreed.step(agreement.LauncherEnds(words), time.monotonic())
+    if agreed.writes:
+      made.publish(agreed.notice)
+    made.close(_FAREWELL if made.reached else 0.0)
+    if self.store is not None:
+      # Other hosts still have to read the notice, or to finish.
+      self.store.drain(_LAST_CLIENTS if code == 0 else _FAREWELL)
+
+  def _meeting_address(self, store: urls.Place) -> str:
+    """An address of this host for process 0 of a replica on several hosts."""
+    host = store.host
+    if self.local_addr is not None:
+      family, ip = addresses.bound(self.local_addr)
+    elif addresses.is_loopback(host):
+      return f"127.0.0.1:{addresses.free_ports()[0]}"
+    else:
+      every = "::" if ":" in host else "0.0.0.0"
+      family, ip = addresses.bound(addresses.advertised(every, host))
+    for port in itertools.islice(self._ports, len(MEETING_PORTS)):
+      with contextlib.suppress(OSError), socket.socket(family) as probe:
+        probe.bind((ip, port))
+        return str(addresses.Endpoint(ip, port))
+    raise LaunchError(
+      "",
+      f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip} is"
+      " free, where processes of a replica would meet.",
+    )
+
+  def _check_reach(self, notices: board.Board) -> None:
+    """Says what this launcher waits for, and until when."""
+    if notices.reached or not notices.trouble:
+      return
+    waited = time.monotonic() - self._start
+    late = waited >= self._patience.meet
+    if self._said_trouble and not late:
+      return
+    self._said_trouble = True
+    words = f"The store of the job does not answer: {notices.trouble}."
+    if self.store is not None:
+      words += (
+        " This is host 0, which has started it: --address must lead here."
+      )
+    elif not self._has_own_store:
+      words += " The launcher of host 0 (--node-rank 0) starts it at --address."
+    if late:
+      raise LaunchError(
+        "the store", f"{words} It was waited for {waited:.0f} s."
+      )
+    self._say(words)

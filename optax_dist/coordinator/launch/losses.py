@@ -1,0 +1,75 @@
+"""Replicas that ended before the run did, and what people are told of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """A replica that ended before the run did.
+
+  Attributes:
+    replica: its index.
+    restarts: how often it had been started before.
+    ending: a description of how it ended.
+    tail: the last lines of its output.
+    seconds: time of the end, since the launch.
+    code: its exit code, as in a shell.
+  """
+
+  replica: int
+  restarts: int
+  ending: str
+  tail: str
+  seconds: float
+  code: int
+
+
+def cause(firsts: Sequence[Loss]) -> Loss:
+  """The first of the failures because of which a run can't continue.
+
+  Args:
+    firsts: of each replica the first of its failures in a row. What it raises
+      after a restart often follows from that: the run is over, or its store is
+      gone.
+  """
+  first = min(firsts, key=lambda loss: loss.seconds)
+  # A replica that was killed makes others fail at nearly the same time.
+  for loss in firsts:
+    killed = loss.seconds - first.seconds < 1.0 and loss.code > 128
+    if killed and first.code <= 128:
+      return loss
+  return first
+
+
+def explain(
+  what: str, cause: Loss, lasts: Sequence[Loss], all_ended: bool
+) -> str:
+  """Why a run can't continue, for people.
+
+  Args:
+    what: the reason in a few words.
+    cause: the failure behind it.
+    lasts: the last failure of each replica that was not restarted since.
+    all_ended: whether no replica is left.
+  """
+  told = (
+    f"{what}: replica {cause.replica} {cause.ending} after"
+    f" {cause.seconds:.1f} s."
+  )
+  if cause.tail:
+    told += f" The last lines of its output:\n{cause.tail}"
+  for loss in lasts:
+    if loss is cause:
+      continue
+    told += f"\nreplica {loss.replica} {loss.ending}"
+    again = loss.restarts - cause.restarts
+    if loss.replica == cause.replica:
+      last = loss.tail.rpartition("\n")[2]
+      told += f" after {again} more start{'s' * (again > 1)}: {last}"
+    told += "" if told.endswith(".") else "."
+  if all_ended:
+    told += "\nTo go on, start the job again from its last checkpoint."
+  return told

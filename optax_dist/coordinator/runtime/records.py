@@ -1,0 +1,253 @@
+"""The journal's records, from the notes of the leader.
+
+    notes.Note  ->  Records.make  ->  {"kind": ..., "time": ..., fields}
+
+A note has the fields of its record, and most are the record. Here are added: the
+time of the run, on which ages and the members' own clocks are expressed; what the
+members reported as text or bytes, if it can be read; and what only this process
+knows: its options, the silences that it allows, the load of its host.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, assert_never
+
+import msgspec
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.runtime import timings
+
+# How deep lists may be nested in each other. Python's limit depends on the caller,
+# so what one function can read, another could fail to write.
+_DEEPEST = 50
+# By how much a deadline changes until it is written again.
+_CHANGE = 0.1
+
+
+class Records:
+  """Makes the records of one leader's notes.
+
+  Example:
+    >>> Records({}, dict).make(notes.LeaderBegins(3, 1, 20), 2.5)
+    {'kind': 'leader', 'time': 2.5, 'replica': 3, 'term': 1, 'step': 20}
+  """
+
+  def __init__(
+    self,
+    describe: Mapping[str, Any],
+    silences: Callable[[], Mapping[str, float]],
+  ):
+    """Creates it for a run.
+
+    Args:
+      describe: fields of a run's first record besides its step.
+      silences: how long each process may currently be silent, in seconds.
+    """
+    self._describe, self._silences = describe, silences
+    self._clocks = timings.Clocks()
+    # The deadlines last written.
+    self._deadlines: list[float] = []
+
+  def make(self, note: notes.Note, now: float) -> journal.Record | None:
+    """The record of a note; None for deadlines that have hardly changed.
+
+    Args:
+      note: the leader's note.
+      now: the time, in seconds since the run's start.
+    """
+    found = self._fields(note, now)
+    if found is None:
+      return None
+    kind, fields = found
+    return {"kind": kind, "time": _rounded(now), **fields}
+
+  def _fields(
+    self, note: notes.Note, now: float
+  ) -> tuple[str, dict[str, Any]] | None:
+    match note:
+      case notes.RunBegins(step):
+        self._clocks = timings.Clocks()
+        return "run", {**self._describe, "step": step}
+      case notes.LeaderBegins():
+        return "leader", _plain(note)
+      case notes.MemberJoined():
+        return "join", _plain(note)
+      case notes.MemberRemoved():
+        self._clocks.forget(note.incarnation)
+        fields = _plain(note)
+        del fields["left"]
+        if not note.left:
+          return "lost", fields
+        del fields["reason"]
+        return "leave", fields
+      case notes.MemberStuck():
+        return "stuck", _plain(note)
+      case notes.StepCommitted():
+        return "commit", self._commit(note, now)
+      case notes.GradientDropped():
+        return "drop", {
+          "step": note.step,
+          "replica": note.replica,
+          "local_step": note.local_step,
+          "reason": note.reason,
+          **self._gradient(note, note, note.timings, now),
+        }
+      case notes.AttemptAbandoned():
+        return "abandon", _plain(note)
+      case notes.StepStalled():
+        fields = _plain(note)
+        kinds = ("computing", "reporting", "absent")
+        return "stall", fields | {"missing": {k: fields.pop(k) for k in kinds}}
+      case notes.CannotProceed():
+        return "cannot_proceed", _plain(note)
+      case notes.FingerprintSeen(step, replica, digest):
+        params, _, state = digest.partition("-")
+        fields = {"step": step, "replica": replica}
+        return "fingerprint", fields | {"params": params, "state": state}
+      case notes.DeadlinesSeen(members):
+        silence = self._changed_silence(members)
+        return None if silence is None else ("deadlines", {"silence": silence})
+      case notes.RunEnds():
+        ledger = {"applied": note.applied, "dropped": dict(note.dropped)}
+        return "finish", {
+          "step": note.step,
+          "reason": note.reason,
+          "ledger": None if note.error else ledger,
+          "load": _load(),
+        }
+      case _:
+        assert_never(note)
+
+  def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
+    commit, attempt = note.commit, note.commit.attempt
+    # Commits of an earlier leader have no timings.
+    raw = note.timings or (b"",) * len(commit.parts)
+    members = [
+      {
+        "replica": part.replica,
+        "local_step": part.local_step,
+        "weight": part.weight,
+        "staleness": part.staleness,
+        "data": [list(span) for span in part.data] or None,
+        **self._gradient(part, details, one, now),
+      }
+      for part, details, one in zip(
+        commit.parts, commit.details, raw, strict=True
+      )
+    ]
+    return {
+      "step": attempt.step,
+      "term": attempt.term,
+      "attempt": attempt.number,
+      "attempt_time": _ago(now, note.age),
+      "members": members,
+    }
+
+  def _gradient(
+    self,
+    part: entries.Part | notes.GradientDropped,
+    details: entries.Details | notes.GradientDropped,
+    raw: bytes,
+    now: float,
+  ) -> dict[str, Any]:
+    """What a member has reported of its gradient."""
+    arrived = _ago(now, details.age)
+    measured = None if arrived is None else timings.Timings.unpack(raw)
+    if measured is not None and arrived is not None:
+      measured = self._clocks.align(part.incarnation, measured, arrived)
+    times: dict[str, float] | None = None
+    if measured is not None:
+      digits = journal.DECIMALS
+      times = {key: round(x, digits) for key, x in measured._asdict().items()}
+    return {
+      "incarnation": part.incarnation,
+      "count": part.count,
+      "batches": batches(details.batches),
+      "compute": _rounded(details.compute),
+      "arrived": arrived,
+      "timings": times,
+    }
+
+  def _changed_silence(
+    self, members: Sequence[tuple[Any, str]]
+  ) -> dict[str, float] | None:
+    """How long each replica may be silent; None if that has hardly changed."""
+    silences = self._silences()
+    found = {
+      str(replica): silences[process]
+      for replica, process in members
+      if process in silences
+    }
+    before, self._deadlines = self._deadlines, list(found.values())
+    if len(before) == len(found) and all(
+      abs(new - old) <= _CHANGE * old
+      for new, old in zip(found.values(), before, strict=True)
+    ):
+      self._deadlines = before
+      return None
+    return found
+
+
+def batches(text: str) -> list[Any] | None:
+  """The batches that a member reported; None if the text is no list in JSON.
+
+  Example:
+    >>> batches("[3, null]"), batches("[NaN]")
+    ([3, None], None)
+  """
+  try:
+    found = _decode(text) if text else None
+  except (ValueError, RecursionError):
+    return None
+  if type(found) is not list or _is_too_deep(found):
+    return None
+  return found
+
+
+def _is_too_deep(found: list[Any]) -> bool:
+  level: list[Any] = [found]
+  for _ in range(_DEEPEST):
+    level = [
+      part
+      for one in level
+      for part in (one.values() if type(one) is dict else one)
+      if type(part) in (list, dict)
+    ]
+  return bool(level)
+
+
+def _finite(text: str) -> float:
+  number = float(text)  # "1e999" is JSON, and too large.
+  if not math.isfinite(number):
+    raise ValueError(f"{text} is no finite number")
+  return number
+
+
+# NaN and Infinity are none of JSON's numbers.
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
+
+
+def _plain(note: notes.Note) -> dict[str, Any]:
+  return msgspec.structs.asdict(note)
+
+
+def _ago(now: float, age: float | None) -> float | None:
+  """When something was that is so many seconds old; None if unknown."""
+  return None if age is None else _rounded(max(0.0, now - age))
+
+
+def _rounded(seconds: float | None) -> float | None:
+  return None if seconds is None else round(seconds, journal.DECIMALS)
+
+
+def _load() -> float | None:
+  """The average number of running or waiting programs in the last minute."""
+  try:
+    return os.getloadavg()[0]
+  except (AttributeError, OSError):  # Not available on every system.
+    return None

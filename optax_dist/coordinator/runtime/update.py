@@ -1,0 +1,106 @@
+"""The update of a step: what is sent of a gradient, and what its mean changes.
+
+    gradient  -> split            ->  this process's arrays, to be encoded
+    mean      -> apply(shared, .) ->  the shared state of the next step
+
+A process of a replica with several has shards of gradients and of the state; the
+update runs on whole arrays, over the devices of all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.runtime import shards, trees
+
+
+class Update:
+  """The update by a strategy, for one process.
+
+  Attributes:
+    shared: the state to start from, on the devices of all processes.
+    blocks: what is sent of a gradient: arrays, or their shapes and dtypes.
+    state_shards: this process's shards of the state; None if it has one process.
+    agreement: what replicas must agree on besides, as pairs of name and text.
+    seconds: how long the last update took.
+  """
+
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    params: Any,
+    shared: strategies.SharedState,
+    wire: str,
+    processes: int = 1,
+  ):
+    """Prepares the update.
+
+    Args:
+      strategy: computes it.
+      params: the initial parameters.
+      shared: the initial state.
+      wire: the wire format of gradients.
+      processes: how many processes the replica has.
+
+    Raises:
+      ValueError: parameters are sharded in a way that can't be exchanged.
+    """
+    self.shared, self.seconds = shared, 0.0
+    self.agreement: tuple[tuple[str, str], ...] = ()
+    self.state_shards: shards.LocalShards | None = None
+    self._strategy, self._update = strategy, strategy.apply
+    self._gradient_shards: shards.LocalShards | None = None
+    self.blocks: Sequence[Any]
+    self.blocks, self._tree = jax.tree.flatten(strategy.exchanged(params))
+    if processes > 1:
+      self.agreement = (("processes per replica", str(processes)),)
+      if not trees.is_local(params):
+        self.agreement += shards.agreement(params)
+        self.shared = shards.spread(shared, shards.mesh_of(params))
+        self._update = jax.jit(
+          strategy.apply,
+          out_shardings=jax.tree.map(lambda x: x.sharding, self.shared),
+        )
+      shards.check_wire(params, wire)
+      self._gradient_shards = shards.LocalShards(jax.tree.leaves(params))
+      self.state_shards = shards.LocalShards(jax.tree.leaves(self.shared))
+      self.blocks = self._gradient_shards.templates
+
+  def split(self, total: Any) -> list[Any]:
+    """The part of a gradient that this process holds, as a list of arrays."""
+    leaves = jax.tree.leaves(total)
+    if self._gradient_shards is None:
+      return leaves
+    return list(self._gradient_shards.split(leaves))
+
+  def apply(self, shared: Any, leaves: Sequence[np.ndarray], parts: int) -> Any:
+    """The shared state after a commit; called by the event loop's thread.
+
+    Args:
+      shared: the state before it.
+      leaves: of the mean, or this process's shards of them.
+      parts: how many gradients or sums it includes.
+    """
+    start = time.monotonic()
+    arrays: Sequence[Any] = leaves
+    if self._gradient_shards is not None:
+      arrays = self._gradient_shards.join(leaves)
+    mean = jax.tree.unflatten(self._tree, arrays)
+    members = self._strategy.quorum.replicas_to_aggregate
+    # With sums, some replicas may have left.
+    full = not self._strategy.sums or parts == members
+    try:
+      after = self._update(shared, mean, *([] if full else [parts]))
+    except (RuntimeError, ValueError) as error:
+      trees.check_alive(shared, error)
+      raise
+    # The buffer of a mean is reused.
+    jax.block_until_ready(after)
+    self.seconds = time.monotonic() - start
+    return after

@@ -1,0 +1,70 @@
+"""Places arrays on a mesh."""
+
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from optax_dist.states.specs import is_spec
+
+Tree = TypeVar("Tree")
+
+
+def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
+  """Places each array of a tree on a mesh, sharded by its spec.
+
+  With several processes, each passes the same whole arrays, and gets global
+  ones, of which it holds the shards of its own devices.
+
+  Args:
+    tree: a pytree of arrays: parameters, a batch, a state.
+    mesh: the mesh.
+    specs: a pytree of ``PartitionSpec`` like ``tree``, or a prefix of it: one
+      spec for all, or the result of :func:`optax_dist.states.state_specs`.
+
+  Returns:
+    The same values as sharded ``jax.Array``s. As with ``jax.device_put``, an
+    array that is already on its device is not copied: donating the result also
+    invalidates ``tree``.
+
+  Raises:
+    ValueError: if ``specs`` does not match ``tree``, if an axis is not in the
+      mesh, or if a dimension is not divisible by it; the message names the
+      array.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax_dist
+    >>> P = jax.sharding.PartitionSpec
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> batch = optax_dist.states.place({"x": jnp.ones((4, 2))}, mesh, P("data"))
+    >>> batch["x"].sharding.spec
+    P('data',)
+  """
+
+  def put(path: Any, x: Any, spec: Any) -> Any:
+    where = f"place: {jax.tree_util.keystr(path) or 'the array'}"
+    try:
+      sharding = NamedSharding(mesh, spec)
+      sharding.shard_shape(np.shape(x))
+    except (ValueError, IndexError) as error:
+      raise ValueError(
+        f"{where} of shape {np.shape(x)} can't be sharded as {spec} over the mesh"
+        f" {dict(mesh.shape)}: {error}"
+      ) from error
+    is_traced = isinstance(x, jax.core.Tracer)
+    is_global = is_traced or (
+      isinstance(x, jax.Array) and not x.is_fully_addressable
+    )
+    if sharding.is_fully_addressable or is_global:
+      return jax.device_put(x, sharding)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
+
+  by_leaf = jax.tree.map(
+    lambda spec, part: jax.tree.map(lambda _: spec, part),
+    specs,
+    tree,
+    is_leaf=is_spec,
+  )
+  return jax.tree_util.tree_map_with_path(put, tree, by_leaf)

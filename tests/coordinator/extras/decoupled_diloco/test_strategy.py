@@ -1,0 +1,277 @@
+"""Tests of a learner's contributions and merges, against manual computation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import decoupled_diloco as dd
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
+
+PARAMS = {"a": jnp.ones((4, 3)), "b": jnp.ones(10), "c": jnp.ones(5)}
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+# The largest first: "a" alone, then "b" and "c".
+FRAGMENTS = (("a",), ("b", "c"))
+
+
+def made(n=2, k=2, **options):
+  """A strategy, and the state that its learners share."""
+  options = {"fragments": 2, "period": 4} | options
+  factory = decoupled_diloco.decoupled_diloco(OUTER, **options)
+  found = factory(optax.sgd(0.1), strategies.Quorum(k, n))
+  return found, found.shared(PARAMS)
+
+
+def gradient(seed):
+  rng = np.random.default_rng(seed)
+  draw = lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+  return jax.tree.map(draw, PARAMS)
+
+
+def give(found, shared, local, called=True):
+  return found.give(shared, local, called)
+
+
+def trained(found, local, steps, seed=0, tokens=8):
+  for number in range(steps):
+    local = found.train(local, gradient(100 * seed + number), tokens)
+  return local
+
+
+def merged(found, shared, payloads, shares):
+  """The shared state after a round, with the coordinator's own arithmetic."""
+  encoder = encoders.Encoder(found.exchanged(PARAMS), "float32")
+  raw = []
+  for payload in payloads:
+    out = np.zeros(encoder.place.nbytes, np.uint8)
+    assert encoder.write(payload, out)
+    raw.append(out.tobytes())
+  n = len(raw)
+  mean = encoder.average(raw, [n * share for share in shares], n)
+  return found.apply(shared, tuple(encoder.read(mean)))
+
+
+def only(tree, fragment):
+  return tuple(tree[name] for name in FRAGMENTS[fragment])
+
+
+def close(got, expected):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    got,
+    expected,
+  )
+
+
+@pytest.mark.parametrize("rule", ["radial", "mean"])
+def test_rounds_are_those_of_the_rules_by_hand(rule):
+  found, shared = made(merge=rule)
+  locals_ = [trained(found, found.local(shared), 2, seed=i) for i in range(2)]
+  states = [OUTER.init(only(PARAMS, f)) for f in range(2)]
+  center = dict(PARAMS)
+  shares = [0.75, 0.25]
+  for round_ in range(3):
+    fragment = round_ % 2
+    start = only(center, fragment)
+    gaps = []
+    for local in locals_:
+      own = only(local.params, fragment)
+      gaps.append(tuple(b - o for b, o in zip(start, own, strict=True)))
+    outer = dd.merge(gaps, shares, rule)
+    updates, states[fragment] = OUTER.update(outer, states[fragment], start)
+    new = optax.apply_updates(start, updates)
+    center |= dict(zip(FRAGMENTS[fragment], new, strict=True))
+    given = [give(found, shared, local) for local in locals_]
+    shared = merged(found, shared, [g.payload for g, _ in given], shares)
+    close(shared.params, center)
+    assert int(shared.opt_state.round) == round_ + 1
+    # They train on, and mix what has come with what they have by now.
+    locals_ = [
+      trained(found, local, 2, seed=10 * round_ + i)
+      for i, (_, local) in enumerate(given)
+    ]
+    for i, local in enumerate(locals_):
+      took = found.take_in(shared, local, merged=True)
+      mixed = dd.mix(only(local.params, fragment), only(center, fragment), 0.25)
+      close(only(took.params, fragment), mixed)
+      other = 1 - fragment
+      close(only(took.params, other), only(local.params, other))
+      locals_[i] = took
+
+
+def dues(found, local, steps):
+  """Whether it is due after each of these steps, and its state after the last."""
+  due = []
+  for number in range(steps):
+    local = trained(found, local, 1, seed=number)
+    due.append(found.is_due(local, called=False))
+  return due, local
+
+
+def test_a_learner_contributes_by_its_own_clock():
+  found, shared = made(period=8)
+  due, local = dues(found, found.local(shared), 8)
+  assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
+  given, local = give(found, shared, local)
+  assert (given.tokens, given.steps, given.late) == (64, 8, 0)
+  shared = merged(found, shared, [given.payload], [1.0])
+  # The merge has taken three steps; the turn counts from when it has given.
+  local = found.take_in(shared, trained(found, local, 3), merged=True)
+  assert dues(found, local, 2)[0] == [True, True]
+  assert local.ready == 12
+
+
+def test_a_called_learner_contributes_what_it_has():
+  found, shared = made(period=8)
+  local = found.local(shared)
+  assert not found.is_due(local, called=True)  # There is nothing yet.
+  local = trained(found, local, 1)
+  assert not found.is_due(local, called=False)
+  assert found.is_due(local, called=True)
+  assert give(found, shared, local)[0].steps == 1
+
+
+def test_a_merge_without_it_puts_its_turn_off():
+  """Else a fragment were merged more than once in a period."""
+  found, shared = made(period=8)
+  local = trained(found, found.local(shared), 3)
+  given, _ = give(found, shared, trained(found, found.local(shared), 4))
+  shared = merged(found, shared, [given.payload], [1.0])
+  local = found.take_in(shared, local, merged=False)
+  assert dues(found, local, 5)[0] == [False] * 3 + [True] * 2
+
+
+def test_progress_is_counted_from_what_all_share():
+  """What others have merged meanwhile is not applied a second time."""
+  found, shared = made(late="carry", merge="mean", fragments=1, period=2)
+  local = trained(found, found.local(shared), 2)
+  given, _ = give(found, shared, local)
+  shared = merged(found, shared, [given.payload], [1.0])
+  late = found.take_in(shared, local, merged=False)
+  close(late.params, local.params)
+  again, _ = give(found, shared, late)
+  assert again.late == 1
+  gap = lambda tree: np.concatenate(
+    [np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)]
+  )
+  expected = gap(shared.params) - gap(local.params)
+  np.testing.assert_allclose(again.payload[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("late", "kept"), [("carry", True), ("drop", False)])
+def test_progress_that_missed_its_round(late, kept):
+  found, shared = made(late=late)
+  slow, fast = found.local(shared), found.local(shared)
+  given, _ = give(found, shared, trained(found, fast, 2))
+  shared = merged(found, shared, [given.payload], [1.0])
+  slow = trained(found, slow, 3, seed=7)
+  took = found.take_in(shared, slow, merged=False)
+  assert took.round == 1
+  if kept:
+    close(took.params, slow.params)
+    assert took.steps == (3, 3)
+  else:
+    mixed = dd.mix(only(slow.params, 0), only(shared.params, 0), 0.25)
+    close(only(took.params, 0), mixed)
+    assert took.steps == (0, 3)
+  # Fragment 0 has its turn again after fragment 1.
+  given, _ = give(found, shared, trained(found, fast, 2)._replace(round=1))
+  shared = merged(found, shared, [given.payload], [1.0])
+  took = found.take_in(shared, took, merged=False)
+  given, _ = give(found, shared, trained(found, took, 1))
+  assert (given.late, given.steps) == ((1, 4) if kept else (0, 1))
+
+
+def test_a_late_contribution_is_dropped():
+  found, shared = made(fragments=1, period=2, max_staleness=1)
+  slow = trained(found, found.local(shared), 3)
+  for expected in (3, 0):
+    given, _ = give(found, shared, trained(found, found.local(shared), 2))
+    shared = merged(found, shared, [given.payload], [1.0])
+    slow = found.take_in(shared, slow, merged=False)
+    assert slow.steps == (expected,)
+
+
+def test_a_learner_too_slow_to_come_when_called_waits_there():
+  found, shared = made(period=16)
+  slow = trained(found, found.local(shared), 1)
+  due = []
+  for round_ in range(3):
+    due.append(found.is_due(slow, called=False))
+    fast = trained(found, found.local(shared), 2)._replace(round=round_)
+    given, _ = give(found, shared, fast)
+    assert given.begins
+    shared = merged(found, shared, [given.payload], [1.0])
+    slow = found.take_in(shared, slow, merged=False)
+    slow = trained(found, slow, 1)
+  assert due == [False, False, True]
+  # It does not begin the round for the others, as its turn is not yet.
+  given, slow = give(found, shared, slow, called=False)
+  assert not given.begins
+  shared = merged(found, shared, [given.payload], [1.0])
+  slow = trained(found, found.take_in(shared, slow, merged=True), 1)
+  assert not found.is_due(slow, called=False)
+
+
+def test_a_late_learner_begins_at_the_open_round():
+  found, shared = made()
+  for _ in range(3):
+    local = trained(found, found.local(shared), 2)
+    given, _ = give(found, shared, local)
+    assert given.late == 0
+    shared = merged(found, shared, [given.payload], [1.0])
+  assert found.local(shared).taken == (2, 1)
+
+
+def test_opposite_directions_cancel_out():
+  found, shared = made(fragments=1, period=2)
+  local = found.local(shared)
+  up = local._replace(params=jax.tree.map(lambda x: x + 1, PARAMS))
+  down = local._replace(params=jax.tree.map(lambda x: x - 1, PARAMS))
+  payloads = [give(found, shared, x)[0].payload for x in (up, down)]
+  after = merged(found, shared, payloads, [0.5, 0.5])
+  close(after.params, PARAMS)
+
+
+def test_fragments_keep_the_dtypes_of_their_arrays():
+  factory = decoupled_diloco.decoupled_diloco(fragments=2, period=2)
+  found = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))
+  params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
+  shared = found.shared(params)
+  local = found.train(found.local(shared), params, 1)
+  given, local = give(found, shared, local)
+  raw = tuple(np.asarray(x) for x in given.payload)
+  after = found.apply(shared, raw)
+  local = found.take_in(after, local, merged=True)
+  for tree in (after.params, local.params):
+    assert [x.dtype for x in jax.tree.leaves(tree)] == [
+      jnp.bfloat16,
+      jnp.float32,
+    ]
+
+
+@pytest.mark.parametrize(
+  ("options", "quorum", "message"),
+  [
+    ({"fragments": 4}, {}, "fragments must be from 1 to 3"),
+    ({"fragments": 3, "period": 2}, {}, "period must be at least fragments=3"),
+    ({"alpha": 1.0}, {}, "alpha must be from 0 to below 1"),
+    ({"merge": "sum"}, {}, "merge must be"),
+    ({"late": "never"}, {}, "late must be"),
+    ({"safety": 2.0}, {}, "safety must be"),
+    ({}, {"replicas_to_aggregate": 3}, "replicas_to_aggregate, its quorum"),
+    ({}, {"max_staleness": 1}, "late= and"),
+    ({}, {"weight": "inverse"}, "late= and"),
+  ],
+)
+def test_arguments_out_of_range_are_refused(options, quorum, message):
+  numbers = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | quorum
+  factory = decoupled_diloco.decoupled_diloco(**({"period": 4} | options))
+  make = lambda: factory(optax.sgd(0.1), strategies.Quorum(**numbers))
+  with pytest.raises(ValueError, match=message):
+    make().shared(PARAMS)

@@ -1,0 +1,72 @@
+"""Launchers read each other's notices in the job's store."""
+
+import time
+
+import pytest
+
+from optax_dist.coordinator.extras.hosts import board, notices
+from optax_dist.coordinator.store import process, urls
+from optax_dist.coordinator.transport import addresses
+
+_SECRET = b"a secret of enough bytes"
+
+
+def _board(address, host, **options):
+  place = urls.Tcp(address.partition(",")[0])
+  return board.Board(
+    place, _SECRET, "", host, [0, 1], beat=0.05, pause=0.02, **options
+  )
+
+
+def _until(ready, *boards, seconds=90.0):
+  """Polls until a host's notice is as wanted; returns all that came so far."""
+  end = time.monotonic() + seconds
+  found = []
+  while not any(ready(*x) for x in found):
+    assert time.monotonic() < end, (found[-5:], [b.trouble for b in boards])
+    for one in boards:
+      found += one.poll(0.01)
+  return found
+
+
+def test_what_one_writes_others_read_and_beats_grow():
+  with process.start(_SECRET, port=0) as store:
+    one, two = (_board(store.address, host) for host in (0, 1))
+    found = _until(lambda host, notice: host == 1, one)
+    assert (1, None) in found
+    two.publish(notices.Notice("second"))
+    found = _until(lambda host, n: host == 1 and n and n.beat > 3, one, two)
+    beats = [n.beat for host, n in found if host == 1 and n]
+    assert beats == sorted(beats)
+    # What changes is written at once, and last words are as well.
+    plan = notices.Plan(0, 3, "h:1", ("a", "b"), words="the end")
+    two.publish(notices.Notice("second", over=True, plans=(plan,)))
+    assert two.close(60.0)
+    found = _until(lambda host, n: host == 1 and n and n.over, one)
+    assert any(n and n.plan(0) == plan for _, n in found)
+    assert one.close(0.0)  # There was nothing to write.
+
+
+def test_a_store_that_was_started_anew_gets_the_notice_again():
+  with process.start(_SECRET, port=addresses.free_ports()[0]) as store:
+    address = store.address
+    one = _board(address, 0)
+    one.publish(notices.Notice("first"))
+    _until(lambda host, notice: host == 0 and notice, one)
+  _, _, port = address.partition(",")[0].rpartition(":")
+  with process.start(_SECRET, port=int(port)):
+    two = _board(address, 1)
+    _until(lambda host, n: host == 0 and n and n.launcher == "first", two, one)
+    assert one.close(60.0)
+    two.close(0.0)
+
+
+def test_a_store_that_is_not_there_is_said_and_nothing_waits_for_it():
+  began = time.monotonic()
+  one = board.Board(urls.Tcp("127.0.0.1:9"), _SECRET, "", 0, [0])
+  one.publish(notices.Notice("first"))
+  assert one.poll() == []
+  assert not one.close(0.2)
+  assert time.monotonic() - began < 30.0
+  with pytest.raises(ValueError, match="run_embedded"):
+    board.Board(urls.InProcess(), _SECRET, "", 0, [0])

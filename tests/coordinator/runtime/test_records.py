@@ -1,0 +1,190 @@
+"""The journal's records, whatever replicas say of themselves."""
+
+import json
+import math
+
+import pytest
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.runtime import records, timings
+
+_SENT = timings.Timings(99.0, 100.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125, 40, 41)
+
+
+def _note(age=None, raw=(), details=None, **part):
+  fields = {
+    "incarnation": 4,
+    "replica": 1,
+    "sequence": 0,
+    "local_step": 7,
+    "staleness": 0,
+    "count": 1,
+    "weight": 1.0,
+  } | part
+  details = details or entries.Details("", None, None)
+  commit = entries.Committed(
+    entries.AttemptId(2, 7, 3, 0),
+    (entries.Part(**fields),),
+    (),
+    True,
+    b"",
+    False,
+    (details,),
+    (),
+  )
+  return notes.StepCommitted(commit, age, raw)
+
+
+def _read(note, now=2.0, maker=None):
+  """The record of a note, after it was a line of a journal."""
+  maker = maker or records.Records({}, dict)
+  text = json.dumps(maker.make(note, now))
+  record, wrong = journal.parse(text.encode())
+  assert wrong == ""
+  # Nothing is left to fill in.
+  assert record == json.loads(text)
+  return record
+
+
+@pytest.mark.parametrize(
+  "replica", [0, 'a "quoted" one', "100%d", "%(x)s{}", "é\n", "\\", ""]
+)
+def test_a_replica_may_be_called_anything(replica):
+  (member,) = _read(_note(replica=replica))["members"]
+  assert member["replica"] == replica
+
+
+@pytest.mark.parametrize("weight", [1 / 3, 0.1 + 0.2, 1e-300, 1e300, 1])
+def test_a_weight_is_exact(weight):
+  """A replay multiplies by it, and compares to the last bit."""
+  (member,) = _read(_note(weight=weight))["members"]
+  assert member["weight"] == weight
+
+
+@pytest.mark.parametrize(
+  ("text", "found"),
+  [
+    ("", None),
+    ("[null]", [None]),
+    ('[3,{"a":[1.5,"é"]}]', [3, {"a": [1.5, "é"]}]),
+    ("[3", None),
+    ("[3] [4]", None),
+    ("[NaN]", None),
+    ("[-Infinity]", None),
+    ("[1e999]", None),
+    ("[" * 100_000, None),
+    ("[" * 500 + "]" * 500, None),
+    ('["' + "]" * 500 + '",' + "[" * 500 + "]" * 501, None),
+    ("[" * 50 + "]" * 50, json.loads("[" * 50 + "]" * 50)),
+    ("[" * 50 + "{}" + "]" * 50, None),
+    ("[" + "[3]," * 99 + "3]", [[3]] * 99 + [3]),
+    ("7", None),
+    ('{"a": 1}', None),
+    ("null", None),
+  ],
+)
+def test_batches_are_a_list_of_json_or_nothing(text, found):
+  """They are other processes' texts."""
+  assert records.batches(text) == found
+  details = entries.Details(text, None, None)
+  (member,) = _read(_note(details=details))["members"]
+  assert member["batches"] == found
+
+
+def test_times_are_those_of_the_run_and_never_before_it():
+  """An age from before a new leader's own start would be."""
+  record = _read(_note(0.5, details=entries.Details("", 0.25, 1.5)))
+  assert (record["time"], record["attempt_time"]) == (2.0, 1.5)
+  (member,) = record["members"]
+  assert (member["compute"], member["arrived"]) == (0.25, 0.5)
+  record = _read(_note(3.0, details=entries.Details("", None, 2.5)))
+  assert record["attempt_time"] == record["members"][0]["arrived"] == 0.0
+  record = _read(_note())
+  assert record["attempt_time"] is None
+  assert record["members"][0]["arrived"] is None
+
+
+def test_timings_are_on_the_run_s_clock():
+  maker = records.Records({}, dict)
+  arrived = entries.Details("", None, 0.5)
+  (member,) = _read(_note(raw=(_SENT.pack(),), details=arrived), 2.0, maker)[
+    "members"
+  ]
+  assert member["timings"] == _SENT._asdict() | {"start": 0.5, "sent": 1.5}
+  # The second message has taken longer than the first.
+  later = _SENT._replace(sent=101.0)
+  slow = _note(raw=(later.pack(),), details=arrived)
+  (member,) = _read(slow, 5.0, maker)["members"]
+  assert member["timings"]["sent"] == 2.5
+
+
+@pytest.mark.parametrize(
+  ("raw", "age"),
+  [
+    ((), 0.5),  # A commit of the leader before.
+    ((b"",), 0.5),
+    ((b"nonsense",), 0.5),
+    ((_SENT._replace(waited=math.inf).pack(),), 0.5),
+    ((_SENT.pack(),), None),  # It is not known when it came.
+  ],
+)
+def test_timings_that_mean_nothing_are_left_out(raw, age):
+  details = entries.Details("", None, age)
+  (member,) = _read(_note(raw=raw, details=details))["members"]
+  assert member["timings"] is None
+
+
+def test_each_member_has_its_own_details():
+  """Those of another one would be worse than none."""
+  note = _note(raw=(b"", b""))
+  with pytest.raises(ValueError, match="zip"):
+    records.Records({}, dict).make(note, 2.0)
+
+
+def _fields(note, maker=None):
+  record = _read(note, 2.0, maker)
+  del record["kind"], record["time"]
+  return record
+
+
+def test_who_has_left_has_no_reason_and_who_is_lost_has():
+  removed = lambda left: notes.MemberRemoved("a", 3, 7, left, "why")
+  member = {"replica": "a", "incarnation": 3, "step": 7}
+  assert _fields(removed(left=True)) == member
+  assert _fields(removed(left=False)) == member | {"reason": "why"}
+
+
+def test_who_comes_back_has_another_clock():
+  maker = records.Records({}, dict)
+  arrived = entries.Details("", None, 0.0)
+  sent = lambda now: _read(
+    _note(raw=(_SENT.pack(),), details=arrived), now, maker
+  )["members"][0]["timings"]["sent"]
+  assert (sent(2.0), sent(5.0)) == (2.0, 2.0)
+  maker.make(notes.MemberRemoved(1, 4, 7, False, "gone"), 5.0)
+  assert sent(9.0) == 9.0
+
+
+def test_a_stall_names_who_is_missing_by_what_they_do():
+  found = _fields(notes.StepStalled(7, 31.5, (1,), ("b",), ()))
+  missing = {"computing": [1], "reporting": ["b"], "absent": []}
+  assert found == {"step": 7, "waited": 31.5, "missing": missing}
+
+
+@pytest.mark.parametrize("error", ["", "it has raised"])
+def test_outcomes_are_written_only_of_a_run_without_an_error(error):
+  found = _fields(notes.RunEnds(7, "over", error, 12, (("stale", 3),)))
+  ledger = {"applied": 12, "dropped": {"stale": 3}}
+  assert found["ledger"] == (None if error else ledger)
+
+
+def test_a_new_run_has_new_clocks():
+  maker = records.Records({"strategy": "s"}, dict)
+  arrived = entries.Details("", None, 0.0)
+  sent = lambda now: _read(
+    _note(raw=(_SENT.pack(),), details=arrived), now, maker
+  )["members"][0]["timings"]["sent"]
+  assert sent(2.0) == 2.0
+  maker.make(notes.RunBegins(0), 0.0)
+  assert sent(9.0) == 9.0

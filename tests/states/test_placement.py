@@ -1,0 +1,39 @@
+"""Tests of putting arrays where a mesh has them."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+
+
+def test_each_array_goes_where_its_spec_says():
+  tree = {"x": np.arange(8.0), "y": jnp.ones(3), "n": None, "key": None}
+  tree["key"] = jax.random.key(0)
+  placed = optax_dist.states.place(
+    tree, maps.mesh(4), {"x": P(maps.AXIS), "y": P(), "n": None, "key": P()}
+  )
+  assert placed["x"].sharding.spec == P(maps.AXIS)
+  assert placed["x"].addressable_shards[1].data.tolist() == [2.0, 3.0]
+  assert placed["y"].sharding.is_fully_replicated
+  assert placed["n"] is None
+  assert len(placed["key"].sharding.device_set) == 4
+
+
+def test_one_spec_may_be_for_all():
+  placed = optax_dist.states.place(
+    {"a": {"b": np.ones((4, 2))}, "c": np.ones(8)}, maps.mesh(4), P(maps.AXIS)
+  )
+  specs = jax.tree.map(lambda x: x.sharding.spec, placed)
+  assert specs == {"a": {"b": P(maps.AXIS)}, "c": P(maps.AXIS)}
+
+
+@pytest.mark.parametrize(
+  ("shape", "spec"), [((6,), P(maps.AXIS)), ((), P(maps.AXIS)), ((4,), P("x"))]
+)
+def test_mismatched_shapes_are_named(shape, spec):
+  with pytest.raises(ValueError, match=r"place: \['w'\] of shape .* can't be"):
+    optax_dist.states.place({"w": np.zeros(shape)}, maps.mesh(4), spec)
