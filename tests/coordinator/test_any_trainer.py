@@ -212,6 +212,41 @@ def test_gradients_on_other_parameters_are_not_sent(run, jit, monkeypatch):
   assert bits(other.params) == bits(late.replica.params)
 
 
+def test_a_replica_that_missed_steps_is_exact_after_its_next_call(run):
+  rng = np.random.default_rng(0)
+  # Many parameters change their sign, where no addition is exact.
+  params = {"w": jnp.asarray(rng.normal(size=100_000) * 1e-2, jnp.float32)}
+
+  def trainer(k_of_n):
+    made = Trainer(k_of_n.tx, params=dict(params))
+    gradient = lambda p, batch: {"w": jnp.sin(1e4 * p["w"] + batch)}
+
+    def step(p, s, batch):
+      updates, s = k_of_n.tx.update(gradient(p, batch), s, p)
+      return optax.apply_updates(p, updates), s
+
+    made._step = jax.jit(step)
+    return made
+
+  first = run(optax.adam(1e-2), 0, 2, replicas_to_aggregate=1)
+  fast = trainer(first)
+  fast.step(0)
+  late = run(optax.adam(1e-2), 1, 2, replicas_to_aggregate=1)
+  slow = trainer(late)
+  slow.step(0)
+  for batch in range(3):
+    fast.step(batch)
+  slow.step(1)
+  assert slow.opt_state.step == 4
+  assert bits(slow.params) != bits(fast.params) == bits(late.replica.params)
+  slow.step(2)
+  assert bits(slow.params) == bits(fast.params)
+  # Neither of its three gradients was in a step.
+  assert slow.opt_state.dropped == 3
+  slow.step(3)
+  assert (slow.opt_state.step, slow.opt_state.dropped) == (5, 3)
+
+
 @jit
 def test_a_restored_checkpoint_sends_nothing_before_it_has_caught_up(run, jit):
   k_of_n = run(optax.adam(0.1))
