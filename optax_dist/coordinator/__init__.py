@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from optax_dist._internal import lazy
 
 if TYPE_CHECKING:
+  from optax_dist.coordinator.any_trainer import Behind, BehindState, behind
   from optax_dist.coordinator.errors import (
     CoordinatorError,
     Diverged,
@@ -47,6 +48,11 @@ else:
   __getattr__, __dir__ = lazy.names(
     __name__,
     {
+      "optax_dist.coordinator.any_trainer": (
+        "Behind",
+        "BehindState",
+        "behind",
+      ),
       "optax_dist.coordinator.errors": (
         "CoordinatorError",
         "Diverged",
@@ -72,6 +78,8 @@ else:
 
 __all__ = [
   "Batches",
+  "Behind",
+  "BehindState",
   "CoordinatorError",
   "Diverged",
   "JoinRefused",
@@ -79,6 +87,7 @@ __all__ = [
   "Outcome",
   "Replica",
   "RunFinished",
+  "behind",
   "decoupled_diloco",
   "elastic_average",
   "fingerprint",

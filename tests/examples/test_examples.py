@@ -1,11 +1,14 @@
 """Each example, run as its first lines say, at a small size."""
 
+import importlib.util
 import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -101,6 +104,76 @@ def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
   steps = [r["step"] for r in records(tmp_path / "metrics.jsonl")]
   assert set(steps) == set(range(1, 67))
   assert (tmp_path / "training.png").stat().st_size > 10_000
+
+
+def any_trainer(output, name, *flags, steps, start=subprocess.run, **options):
+  """Launches a trainer's example; returns what `start` does."""
+  return start(
+    [
+      *(sys.executable, "-m", "optax_dist", "launch", "--output", str(output)),
+      *(*flags, str(_FOLDER / name), "--steps", str(steps), "--pause", "0.05"),
+    ],
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+    cwd=_FOLDER.parent,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    **options,
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "needs", "steps"),
+  [
+    ("any_trainer_nnx.py", "flax", 300),
+    ("any_trainer_linen.py", "flax", 300),
+    ("any_trainer_tunix.py", "tunix", 900),  # It takes long to import.
+    ("any_trainer_numpyro.py", "numpyro", 300),
+  ],
+)
+def test_a_trainer_with_a_replica_that_is_killed(tmp_path, name, needs, steps):
+  if importlib.util.find_spec(needs) is None:
+    pytest.skip(f"{needs} is not installed")
+  flags = [
+    "--replicas",
+    "3",
+    "--replicas-to-aggregate",
+    "2",
+    "--chaos",
+    "kill:1@10",
+  ]
+  done = any_trainer(tmp_path, name, *flags, steps=steps, timeout=600)
+  assert done.returncode == 0, done.stderr
+  # Replica 1 started twice, and ended with the others' parameters.
+  assert len(re.findall(r"process \d+ starts", done.stdout)) == 4
+  ended = re.findall(rf"ends at step {steps}, (\w+)", done.stdout)
+  assert len(ended) == 3
+  assert len(set(ended)) == 1
+
+
+def test_a_trainers_checkpoint_outlives_the_whole_job(tmp_path):
+  name = "any_trainer_nnx.py"
+  began = any_trainer(
+    tmp_path, name, "--replicas", "3", steps=9999, start=subprocess.Popen
+  )
+  pids, saved = [], tmp_path / "checkpoints" / "100"
+  with began:
+    while len(pids) < 3:
+      pids += map(int, re.findall(r"process (\d+) st", began.stdout.readline()))
+    end = time.monotonic() + 120
+    while not saved.exists():
+      assert time.monotonic() < end
+      time.sleep(0.1)
+    for pid in [began.pid, *pids]:
+      os.kill(pid, signal.SIGKILL)
+  flags = ["--replicas", "2", "--resume"]
+  done = any_trainer(tmp_path, name, *flags, steps=260, timeout=600)
+  assert done.returncode == 0, done.stderr
+  starts = numbers(r"starts at step (\d+)", done.stdout)
+  assert len(starts) == 2
+  assert min(starts) >= 100
+  assert len(set(re.findall(r"ends at step 260, (\w+)", done.stdout))) == 1
+  assert numbers(r"test accuracy ([\d.]+)%", done.stdout)[0] > 85
 
 
 def test_nnx_digits():
