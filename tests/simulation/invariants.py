@@ -49,6 +49,8 @@ _SETTLED, _LATE = 0.5, 20.0
 _PLACES = 2
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
+# Seconds that a message takes at most, behind others of its connection.
+_ON_ITS_WAY = 1.0
 
 
 def _members(commit: Committed) -> list[int]:
@@ -323,7 +325,7 @@ class Checker:
     )
 
   def save_wanted(self, process: Any) -> None:
-    self.wishes.append([process, 0])
+    self.wishes.append([process, 0, self.world.now])
 
   def saves(self, leader: Any, commit: Committed) -> None:
     """A wish to save survives the leader that it was told to."""
@@ -332,8 +334,11 @@ class Checker:
       return
     ready = self.within_reach(leader)
     for wish in self.wishes:
-      process = wish[0]
-      wish[1] = wish[1] + 1 if process in ready and not process.over else 0
+      process, _, since = wish
+      came = self.world.now - since > _ON_ITS_WAY
+      wish[1] = (
+        wish[1] + 1 if came and process in ready and not process.over else 0
+      )
       if wish[1] > _SOON:
         self.fail("A9", f"{process.name}'s wish to save is forgotten")
 
