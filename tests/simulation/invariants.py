@@ -335,7 +335,7 @@ class Checker:
     ready = self.within_reach(leader)
     for wish in self.wishes:
       process, _, since = wish
-      came = self.world.now - since > _ON_ITS_WAY
+      came = self.world.now - max(since, self.term_at) > _ON_ITS_WAY
       wish[1] = (
         wish[1] + 1 if came and process in ready and not process.over else 0
       )
