@@ -52,3 +52,8 @@ _FOUND = (
 @pytest.mark.parametrize("seed", _FOUND)
 def test_what_long_runs_have_found_is_mended(seed):
   assert not faults.run(faults.schedule(seed, steps=12)).violation
+
+
+@pytest.mark.parametrize("seed", [9020012326])
+def test_a_gradient_in_a_committed_sum_is_not_sent_again_to_a_new_leader(seed):
+  assert not faults.run(faults.schedule(seed)).violation

@@ -130,3 +130,18 @@ def test_a_sum_that_is_dropped_as_a_whole_leaves_nothing_in():
   assert not session.waits
   assert session.submit(submission(2)) == []
   assert session.count() == 1
+
+
+def test_a_sum_that_extends_a_committed_one_is_not_sent_to_a_new_leader():
+  session = Session()
+  session.submit(submission(0))
+  session.asked_for_more(0, 1)
+  session.submit(submission(1, total=2, extends=0))
+  # The leader that was told of both is lost; the next one knows of neither.
+  session.committed(commit(0, step=4), ME)
+  assert session.pending is None
+  assert session.new_leader() == []
+  assert session.published(5) == [
+    Resolved(0, "", 5, (0, 1), 1),
+    Resolved(1, "superseded", 0, apart=True),
+  ]
