@@ -99,10 +99,10 @@ class Session:
         continue
       if self.find(part.sequence) is None:
         return True  # It was given up; see `lost`.
-      pending = self.pending
-      if pending is not None and pending.sequence == part.sequence:
+      if self.pending is not None and self.pending.sequence == part.sequence:
         self.pending = None
-      elif pending is not None and pending.extends == part.sequence:
+      pending = self.pending
+      if pending is not None and pending.extends == part.sequence:
         # It includes that sum, and a new leader can't know it.
         self.pending = None
         self._superseded.append(
