@@ -657,10 +657,7 @@ class Follower:
       self._begin_membership(entry.incarnation, self.view.step)
     if mine and self._office < entry.term:
       self._office = entry.term
-      self.elected = (
-        position,
-        tuple(one.record for one in self._latest if one.record is not None),
-      )
+      self.elected = (position, tuple(one.record for one in self._latest))
     self._search.trust()
     if self._leader and self._leader != entry.leader:
       self._leader = ""

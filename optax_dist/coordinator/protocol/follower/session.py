@@ -37,8 +37,6 @@ class Session:
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
     self._apart = False
     self._counted: list[_Counted] = []
-    # Submissions that extend one in a commit, until their outcome is told.
-    self._superseded: list[Resolved] = []
 
   @property
   def waits(self) -> bool:
@@ -101,19 +99,18 @@ class Session:
         return True  # It was given up; see `lost`.
       if self.pending is not None and self.pending.sequence == part.sequence:
         self.pending = None
-      pending = self.pending
-      if pending is not None and pending.extends == part.sequence:
-        # It includes that sum, and a new leader can't know it.
-        self.pending = None
-        self._superseded.append(
-          Resolved(pending.sequence, "superseded", 0, apart=True)
-        )
       # If the buffered submission is part of it, so is the pending one's share.
       self.taken = None
       step = commit.attempt.step + 1
       members = tuple(p.replica for p in commit.parts)
       outcome = Resolved(part.sequence, "", step, members, part.staleness)
       self._counted.append(_Counted(step, outcome))
+      larger = self.pending
+      if larger is not None and larger.extends == part.sequence:
+        # It includes that sum, and a new leader can't know it.
+        self.pending = None
+        outcome = Resolved(larger.sequence, "superseded", 0, apart=True)
+        self._counted.append(_Counted(step, outcome))
       return True
     return False
 
@@ -122,8 +119,6 @@ class Session:
     told: list[Resolved] = []
     while self._counted and self._counted[0].step <= step:
       told.append(self._counted.pop(0).outcome)
-    told += self._superseded
-    self._superseded = []
     return list(told)
 
   def new_leader(self) -> list[Effect]:
@@ -143,11 +138,8 @@ class Session:
     told: list[Effect] = []
     last = self.pending or self.taken
     if last is not None:
-      apart = any(c.outcome.sequence == last.extends for c in self._counted)
-      told.append(Resolved(last.sequence, reason, 0, apart=apart))
+      told.append(Resolved(last.sequence, reason, 0))
     self.pending = self.taken = None
-    told += self._superseded
-    self._superseded = []
     if counted:
       told += [one.outcome for one in self._counted]
       self._counted = []

@@ -156,7 +156,6 @@ class Leader:
     """Announces its leadership to members, and asks for pending requests."""
     self._now = now
     config, view, recorded = self._config, self._view, self._publisher.oldest
-    assert recorded.record is not None
     (term,) = recorded.record.entries
     assert isinstance(term, Term)
     self._out.append(fx.OpenJournal(() if term.fresh else self._recent))
