@@ -97,7 +97,7 @@ class EpochReport:
     left_out: samples that don't fill a batch, in exact mode.
     skipped: samples whose gradients were never finite.
     open: samples that are not in a committed step so far; after the end of a
-      run, those that were not used.
+      run, those that were not used, or were given up after the last step.
   """
 
   epoch: int

@@ -49,6 +49,8 @@ _SETTLED, _LATE = 0.5, 20.0
 _PLACES = 2
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
+# How often samples may give a gradient that is not finite.
+_STRIKES = 3
 # Seconds that a message takes at most, behind others of its connection.
 _ON_ITS_WAY = 1.0
 
@@ -197,6 +199,7 @@ class Checker:
         data, needed = self.setting.data, self.setting.needed
         if entry.reason == "all data is used" and data is not None:
           left = data.total - self.done.get(entry.step, 0)
+          left -= self.given_up()
           if left >= needed * data.unit(needed):
             self.fail("A10", f"it ends with {left} samples left")
         if entry.step != len(self.commits):
@@ -519,6 +522,19 @@ class Checker:
     self.samples |= found
     self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
     self.done[step + 1] = len(self.samples) + len(self.skipped)
+
+  def given_up(self) -> int:
+    """Samples that were never finite, and that no commit came to name."""
+    times: collections.Counter[int] = collections.Counter()
+    strikes = {
+      (name.partition(".")[0], sequence): found.submitted.data
+      for (name, sequence), found in self.submissions.items()
+      if not found.submitted.finite
+    }
+    for spans in strikes.values():
+      times.update(p for a, b in spans for p in range(a, b))
+    named = self.samples | self.skipped
+    return sum(n >= _STRIKES for p, n in times.items() if p not in named)
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
     """The checkpoint that a replica would write."""

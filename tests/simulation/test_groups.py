@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.simulation import groups, planted
+from tests.simulation import group_leases, groups, planted
 
 _BATCH = 100
 
@@ -49,3 +49,7 @@ def test_a_planted_fault_is_found(name, old, new):
   found = planted.find(dataclasses.replace(fault, kind=groups), 0, 150)
   assert found is not None
   assert not groups.run(found.schedule).violation  # Without the fault.
+
+
+def test_samples_that_were_given_up_after_the_last_step_are_not_left():
+  assert not groups.run(group_leases.schedule(9010001552)).violation

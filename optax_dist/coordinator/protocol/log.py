@@ -200,12 +200,20 @@ class Trimmer:
     # Blocks whose marker may not be written yet, and the request to put it.
     self._due: dict[int, int] = {}
 
-  def trim(self, position: int) -> list[Put]:
-    """Marks a block once the log is far enough beyond it."""
+  def trim(self, position: int, untouched: bool) -> list[Put]:
+    """Marks old blocks once the log is far enough beyond them.
+
+    Args:
+      position: position of the next record.
+      untouched: whether no step has been committed. If all replicas die, a new
+        one can still begin the run anew, if it has read the whole log.
+    """
     old = position // self._block - 2
     if position % self._block or old < 0:
       return []
     self._due[old] = -1
+    if untouched:
+      return []
     puts = []
     for block in self._due:
       self._due[block] = request = self._count()

@@ -111,16 +111,23 @@ def test_an_idle_leader_sees_that_another_one_has_written():
 
 def test_a_block_is_marked_before_it_is_deleted_and_terms_stay():
   trimmer = log.Trimmer(4, itertools.count(1).__next__)
-  assert trimmer.trim(9) == trimmer.trim(4) == []
-  (put,) = trimmer.trim(8)
+  assert trimmer.trim(9, False) == trimmer.trim(4, False) == []
+  (put,) = trimmer.trim(8, False)
   assert put == fx.Put(1, "trimmed/0", Trimmed(0))
   assert trimmer.answered(ins.PutAnswered(1, "unknown"), [2]) == []
   # Next time both are marked.
-  first, second = trimmer.trim(12)
+  first, second = trimmer.trim(12, False)
   assert second.key == "trimmed/1"
   assert trimmer.answered(ins.PutAnswered(first.request, "conflict"), [2]) == [
     fx.Delete(("log/0", "log/1", "log/3"))
   ]
+
+
+def test_a_log_is_trimmed_only_once_a_step_is_committed():
+  trimmer = log.Trimmer(4, itertools.count(1).__next__)
+  assert trimmer.trim(8, untouched=True) == []
+  first, second = trimmer.trim(12, untouched=False)
+  assert (first.key, second.key) == ("trimmed/0", "trimmed/1")
 
 
 def _read(reader, position, store):

@@ -671,9 +671,8 @@ class Follower:
   # Membership.
 
   def _begin_membership(self, incarnation: Incarnation, step: int) -> None:
-    if incarnation != self._last_incarnation:
-      self._end_membership()
-      self._out += self.session.lost(quorum.Reason.LOST.value)
+    self._end_membership()
+    self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
     self.applier.begin(self.view, step)

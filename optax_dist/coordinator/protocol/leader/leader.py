@@ -369,7 +369,8 @@ class Leader:
           self._out.append(fx.Disconnect(peer, "it is a member no more"))
     if left:
       self._resign("it has left")
-    self._out += self._trimmer.trim(self._log.position)
+    untouched = self._view.untouched
+    self._out += self._trimmer.trim(self._log.position, untouched)
     if self._view.ended is not None:
       self._ended = True
 
@@ -1229,7 +1230,9 @@ class Leader:
     if now >= self._beat_at:
       self._beat_at = now + self._limits.pace / 4
       self._beats += 1
-      first = max(0, self._log.position // config.block - 1) * config.block
+      first = 0
+      if not self._view.untouched:
+        first = max(0, self._log.position // config.block - 1) * config.block
       beat = Beat(self.term, config.process, config.address, self._beats, first)
       self._out.append(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
       if self._beats % _BEATS == 1:
