@@ -117,6 +117,8 @@ class Checker:
     self.left_last = False
     # When the latest term began, and when a member or process was lost last.
     self.term_at = self.changed_at = self.committed_at = -math.inf
+    # The position at which members changed last.
+    self.changed = -1
     self.ended_at = math.inf
     # Whether a state was damaged; and when each fingerprint was first taken, by step.
     self.corrupt = False
@@ -141,7 +143,7 @@ class Checker:
       self.fail("A3", f"a record at {position}, and none before it")
     self.log[position] = value
     if any(isinstance(entry, Joined | Removed) for entry in value.entries):
-      self.changed_at = self.world.now
+      self.changed_at, self.changed = self.world.now, position
     for entry in value.entries:
       if self.world.transcript is not None:
         self.world.tell(transcript.line(self, process, entry))
@@ -174,7 +176,13 @@ class Checker:
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
-        self.joined(self.world.by_name[member.process])
+        new = self.world.by_name[member.process]
+        self.joined(new)
+        self.members = {
+          incarnation: name
+          for incarnation, name in self.members.items()
+          if self.world.by_name[name].index != new.index
+        }
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
       case Removed(incarnation, left, reason):
@@ -314,6 +322,8 @@ class Checker:
     since -= _SETTLED + _LATE * self.setting.latency
     if name is None or max(self.changed_at, self.term_at) > since:
       return  # A witness may have been lost, or have failed.
+    if self.changed > commit.attempt.membership:
+      return  # Whoever joined came after the leader had begun the attempt.
     others = [p for p in self.within_reach(leader) if p.name != name]
     settled = lambda p: p.settled_at < since and not self.unheard(leader, p)
     able = [p for p in others if p.step >= step and settled(p)]
@@ -736,9 +746,12 @@ class Checker:
     replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
     if latest and held < latest and not replayed:
       return "nobody holds the latest state"
+    left = setting.replicas - len(self.gone)
     lowered = setting.lower_on_leave or setting.lower_on_loss
-    few = setting.replicas - len(self.gone) < setting.needed
-    if few and not lowered and setting.needed <= setting.replicas:
+    needed = min(setting.needed, left) if lowered else setting.needed
+    # One that was killed for good is waited for, unless a loss lowers that.
+    living = left - (self.world.spared and not setting.lower_on_loss)
+    if living < needed and setting.needed <= setting.replicas:
       return "too many have left"
     return ""
 

@@ -59,6 +59,9 @@ _HOLDS = {
   "a gradient in a committed sum is not sent again to a new leader": 9020012326,
   "a run of which all died before its first step begins anew": 9020001421,
   "whoever becomes a member again has submitted nothing": 9032001576,
+  "who waits for one that is dead, after others have left, fails": 91001028154,
+  "who joins after an attempt has begun is no witness of it": 91001028348,
+  "the end does not wait for an earlier membership": 91001064456,
 }
 
 
