@@ -23,8 +23,9 @@ def check(
     reports: from each process that exited normally: its replica, its
       incarnation, and its observations: ``calls`` and ``accepted`` (numbers of
       its gradients), ``reasons`` of dropped ones by number, ``prints`` by step,
-      ``waited``, ``step`` and ``stats``; and ``undecided``, those in a sum of
-      several that had not counted at the end.
+      ``waited``, ``step`` and ``stats``; ``summed``, those in a sum of several
+      that had not counted at the end; and ``undecided``, those in sums that
+      went no further, of which a part may have counted.
     timeout: the timeout of the run; no replica may have waited longer.
     data: the leased data set, if there is one.
 
@@ -102,7 +103,8 @@ def _ledger(
     problems.append(f"gradients were applied twice: {twice[:5]}")
   for replica, incarnation, seen in reports:
     own = {key[2] for key in applied if key[:2] == (replica, incarnation)}
-    believed, undecided = set(seen["accepted"]), seen.get("undecided", [])
+    believed = set(seen["accepted"])
+    undecided = [*seen.get("undecided", []), *seen.get("summed", [])]
     # `lost` means that it isn't known to count (A7): a replica may be removed
     # when it has done its part of a step that is then committed.
     wrong = {

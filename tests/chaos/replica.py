@@ -46,6 +46,27 @@ def main() -> int:
         return 0
 
 
+def note(seen: dict[str, Any], number: int, outcome: Any) -> None:
+  """Notes the outcome of a gradient.
+
+  Args:
+    seen: ``accepted``, ``reasons`` of dropped ones, ``summed``, the ones of a
+      sum that goes on, and ``undecided``, those of sums whose end was not told.
+    number: number of the gradient.
+    outcome: what `step` returned.
+  """
+  if not outcome.accepted:
+    seen["reasons"][str(number)] = outcome.reason
+    # The first part of the sum may have counted without it.
+    seen["undecided"] += seen["summed"]
+    seen["summed"] = []
+    return
+  seen["summed"].append(number)
+  if outcome.members:
+    seen["accepted"] += seen["summed"]
+    seen["summed"] = []
+
+
 class _Work:
   """The process's work; one run at a time."""
 
@@ -87,6 +108,7 @@ class _Work:
       "calls": [],
       "accepted": [],
       "undecided": [],
+      "summed": [],
       "reasons": {},
       "prints": {},
       "drawn": {},
@@ -147,15 +169,7 @@ class _Work:
           grads = self._gradient(replica.params, 0.1 + 0.01 * (number % 17))
           seen["calls"].append(number - 1)
           outcome = replica.step(grads, batch=key)
-          if outcome.accepted:
-            # Without members it is in a sum, about which nothing is decided
-            # until the sum counts.
-            seen["undecided"].append(number - 1)
-            if outcome.members:
-              seen["accepted"] += seen["undecided"]
-              seen["undecided"] = []
-          else:
-            seen["reasons"][str(number - 1)] = outcome.reason
+          note(seen, number - 1, outcome)
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
           self.channel.say(

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 
+from optax_dist.coordinator.outcome import Outcome
 from tests.chaos import checks as chaos_checks
+from tests.chaos import replica
 
 
 def _commit(step, *replicas):
@@ -170,3 +172,13 @@ def test_samples_are_checked_where_there_are_any(monkeypatch):
   _, problems = chaos_checks.check(records, reports, 10.0, data="the data")
   assert problems == ["a sample is lost"]
   assert told == [("the data", records[:3], reports)]
+
+
+def test_a_dropped_sum_is_not_taken_for_part_of_the_next_one():
+  seen = {"accepted": [], "reasons": {}, "summed": [], "undecided": []}
+  replica.note(seen, 0, Outcome(True, "", 0))
+  replica.note(seen, 1, Outcome(False, "lost", 0))
+  replica.note(seen, 2, Outcome(True, "", 0))
+  replica.note(seen, 3, Outcome(True, "", 1, members=(0, 1)))
+  assert seen["accepted"] == [2, 3]
+  assert (seen["reasons"], seen["undecided"]) == ({"1": "lost"}, [0])
