@@ -2,9 +2,8 @@
 
 This package has the transforms to chain, and functions that read their state.
 The rest is in its modules: ``compression``, ``coordinator``,
-``decoupled_diloco``, ``elastic_exchange``, ``ledger``, ``optimizers``,
-``quorum``, ``simulate``, ``sparse``, ``states``, ``tensorflow1`` and
-``transforms.schedules``.
+``elastic_exchange``, ``ledger``, ``optimizers``, ``quorum``, ``simulate``,
+``sparse``, ``states``, ``tensorflow1`` and ``transforms.schedules``.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
   from optax_dist import (
     compression,
     coordinator,
-    decoupled_diloco,
     elastic_exchange,
     ledger,
     optimizers,
@@ -99,7 +97,6 @@ __all__ = [
   "compression",
   "coordinator",
   "cross_shard",
-  "decoupled_diloco",
   "diloco",
   "elastic_average",
   "elastic_exchange",

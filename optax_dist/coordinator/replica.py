@@ -33,7 +33,6 @@ from optax_dist.coordinator.metrics import replica_numbers, reporter, table
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
-from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
@@ -177,7 +176,7 @@ class Replica:
       unit = data.unit(strategy.quorum.replicas_to_aggregate)
       assert strategy.period is not None
       self._indices = leases.Indices(data, unit, strategy.period)
-    waits = strategy.rules is None
+    waits = strategy.policy is None
     self._submission = Submission(
       self._handover.published,
       add,
@@ -257,7 +256,7 @@ class Replica:
       data=data,
       progress=progress,
       exact=data is not None and data.constant_global_batch,
-      fragments=strategy.rules,
+      policy=strategy.policy,
     )
 
   def _describe(self) -> dict[str, Any]:
@@ -773,7 +772,7 @@ class Replica:
     """Whether what is computed now is the first part of a submission."""
     return not self._submission.gradients
 
-  def _submit(self, work: Work | None = None) -> None:
+  def _submit(self, work: bytes = b"") -> None:
     """Submits the sum, or reports stale gradients."""
     self._settle()
     submission = self._submission

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
-from optax_dist.coordinator.protocol.entries import Incarnation, Work
+from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.coordinator.protocol.inputs import Submitted
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
@@ -230,7 +230,7 @@ class Submission:
     finite: bool,
     payload: bytes = b"",
     timings: bytes = b"",
-    work: Work | None = None,
+    work: bytes = b"",
   ) -> Submitted:
     """Submits the sum, or reports stale gradients.
 

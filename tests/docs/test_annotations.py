@@ -13,7 +13,6 @@ _MODULES = [
     importlib.import_module(module.name)
     for layer in (
       "compression",
-      "decoupled_diloco",
       "ledger",
       "optimizers",
       "quorum",

@@ -194,12 +194,12 @@ def test_sharded_transformer():
 
 def test_decoupled_diloco():
   printed = run("decoupled_diloco.py", "--steps", "150", devices=1)
-  assert "b is lost" in printed
-  ((slow, back),) = re.findall(r"'slow': (\d+), 'b': (\d+)", printed)
-  # Each on its own clock: half as fast, and back for half of the time.
-  assert int(slow) == int(back) == 75
-  ((first, second),) = re.findall(r"fragment: \[(\d+), (\d+)\]", printed)
-  assert min(int(first), int(second)) >= 12
+  rows = re.findall(r"(\d+) steps, in (\d+) of (\d+) merges", printed)
+  steps, merged, _ = zip(*(map(int, row) for row in rows), strict=True)
+  # Each on its own clock: one stops for a while, and one is half as fast.
+  assert len(steps) == 4
+  assert max(steps[1], steps[3]) < min(steps[0], steps[2])
+  assert min(merged) > 0
   assert numbers(r"parameters: ([\d.]+)", printed)[-1] > 0.9
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from optax_dist.coordinator.extras.decoupled_diloco import rules
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
-from optax_dist.decoupled_diloco import rules
 
 
 @dataclasses.dataclass

@@ -12,8 +12,13 @@ import dataclasses
 import random
 from typing import Any
 
-from optax_dist.coordinator.protocol.entries import Committed, Work
-from optax_dist.decoupled_diloco import rules
+from optax_dist.coordinator.extras.decoupled_diloco import rules
+from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
+  WORK,
+  MakeRounds,
+  Work,
+)
+from optax_dist.coordinator.protocol.entries import Committed
 from tests.simulation import faults
 from tests.simulation.invariants import Checker
 from tests.simulation.world import Process, World
@@ -63,7 +68,8 @@ class LearnerWorld(World):
     process.computed += 1
     self.give_gradient(process, process)
     late = self.random.randrange(2)
-    self.submit(process, Work(tokens, steps, seconds, late, begins))
+    work = Work(tokens, steps, seconds, late, begins)
+    self.submit(process, WORK.encode(work))
 
 
 class FragmentsChecker(Checker):
@@ -74,7 +80,8 @@ class FragmentsChecker(Checker):
     work = []
     for part in commit.parts:
       name = self.processes[part.incarnation]
-      work.append(self.submissions[name, part.sequence].submitted.work)
+      submitted = self.submissions[name, part.sequence].submitted
+      work.append(WORK.decode(submitted.work))
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
     weights = [part.weight for part in commit.parts]
     if weights != [share * len(shares) for share in shares]:
@@ -95,7 +102,11 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
     safety=r.choice((0.5, 1.0)),
   )
   setting = dataclasses.replace(
-    setting, needed=needed, alone=False, max_staleness=0, fragments=numbers
+    setting,
+    needed=needed,
+    alone=False,
+    max_staleness=0,
+    policy=MakeRounds(numbers),
   )
   return dataclasses.replace(found, setting=setting)
 

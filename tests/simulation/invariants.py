@@ -240,7 +240,7 @@ class Checker:
       self.copied(process, commit)
     elif commit.mean != struct.pack("<q", self.mean(commit)):
       self.fail("A14", f"step {step} has not the mean of its parts")
-    if setting.fragments is None and any(p.weight != 1.0 for p in commit.parts):
+    if setting.policy is None and any(p.weight != 1.0 for p in commit.parts):
       self.fail("A14", f"step {step} has other weights: {commit.parts}")
     self.saves(process, commit)
     for part in commit.parts:
@@ -313,7 +313,7 @@ class Checker:
   def copied(self, leader: Any, commit: Committed) -> None:
     """With a single gradient, another replica has the mean too, if one can."""
     world, step = self.world, commit.attempt.step
-    if len(commit.parts) > 1 or self.setting.fragments is not None:
+    if len(commit.parts) > 1 or self.setting.policy is not None:
       return
     (part,) = commit.parts
     name = self.processes.get(part.incarnation)

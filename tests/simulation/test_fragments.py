@@ -9,7 +9,7 @@ _BATCH = 100
 FAULTS = (
   (
     "contributions count alike, whatever is in them",
-    "leader.rounds",
+    "rounds",
     "      codec.replace(part, weight=share * len(parts))\n",
     "      codec.replace(part, weight=1.0)\n",
   ),
@@ -17,7 +17,7 @@ FAULTS = (
     "what is in a contribution is not sent again",
     "follower.follower",
     "        pending.work,\n",
-    "        pending.work if self._office < 0 else None,\n",
+    "        pending.work if self._office < 0 else b'',\n",
   ),
   (
     "a contribution to a round that is over is kept for the next",

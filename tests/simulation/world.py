@@ -31,11 +31,9 @@ from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import (
   STORE_VALUES,
   AttemptId,
-  Work,
 )
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.submission import Submission
-from optax_dist.decoupled_diloco import rules
 
 _MASK = (1 << 63) - 1
 
@@ -69,7 +67,7 @@ class Setting:
     data: whose samples are leased, if any.
     exact: as in `Config`.
     adaptive: whether deadlines follow what is seen; there are heartbeats then.
-    fragments: as in `Config`.
+    policy: as in `Config`.
     local_steps: own steps from one submission to the next.
     coded: whether messages and the store's values travel as bytes.
   """
@@ -92,7 +90,7 @@ class Setting:
   data: ledger.Batches | None = None
   exact: bool = False
   adaptive: bool = False
-  fragments: rules.Config | None = None
+  policy: Any = None
   local_steps: int = 1
   coded: bool = False
 
@@ -282,14 +280,14 @@ class Process:
       block=BLOCK,
       data=setting.data,
       exact=setting.exact,
-      fragments=setting.fragments,
+      policy=setting.policy,
     )
     self.config = config
     self.node = Node(config)
     samples = 0
     if setting.data is not None:
       samples = setting.data.unit(setting.needed) // setting.local_steps
-    learns = setting.fragments is not None
+    learns = setting.policy is not None
     self.submission = Submission(
       self.published,
       digest,
@@ -1405,7 +1403,7 @@ class World:
     part, batch = digest(process.uid, process.computed), str(process.computed)
     process.submission.add(seen, part, batch, None)
 
-  def submit(self, process: Process, work: Work | None = None) -> None:
+  def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
     finite = total is None or self.random.random() > NOT_FINITE
     if total is not None and finite and self.setting.inline:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
-from optax_dist.decoupled_diloco import rules
+from optax_dist.coordinator.protocol.leader.leases import LeaseManager
+from optax_dist.coordinator.protocol.leader.policy import Policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Config:
     progress: the samples in committed steps before the first step.
     exact: whether a step of sums has neither more nor fewer gradients than
       `replicas_to_aggregate`.
-    fragments: the configuration of decoupled DiLoCo, where a step is a round of
-      a fragment, with a grace window and weights by `Work`. None for others.
+    policy: makes the policy of a new leader, given `timeout`; a step is then
+      open until the policy closes it, and has the policy's weights. None: a
+      step closes by itself.
   """
 
   process: Process
@@ -69,7 +72,7 @@ class Config:
   data: ledger.Batches | None = None
   progress: ledger.Progress = ledger.NOTHING_DONE
   exact: bool = False
-  fragments: rules.Config | None = None
+  policy: Callable[[float], Policy] | None = None
 
   @property
   def inline(self) -> bool:
@@ -95,6 +98,19 @@ class Config:
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
       two_phase=not self.inline,
       exact=self.exact,
-      window=self.fragments is not None,
+      window=self.policy is not None,
       global_step=step,
     )
+
+  def leader_policy(self, progress: ledger.Progress) -> Policy:
+    """The policy of a new leader.
+
+    Args:
+      progress: the samples in committed steps.
+    """
+    k = self.replicas_to_aggregate
+    if self.policy is not None:
+      return self.policy(self.timeout)
+    if self.data is not None:
+      return LeaseManager(self.data, k, progress)
+    return Policy(sums=k > self.total_num_replicas)

@@ -339,7 +339,7 @@ class SetAsked(Struct):
 
 
 class Called(Struct):
-  """Others have contributed to this step's round; sent once per learner."""
+  """Others have contributed to this step; sent once to those that have not."""
 
   step: int
 

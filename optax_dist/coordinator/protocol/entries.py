@@ -95,26 +95,6 @@ class Part(Struct):
   data: Spans = ()
 
 
-class Work(Struct):
-  """The content of a learner's contribution to a fragment.
-
-  Attributes:
-    tokens: tokens that it was trained on.
-    steps: the learner's own steps since the version of the fragment it started
-      from.
-    step_seconds: how long one of them takes.
-    late: rounds of the fragment since that version.
-    begins: whether it is the learner's turn, or it was called: then the round
-      has begun. Otherwise it waits for the round to begin.
-  """
-
-  tokens: Natural
-  steps: Positive
-  step_seconds: Finite
-  late: Natural
-  begins: bool = True
-
-
 class Leased(Struct):
   """The samples that a member computes on next.
 

@@ -16,7 +16,6 @@ from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Process,
   StoreValue,
-  Work,
 )
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.ledger import Spans
@@ -186,7 +185,7 @@ class Submitted(Struct):
     compute: seconds that computing it took, if known.
     timings: for the journal, as the driver encodes them.
     data: the samples of the gradients, in the order in which they were summed.
-    work: its content, if it is a contribution to a fragment.
+    work: what the leader's policy must know of it (`Config.policy`).
   """
 
   sequence: int
@@ -201,7 +200,7 @@ class Submitted(Struct):
   compute: float | None = None
   timings: bytes = b""
   data: Spans = ()
-  work: Work | None = None
+  work: bytes = b""
 
 
 class LeaveWanted(Struct):

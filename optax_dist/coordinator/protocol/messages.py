@@ -31,7 +31,6 @@ from optax_dist.coordinator.protocol.entries import (
   Record,
   ReplicaId,
   ViewState,
-  Work,
 )
 from optax_dist.ledger import Spans
 
@@ -96,7 +95,7 @@ class Arrive(Struct):
     compute: seconds that computing it took, if known.
     timings: for the journal; opaque to the protocol.
     data: the samples of the gradients in `count`, if they are leased.
-    work: its content, if it is a contribution to a fragment.
+    work: what the leader's policy must know of it; opaque to all others.
   """
 
   sequence: Natural
@@ -111,7 +110,7 @@ class Arrive(Struct):
   compute: Finite | None
   timings: bytes = b""
   data: Spans = ()
-  work: Work | None = None
+  work: bytes = b""
 
 
 class Done(Struct):
@@ -320,10 +319,9 @@ class TakeOver(Struct):
 
 
 class Call(Struct):
-  """Others have contributed to the round of this step: contribute now.
+  """Others have contributed to this step: contribute now.
 
-  Sent if a step is a round of a fragment, to members without a contribution in
-  it.
+  Sent if the leader's policy says so, to members without a contribution in it.
   """
 
   step: Natural

@@ -31,10 +31,10 @@ def agreement(
   state = "\n".join(_leaves(shared))
   mean = jax.eval_shape(lambda x: x, strategy.exchanged(params))
   program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
-  numbers = strategy.quorum._asdict()
-  if strategy.rules is not None:
-    numbers |= strategy.rules._asdict()
-  told = ", ".join(f"{name}={value}" for name, value in numbers.items())
+  numbers = strategy.quorum._asdict().items()
+  told = ", ".join(f"{name}={value}" for name, value in numbers)
+  if strategy.policy is not None:
+    told += f", {strategy.policy}"
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (

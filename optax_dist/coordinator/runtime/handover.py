@@ -57,7 +57,7 @@ class Handover:
     admission: number of times the replica was admitted; 0 before the first.
     suspended: whether the replica is currently not a member.
     asked: how many gradients to sum into a submission.
-    called: the last step whose round has contributions of others; -1: none yet.
+    called: the last step that others have contributed to; -1: none yet.
     left: whether the replica has left on its own request.
     finished: why the run has finished; None if it has not.
     failure: the error that ends the run for this replica.

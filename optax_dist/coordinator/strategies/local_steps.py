@@ -27,7 +27,7 @@ class LocalState(NamedTuple):
 class LocalSteps:
   """Replicas that train locally for some steps."""
 
-  rules = None
+  policy = None
 
   def __init__(
     self, inner: optax.GradientTransformation, communication_period: int

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist import decoupled_diloco, quorum
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.leader.policy import Policy
 
 
 class Quorum(NamedTuple):
@@ -94,8 +95,11 @@ class Strategy(Protocol):
     ...
 
   @property
-  def rules(self) -> decoupled_diloco.Config | None:
-    """The rules of rounds that no replica waits for; None: replicas wait."""
+  def policy(self) -> Callable[[float], Policy] | None:
+    """`Config.policy` where no replica waits for a step; None: they wait.
+
+    Its text (`str`) has the numbers that all replicas must agree on.
+    """
     ...
 
   def shared(self, params: Any) -> Any:

@@ -15,7 +15,7 @@ class SyncReplicas:
   name = "sync_replicas"
   sums = alone = False
   period = 1
-  rules = None
+  policy = None
   differences = additive = True
   fragment_sizes = None
 

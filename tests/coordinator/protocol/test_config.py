@@ -4,7 +4,7 @@ import pytest
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.decoupled_diloco import rules
+from optax_dist.coordinator.protocol.leader.policy import Policy
 
 
 def _config(**options):
@@ -29,7 +29,7 @@ def test_an_empty_gradient_may_be_sent_inline_too():
       {"lower_on_leave": False, "lower_on_loss": True},
       {"lower_on_leave": True},
     ),
-    ({"fragments": rules.Config(2, 8)}, {"window": True}),
+    ({"policy": lambda timeout: Policy()}, {"window": True}),
     (
       {"exact": True, "replicas_to_aggregate": 4, "total_num_replicas": 2},
       {"exact": True},

@@ -14,9 +14,9 @@ from optax_dist import quorum
 from optax_dist.coordinator import options
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
+from optax_dist.coordinator.extras.decoupled_diloco.rounds import WORK, Work
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol.effects import Resolved
-from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import group as groups
 
@@ -164,7 +164,7 @@ class Learner(Replica):
     work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
     batches = ",".join(self._batches)
     self._submission.add(self._handover, given.payload, batches, computed)
-    self._submit(work)
+    self._submit(WORK.encode(work))
     self._batches.clear()
 
   def _write(self, out: np.ndarray) -> bool:

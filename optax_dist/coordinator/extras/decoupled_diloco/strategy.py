@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist import decoupled_diloco as dd
+from optax_dist.coordinator.extras.decoupled_diloco import fragments as parts
+from optax_dist.coordinator.extras.decoupled_diloco import rules as dd
 from optax_dist.coordinator.extras.decoupled_diloco.learner import Learner
+from optax_dist.coordinator.extras.decoupled_diloco.rounds import MakeRounds
 from optax_dist.coordinator.strategies import strategy
 
 # After missing this many rounds in a row, a learner doesn't wait to be called.
@@ -91,6 +93,7 @@ class DecoupledDiloco:
 
   Attributes:
     rules: the rules' configuration.
+    policy: see `Strategy`.
     size: size of the largest fragment, in numbers; known after `shared`.
   """
 
@@ -128,13 +131,14 @@ class DecoupledDiloco:
       raise ValueError(f"alpha must be from 0 to below 1, got {alpha!r}.")
     if merge not in ("radial", "mean"):
       raise ValueError(f"merge must be 'radial' or 'mean', got {merge!r}.")
-    dd.init(rules)
+    dd.check(rules)
     if rules.period < rules.fragments:
       raise ValueError(
         f"period must be at least fragments={rules.fragments}, got"
         f" {rules.period!r}: a fragment is given at a step of its own."
       )
     self.quorum, self.rules = quorum, rules
+    self.policy = MakeRounds(rules)
     self._radial = merge == "radial"
     # A direction has no length of its own: what is left of it can't be added.
     self.additive = not self._radial
@@ -151,13 +155,13 @@ class DecoupledDiloco:
     self.apply = jax.jit(self._apply)
     self._pack = jax.jit(self._packed)
     self._hear = jax.jit(self._heard, static_argnums=0)
-    self._mix = jax.jit(functools.partial(dd.mix, alpha=alpha))
+    self._mix = jax.jit(functools.partial(parts.mix, alpha=alpha))
 
   def shared(self, params: Any) -> strategy.SharedState:
     """The initial shared state."""
     leaves = jax.tree.leaves(params)
     fragments = self.rules.fragments
-    dealt = jax.tree.leaves(dd.balanced_fragments(params, fragments))
+    dealt = jax.tree.leaves(parts.balanced_fragments(params, fragments))
     self._leaves = [
       [i for i, f in enumerate(dealt) if f == fragment]
       for fragment in range(fragments)

@@ -822,7 +822,7 @@ class Follower:
       self._optimistic_at == (self.view.term, step)
       or config.inline
       or config.alone
-      or config.fragments is not None  # Only the leader knows the weights.
+      or config.policy is not None  # Only the leader knows the weights.
       or not pending.finite
       or (count, pending.total) != (1, 1)
       or pending.local_step != step

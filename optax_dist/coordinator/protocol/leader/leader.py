@@ -44,11 +44,8 @@ from optax_dist.coordinator.protocol.leader.attempt import (
   Strikes,
   announcement,
 )
-from optax_dist.coordinator.protocol.leader.leases import LeaseManager
-from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
-from optax_dist.coordinator.protocol.leader.rounds import Rounds
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   Appended,
@@ -119,7 +116,7 @@ class Leader:
     self._roster = Roster()
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
-    self._policy = _policy(config, view)
+    self._policy = config.leader_policy(view.progress)
     # Replicas from before a fresh start, and until when they may rejoin.
     self._expected: dict[ReplicaId, float] = {}
     # Join requests with the id of a live replica, and until when they wait.
@@ -852,7 +849,7 @@ class Leader:
           self._arrivals[incarnation] = arrival
           message = arrival.message
           if self._policy.accepted(incarnation, message, self._now):
-            self._call_to_round(message.local_step)
+            self._call_others(message.local_step)
           waits = self._policy.has_begun(message.local_step)
           if self._waiting_since is None and waits:
             self._waiting_since, self._warned = self._now, 0.0
@@ -875,8 +872,8 @@ class Leader:
       self._policy.ask(incarnation, count)
     self._announce_asks()
 
-  def _call_to_round(self, step: int) -> None:
-    """Calls all members that are not in a round that begins."""
+  def _call_others(self, step: int) -> None:
+    """Calls all members that have no gradient in a step that begins."""
     for state in self._roster:
       incarnation = state.member.incarnation
       if state.is_connected and incarnation not in self._arrivals:
@@ -1250,14 +1247,14 @@ class Leader:
       self._resign("the store doesn't answer")
 
   def _check_window(self) -> None:
-    """Begins a round that no learner can begin, and closes one that is over."""
+    """Begins a step that no gradient has begun, and closes one that is over."""
     policy, step = self._policy, self._quorum.step
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)
     if policy.begins(self._quorum, first, here, self._now):
       # Its members have waited since they contributed; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
-      self._call_to_round(step)
+      self._call_others(step)
     first = min(first, self._now)
     if policy.closes(self._quorum, first, self._now):
       self._step(quorum.Close(step))
@@ -1328,15 +1325,6 @@ class Leader:
       if replicas
     ]
     return "waiting for " + ("; ".join(texts) or "nobody")
-
-
-def _policy(config: Config, view: View) -> Policy:
-  k = config.replicas_to_aggregate
-  if config.data is not None:
-    return LeaseManager(config.data, k, view.progress)
-  if config.fragments is not None:
-    return Rounds(config.fragments, config.timeout / 2)
-  return Policy(sums=k > config.total_num_replicas)
 
 
 def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:

@@ -6,9 +6,10 @@ The leader calls its policy for each event of a gradient's life:
     admit, fits -> accepted -> weigh -> committed, or dropped
     ask -> announcements: what members are asked to compute next
 
-Two strategies decide more: `leases` says who computes on which samples, and
-`rounds` when a round of a fragment begins and closes. What a policy needs of
-the past is in the log (`Committed`), or is sent again to each new leader.
+Other policies decide more: `leases` says who computes on which samples, and an
+optional one (`Config.policy`) may keep a step open, and weigh. What a policy
+needs of the past is in the log (`Committed`), or is sent again to each new
+leader.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Policy:
   def begins(
     self, state: quorum.State, first: float, all_in: bool, now: float
   ) -> bool:
-    """Whether a round begins now that no contribution has begun.
+    """Whether a step begins now that no gradient has begun.
 
     Args:
       state: state of the quorum's rules.

@@ -8,10 +8,10 @@ import pytest
 
 import optax_dist
 from optax_dist import compression
-from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
+from optax_dist.coordinator.extras.decoupled_diloco import fragments as parts
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
@@ -100,7 +100,7 @@ def test_the_same_contributions_have_the_same_outcome_as_streaming_updates(
     OUTER,
     "data",
     communication_period=PERIOD,
-    fragments=lambda p: dd.balanced_fragments(p, 2),
+    fragments=lambda p: parts.balanced_fragments(p, 2),
     mix=alpha,
     compression=METHODS[wire](decay),
     num_replicas=2,

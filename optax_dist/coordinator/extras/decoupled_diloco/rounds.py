@@ -1,23 +1,69 @@
 """The leader's rounds of fragments: when they close, and the weights.
 
 A round of a fragment is a step of the log. The quorum's rules say whether there
-are enough contributions, and `decoupled_diloco` how much longer to wait, and
-the weight of a contribution. Only the weights are in the log: a new leader
-learns the rest from the contributions, which are sent again.
+are enough contributions, and `rules` how much longer to wait, and the weight of
+a contribution. Only the weights are in the log: a new leader learns the rest
+from the contributions, which are sent again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from optax_dist import quorum
+from optax_dist.coordinator.extras.decoupled_diloco import rules
 from optax_dist.coordinator.protocol import codec
+from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
 from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.messages import Arrive
-from optax_dist.decoupled_diloco import rules
 from optax_dist.ledger import Spans
+
+
+class Work(codec.Struct):
+  """The content of a learner's contribution to a fragment.
+
+  Attributes:
+    tokens: tokens that it was trained on.
+    steps: the learner's own steps since the version of the fragment it started
+      from.
+    step_seconds: how long one of them takes.
+    late: rounds of the fragment since that version.
+    begins: whether it is the learner's turn, or it was called: then the round
+      has begun. Otherwise it waits for the round to begin.
+  """
+
+  tokens: Natural
+  steps: Positive
+  step_seconds: Finite
+  late: Natural
+  begins: bool = True
+
+
+#: `Submitted.work`, which the protocol passes on to the leader's `Rounds`.
+WORK: codec.Codec[Work] = codec.Codec(Work)
+
+
+@dataclasses.dataclass(frozen=True)
+class MakeRounds:
+  """Makes the policy of a new leader; `Config.policy`.
+
+  Attributes:
+    config: the configuration of the rules.
+  """
+
+  config: rules.Config
+
+  def __call__(self, timeout: float) -> Rounds:
+    """The policy of a leader without an open round.
+
+    Args:
+      timeout: of the run, in seconds; contributions before their turn wait for
+        half of it at most.
+    """
+    return Rounds(self.config, timeout / 2)
 
 
 class Rounds(Policy):
@@ -40,28 +86,29 @@ class Rounds(Policy):
     self._closes = self._begins_by = math.inf
     self._step, self._began = -1, 0.0
     self._merge_seconds = 0.0
-    self._step_seconds: dict[Incarnation, float] = {}
+    # What is in the latest contribution of each learner.
+    self._work: dict[Incarnation, Work] = {}
 
   @property
   def deadline(self) -> float:  # type: ignore[override]
     return min(self._closes, self._begins_by)
 
   def admit(self, incarnation: Incarnation, message: Arrive) -> str:
-    if message.work is None:
-      return "a contribution without its work"
-    self._step_seconds[incarnation] = message.work.step_seconds
+    try:
+      self._work[incarnation] = WORK.decode(message.work)
+    except codec.BadMessage as error:
+      return f"a contribution without its work ({error})"
     return ""
 
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
-    self._step_seconds.pop(incarnation, None)
+    self._work.pop(incarnation, None)
 
   def accepted(
     self, incarnation: Incarnation, message: Arrive, now: float
   ) -> bool:
     # The first contribution in its turn begins the round.
-    assert message.work is not None
     step = message.local_step
-    if self._step == step or not message.work.begins:
+    if self._step == step or not self._work[incarnation].begins:
       return False
     self._step, self._began = step, now
     return True
@@ -97,7 +144,7 @@ class Rounds(Policy):
     if self._closes == math.inf:
       self._closes = now + rules.grace_window(
         self._config,
-        self._step_seconds.values(),
+        [work.step_seconds for work in self._work.values()],
         now - max(first, self._began),
         self._merge_seconds,
       )
@@ -106,7 +153,7 @@ class Rounds(Policy):
   def weigh(
     self, parts: tuple[Part, ...], messages: Sequence[Arrive]
   ) -> tuple[Part, ...]:
-    work = [m.work for m in messages if m.work is not None]
+    work = [WORK.decode(message.work) for message in messages]
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
     # Their mean is 1.
     return tuple(

@@ -4,12 +4,17 @@ import math
 
 import pytest
 
+from optax_dist.coordinator.extras.decoupled_diloco import rules
+from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
+  WORK,
+  MakeRounds,
+  Work,
+)
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
-from optax_dist.coordinator.protocol.entries import Committed, Ended, Work
-from optax_dist.decoupled_diloco import rules
+from optax_dist.coordinator.protocol.entries import Committed, Ended
 from tests.coordinator.protocol.leader.test_leader import Driven
 
 
@@ -19,7 +24,7 @@ def rounds(replicas=3, quorum=2, **numbers):
     replicas_to_aggregate=quorum,
     total_num_replicas=replicas,
     inline_bytes=4,
-    fragments=rules.Config(2, 4, quorum, **numbers),
+    policy=MakeRounds(rules.Config(2, 4, quorum, **numbers)),
   )
   for i in range(1, replicas):
     driven.hello(f"p{i}")
@@ -32,7 +37,7 @@ def give(
   driven.now = at
   sequence = driven.__dict__.setdefault("numbers", {}).get(replica, 0)
   driven.numbers[replica] = sequence + 1
-  work = Work(tokens, 4, seconds, late, begins)
+  work = WORK.encode(Work(tokens, 4, seconds, late, begins))
   driven.arrive(f"p{replica}", sequence, step, b"none", work=work)
 
 
@@ -117,6 +122,8 @@ def test_what_comes_too_late_for_its_round_is_told_so():
 def test_a_contribution_without_its_work_is_refused():
   driven = rounds()
   driven.arrive("p1", 0, 0, b"none")
+  assert isinstance(driven.sent[-1][1], msg.Rejected)
+  driven.arrive("p1", 0, 0, b"none", work=b"\x93nonsense")
   assert isinstance(driven.sent[-1][1], msg.Rejected)
   assert not driven.leader.over
 

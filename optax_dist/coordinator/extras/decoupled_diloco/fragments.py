@@ -1,0 +1,75 @@
+"""Fragments of the parameters: which one each array is in, and mixing one in."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def mix(own: Any, new: Any, alpha: float) -> Any:
+  """Mixes a merged fragment in: ``alpha * own + (1 - alpha) * new``.
+
+  Args:
+    own: the learner's fragment.
+    new: the merged one, of the same structure.
+    alpha: the weight of its own, from 0 to 1.
+
+  Returns:
+    The mix, in the dtypes of ``own``.
+
+  Raises:
+    ValueError: if ``alpha`` is out of range.
+
+  Example:
+    >>> mix(jnp.array([0.0]), jnp.array([4.0]), 0.25)
+    Array([3.], dtype=float32)
+  """
+  if not 0 <= alpha <= 1:
+    raise ValueError(f"alpha must be from 0 to 1, got {alpha!r}.")
+
+  def one(x: jax.Array, y: jax.Array) -> jax.Array:
+    wide = jnp.asarray(y, jnp.float32)
+    mixed = wide + alpha * (jnp.asarray(x, jnp.float32) - wide)
+    return mixed.astype(jnp.result_type(x))
+
+  return jax.tree.map(one, own, new)
+
+
+def balanced_fragments(params: Any, fragments: int) -> Any:
+  """Distributes the parameters over fragments of about equal sizes.
+
+  The largest come first, each into the fragment that is the smallest so far.
+
+  Args:
+    params: a pytree of arrays.
+    fragments: the number of fragments; at most the number of arrays.
+
+  Returns:
+    A pytree like the parameters, of fragment indices from 0.
+
+  Raises:
+    ValueError: if the number is out of range.
+
+  Example:
+    >>> sizes = {"a": jnp.zeros(5), "b": jnp.zeros(3), "c": jnp.zeros(2)}
+    >>> balanced_fragments(sizes, 2)
+    {'a': 0, 'b': 1, 'c': 1}
+  """
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(params)
+  if type(fragments) is not int or not 1 <= fragments <= max(1, len(leaves)):
+    raise ValueError(
+      f"fragments must be from 1 to {len(leaves)}, the number of arrays, got"
+      f" {fragments!r}."
+    )
+  heap = [(0, i) for i in range(fragments)]
+  found = [0] * len(leaves)
+  # One is added to each size, so that no fragment is empty.
+  for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
+    size, fragment = heapq.heappop(heap)
+    found[i] = fragment
+    heapq.heappush(heap, (size + leaves[i].size + 1, fragment))
+  return treedef.unflatten(found)
