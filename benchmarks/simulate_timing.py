@@ -22,8 +22,8 @@ def strategies(n):
     "sync, 5 % backups": simulate.sync_replicas(n - some),
     "sync, 50 % backups": simulate.sync_replicas(n - n // 2),
     "sync, 90 % backups": simulate.sync_replicas(max(1, n // 10)),
-    "asynchronous": simulate.asynchronous(),
-    "bounded staleness, N / 2": simulate.bounded_staleness(n // 2),
+    "asynchronous": simulate.sync_replicas(1, max_staleness=simulate.UNBOUNDED),
+    "bounded staleness, N / 2": simulate.sync_replicas(1, max_staleness=n // 2),
     "elastic, period 10": simulate.elastic_average(10),
     "local updates, period 10": simulate.local_updates(n, 10),
   }

@@ -119,7 +119,7 @@ def asynchronous(problem, seeds, scale):
       runs = [
         train(
           problem,
-          simulate.asynchronous(),
+          simulate.sync_replicas(1, max_staleness=simulate.UNBOUNDED),
           LATENCY,
           n,
           ASYNCHRONOUS_RATE,

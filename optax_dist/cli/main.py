@@ -11,6 +11,26 @@ from optax_dist.cli.launch import command as launch
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import plan, simulate
 
+# Of the extra `train`; the table and pictures of a command need them.
+_EXTRA = ("matplotlib", "rich")
+
+
+def commands() -> parser.Parser:
+  """The parser of the whole command line; ``shtab`` makes completions of it."""
+  root = parser.Parser(
+    prog="optax-dist",
+    description="Distributed optimizers for JAX and Optax, at work.",
+  )
+  root.add_argument(
+    "--version", action="store_true", help="print the version and exit"
+  )
+  added = root.add_subparsers(
+    title="commands", metavar="COMMAND", dest="command"
+  )
+  for command in (launch, simulate, plan, watch, report):
+    command.add_parser(added)
+  return root
+
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the ``optax-dist`` command.
@@ -41,6 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     parser.say("interrupted")
     return 130
+  except ModuleNotFoundError as error:
+    if error.name not in _EXTRA:
+      raise
+    parser.say(
+      f"{error.name} is not installed; run: pip install 'optax-dist[train]'"
+    )
+    return 2
   except BrokenPipeError:
     # The reader of the output has exited (`| head`). Otherwise Python would
     # report an error when it flushes standard output at exit.
@@ -78,25 +105,16 @@ def _discard_output() -> None:
 
 
 def _dispatch(argv: list[str]) -> int:
-  root = parser.Parser(
-    prog="optax-dist",
-    description="Distributed optimizers for JAX and Optax, at work.",
-  )
-  root.add_argument(
-    "--version", action="store_true", help="print the version and exit"
-  )
-  commands = root.add_subparsers(title="commands", metavar="COMMAND")
-  argv = launch.add_parser(commands, argv)
-  simulate.add_parser(commands)
-  plan.add_parser(commands)
-  watch.add_parser(commands)
-  report.add_parser(commands)
-  args = root.parse_args(argv)
+  root = commands()
+  args, unknown = root.parse_known_args(argv)
+  if unknown:
+    args_of = root if args.command is None else args.parser
+    args_of.refuse_unknown(unknown)
   if args.version:
     import optax_dist
 
     print(f"optax-dist {optax_dist.__version__}")
     return 0
-  if "run" not in args:
+  if args.command is None:
     root.error("a command is needed")
   return args.run(args)

@@ -1,10 +1,14 @@
 """An argument parser with one-line errors, and common argument types."""
 
 import argparse
+import difflib
 import math
 import pathlib
+import re
+import shutil
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 
@@ -17,7 +21,22 @@ class Parser(argparse.ArgumentParser):
     super().__init__(**kwargs, allow_abbrev=False)
 
   def error(self, message: str) -> NoReturn:
+    # argparse lists the commands that it knows after the one that it doesn't.
+    wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if wrong is not None:
+      message += _meant(wrong[1], re.findall(r"[\w-]+", wrong[2]))
     self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+  def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+    """Ends with an error about arguments that this command does not have."""
+    hint = _meant(words[0].partition("=")[0], self._option_string_actions)
+    self.error(f"unknown arguments: {' '.join(words)}{hint}")
+
+
+def _meant(word: str, known: Any) -> str:
+  """The known word that a wrong one is close to, as a question; or ""."""
+  close = difflib.get_close_matches(word, list(known), 1)
+  return f"; did you mean {close[0]}?" if close else ""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -31,21 +50,26 @@ def add_command(
   commands: Any,
   name: str,
   run: Callable[[argparse.Namespace], int],
+  description: str,
   **texts: str,
-) -> argparse.ArgumentParser:
+) -> Parser:
   """Adds a command.
 
   Args:
     commands: what ``add_subparsers`` returned.
     name: name of the command.
     run: function that runs it, given its parsed arguments.
-    **texts: its ``help``, ``description`` and other texts.
+    description: what it does; wrapped at the terminal's width.
+    **texts: its ``help``, ``usage`` and ``epilog``.
 
   Returns:
     Its parser.
   """
-  command = commands.add_parser(name, **texts)
-  command.set_defaults(run=run)
+  width = shutil.get_terminal_size().columns - 2
+  command = commands.add_parser(
+    name, description=textwrap.fill(description, width), **texts
+  )
+  command.set_defaults(run=run, parser=command)
   return command
 
 
@@ -111,27 +135,24 @@ def whole_number(
 
 def positive_float(text: str) -> float:
   """An argument type: a finite number above 0."""
-  try:
-    value = float(text)
-  except ValueError:
-    value = math.nan
-  if not 0 < value < math.inf:
-    raise argparse.ArgumentTypeError(
-      f"must be a finite number above 0, got {text!r}"
-    )
-  return value
+  return _number(text, "above 0", lambda value: 0 < value < math.inf)
 
 
 def non_negative_float(text: str) -> float:
   """An argument type: a finite number of at least 0."""
-  return 0.0 if _is_zero(text) else positive_float(text)
+  return _number(text, "of at least 0", lambda value: 0 <= value < math.inf)
 
 
-def _is_zero(text: str) -> bool:
+def _number(text: str, bounds: str, fits: Callable[[float], bool]) -> float:
   try:
-    return float(text) == 0
+    value = float(text)
   except ValueError:
-    return False
+    value = math.nan
+  if not fits(value):
+    raise argparse.ArgumentTypeError(
+      f"must be a finite number {bounds}, got {text!r}"
+    )
+  return value
 
 
 def say(message: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import rich.box
 import rich.console
-import rich.measure
 import rich.table
 
 _WIDTH = 140  # If there is no terminal.
@@ -37,24 +36,7 @@ def width() -> int:
 
 
 def show(shown: rich.table.Table) -> None:
-  """Prints the table; row by row if the terminal is too narrow."""
-  console = plain(width=width())
-  # Rich limits its measurements to the available width.
-  wide = console.options.update(width=_WIDTH)
-  needs = rich.measure.Measurement.get(console, wide, shown).maximum
-  if needs > console.width:
-    _show_rows(console, shown)
-  else:
-    console.print(shown, crop=False)
-
-
-def _show_rows(console: rich.console.Console, shown: rich.table.Table) -> None:
-  """Prints each row as a block, with one cell per line."""
-  if shown.title:
-    console.print(shown.title, style="table.title")
-  names = [str(column.header) for column in shown.columns]
-  longest = max(map(len, names))
-  for row in zip(*(column.cells for column in shown.columns), strict=True):
-    console.print(f"{names[0]} {row[0]}", style="bold")
-    for name, cell in zip(names[1:], row[1:], strict=True):
-      console.print(f"  {name:<{longest}}  {cell}", soft_wrap=True)
+  """Prints the table; in a narrow terminal, cells take several lines."""
+  for column in shown.columns:
+    column.overflow = "fold"
+  plain(width=width()).print(shown)

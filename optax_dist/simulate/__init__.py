@@ -22,9 +22,8 @@ from optax_dist.simulate.recorded import Recorded, from_journal
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.replay_run import Difference, Replay, replay_run
 from optax_dist.simulate.strategy import (
+  UNBOUNDED,
   Strategy,
-  asynchronous,
-  bounded_staleness,
   elastic_average,
   local_updates,
   sync_replicas,
@@ -32,6 +31,7 @@ from optax_dist.simulate.strategy import (
 from optax_dist.simulate.timing import Timing
 
 __all__ = [
+  "UNBOUNDED",
   "Candidate",
   "Difference",
   "Distribution",
@@ -47,8 +47,6 @@ __all__ = [
   "SlowHosts",
   "Strategy",
   "Timing",
-  "asynchronous",
-  "bounded_staleness",
   "elastic_average",
   "from_journal",
   "held_out",

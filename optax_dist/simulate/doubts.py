@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from scipy import stats
 
 from optax_dist.coordinator import journal
@@ -14,10 +13,6 @@ from optax_dist.simulate.losses import Loss
 
 _FEW_STEPS = 30
 _FEW_LOSSES = 10
-# Utilization of a host's cores above which replicas slow each other down.
-_BUSY = 0.8
-# Other programs per core above which they determine how fast replicas are.
-_LOADED = 2.0
 
 
 def of(
@@ -84,47 +79,13 @@ def of(
 
 
 def _crowded(records: Sequence[journal.Record]) -> list[str]:
-  """Whether replicas compete for cores, with each other or with others."""
-  cores = next(
-    (r["cores"] for r in records if r["kind"] == "run" and r.get("cores")), None
-  )
-  if cores is None:
+  """Whether programs compete for the cores of the leader's host."""
+  cores = [r["cores"] for r in records if r.get("cores")]
+  loads = [r["load"] for r in records if r.get("load")]
+  if not cores or not loads or max(loads) <= cores[0]:
     return []
-  lines = []
-  host_of: dict[Replica, str] = {}
-  shares: dict[Replica, list[float]] = {}
-  for record in records:
-    if record["kind"] == "join" and record.get("address"):
-      host_of[record["replica"]] = record["address"].rpartition(":")[0]
-    members = record["members"] if record["kind"] == "commit" else ()
-    for member in members:
-      timings = member.get("timings")
-      if timings is not None and timings["sent"] > timings["start"]:
-        share = timings["cpu"] / (timings["sent"] - timings["start"])
-        shares.setdefault(member["replica"], []).append(share)
-  by_host: dict[str, list[float]] = {}
-  for replica, values in shares.items():
-    if replica in host_of:
-      mean = float(np.median(values))
-      by_host.setdefault(host_of[replica], []).append(mean)
-  busy = 0.0
-  for host, used in by_host.items():
-    # Threads of one process each report all of its CPU time.
-    total = max(used) if host.startswith("in-process") else sum(used)
-    busy = max(busy, total)
-    if len(used) > 1 and total > _BUSY * cores:
-      lines.append(
-        f"outside the model: {len(used)} replicas on one host keep {total:.1f} of"
-        f" its {cores} cores busy and slow each other; another number of them"
-        " would compute at another speed"
-      )
-      break
-  loads = [
-    r["load"] for r in records if r["kind"] == "finish" and r.get("load")
+  return [
+    f"outside the model: a load of {max(loads):.1f} on {cores[0]} cores, so"
+    " programs slow each other; another number of replicas on a host, or another"
+    " load, computes at another speed"
   ]
-  if loads and max(loads) - busy > _LOADED * cores:
-    lines.append(
-      f"outside the model: a load of {max(loads):.1f} on {cores} cores, most of it"
-      " not the replicas'; with another load, all takes another time"
-    )
-  return lines

@@ -13,14 +13,11 @@ import numpy as np
 from optax_dist import quorum
 from optax_dist.simulate.latency import Latency
 from optax_dist.simulate.strategy import Strategy
-from optax_dist.simulate.timing import CAUSES, CONTRIBUTIONS, Timing
+from optax_dist.simulate.timing import CONTRIBUTIONS, Timing
 
 _ARRIVE, _FAIL, _RETURN, _NOTICE = range(4)
-_STRATEGIES = {
-  "gradient": "sync_replicas",
-  "exchange": "elastic_average",
-  "change": "local_updates",
-}
+# The categories of a replica's time, of those in `goodput`.
+_CATEGORIES = ("useful", "waiting", "exchanging", "dropped", "recovery")
 # Drops of gradients that had been accepted before.
 _WITHDRAWN = (
   quorum.Reason.LOST,
@@ -85,14 +82,15 @@ class _Replica:
 
   Attributes:
     times: its computing times.
-    period: "computing" (from its token on), "waiting" or "down".
+    period: "computing" (from its token on), "waiting", or "recovery" if it is
+      down.
     since: when the period began, or up to when its time is accounted for.
     start: when it has the parameters for its token, and starts to compute.
     computations: number of computations so far; a planned arrival of an earlier
       one is void.
     silent: whether it has failed, undetected so far.
     arrived: when its last accepted gradient arrived.
-    accepted: seconds by cause of its accepted gradients that are in no step yet.
+    accepted: seconds by category of its accepted gradients that are in no step yet.
   """
 
   def __init__(self, times: Iterator[float]):
@@ -109,10 +107,10 @@ class _Replica:
     return self.period == "computing" and number == self.computations
 
   def account(self, now: float, seconds: defaultdict[str, float]) -> None:
-    """Adds the time since the last call to the seconds by cause."""
+    """Adds the time since the last call to the seconds by category."""
     if self.period == "computing":
       started = min(max(self.start, self.since), now)
-      seconds["communication"] += started - self.since
+      seconds["exchanging"] += started - self.since
       seconds["useful"] += now - started
     else:
       seconds[self.period] += now - self.since
@@ -164,7 +162,7 @@ class _Engine:
     self.commit_times: list[float] = []
     self.staleness: Counter[int] = Counter()
     zeros = lambda: [0.0] * replicas
-    self.seconds = {cause: zeros() for cause in CAUSES}
+    self.seconds = {category: zeros() for category in _CATEGORIES}
     self.contributions = {what: zeros() for what in CONTRIBUTIONS}
     # What has happened since the last step. If no other step follows, it is not
     # part of the simulated time.
@@ -231,10 +229,10 @@ class _Engine:
     seconds: defaultdict[str, float] = defaultdict(float)
     if replica.period == "computing":
       replica.account(self.now, seconds)
-      self.settle(number, seconds, "lost")
+      self.settle(number, seconds, dropped=True)
     else:
       replica.account(self.now, replica.accepted)
-    replica.period = "down"
+    replica.period = "recovery"
     self.down.add(number)
     self.write("lost", replica=number, incarnation=replica.incarnation)
     kind = quorum.Leave if self.failures.lowers else quorum.Lost
@@ -303,7 +301,7 @@ class _Engine:
       seconds = defaultdict(float)
       replica.account(self.now, seconds)
       replica.period = "waiting"
-    self.settle(number, seconds, "lost" if lost else "stale")
+    self.settle(number, seconds, dropped=True)
 
   def commit(self, commit: quorum.Commit) -> None:
     self.commit_times.append(self.now)
@@ -338,13 +336,14 @@ class _Engine:
     self,
     number: int,
     seconds: defaultdict[str, float],
-    instead: str | None = None,
+    *,
+    dropped: bool = False,
   ) -> None:
-    """Books seconds by cause; all but communication for another one, if any."""
-    for cause, amount in seconds.items():
-      if instead is not None and cause != "communication":
-        cause = instead
-      self.since_commit.append((self.seconds[cause], number, amount))
+    """Books seconds by category; of dropped work, all but the exchange."""
+    for category, amount in seconds.items():
+      if dropped and category != "exchanging":
+        category = "dropped"
+      self.since_commit.append((self.seconds[category], number, amount))
     seconds.clear()
 
   def settle_down(self, number: int) -> None:
@@ -397,7 +396,6 @@ def simulate_timing(
   communication: float = 0.0,
   failures: Failures | None = None,
   journal: Writer | None = None,
-  progress: Callable[[int], None] = lambda steps: None,
 ) -> Timing:
   """Simulates N replicas until a number of steps is committed.
 
@@ -414,7 +412,6 @@ def simulate_timing(
     communication: seconds from a commit until its parameters are available.
     failures: when replicas fail and come back; None for never.
     journal: receives every event, in virtual time; None for none.
-    progress: called from time to time with the steps so far.
 
   Returns:
     The outcome; `Timing.stopped` if too few replicas were left to continue.
@@ -448,7 +445,7 @@ def simulate_timing(
   )
   engine.write(
     "run",
-    strategy=_STRATEGIES[strategy.kind],
+    strategy=strategy.kind,
     replicas_to_aggregate=strategy.replicas_to_aggregate,
     total_num_replicas=replicas,
     max_staleness=strategy.max_staleness,
@@ -457,13 +454,9 @@ def simulate_timing(
   for number in range(replicas):
     engine.join(number)
   commits, events = engine.commit_times, engine.events
-  reported = 0
   in_time = lambda: not commits or events[0][0] <= seconds
   while len(commits) < steps and engine.goes_on() and in_time():
     engine.next_event()
-    if len(commits) - reported >= 256:
-      reported = len(commits)
-      progress(reported)
   if not commits:
     raise ValueError(
       "no step is ever taken: too few replicas are there at a time to compute"
@@ -480,7 +473,7 @@ def _timing(engine: _Engine, steps_asked: int) -> Timing:
   seconds = {c: np.array(values) for c, values in engine.seconds.items()}
   # What had no end by then.
   known = np.sum([*seconds.values()], axis=0)
-  seconds["unfinished"] = engine.commit_times[-1] - known
+  seconds["idle"] = engine.commit_times[-1] - known
   contributions = {
     what: np.array(values, np.int64)
     for what, values in engine.contributions.items()

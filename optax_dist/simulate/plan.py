@@ -224,7 +224,7 @@ def plan(
       begin = steps // 5
       times = np.append(0.0, timing.commit_times)
       rates[k].append((steps - begin) / (times[-1] - times[begin]))
-      wasted[k].append(timing.shares()["stale"])
+      wasted[k].append(timing.goodput().share("dropped"))
       progress((i + (j + 1) / len(still)) / repetitions)
     if i + 1 == _FIRST:
       most = max(map(mean, still))

@@ -194,10 +194,7 @@ def _strategy(
   drops = [r for r in records if r["kind"] == "drop"]
   cancel = bool(drops) and all(r.get("compute") is None for r in drops)
   made = strategies.sync_replicas(k, max_staleness=late, cancel=cancel)
-  kind: strategies.Kind = "gradient"
-  if run["strategy"] == "local_updates":
-    kind = "change"
-  return made._replace(name=f"recorded: {made.name}", kind=kind)
+  return made._replace(name=f"recorded: {made.name}", kind=run["strategy"])
 
 
 def _pace(part: Sequence[journal.Record]) -> tuple[float | None, int]:

@@ -13,7 +13,7 @@ from optax_dist import quorum
 # More steps than any run takes.
 UNBOUNDED = 2**62
 
-Kind = Literal["gradient", "exchange", "change"]
+Kind = Literal["sync_replicas", "elastic_average", "local_updates"]
 
 
 class Strategy(NamedTuple):
@@ -26,8 +26,8 @@ class Strategy(NamedTuple):
     local_steps: gradients that a replica computes for one contribution.
     cancel: whether a replica drops stale work at once, instead of finishing it
       first.
-    kind: what a contribution is: a gradient, an exchange with the center, or the
-      change of a replica's own parameters.
+    kind: its name in a journal; a contribution is a gradient, an exchange with
+      the center, or the change of a replica's own parameters.
   """
 
   name: str
@@ -35,7 +35,7 @@ class Strategy(NamedTuple):
   max_staleness: int = 0
   local_steps: int = 1
   cancel: bool = False
-  kind: Kind = "gradient"
+  kind: Kind = "sync_replicas"
 
 
 def sync_replicas(
@@ -46,7 +46,8 @@ def sync_replicas(
   Args:
     replicas_to_aggregate: gradients in a step.
     max_staleness: largest staleness, in steps, at which a gradient still
-      counts.
+      counts. With one gradient in a step and `UNBOUNDED`, replicas never wait:
+      asynchronous training.
     cancel: whether late replicas drop their work at once.
 
   Returns:
@@ -63,42 +64,8 @@ def sync_replicas(
     replicas_to_aggregate, None, max_staleness
   )
   bound = f", up to {late} late" if late else ""
+  bound = ", at any staleness" if late == UNBOUNDED else bound
   return Strategy(f"sync, {k} of N{bound}", k, late, 1, cancel)
-
-
-def asynchronous() -> Strategy:
-  """Every gradient is a step, at any staleness; no replica waits.
-
-  Example:
-    >>> asynchronous().replicas_to_aggregate
-    1
-  """
-  return Strategy("asynchronous", 1, UNBOUNDED)
-
-
-def bounded_staleness(
-  max_staleness: int, replicas_to_aggregate: int = 1
-) -> Strategy:
-  """Like `asynchronous`, but gradients that are too stale are dropped.
-
-  Args:
-    max_staleness: largest staleness of a gradient, in steps.
-    replicas_to_aggregate: gradients in a step.
-
-  Returns:
-    The strategy.
-
-  Raises:
-    TypeError, ValueError: a number is invalid.
-
-  Example:
-    >>> bounded_staleness(4).name
-    'staleness up to 4'
-  """
-  k, _, late = quorum.check_sync_arguments(
-    replicas_to_aggregate, None, max_staleness
-  )
-  return Strategy(f"staleness up to {late}", k, late)
 
 
 def elastic_average(communication_period: int) -> Strategy:
@@ -120,7 +87,7 @@ def elastic_average(communication_period: int) -> Strategy:
   """
   period = _period(communication_period)
   return Strategy(
-    f"elastic, period {period}", 1, UNBOUNDED, period, kind="exchange"
+    f"elastic, period {period}", 1, UNBOUNDED, period, kind="elastic_average"
   )
 
 
@@ -149,7 +116,7 @@ def local_updates(
   k = replicas - backups
   quorum.check_sync_arguments(k)
   return Strategy(
-    f"local updates, period {period}", k, 0, period, kind="change"
+    f"local updates, period {period}", k, 0, period, kind="local_updates"
   )
 
 

@@ -11,16 +11,6 @@ from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.strategy import Strategy
 
 CONTRIBUTIONS = ("applied", "dropped", "lost")
-# The causes for which a replica spends time, and their descriptions.
-CAUSES = {
-  "useful": "gradients that were applied",
-  "waiting": "for the others, with a gradient that was then applied",
-  "stale": "gradients that were dropped as stale",
-  "communication": "for parameters after a step",
-  "lost": "work that went with a failure",
-  "down": "between a failure and the return",
-  "unfinished": "under way when the simulation ended",
-}
 
 
 class Timing(NamedTuple):
@@ -35,7 +25,9 @@ class Timing(NamedTuple):
     dropped: each replica's contributions that were dropped as stale, int64
       `[N]`.
     lost: each replica's contributions that were lost in a failure, int64 `[N]`.
-    seconds: each replica's time by cause, a key of `CAUSES`: float64 `[N]`.
+    seconds: each replica's time by category, a key of
+      `optax_dist.coordinator.metrics.goodput.CATEGORIES`: float64 `[N]`. Time
+      whose outcome is open at the end is "idle".
     staleness: number of applied contributions by staleness in steps, int64
       `[largest + 1]`.
     steps_asked: number of steps that were to be simulated.
@@ -88,30 +80,15 @@ class Timing(NamedTuple):
     late = np.arange(self.staleness.size) * self.staleness
     return float(late.sum()) / max(1, int(self.staleness.sum()))
 
-  def shares(self) -> dict[str, float]:
-    """The share of each cause in all replicas' time; they add up to 1."""
-    total = self.duration * self.replicas
-    return {cause: float(self.seconds[cause].sum()) / total for cause in CAUSES}
-
   def goodput(self) -> Goodput:
-    """The same in the categories of goodput reports, in replica-seconds."""
-    total = {cause: float(self.seconds[cause].sum()) for cause in CAUSES}
-    return goodput.make(
-      {
-        "useful": total["useful"],
-        "waiting": total["waiting"],
-        "exchanging": total["communication"],
-        "dropped": total["stale"] + total["lost"],
-        "recovery": total["down"],
-        "idle": total["unfinished"],
-      }
-    )
+    """All replicas' time by category, in replica-seconds."""
+    return goodput.make({c: float(x.sum()) for c, x in self.seconds.items()})
 
   def report(self) -> dict[str, Any]:
     """Everything as plain numbers, for JSON."""
     per_replica = {
-      cause: [round(float(x), 6) for x in self.seconds[cause]]
-      for cause in CAUSES
+      category: [round(float(x), 6) for x in seconds]
+      for category, seconds in self.seconds.items()
     }
     return {
       "strategy": self.strategy._asdict(),
@@ -123,7 +100,6 @@ class Timing(NamedTuple):
       "gradients_per_second": self.gradients_per_second,
       "dropped_share": self.dropped_share,
       "mean_staleness": self.mean_staleness,
-      "time_shares": self.shares(),
       "goodput": self.goodput().report(),
       "per_replica": {
         "applied": self.applied.tolist(),

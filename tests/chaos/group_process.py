@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from optax_dist.coordinator.launch import channel as channels
+import worker_channel
 
 # What process 0 decides before a step, for all processes of its replica.
 _GO_ON, _FINISH, _SAVE = range(3)
@@ -60,7 +60,7 @@ def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
 class _Kill:
   """Kills this process when it enters a phase."""
 
-  def __init__(self, channel: channels.Channel, told: Any):
+  def __init__(self, channel: worker_channel.WorkerChannel, told: Any):
     self._channel = channel
     self._phase, self._left = "", 0
     self.arm(told or {"phase": "", "time": 0})
@@ -80,7 +80,7 @@ class _Kill:
 
 def main() -> int:
   """Trains until told to finish, and reports its observations."""
-  channel = channels.Channel()
+  channel = worker_channel.WorkerChannel()
   began = time.time()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(message)s"
@@ -185,7 +185,7 @@ def main() -> int:
 
 
 def _listen(
-  channel: channels.Channel, kill: _Kill, orders: queue.Queue[int]
+  channel: worker_channel.WorkerChannel, kill: _Kill, orders: queue.Queue[int]
 ) -> None:
   while True:
     told = channel.receive()

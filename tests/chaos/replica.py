@@ -13,7 +13,8 @@ import threading
 import time
 from typing import Any
 
-from optax_dist.coordinator.launch import channel as channels
+import worker_channel
+
 from optax_dist.coordinator.options import Options
 
 _PERIOD = 0.01  # Shortest time of a gradient, in seconds.
@@ -22,7 +23,7 @@ _REPLY = 20.0
 
 def main() -> int:
   """Runs jobs from the launcher until it says "end"."""
-  channel = channels.Channel()
+  channel = worker_channel.WorkerChannel()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
   )
@@ -70,7 +71,7 @@ def note(seen: dict[str, Any], number: int, outcome: Any) -> None:
 class _Work:
   """The process's work; one run at a time."""
 
-  def __init__(self, channel: channels.Channel):
+  def __init__(self, channel: worker_channel.WorkerChannel):
     import jax
     import jax.numpy as jnp
     import optax

@@ -33,10 +33,20 @@ def test_help_and_version_exit_with_0(argv, capsys):
   [
     ([], "a command is needed"),
     (["fly"], "'fly'"),
-    (["launch", "--wings", "2"], "--wings"),
+    (["wach", "x.jsonl"], "; did you mean watch? (see optax-dist --help)"),
+    (["launch", "--wings", "2"], "--wings (see optax-dist launch --help)"),
+    (
+      ["launch", "--restart=3", "x.py"],
+      "--restart=3; did you mean --restarts?",
+    ),
+    (
+      ["plan", "--latency", "constant:1", "--reps", "2"],
+      "optax-dist plan --help",
+    ),
+    (["--wings"], "--wings (see optax-dist --help)"),
     (["plan", "--latency"], "--latency"),
     # An abbreviation of --replicas.
-    (["launch", "--replica", "2"], "--replica"),
+    (["launch", "--replica", "2"], "--replica; did you mean --replicas?"),
   ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(argv, said, capsys):
@@ -85,6 +95,25 @@ def test_help_imports_nothing_that_only_the_work_needs():
   )
   done = _python("-c", script, capture_output=True)
   assert done.returncode == 0, done.stderr
+
+
+def test_an_extra_that_is_not_installed_is_named(monkeypatch, capsys):
+  def fail(argv):
+    raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+  monkeypatch.setattr(main, "_dispatch", fail)
+  assert main.main([]) == 2
+  assert capsys.readouterr().err == (
+    "optax-dist: rich is not installed; run: pip install 'optax-dist[train]'\n"
+  )
+
+
+@pytest.mark.parametrize("command", ["launch", "simulate", "plan", "watch"])
+def test_help_fits_the_terminal(command, monkeypatch, capsys):
+  monkeypatch.setenv("COLUMNS", "72")
+  assert main.main([command, "--help"]) == 0
+  printed = capsys.readouterr().out
+  assert max(map(len, printed.splitlines())) <= 72
 
 
 def test_runs_as_a_module():

@@ -1,10 +1,16 @@
 """A launched process whose output goes to a file, read by a thread."""
 
+import contextlib
+import json
+import os
 import pathlib
 import selectors
 import signal
+import sys
 import threading
 import time
+
+import worker_channel
 
 from optax_dist.coordinator.launch import child, output
 
@@ -18,10 +24,19 @@ class LoggedChild(child.Child):
   def __init__(self, name, command, log, env=None):
     self._log = pathlib.Path(log)
     printed = output.Printed(name, file=log, echo=lambda *told: None)
-    super().__init__(name, command, printed, env)
+    variables = {
+      worker_channel.PARENT_VARIABLE: str(os.getpid()),
+      "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    super().__init__(name, command, printed, variables | (env or {}))
     self._stop = threading.Event()
     self._reader = threading.Thread(target=self._follow, daemon=True)
     self._reader.start()
+
+  def send(self, message):
+    """Sends it a message; no effect if it has ended."""
+    with contextlib.suppress(OSError):
+      self._socket.sendall(json.dumps(message).encode() + b"\n")
 
   def kill(self):
     """Kills it, and completes the file."""

@@ -63,7 +63,7 @@ class Job:
       if store is not None:
         urls.parse(store)
     except ValueError as error:
-      raise errors.CommandError(f"launch: {error}") from None
+      raise errors.CommandError(f"{error}") from None
     aggregate = (
       args.replicas_to_aggregate
       or before.replicas_to_aggregate
@@ -74,7 +74,7 @@ class Job:
     chaos.check(args.chaos, self.replicas)
     if self.needed > self.replicas:
       raise errors.CommandError(
-        f"launch: --min-replicas {self.needed} is more than the"
+        f"--min-replicas {self.needed} is more than the"
         f" {self.replicas} replicas"
       )
     _check_secret(secret, self.node.count)
@@ -83,7 +83,7 @@ class Job:
       run = _run_name(args.run_name or before.run, environ)
       if run is None and self.node.count > 1:
         raise errors.CommandError(
-          "launch: several hosts with a store of their own need --run NAME, the"
+          "several hosts with a store of their own need --run NAME, the"
           " same on all of them and a new one for each start of the job"
         )
       run = run or secrets.token_hex(8)
@@ -131,13 +131,13 @@ class Job:
 def _check_secret(secret: str | None, hosts: int) -> None:
   if hosts > 1 and not secret:
     raise errors.CommandError(
-      "launch: several hosts need a secret, the same on all of them: at least"
+      "several hosts need a secret, the same on all of them: at least"
       f" {_SHORTEST} random bytes in --secret-file, OPTAX_DIST_SECRET_FILE or"
       " OPTAX_DIST_SECRET (openssl rand -hex 16 makes one)"
     )
   if secret and len(secret.encode()) < _SHORTEST:
     raise errors.CommandError(
-      f"launch: the secret must have at least {_SHORTEST} bytes; this one has"
+      f"the secret must have at least {_SHORTEST} bytes; this one has"
       f" {len(secret.encode())}"
     )
 

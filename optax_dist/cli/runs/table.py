@@ -107,9 +107,17 @@ class Live:
     """How many lines of the journal could not be read."""
     return self._tail.bad_lines
 
+  def read(self) -> None:
+    """Reads what is new in the journal."""
+    self.summary.update(self._tail.read(), self._tail.age)
+
+  def show(self) -> None:
+    """Shows what was read as a table, on standard output."""
+    tables.show(table(self.summary, tables.width()))
+
   def update(self, force: bool = False) -> None:
     """Shows the current state, if it is time for it."""
-    self.summary.update(self._tail.read(), self._tail.age)
+    self.read()
     now = time.monotonic()
     if now < self._next and not force:
       return

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
 import time
+from typing import TYPE_CHECKING
 
-from optax_dist.cli import installed, output_files, parser
+from optax_dist.cli import errors, output_files, parser
 from optax_dist.cli.runs import journal_file
+
+if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
+  from optax_dist.cli.runs.table import Live
 
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
@@ -51,48 +56,63 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
-  installed.check()
-  output_files.check_writable(picture=args.save, read=(args.journal,))
+  output_files.check(args.save, args.journal)
   with journal_file.reading(args.journal):
     args.journal.open("rb").close()
-  from optax_dist.cli import tables
-  from optax_dist.cli.runs import summary as run_summary
   from optax_dist.cli.runs import table as run_table
-  from optax_dist.coordinator import journal, journal_tail
 
+  if args.save:
+    from optax_dist.cli.runs import picture  # Slow.
+
+    picture.check(args.save)
   if args.web is not None:
     _serve(args)
-  elif args.once:
-    summary = run_summary.RunSummary()
-    tail = journal_tail.Tail(args.journal)
-    summary.update(tail.read(), tail.age)
-    tables.show(run_table.table(summary, width=tables.width()))
-    _say_bad(args.journal, tail.bad_lines)
   else:
-    with run_table.Live(args.journal) as live:
-      try:
-        live.update()
-        while live.summary.finish is None:
-          time.sleep(_SLICE)
-          live.update()
-      except KeyboardInterrupt:
-        pass
-      live.update(force=True)
-    _say_bad(args.journal, live.bad_lines)
+    live = run_table.Live(args.journal)
+    live.read()
+    if live.bad_lines and live.summary.run is None:
+      raise errors.CommandError(
+        f"{args.journal}: is no journal: none of its {live.bad_lines} lines can"
+        " be used"
+      )
+    if args.once:
+      live.show()
+    else:
+      _follow(live)
+    if live.bad_lines:
+      parser.say(
+        f"{args.journal}: bad lines: {live.bad_lines}; optax-dist report names"
+        " them"
+      )
   if args.save:
-    from optax_dist.cli.runs import timeline_picture
-
-    parts = journal.segments(journal.read(args.journal).records)
-    path = args.journal.absolute()
-    title = path.parent.name if path.name == "journal.jsonl" else path.name
-    timeline_picture.save(args.save, parts[-1] if parts else [], title)
-    print(f"picture in {args.save}")
+    _save(args.journal, args.save)
   return 0
 
 
-def _say_bad(path: pathlib.Path, lines: int) -> None:
-  if lines:
-    parser.say(f"{path}: bad lines: {lines}; optax-dist report names them")
+def _follow(live: Live) -> None:
+  """Shows the run until its end, or Ctrl-C."""
+  with live:
+    with contextlib.suppress(KeyboardInterrupt):
+      live.update()
+      while live.summary.finish is None:
+        time.sleep(_SLICE)
+        live.update()
+    live.update(force=True)
+
+
+def _save(journal_path: pathlib.Path, path: pathlib.Path) -> None:
+  from optax_dist.cli.runs import picture
+  from optax_dist.coordinator import journal
+  from optax_dist.coordinator.metrics import time_ledger
+
+  parts = journal.segments(journal.read(journal_path).records)
+  last = parts[-1] if parts else []
+  where = journal_path.absolute()
+  title = where.parent.name if where.name == "journal.jsonl" else where.name
+  try:
+    picture.save(path, last, time_ledger.of(last), title)
+  except ValueError as error:
+    raise errors.CommandError(f"{journal_path}: {error}") from error
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from optax_dist.cli import errors, installed, output_files, parser
+from optax_dist.cli import errors, output_files, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
@@ -48,26 +48,27 @@ def add_parser(commands) -> None:
     help="simulations of each number of gradients; with a journal, each"
     " resamples the recorded times",
   )
-  what = "save a picture: PNG, JPEG, SVG or PDF, by its name"
-  parser.add_file(command, "--save", what)
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
-  installed.check()
-  output_files.check_writable(
-    args.json, picture=args.save, read=(args.journal,)
-  )
+  output_files.check(args.json, args.journal)
+  import rich.console
+  import rich.progress
+
   latency, recorded = latency_source.load(args)
-  if recorded is not None and recorded.strategy.kind == "exchange":
+  if recorded is not None and recorded.strategy.kind == "elastic_average":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"
       " are aggregated"
     )
   from optax_dist import simulate
-  from optax_dist.cli import bar
 
-  with bar.bar(f"planning for {args.replicas} replicas", 1) as shown:
+  console = rich.console.Console(stderr=True)
+  with rich.progress.Progress(
+    console=console, transient=True, disable=not console.is_terminal
+  ) as bar:
+    task = bar.add_task(f"planning for {args.replicas} replicas", total=1)
     plan = simulate.plan(
       latency,
       args.replicas,
@@ -78,17 +79,11 @@ def run(args: argparse.Namespace) -> int:
       steps=args.steps,
       repetitions=args.repetitions,
       seed=args.seed,
-      progress=shown,
+      progress=lambda done: bar.update(task, completed=done),
     )
   title = f"{args.replicas} replicas, {latency}"
   _show(plan, title)
-  if args.json:
-    output_files.write_json(args.json, plan.report())
-  if args.save:
-    from optax_dist.cli.simulate import plan_picture
-
-    plan_picture.save(args.save, plan, title)
-  output_files.tell(args.json, args.save)
+  output_files.write_json(args.json, plan.report())
   return 0
 
 
@@ -97,7 +92,7 @@ def _show(plan, title: str) -> None:
 
   shown = tables.table(title)
   for name in (
-    "replicas_to_aggregate",
+    "k",
     "backups",
     "steps/s",
     "gradients/s",

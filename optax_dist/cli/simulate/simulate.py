@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from optax_dist.cli import errors, installed, output_files, parser
+from optax_dist.cli import errors, output_files, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
@@ -54,8 +54,7 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
-  installed.check()
-  output_files.check_writable(args.json, read=(args.journal,))
+  output_files.check(args.json, args.journal)
   latency, recorded = latency_source.load(args)
   from optax_dist import simulate
 
@@ -86,9 +85,7 @@ def run(args: argparse.Namespace) -> int:
   }
   if recorded is not None and recorded.steps_per_second is not None:
     report |= _compare(args, recorded, chosen[0])
-  if args.json:
-    output_files.write_json(args.json, report)
-  output_files.tell(args.json)
+  output_files.write_json(args.json, report)
   return 0
 
 

@@ -9,9 +9,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
-from optax_dist.coordinator.launch import channel, output
+from optax_dist.coordinator.launch import output
 from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import variable
 
@@ -55,7 +55,6 @@ class Child:
         env={
           **os.environ,
           **(env or {}),
-          channel.LAUNCHER_VARIABLE: str(os.getpid()),
           variable("channel"): str(theirs.fileno()),
         },
         stdin=subprocess.DEVNULL,
@@ -121,11 +120,6 @@ class Child:
             stream.close()
             break
           self.printed.take(more, error)
-
-  def send(self, message: Mapping[str, Any]) -> None:
-    """Sends it a message; no effect if it has ended."""
-    with contextlib.suppress(OSError):
-      self._socket.sendall(json.dumps(message).encode() + b"\n")
 
   def has_ended(self) -> bool:
     """Whether the process has ended; its group may live on until `kill`."""

@@ -87,18 +87,26 @@ def test_a_port_that_is_none_is_told(path, port, capsys):
   assert "from 0 to 65535" in capsys.readouterr().err
 
 
-def test_a_run_of_which_nothing_is_known_has_a_picture(tmp_path, capsys):
-  empty, picture = tmp_path / "run.jsonl", tmp_path / "run.png"
-  empty.touch()
-  args = ["watch", str(empty), "--once", "--save", str(picture)]
-  assert main.main(args) == 0
-  assert picture.stat().st_size > 1000
-  # The least that a line of each kind may tell.
+def test_the_least_that_is_known_of_a_run_has_a_picture(tmp_path, capsys):
+  path, picture = tmp_path / "run.jsonl", tmp_path / "run.png"
+  path.touch()
+  args = ["watch", str(path), "--once", "--save", str(picture)]
+  assert main.main(args) == 2
+  assert "nothing to report" in capsys.readouterr().err
   run = {"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}
   member = {"replica": 0, "local_step": 0, "count": 1}
   member |= {"staleness": 0, "weight": 1.0}
   commit = {"kind": "commit", "time": 1, "step": 0, "attempt": 0}
   commit |= {"members": [member]}
-  empty.write_text(f"{json.dumps(run)}\n{json.dumps(commit)}\n")
+  path.write_text(f"{json.dumps(run)}\n{json.dumps(commit)}\n")
   assert main.main(args) == 0
   assert "step 1" in capsys.readouterr().out
+  assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("more", [["--once"], []])
+def test_a_file_that_is_no_journal_is_refused(tmp_path, more, capsys):
+  path = tmp_path / "train.py"
+  path.write_text("import jax\nprint(jax)\n")
+  assert main.main(["watch", str(path), *more]) == 2
+  assert "is no journal: none of its 2 lines" in capsys.readouterr().err

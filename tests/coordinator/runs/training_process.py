@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from optax_dist.coordinator.launch import channel as channels
+import worker_channel
 
 # A hang ends by itself unless it is released.
 _HANG = 120.0
@@ -129,7 +129,7 @@ class Member:
 
 
 def main():
-  channel = channels.Channel()
+  channel = worker_channel.WorkerChannel()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(message)s"
   )

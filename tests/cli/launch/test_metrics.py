@@ -1,4 +1,4 @@
-"""`--metrics-port` and `--tensorboard` of the commands that have them."""
+"""`--metrics-port` and `--tensorboard` of `launch`."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_launched_job_is_reported(tmp_path, keeps):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    cwd=pathlib.Path(__file__).parents[2],
+    cwd=pathlib.Path(__file__).parents[3],
     env=_environment(LINES=json.dumps(_LINES), SIGN=str(sign)),
   )
   try:

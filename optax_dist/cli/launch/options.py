@@ -1,0 +1,214 @@
+"""The options of ``optax-dist launch``."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from optax_dist.cli import parser
+from optax_dist.cli.launch import chaos
+
+JOURNAL = "journal.jsonl"
+
+
+# What other launchers call it, and what it is here.
+_ANSWERS = {
+  ("--secret",): "on the command line everyone on the host can read it; put it"
+  " into a file for --secret-file, or into OPTAX_DIST_SECRET",
+  ("--nproc-per-node", "--nproc_per_node"): "give --replicas, the replicas of"
+  " all hosts together: this number times --nodes",
+  ("--master-addr", "--master_addr", "--master-port", "--master_port"): "give"
+  " --address HOST:PORT",
+}
+
+
+def add_options(launch: argparse.ArgumentParser) -> None:
+  """Adds all options, and the program with its arguments."""
+  _add_job(launch)
+  _add_metrics(launch)
+  _add_hosts(launch)
+  for flags, answer in _ANSWERS.items():
+    launch.add_argument(
+      *flags, help=argparse.SUPPRESS, type=_refuse(answer), dest="refused"
+    )
+  launch.add_argument(
+    "-m", dest="module", action="store_true", help=argparse.SUPPRESS
+  )
+  launch.add_argument(
+    "program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
+  )
+
+
+def _refuse(answer: str) -> Callable[[str], Any]:
+  def refuse(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(answer)
+
+  return refuse
+
+
+def _add_job(launch: argparse.ArgumentParser) -> None:
+  add = launch.add_argument
+  count = parser.whole_number(1)
+  add(
+    "--replicas",
+    metavar="N",
+    type=count,
+    help="replicas of the job, on all hosts (default: one per host)",
+  )
+  add(
+    "--replicas-to-aggregate",
+    metavar="K",
+    type=count,
+    help="gradients in a step (default: all)",
+  )
+  add(
+    "--min-replicas",
+    metavar="N",
+    type=count,
+    help="replicas that the job needs to continue; if that is less than K, steps"
+    " take fewer gradients while replicas are lost (default: K)",
+  )
+  parser.add_number(
+    launch,
+    "--processes-per-replica",
+    "M",
+    count,
+    default=1,
+    help="processes of each replica; if one dies, all of them restart",
+  )
+  parser.add_number(
+    launch,
+    "--restarts",
+    "N",
+    parser.whole_number(0),
+    default=10,
+    help="restarts of replicas allowed in total; the pause before one doubles"
+    " while a replica keeps failing",
+  )
+  add(
+    "--chaos",
+    metavar="FAULTS",
+    type=chaos.parse,
+    help="inject faults into the replicas: kill:P and stop:P with a probability"
+    " for each gradient, slow:REPLICAxFACTOR; such as kill:0.02,slow:2x5",
+  )
+  add(
+    "--output",
+    metavar="DIR",
+    type=pathlib.Path,
+    help=f"folder for {JOURNAL} and the replicas' output; the script gets it as"
+    " OPTAX_DIST_OUTPUT, for its checkpoints",
+  )
+  add(
+    "--resume",
+    action="store_true",
+    help="continue in an --output with an earlier run, which is otherwise"
+    " refused",
+  )
+  parser.add_number(
+    launch,
+    "--grace",
+    "SECONDS",
+    parser.positive_float,
+    default=30.0,
+    help="time from SIGTERM or Ctrl-C, which are passed on, to SIGKILL",
+  )
+  add(
+    "--step-timeout",
+    metavar="SECONDS",
+    type=parser.non_negative_float,
+    help="how long a step may take inside a replica, which otherwise prints where"
+    " it is stuck, and restarts; 0 for no limit (default: ten times"
+    " what 99%% take, while others wait)",
+  )
+
+
+def _add_metrics(launch: argparse.ArgumentParser) -> None:
+  add = launch.add_argument
+  add(
+    "--metrics-port",
+    metavar="PORT",
+    type=parser.whole_number(0, 65535),
+    help="serve metrics for Prometheus on this port while it runs; 0 for any"
+    " free one",
+  )
+  add(
+    "--metrics-bind",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    help="address of that port; beyond loopback everyone can read the metrics"
+    " (default: %(default)s)",
+  )
+  add(
+    "--tensorboard",
+    metavar="DIR",
+    type=pathlib.Path,
+    help="folder to write TensorBoard event files to",
+  )
+
+
+def _add_hosts(launch: argparse.ArgumentParser) -> None:
+  group = launch.add_argument_group("several hosts, and stores")
+  add = group.add_argument
+  add(
+    "--nodes",
+    "--nnodes",
+    metavar="N",
+    type=parser.whole_number(1),
+    help="number of hosts (default: OPTAX_DIST_NODES, or as detected by JAX)",
+  )
+  add(
+    "--node-rank",
+    "--node_rank",
+    metavar="R",
+    type=parser.whole_number(0),
+    help="index of this host, from 0 (default: OPTAX_DIST_NODE_RANK)",
+  )
+  add(
+    "--nodes-per-replica",
+    metavar="N",
+    type=parser.whole_number(1),
+    help="hosts over which the processes of a replica are spread (default: 1,"
+    " or with fewer replicas than hosts as many as there are for each)",
+  )
+  parser.add_number(
+    group,
+    "--host-timeout",
+    "SECONDS",
+    parser.positive_float,
+    default=60.0,
+    help="for replicas on several hosts: how long a host may be silent"
+    " before its replicas are restarted, or given up",
+  )
+  add(
+    "--address",
+    "--rdzv-endpoint",
+    "--rdzv_endpoint",
+    metavar="HOST:PORT",
+    help="address of the store on host 0 (default: OPTAX_DIST_ADDRESS)",
+  )
+  add(
+    "--local-addr",
+    "--local_addr",
+    metavar="ADDRESS",
+    help="address of this host in the network between replicas, if it"
+    " has several (default: OPTAX_DIST_LOCAL_ADDR, or the one from which it reaches"
+    " the store)",
+  )
+  add(
+    "--store",
+    metavar="URL",
+    help="another store, such as etcd://a:2379,b:2379,c:2379 (default:"
+    " OPTAX_DIST_STORE)",
+  )
+  add(
+    "--run",
+    dest="run_name",
+    metavar="NAME",
+    help="keeps runs on one store apart: a new name for each start of a job"
+    " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",
+  )
+  what = "file with the secret of the job; for several hosts"
+  parser.add_file(group, "--secret-file", what)

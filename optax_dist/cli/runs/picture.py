@@ -1,0 +1,205 @@
+"""The picture of a run: a timeline of each replica, drops, and waits."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.axes
+import matplotlib.figure
+import matplotlib.style
+import numpy as np
+
+from optax_dist.cli import output_files
+from optax_dist.coordinator.metrics.time_ledger import Ledger
+from optax_dist.quorum.events import ordered
+
+Record = dict[str, Any]
+
+_INK, _GRID, _LOST = "#1f2933", "#e4e7eb", "#8a3ffc"
+COLORS = {
+  "useful": "#3f7d4f",
+  "waiting": "#e0b23c",
+  "exchanging": "#4a6fa5",
+  "dropped": "#c2571a",
+  "compile": "#8f6bb3",
+  "start": "#b9a7cf",
+  "recovery": "#7a1f3d",
+  "idle": "#d5dae1",
+}
+# A color for each reason, equal in all pictures; losses are never green.
+_REASONS = {
+  "applied": COLORS["useful"],
+  "stale": COLORS["dropped"],
+  "lost": _LOST,
+  "abandoned": "#7a5c45",
+  "nonfinite": "#b3123c",
+  "invalid": "#1f5fa8",
+}
+_OTHER = "#8a94a6"
+# Columns of a timeline: about as many as it has pixels.
+_COLUMNS = 500
+# Readable at half the size, where 15 points become 7.5.
+_STYLE = {
+  "font.size": 15,
+  "axes.titlesize": 16,
+  "axes.titlelocation": "left",
+  "axes.titlepad": 12,
+  "axes.labelpad": 7,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.edgecolor": _INK,
+  "axes.labelcolor": _INK,
+  "axes.titlecolor": _INK,
+  "axes.axisbelow": True,
+  "axes.grid": True,
+  "grid.color": _GRID,
+  "text.color": _INK,
+  "xtick.color": _INK,
+  "ytick.color": _INK,
+  "legend.frameon": False,
+  "lines.linewidth": 2.5,
+}
+
+
+def save(
+  path: pathlib.Path, records: Sequence[Record], ledger: Ledger, title: str
+) -> None:
+  """Draws a run and saves the picture.
+
+  Args:
+    path: the output file; its extension is the format, PNG without one.
+    records: the records of a journal, of one run.
+    ledger: how it spent its time.
+    title: describes the run.
+
+  Raises:
+    errors.CommandError: the file can't be written, or not in this format.
+  """
+  with matplotlib.style.context(["default", _STYLE]):
+    figure = matplotlib.figure.Figure(figsize=(19.8, 5.4), layout="constrained")
+    figure.suptitle(title, fontsize=17, fontweight="bold", parse_math=False)
+    timeline, fates, waits = figure.subplots(1, 3)
+    draw_timeline(timeline, records, ledger)
+    draw_fates(fates, records, ledger)
+    draw_waits(waits, records)
+    with output_files.writing(path):
+      figure.savefig(path, dpi=100, format=path.suffix[1:].lower() or "png")
+
+
+def check(path: pathlib.Path) -> None:
+  """Raises an error if the path has no extension of a picture.
+
+  Raises:
+    errors.CommandError: the format is unknown.
+  """
+  from optax_dist.cli import errors
+
+  known = matplotlib.figure.Figure().canvas.get_supported_filetypes()
+  if path.suffix and path.suffix[1:].lower() not in known:
+    raise errors.CommandError(
+      f"can't write {path}: a picture's name ends in one of"
+      f" .{', .'.join(known)}"
+    )
+
+
+def draw_timeline(
+  axes: matplotlib.axes.Axes, records: Sequence[Record], ledger: Ledger
+) -> None:
+  """A row for each replica: where its time went, and when it was lost.
+
+  A column shows the shares of the categories in its time, so that work that is
+  shorter than a column is neither hidden nor larger than it was.
+  """
+  shown: set[str] = set()
+  for row, replica in enumerate(ledger.replicas):
+    own = ledger._replace(
+      spans=tuple(s for s in ledger.spans if s.replica == replica)
+    )
+    edges, found = own.over_time(_COLUMNS)
+    low = np.full(_COLUMNS, row - 0.4)
+    for category, color in COLORS.items():
+      high = low + 0.8 * found[category]
+      if found[category].any():
+        axes.fill_between(
+          np.repeat(edges, 2)[1:-1],
+          np.repeat(low, 2),
+          np.repeat(high, 2),
+          color=color,
+          linewidth=0,
+          label=None if category in shown else category,
+        )
+        shown.add(category)
+      low = high
+  rows = {replica: row for row, replica in enumerate(ledger.replicas)}
+  lost = [r for r in records if r["kind"] == "lost" and r["replica"] in rows]
+  if lost:
+    axes.plot(
+      [r["time"] for r in lost],
+      [rows[r["replica"]] for r in lost],
+      "X",
+      color=_LOST,
+      markersize=11,
+      label="lost",
+    )
+  for record in records:
+    if record["kind"] == "leader":
+      axes.axvline(record["time"], color="#4a5568", linewidth=1, linestyle=":")
+  axes.set_title("What each replica did")
+  axes.set_xlabel("seconds (dotted: a leader takes the role)")
+  axes.set_xlim(0, ledger.seconds)
+  _name_rows(axes, ledger)
+
+
+def draw_fates(
+  axes: matplotlib.axes.Axes, records: Sequence[Record], ledger: Ledger
+) -> None:
+  """How many gradients of each replica were applied, or dropped and why."""
+  rows = {replica: row for row, replica in enumerate(ledger.replicas)}
+  counts = {"applied": np.zeros(len(rows), int)}
+  for record in records:
+    if record["kind"] == "commit":
+      for member in record["members"]:
+        counts["applied"][rows[member["replica"]]] += member["count"]
+    elif record["kind"] == "drop":
+      of_reason = counts.setdefault(record["reason"], np.zeros(len(rows), int))
+      of_reason[rows[record["replica"]]] += record["count"]
+  left = np.zeros(len(rows), int)
+  for label, values in counts.items():
+    color = _REASONS.get(label, _OTHER)
+    axes.barh(range(len(rows)), values, left=left, label=label, color=color)
+    left += values
+  axes.set_title("What became of its gradients")
+  axes.set_xlabel("gradients")
+  _name_rows(axes, ledger)
+
+
+def draw_waits(axes: matplotlib.axes.Axes, records: Sequence[Record]) -> None:
+  """The waits of each replica for commits, sorted."""
+  waits: dict[Any, list[float]] = {}
+  for record in records:
+    for member in record["members"] if record["kind"] == "commit" else ():
+      if member["arrived"] is not None:
+        waited = 1000 * max(0.0, record["time"] - member["arrived"])
+        waits.setdefault(member["replica"], []).append(waited)
+  for name in ordered(waits):
+    found = sorted(waits[name])
+    share = 100 * (np.arange(len(found)) + 0.5) / len(found)
+    axes.plot(share, found, label=f"replica {name}")
+  axes.set_title("Waits for a commit")
+  axes.set_xlabel("gradients that waited less (%)")
+  axes.set_ylabel("ms")
+  axes.set_yscale("symlog", linthresh=1.0)
+  axes.set_ylim(bottom=0)
+  if waits:
+    axes.legend(loc="upper left", fontsize=12)
+
+
+def _name_rows(axes: matplotlib.axes.Axes, ledger: Ledger) -> None:
+  names = [f"{replica}" for replica in ledger.replicas]
+  axes.set_yticks(range(len(names)), names)
+  axes.set_ylabel("replica")
+  axes.grid(axis="y", visible=False)
+  axes.invert_yaxis()
+  axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)

@@ -1,0 +1,149 @@
+"""The picture of a run: its time, counts and waits where they belong."""
+
+import matplotlib.colors
+import matplotlib.figure
+import matplotlib.image
+import numpy as np
+import pytest
+import run_journals
+
+from optax_dist.cli import errors
+from optax_dist.cli.runs import picture
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.metrics import time_ledger
+
+
+@pytest.fixture
+def records(tmp_path):
+  return journal.read(run_journals.ended(tmp_path / "run.jsonl")).records
+
+
+def _axes():
+  return matplotlib.figure.Figure().subplots()
+
+
+def _rows(axes):
+  return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def _pixels(path, row, rows):
+  """The categories in each pixel column of a replica's row, by color."""
+  image = matplotlib.image.imread(path)[:, :, :3]
+  part = image[row * len(image) // rows : (row + 1) * len(image) // rows]
+  return {
+    name: (np.abs(part - matplotlib.colors.to_rgb(color)) < 0.02)
+    .all(axis=2)
+    .any(axis=0)
+    for name, color in picture.COLORS.items()
+  }
+
+
+def _timeline(records, path, replicas=3):
+  """Draws the timeline alone, without axes or legend."""
+  figure = matplotlib.figure.Figure(figsize=(4, 1 * replicas), dpi=100)
+  axes = figure.add_axes((0, 0, 1, 1))
+  ledger = time_ledger.of(records)
+  picture.draw_timeline(axes, records, ledger)
+  axes.set_axis_off()
+  axes.get_legend().remove()
+  axes.set_ylim(replicas - 0.5, -0.5)
+  figure.savefig(path)
+  return ledger
+
+
+def test_each_replica_has_a_row_of_what_it_did(records, tmp_path):
+  path = tmp_path / "x.png"
+  ledger = _timeline(records, path)
+  at = lambda seconds: int(400 * seconds / ledger.seconds)
+  first, late = _pixels(path, 0, 3), _pixels(path, 2, 3)
+  # Each gradient took 0.5 s, and came 0.2 s before its step.
+  assert first["useful"][at(1.5)]
+  assert not first["dropped"].any()
+  assert first["waiting"].any() or first["exchanging"].any()
+  assert late["dropped"][at(1.7)]
+  assert not late["useful"].any()
+  axes = _axes()
+  picture.draw_timeline(axes, records, ledger)
+  assert _rows(axes) == ["0", "1", "2"]
+  lost, leader = axes.lines
+  assert lost.get_xydata().tolist() == [[5.0, 1.0]]
+  assert list(leader.get_xdata()) == [0.0, 0.0]
+
+
+def test_a_long_run_has_no_gaps_that_were_not_there(tmp_path):
+  """Thousands of gradients in a pixel: each column has both their categories."""
+  path = tmp_path / "run.jsonl"
+  with journal.Journal(path) as written:
+    run_journals.begin(written, range(1))
+    for step in range(6000):
+      run_journals.commit(written, step, 0, at=1.0 + step)
+  records = journal.read(path).records
+  _timeline(records, tmp_path / "x.png", 1)
+  found = _pixels(tmp_path / "x.png", 0, 1)
+  assert found["useful"][1:-1].all()
+  assert found["exchanging"][1:-1].all()
+
+
+def test_a_run_has_one_picture_of_any_format(records, tmp_path):
+  ledger = time_ledger.of(records)
+  for name, start in (
+    ("x.png", b"\x89PNG"),
+    ("x.SVG", b"<?xml"),
+    ("x", b"\x89"),
+  ):
+    picture.check(tmp_path / name)
+    picture.save(tmp_path / name, records, ledger, "[a] $run$")
+    assert (tmp_path / name).read_bytes().startswith(start)
+  with pytest.raises(errors.CommandError, match=r"x\.doc: .*\.png"):
+    picture.check(tmp_path / "x.doc")
+  with pytest.raises(errors.CommandError, match="can't write"):
+    picture.save(tmp_path / "no" / "x.png", records, ledger, "")
+
+
+def _bars(axes):
+  """Row, start and length of each bar, by label."""
+  return {
+    bars.get_label(): [
+      (
+        round(bar.get_y() + bar.get_height() / 2),
+        pytest.approx(bar.get_x()),
+        pytest.approx(bar.get_width()),
+      )
+      for bar in bars
+    ]
+    for bars in axes.containers
+  }
+
+
+def test_what_became_of_gradients_is_stacked(records):
+  run = [
+    *records,
+    {"kind": "drop", "replica": 2, "reason": "new", "count": 3, "time": 5.0},
+    {"kind": "drop", "replica": 0, "reason": "stale", "count": 2, "time": 5.0},
+  ]
+  axes = _axes()
+  picture.draw_fates(axes, run, time_ledger.of(run))
+  assert _bars(axes) == {
+    "applied": [(0, 0, 4), (1, 0, 4), (2, 0, 0)],
+    "stale": [(0, 4, 2), (1, 4, 0), (2, 0, 4)],
+    "new": [(0, 6, 0), (1, 4, 0), (2, 4, 3)],
+  }
+
+
+def test_waits_are_sorted_and_not_negative(records):
+  for step, record in enumerate(r for r in records if r["kind"] == "commit"):
+    for member, wait in enumerate((0.4 - step / 10, -1.0)):
+      record["members"][member]["arrived"] = record["time"] - wait
+  axes = _axes()
+  picture.draw_waits(axes, records)
+  first, second = axes.lines
+  np.testing.assert_allclose(first.get_ydata(), [100, 200, 300, 400])
+  np.testing.assert_allclose(first.get_xdata(), [12.5, 37.5, 62.5, 87.5])
+  np.testing.assert_array_equal(second.get_ydata(), [0, 0, 0, 0])
+
+
+def test_lost_gradients_are_not_green():
+  colors = picture._REASONS
+  assert len(set(colors.values())) == len(colors)
+  red, green, blue = (int(colors["lost"][i : i + 2], 16) for i in (1, 3, 5))
+  assert green < max(red, blue) / 2
