@@ -68,6 +68,20 @@ class Part(codec.Struct):
   tail: str = ""
 
 
+class Checkup(codec.Struct):
+  """What `optax-dist doctor` tells those of other hosts.
+
+  Attributes:
+    address: where it listens, for others to try to connect.
+    clock: its wall clock, in seconds since 1970.
+    done: whether it has tried to connect to all others.
+  """
+
+  address: str
+  clock: float
+  done: bool = False
+
+
 class Notice(codec.Struct):
   """What a launcher tells the others.
 
@@ -80,6 +94,7 @@ class Notice(codec.Struct):
     parts: its parts of all replicas that it shares.
     settings: the settings that must be the same on all hosts, by flag.
     process: where it runs, for people.
+    checkup: of a host that is checked before a job.
   """
 
   launcher: str
@@ -90,6 +105,7 @@ class Notice(codec.Struct):
   parts: tuple[Part, ...] = ()
   settings: tuple[tuple[str, str], ...] = ()
   process: str = ""
+  checkup: Checkup | None = None
 
   def plan(self, replica: int) -> Plan | None:
     """The plan of a replica, if there is one."""

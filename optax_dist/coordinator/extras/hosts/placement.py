@@ -34,6 +34,54 @@ _FAREWELL = 3.0
 MEETING_PORTS = range(29500, 29600)
 
 
+def own_address(
+  local_addr: str | None, store_host: str
+) -> tuple[socket.AddressFamily, str]:
+  """The family and IP address of this host that other hosts use.
+
+  Args:
+    local_addr: the one that was chosen; None for that from which this host
+      reaches the store.
+    store_host: the store's host.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if local_addr is None and addresses.is_loopback(store_host):
+    local_addr = store_host
+  if local_addr is None:
+    every = "::" if ":" in store_host else "0.0.0.0"
+    local_addr = addresses.advertised(every, store_host)
+  return addresses.bound(local_addr)
+
+
+def settings_of(
+  node: nodes.Node,
+  replicas: int,
+  processes: int,
+  each: int | None,
+  told: Environment,
+) -> dict[str, str]:
+  """The settings that must be the same on all hosts, by flag.
+
+  Args:
+    node: this host.
+    replicas: replicas of the run.
+    processes: processes of each replica.
+    each: hosts of each replica, if they were given.
+    told: the environment of all replicas.
+  """
+  settings = {
+    "--nodes": node.count,
+    "--replicas": replicas,
+    "--processes-per-replica": processes,
+    "--nodes-per-replica": each,
+    "--replicas-to-aggregate": told.replicas_to_aggregate,
+    "--min-replicas": told.min_replicas,
+  }
+  return {flag: str(value) for flag, value in settings.items()}
+
+
 class HostPlacement(placement.Placement):
   """The part of a job that runs on one of its hosts."""
 
@@ -68,12 +116,7 @@ class HostPlacement(placement.Placement):
     self._places = {
       p.replica: p for p in node.places(replicas, processes, nodes_per_replica)
     }
-    self._settings = {
-      "--nodes": node.count,
-      "--replicas": replicas,
-      "--processes-per-replica": processes,
-      "--nodes-per-replica": nodes_per_replica,
-    }
+    self._each = nodes_per_replica
     # In random order, since the launchers of a host would collide.
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
     self._ports = itertools.cycle(ports)
@@ -109,11 +152,9 @@ class HostPlacement(placement.Placement):
     node, places = self._node, list(self._places.values())
     shared = [p for p in places if len(p.hosts) > 1]
     self._start = time.monotonic()
-    settings = {
-      **self._settings,
-      "--replicas-to-aggregate": told.replicas_to_aggregate,
-      "--min-replicas": told.min_replicas,
-    }
+    settings = settings_of(
+      node, self.replicas, self.processes, self._each, told
+    )
     agreed = agreement.Agreement(
       node.rank,
       secrets.token_hex(8),
@@ -121,7 +162,7 @@ class HostPlacement(placement.Placement):
       self._patience,
       self._start,
       [0] if node.rank else range(1, node.count),
-      [(flag, str(value)) for flag, value in settings.items()],
+      settings.items(),
       f"{socket.gethostname()}, process {os.getpid()}",
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
@@ -174,14 +215,9 @@ class HostPlacement(placement.Placement):
 
   def _meeting_address(self, store: urls.Place) -> str:
     """An address of this host for process 0 of a replica on several hosts."""
-    host = store.host
-    if self.local_addr is not None:
-      family, ip = addresses.bound(self.local_addr)
-    elif addresses.is_loopback(host):
+    if self.local_addr is None and addresses.is_loopback(store.host):
       return f"127.0.0.1:{addresses.free_ports()[0]}"
-    else:
-      every = "::" if ":" in host else "0.0.0.0"
-      family, ip = addresses.bound(addresses.advertised(every, host))
+    family, ip = own_address(self.local_addr, store.host)
     for port in itertools.islice(self._ports, len(MEETING_PORTS)):
       with contextlib.suppress(OSError), socket.socket(family) as probe:
         probe.bind((ip, port))
