@@ -3,12 +3,14 @@
   python launch_ray.py --hosts 4 -- --output /shared/runs/first --resume train.py
 
 An actor whose host is lost is started again on another one. (With the store on host
-0 that one is the exception; with `--store etcd://...` there is none.)
+0 that one is the exception; with `--store etcd://...` there is none.) Ctrl-C or SIGTERM
+here stops all launchers as they are stopped elsewhere: replicas leave within --grace.
 """
 
 import argparse
 import os
 import secrets
+import signal
 import subprocess
 import sys
 
@@ -26,9 +28,14 @@ class Host:
 
   def launch(self, variables, arguments):
     """Runs a launcher, and returns its exit code."""
-    return subprocess.call(
+    self.launcher = subprocess.Popen(
       ["optax-dist", "launch", *arguments], env={**os.environ, **variables}
     )
+    return self.launcher.wait()
+
+  def stop(self):
+    """Ray's own ways to end an actor would kill it at once."""
+    self.launcher.terminate()
 
 
 def main():
@@ -46,6 +53,7 @@ def main():
     Host.options(
       num_cpus=1,
       num_gpus=args.gpus,
+      max_concurrency=2,  # `stop` comes while `launch` runs.
       scheduling_strategy=PlacementGroupSchedulingStrategy(
         placement_group=group, placement_group_bundle_index=rank
       ),
@@ -58,12 +66,16 @@ def main():
     "OPTAX_DIST_SECRET": secrets.token_hex(16),
   }
   arguments = [a for a in args.arguments if a != "--"]
-  codes = ray.get(
-    [
-      host.launch.remote({**job, "OPTAX_DIST_NODE_RANK": str(rank)}, arguments)
-      for rank, host in enumerate(hosts)
-    ]
-  )
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  runs = [
+    host.launch.remote({**job, "OPTAX_DIST_NODE_RANK": str(rank)}, arguments)
+    for rank, host in enumerate(hosts)
+  ]
+  try:
+    codes = ray.get(runs)
+  except KeyboardInterrupt:
+    ray.get([host.stop.remote() for host in hosts])
+    codes = ray.get(runs)
   return max(codes, key=abs)
 
 

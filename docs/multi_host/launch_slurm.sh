@@ -18,7 +18,10 @@ export OPTAX_DIST_SECRET_FILE=$PWD/.secret-$SLURM_JOB_ID
   > "$OPTAX_DIST_SECRET_FILE")
 trap 'rm -f "$OPTAX_DIST_SECRET_FILE"' EXIT
 
-# JAX finds in SLURM's variables which host this is, and where the first one is.
-srun --kill-on-bad-exit=0 .venv/bin/optax-dist launch \
+# Since Slurm 22.05, srun does not take --cpus-per-task from the job.
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+# JAX finds in SLURM's variables which host this is, and where the first one is. Without
+# --no-kill, srun ends the launchers of all hosts when one host fails.
+srun --no-kill --kill-on-bad-exit=0 .venv/bin/optax-dist launch \
   --replicas-to-aggregate 3 --min-replicas 2 --grace 60 \
   --output "runs/$SLURM_JOB_ID" --resume train.py

@@ -59,16 +59,19 @@ def add_command(
     commands: what ``add_subparsers`` returned.
     name: name of the command.
     run: function that runs it, given its parsed arguments.
-    description: what it does; wrapped at the terminal's width.
+    description: what it does.
     **texts: its ``help``, ``usage`` and ``epilog``.
 
   Returns:
     Its parser.
   """
-  width = shutil.get_terminal_size().columns - 2
-  command = commands.add_parser(
-    name, description=textwrap.fill(description, width), **texts
-  )
+  texts["description"] = description
+  for part in ("description", "epilog"):
+    text = texts.get(part, "")
+    if "\n  " not in text:  # It has no table.
+      width = shutil.get_terminal_size().columns - 2
+      texts[part] = textwrap.fill(text, width)
+  command = commands.add_parser(name, **texts)
   command.set_defaults(run=run, parser=command)
   return command
 

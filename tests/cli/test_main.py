@@ -110,10 +110,10 @@ def test_an_extra_that_is_not_installed_is_named(monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", ["launch", "simulate", "plan", "watch"])
 def test_help_fits_the_terminal(command, monkeypatch, capsys):
-  monkeypatch.setenv("COLUMNS", "72")
+  monkeypatch.setenv("COLUMNS", "80")
   assert main.main([command, "--help"]) == 0
   printed = capsys.readouterr().out
-  assert max(map(len, printed.splitlines())) <= 72
+  assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_runs_as_a_module():

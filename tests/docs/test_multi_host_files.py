@@ -3,7 +3,6 @@
 srun, ssh and Ray are stand-ins; the JobSet is checked against its schema.
 """
 
-import argparse
 import importlib.util
 import io
 import json
@@ -19,7 +18,7 @@ import waiting
 import yaml
 
 from optax_dist.cli import main
-from optax_dist.cli.launch import command, job
+from optax_dist.cli.launch import job
 
 _FILES = pathlib.Path(__file__).resolve().parents[2] / "docs" / "multi_host"
 _SCHEMA = json.loads(
@@ -30,7 +29,8 @@ _SCHEMA = json.loads(
 _RECORD = """\
 #!{python}
 import json, os, signal, sys, time
-told = {{k: v for k, v in os.environ.items() if k.startswith(("OPTAX", "SLURM"))}}
+names = "OPTAX", "SLURM", "SRUN"
+told = {{k: v for k, v in os.environ.items() if k.startswith(names)}}
 name = f"told-{{time.monotonic_ns()}}.json"
 if "OPTAX_DIST_SECRET_FILE" in told:
   with open(told["OPTAX_DIST_SECRET_FILE"]) as file:
@@ -65,22 +65,24 @@ echo "$2" >> commands
 exec sh -c "$2"
 """
 _RAY = '''\
-"""Stands in for Ray: actors of this process, one after another."""
-import types
+"""Stands in for Ray: actors of this process, whose methods run in threads."""
+import concurrent.futures, types
+_threads = concurrent.futures.ThreadPoolExecutor(20)
 
 class _Actor:
   def __init__(self, made, options):
     self._made, self._options = made, options
   def __getattr__(self, name):
     method = getattr(self._made, name)
-    return types.SimpleNamespace(remote=lambda *told: method(*told))
+    return types.SimpleNamespace(
+      remote=lambda *told: _threads.submit(method, *told))
 
 def remote(**options):
   def wrap(cls):
     def choose(**more):
       strategy = more["scheduling_strategy"]
       assert strategy.group.strategy == "STRICT_SPREAD"
-      assert len(strategy.group.bundles) == 3
+      assert more["max_concurrency"] == 2
       return types.SimpleNamespace(remote=lambda: _Actor(cls(), more))
     cls.options = staticmethod(choose)
     return cls
@@ -88,7 +90,10 @@ def remote(**options):
 
 from ray import util
 init = lambda: None
-get = lambda found: found
+def get(found):
+  if isinstance(found, list):
+    return [one.result() for one in found]
+  return found and found.result()
 '''
 _RAY_UTIL = """\
 import types
@@ -139,10 +144,8 @@ def _told(place):
 
 def _job(arguments, environ):
   """The job as the real command understands it."""
-  parser = argparse.ArgumentParser()
-  commands = parser.add_subparsers()
   given = ["launch", *arguments[arguments.index("launch") + 1 :]]
-  args = parser.parse_args(command.add_parser(commands, given))
+  args = main.commands().parse_args(given)
   args.output = None
   made = job.Job(args, None, environ)
   return made, args
@@ -164,11 +167,15 @@ def _check_hosts(found, count):
 
 def test_slurm(place, monkeypatch):
   process = _start(
-    place, "bash", _FILES / "launch_slurm.sh", SLURM_JOB_ID="4111"
+    place,
+    *("bash", _FILES / "launch_slurm.sh"),
+    SLURM_JOB_ID="4111",
+    SLURM_CPUS_PER_TASK="64",
   )
   assert process.wait(300) == 0
   found = []
   for arguments, told, _ in _told(place):
+    assert told["SRUN_CPUS_PER_TASK"] == "64"
     secret = told.pop("secret in the file")
     file = place / "secret"
     file.write_text(secret)
@@ -247,23 +254,38 @@ def test_ssh_stops_the_hosts_that_it_has_started_so_far(monkeypatch):
   assert program.main() == 143
 
 
-def test_ray(place):
+def _start_ray(place, *arguments):
   package = place / "ray" / "util"
   package.mkdir(parents=True)
   (place / "ray" / "__init__.py").write_text(_RAY)
   for name in ("__init__", "placement_group", "scheduling_strategies"):
     (package / f"{name}.py").write_text(_RAY_UTIL)
-  process = _start(
+  return _start(
     place,
     *(sys.executable, _FILES / "launch_ray.py", "--hosts", "3", "--"),
-    *("--output", "/shared/run", "--resume", "train.py"),
+    *arguments,
     PYTHONPATH=str(place),
   )
-  assert process.wait(300) == 0
-  found = [_job(arguments, environ) for arguments, environ, _ in _told(place)]
+
+
+def test_ray(place):
+  flags = ("--output", "/shared/run", "--resume")
+  assert _start_ray(place, *flags, "train.py").wait(300) == 0
+  found = sorted(
+    (_job(arguments, environ) for arguments, environ, _ in _told(place)),
+    key=lambda one: one[0].node.rank,
+  )
   _check_hosts(found, 3)
   assert found[0][0].node.address == "10.0.0.7:29300"
   assert found[0][1].program == ["train.py"]
+
+
+def test_ray_stops_all_hosts(place):
+  process = _start_ray(place, "train.py", "--wait")
+  waiting.until(lambda: len(_told(place)) >= 3)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(300) == 143
+  assert (place / "stopped").read_text() == "xxx"
 
 
 def _wrong(value, schema, at):
@@ -341,7 +363,12 @@ def test_what_the_pods_of_the_jobset_are_told():
   spec = replicated["template"]["spec"]
   assert spec["completionMode"] == "Indexed"
   assert spec["parallelism"] == spec["completions"] == 4
+  # An eviction does not count as a failure; that needs pods that end for good.
+  (rule,) = spec["podFailurePolicy"]["rules"]
+  assert rule["action"] == "Ignore"
+  assert rule["onPodConditions"] == [{"type": "DisruptionTarget"}]
   pod = spec["template"]["spec"]
+  assert pod["restartPolicy"] == "Never"
   (container,) = pod["containers"]
   assert container["command"] == ["optax-dist", "launch"]
   secret = "5" * 32

@@ -19,7 +19,7 @@ Latencies are NAME:PARAMETERS, in seconds:
   gamma:shape,scale
   bernoulli:fast,slow,p           slow with probability p, else fast
   slow-hosts:share,factor,NAME:PARAMETERS
-                                  a share of the hosts takes factor times longer"""
+                                  a share of the hosts is slower"""
 
 
 def add_command(

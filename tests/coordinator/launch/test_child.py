@@ -36,7 +36,7 @@ def test_what_it_says_and_prints():
   finally:
     made.kill()
   assert events == [{"event": "hello"}]
-  assert sorted(lines) == [("to err", True), ("in place", False)]
+  assert sorted(lines) == [("in place", False), ("to err", True)]
   assert made.ending() == "ended with exit code 5"
   assert "in place" in made.tail()
   made.signal(signal.SIGTERM)  # In vain.

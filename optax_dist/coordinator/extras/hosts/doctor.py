@@ -23,7 +23,7 @@ from optax_dist.coordinator.launch.supervisor import GiveUpRun
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator.transport import addresses, sockets
 
 _BEAT = 0.5  # Seconds between notices.
 _CONNECT = 3.0  # Seconds to connect to another host.
@@ -134,11 +134,16 @@ class Doctor:
       self._find(False, f"{error}")
       return
     listener = stack.enter_context(socket.socket(family))
-    listener.bind((ip, 0))
-    listener.listen()
-    port = listener.getsockname()[1]
+    for port in sockets.DEFAULT_PORTS:
+      with contextlib.suppress(OSError):
+        listener.bind((ip, port))
+        listener.listen()
+        break
+    else:
+      self._find(False, f"no port of {_ports()} is free at {ip}.")
+      return
     address = str(addresses.Endpoint(ip, port))
-    self._find(True, f"others reach this host at {ip}")
+    self._find(True, f"others shall reach this host at {address}")
     agreed = agreement.Agreement(
       node.rank,
       secrets.token_hex(8),
@@ -208,18 +213,22 @@ class Doctor:
   def _try(self, host: int, notice: notices.Notice) -> None:
     assert notice.checkup is not None
     endpoint = addresses.parse(notice.checkup.address)[-1]
-    where = f"host {host} ({notice.process}) at {endpoint.host}"
+    where = f"host {host} ({notice.process}) at {endpoint}"
     try:
       socket.create_connection((endpoint.host, endpoint.port), _CONNECT).close()
     except OSError as error:
       self._find(
         False,
         f"{where} can't be reached from here: {error}. Replicas connect to each"
-        " other at ports of the system's choice: allow these between the hosts,"
-        " or choose another network by --local-addr there.",
+        f" other at the ports {_ports()}: let the firewall pass these, or choose"
+        " another network by --local-addr there.",
       )
       return
     self._find(True, f"{where} is reached, has the same settings and versions")
+
+
+def _ports() -> str:
+  return f"{sockets.DEFAULT_PORTS[0]} to {sockets.DEFAULT_PORTS[-1]}"
 
 
 def _is_done(notice: notices.Notice) -> bool:
