@@ -44,7 +44,7 @@ def main():
   line = socket.socket(fileno=int(told["CHANNEL"]))
   match sys.argv[1:]:
     case ["environment", *rest]:
-      for name in ("CHANNEL", "LAUNCHER", "LAUNCH"):
+      for name in ("CHANNEL", "LAUNCH"):
         del told[name]
       print(rest, sorted(told.items()))
     case ["killed-twice", _] if replica == 0 and restarts < 2:
