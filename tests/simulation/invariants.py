@@ -405,16 +405,20 @@ class Checker:
       return
     if process is leader:
       self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
+    # Two members that can't reach each other, and the leader reaches both.
+    others = self.members.values() if "can't reach" in reason else ()
+    ends = [leader, *map(self.world.by_name.__getitem__, others)]
     lost = max(
-      process.lost_at.get(leader.name, -math.inf),
-      leader.lost_at.get(process.name, -math.inf),
+      time
+      for end in ends
+      for time in (
+        process.lost_at.get(end.name, -math.inf),
+        end.lost_at.get(process.name, -math.inf),
+      )
     )
     if lost > self.world.now - _RECENT:
       return
-    unheard = self.unheard(leader, process)
-    for other in self.members.values() if "can't reach" in reason else ():
-      # Two members that can't reach each other, and the leader reaches both.
-      unheard += self.unheard(self.world.by_name[other], process)
+    unheard = sum(self.unheard(end, process) for end in ends)
     if unheard < _UNHEARD:
       self.fail(
         "A13",

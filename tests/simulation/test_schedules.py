@@ -62,6 +62,7 @@ _HOLDS = {
   "who waits for one that is dead, after others have left, fails": 91001028154,
   "who joins after an attempt has begun is no witness of it": 91001028348,
   "the end does not wait for an earlier membership": 91001064456,
+  "one of two between which connections break may be removed": 91001091155,
 }
 
 
