@@ -63,6 +63,7 @@ _HOLDS = {
   "who joins after an attempt has begun is no witness of it": 91001028348,
   "the end does not wait for an earlier membership": 91001064456,
   "one of two between which connections break may be removed": 91001091155,
+  "who looks for a leader of old is told of the new one": 91001099863,
 }
 
 

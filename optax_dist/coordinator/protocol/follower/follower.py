@@ -439,6 +439,9 @@ class Follower:
       case msg.Canvass(term):
         leads = self.view.leader == self._config.process
         hears = self.view.term > term or bool(self._leader) or leads
+        if self.view.term > term:
+          # It has missed the new leader's record, and may not reach the store.
+          self._out += [fx.Send(peer, recorded) for recorded in self._latest]
         self._out.append(fx.Send(peer, msg.Standing(term, hears)))
         if not hears:
           self._vote(peer, False)
