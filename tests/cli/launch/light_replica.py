@@ -1,4 +1,4 @@
-"""A replica that needs only Python, and does what its arguments say."""
+"""A replica that hardly needs more than Python, and does as it is told."""
 
 import os
 import pathlib
@@ -73,6 +73,14 @@ def main():
         sys.exit(4)
     case ["grace"]:
       signal.signal(signal.SIGTERM, _stop)
+      _sleep()
+    case ["jax-distributed"]:
+      import jax
+
+      jax.distributed.initialize(
+        told["GROUP_ADDRESS"], int(told["NUM_PROCESSES"]), process
+      )
+      # JAX takes SIGTERM for the notice of a preemption, and goes on.
       _sleep()
     case ["deaf"]:
       signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -263,6 +263,19 @@ def test_nothing_is_left_behind(start, signals, flags, code):
   one.check_nothing_is_left(groups)
 
 
+def test_jax_processes_that_ignore_sigterm_are_ended(start):
+  flags = ("--processes-per-replica", "2", "--grace", "3", *_NO_STORE)
+  one = start("--replicas", "1", *flags, _LIGHT, "jax-distributed")
+  one.until("sleeps", 2)
+  groups = one.groups()
+  assert len(groups) == 3  # The watcher has one, too.
+  one.process.send_signal(signal.SIGTERM)
+  began = time.monotonic()
+  assert one.process.wait(180.0) == 143
+  assert time.monotonic() - began >= 3.0  # They have not ended by themselves.
+  one.check_nothing_is_left(groups)
+
+
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
