@@ -93,6 +93,8 @@ KINDS: dict[str, dict[str, str]] = {
   "lost": _REPLICA | _STEP | {"reason": _TEXT + "?"},
   "stall": _STEP | {"waited": _NUMBER, "missing": _OBJECT},
   "stuck": _REPLICA | _STEP | {"reason": _TEXT, "stacks": _TEXT},
+  # By a launcher: a process that has joined, or why it has ended.
+  "process": _REPLICA | {"host": _TEXT, "pid": _INT, "ended": _TEXT + "?"},
   "deadlines": {"silence": _OBJECT},
   "cannot_proceed": _STEP
   | {"have": _INT, "needed": _INT, "missing": _LIST, "final": _BOOL},
@@ -127,6 +129,8 @@ _SECONDS = frozenset(
 DECIMALS = 6
 # Seconds to wait for the rest of a line before it counts as truncated.
 _LINE_TIMEOUT = 0.1
+# Of the end of a file, to find the last record in it.
+_END = 64 << 10
 # How many of the latest commits are remembered at least: more than others take while
 # a leader is stopped.
 _REMEMBERED = 100_000
@@ -409,6 +413,30 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
       shown.append(f"and {len(problems) - len(shown)} more")
     raise JournalError(f"{path}: {'; '.join(shown)}.")
   return Contents(records, problems)
+
+
+def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
+  """Appends a record of a process that does not lead the run.
+
+  Its time is that of the last record. Nothing happens before a run has begun.
+
+  Args:
+    path: the file.
+    kind: a key of `KINDS`.
+    **fields: those of that kind.
+
+  Raises:
+    OSError: it cannot be read or written.
+  """
+  with pathlib.Path(path).open("a+b", buffering=0) as file:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
+    text = file.read()
+    found = [parse(line)[0] for line in text.split(b"\n")[-3:]]
+    last = [record for record in found if record is not None][-1:]
+    if last:
+      record = {"kind": kind, "time": last[0]["time"]} | fields
+      torn = b"" if text.endswith(b"\n") else b"\n"
+      file.write(torn + _encode(record).encode() + b"\n")
 
 
 def segments(records: Iterable[Record]) -> list[list[Record]]:

@@ -296,3 +296,27 @@ def test_the_last_commits_of_a_long_run_are_kept(monkeypatch):
       assert not once(commit | {"step": known})
     assert once(commit | {"step": step})
     assert len(once._latest | once._before) <= 8
+
+
+def test_record_of_another_process_has_the_time_of_the_last_one(path):
+  process = {"replica": 1, "host": "h", "pid": 7, "ended": None}
+  path.write_text("")
+  journal.add(path, "process", **process)
+  assert path.read_text() == ""  # No run has begun.
+  with journal.Journal(path) as leader:
+    leader.write("run", strategy="s", step=0)
+    leader.write("join", replica=1, incarnation=0, step=0, time=2.5)
+    journal.add(path, "process", **process)
+    with path.open("ab") as file:
+      file.write(b'{"kind": "co')  # A writer that was killed.
+    journal.add(path, "process", **process | {"ended": "was ended by SIGKILL"})
+    leader.write("leave", replica=1, incarnation=0, step=0, time=3.0)
+  records, problems = journal.read(path)
+  assert [(r["kind"], r["time"]) for r in records[1:]] == [
+    ("join", 2.5),
+    ("process", 2.5),
+    ("process", 2.5),
+    ("leave", 3.0),
+  ]
+  assert records[3]["ended"] == "was ended by SIGKILL"
+  assert len(problems) == 1

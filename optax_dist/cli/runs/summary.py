@@ -29,6 +29,9 @@ class ReplicaSummary:
     seen: when the journal last mentioned it, in seconds since the run's start.
     computed: seconds that its last gradient took; None if unknown.
     deadline: seconds for which it may be silent; None if unknown.
+    host: the host of its process; "" if unknown.
+    pid: its process on that host; None if unknown.
+    ended: how its last process has ended; "" if none has, or it is back.
   """
 
   replica: int | str
@@ -43,6 +46,9 @@ class ReplicaSummary:
   seen: float = 0.0
   computed: float | None = None
   deadline: float | None = None
+  host: str = ""
+  pid: int | None = None
+  ended: str = ""
 
   @property
   def wait(self) -> float:
@@ -191,6 +197,12 @@ class RunSummary:
   def _on_deadlines(self, record: Record) -> None:
     for one in self.replicas.values():
       one.deadline = record["silence"].get(str(one.replica))
+
+  def _on_process(self, record: Record) -> None:
+    number = record["replica"]
+    found = self.replicas.setdefault(number, ReplicaSummary(number))
+    found.host, found.pid = record["host"], record["pid"]
+    found.ended = record["ended"] or ""
 
   def _on_finish(self, record: Record) -> None:
     self.finish = record

@@ -27,7 +27,9 @@ _COLUMNS = {
   "waits": 80,
   "last seen": 56,
   "deadline": 92,
-  "dropped as": 110,
+  "process": 100,
+  "ended": 110,
+  "dropped as": 130,
 }
 _PLAIN_EVERY = 5.0  # Seconds between lines if there is no terminal.
 
@@ -50,7 +52,7 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
   shown = tables.table(title)
   names = [name for name, needs in _COLUMNS.items() if width >= needs]
   for name in names:
-    text = name in ("replica", "state", "dropped as")
+    text = name in ("replica", "state", "process", "ended", "dropped as")
     shown.add_column(name, justify="left" if text else "right", no_wrap=True)
   now = summary.now()
   for number in ordered(summary.replicas):
@@ -66,6 +68,8 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
       "waits": f"{1000 * one.wait:.0f} ms",
       "last seen": f"{max(0.0, now - one.seen):.1f} s ago",
       "deadline": "" if one.deadline is None else f"{one.deadline:.0f} s",
+      "process": "" if one.pid is None else f"{one.host}: {one.pid}",
+      "ended": one.ended,
       "dropped as": ", ".join(
         f"{n} {reason}" for reason, n in one.dropped.most_common(3)
       ),

@@ -17,10 +17,11 @@ import pathlib
 import secrets
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from optax_dist.coordinator import interrupts
+from optax_dist.coordinator import interrupts, journal
 from optax_dist.coordinator.launch import (
   child,
   output,
@@ -286,6 +287,7 @@ class Launcher:
     del self._running[replica]
     given = supervisor.ReplicaEnded(replica, 0)
     if failed is not None:
+      self._record(replica, failed, failed.ending())
       given = supervisor.ReplicaEnded(
         replica,
         failed.popen.returncode,
@@ -312,11 +314,27 @@ class Launcher:
         self._step(supervisor.Struck(replica))
       case "joined":
         self._failures.pop(replica, None)
+        self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
       case "failed":
         self._failures[replica] = str(event["reason"])
       case "finished":
         self._step(supervisor.RunOver())
+
+  def _record(
+    self, replica: int, process: child.Child, ended: str | None
+  ) -> None:
+    """Tells the journal which process a replica is, or how it has ended."""
+    if self._told.journal is not None:
+      with contextlib.suppress(OSError):  # The training does without it.
+        journal.add(
+          self._told.journal,
+          "process",
+          replica=replica,
+          host=socket.gethostname(),
+          pid=process.pid,
+          ended=ended,
+        )
 
   def _pass_on(self, told: interrupts.Interrupts) -> None:
     """Passes signals on; a second Ctrl-C, or no grace period, ends all."""

@@ -6,6 +6,7 @@ import pathlib
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 import waiting
 
 from optax_dist.cli import main
+from optax_dist.coordinator import journal
 
 # Of no use to replicas that don't join; then none is started.
 _NO_STORE = ("--store", "tcp://127.0.0.1:1")
@@ -136,6 +138,23 @@ def test_a_replica_that_is_killed_and_restarted_is_reported(tmp_path, capfd):
     f"{said} again at once (restart 1 of 2)",
     f"{said} again in 0.5 s (restart 2 of 2)",
   ]
+
+
+def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
+  path = tmp_path / "out" / "journal.jsonl"
+  path.parent.mkdir()
+  with journal.Journal(path) as written:
+    written.write("run", strategy="sync_replicas", step=0)
+  flags = ("--replicas", 2, "--output", path.parent, "--resume", *_NO_STORE)
+  assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
+  _, *ends = journal.read(path, strict=True).records
+  assert [end["ended"] for end in ends] == ["was ended by SIGKILL"] * 2
+  assert {(end["replica"], end["host"]) for end in ends} == {
+    (0, socket.gethostname())
+  }
+  assert ends[0]["pid"] != ends[1]["pid"]
+  assert main.main(["watch", str(path), "--once"]) == 0
+  assert f"{socket.gethostname()}: {ends[1]['pid']}" in capfd.readouterr().out
 
 
 def test_the_first_error_is_the_cause_and_not_what_follows_from_it(capfd):
@@ -318,12 +337,12 @@ def test_an_output_that_can_not_be_written_is_refused(
 
 
 def test_an_earlier_run_is_kept(tmp_path, capfd):
-  journal = tmp_path / "journal.jsonl"
-  journal.write_text('{"kind": "run"}\n')
+  path = tmp_path / "journal.jsonl"
+  path.write_text('{"kind": "run"}\n')
   flags = ("--output", tmp_path, *_NO_STORE)
   assert _launch(*flags, _LIGHT, "environment") == 2
   assert "has the journal of an earlier run; --resume" in (
     capfd.readouterr().err
   )
   assert _launch(*flags, "--resume", _LIGHT, "nothing") == 0
-  assert journal.read_text() == '{"kind": "run"}\n'
+  assert path.read_text() == '{"kind": "run"}\n'

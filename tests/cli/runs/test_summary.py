@@ -150,6 +150,17 @@ def test_deadlines_are_those_of_now():
   assert [r.deadline for r in summary.replicas.values()] == [None, 4.0]
 
 
+def test_process_of_a_replica_and_its_end_are_known():
+  process = _record("process", 2.0, replica=1, host="h", pid=7, ended=None)
+  summary = run_journals.summary_of(_record("join", 1.0, replica=1), process)
+  one = summary.replicas[1]
+  assert (one.host, one.pid, one.ended, one.seen) == ("h", 7, "", 1.0)
+  summary.update([process | {"ended": "was ended by SIGKILL"}])
+  assert one.ended == "was ended by SIGKILL"
+  summary.update([process | {"pid": 8}])
+  assert (one.pid, one.ended) == (8, "")
+
+
 def test_what_is_not_known_is_passed_over():
   summary = run_journals.summary_of(
     _record("of a later version", 4.0, replica=9)

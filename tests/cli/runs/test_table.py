@@ -1,6 +1,7 @@
 """A run as a table, and as lines where there is no terminal."""
 
 import io
+import re
 import time
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_terminal_gets_a_table_and_a_file_gets_lines(tmp_path):
   ]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
 def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
   path = run_journals.ended(tmp_path / "run.jsonl")
   summary = run_journals.summary_of(*journal.read(path).records)
@@ -38,7 +39,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
   printed = console.file.getvalue()
   assert "\N{HORIZONTAL ELLIPSIS}" not in printed
   assert "accepted" in printed
-  assert ("dropped as" in printed) == (width == 120)
+  assert ("dropped as" in printed) == (width == 140)
 
 
 def test_replicas_are_in_the_order_of_their_numbers():
@@ -80,6 +81,32 @@ def test_what_a_replica_takes_is_in_milliseconds():
   assert rows["computes"] == ["62 ms", ""]
   assert rows["waits"] == ["250 ms", "0 ms"]
   assert rows["last seen"] == ["0.2 s ago", "1.0 s ago"]
+
+
+def test_process_and_its_end_are_shown():
+  ended = {"kind": "process", "time": 2.0, "replica": 1, "host": "h", "pid": 7}
+  shown = run_table.table(
+    run_journals.summary_of(
+      {"kind": "join", "time": 0.0, "replica": 0},
+      ended | {"ended": "was ended by SIGKILL"},
+    )
+  )
+  rows = {column.header: list(column.cells) for column in shown.columns}
+  assert rows["process"] == ["", "h: 7"]
+  assert rows["ended"] == ["", "was ended by SIGKILL"]
+
+
+def test_no_color_is_respected(monkeypatch):
+  monkeypatch.setenv("NO_COLOR", "1")
+  console = rich.console.Console(file=io.StringIO(), force_terminal=True)
+  summary = run_journals.summary_of(
+    {"kind": "join", "time": 0.0, "replica": 0},
+    {"kind": "stall", "time": 9.0, "missing": {"computing": [0]}},
+  )
+  console.print(run_table.table(summary))
+  printed = console.file.getvalue()
+  assert "waiting for" in printed
+  assert not re.search(r"\x1b\[[\d;]*3\d", printed)
 
 
 def test_what_is_waited_for_is_below_the_table():

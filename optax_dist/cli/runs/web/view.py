@@ -26,6 +26,7 @@ _EVENTS = {
   "stuck": "gives itself up",
   "stall": "waiting",
   "cannot_proceed": "can't go on",
+  "process": "process",
   "abandon": "attempt abandoned",
   "finish": "run ended",
 }
@@ -74,7 +75,7 @@ class View:
             self._bar(member, "waiting", member["arrived"], record["time"])
       elif kind == "drop":
         self._add_work(record, "dropped")
-      if kind in _EVENTS:
+      if kind in _EVENTS and record.get("ended", kind):
         self._events.append(self._event(record))
 
   def state(self) -> dict[str, Any]:
@@ -103,6 +104,8 @@ class View:
           "wait": one.wait,
           "seen": max(0.0, now - one.seen),
           "deadline": one.deadline,
+          "process": "" if one.pid is None else f"{one.host}: {one.pid}",
+          "ended": one.ended,
         }
         for one in (summary.replicas[r] for r in ordered(summary.replicas))
       ],
@@ -133,6 +136,8 @@ class View:
     text = _EVENTS[record["kind"]]
     if "replica" in record:
       text = f"replica {record['replica']} {text}"
+    if record["kind"] == "process":
+      text += f" {record['pid']} on {record['host']} {record['ended']}"
     if record.get("reason"):
       text += f": {record['reason']}"
     if record["kind"] in ("stall", "cannot_proceed"):

@@ -58,6 +58,18 @@ def test_the_page_finds_all_that_it_shows(tmp_path):
   assert (empty["members"], empty["goodput"], empty["leader"]) == ([], None, "")
 
 
+def test_end_of_a_process_is_an_event():
+  process = {"kind": "process", "time": 2.0, "replica": 1, "host": "h"}
+  process |= {"pid": 7, "ended": None}
+  killed = process | {"ended": "was ended by SIGKILL"}
+  state = _state({"kind": "join", "time": 0.0, "replica": 1}, process, killed)
+  assert [event["text"] for event in state["events"]] == [
+    "replica 1 process 7 on h was ended by SIGKILL",
+    "replica 1 joined",
+  ]
+  assert state["members"][0]["process"] == "h: 7"
+
+
 def test_bars_are_of_what_a_replica_did():
   member = run_journals.member("a", 0, arrived=2.0, compute=0.5)
   drop = {"kind": "drop", "time": 4.0, "replica": 1, "reason": "stale"}
