@@ -33,12 +33,11 @@ if TYPE_CHECKING:
   from optax_dist.coordinator.extras.decoupled_diloco.strategy import (
     decoupled_diloco,
   )
-  from optax_dist.coordinator.fingerprints import fingerprint
-  from optax_dist.coordinator.joining import (
+  from optax_dist.coordinator.extras.groups.jax_program import (
     initialize_processes,
-    join,
-    run_embedded,
   )
+  from optax_dist.coordinator.fingerprints import fingerprint
+  from optax_dist.coordinator.joining import join, run_embedded
   from optax_dist.coordinator.options import Options
   from optax_dist.coordinator.replica import Outcome, Replica
   from optax_dist.coordinator.strategies.elastic_average import elastic_average
@@ -60,10 +59,9 @@ else:
         "RunFinished",
       ),
       "optax_dist.coordinator.fingerprints": ("fingerprint",),
-      "optax_dist.coordinator.joining": (
+      "optax_dist.coordinator.joining": ("join", "run_embedded"),
+      "optax_dist.coordinator.extras.groups.jax_program": (
         "initialize_processes",
-        "join",
-        "run_embedded",
       ),
       "optax_dist.coordinator.options": ("Options",),
       "optax_dist.coordinator.replica": ("Outcome", "Replica"),

@@ -20,7 +20,7 @@ from optax_dist import ledger
 from optax_dist._internal import durable
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.replica import Outcome, Replica
-from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.runtime import processes
 
 # Which samples are in committed steps, stored beside the files orbax writes.
 _PROGRESS = "progress.json"
@@ -57,15 +57,13 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     "opt_state": shared.opt_state,
     "global_step": step,
   }
-  group = replica.group
   # The contexts exit in this order: the folder must be complete before it is
   # renamed.
   with contextlib.ExitStack() as stack:
     new = ""
-    if (group is None or not group.process) and not path.exists():
+    if replica.processes.index == 0 and not path.exists():
       new = str(stack.enter_context(durable.folder(path)))
-    if group is not None:
-      new, *_ = group.gather(new)
+    new, *_ = replica.processes.gather(new)
     if not new:
       raise FileExistsError(f"There is a checkpoint at {path} already.")
     with ocp.StandardCheckpointer() as checkpointer:
@@ -74,8 +72,7 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
       # Written last, once everything else is there.
       told = dataclasses.asdict(replica.progress_at(step))
       (pathlib.Path(new) / _PROGRESS).write_text(json.dumps(told))
-  if group is not None:
-    group.gather("It has its name.")
+  replica.processes.gather("It has its name.")
   return step
 
 
@@ -138,8 +135,7 @@ def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
   found = [] if not folder.is_dir() else [x.name for x in folder.iterdir()]
   matches = [m for m in map(_NAME.fullmatch, found) if m]
   name = max(matches, key=lambda m: int(m[1]))[0] if matches else ""
-  if jax.process_count() > 1:
-    name, *_ = groups.gather(name)
+  name, *_ = processes.of_this_program(jax.process_count()).gather(name)
   return folder / name if name else None
 
 

@@ -25,8 +25,12 @@ from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.metrics import reporter
-from optax_dist.coordinator.runtime import endpoint, processes, threads
-from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.runtime import (
+  endpoint,
+  last_words,
+  processes,
+  threads,
+)
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
@@ -187,21 +191,20 @@ def join(
     secret = launched.find_secret()
   key = _secret(secret, local or certificates is not None)
   hosted = None
-  group = groups.of_this_program(
+  program = processes.of_this_program(
     processes_per_replica or launched.num_processes or 1
   )
-  process_index = 0 if group is None else group.process
   if start_store is None:
     start_store = (
       launched.channel is None and number == 0 and addresses.is_own(host)
     )
-  start_store = start_store and process_index == 0
+  start_store = start_store and program.index == 0
   if start_store and isinstance(place, urls.Tcp):
     hosted = _start_store(place.address, key, certificates)
   try:
     where = endpoint.connect(
       place,
-      number if group is None else f"{number}.{process_index}",
+      program.name(number),
       key,
       endpoint.Network(
         bind,
@@ -226,7 +229,7 @@ def join(
         )
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
-      if process_index == 0:
+      if program.index == 0:
         metrics = _reporter(told)
       made = replica_class(chosen)(
         where,
@@ -239,7 +242,7 @@ def join(
         preempted=preempted,
         on_close=lambda one: _say_goodbye(one, line, preempted, metrics),
         on_stuck=_end if line is not None or told.step_timeout else None,
-        group=group,
+        processes=program,
         data=data,
         progress=progress,
         metrics=metrics,
@@ -389,38 +392,6 @@ def run_embedded(
   return results
 
 
-def initialize_processes() -> None:
-  """Makes the processes of this replica one JAX program.
-
-  Call it before anything else in a process started by `optax-dist launch
-  --processes-per-replica`: it calls `jax.distributed.initialize` with the
-  replica's address and numbers from the environment. If the replica has one
-  process, it does nothing.
-
-  Raises:
-    ValueError: a variable is invalid.
-
-  Example:
-    >>> import jax
-    >>> initialize_processes()  # Nobody has started several.
-    >>> jax.process_count()
-    1
-  """
-  launched = Environment.read()
-  if (launched.num_processes or 1) == 1:
-    return
-  # `Environment` has checked that these are set.
-  assert launched.num_processes is not None
-  assert launched.group_address is not None
-  assert launched.process_index is not None
-  processes.initialize(
-    launched.group_address,
-    launched.num_processes,
-    launched.process_index,
-    launched.local_addr,
-  )
-
-
 def _reporter(told: options.Options) -> reporter.Reporter | None:
   """The metrics reporter, or None if no metrics are requested."""
   if told.metrics_port is None and told.tensorboard is None:
@@ -507,7 +478,7 @@ def _say_goodbye(
 
 def _end(reason: str) -> None:
   """Ends a process whose training loop is stuck."""
-  groups.end_process(f"This process ends because it is {reason}.")
+  last_words.end_process(f"This process ends because it is {reason}.")
 
 
 def replica_class(strategy: strategies.Strategy) -> type[replicas.Replica]:

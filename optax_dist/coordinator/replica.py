@@ -44,7 +44,7 @@ from optax_dist.coordinator.runtime import (
   update,
   watchdog,
 )
-from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.runtime.processes import OneProcess, Processes
 from optax_dist.coordinator.submission import Submission
 from optax_dist.coordinator.transport.clock import AwakeClock
 
@@ -68,7 +68,7 @@ class Replica:
 
   Attributes:
     replica: its id.
-    group: which process of the replica this is, if it has several.
+    processes: the processes of the replica, of which this is one.
   """
 
   # Whether `step` takes `tokens`.
@@ -89,7 +89,7 @@ class Replica:
     preempted: preemption.Preemption | None = None,
     on_close: Callable[[Replica], None] = lambda replica: None,
     on_stuck: Callable[[str], None] | None = None,
-    group: groups.Group | None = None,
+    processes: Processes | None = None,
     data: ledger.Batches | None = None,
     progress: ledger.Progress | None = None,
     metrics: reporter.Reporter | None = None,
@@ -97,7 +97,8 @@ class Replica:
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
-    self._check(settings, group)
+    self.processes = processes or OneProcess()
+    self._check(settings)
     _check_data(strategy, data, progress)
     self._data_spec = data
     global_step = checks.count("global_step", global_step, least=0)
@@ -107,15 +108,12 @@ class Replica:
       trees.check_like("opt_state", opt_state, shared.opt_state)
       shared = shared._replace(opt_state=opt_state)
     self._template = trees.Template(params)
-    self.group = group
     self._local: Any = strategy.local(shared)
     own = self._own()
     alike = agreement.agreement(strategy, shared, params, settings, data, own)
-    processes = 1 if group is None else group.count
-    self._update = update.Update(
-      strategy, params, shared, settings.wire, processes
-    )
-    shared = self._update.shared
+    parts = self.processes.parts(strategy, params, shared, settings.wire)
+    shared = parts.shared
+    self._update = update.Update(strategy, params, parts)
     feedback = settings.error_feedback if self._encoder_feeds_back else None
     fragments = strategy.fragment_sizes
     self._encoder = encoders.Encoder(
@@ -131,7 +129,7 @@ class Replica:
     # gradient. Who averages inline gradients does not know their fragment.
     is_whole = self._encoder.mean_feedback is None or fragments is None
     fits = nbytes <= settings.inline_bytes
-    self._inline = group is None and is_whole and fits
+    self._inline = parts.gradient is None and is_whole and fits
     self._stopwatch = timings.Stopwatch()
     # Compiles the update early, so that no attempt has to wait for it.
     nothing = self._encoder.read(self._encoder.no_mean())
@@ -139,17 +137,17 @@ class Replica:
     self._update.apply(shared, nothing, members)
     transport = place.transport
     own_place = transport.name, transport.address
-    places, address, digest = groups.meet(group, own_place, fingerprint(shared))
+    address, digest = self.processes.meet(own_place, fingerprint(shared))
     self._config = self._configure(
       transport.name,
       address,
-      alike + self._update.agreement,
+      alike + parts.agreement,
       global_step,
       digest,
       ledger.Progress() if progress is None else progress,
     )
     self._driver = driver.Driver(
-      groups.core(group, self._config, places),
+      self.processes.core(self._config),
       place,
       replica=replica,
       run=settings.run,
@@ -165,8 +163,8 @@ class Replica:
         metrics,
       ),
       deadlines=settings.deadlines,
-      group=group,
-      local=self._update.state_shards,
+      processes=self.processes,
+      shards=parts.state,
       own=own,
     )
     self._handover = self._driver.handover
@@ -203,9 +201,7 @@ class Replica:
     if metrics is not None:
       metrics.add(self._numbers)
 
-  def _check(
-    self, settings: options.Options, group: groups.Group | None
-  ) -> None:
+  def _check(self, settings: options.Options) -> None:
     """Refuses settings that this kind of replica can't use."""
     if settings.wire in wire_formats.FEW and not self._strategy.differences:
       raise ValueError(

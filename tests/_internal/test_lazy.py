@@ -98,6 +98,28 @@ print(*(m for m in sys.modules if m.startswith("optax_dist.")))
   assert not [m for m in loaded if m == prefix or m.startswith(f"{prefix}.")]
 
 
+def test_the_coordinator_loads_no_optional_part():
+  code = """
+import importlib, pkgutil, sys
+from optax_dist import coordinator as package
+extras = package.__name__ + ".extras"
+for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+  if found.name != extras and found.ispkg:
+    for inner in pkgutil.walk_packages(
+      importlib.import_module(found.name).__path__, found.name + "."
+    ):
+      if not inner.name.endswith("__main__"):
+        importlib.import_module(inner.name)
+  elif found.name != extras:
+    importlib.import_module(found.name)
+print(*(m for m in sys.modules if m.startswith("optax_dist.")))
+"""
+  loaded = _prints(code)
+  assert "optax_dist.coordinator.joining" in loaded
+  assert "optax_dist.coordinator.protocol.leader.leader" in loaded
+  assert not [m for m in loaded if "coordinator.extras" in m]
+
+
 def test_the_package_alone_loads_no_module_of_its_rooms():
   code = "import sys, optax_dist; print(*sys.modules)"
   found = [m for m in _prints(code) if m.startswith("optax_dist")]
@@ -125,7 +147,11 @@ def test_what_there_is_not(name):
     "optax_dist",
     "optax_dist.cli.main",
     "optax_dist.coordinator.launch.launcher",
-    "optax_dist.coordinator.protocol",
+    "optax_dist.coordinator.protocol.node",
+    "optax_dist.coordinator.submission",
+    "optax_dist.coordinator.extras.decoupled_diloco.rounds",
+    "optax_dist.coordinator.extras.groups.companion",
+    "optax_dist.coordinator.extras.groups.speaker",
     "optax_dist.coordinator.store.__main__",
   ],
 )

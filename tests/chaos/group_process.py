@@ -91,11 +91,11 @@ def main() -> int:
 
   from optax_dist import coordinator
   from optax_dist.coordinator import checkpoint, phases
-  from optax_dist.coordinator.runtime import processes
+  from optax_dist.coordinator.extras.groups import jax_program
 
   times = {"at": began, "imported": time.time() - began}
   job = channel.receive()
-  processes.initialize(job["meet"], job["processes"], job["process"])
+  jax_program.initialize(job["meet"], job["processes"], job["process"])
   times["met"] = time.time() - began
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])

@@ -15,11 +15,11 @@ import math
 import random
 from typing import Any
 
+from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.extras.groups.companion import Companion
+from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.group import orders
-from optax_dist.coordinator.protocol.group.companion import Companion
-from optax_dist.coordinator.protocol.group.speaker import Speaker
 from optax_dist.coordinator.protocol.node import Node
 from tests.simulation import faults
 from tests.simulation.invariants import FORGOTTEN, Checker

@@ -19,6 +19,7 @@ from tests.simulation import faults, fragments
 _PACKAGE = "optax_dist.coordinator.protocol"
 _PACKAGES = {
   "submission": "optax_dist.coordinator.submission",
+  "speaker": "optax_dist.coordinator.extras.groups.speaker",
   "rounds": "optax_dist.coordinator.extras.decoupled_diloco.rounds",
   "world": "tests.simulation.world",
 }

@@ -45,7 +45,7 @@ def test_no_guarantee_is_violated(batch):
   ("name", "old", "new"), FAULTS, ids=[f[0] for f in FAULTS]
 )
 def test_a_planted_fault_is_found(name, old, new):
-  fault = planted.Planted(name, (("group.speaker", old, new),))
+  fault = planted.Planted(name, (("speaker", old, new),))
   found = planted.find(dataclasses.replace(fault, kind=groups), 0, 150)
   assert found is not None
   assert not groups.run(found.schedule).violation  # Without the fault.

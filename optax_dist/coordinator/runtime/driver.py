@@ -23,7 +23,6 @@ import queue
 import secrets
 import threading
 import time
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
@@ -39,17 +38,15 @@ from optax_dist.coordinator.aggregation import (
 from optax_dist.coordinator.protocol import codec, entries, inputs, messages
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.deadlines import Deadlines
-from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import (
   background,
   endpoint,
   handover,
   journal_lines,
-  shards,
   states,
   threads,
 )
-from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.runtime.processes import Core, Processes
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
 
@@ -58,10 +55,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 _PATIENCE = 5.0
 # The same for a leader that evicts itself.
 _LAST_WORDS = 0.5
-# Messages between the processes of one replica.
-_OF_GROUP = frozenset(
-  (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
-)
 # A gradient is written in pieces of this size, each sent during the next one.
 _PIECE = 256 << 10
 
@@ -77,7 +70,7 @@ class Driver:
 
   def __init__(
     self,
-    core: groups.Core,
+    core: Core,
     place: endpoint.Endpoint,
     *,
     replica: int | str,
@@ -89,8 +82,8 @@ class Driver:
     inline: bool,
     journal: journal_lines.JournalLines,
     deadlines: Deadlines,
-    group: groups.Group | None = None,
-    local: shards.LocalShards | None = None,
+    processes: Processes,
+    shards: states.Shards | None = None,
     own: Any = None,
   ):
     """Creates the driver; nothing happens before `start`.
@@ -107,8 +100,8 @@ class Driver:
       inline: whether gradients are sent in messages.
       journal: where the leader writes events.
       deadlines: how long everybody waits.
-      group: which process of its replica this is, if it has several.
-      local: this process's shards of the state, if it spans several.
+      processes: the processes of its replica.
+      shards: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
     """
     # The last submission exchanged, and how long its exchange took.
@@ -126,18 +119,13 @@ class Driver:
     target = threads.in_this_precision(self._run)
     self._thread = threading.Thread(target=target, name=name, daemon=True)
     self._background = background.Background(f"{name}-work", self.post)
-    self._group = group
-    post = self.post if group is not None else None
+    self._processes = processes
     self._states = states.States(
-      initial, step, apply, self._background, local, post, own
+      initial, step, apply, self._background, self.post, shards, own
     )
-    self.handover = handover.Handover(self._states.published)
-    if group is not None:
-      self.handover = groups.GroupHandover(
-        self._states.published,
-        None if group.process else self.feed,
-        deadlines.replica,
-      )
+    self.handover = processes.handover(
+      self._states.published, self.feed, deadlines.replica
+    )
     self._aggregations = reduce_scatter_gather.Aggregations(
       place.transport,
       encoder.place,
@@ -158,7 +146,7 @@ class Driver:
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
     self._posted: collections.deque[Callable[[], None]] = collections.deque()
-    self._inputs: collections.deque[orders.Given] = collections.deque()
+    self._inputs: collections.deque[Any] = collections.deque()
     # Peers whose loss is in the input queue: what needs them must not start.
     self._lost: collections.Counter[str] = collections.Counter()
     # Peers to which arrays are sent, not lent.
@@ -194,7 +182,7 @@ class Driver:
     self._make_memory()
     self._thread.start()
 
-  def feed(self, input_: orders.Given) -> None:
+  def feed(self, input_: Any) -> None:
     """Queues an input for the core; callable from any thread."""
     self.check_process()
     self.post(lambda: self._inputs.append(input_))
@@ -380,11 +368,10 @@ class Driver:
         timeout = min(timeout, seconds)
     return None if timeout == math.inf else max(0.0, timeout)
 
-  def _step(self, input_: orders.Given) -> None:
+  def _step(self, input_: Any) -> None:
     if isinstance(input_, inputs.PeerLost):
       self._lost[input_.peer] -= 1
-    step: Callable[..., Sequence[orders.Wanted]] = self._core.step
-    for effect in step(input_, self._transport.now()):
+    for effect in self._core.step(input_, self._transport.now()):
       self._execute(effect)
 
   def _end(self) -> None:
@@ -412,17 +399,11 @@ class Driver:
     match event:
       case transports.Message(peer, payload):
         try:
-          message = orders.WIRE.decode(payload)
+          message = self._processes.codec.decode(payload)
         except codec.BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
-        if type(message) not in _OF_GROUP:
-          self._inputs.append(inputs.Received(peer, message))  # type: ignore[arg-type]
-        elif self._group is not None:
-          self._inputs.append(orders.Heard(peer, message))  # type: ignore[arg-type]
-        else:
-          text = "this replica has one process"
-          self._inputs.append(inputs.Malformed(peer, text))
+        self._inputs.append(self._processes.received(peer, message))
       case transports.PeerLost(peer, how, reason):
         self._lost[peer] += 1
         if how == "ended" and self._lost[peer] == 1:
@@ -534,7 +515,7 @@ class Driver:
 
   # Effects.
 
-  def _execute(self, effect: orders.Wanted) -> None:
+  def _execute(self, effect: Any) -> None:
     match effect:
       # The effects of every step come first, since cases are tried in order.
       case fx.Send(peer, message):
@@ -542,9 +523,10 @@ class Driver:
           phases.reach("joining", self._replica)
         elif isinstance(message, messages.Refused):
           _log.warning("%s may not join: %s", peer, message.reason)
-        self._transport.send(peer, [orders.WIRE.encode(message)])
+        self.send(peer, message)
       case fx.SendAll(peers, message):
-        self._transport.send_all(peers, [orders.WIRE.encode(message)])
+        encoded = self._processes.codec.encode(message)
+        self._transport.send_all(peers, [encoded])
       case fx.WriteJournal(note):
         # The file may be slow, and others wait for the step.
         self._transport.flush()
@@ -646,16 +628,8 @@ class Driver:
         self._journal.close()
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
-      case orders.Tell(peer, what):
-        self._transport.send(peer, [orders.WIRE.encode(what)])
-      case orders.Advance():
-        assert isinstance(self.handover, groups.GroupHandover)
-        self.handover.advance(effect)
-        self._wakes = True
-      case orders.EndGroup(reason):
-        self._end_group(reason)
       case _:
-        assert_never(effect)
+        self._processes.execute(effect, self)
 
   def _connect(self, peer: str, address: str) -> None:
     try:
@@ -758,14 +732,21 @@ class Driver:
     )
     state.then(lambda: self._states.fingerprint(state, taken))
 
-  def _end_group(self, reason: str) -> None:
-    """Ends this process: the replica is lost with any of its processes."""
-    assert self._group is not None
-    _log.error("%s", reason)
+  # For effects of `Processes`.
+
+  def send(self, peer: str, message: Any) -> None:
+    """Sends a message."""
+    self._transport.send(peer, [self._processes.codec.encode(message)])
+
+  def wake(self) -> None:
+    """Wakes the training loop, after this effect and those with it."""
+    self._wakes = True
+
+  def end(self, reason: str) -> None:
+    """Fails this replica, and ends the event loop."""
     self.handover.fail(errors.CoordinatorError(reason))
     self._wakes = True
     self._closing = reason
-    self._group.on_loss(reason)
 
   def _reach(self, phase: str) -> None:
     phases.reach(phase, self._replica)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 
 _PATIENCE = 1.0
+# Exit code of a process that ends itself: the launcher restarts its replica.
+EXIT_CODE = 75
 
 
 def say(text: str, patience: float = _PATIENCE) -> None:
@@ -29,3 +32,13 @@ def say(text: str, patience: float = _PATIENCE) -> None:
   with contextlib.suppress(RuntimeError):  # Out of threads.
     thread.start()
     thread.join(patience)
+
+
+def end_process(text: str) -> None:
+  """Ends this process without cleaning up; the launcher restarts its replica.
+
+  Args:
+    text: why, for the standard error stream.
+  """
+  say(text)
+  os._exit(EXIT_CODE)

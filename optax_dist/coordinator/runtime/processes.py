@@ -1,73 +1,205 @@
-"""Makes the processes of a replica one JAX program, on one or several hosts."""
+"""The processes of a replica: here one, which does all by itself.
+
+A replica may be a JAX program of several processes, an optional part. What then
+differs is behind `Processes`: who decides, which part of an array is here, and
+when the training loops see an event.
+"""
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator import optional, strategies
+from optax_dist.coordinator.protocol import codec, inputs, messages
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.runtime.handover import Handover
+from optax_dist.coordinator.runtime.states import Shards, State
 
 
-def initialize(
-  address: str, count: int, index: int, local_addr: str | None = None
-) -> None:
-  """Calls `jax.distributed.initialize`, and restricts where it listens.
+class Core(Protocol):
+  """What decides, one input at a time; see `protocol.node.Node`."""
 
-  JAX's service would listen on all addresses, and gloo, the CPU collectives, on
-  that of the host's name, which other hosts may not reach (127.0.1.1). On
-  loopback nothing leaves this host.
+  def step(self, given: Any, now: float, /) -> Sequence[Any]:
+    """Processes an input; returns the effects, in order."""
+    ...
+
+  def deadline(self) -> float:
+    """When `TimePassed` must be the next input, at the latest."""
+    ...
+
+  @property
+  def stalled(self) -> bool:
+    """Whether other replicas wait, as far as this one knows."""
+    ...
+
+  def missing(self, now: float) -> str:
+    """What it is waiting for, for an error message."""
+    ...
+
+
+class Parts(NamedTuple):
+  """What this process has of the arrays of its replica.
+
+  Attributes:
+    shared: the state to start from, on the devices of all processes.
+    apply: the strategy's `apply`, compiled for it.
+    gradient: the shards of gradients; None if this process has all of them.
+    state: the shards of the shared state, likewise.
+    agreement: what replicas must agree on besides, as pairs of name and text.
+  """
+
+  shared: Any
+  apply: Callable[..., Any]
+  gradient: Shards | None = None
+  state: Shards | None = None
+  agreement: tuple[tuple[str, str], ...] = ()
+
+
+class Loop(Protocol):
+  """The event loop, for effects that the protocol does not have."""
+
+  @property
+  def handover(self) -> Handover:
+    """What its training loop reads."""
+    ...
+
+  def send(self, peer: str, message: Any) -> None:
+    """Sends a message."""
+    ...
+
+  def wake(self) -> None:
+    """Wakes the training loop, after this effect and those with it."""
+    ...
+
+  def end(self, reason: str) -> None:
+    """Fails this replica, and ends the event loop."""
+    ...
+
+
+class Processes(Protocol):
+  """The processes of this replica, as one of them sees them.
+
+  Attributes:
+    index: which one this is, from 0.
+    count: how many there are.
+    codec: of all messages on the connections of this process.
+  """
+
+  index: int
+  count: int
+  codec: codec.Codec[Any]
+
+  def name(self, replica: object) -> object:
+    """What a process of this replica is called."""
+    ...
+
+  def gather(self, text: str) -> list[str]:
+    """A short text of each process, in order; all of them call this."""
+    ...
+
+  def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
+    """Exchanges addresses; all of them call this.
+
+    Args:
+      own: name and address of this process.
+      digest: fingerprint of its part of the shared state.
+
+    Returns:
+      The replica's address, and a digest of all.
+    """
+    ...
+
+  def core(self, config: Config) -> Core:
+    """The core of this process, after `meet`."""
+    ...
+
+  def parts(
+    self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
+  ) -> Parts:
+    """What this process has of the arrays.
+
+    Args:
+      strategy: computes the update.
+      params: the initial parameters.
+      shared: the initial state.
+      wire: the wire format of gradients.
+
+    Raises:
+      ValueError: parameters are sharded in a way that can't be exchanged.
+    """
+    ...
+
+  def handover(
+    self, published: State, feed: Callable[[Any], None], patience: float
+  ) -> Handover:
+    """What the training loop reads.
+
+    Args:
+      published: the first state.
+      feed: queues an input for the core.
+      patience: seconds that another process may take to reach the same point
+        of the program.
+    """
+    ...
+
+  def received(self, peer: str, message: Any) -> Any:
+    """The core's input for a message."""
+    ...
+
+  def execute(self, effect: Any, loop: Loop) -> None:
+    """Executes an effect that the protocol does not have."""
+    ...
+
+
+class OneProcess:
+  """The only process of a replica."""
+
+  index, count = 0, 1
+  codec: codec.Codec[Any] = messages.MESSAGES
+
+  def name(self, replica: object) -> object:
+    return replica
+
+  def gather(self, text: str) -> list[str]:
+    return [text]
+
+  def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
+    return own[1], digest
+
+  def core(self, config: Config) -> Core:
+    return Node(config)
+
+  def parts(
+    self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
+  ) -> Parts:
+    return Parts(shared, strategy.apply)
+
+  def handover(
+    self, published: State, feed: Callable[[Any], None], patience: float
+  ) -> Handover:
+    return Handover(published)
+
+  def received(self, peer: str, message: Any) -> Any:
+    return inputs.Received(peer, message)
+
+  def execute(self, effect: Any, loop: Loop) -> None:
+    raise AssertionError(f"the core has no effect {effect!r}")
+
+
+def of_this_program(count: int) -> Processes:
+  """The processes of this JAX program, as one replica.
 
   Args:
-    address: ``host:port`` of process 0.
-    count: the number of processes.
-    index: which one this is.
-    local_addr: the address of this host for its collectives; by default the one
-      from which it reaches process 0.
+    count: the expected number of processes.
+
+  Raises:
+    ValueError: the program has another number of processes.
   """
-  (place,) = addresses.parse(address)
-  own = local_addr or _own_address(place.host)
-  # It would handle SIGTERM, which makes a replica leave and a process end.
-  jax.config.update("jax_enable_preemption_service", False)
-  jax.distributed.initialize(
-    coordinator_address=address,
-    coordinator_bind_address=_bind_address(place) if index == 0 else None,
-    num_processes=count,
-    process_id=index,
-    cluster_detection_method="deactivate",
-  )
-  kind = getattr(jax.config, "jax_cpu_collectives_implementation", None)
-  if own is not None and kind == "gloo":
-    _keep_gloo_on(own)
-
-
-def _bind_address(place: addresses.Endpoint) -> str:
-  """The address itself; all addresses if a name resolves to loopback only."""
-  if not addresses.is_ip(place.host):
-    place = place._replace(host=addresses.bound(place.host)[1])
-  return str(place)
-
-
-def _own_address(host: str) -> str | None:
-  """The address from which this process reaches process 0; None if unknown."""
-  if addresses.is_loopback(host):
-    return host
-  try:
-    return addresses.advertised("::" if ":" in host else "0.0.0.0", host)
-  except ValueError:
-    return None
-
-
-def _keep_gloo_on(host: str) -> None:
-  try:
-    from jax._src import distributed, xla_bridge
-    from jax.extend import backend
-    from jaxlib import _jax
-
-    state = distributed.global_state
-    make, gloo = xla_bridge.make_cpu_client, _jax.make_gloo_tcp_collectives
-  except (ImportError, AttributeError):
-    return  # A JAX built otherwise lets gloo choose by itself.
-
-  def client() -> object:
-    return make(gloo(distributed_client=state.client, hostname=host))
-
-  backend.register_backend_factory("cpu", client, fail_quietly=False)
+  if count == 1:
+    return OneProcess()
+  part = optional.load("groups.group")
+  assert part is not None
+  found: Processes = part.of_this_program(count)
+  return found

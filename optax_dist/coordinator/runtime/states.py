@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,10 +24,27 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
 from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
-from optax_dist.coordinator.runtime.shards import LocalShards
 
 # States with more bytes are computed in the background.
 _SMALL = 256 << 10
+
+
+class Shards(Protocol):
+  """One process's part of arrays that are sharded over several processes.
+
+  Attributes:
+    templates: shapes and dtypes of the shards, as `jax.ShapeDtypeStruct`s.
+  """
+
+  templates: list[jax.ShapeDtypeStruct]
+
+  def split(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """The distinct shards of this process, array by array."""
+    ...
+
+  def join(self, shards: Sequence[np.ndarray]) -> list[jax.Array]:
+    """Whole arrays, from the shards that this process holds."""
+    ...
 
 
 class State:
@@ -136,8 +153,8 @@ class States:
     step: int,
     apply: Callable[[Any, Sequence[np.ndarray], int], Any],
     background: Background | None,
-    shards: LocalShards | None = None,
-    post: Callable[[Callable[[], None]], None] | None = None,
+    post: Callable[[Callable[[], None]], None],
+    shards: Shards | None = None,
     own: Any = None,
   ):
     """Starts with an initial state.
@@ -149,10 +166,10 @@ class States:
         number of its parts, and waits until it is computed.
       background: runs slow work; small states are computed at once, and all
         are without it.
-      shards: of a state whose arrays span several processes.
-      post: schedules a function on the event loop. With it, the first thread
-        that gets a state computes it: the training loop's, where all processes
-        of a replica launch the same programs in the same order.
+      post: schedules a function on the event loop.
+      shards: of a state whose arrays span several processes. The first thread
+        that gets a state computes it then: the training loop's, where all
+        processes of a replica launch the same programs in the same order.
       own: the initial value of `lent`, a tree of arrays; None for none.
     """
     self.published = State(step, initial)
@@ -228,7 +245,7 @@ class States:
     work: Callable[[], Any],
     done: Callable[[], None],
   ) -> None:
-    if self._post is not None:
+    if self._shards is not None:
       state.defer(work, done, self._post)
       return
 

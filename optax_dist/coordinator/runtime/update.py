@@ -17,67 +17,41 @@ import jax
 import numpy as np
 
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.runtime import shards, trees
+from optax_dist.coordinator.runtime import processes, trees
 
 
 class Update:
   """The update by a strategy, for one process.
 
   Attributes:
-    shared: the state to start from, on the devices of all processes.
     blocks: what is sent of a gradient: arrays, or their shapes and dtypes.
-    state_shards: this process's shards of the state; None if it has one process.
-    agreement: what replicas must agree on besides, as pairs of name and text.
     seconds: how long the last update took.
   """
 
   def __init__(
-    self,
-    strategy: strategies.Strategy,
-    params: Any,
-    shared: strategies.SharedState,
-    wire: str,
-    processes: int = 1,
+    self, strategy: strategies.Strategy, params: Any, parts: processes.Parts
   ):
     """Prepares the update.
 
     Args:
       strategy: computes it.
       params: the initial parameters.
-      shared: the initial state.
-      wire: the wire format of gradients.
-      processes: how many processes the replica has.
-
-    Raises:
-      ValueError: parameters are sharded in a way that can't be exchanged.
+      parts: what this process has of the arrays.
     """
-    self.shared, self.seconds = shared, 0.0
-    self.agreement: tuple[tuple[str, str], ...] = ()
-    self.state_shards: shards.LocalShards | None = None
-    self._strategy, self._update = strategy, strategy.apply
-    self._gradient_shards: shards.LocalShards | None = None
+    self.seconds = 0.0
+    self._strategy, self._update = strategy, parts.apply
+    self._shards = parts.gradient
     self.blocks: Sequence[Any]
     self.blocks, self._tree = jax.tree.flatten(strategy.exchanged(params))
-    if processes > 1:
-      self.agreement = (("processes per replica", str(processes)),)
-      if not trees.is_local(params):
-        self.agreement += shards.agreement(params)
-        self.shared = shards.spread(shared, shards.mesh_of(params))
-        self._update = jax.jit(
-          strategy.apply,
-          out_shardings=jax.tree.map(lambda x: x.sharding, self.shared),
-        )
-      shards.check_wire(params, wire)
-      self._gradient_shards = shards.LocalShards(jax.tree.leaves(params))
-      self.state_shards = shards.LocalShards(jax.tree.leaves(self.shared))
-      self.blocks = self._gradient_shards.templates
+    if self._shards is not None:
+      self.blocks = self._shards.templates
 
   def split(self, total: Any) -> list[Any]:
     """The part of a gradient that this process holds, as a list of arrays."""
     leaves = jax.tree.leaves(total)
-    if self._gradient_shards is None:
+    if self._shards is None:
       return leaves
-    return list(self._gradient_shards.split(leaves))
+    return self._shards.split(leaves)
 
   def apply(self, shared: Any, leaves: Sequence[np.ndarray], parts: int) -> Any:
     """The shared state after a commit; called by the event loop's thread.
@@ -89,8 +63,8 @@ class Update:
     """
     start = time.monotonic()
     arrays: Sequence[Any] = leaves
-    if self._gradient_shards is not None:
-      arrays = self._gradient_shards.join(leaves)
+    if self._shards is not None:
+      arrays = self._shards.join(leaves)
     mean = jax.tree.unflatten(self._tree, arrays)
     members = self._strategy.quorum.replicas_to_aggregate
     # With sums, some replicas may have left.

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import urllib.parse
 from collections.abc import Callable
 from typing import Protocol
 
+from optax_dist.coordinator import optional
 from optax_dist.coordinator.store import client, interface
 from optax_dist.coordinator.transport import interface as transports
-
-# An optional store lies in the package of its scheme in here, and registers
-# itself when that is imported.
-_EXTRAS = "optax_dist.coordinator.extras"
 
 
 class Place(Protocol):
@@ -105,9 +100,8 @@ def parse(url: str) -> Place:
     return InProcess()
   scheme, mark, _ = url.partition("://")
   if mark and scheme not in _parsers:
-    package = f"{_EXTRAS}.{scheme.removesuffix('s')}"  # With TLS.
-    if scheme.isidentifier() and importlib.util.find_spec(package):
-      importlib.import_module(package)
+    # An optional store registers itself.
+    optional.load(scheme.removesuffix("s"))  # With TLS.
   if scheme not in _parsers or not mark:
     raise wrong(url, "it begins with none of these")
   return _parsers[scheme](url)

@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
+from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec, entries, messages
-from optax_dist.coordinator.protocol.group import orders
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:

@@ -9,6 +9,7 @@ from optax_dist.coordinator.aggregation import encoder
 from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
+from optax_dist.coordinator.runtime.processes import OneProcess
 
 ATTEMPT = entries.AttemptId(0, 3, 1, 0)
 PARTS = (entries.Part(1, 1, 0, 3, 0, 1, 1.0),)
@@ -48,6 +49,7 @@ def driven():
     inline=False,
     journal=journal_lines.JournalLines(None, {}),
     deadlines=deadlines.of(600.0, 60.0, 60.0),
+    processes=OneProcess(),
   )
   yield one, core
   one.close()

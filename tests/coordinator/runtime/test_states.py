@@ -5,8 +5,9 @@ import gc
 import jax.numpy as jnp
 import numpy as np
 
+from optax_dist.coordinator.extras.groups.handover import GroupHandover
+from optax_dist.coordinator.extras.groups.shards import LocalShards
 from optax_dist.coordinator.runtime import states
-from optax_dist.coordinator.runtime.group import GroupHandover
 from optax_dist.coordinator.runtime.handover import Published
 
 
@@ -15,8 +16,10 @@ class Deferred:
 
   def __init__(self):
     self.posted, self.computed = [], []
+    initial = {"w": jnp.zeros(3)}
+    shards = LocalShards([initial["w"]])
     self.states = states.States(
-      {"w": jnp.zeros(3)}, 0, self.apply, None, None, self.posted.append
+      initial, 0, self.apply, None, self.posted.append, shards
     )
 
   def apply(self, state, leaves, parts):
@@ -88,10 +91,11 @@ def test_lent_state_travels_with_a_snapshot():
   own = {"count": jnp.zeros([], jnp.int32), "mean": jnp.zeros(5)}
   initial = {"w": jnp.zeros(3)}
   made = lambda: states.States(
-    initial, 0, lambda *args: None, None, None, None, own
+    initial, 0, lambda *args: None, None, lambda action: None, None, own
   )
   lender, borrower = made(), made()
-  assert lender.nbytes > states.States(initial, 0, None, None).nbytes
+  alone = states.States(initial, 0, None, None, None)
+  assert lender.nbytes > alone.nbytes
   lender.lent = {"count": jnp.asarray(7, jnp.int32), "mean": jnp.arange(5.0)}
   raw = np.zeros(lender.nbytes, np.uint8)
   lender.write(states.State(4, {"w": jnp.ones(3)}), raw)

@@ -18,7 +18,6 @@ from optax_dist.coordinator.extras.decoupled_diloco.rounds import WORK, Work
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import group as groups
 
 
 class Learner(Replica):
@@ -46,17 +45,15 @@ class Learner(Replica):
       return None
     return ErrorFeedback(settings.error_feedback)
 
-  def _check(
-    self, settings: options.Options, group: groups.Group | None
-  ) -> None:
-    super()._check(settings, group)
-    if group is not None:
+  def _check(self, settings: options.Options) -> None:
+    super()._check(settings)
+    if self.processes.count > 1:
       raise ValueError(
         "decoupled DiLoCo is for replicas of one process, got one of"
-        f" {group.count}: each takes a fragment in when it is there, and a step"
-        " of all processes together needs it at the same time. Make each process a"
-        " learner of its own (processes_per_replica=1), or have one process drive"
-        " all devices of a host."
+        f" {self.processes.count}: each takes a fragment in when it is there, and"
+        " a step of all processes together needs it at the same time. Make each"
+        " process a learner of its own (processes_per_replica=1), or have one"
+        " process drive all devices of a host."
       )
 
   @functools.cached_property

@@ -11,11 +11,11 @@ from optax_dist.coordinator import joining, strategies
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
+from optax_dist.coordinator.extras.groups.group import Group
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, states
-from optax_dist.coordinator.runtime import group as groups
 
 PARAMS = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
 RATE = 0.5
@@ -285,7 +285,7 @@ def test_a_learner_of_several_processes_is_refused():
   """Before it says anything to the others: cause and remedy."""
   place = endpoint.World().connect("0")
   asked = []
-  group = groups.Group(0, 2, lambda text: asked.append(text) or [text] * 2)
+  group = Group(0, 2, lambda text: asked.append(text) or [text] * 2)
   with pytest.raises(ValueError, match=r"one process, got one of 2: .*=1"):
     decoupled_diloco.Learner(
       place,
@@ -293,7 +293,7 @@ def test_a_learner_of_several_processes_is_refused():
       PARAMS,
       replica=0,
       settings=Options(),
-      group=group,
+      processes=group,
     )
   assert not asked
 

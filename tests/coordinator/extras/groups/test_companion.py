@@ -4,11 +4,11 @@ import math
 
 import pytest
 
+from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Run
-from optax_dist.coordinator.protocol.group import orders
-from optax_dist.coordinator.protocol.group.companion import Companion
 
 ATTEMPT = AttemptId(0, 0, 1, 0)
 

@@ -13,11 +13,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Process
-from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.node import Node
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optax_dist.coordinator.runtime import processes
+from optax_dist.coordinator.extras.groups import jax_program
 from optax_dist.coordinator.transport import addresses
 
 
@@ -11,7 +11,7 @@ from optax_dist.coordinator.transport import addresses
 )
 def test_processes_meet_at_the_given_address(address):
   (place,) = addresses.parse(address)
-  assert processes._bind_address(place) == address
+  assert jax_program._bind_address(place) == address
 
 
 def test_a_host_name_at_loopback_binds_all_addresses(monkeypatch):
@@ -19,15 +19,15 @@ def test_a_host_name_at_loopback_binds_all_addresses(monkeypatch):
   asked = lambda host, *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))]
   monkeypatch.setattr(addresses.socket, "getaddrinfo", asked)
   (place,) = addresses.parse("debian:7")
-  assert processes._bind_address(place) == "0.0.0.0:7"
+  assert jax_program._bind_address(place) == "0.0.0.0:7"
 
 
 def test_collectives_use_the_address_that_reaches_the_others(monkeypatch):
-  assert processes._own_address("127.0.0.1") == "127.0.0.1"
-  assert processes._own_address("::1") == "::1"
+  assert jax_program._own_address("127.0.0.1") == "127.0.0.1"
+  assert jax_program._own_address("::1") == "::1"
   monkeypatch.setattr(addresses, "_source", lambda family, target: target)
-  assert processes._own_address("10.203.0.1") == "10.203.0.1"
-  assert processes._own_address("fd00::1") == "fd00::1"
+  assert jax_program._own_address("10.203.0.1") == "10.203.0.1"
+  assert jax_program._own_address("fd00::1") == "fd00::1"
   # Without any such address it is left to them.
   monkeypatch.setattr(addresses, "_source", lambda *_: None)
-  assert processes._own_address("10.203.0.1") is None
+  assert jax_program._own_address("10.203.0.1") is None

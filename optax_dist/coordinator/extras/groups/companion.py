@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import cast
 
+from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Process, Run
-from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.log import RUN_KEY
 
 

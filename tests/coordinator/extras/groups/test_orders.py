@@ -2,11 +2,11 @@
 
 import pytest
 
+from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import AttemptId, Part
-from optax_dist.coordinator.protocol.group import orders
 
 ATTEMPT = AttemptId(1, 2, 3, 4)
 PEERS = (fx.Peer(0, "a.1", "at a.1"), fx.Peer(1, "b.1", "at b.1"))

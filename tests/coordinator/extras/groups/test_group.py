@@ -15,12 +15,13 @@ import pytest
 
 from optax_dist import ledger
 from optax_dist.coordinator import errors, joining, strategies
+from optax_dist.coordinator.extras.groups import group as groups
+from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import endpoint, states
-from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.runtime import endpoint, last_words, states
 
 SIZE = 2
 PATIENT = {"timeout": 60.0, "attempt_timeout": 20.0, "leader_timeout": 10.0}
@@ -94,7 +95,7 @@ class Job:
         start_params(process),
         replica=replica,
         settings=Options(**(PATIENT | self.settings)),
-        group=group,
+        processes=group,
         data=self.data,
       )
       self.live[key] = one
@@ -309,7 +310,7 @@ def test_replicas_of_other_sizes_are_refused():
 
 def test_a_collective_with_a_lost_process_ends():
   program = (
-    "from optax_dist.coordinator.runtime import group; import time;"
+    "from optax_dist.coordinator.extras.groups import group; import time;"
     "group._GRACE = 0.1; group._end_soon('Process 1 is lost.');"
     "time.sleep(300)"
   )
@@ -319,7 +320,7 @@ def test_a_collective_with_a_lost_process_ends():
     text=True,
     timeout=120,
   )
-  assert done.returncode == groups.EXIT_CODE == 75
+  assert done.returncode == last_words.EXIT_CODE == 75
   assert "Process 1 is lost. This process ends, too." in done.stderr
 
 
@@ -328,25 +329,25 @@ def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
   closed.close()
   monkeypatch.setattr(os, "_exit", codes.append)
   monkeypatch.setattr(sys, "stderr", closed)
-  groups.end_process("Process 1 is lost.")
+  last_words.end_process("Process 1 is lost.")
   joining._end("stuck")
-  assert codes == [groups.EXIT_CODE] * 2
+  assert codes == [last_words.EXIT_CODE] * 2
 
 
 def test_processes_at_different_calls_are_reported():
-  seen = groups.GroupHandover(states.State(0, {}), None, patience=5.0)
+  seen = GroupHandover(states.State(0, {}), None, patience=5.0)
   seen.advance(orders.Advance(3, 0))
   seen.sync()
   assert "process 0 is at call 3, this one at 0" in str(seen.failure)
-  late = groups.GroupHandover(states.State(0, {}), None, patience=0.1)
+  late = GroupHandover(states.State(0, {}), None, patience=0.1)
   late.sync()
   assert "did not come to the same place" in str(late.failure)
 
 
 def test_a_process_looks_as_far_as_process_0_and_no_further():
   told = []
-  speaks = groups.GroupHandover(states.State(0, {}), told.append, 5.0)
-  hears = groups.GroupHandover(states.State(0, {}), None, 5.0)
+  speaks = GroupHandover(states.State(0, {}), told.append, 5.0)
+  hears = GroupHandover(states.State(0, {}), None, 5.0)
   for one in (speaks, hears):
     one.notify(fx.SetAsked(2))
   speaks.sync()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_dist.coordinator.runtime import shards
+from optax_dist.coordinator.extras.groups import shards
 
 
 @pytest.fixture

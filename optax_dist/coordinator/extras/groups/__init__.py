@@ -1,0 +1,1 @@
+"""Replicas of several processes: one JAX program that is one replica."""

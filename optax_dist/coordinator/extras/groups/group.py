@@ -1,0 +1,170 @@
+"""A replica of several processes, as seen by one of them.
+
+    process 0    Speaker(Node)  <-  reports  --  process 1 ..  Companion
+                                --  orders   ->
+
+Process 0 decides for all. Each process exchanges its own shards, with its
+counterparts in the other replicas.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras.groups import jax_program, orders, shards
+from optax_dist.coordinator.extras.groups.companion import Companion
+from optax_dist.coordinator.extras.groups.handover import GroupHandover
+from optax_dist.coordinator.extras.groups.speaker import Speaker
+from optax_dist.coordinator.protocol import inputs
+from optax_dist.coordinator.protocol.codec import Codec
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.runtime import last_words, processes, trees
+from optax_dist.coordinator.runtime.handover import Handover
+from optax_dist.coordinator.runtime.states import State
+
+_log = logging.getLogger("optax_dist.coordinator")
+# Seconds for a program to end by itself when its replica can't continue.
+_GRACE = 5.0
+# Messages between the processes of one replica.
+_OF_GROUP = frozenset(
+  (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
+)
+
+
+class Group:
+  """The processes of this replica; see `runtime.processes.Processes`."""
+
+  codec: Codec[Any] = orders.WIRE
+
+  def __init__(
+    self,
+    index: int,
+    count: int,
+    gather: Callable[[str], list[str]],
+    on_loss: Callable[[str], None] = lambda reason: None,
+  ):
+    """Describes this process.
+
+    Args:
+      index: which one this is, from 0.
+      count: the number of processes.
+      gather: given a text, returns those of all processes, in order; all of
+        them call it at the same point of the program.
+      on_loss: called when a process of the replica is lost, since the rest of
+        it can't continue.
+    """
+    if not 0 <= index < count:
+      raise ValueError(
+        f"process must be from 0 to {count - 1}, the processes of the"
+        f" replica, got {index}."
+      )
+    self.index, self.count = index, count
+    self._gather, self._on_loss = gather, on_loss
+    self._places: list[tuple[str, str]] = []
+
+  def name(self, replica: object) -> object:
+    return f"{replica}.{self.index}"
+
+  def gather(self, text: str) -> list[str]:
+    return self._gather(text)
+
+  def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
+    members = [json.loads(x) for x in self.gather(json.dumps([*own, digest]))]
+    self._places = [(name, address) for name, address, _ in members]
+    digests = [digest for _, _, digest in members]
+    return orders.join_places(self._places), orders.combined(digests)
+
+  def core(self, config: Config) -> processes.Core:
+    limits = config.deadlines
+    if self.index:
+      first, pause = self._places[0], limits.pace / 8
+      return Companion(*first, pause=pause, patience=config.timeout)
+    others = [name for name, _ in self._places[1:]]
+    return Speaker(Node(config), others, patience=limits.replica)
+
+  def parts(
+    self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
+  ) -> processes.Parts:
+    apply = strategy.apply
+    agreement: tuple[tuple[str, str], ...] = (
+      ("processes per replica", str(self.count)),
+    )
+    if not trees.is_local(params):
+      agreement += shards.agreement(params)
+      shared = shards.spread(shared, shards.mesh_of(params))
+      apply = jax.jit(
+        strategy.apply,
+        out_shardings=jax.tree.map(lambda x: x.sharding, shared),
+      )
+    shards.check_wire(params, wire)
+    return processes.Parts(
+      shared,
+      apply,
+      shards.LocalShards(jax.tree.leaves(params)),
+      shards.LocalShards(jax.tree.leaves(shared)),
+      agreement,
+    )
+
+  def handover(
+    self, published: State, feed: Callable[[Any], None], patience: float
+  ) -> Handover:
+    return GroupHandover(published, None if self.index else feed, patience)
+
+  def received(self, peer: str, message: Any) -> Any:
+    if type(message) in _OF_GROUP:
+      return orders.Heard(peer, message)
+    return inputs.Received(peer, message)
+
+  def execute(self, effect: Any, loop: processes.Loop) -> None:
+    match effect:
+      case orders.Tell(peer, what):
+        loop.send(peer, what)
+      case orders.Advance():
+        assert isinstance(loop.handover, GroupHandover)
+        loop.handover.advance(effect)
+        loop.wake()
+      case orders.EndGroup(reason):
+        # The replica is lost with any of its processes.
+        _log.error("%s", reason)
+        loop.end(reason)
+        self._on_loss(reason)
+      case _:
+        raise AssertionError(f"no process has an effect {effect!r}")
+
+
+def of_this_program(count: int) -> Group:
+  """The processes of this JAX program, as one replica.
+
+  Args:
+    count: the expected number of processes.
+
+  Raises:
+    ValueError: the program has another number of processes.
+  """
+  if jax.process_count() != count:
+    raise ValueError(
+      f"processes_per_replica is {count}, and this JAX program has"
+      f" {jax.process_count()} processes. Call jax.distributed.initialize in"
+      " each of them first, with the replica's own address."
+    )
+  return Group(jax.process_index(), count, jax_program.gather, _end_soon)
+
+
+def _end_soon(reason: str) -> None:
+  """Ends this process, in case it hangs in a collective with a lost process."""
+
+  def end() -> None:
+    time.sleep(_GRACE)
+    last_words.end_process(f"{reason} This process ends, too.")
+
+  threading.Thread(target=end, name="optax-dist-end", daemon=True).start()

@@ -1,0 +1,119 @@
+"""What the event loops of a replica's processes hand over to their training loops.
+
+    process 0    GroupHandover: applies its events  ->  orders.Advance(call, events)
+    process 1 .. GroupHandover: as many of its own  <-
+
+The training loops of all processes see the same events at the same points of
+the program: process 0 reads its events and announces how many; the others read
+that many.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.runtime import handover
+from optax_dist.coordinator.runtime.states import State
+
+
+class GroupHandover(handover.Handover):
+  """A handover that changes only at points common to all training loops."""
+
+  def __init__(
+    self,
+    published: State,
+    tell: Callable[[orders.Advance], None] | None,
+    patience: float,
+  ):
+    """Creates the handover.
+
+    Args:
+      published: the first state.
+      tell: sends to the other processes, in process 0; None in the others.
+      patience: seconds that another process may take to reach the same point of
+        the program.
+    """
+    super().__init__(published)
+    self._tell_others, self._patience = tell, patience
+    self._events: collections.deque[handover.Event] = collections.deque()
+    self._advances: collections.deque[orders.Advance] = collections.deque()
+    self._seen = self._calls = 0
+    self._closed = False
+
+  # Called by the event loop.
+
+  def notify(self, event: handover.Event) -> None:
+    self._events.append(event)
+
+  def advance(self, order: orders.Advance) -> None:
+    """Process 0's training loop has advanced; `wake` follows."""
+    self._advances.append(order)
+
+  # Called by the training loop.
+
+  def sync(self) -> None:
+    self.agree(False)
+
+  def agree(self, flag: bool) -> bool:
+    if self._closed or self.failure is not None:
+      return flag
+    if self._tell_others is None:
+      return self._follow(self._patience)
+    self._look(flag)
+    return flag
+
+  def close(self) -> None:
+    self._closed = True
+
+  def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
+    timed_out, left = False, timeout
+    while not (ready() or self.is_over or timed_out):
+      if self._tell_others is None:
+        timed_out = self._follow(timeout + self._patience)
+        continue
+      changed = lambda: bool(self._events) or self.failure is not None
+      left -= self._wait_for(changed, left)
+      if self.failure is None:
+        timed_out = not self._events
+        self._look(timed_out)
+    return ready()
+
+  def _look(self, flag: bool) -> None:
+    """Process 0 applies all events so far."""
+    assert self._tell_others is not None
+    events = self._seen + len(self._events)
+    self._tell_others(orders.Advance(self._calls, events, flag))
+    self._take(events)
+
+  def _follow(self, patience: float) -> bool:
+    """Applies as many events as process 0 did; returns its decision."""
+    ready = lambda: bool(self._advances) or self.failure is not None
+    self._wait_for(ready, patience)
+    if self.failure is not None:
+      return False
+    if not self._advances:
+      self.failure = errors.CoordinatorError(
+        "Process 0 of the replica did not come to the same place of the program"
+        f" in {patience:.1f} s."
+      )
+      return False
+    order = self._advances.popleft()
+    if order.call != self._calls:
+      self.failure = errors.CoordinatorError(
+        "The processes of the replica do not make the same calls: process 0 is"
+        f" at call {order.call}, this one at {self._calls}."
+      )
+      return False
+    self._take(order.events)
+    return order.flag
+
+  def _take(self, events: int) -> None:
+    self._calls += 1
+    while self._seen < events:
+      self._apply(self._events.popleft())
+      self._seen += 1
+      # All processes compute each state at the same point, and in this order.
+      self.published.get()

@@ -1,1 +1,0 @@
-"""Replicas of several processes: process 0 speaks, the others follow."""
