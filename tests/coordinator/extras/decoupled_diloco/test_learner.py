@@ -11,6 +11,7 @@ from optax_dist.coordinator import joining, strategies
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
+from optax_dist.coordinator.extras.decoupled_diloco.rounds import WORK
 from optax_dist.coordinator.extras.groups.group import Group
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
@@ -120,8 +121,9 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   driven.step(batch=2, tokens=5)
   (given,) = driven.given
   assert given.batches == '["first",2]'
-  assert (given.work.tokens, given.work.steps) == (8, 2)
-  assert (given.work.late, given.work.begins) == (0, True)
+  work = WORK.decode(given.work)
+  assert (work.tokens, work.steps) == (8, 2)
+  assert (work.late, work.begins) == (0, True)
   assert (given.total, given.finite) == (1, True)
   # It has one round to contribute to, and the others are not asked to wait.
   assert driven.step(5)[:4] == (True, "", 0, ())
@@ -133,7 +135,7 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   assert driven.counts == {"applied": 1}
   # It is told once; the next turn is for the other fragment.
   assert driven.step().members == ()
-  assert driven.given[1].work.steps == 8
+  assert WORK.decode(driven.given[1].work).steps == 8
   assert driven.given[1].batches == f"[{','.join(['null'] * 6)}]"
 
 
@@ -179,7 +181,7 @@ def test_a_call_counts_for_the_open_round_alone(drive):
   driven.seen.called = 0
   driven.step()
   assert len(driven.given) == 1
-  assert driven.given[0].work.begins
+  assert WORK.decode(driven.given[0].work).begins
 
 
 def test_a_suspended_learner_trains_on_and_contributes_later(drive):
@@ -189,7 +191,7 @@ def test_a_suspended_learner_trains_on_and_contributes_later(drive):
   assert driven.given == []
   driven.seen.suspended = False
   driven.step()
-  assert driven.given[0].work.steps == 5
+  assert WORK.decode(driven.given[0].work).steps == 5
 
 
 @pytest.mark.parametrize("known", [None, "", "stale"])
