@@ -32,6 +32,7 @@ def place(tmp_path_factory):
   for path in _ROOT.iterdir():
     if path.name in ("optax_dist", "examples") or path.suffix in (
       ".md",
+      ".py",
       ".toml",
     ):
       (folder / path.name).symlink_to(path)

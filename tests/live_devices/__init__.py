@@ -1,0 +1,1 @@
+"""What `live_devices` of JAX and the coordinator do when processes fail."""
