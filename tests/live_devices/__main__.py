@@ -201,10 +201,9 @@ def _wait(ready: Callable[[], bool], seconds: float) -> bool:
 
 def strike(cell: Cell, hosts: Any, row: str) -> list[Peer]:
   """Injects the fault; returns the processes that it does not hit."""
-  victim = cell.peers[-1]
-  if row == "head":
-    leaders = [peer for peer in cell.peers if peer.leads()]
-    victim = leaders[0] if leaders else cell.peers[0]
+  head = next((peer for peer in cell.peers if peer.leads()), cell.peers[0])
+  members = [peer for peer in cell.peers if peer is not head]
+  victim = head if row == "head" else members[-1]
   if row == "store":
     if cell.kind == "jax":
       raise LookupError("it is in process 0")
@@ -285,6 +284,10 @@ def run(column: str, row: str, seconds: float) -> dict[str, Any]:
     return found
 
 
+def _how(code: int) -> str:
+  return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
 def words(found: dict[str, Any], row: str) -> str:
   """What was seen, as a cell of the table."""
   if "note" in found:
@@ -292,7 +295,8 @@ def words(found: dict[str, Any], row: str) -> str:
   codes = [code for code in found["ended"] if code is not None]
   parts = []
   if codes and len(codes) == len(found["ended"]):
-    parts.append(f"all end ({', '.join(map(str, sorted(set(codes))))})")
+    ends = sorted({_how(code) for code in codes})
+    parts.append(f"all end ({', '.join(ends)})")
     parts.append(f"after {found['watched']:.0f} s")
   elif not found["steps"] or found["silent"] > 5.0:
     parts.append(f"no step in {found['silent']:.0f} s")
@@ -305,7 +309,7 @@ def words(found: dict[str, Any], row: str) -> str:
     )
   if row == "sigterm":
     code = found["victim"]
-    parts.append("it goes on" if code is None else f"it ends ({code})")
+    parts.append("it goes on" if code is None else f"it ends ({_how(code)})")
   return ", ".join(parts)
 
 
