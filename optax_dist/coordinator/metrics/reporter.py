@@ -14,7 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from optax_dist.coordinator import journal, journal_tail
-from optax_dist.coordinator.metrics import prometheus, table, tensorboard
+from optax_dist.coordinator.metrics import (
+  http_server,
+  prometheus,
+  table,
+  tensorboard,
+)
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -99,7 +104,7 @@ class Reporter:
       if port is not None:
         server = self._serve(bind, port)
         stack.callback(server.close)
-        self.url = server.url
+        self.url = f"{server.url}/metrics"
       self._stack = stack.pop_all()
     self._written = -1
     self._thread = threading.Thread(
@@ -107,9 +112,9 @@ class Reporter:
     )
     self._thread.start()
 
-  def _serve(self, bind: str, port: int) -> prometheus.Server:
+  def _serve(self, bind: str, port: int) -> http_server.HttpServer:
     try:
-      return prometheus.Server(self.collect, bind, port)
+      return prometheus.serve(self.collect, bind, port)
     except OSError as error:
       raise OSError(
         error.errno,

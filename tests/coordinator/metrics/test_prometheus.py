@@ -48,7 +48,7 @@ def test_the_text_is_prometheus():
     "membership_changes": {},
     "replica_step": {(odd,): 3},
   }
-  server = prometheus.Server(lambda: found, "127.0.0.1", 0)
+  server = prometheus.serve(lambda: found, "127.0.0.1", 0)
   try:
     assert server.url.startswith("http://127.0.0.1:")
     assert scrape(server.url) == {
@@ -200,7 +200,7 @@ def test_a_port_in_use_is_named():
 def test_a_forked_child_does_not_keep_the_port():
   # No other process is given it in between.
   (port,) = addresses.free_ports()
-  server = prometheus.Server(dict, "127.0.0.1", port)
+  server = prometheus.serve(dict, "127.0.0.1", port)
   ready, go_on = os.pipe(), os.pipe()
   child = os.fork()
   if not child:
@@ -210,7 +210,7 @@ def test_a_forked_child_does_not_keep_the_port():
   try:
     assert os.read(ready[0], 1) == b"."
     server.close()
-    again = prometheus.Server(dict, "127.0.0.1", port)
+    again = prometheus.serve(dict, "127.0.0.1", port)
     again.close()
   finally:
     os.write(go_on[1], b".")

@@ -232,14 +232,14 @@ def test_a_page_that_is_closed_while_it_asks_is_no_error(empty, capfd):
   assert capfd.readouterr().err == ""
 
 
-def test_other_errors_are_told(empty, capfd, monkeypatch):
+def test_other_errors_are_told(empty, caplog, monkeypatch):
   def broken():
     raise RuntimeError("it broke")
 
   monkeypatch.setattr(empty, "state", broken)
   with pytest.raises(http.client.RemoteDisconnected):
     get(empty.url + "state.json")
-  assert "it broke" in capfd.readouterr().err
+  assert "it broke" in caplog.text
 
 
 def test_it_listens_on_ipv6(tmp_path):
