@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,6 +16,9 @@ from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import goodput
 from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.quorum.events import Replica
+
+# Intervals of a replica that are kept, unless all are.
+_MOST = 5000
 
 
 class Span(NamedTuple):
@@ -77,10 +82,20 @@ class Ledger(NamedTuple):
 class _Replica:
   """One replica's time so far: all of it up to `now` has a category."""
 
-  __slots__ = ("now", "replica", "seconds", "spans", "then", "waits_until")
+  __slots__ = (
+    "keep",
+    "now",
+    "replica",
+    "seconds",
+    "spans",
+    "then",
+    "waits_until",
+  )
 
-  def __init__(self, replica: Replica, spans: list[Span] | None):
-    self.replica, self.spans = replica, spans
+  def __init__(self, replica: Replica, keep: float):
+    self.replica, self.keep = replica, keep
+    most = None if math.isinf(keep) else _MOST
+    self.spans: collections.deque[Span] = collections.deque(maxlen=most)
     self.seconds = dict.fromkeys(goodput.CATEGORIES, 0.0)
     self.now = 0.0
     # The category of the time until its next computation.
@@ -91,8 +106,9 @@ class _Replica:
   def until(self, time: float, category: str) -> None:
     """Books the time up to a moment, from where the booked time ends."""
     if time > self.now:
-      if self.spans is not None:
-        self.spans.append(Span(self.replica, self.now, time, category))
+      self.spans.append(Span(self.replica, self.now, time, category))
+      while self.spans and self.spans[0].end < time - self.keep:
+        self.spans.popleft()
       self.seconds[category] += time - self.now
       self.now = time
 
@@ -128,13 +144,14 @@ class TimeLedger:
     4.0
   """
 
-  def __init__(self, *, keep_spans: bool = False):
+  def __init__(self, *, keep: float = 0.0):
     """Starts before the first record.
 
     Args:
-      keep_spans: whether to keep each interval, for `ledger`.
+      keep: for how many seconds the intervals are kept, the last 5,000 of each
+        replica at most; infinite for `ledger`, which needs all of them.
     """
-    self._keep_spans = keep_spans
+    self._keep = keep
     self._begin()
 
   def _begin(self) -> None:
@@ -182,7 +199,7 @@ class TimeLedger:
   def _one(self, name: Replica) -> _Replica:
     found = self._replicas.get(name)
     if found is None:
-      found = _Replica(name, [] if self._keep_spans else None)
+      found = _Replica(name, self._keep)
       self._replicas[name] = found
     return found
 
@@ -203,14 +220,19 @@ class TimeLedger:
       total["idle"] += idle
     return goodput.make(total)
 
+  def spans(self) -> list[Span]:
+    """The intervals that were kept, in order for each replica."""
+    return [span for one in self._replicas.values() for span in one.spans]
+
   def ledger(self) -> Ledger:
     """All intervals, for a run that ends with the last record.
 
     Raises:
-      ValueError: no replica took part for any time, or no spans were kept.
+      ValueError: no replica took part for any time, or not all intervals were
+        kept.
     """
-    if not self._keep_spans:
-      raise ValueError("ledger() needs TimeLedger(keep_spans=True).")
+    if not math.isinf(self._keep):
+      raise ValueError("ledger() needs TimeLedger(keep=math.inf).")
     if not self._replicas or self.end <= 0:
       raise ValueError(
         "the journal has no replica that took part for any time, so there is"
@@ -220,7 +242,7 @@ class TimeLedger:
     order = sorted(self._replicas, key=lambda x: (isinstance(x, str), x))
     for name in order:
       one = self._replicas[name]
-      spans += one.spans or []
+      spans += one.spans
       for seconds, category in zip(
         one.rest(self.end), ("waiting", "idle"), strict=True
       ):
@@ -245,7 +267,7 @@ def of(records: Iterable[journal.Record]) -> Ledger:
   Raises:
     ValueError: the journal has no replica, or no time has passed in it.
   """
-  times = TimeLedger(keep_spans=True)
+  times = TimeLedger(keep=math.inf)
   for record in records:
     times.update(record)
   return times.ledger()

@@ -45,10 +45,7 @@ class View:
   def __init__(self) -> None:
     """Starts before the first record."""
     self.summary = RunSummary()
-    self._times = TimeLedger()
-    self._bars: collections.deque[dict[str, Any]] = collections.deque(
-      maxlen=20_000
-    )
+    self._times = TimeLedger(keep=WINDOW)
     self._steps: collections.deque[tuple[float, float]] = collections.deque(
       maxlen=STEPS
     )
@@ -63,18 +60,10 @@ class View:
       self.summary.update([record], age)
       kind = record["kind"]
       if kind == "run":
-        self._bars.clear()
         self._steps.clear()
       self._times.update(record)
-      if kind == "commit" and self.summary.step > before:
-        if committed:
-          self._steps.append((record["time"], record["time"] - committed))
-        for member in record["members"]:
-          self._add_work(member, "computing")
-          if member["arrived"] is not None:
-            self._bar(member, "waiting", member["arrived"], record["time"])
-      elif kind == "drop":
-        self._add_work(record, "dropped")
+      if self.summary.step > before and committed:
+        self._steps.append((record["time"], record["time"] - committed))
       if kind in _EVENTS and record.get("ended", kind):
         self._events.append(self._event(record))
 
@@ -109,7 +98,11 @@ class View:
         }
         for one in (summary.replicas[r] for r in ordered(summary.replicas))
       ],
-      "bars": [bar for bar in self._bars if bar["end"] >= now - WINDOW],
+      "spans": [
+        span._asdict() | {"replica": _name(span.replica)}
+        for span in self._times.spans()
+        if span.end >= now - WINDOW
+      ],
       "steps": list(self._steps),
       "events": list(self._events)[::-1],
       "goodput": self._goodput(),
@@ -119,18 +112,6 @@ class View:
     """The share of each category in all replica-seconds; None without any."""
     found = self._times.goodput()
     return found.shares() if found.total else None
-
-  def _add_work(self, record: Record, kind: str) -> None:
-    if record["arrived"] is not None and record["compute"] is not None:
-      start = record["arrived"] - record["compute"]
-      self._bar(record, kind, start, record["arrived"])
-
-  def _bar(self, record: Record, kind: str, start: float, end: float) -> None:
-    replica = _name(record["replica"])
-    if end > start:
-      self._bars.append(
-        {"replica": replica, "kind": kind, "start": start, "end": end}
-      )
 
   def _event(self, record: Record) -> dict[str, Any]:
     text = _EVENTS[record["kind"]]

@@ -103,7 +103,7 @@ def test_the_data_are_those_of_the_job(page, job):
     )
     assert member["accepted"] == accepted
   assert any(event["kind"] == "lost" for event in state["events"])
-  assert {bar["kind"] for bar in state["bars"]} >= {"computing"}
+  assert {span["category"] for span in state["spans"]} >= {"useful"}
   assert len(state["steps"]) == len(commits) - 1
   assert sum(state["goodput"].values()) == pytest.approx(1.0)
   assert 0 < state["goodput"]["useful"] < 1

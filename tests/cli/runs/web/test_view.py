@@ -26,22 +26,15 @@ def _commit(step, at, *members):
 
 
 def test_the_timeline_has_the_last_minute_only():
-  shown = view.View()
-  shown.update(
-    {
-      "kind": "drop",
-      "replica": 0,
-      "time": float(at),
-      "arrived": float(at),
-      "compute": 1.0,
-      "count": 1,
-      "reason": "stale",
-    }
-    for at in range(1, 200)
+  shown = _shown(
+    *(
+      _commit(step, step + 1.0, run_journals.member(0, step, step + 1.0, 1.0))
+      for step in range(200)
+    )
   )
-  bars = shown.state()["bars"]
-  assert min(bar["end"] for bar in bars) == 199 - view.WINDOW
-  assert len(bars) == view.WINDOW + 1
+  spans = shown.state()["spans"]
+  assert min(span["end"] for span in spans) == 200 - view.WINDOW
+  assert len(spans) == view.WINDOW + 1
 
 
 def test_the_page_finds_all_that_it_shows(tmp_path):
@@ -70,26 +63,16 @@ def test_end_of_a_process_is_an_event():
   assert state["members"][0]["process"] == "h: 7"
 
 
-def test_bars_are_of_what_a_replica_did():
+def test_the_timeline_has_the_categories_of_a_report():
   member = run_journals.member("a", 0, arrived=2.0, compute=0.5)
   drop = {"kind": "drop", "time": 4.0, "replica": 1, "reason": "stale"}
   drop |= {"count": 1, "arrived": 4.0, "compute": 1.5}
-  state = _state(_commit(0, 2.25, member), drop)
-  assert state["bars"] == [
-    {"replica": "a", "kind": "computing", "start": 1.5, "end": 2.0},
-    {"replica": "a", "kind": "waiting", "start": 2.0, "end": 2.25},
-    {"replica": "1", "kind": "dropped", "start": 2.5, "end": 4.0},
+  assert _state(_commit(0, 2.25, member), drop)["spans"] == [
+    {"replica": "a", "begin": 0.0, "end": 1.5, "category": "start"},
+    {"replica": "a", "begin": 1.5, "end": 2.0, "category": "useful"},
+    {"replica": "1", "begin": 0.0, "end": 2.5, "category": "start"},
+    {"replica": "1", "begin": 2.5, "end": 4.0, "category": "dropped"},
   ]
-
-
-@pytest.mark.parametrize(
-  "unknown", [{"compute": None}, {"arrived": None}, {"compute": 0.0}]
-)
-def test_what_takes_no_known_time_has_no_bar(unknown):
-  member = run_journals.member(0, 0, arrived=2.0) | unknown
-  bars = _state(_commit(0, 2.0, member))["bars"]
-  # It was committed as it came, so it did not wait either.
-  assert bars == []
 
 
 def test_a_step_that_a_new_leader_repeats_is_drawn_once():
@@ -98,7 +81,7 @@ def test_a_step_that_a_new_leader_repeats_is_drawn_once():
   once = _state(*records)
   assert once["steps"] == [(2.0, 1.0), (3.0, 1.0)]
   again = _state(*records, _commit(1, 3.0, member))
-  assert (again["steps"], again["bars"]) == (once["steps"], once["bars"])
+  assert (again["steps"], again["spans"]) == (once["steps"], once["spans"])
 
 
 def test_a_resumed_run_is_drawn_from_its_last_start():
@@ -114,7 +97,7 @@ def test_a_resumed_run_is_drawn_from_its_last_start():
   assert state["step"] == 3
   # The time from the last step of the former run to this one's first is none.
   assert state["steps"] == []
-  assert {bar["end"] for bar in state["bars"]} == {8.5, 9.0}
+  assert [span["end"] for span in state["spans"]] == [8.0, 8.5]
   # What happened before is still told.
   assert [event["text"] for event in state["events"]] == ["run started"]
   shown.update([_commit(3, 9.5)])
