@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from optax_dist import quorum
-from optax_dist.simulate.latency import Latency
+from optax_dist.simulate.latency import Host, Latency
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import CONTRIBUTIONS, Timing
 
@@ -66,7 +66,7 @@ class Writer(Protocol):
 
 
 def _computing_times(
-  host: Latency, seed: np.random.SeedSequence, local_steps: int
+  host: Host, seed: np.random.SeedSequence, local_steps: int
 ) -> Iterator[float]:
   """The seconds of a replica's contributions; equal for equal seeds."""
   rng = np.random.Generator(np.random.SFC64(seed))

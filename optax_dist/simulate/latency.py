@@ -14,21 +14,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 
-class Latency(Protocol):
-  """Seconds for one gradient.
-
-  Attributes:
-    mean: the expected value, possibly infinite.
-  """
-
-  @property
-  def mean(self) -> float: ...
+class Host(Protocol):
+  """Seconds for one gradient on a host."""
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """Draws values, a float64 array `[size]`."""
 
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts."""
+
+class Latency(Protocol):
+  """Seconds for one gradient on each host."""
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
+    """Those of n hosts."""
 
 
 class Family(NamedTuple):
@@ -134,8 +131,8 @@ class Distribution:
     """Draws values, a float64 array `[size]`."""
     return _family(self.family).draw(rng, size, *self.parameters)
 
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts."""
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
+    """Those of n hosts, all equal."""
     return [self] * n
 
   def __str__(self) -> str:
@@ -180,8 +177,8 @@ class Empirical:
     """A bootstrap sample of the recorded times."""
     return Empirical(self.draw(rng, self.seconds.size))
 
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts."""
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
+    """Those of n hosts, all equal."""
     return [self] * n
 
   def __str__(self) -> str:
@@ -190,25 +187,14 @@ class Empirical:
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-  """A latency that is `factor` times longer."""
+  """A host that takes `factor` times longer."""
 
-  base: Latency
+  base: Host
   factor: float
-
-  @property
-  def mean(self) -> float:
-    return self.factor * self.base.mean
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """Draws values, a float64 array `[size]`."""
     return self.factor * self.base.draw(rng, size)
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts."""
-    return [Scaled(host, self.factor) for host in self.base.hosts(n, rng)]
-
-  def __str__(self) -> str:
-    return f"{self.factor:g} times {self.base}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +212,7 @@ class SlowHosts:
   Example:
     >>> rng = np.random.default_rng(0)
     >>> slow = parse_latency("slow-hosts:0.25,10,constant:2")
-    >>> sorted(host.mean for host in slow.hosts(4, rng))
+    >>> sorted(float(host.draw(rng, 1)[0]) for host in slow.hosts(4, rng))
     [2.0, 2.0, 2.0, 20.0]
   """
 
@@ -245,17 +231,8 @@ class SlowHosts:
         f" {self.factor:g}."
       )
 
-  @property
-  def mean(self) -> float:
-    return (1 + self.share * (self.factor - 1)) * self.base.mean
-
-  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of randomly chosen hosts, a float64 array `[size]`."""
-    slow = np.where(rng.random(size) < self.share, self.factor, 1.0)
-    return slow * self.base.draw(rng, size)
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts; the slow ones are chosen by `rng`."""
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
+    """Those of n hosts; the slow ones are chosen by `rng`."""
     hosts = self.base.hosts(n, rng)
     for i in rng.permutation(n)[: round(self.share * n)]:
       hosts[i] = Scaled(hosts[i], self.factor)

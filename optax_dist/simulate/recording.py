@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from optax_dist.simulate.latency import Empirical, Latency
+from optax_dist.simulate.latency import Empirical, Host
 
 _LEAST_BLOCKS = 4
 
@@ -65,16 +65,7 @@ class Recording:
     """The number of steps to draw from."""
     return max(0, len(self.marks) - 1)
 
-  @property
-  def mean(self) -> float:
-    return float(np.mean([latency.mean for latency in self.latencies]))
-
-  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of randomly chosen replicas, a float64 array `[size]`."""
-    which = rng.integers(len(self.latencies), size=size)
-    return np.array([self.latencies[i].draw(rng, 1)[0] for i in which])
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
     """The times of each of n replicas; further replicas repeat the list."""
     seed = int(rng.integers(2**62))
     m = len(self._seconds)
@@ -156,8 +147,9 @@ class Recording:
     return int(min(block, max(1, steps // _LEAST_BLOCKS)))
 
   def __str__(self) -> str:
+    mean = np.mean([latency.mean for latency in self.latencies])
     return (
-      f"{len(self.latencies)} recorded replicas, mean {self.mean:.4g} s,"
+      f"{len(self.latencies)} recorded replicas, mean {mean:.4g} s,"
       f" in blocks of {self.block} steps"
     )
 
