@@ -27,8 +27,9 @@ STEPS, DRAWS = 20_000, 1_000_000
 def expected(latency: simulate.Latency, k: int, cancel: bool) -> float:
   """Seconds for a step if nothing but computing took time."""
   if cancel:
-    draws = latency.draw(np.random.default_rng(0), DRAWS * REPLICAS)
-    return float(np.sort(draws.reshape(DRAWS, -1))[:, k - 1].mean())
+    rng = np.random.default_rng(0)
+    draws = [host.draw(rng, DRAWS) for host in latency.hosts(REPLICAS, rng)]
+    return float(np.sort(draws, axis=0)[k - 1].mean())
   timing = simulate.simulate_timing(
     simulate.sync_replicas(k), latency, REPLICAS, steps=STEPS
   )
