@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any
 
+import outcomes
 import worker_channel
 
 from optax_dist.coordinator.options import Options
@@ -45,27 +46,6 @@ def main() -> int:
         work.disarm()
       case "end":
         return 0
-
-
-def note(seen: dict[str, Any], number: int, outcome: Any) -> None:
-  """Notes the outcome of a gradient.
-
-  Args:
-    seen: ``accepted``, ``reasons`` of dropped ones, ``summed``, the ones of a
-      sum that goes on, and ``undecided``, those of sums whose end was not told.
-    number: number of the gradient.
-    outcome: what `step` returned.
-  """
-  if not outcome.accepted:
-    seen["reasons"][str(number)] = outcome.reason
-    # The first part of the sum may have counted without it.
-    seen["undecided"] += seen["summed"]
-    seen["summed"] = []
-    return
-  seen["summed"].append(number)
-  if outcome.members:
-    seen["accepted"] += seen["summed"]
-    seen["summed"] = []
 
 
 class _Work:
@@ -106,11 +86,7 @@ class _Work:
     self._job, self._replica, self._over = job, None, False
     self.finish.clear()
     seen: dict[str, Any] = {
-      "calls": [],
-      "accepted": [],
-      "undecided": [],
-      "summed": [],
-      "reasons": {},
+      **outcomes.none_yet(),
       "prints": {},
       "drawn": {},
       "waited": 0.0,
@@ -170,7 +146,7 @@ class _Work:
           grads = self._gradient(replica.params, 0.1 + 0.01 * (number % 17))
           seen["calls"].append(number - 1)
           outcome = replica.step(grads, batch=key)
-          note(seen, number - 1, outcome)
+          outcomes.note(seen, number - 1, outcome)
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
           self.channel.say(

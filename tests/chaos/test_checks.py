@@ -2,11 +2,11 @@
 
 import copy
 
+import outcomes
 import pytest
 
 from optax_dist.coordinator.outcome import Outcome
 from tests.chaos import checks as chaos_checks
-from tests.chaos import replica
 
 
 def _commit(step, *replicas):
@@ -175,10 +175,10 @@ def test_samples_are_checked_where_there_are_any(monkeypatch):
 
 
 def test_a_dropped_sum_is_not_taken_for_part_of_the_next_one():
-  seen = {"accepted": [], "reasons": {}, "summed": [], "undecided": []}
-  replica.note(seen, 0, Outcome(True, "", 0))
-  replica.note(seen, 1, Outcome(False, "lost", 0))
-  replica.note(seen, 2, Outcome(True, "", 0))
-  replica.note(seen, 3, Outcome(True, "", 1, members=(0, 1)))
+  seen = outcomes.none_yet()
+  outcomes.note(seen, 0, Outcome(True, "", 0))
+  outcomes.note(seen, 1, Outcome(False, "lost", 0))
+  outcomes.note(seen, 2, Outcome(True, "", 0))
+  outcomes.note(seen, 3, Outcome(True, "", 1, members=(0, 1)))
   assert seen["accepted"] == [2, 3]
   assert (seen["reasons"], seen["undecided"]) == ({"1": "lost"}, [0])

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+import outcomes
+
 
 def main(told):
   import jax
@@ -31,7 +33,7 @@ def main(told):
   gradient = jax.jit(
     lambda p, x: jax.tree.map(lambda v: 0.1 * v + jnp.sin(x + v), p)
   )
-  seen = {"calls": [], "accepted": [], "reasons": {}, "prints": {}}
+  seen = {**outcomes.none_yet(), "prints": {}}
   waited = 0.0
   with coordinator.join(optax.adam(0.01), params, **told) as replica:
     say(event="joined")
@@ -44,10 +46,7 @@ def main(told):
         gradient(replica.params, x), batch=[number, 0, call]
       )
       waited = max(waited, outcome.waited)
-      if outcome.accepted:
-        seen["accepted"].append(call)
-      else:
-        seen["reasons"][str(call)] = outcome.reason
+      outcomes.note(seen, call, outcome)
       seen["prints"][outcome.global_step] = replica.fingerprint()
       say(
         event="step",
