@@ -69,11 +69,13 @@ class RunSummary:
     time: time of the last record, in seconds since the start.
     committed: time of the last commit.
     finish: the record of its end, or None.
+    reported: what the run's own script reports, for people.
     stall: the last record that names the missing replicas, if there was no
       commit since.
   """
 
   def __init__(self) -> None:
+    self.reported = ""
     self._begin(None)
 
   def _begin(self, run: Record | None) -> None:

@@ -11,6 +11,7 @@ import rich.table
 import rich.text
 
 from optax_dist.cli import tables
+from optax_dist.cli.runs import own_metrics
 from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.quorum.events import ordered
@@ -43,6 +44,8 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
       important columns.
   """
   title = f"step {summary.step:,}, {summary.rate():.1f} steps/s"
+  if summary.reported:
+    title += f", {summary.reported}"
   if summary.leader is not None:
     title += f", leader {summary.leader} (term {summary.terms})"
   if summary.abandoned:
@@ -112,8 +115,9 @@ class Live:
     return self._tail.bad_lines
 
   def read(self) -> None:
-    """Reads what is new in the journal."""
+    """Reads what is new in the journal, and what the script reports."""
     self.summary.update(self._tail.read(), self._tail.age)
+    self.summary.reported = own_metrics.latest(self._tail.path)
 
   def show(self) -> None:
     """Shows what was read as a table, on standard output."""
@@ -159,5 +163,7 @@ def _line(summary: RunSummary) -> str:
     f"step {summary.step}  {summary.rate():.1f} steps/s  {present} replicas"
     f"  {dropped} dropped  {lost} lost"
   )
+  if summary.reported:
+    line += f"  {summary.reported}"
   awaited = summary.waiting_for()
   return f"{line}  waiting for {awaited}" if awaited else line

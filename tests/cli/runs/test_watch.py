@@ -9,7 +9,8 @@ import run_journals
 import waiting
 
 from optax_dist.cli import main
-from optax_dist.coordinator import journal
+from optax_dist.cli.runs.web import server
+from optax_dist.coordinator import journal, journal_tail
 
 
 @pytest.fixture
@@ -61,6 +62,31 @@ def test_it_follows_a_run_until_its_end(tmp_path, capsys):
       follower.join(60.0)
   assert codes == [0]
   assert is_shown("step 1 "), said
+
+
+def test_loss_of_the_script_is_shown(path, capsys):
+  reported = path.with_name("metrics.jsonl")
+  for text, loss in (
+    (
+      '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.03125}\n',
+      "loss 0.03125",
+    ),
+    # The last line is not complete yet, or has no loss.
+    ('{"loss": 0.5}\n{"accuracy": 1.0}\n{"loss": 0.1', "loss 0.5"),
+    ('{"accuracy": 1.0}\n[3]\n"loss"\n{"loss": null}\n', ""),
+  ):
+    reported.write_text(text)
+    assert main.main(["watch", "--once", str(path)]) == 0
+    title = capsys.readouterr().out.splitlines()[0]
+    assert (loss in title) if loss else ("loss" not in title)
+  reported.write_text('{"loss": 0.5}\n')
+  assert main.main(["watch", str(path)]) == 0
+  assert "1 lost  loss 0.5" in capsys.readouterr().err
+  page = server.Server(journal_tail.Tail(path))
+  try:
+    assert page.state()["reported"] == "loss 0.5"
+  finally:
+    page.close()
 
 
 def test_bad_lines_are_counted(path, capsys):

@@ -12,6 +12,7 @@ import urllib.parse
 from typing import Any
 
 from optax_dist.cli import errors
+from optax_dist.cli.runs import own_metrics
 from optax_dist.cli.runs.web.view import View
 from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics import http_server
@@ -63,6 +64,7 @@ class Server:
     """The page's current data."""
     with self._lock:
       self._view.update(self._tail.read(), self._tail.age)
+      self._view.summary.reported = own_metrics.latest(self._tail.path)
       return self._view.state()
 
   def close(self) -> None:

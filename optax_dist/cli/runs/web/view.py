@@ -76,6 +76,7 @@ class View:
       "window": WINDOW,
       "step": summary.step,
       "rate": summary.rate(),
+      "reported": summary.reported,
       "strategy": summary.run["strategy"] if summary.run else "",
       "leader": _name(summary.leader),
       "terms": summary.terms,
