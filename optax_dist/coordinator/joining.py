@@ -496,6 +496,10 @@ def _strategy(
     quorum.total_num_replicas,
     quorum.max_staleness,
   )
+  if quorum.weight not in (None, "inverse"):
+    raise ValueError(
+      f"staleness_weight must be None or 'inverse', got {quorum.weight!r}."
+    )
   for name in ("lower_on_leave", "lower_on_loss"):
     checks.flag(name, getattr(quorum, name))
   factory = factory or strategies.SyncReplicas
@@ -508,9 +512,7 @@ def _strategy(
       "strategy must be what elastic_average(...), local_updates(...) or"
       f" decoupled_diloco(...) of the coordinator returns, got {shown}."
     ) from None
-  made = factory(opt, quorum)
-  made.quorum.initial(0)
-  return made
+  return factory(opt, quorum)
 
 
 def _secret(secret: bytes | str | None, loopback: bool) -> bytes:

@@ -127,8 +127,6 @@ _SECONDS = frozenset(
 )
 #: To how many digits times are rounded.
 DECIMALS = 6
-# Seconds to wait for the rest of a line before it counts as truncated.
-_LINE_TIMEOUT = 0.1
 # Of the end of a file, to find the last record in it.
 _END = 64 << 10
 # How many of the latest commits are remembered at least: more than others take while
@@ -241,45 +239,7 @@ class Journal:
     self._clock, self._unix_clock = clock, unix_clock
     self._lock = threading.Lock()
     self._start = clock() - self._seconds_so_far()
-    self._file = self.path.open("ab", buffering=0)
-    text = self.path.read_bytes()
-    # The end of the last complete line; another process may be writing the
-    # next.
-    self._end = text.rfind(b"\n") + 1
-    self._torn = self._end < len(text)
-
-  def _size(self) -> int:
-    return os.fstat(self._file.fileno()).st_size
-
-  def news(self) -> list[Record]:
-    """Returns what was appended since the last call, or own line.
-
-    It includes lines of this writer if others wrote in between. If another
-    process is still writing a line, this waits for it briefly; if the line does
-    not end, its writer was killed or stopped, and the next line written here is
-    kept separate from it.
-
-    Raises:
-      OSError: it cannot be read.
-    """
-    with self._lock:
-      if self._size() == self._end:
-        return []
-      end = _time.monotonic() + _LINE_TIMEOUT
-      while True:
-        with self.path.open("rb") as file:
-          file.seek(self._end)
-          text = file.read()
-        if text.endswith(b"\n") or _time.monotonic() > end:
-          break
-        _time.sleep(0.001)
-      *lines, rest = text.split(b"\n")
-      self._end += len(text) - len(rest)
-      self._torn = bool(rest)
-      if rest:
-        lines.append(rest)  # It may lack only its newline.
-    records = [parse(line)[0] for line in lines]
-    return [record for record in records if record is not None]
+    self._file = self.path.open("a+b", buffering=0)
 
   def _seconds_so_far(self) -> float:
     """How long the last run in the file has lasted."""
@@ -348,15 +308,11 @@ class Journal:
       self._append(line)
 
   def _append(self, line: bytes) -> None:
-    if self._torn:
+    end = self._file.seek(0, os.SEEK_END)
+    if end and os.pread(self._file.fileno(), 1, end - 1) != b"\n":
       line = b"\n" + line
-    self._torn = True
-    length = len(line)
     while line:
       line = line[self._file.write(line) or 0 :]
-    self._torn = False
-    if self._file.tell() == self._end + length:
-      self._end += length  # No other process has written since.
 
   def close(self) -> None:
     """Closes the file."""

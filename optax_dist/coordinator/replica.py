@@ -29,7 +29,7 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.metrics import replica_numbers, reporter, table
+from optax_dist.coordinator.metrics import reporter, table
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
@@ -399,17 +399,17 @@ class Replica:
 
   def _numbers(self) -> table.Values:
     """The metrics of this replica; any thread may call it."""
+    own, counts = str(self.replica), dict(self._submission.counts)
     bytes_in, bytes_out = self._driver.moved()
-    return replica_numbers.metrics(
-      self.replica,
-      step=self.global_step,
-      leads=self.is_leader,
-      gradients=dict(self._submission.counts),
-      bytes_in=bytes_in,
-      bytes_out=bytes_out,
-      waited=self._stopwatch.waited,
-      rejoins=self._rejoins,
-    )
+    found: dict[str, table.Cells] = {
+      "replica_step": {(own,): self.global_step},
+      "replica_leads": {(own,): int(self.is_leader)},
+      "replica_gradients": {(own, k): n for k, n in counts.items()},
+      "replica_moved_bytes": {(own, "in"): bytes_in, (own, "out"): bytes_out},
+      "replica_waited_seconds": {(own,): self._stopwatch.waited},
+      "replica_rejoins": {(own,): self._rejoins},
+    }
+    return found
 
   def fingerprint(self) -> str:
     """A digest of the shared state: equal on all replicas at equal steps.

@@ -175,6 +175,7 @@ def test_invalid_numbers_are_refused(argument, said):
     ({"global_step": -1}, ValueError, "global_step.*-1"),
     ({"global_step": 1.5}, ValueError, "global_step.*1.5"),
     ({"lower_on_leave": "no"}, ValueError, "lower_on_leave.*'no'"),
+    ({"staleness_weight": "linear"}, ValueError, "weight must .*'linear'"),
     ({"data": 3}, TypeError, "data must be a Batches"),
     ({"progress": 3}, TypeError, "progress must be a Progress"),
     ({"leader_timout": 3.0}, TypeError, "Did you mean leader_timeout"),

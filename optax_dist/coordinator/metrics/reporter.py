@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
-import json
 import logging
 import math
 import os
@@ -91,8 +90,7 @@ class Reporter:
     self._lock = threading.Lock()
     self._numbers: RunNumbers | None = None
     self._owner: object = None
-    # Lines, or records read from a file.
-    self._pending: collections.deque[str | journal.Record] = collections.deque()
+    self._pending: collections.deque[journal.Record] = collections.deque()
     self._sources: list[Callable[[], table.Values]] = []
     self._closing = threading.Event()
     self.url = ""
@@ -142,9 +140,9 @@ class Reporter:
         numbers.update(record)
       self._numbers = numbers
 
-  def take(self, line: str) -> None:
-    """Takes the journal line of an event, to be counted soon."""
-    self._pending.append(line)
+  def take(self, record: journal.Record) -> None:
+    """Takes the record of an event, to be counted soon."""
+    self._pending.append(record)
 
   def end(self, owner: object) -> None:
     """Ends the owner's reports, unless the run is over."""
@@ -191,9 +189,8 @@ class Reporter:
     """Counts pending records, up to a number."""
     while self._pending and most > 0:
       most -= 1
-      found = self._pending.popleft()
+      record = self._pending.popleft()
       if self._numbers is not None:
-        record = json.loads(found) if isinstance(found, str) else found
         self._numbers.update(record)
 
   # In its own thread.

@@ -86,10 +86,6 @@ class Config:
 
   def quorum_state(self, step: int) -> quorum.State:
     """The initial state of the quorum."""
-    if self.weight not in (None, "inverse"):
-      raise ValueError(
-        f"weight must be None or 'inverse', got {self.weight!r}."
-      )
     return quorum.init(
       self.replicas_to_aggregate,
       self.total_num_replicas,

@@ -1,10 +1,12 @@
 """The leader's journal file, and whoever observes the run.
 
-    notes.Note  ->  Records.make  ->  JSON text  ->  journal.Journal
-                                                 ->  Observer
+    notes.Note  ->  Records.make  ->  record  ->  journal.Journal
+                                              ->  Observer
 
 Successive leaders append to one file. Each line is written at once; the driver
-has sent what other replicas wait for before.
+has sent what other replicas wait for before. A leader that was stopped may
+write the line of a step that the next one has written, too: readers take the
+first (`journal.Once`).
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ class Observer(Protocol):
     """The owner leads from now on; the records are earlier ones, if known."""
     ...
 
-  def take(self, line: str) -> None:
-    """Takes the journal line of an event."""
+  def take(self, record: journal.Record) -> None:
+    """Takes the record of an event."""
     ...
 
   def end(self, owner: object) -> None:
@@ -57,7 +59,7 @@ class JournalLines:
       path: the file; None for no journal.
       describe: fields of a run's first line besides its step.
       silences: how long each process may currently be silent.
-      observer: receives the same lines.
+      observer: receives the same records.
 
     Raises:
       ValueError: a field is not a JSON value.
@@ -70,12 +72,9 @@ class JournalLines:
     self._records = records.Records(describe, silences)
     self._file: journal.Journal | None = None
     self._start = time.monotonic()
-    # The last step whose line another leader has written since `open`.
-    self._theirs = -1
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
     """Opens the file, if possible, and writes the commits missing from it."""
-    self._theirs = -1
     found: list[journal.Record] = []
     if self._path is not None:
       found = self._open(self._path)
@@ -115,32 +114,20 @@ class JournalLines:
     record = self._records.make(note, self._time(note))
     if record is None:
       return
-    line = _encode(record)
     if self._observer is not None:
-      self._observer.take(line)
+      self._observer.take(record)
     if self._file is None:
       return
     try:
       if isinstance(note, notes.RunBegins):
         # The caller's config may have arrays; and the file's time restarts.
-        self._file.write(record.pop("kind"), **record)
-      elif not self._is_written(note):
-        self._file.append(line)
+        fields = {key: x for key, x in record.items() if key != "kind"}
+        self._file.write("run", **fields)
+      else:
+        self._file.append(_encode(record))
     except OSError as error:
       _log.warning("The journal can't be written any more: %s", error)
       self._close_file()
-
-  def _is_written(self, note: notes.Note) -> bool:
-    """Whether it is a step of which another leader has written the line.
-
-    That happens if this process was stopped after the commit.
-    """
-    if self._file is None or not isinstance(note, notes.StepCommitted):
-      return False
-    for record in self._file.news():
-      if record["kind"] == "commit":
-        self._theirs = max(self._theirs, record["step"])
-    return note.commit.attempt.step <= self._theirs
 
   def _time(self, note: notes.Note) -> float:
     """Seconds since the run's start."""

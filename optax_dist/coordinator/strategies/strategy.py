@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist import quorum
 from optax_dist.coordinator.protocol.leader.policy import Policy
 
 
 class Quorum(NamedTuple):
-  """The configuration of the quorum's rules; see `optax_dist.quorum.init`.
+  """Numbers of the quorum's rules, as in `protocol.config.Config`.
 
   Attributes:
     replicas_to_aggregate: gradients in a step.
@@ -40,22 +39,6 @@ class Quorum(NamedTuple):
   weight: str | None = None
   lower_on_leave: bool = True
   lower_on_loss: bool = False
-
-  def initial(self, global_step: int, two_phase: bool = True) -> quorum.State:
-    """The initial state of the rules."""
-    if self.weight not in (None, "inverse"):
-      raise ValueError(
-        f"staleness_weight must be None or 'inverse', got {self.weight!r}."
-      )
-    return quorum.init(
-      self.replicas_to_aggregate,
-      self.total_num_replicas,
-      max_staleness=self.max_staleness,
-      weight=quorum.inverse_staleness if self.weight else None,
-      lower_on_leave=self.lower_on_leave or self.lower_on_loss,
-      two_phase=two_phase,
-      global_step=global_step,
-    )
 
 
 class Strategy(Protocol):

@@ -60,7 +60,7 @@ def test_only_who_leads_reports_on_the_run():
   try:
     assert names() == []
     one.begin("a", [{"kind": "run", "time": 0.0, "step": 3}])
-    one.take('{"kind": "join", "time": 0.1, "replica": 0}')
+    one.take({"kind": "join", "time": 0.1, "replica": 0})
     assert "members" in names()
     one.begin("b", [])
     one.end("a")  # It was late to notice.
@@ -68,7 +68,7 @@ def test_only_who_leads_reports_on_the_run():
     one.end("b")
     assert names() == []
     one.begin("b", [])
-    one.take('{"kind": "finish", "time": 0.2}')
+    one.take({"kind": "finish", "time": 0.2})
     one.end("b")  # What was at the end can still be asked for.
     assert "members" in names()
   finally:

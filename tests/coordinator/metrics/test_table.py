@@ -2,9 +2,12 @@
 
 import re
 
+import jax.numpy as jnp
+import optax
 import pytest
 
-from optax_dist.coordinator.metrics import replica_numbers, run_numbers, table
+from optax_dist import coordinator
+from optax_dist.coordinator.metrics import run_numbers, table
 
 
 def test_a_bucket_holds_what_is_at_most_its_bound():
@@ -24,19 +27,13 @@ def test_a_distribution_without_bounds_still_counts():
 
 
 def test_the_table_has_what_is_reported_and_no_more():
-  values = {
-    **run_numbers.RunNumbers().metrics(),
-    **replica_numbers.metrics(
-      0,
-      step=0,
-      leads=True,
-      gradients={"applied": 1},
-      bytes_in=0,
-      bytes_out=0,
-      waited=0.0,
-      rejoins=0,
-    ),
-  }
+  (of_replica,) = coordinator.run_embedded(
+    lambda replica: replica.step(jnp.ones(())) and replica._numbers(),
+    1,
+    optax.sgd(0.1),
+    jnp.ones(()),
+  )
+  values = {**run_numbers.RunNumbers().metrics(), **of_replica}
   assert list(values) == [row.name for row in table.TABLE]
   for row, found in table.rows(values):
     assert all(len(key) == len(row.labels) for key in found)

@@ -2,9 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from optax_dist import quorum
 from optax_dist.coordinator.strategies import strategy
 
 
@@ -20,17 +18,3 @@ def test_a_mean_in_bfloat16_is_read_as_numbers():
   # Parameters of that dtype are whole numbers themselves.
   found = strategy.owned(jnp.asarray(halves), jnp.zeros(5, jnp.uint16))
   np.testing.assert_array_equal(found, halves)
-
-
-def test_the_rules_begin_as_configured():
-  numbers = strategy.Quorum(2, 3, 4, weight="inverse", lower_on_leave=False)
-  state = numbers.initial(7, two_phase=False)
-  assert (state.step, state.config.two_phase) == (7, False)
-  assert state.config.max_staleness == 4
-  assert state.config.weight is quorum.inverse_staleness
-  assert not state.config.lower_on_leave
-  # A loss is a leave without notice.
-  state = numbers._replace(lower_on_loss=True).initial(7)
-  assert state.config.lower_on_leave
-  with pytest.raises(ValueError, match=r"staleness_weight .* got 'linear'"):
-    numbers._replace(weight="linear").initial(0)
