@@ -180,7 +180,7 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     parser.positive_float,
     default=60.0,
     help="for replicas on several hosts: how long a host may be silent"
-    " before its replicas are restarted, or given up",
+    " before its replicas are restarted, or abandoned",
   )
   add(
     "--address",

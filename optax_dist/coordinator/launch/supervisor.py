@@ -149,7 +149,7 @@ class Settled:
 
   Attributes:
     replica: its index.
-    words: why it was given up; "" if it has ended as it should.
+    words: why it was abandoned; "" if it has ended as it should.
   """
 
   replica: int
@@ -224,7 +224,7 @@ class State(enum.Enum):
 
   RUNNING = "running"
   WAITING = "waiting for its restart"
-  ABSENT = "given up"
+  ABSENT = "abandoned"
   DONE = "done"
 
 
@@ -305,7 +305,7 @@ class Supervisor:
     for replica, place in self._places.items():
       if place.state is not before[replica] and place.state in _SETTLED:
         absent = place.state is State.ABSENT
-        effects.append(Settled(replica, "it was given up" if absent else ""))
+        effects.append(Settled(replica, "it was abandoned" if absent else ""))
     if all(p.state in _SETTLED for p in self._places.values()):
       self._ended = True
       stopped = self._stopped

@@ -93,7 +93,9 @@ TABLE = (
     "gauge",
     "How long the present step has stalled; 0 if it goes on.",
   ),
-  Number("attempts_abandoned", "counter", "Aggregations that were given up."),
+  Number(
+    "attempts_abandoned", "counter", "Aggregation rounds that were abandoned."
+  ),
   Number("members", "gauge", "Replicas that take part."),
   Number(
     "membership_changes",

@@ -279,7 +279,7 @@ class Driver:
       stacks: stacks of this process's threads, for the journal.
     """
     failure = errors.CoordinatorError(
-      f"Replica {self._replica!r} was given up by its watchdog: {reason}."
+      f"Replica {self._replica!r} was evicted by its watchdog: {reason}."
     )
 
     def fail() -> None:

@@ -77,7 +77,7 @@ def test_it_goes_on_with_fewer_while_they_are_enough():
   made = _Made(3, restarts=0, needed=2)
   assert made.step(sup.ReplicaEnded(0, -9), 5.0) == []
   assert made.state(0) is State.ABSENT
-  assert made.settled == [sup.Settled(0, "it was given up")]
+  assert made.settled == [sup.Settled(0, "it was abandoned")]
   [given_up] = made.step(sup.ReplicaEnded(1, -9), 6.0)
   assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
   made = _Made(3, restarts=0, needed=2)

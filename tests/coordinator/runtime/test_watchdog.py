@@ -182,7 +182,7 @@ def test_the_others_go_on_without_a_stuck_replica(leads, tmp_path, capfd):
     steps.append(replica.global_step)
 
   with pytest.raises(
-    coordinator.CoordinatorError, match="was given up by its watchdog: stuck"
+    coordinator.CoordinatorError, match="was evicted by its watchdog: stuck"
   ):
     coordinator.run_embedded(
       train,

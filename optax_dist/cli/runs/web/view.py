@@ -23,7 +23,7 @@ _EVENTS = {
   "join": "joined",
   "leave": "left",
   "lost": "lost",
-  "stuck": "gives itself up",
+  "stuck": "is evicted by its watchdog",
   "stall": "waiting",
   "cannot_proceed": "can't go on",
   "process": "process",

@@ -368,7 +368,10 @@ class Agreement:
 
   def _end_unwanted(self, one: _Replica) -> list[Effect]:
     if one.runs:
-      return [*self._kill(one, "it came too late"), *self._gone(one, one.part)]
+      return [
+        *self._kill(one, "it was no longer needed"),
+        *self._gone(one, one.part),
+      ]
     one.wanted = None
     return self._gone(one, None)
 

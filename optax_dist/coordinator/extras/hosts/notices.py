@@ -16,7 +16,7 @@ class Stage:
     RUNS: it was started, and is not known to have ended.
     ENDED: it ended with an error; it may be restarted.
     DONE: it finished successfully.
-    ABSENT: it was given up.
+    ABSENT: it was abandoned.
   """
 
   RUNS = "runs"
@@ -35,7 +35,7 @@ class Plan(codec.Struct):
     launchers: the launchers that take part, one for each of its hosts, in
       order.
     stage: a value of `Stage`.
-    words: why it has ended or was given up.
+    words: why it has ended or was abandoned.
   """
 
   replica: int

@@ -419,7 +419,7 @@ class Applier:
       return
     self._fetch = None
     if found.step < fetch.at_least:
-      self.needs = f"a snapshot of step {found.step} came too late"
+      self.needs = f"the snapshot of step {found.step} was too old"
       self.ask()
       return
     self.needs, self.sound = "", True
