@@ -24,8 +24,6 @@ def strategies(n):
     "sync, 90 % backups": simulate.sync_replicas(max(1, n // 10)),
     "asynchronous": simulate.sync_replicas(1, max_staleness=simulate.UNBOUNDED),
     "bounded staleness, N / 2": simulate.sync_replicas(1, max_staleness=n // 2),
-    "elastic, period 10": simulate.elastic_average(10),
-    "local updates, period 10": simulate.local_updates(n, 10),
   }
 
 

@@ -24,8 +24,6 @@ from optax_dist.simulate.replay_run import Difference, Replay, replay_run
 from optax_dist.simulate.strategy import (
   UNBOUNDED,
   Strategy,
-  elastic_average,
-  local_updates,
   sync_replicas,
 )
 from optax_dist.simulate.timing import Timing
@@ -47,10 +45,8 @@ __all__ = [
   "SlowHosts",
   "Strategy",
   "Timing",
-  "elastic_average",
   "from_journal",
   "held_out",
-  "local_updates",
   "parse_latency",
   "plan",
   "predict",

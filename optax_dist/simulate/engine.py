@@ -66,13 +66,12 @@ class Writer(Protocol):
 
 
 def _computing_times(
-  host: Host, seed: np.random.SeedSequence, local_steps: int
+  host: Host, seed: np.random.SeedSequence
 ) -> Iterator[float]:
   """The seconds of a replica's contributions; equal for equal seeds."""
   rng = np.random.Generator(np.random.SFC64(seed))
   while True:
-    row = host.draw(rng, _ROW * local_steps)
-    yield from row.reshape(_ROW, local_steps).sum(axis=1).tolist()
+    yield from host.draw(rng, _ROW).tolist()
 
 
 class _Replica:
@@ -136,7 +135,7 @@ class _Engine:
     of_hosts, *seeds = np.random.SeedSequence(seed).spawn(replicas + 1)
     hosts = latency.hosts(replicas, np.random.default_rng(of_hosts))
     self.replicas = [
-      _Replica(_computing_times(host, of_host, strategy.local_steps))
+      _Replica(_computing_times(host, of_host))
       for host, of_host in zip(hosts, seeds, strict=True)
     ]
     self.state = quorum.init(

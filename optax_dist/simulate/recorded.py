@@ -186,11 +186,9 @@ def _strategy(
   k = run.get("replicas_to_aggregate") or 1
   late = min(run.get("max_staleness") or 0, strategies.UNBOUNDED)
   if run["strategy"] == "elastic_average":
-    # A recorded time is that of a whole period.
-    made = strategies.elastic_average(1)._replace(name="recorded: elastic")
-    if k > 1:  # They exchange at the same time.
-      made = made._replace(replicas_to_aggregate=k, max_staleness=late)
-    return made
+    # Of one that exchanges alone, any staleness counts.
+    late = late if k > 1 else strategies.UNBOUNDED
+    return Strategy("recorded: elastic", k, late, kind="elastic_average")
   drops = [r for r in records if r["kind"] == "drop"]
   cancel = bool(drops) and all(r.get("compute") is None for r in drops)
   made = strategies.sync_replicas(k, max_staleness=late, cancel=cancel)

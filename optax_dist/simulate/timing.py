@@ -64,9 +64,8 @@ class Timing(NamedTuple):
 
   @property
   def gradients_per_second(self) -> float:
-    """Gradients in these steps per second; local steps count separately."""
-    gradients = int(self.applied.sum()) * self.strategy.local_steps
-    return gradients / self.duration
+    """Gradients in these steps per second."""
+    return int(self.applied.sum()) / self.duration
 
   @property
   def dropped_share(self) -> float:
