@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import secrets
@@ -46,9 +47,12 @@ class Job:
     environ = os.environ if environ is None else environ
     try:
       before = environment.Environment.read(environ)
-      self.node = nodes.find(
-        args.node_rank, args.nodes, args.address, environ, args.local_addr
-      )
+      given = {
+        name: value
+        for name in ("nodes", "node_rank", "address", "local_addr")
+        if (value := getattr(args, name)) is not None
+      }
+      self.node = nodes.find(dataclasses.replace(before, **given))
       each = args.nodes_per_replica or 1
       self.replicas = (
         args.replicas or before.num_replicas or max(1, self.node.count // each)

@@ -37,6 +37,9 @@ class Environment:
     process_index: index of this process in its replica, from 0.
     group_address: ``host:port`` of this replica's process 0, for
       `jax.distributed.initialize`; set if there are several processes.
+    nodes: number of hosts of the job, for their launchers.
+    node_rank: the index of this host, from 0, for its launcher.
+    address: ``host:port`` of the store that host 0 starts, for the launchers.
     local_addr: the address of this host that its processes listen on, and that
       processes on other hosts use.
     output: output folder of the job, for example for checkpoints.
@@ -67,6 +70,9 @@ class Environment:
   num_processes: int | None = None
   process_index: int | None = None
   group_address: str | None = None
+  nodes: int | None = None
+  node_rank: int | None = None
+  address: str | None = None
   local_addr: str | None = None
   output: str | None = None
   journal: str | None = None

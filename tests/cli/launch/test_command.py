@@ -305,7 +305,10 @@ def test_jax_processes_that_ignore_sigterm_are_ended(start):
     (("--replicas", "2", "--min-replicas", "3", _LIGHT), "is more than the 2"),
     (("--chaos", "slow:1x2", _LIGHT), "numbered 0 to 0"),
     (("--chaos", "melt:0.1", _LIGHT), "must be kill:P, stop:P"),
-    (("--nodes", "2", "--node-rank", "0", _LIGHT), "--address is missing"),
+    (
+      ("--nodes", "2", "--node-rank", "0", _LIGHT),
+      "--address (OPTAX_DIST_ADDRESS) is missing",
+    ),
     (("--store", "redis://x", _LIGHT), "A store is in-process"),
     (("--resume", _LIGHT), "--resume needs --output"),
     (("--grace", "-1", _LIGHT), "--grace"),

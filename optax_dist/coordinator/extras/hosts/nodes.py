@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Mapping
 
-from optax_dist.coordinator.launch.environment import PREFIX
+from optax_dist.coordinator.launch.environment import Environment, variable
 from optax_dist.coordinator.transport import addresses
-
-RANK, NODES, ADDRESS, LOCAL_ADDR = (
-  PREFIX + name for name in ("NODE_RANK", "NODES", "ADDRESS", "LOCAL_ADDR")
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,51 +113,41 @@ class Node:
     return host, place.port
 
 
-def find(
-  rank: int | None = None,
-  count: int | None = None,
-  address: str | None = None,
-  environ: Mapping[str, str] | None = None,
-  local_addr: str | None = None,
-) -> Node:
-  """Finds out which host this is, each part from the first source that has it.
+def find(told: Environment) -> Node:
+  """Finds out which host this is.
 
-  The sources are the arguments, the variables OPTAX_DIST_NODE_RANK,
-  OPTAX_DIST_NODES, OPTAX_DIST_ADDRESS and OPTAX_DIST_LOCAL_ADDR, and the
-  cluster that JAX detects (SLURM, GKE, TPU pods, Open MPI), where each launcher
-  is one process. Without any of them this is the only host.
+  Args:
+    told: what the launcher was told, by arguments or variables. If it has
+      neither `node_rank`, `nodes` nor `address`, they are taken from the cluster
+      that JAX detects (SLURM, GKE, TPU pods, Open MPI), where each launcher is
+      one process. Without one this is the only host.
 
   Raises:
     ValueError: a part is missing, or inconsistent with the others.
 
   Example:
-    >>> find(1, 2, "10.0.0.1:29300", {})
+    >>> find(Environment(node_rank=1, nodes=2, address="10.0.0.1:29300"))
     Node(rank=1, count=2, address='10.0.0.1:29300', local_addr=None)
   """
-  environ = os.environ if environ is None else environ
-  rank = _number(environ, RANK) if rank is None else rank
-  count = _number(environ, NODES) if count is None else count
-  address = address or environ.get(ADDRESS) or None
-  own = local_addr or environ.get(LOCAL_ADDR) or None
+  rank, count, address = told.node_rank, told.nodes, told.address
   if rank is None and count is None and address is None:
     from optax_dist.coordinator import cluster
 
     address, count, rank = cluster.detect_cluster() or (None, 1, 0)
-    return Node(rank, count, address if count > 1 else None, own)
+    address = address if count > 1 else None
   if count == 1:
-    return Node(rank or 0, 1, address, own)
-  parts = {"--node-rank": rank, "--nodes": count, "--address": address}
-  missing = ", ".join(name for name, value in parts.items() if value is None)
-  if rank is None or count is None or address is None:
-    raise ValueError(
-      f"Of several hosts each needs --node-rank, --nodes and --address, or"
-      f" {RANK}, {NODES} and {ADDRESS}; {missing} is missing."
+    rank = rank or 0
+  parts = {"node_rank": rank, "nodes": count, "address": address}
+  if count != 1 and None in parts.values():
+    missing = ", ".join(
+      f"--{name.replace('_', '-')} ({variable(name)})"
+      for name, value in parts.items()
+      if value is None
     )
-  return Node(rank, count, address, own)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-  text = environ.get(name, "")
-  if text and not text.isdecimal():
-    raise ValueError(f"{name} must be a whole number; got {text!r}.")
-  return int(text) if text else None
+    raise ValueError(
+      "Of several hosts each needs --node-rank, --nodes and --address;"
+      f" {missing} is missing."
+    )
+  assert rank is not None
+  assert count is not None
+  return Node(rank, count, address, told.local_addr)

@@ -3,6 +3,7 @@
 import pytest
 
 from optax_dist.coordinator.extras.hosts import nodes
+from optax_dist.coordinator.launch.environment import Environment
 
 _SLURM = {
   "SLURM_JOB_ID": "4111",
@@ -61,46 +62,41 @@ def test_what_can_not_be_shared_out_is_refused(count, given, words):
     nodes.Node(0, count).places(*given)
 
 
-def test_arguments_come_before_variables():
-  told = {
-    nodes.RANK: "1",
-    nodes.NODES: "2",
-    nodes.ADDRESS: "host0:29300",
-  }
-  assert nodes.find(environ=told) == nodes.Node(1, 2, "host0:29300")
-  assert nodes.find(0, 3, "h:1", told) == nodes.Node(0, 3, "h:1")
-  assert nodes.find(environ={}) == nodes.Node()
-  assert nodes.find(count=1, environ={}) == nodes.Node()
-  assert nodes.find(0, 1, "h:1", {}) == nodes.Node(0, 1, "h:1")
+def test_a_host_is_what_its_launcher_was_told():
+  told = Environment(node_rank=1, nodes=2, address="host0:29300")
+  assert nodes.find(told) == nodes.Node(1, 2, "host0:29300")
+  assert nodes.find(Environment()) == nodes.Node()
+  assert nodes.find(Environment(nodes=1)) == nodes.Node()
+  one = Environment(node_rank=0, nodes=1, address="h:1")
+  assert nodes.find(one) == nodes.Node(0, 1, "h:1")
 
 
 def test_a_scheduler_tells_all(monkeypatch):
   for name, value in _SLURM.items():
     monkeypatch.setenv(name, value)
-  found = nodes.find()
+  found = nodes.find(Environment())
   assert (found.rank, found.count) == (2, 3)
   assert found.address.startswith("node03:")
   # A single process of srun is a separate host.
   monkeypatch.setenv("SLURM_NTASKS", "1")
   monkeypatch.setenv("SLURM_PROCID", "0")
-  assert nodes.find() == nodes.Node()
+  assert nodes.find(Environment()) == nodes.Node()
 
 
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    ((1, 2, None), "--address is missing"),
-    ((None, 2, "h:1"), "--node-rank is missing"),
-    ((1, None, "h:1"), "--nodes is missing"),
+    ((1, 2, None), r"--address \(OPTAX_DIST_ADDRESS\) is missing"),
+    ((None, 2, "h:1"), r"--node-rank \(OPTAX_DIST_NODE_RANK\) is missing"),
+    ((1, None, "h:1"), r"--nodes \(OPTAX_DIST_NODES\) is missing"),
     ((2, 2, "h:1"), "from 0 to 1"),
     ((0, 2, "host"), "host:port"),
   ],
 )
 def test_what_is_missing_or_wrong_is_named(given, words):
+  names = ("node_rank", "nodes", "address")
   with pytest.raises(ValueError, match=words):
-    nodes.find(*given, {})
-  with pytest.raises(ValueError, match=r"OPTAX_DIST_NODES.*'two'"):
-    nodes.find(environ={nodes.NODES: "two"})
+    nodes.find(Environment(**dict(zip(names, given, strict=True))))
 
 
 def test_the_store_listens_where_it_can():
