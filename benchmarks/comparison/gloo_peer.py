@@ -1,8 +1,12 @@
-"""All-reduces per second of torch's gloo between two hosts, and nothing else.
+"""Steps per second of a loop around torch's gloo between two hosts.
+
+A step is what it is in `replicas.py`, by hand: a gradient by JAX, an all-reduce,
+and the mean and its update by JAX. Nothing is checked, counted or
+agreed upon.
 
     python benchmarks/comparison/gloo_peer.py --params 1000
 
-The interpreter is one with torch (`--python`, if not this one).
+The interpreter is one with torch, JAX and optax (`--python`, if not this one).
 """
 
 import argparse
@@ -25,7 +29,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     args: those of the command line.
 
   Returns:
-    All-reduces per second, with what was measured.
+    Steps per second, with what was measured.
 
   Raises:
     processes.Failed: if a process fails or is not done in time.
@@ -44,6 +48,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         {
           "GLOO_SOCKET_IFNAME": "wire",
           "CUDA_VISIBLE_DEVICES": "",
+          "JAX_PLATFORMS": "cpu",
           "OMP_NUM_THREADS": "1",
         },
       )
@@ -56,22 +61,46 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _play(args: argparse.Namespace) -> None:
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  import optax
   import torch
   import torch.distributed as dist
 
   os.environ |= {"MASTER_ADDR": args.address, "MASTER_PORT": str(PORT)}
   rank = int(args.role)
   dist.init_process_group("gloo", rank=rank, world_size=2)
-  numbers = torch.ones(args.params)
+  optimizer = optax.sgd(0.01)
+  params = jnp.ones(args.params, jnp.float32)
+  state = optimizer.init(params)
+  gradient = jax.jit(lambda x: x * 1e-3)
+
+  @jax.jit
+  def update(params, state, total):
+    updates, state = optimizer.update(total / 2, state, params)
+    return optax.apply_updates(params, updates), state
+
+  # A gradient is copied into it: JAX's arrays must not be written to.
+  buffer = torch.zeros(args.params)
+  total = buffer.numpy()
   over = torch.zeros(1)
+
+  def step() -> None:
+    nonlocal params, state
+    np.copyto(total, gradient(params))
+    dist.all_reduce(buffer)
+    params, state = update(params, state, total)
+    jax.block_until_ready(params)
+
   for _ in range(WARM_UP):
-    dist.all_reduce(numbers)
+    step()
   # Both must stop at the same one, so they agree on how many before.
   count, begin = 1, time.monotonic()
-  steps = 0
+  steps, used = 0, processes.used()
   while True:
     for _ in range(count):
-      dist.all_reduce(numbers)
+      step()
     steps += count
     seconds = time.monotonic() - begin
     over[0] = float(rank == 0 and seconds >= args.seconds)
@@ -79,12 +108,14 @@ def _play(args: argparse.Namespace) -> None:
     if over[0]:
       break
     count = max(1, min(100, steps // 4))
+  used = {k: v - used[k] for k, v in processes.used().items()}
   processes.say(
     peer=f"gloo of torch {torch.__version__}",
     params=args.params,
     steps=steps,
     seconds=seconds,
     steps_per_second=steps / seconds,
+    **{f"{k}_per_step": v / steps for k, v in used.items()},
   )
   processes.leave()
 
