@@ -52,9 +52,6 @@ __all__ = ["Outcome", "Replica"]
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Minimum size of a gradient to send while it is being written: 4 MB are
-# written in half a millisecond, and alternating costs as much.
-_LEAST = 8 << 20
 # Seconds in which replicas usually join: by then the first request to a store
 # that does not answer has failed.
 _JOINS_WITHIN = 6.0
@@ -772,18 +769,14 @@ class Replica:
     """Submits the sum, or reports stale gradients."""
     self._settle()
     submission = self._submission
-    finite, memory, writer = True, None, None
+    finite, memory = True, None
+    parts: Sequence[memoryview] = ()
     # Stale gradients are reported without their numbers.
     if submission.total is not None:
-      out = np.frombuffer(self._memory(), np.uint8)
-      leaves = self._to_pack()
-      if leaves is None:
-        finite = self._write(out)
-      else:
-        writer = self._encoder.packing(leaves, out)
-        finite = writer is not None
-      if finite:
-        memory, self._buffer = self._buffer, None
+      written = self._write(np.frombuffer(self._memory(), np.uint8))
+      finite = written is not None
+      if written is not None:
+        parts, memory, self._buffer = written, self._buffer, None
     exchanged, seconds = self._driver.exchanged
     measured = self._stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
@@ -791,37 +784,26 @@ class Replica:
       self._driver.moved(),
     )
     submitted = submission.submit(finite, b"", measured.pack(), work)
-    self._driver.submit(submitted, memory, writer)
+    self._driver.submit(submitted, memory, parts)
     self._watchdog.steps.submitted(time.monotonic())
 
-  def _write(self, out: np.ndarray) -> bool:
-    """Encodes the next submission; returns whether all numbers are finite."""
+  def _write(self, out: np.ndarray) -> list[memoryview] | None:
+    """Encodes the next submission; see `Encoder.write`."""
     return self._encoder.write(
       self._update.split(self._submission.total),
       out,
       self._submission.sequence,
       extends=self._submission.partial,
       sizes=self._sizes(),
+      in_place=self._stays_in_place(),
     )
 
-  def _to_pack(self) -> list[Any] | None:
-    """Lets the event loop write it in pieces; None: `_write` is called instead.
+  def _stays_in_place(self) -> bool:
+    """Whether a gradient is sent from where it was computed.
 
-    While it writes a piece, the one before is on its way; between processes of
-    one host a slice is lent as a whole, and nothing is won.
+    Between processes of one host it is copied once, into memory that both have.
     """
-    encoder = self._encoder
-    if not (
-      encoder.can_pack
-      and encoder.place.nbytes >= _LEAST
-      and self._driver.is_far_from_some
-    ):
-      return None
-    leaves = self._update.split(self._submission.total)
-    # A NumPy array may change after an interrupted step.
-    if not all(isinstance(leaf, jax.Array) for leaf in leaves):
-      return None
-    return leaves
+    return self._driver.is_far_from_some
 
   def _sizes(self) -> Sequence[int] | None:
     """How many numbers of each sent leaf are read; None for all."""

@@ -14,11 +14,11 @@ import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal, strategies
-from optax_dist.coordinator import replica as replicas
+from optax_dist.coordinator.aggregation import encoder
 from optax_dist.coordinator.runtime import driver, endpoint
 
 WAYS = pytest.mark.parametrize(
-  "inline", ["moved", "written", "inline"], indirect=True
+  "inline", ["moved", "in place", "inline"], indirect=True
 )
 
 
@@ -26,13 +26,11 @@ WAYS = pytest.mark.parametrize(
 def inline(request, monkeypatch):
   """The bytes that are sent in messages.
 
-  Where gradients are written while they are sent, as if replicas were on hosts
-  of their own, a piece is small, so that there are several.
+  Some gradients stay where they are, as if replicas were on hosts of their own.
   """
-  if request.param == "written":
+  if request.param == "in place":
     monkeypatch.setattr(driver.Driver, "is_far_from_some", True)
-    monkeypatch.setattr(driver, "_PIECE", 64)
-    monkeypatch.setattr(replicas, "_LEAST", 0)
+    monkeypatch.setattr(encoder, "_IN_PLACE", 0)
   return 64 << 10 if request.param == "inline" else 0
 
 
@@ -137,35 +135,6 @@ def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
     # the others' gradients were enough before it came.
     refused = {o.reason for o in result.outcomes if not o.accepted}
     assert refused <= {"superseded", "stale"}
-
-
-@pytest.mark.parametrize(
-  ("far", "least", "kind", "wire", "packs"),
-  [
-    (True, 64, jnp.ones, "float32", True),
-    (False, 64, jnp.ones, "float32", False),
-    (True, 65, jnp.ones, "float32", False),
-    # An array of NumPy's may be written to after an interrupted step.
-    (True, 64, np.ones, "float32", False),
-    (True, 0, jnp.ones, "bfloat16", False),
-    (True, 0, jnp.ones, "int8", False),
-  ],
-)
-def test_gradients_are_sent_while_they_are_written(
-  monkeypatch, far, least, kind, wire, packs
-):
-  monkeypatch.setattr(driver.Driver, "is_far_from_some", far)
-  monkeypatch.setattr(replicas, "_LEAST", least)
-
-  def train(one):
-    one._submission.total = {"w": kind(16, np.float32)}
-    found = one._to_pack() is not None
-    one._submission.total = None
-    return found
-
-  params = {"w": jnp.zeros(16)}
-  found = coordinator.run_embedded(train, 1, optax.sgd(0.1), params, wire=wire)
-  assert found == [packs]
 
 
 def test_one_replica_alone():

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
-from optax_dist.coordinator.aggregation.packing import Packing
+
+# A smaller leaf is copied: to send it by itself would cost more.
+_IN_PLACE = 64 << 10
 
 
 class Encoder:
@@ -20,15 +23,13 @@ class Encoder:
   Attributes:
     place: the layout of gradients.
     mean_place: the layout of means; it has the same elements.
-    can_pack: whether no number is compressed, so that a gradient can be written in
-      pieces.
     mean_feedback: the residuals of this replica's means; None if means are not sent
       in few bits.
 
   Example:
     >>> encoder = Encoder([np.zeros(3, np.float32)], "float32")
     >>> raw = np.zeros(encoder.place.nbytes, np.uint8)
-    >>> encoder.write([np.ones(3, np.float32)], raw)
+    >>> encoder.write([np.ones(3, np.float32)], raw) is not None
     True
     >>> encoder.read(raw)
     [array([1., 1., 1.], dtype=float32)]
@@ -61,10 +62,6 @@ class Encoder:
     mean_wire = mean_wire or wire_formats.mean_wire(wire)
     wire_formats.check_mean_wire(wire, mean_wire)
     self.place = layouts.layout(template, wire)
-    plain = wire_formats.Plain
-    self.can_pack = all(
-      isinstance(group.codec, plain) for group in self.place.groups
-    )
     self.mean_place = layouts.layout(template, mean_wire, like=self.place)
     self.mean_feedback: MeanFeedback | None = None
     if wire_formats.feeds_back(mean_wire):
@@ -83,7 +80,8 @@ class Encoder:
     number: int = 0,
     extends: int = -1,
     sizes: Sequence[int] | None = None,
-  ) -> bool:
+    in_place: bool = False,
+  ) -> list[memoryview] | None:
     """Encodes a gradient; `settle` takes its outcome.
 
     Args:
@@ -93,37 +91,54 @@ class Encoder:
       extends: the number of an earlier one that is part of this sum.
       sizes: of each leaf, after how many numbers there are only zeros that nobody
         reads; None: all are read.
+      in_place: whether large arrays of JAX's stay where they are, if they are
+        sent as they are.
 
     Returns:
-      Whether all numbers are finite.
+      The gradient's bytes, in order; None if not all numbers are finite.
     """
-    if self._feedback is None:
-      return means.write(leaves, self.place, out, sizes=sizes)
-    error = self._feedback.owed(self.place.elements)
-    finite = means.write(leaves, self.place, out, error, sizes)
-    if finite:
+    whole = [out.data]
+    if self._feedback is not None:
+      error = self._feedback.owed(self.place.elements)
+      if not means.write(leaves, self.place, out, error, sizes):
+        return None
       self._feedback.left_out(error, number, extends=extends)
-    return finite
-
-  def packing(self, leaves: Sequence[Any], out: np.ndarray) -> Packing | None:
-    """Like `write`, but in pieces, after a check of all numbers.
-
-    Args:
-      leaves: arrays, in the order of the template.
-      out: uint8 of `place.nbytes`.
-
-    Returns:
-      The writer; None if not all numbers are finite.
-
-    Raises:
-      ValueError: this wire format compresses numbers; see `can_pack`.
-    """
-    if not self.can_pack:
-      raise ValueError("Only what travels as it is can be written in pieces.")
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    if not means.is_finite(arrays):
+      return whole
+    stay = self._staying(leaves) if in_place else {}
+    if not means.write(leaves, self.place, out, sizes=sizes, but=stay):
       return None
-    return Packing(arrays, self.place, out)
+    if not means.is_finite(list(stay.values())):
+      return None
+    return self._around(stay, out.data) if stay else whole
+
+  def _staying(self, leaves: Sequence[Any]) -> dict[int, np.ndarray]:
+    """The leaves that are sent from where they are, by index.
+
+    A NumPy array may change after an interrupted step, one of JAX's never does:
+    if it is donated while it is read, the program gets a copy.
+    """
+    return {
+      index: np.asarray(leaf).reshape(-1)
+      for index, leaf in enumerate(leaves)
+      if isinstance(leaf, jax.Array)
+      and leaf.nbytes >= _IN_PLACE
+      and self._is_plain(self.place.leaves[index])
+    }
+
+  def _is_plain(self, leaf: layouts.Leaf) -> bool:
+    return isinstance(self.place.groups[leaf.group].codec, wire_formats.Plain)
+
+  def _around(
+    self, stay: dict[int, np.ndarray], out: memoryview
+  ) -> list[memoryview]:
+    """What stays, in order, and between it the parts of a buffer."""
+    bytes_of = lambda index: self.place.bytes_of_leaf(self.place.leaves[index])
+    found, end = [], 0
+    for index in sorted(stay, key=bytes_of):
+      start, stop = bytes_of(index)
+      found += [out[end:start], stay[index].view(np.uint8).data]
+      end = stop
+    return [*found, out[end:]]
 
   def settle(self, number: int, applied: bool | None) -> None:
     """Handles whether a gradient was applied; None if unknown."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def write(
   out: np.ndarray,
   error: np.ndarray | None = None,
   sizes: Sequence[int] | None = None,
+  but: Container[int] = (),
 ) -> bool:
   """Encodes leaves into a buffer of their layout.
 
@@ -43,6 +44,7 @@ def write(
       where nothing is to be fed back.
     sizes: of each leaf, after how many numbers there are only zeros that nobody
       reads; None: all are read.
+    but: the indices of leaves that are neither encoded nor checked.
 
   Returns:
     Whether all numbers are finite.
@@ -52,8 +54,10 @@ def write(
   for index, group in enumerate(place.groups):
     mine = [
       (leaf, array, size)
-      for leaf, array, size in zip(place.leaves, leaves, sizes, strict=True)
-      if leaf.group == index
+      for i, (leaf, array, size) in enumerate(
+        zip(place.leaves, leaves, sizes, strict=True)
+      )
+      if leaf.group == index and i not in but
     ]
     if not group.codec.blocks:
       for leaf, array, _ in mine:

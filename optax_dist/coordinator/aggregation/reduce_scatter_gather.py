@@ -24,7 +24,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import means, packing
+from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.aggregation.gradient import Gradient
 from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 from optax_dist.coordinator.protocol import (
   deadlines,
@@ -77,7 +78,8 @@ class _Part:
   Attributes:
     incarnation: its membership.
     process: its process.
-    gradient: its bytes of this replica's slice, once any of them are here.
+    gradient: its bytes of this replica's slice, once any of them are here;
+      not used for this replica itself.
     here: how many of them are.
     lent: whether these lie in the memory of that process.
     has_mean: whether its slice of the mean is here.
@@ -111,6 +113,8 @@ class _Attempt:
     readers: processes that fetch the mean besides.
     sending: transfers under way from here, as pairs of peer and transfer id.
     expected: transfers under way to here.
+    gradient: this replica's own.
+    reading: whether it is read until this replica's slice is averaged.
     averaging: whether another thread reads the gradients now.
     pushing: whether its front, at least, is on its way to the others.
     averaged: whether this replica's slice is there.
@@ -132,6 +136,7 @@ class _Attempt:
   mean: memoryview
   readers: list[str]
   gradient: Gradient | None = None
+  reading: bool = False
   left_out: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
   sending: set[tuple[str, int]] = dataclasses.field(default_factory=set)
   expected: set[tuple[str, int]] = dataclasses.field(default_factory=set)
@@ -163,74 +168,6 @@ class _Transfer(NamedTuple):
   attempt: _Attempt
   at: int
   is_part: bool
-
-
-class Gradient:
-  """An encoded gradient that is lent to attempts.
-
-  Attributes:
-    data: its bytes, in memory that peers can read.
-    users: how many transfers still read it, and whether it is still written.
-  """
-
-  def __init__(
-    self,
-    data: memoryview,
-    on_idle: Callable[[], None],
-    packing: packing.Packing | None = None,
-  ):
-    """Makes one.
-
-    Args:
-      data: its bytes.
-      on_idle: called once it was resolved and nothing reads it any more.
-      packing: writes its bytes, if they are not written yet.
-    """
-    self.data = data
-    self.users = int(packing is not None)
-    self._packing = packing
-    self._resolved = False
-    self._on_idle = on_idle
-
-  @property
-  def is_whole(self) -> bool:
-    """Whether all of its bytes are written."""
-    return self._packing is None
-
-  def front(self, low: int, high: int) -> int:
-    """How many bytes are written at the front of the range `low` to `high`."""
-    if self._packing is None:
-      return high - low
-    return self._packing.front(low, high)
-
-  def begin_at(self, position: int) -> None:
-    """Sets the byte at which to start writing."""
-    if self._packing is not None:
-      self._packing.begin_at(position)
-
-  def write(self, nbytes: int) -> None:
-    """Writes about this many more of its bytes, if there are as many."""
-    if self._packing is None:
-      return
-    self._packing.go_on(nbytes)
-    if self._packing.done:
-      self._packing = None
-      self.done()
-
-  def resolve(self) -> None:
-    """No new transfers will read it."""
-    if not self._resolved:
-      self._resolved = True
-      self._check()
-
-  def done(self) -> None:
-    """Removes a user."""
-    self.users -= 1
-    self._check()
-
-  def _check(self) -> None:
-    if self._resolved and not self.users:
-      self._on_idle()
 
 
 class Aggregations:
@@ -282,14 +219,12 @@ class Aggregations:
     """Takes part in an aggregation with a gradient."""
     self._forget(before=effect.attempt.step)
     attempt = self._made(effect, effect.me, effect.readers)
-    attempt.gradient = gradient
+    attempt.gradient, attempt.reading = gradient, True
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
     first, last = self._slice(attempt, effect.me)
-    gradient.begin_at(last)
-    mine.gradient = gradient.data[first:last]
-    mine.here = gradient.front(first, last)
-    gradient.users += 1  # Until this replica's slice is averaged.
+    mine.here = last - first
+    gradient.users += 1  # While `reading`.
     for index, part in enumerate(attempt.parts):
       if part is mine:
         continue
@@ -298,10 +233,8 @@ class Aggregations:
       low, high = self._slice(attempt, index)
       if low < high:
         gradient.users += 1
-        data = gradient.data[low:high]
         transfer = _Transfer(attempt, index, True)
-        here = None if gradient.is_whole else gradient.front(low, high)
-        self._send(part.process, number, data, transfer, here)
+        self._send(part.process, number, gradient.parts(low, high), transfer)
       if first < last:
         number = transfer_id("part", attempt.id, part.incarnation)
         transfer = _Transfer(attempt, index, True)
@@ -310,22 +243,6 @@ class Aggregations:
       else:
         part.gradient = memoryview(b"")
     self._average(attempt)
-
-  def written(self, gradient: Gradient) -> None:
-    """Sends and averages what has been written of a gradient by now."""
-    for attempt in list(self._attempts.values()):
-      if attempt.gradient is not gradient:
-        continue
-      assert attempt.me is not None
-      mine = attempt.parts[attempt.me]
-      for index, part in enumerate(attempt.parts):
-        here = gradient.front(*self._slice(attempt, index))
-        number = transfer_id("part", attempt.id, mine.incarnation)
-        if part is mine:
-          part.here = here
-        elif (part.process, number) in attempt.sending:
-          self._transport.fill(part.process, number, here)
-      self._average(attempt)
 
   def collect(self, effect: effects.Collect) -> None:
     """Fetches other members' mean."""
@@ -519,7 +436,7 @@ class Aggregations:
     self,
     to: str,
     number: int,
-    data: memoryview,
+    data: Sequence[memoryview],
     transfer: _Transfer,
     filled: int | None = None,
   ) -> None:
@@ -570,27 +487,30 @@ class Aggregations:
     if attempt.answered or attempt.averaging or attempt.averaged:
       return
     parts, ends = attempt.parts, attempt.ends
-    if any(part.gradient is None for part in parts):
+    others = [part for i, part in enumerate(parts) if i != attempt.me]
+    if any(part.gradient is None for part in others):
       return
     here = min(part.here for part in parts)
     until = bisect.bisect_right(ends, here)
     if until < len(ends) and (
       until == attempt.done
       # What is lent may be spoilt, and nothing may go out before that is known.
-      or any(_is_lent(part) for part in parts)
+      or any(_is_lent(part) for part in others)
     ):
       return
     assert attempt.me is not None
+    assert attempt.gradient is not None
     start, stop = attempt.pieces[attempt.done], attempt.pieces[until]
     base, _ = self._slice(attempt, attempt.me)
     low, high = self._place.bytes_of(start, stop)
     first, last = self._mean_place.bytes_of(start, stop)
     out = np.frombuffer(attempt.mean, np.uint8)[first:last]
     gradients = [
-      np.frombuffer(part.gradient or b"", np.uint8)[low - base : high - base]
+      attempt.gradient.read(low, high)
+      if part.gradient is None
+      else np.frombuffer(part.gradient, np.uint8)[low - base : high - base]
       for part in parts
     ]
-
     feedback, step = self._feedback, attempt.id.step
     error = None if feedback is None else feedback.owed(start, stop, step)
     gaps = () if feedback is None else feedback.gaps(step)
@@ -662,7 +582,7 @@ class Aggregations:
       self._reach("gather")
       for process in (*others, *attempt.readers):
         transfer = _Transfer(attempt, attempt.me, False)
-        data = attempt.mean[low:high]
+        data = [attempt.mean[low:high]]
         self._send(process, number, data, transfer, filled)
       return
     for process in (*others, *attempt.readers):
@@ -678,11 +598,10 @@ class Aggregations:
         part.lent, part.gradient = False, None
         if not self._transport.release(part.process, number):
           spoilt = part.incarnation
-    if attempt.me is not None:
-      mine = attempt.parts[attempt.me]
-      if mine.gradient is not None and attempt.gradient is not None:
-        mine.gradient = None
-        attempt.gradient.done()
+    if attempt.reading:
+      attempt.reading = False
+      assert attempt.gradient is not None
+      attempt.gradient.done()
     return spoilt
 
   def _finish(self, attempt: _Attempt) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 from optax_dist.coordinator import errors, phases
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import (
-  packing,
+  gradient,
   reduce_scatter_gather,
   snapshots,
 )
@@ -55,8 +55,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 _PATIENCE = 5.0
 # The same for a leader that evicts itself.
 _LAST_WORDS = 0.5
-# A gradient is written in pieces of this size, each sent during the next one.
-_PIECE = 256 << 10
 
 
 class Driver:
@@ -157,11 +155,7 @@ class Driver:
     self._deletions = itertools.count(-1, -1)
     # Why the store's last answer is unknown; "" if it is known.
     self._unanswered = ""
-    self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
-    # Gradients that are not completely written yet.
-    self._unwritten: collections.deque[reduce_scatter_gather.Gradient] = (
-      collections.deque()
-    )
+    self._gradients: dict[int, gradient.Gradient] = {}
     # Attempts whose mean is being applied, and those to drop afterwards.
     self._applying: collections.Counter[entries.AttemptId] = (
       collections.Counter()
@@ -191,18 +185,18 @@ class Driver:
     self,
     submitted: inputs.Submitted,
     memory: memoryview | None,
-    writer: packing.Packing | None = None,
+    parts: Sequence[memoryview] = (),
   ) -> None:
     """Submits a gradient.
 
     Args:
       submitted: the submission.
-      memory: the gradient's bytes, one of `handover.memory`; None if it is not
-        finite, or too stale to count.
-      writer: writes these bytes; None if they are already written.
+      memory: one of `handover.memory`, for the gradient; None if it is not finite,
+        or too stale to count.
+      parts: the gradient's bytes, in this memory or elsewhere.
     """
     self.check_process()
-    self.post(lambda: self._submit(submitted, memory, writer))
+    self.post(lambda: self._submit(submitted, memory, parts))
 
   def lend(self, own: Any) -> None:
     """Sets the local state that is served to a joining replica."""
@@ -331,8 +325,6 @@ class Driver:
     """Does everything that needs no waiting."""
     self._aggregations.check()
     self._snapshots.check()
-    if self._unwritten:
-      self._write_some()
     while True:
       while self._posted:
         self._posted.popleft()()
@@ -359,7 +351,7 @@ class Driver:
 
   def _timeout(self) -> float | None:
     """The longest time to wait for an event."""
-    if self._posted or self._unwritten:
+    if self._posted:
       return 0.0
     timeout = self._due - self._transport.now()
     for part in (self._store, self._aggregations, self._snapshots):
@@ -391,7 +383,6 @@ class Driver:
         _log.exception("replica %r could not close all", self._replica)
     self._posted.clear()
     self._gradients.clear()
-    self._unwritten.clear()
 
   # Inputs.
 
@@ -476,37 +467,19 @@ class Driver:
     self,
     submitted: inputs.Submitted,
     memory: memoryview | None,
-    writer: packing.Packing | None,
+    parts: Sequence[memoryview],
   ) -> None:
     if memory is not None and self._inline:
-      submitted = codec.replace(submitted, payload=bytes(memory))
+      submitted = codec.replace(submitted, payload=b"".join(parts))
       self.handover.memory.put(memory)
     elif memory is not None:
-      gradient = reduce_scatter_gather.Gradient(
-        memory, lambda: self._transport.free(memory), writer
+      self._gradients[submitted.sequence] = gradient.Gradient(
+        parts, lambda: self._transport.free(memory)
       )
-      self._gradients[submitted.sequence] = gradient
-      if not gradient.is_whole:
-        self._unwritten.append(gradient)
       self._make_memory()
     self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
-
-  def _write_some(self) -> None:
-    """Writes a piece of a gradient, which goes out while the next is written."""
-    gradient = self._unwritten[0]
-    gradient.write(_PIECE)
-    if gradient.is_whole:
-      self._unwritten.popleft()
-    self._aggregations.written(gradient)
-
-  def _write_rest(self) -> None:
-    """Writes the gradients whole: a training loop that goes on may give the arrays
-    away.
-    """
-    while self._unwritten:
-      self._write_some()
 
   def _make_memory(self) -> None:
     """Allocates memory for the next gradient."""
@@ -610,7 +583,6 @@ class Driver:
       ):
         self._notify(effect)
       case fx.Fail(error, reason):
-        self._write_rest()
         if self._unanswered:
           reason = (
             f"{reason} The last request to the store: {self._unanswered}."
@@ -672,14 +644,14 @@ class Driver:
     if isinstance(effect, fx.Collect):
       self._aggregations.collect(effect)
       return
-    gradient = self._gradients.get(effect.sequence)
-    if gradient is None:
+    found = self._gradients.get(effect.sequence)
+    if found is None:
       self._inputs.append(
         inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
       )
       return
     self._exchange = effect.attempt, effect.sequence, time.monotonic()
-    self._aggregations.begin(effect, gradient)
+    self._aggregations.begin(effect, found)
 
   def _apply(self, effect: fx.Apply) -> None:
     # The others compute the same meanwhile.
@@ -715,7 +687,6 @@ class Driver:
 
   def _notify(self, event: handover.Event) -> None:
     """Notifies the training loop, which may continue with it."""
-    self._write_rest()
     self.handover.notify(event)
     self._wakes = True
 

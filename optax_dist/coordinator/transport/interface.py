@@ -315,7 +315,11 @@ class Transport(Protocol):
     ...
 
   def send_array(
-    self, peer: str, transfer: int, data: Buffer, filled: int | None = None
+    self,
+    peer: str,
+    transfer: int,
+    data: Buffer | Sequence[Buffer],
+    filled: int | None = None,
   ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
@@ -326,7 +330,8 @@ class Transport(Protocol):
       peer: the receiver, which expects it now or later.
       transfer: from 0 to 2**63 - 1, and not used before between these two in
         this direction.
-      data: contiguous bytes, which are not copied.
+      data: contiguous bytes, which are not copied, or parts of the array that
+        are.
       filled: how many bytes at its front are ready; the others may be written
         until `fill` reports them. None: all.
     """

@@ -89,7 +89,7 @@ class Peers:
     self,
     peer: str,
     transfer: int,
-    data: interface.Buffer,
+    data: interface.Buffer | Sequence[interface.Buffer],
     filled: int | None = None,
   ) -> None:
     found = self._session(peer, transfer)
@@ -151,6 +151,10 @@ class Peers:
     self._events.append(interface.ArrayFailed(peer, transfer, sending, reason))
 
   def _emit(self, event: interface.Event) -> None:
+    if isinstance(event, interface.ArrayPart) and self._events:
+      last = self._events[-1]
+      if isinstance(last, interface.ArrayPart) and last.data is event.data:
+        self._events.pop()  # More of the same array.
     self._events.append(event)
     if isinstance(event, interface.ArrayReceived) and event.data.readonly:
       lender = self._sessions[event.peer]

@@ -21,9 +21,12 @@ import numpy as np
 from optax_dist.coordinator.transport import interface, shared_memory
 
 EAGER = 1 << 20  # Bytes of an array that may be sent before it is expected.
+# Bytes of an array in one frame, for which messages wait: more (by the step) while
+# one is written in so many seconds, half otherwise, as TCP adapts its window.
+PIECE = 1 << 20
+_STEP, _BRIEF = 128 << 10, 0.005
 _BUDGET = 4 * EAGER  # The same for all arrays of a connection.
 _LEAST = 4096  # The minimum that each array counts for there.
-CHUNK = 256 << 10
 _REMEMBERED = 16384  # Transfers to remember before both halves are known.
 _REGIONS = 1024
 STAGING = 64 << 10
@@ -82,13 +85,32 @@ class _Incoming:
 
 @dataclasses.dataclass(slots=True)
 class _Outgoing:
-  data: memoryview
+  """An array that is sent.
+
+  Its parts are taken from the front as their bytes are handed over for writing.
+  """
+
+  parts: list[memoryview]
+  nbytes: int
   ready: bool
   filled: int  # Bytes that are ready.
   begun: bool = False
   taken: int = 0  # Bytes that were handed over for writing.
   region: shared_memory.Region | None = None  # Set if it is lent.
   cancelled: bool = False
+
+  def take(self, nbytes: int) -> list[memoryview]:
+    """Takes so many of its bytes from the front."""
+    self.taken += nbytes
+    found = []
+    while nbytes:
+      first = self.parts.pop(0)
+      piece = first[:nbytes]
+      found.append(piece)
+      nbytes -= piece.nbytes
+      if piece.nbytes < first.nbytes:
+        self.parts.insert(0, first[piece.nbytes :])
+    return found
 
 
 class _Body:
@@ -155,6 +177,8 @@ class Session:
     )
     self._writing: list[memoryview | bytes] = []
     self._finishing: int | None = None
+    self._piece = min(2 * _STEP, PIECE)
+    self._piece_began: float | None = None
     self._outgoing: dict[int, _Outgoing] = {}
     self._turns: collections.deque[int] = collections.deque()
     self._early_sent: dict[int, int] = {}
@@ -225,18 +249,24 @@ class Session:
     self._put(_BYE, 0, reason.encode()[:500])
 
   def send_array(
-    self, transfer: int, data: interface.Buffer, filled: int | None = None
+    self,
+    transfer: int,
+    data: interface.Buffer | Sequence[interface.Buffer],
+    filled: int | None = None,
   ) -> None:
     """See `Transport.send_array`."""
-    view = memoryview(data).cast("B")
+    if isinstance(data, bytes | bytearray | memoryview):
+      data = [data]
+    parts = [memoryview(part).cast("B") for part in data]
+    size = sum(part.nbytes for part in parts)
     if transfer in self._outgoing:
       raise ValueError(f"Transfer {transfer} to {self.peer!r} is in progress.")
     if transfer in self._dead:
       del self._dead[transfer]
       self._fail(transfer, True, "the receiver does not want it")
       return
-    filled = view.nbytes if filled is None else filled
-    out = _Outgoing(view, transfer in self._ready, filled)
+    filled = size if filled is None else filled
+    out = _Outgoing(parts, size, transfer in self._ready, filled)
     self._ready.pop(transfer, None)
     self._outgoing[transfer] = out
     if not self._offer(transfer, out):
@@ -357,10 +387,15 @@ class Session:
         return
       nbytes -= first
       del writing[0]
+    if not writing and self._piece_began is not None:
+      brief = self._now() - self._piece_began < _BRIEF
+      self._piece_began = None
+      more, less = self._piece + _STEP, self._piece // 2
+      self._piece = min(PIECE, more if brief else max(_STEP, less))
     if not writing and self._finishing is not None:
       transfer, self._finishing = self._finishing, None
       out = self._outgoing.get(transfer)
-      if out is not None and out.taken == out.data.nbytes:
+      if out is not None and out.taken == out.nbytes:
         del self._outgoing[transfer]
         self._emit(interface.ArraySent(self.peer, transfer))
 
@@ -402,7 +437,7 @@ class Session:
   def _gather_piece(self, transfer: int) -> bool:
     """Queues a piece of the array, if one may be sent."""
     out = self._outgoing[transfer]
-    size = out.data.nbytes
+    size = out.nbytes
     if out.filled < size and self._lends and size >= shared_memory.LEAST:
       return False  # It is lent as a whole.
     if not out.begun:
@@ -415,16 +450,13 @@ class Session:
       raw = _WORD.pack(size)
       self._writing += [self._seal(_ARRAY, transfer, len(raw), raw), raw]
     end = size if out.ready else min(size, EAGER)
-    end = min(end, out.filled, out.taken + CHUNK)
+    end = min(end, out.filled, out.taken + self._piece)
     if end == out.taken and size:
       return False
     if size:
-      piece = out.data[out.taken : end]
-      self._writing += [
-        self._seal(_CHUNK, transfer, piece.nbytes, b""),
-        piece,
-      ]
-    out.taken = end
+      self._piece_began = self._now()
+      head = self._seal(_CHUNK, transfer, end - out.taken, b"")
+      self._writing += [head, *out.take(end - out.taken)]
     if end == size:
       self._turns.remove(transfer)
       self._finishing = transfer
@@ -432,10 +464,12 @@ class Session:
 
   def _offer(self, transfer: int, out: _Outgoing) -> bool:
     """Lends the array instead of sending it, if its memory can be shared."""
-    size = out.data.nbytes
-    if not self._lends or size < shared_memory.LEAST or out.filled < size:
+    if not self._lends or out.nbytes < shared_memory.LEAST:
       return False
-    region = self._pool.find(out.data)
+    if out.filled < out.nbytes or len(out.parts) > 1:
+      return False
+    (data,) = out.parts
+    region = self._pool.find(data)
     if region is None or (region.file < 0 and self._see is None):
       return False
     out.begun, out.region = True, region
@@ -445,10 +479,8 @@ class Session:
       raw = _REGION_BODY.pack(region.array.size, region.inode)
       file = region.file if region.file >= 0 else None
       self._put(_REGION, region.number, raw, file)
-    start = shared_memory.address_within(out.data, region)
-    self._put(
-      _OFFER, transfer, _PLACE.pack(region.number, start, out.data.nbytes)
-    )
+    start = shared_memory.address_within(data, region)
+    self._put(_OFFER, transfer, _PLACE.pack(region.number, start, out.nbytes))
     return True
 
   def _put(
@@ -522,7 +554,7 @@ class Session:
   def _sink_room(self) -> memoryview:
     if self._sink is None or self._sink.memory is None:
       if self._scratch is None:
-        self._scratch = memoryview(bytearray(CHUNK))
+        self._scratch = memoryview(bytearray(PIECE))
       return self._scratch[: self._left]
     start = self._sink.received
     return self._sink.memory[start : start + self._left]
@@ -535,10 +567,6 @@ class Session:
     sink.received += nbytes
     if isinstance(sink, _Incoming):
       sink.moved = self._now()
-    if self._left:
-      return
-    self._sink = None
-    if isinstance(sink, _Incoming):
       if sink.in_parts and 0 < sink.received < sink.nbytes:
         assert sink.memory is not None
         self._emit(
@@ -546,6 +574,10 @@ class Session:
             self.peer, self._sink_id, sink.memory, sink.received
           )
         )
+    if self._left:
+      return
+    self._sink = None
+    if isinstance(sink, _Incoming):
       self._check_whole(self._sink_id, sink)
     else:
       body = bytes(sink.memory)
@@ -608,7 +640,7 @@ class Session:
 
   def _begin_piece(self, transfer: int, length: int) -> None:
     found = self._incoming.get(transfer)
-    if not 0 < length <= CHUNK:
+    if not 0 < length <= PIECE:
       raise Faulty(f"a piece of {length:,} bytes")
     self._sink, self._sink_id, self._left = found, transfer, length
     if found is None:

@@ -1,6 +1,5 @@
 """Tests that the driver answers everything that the core has started."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from waiting import until as wait_until
@@ -150,41 +149,3 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   one._inputs.append(inputs.StoreLost("to wake the script"))
   one._proceed()
   assert not one.is_far_from_some
-
-
-def submitted(sequence=0):
-  return inputs.Submitted(sequence, -1, 1, 3, 1, True, b"", sequence)
-
-
-@pytest.mark.parametrize(
-  "told",
-  [
-    fx.Taken(0, 2),
-    fx.Resolved(0, "stale", 3, (), 0, False),
-    fx.Suspended(),
-  ],
-  ids=lambda effect: type(effect).__name__,
-)
-def test_a_gradient_is_written_whole_before_the_training_loop_goes_on(
-  driven, monkeypatch, told
-):
-  """It may give its arrays away then."""
-  monkeypatch.setattr(driver, "_PIECE", 64)
-  one, core = driven
-  leaf = jnp.arange(160, dtype=jnp.float32)
-  one._encoder = encoder.Encoder([leaf], "float32")
-  memory = one._transport.allocate(one._encoder.place.nbytes)
-  out = np.frombuffer(memory, np.uint8)
-  out[:] = 255
-  one._submit(submitted(), memory, one._encoder.packing([leaf], out))
-  one._proceed()
-  assert one._timeout() == 0.0
-  for _ in range(2):
-    one._proceed()
-  here = int((out.view(np.float32) == np.asarray(leaf)).sum())
-  assert 0 < here < leaf.size
-  core.does[inputs.StoreLost] = [told]
-  one._inputs.append(inputs.StoreLost("to wake the script"))
-  one._proceed()
-  np.testing.assert_array_equal(out.view(np.float32), leaf)
-  assert one._timeout() != 0.0

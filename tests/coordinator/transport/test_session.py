@@ -217,7 +217,7 @@ def test_more_than_was_announced_is_refused():
   huge = frame(3, (1 << 50).to_bytes(8, "little"))
   side.read(huge)
   with pytest.raises(session.Faulty, match="too many"):
-    side.read(5 * frame(4, bytes(session.CHUNK)))
+    side.read(5 * frame(4, bytes(session.PIECE)))
 
 
 def test_unexpected_arrays_are_bounded():

@@ -164,9 +164,9 @@ class Learner(Replica):
     self._submit(WORK.encode(work))
     self._batches.clear()
 
-  def _write(self, out: np.ndarray) -> bool:
-    finite = super()._write(out)
-    if finite and self._feedback is not None:
+  def _write(self, out: np.ndarray) -> list[memoryview] | None:
+    written = super()._write(out)
+    if written is not None and self._feedback is not None:
       fragment = self._learning.fragment(self._local)
       heard = self._encoder.heard(out)[0]
       payload, kept = self._learning.sent(
@@ -177,11 +177,11 @@ class Learner(Replica):
       self._feedback.left_out(
         np.asarray(kept), self._submission.sequence, fragment
       )
-    return finite
+    return written
 
-  def _to_pack(self) -> None:
+  def _stays_in_place(self) -> bool:
     # It continues to train, and may donate the arrays.
-    return None
+    return False
 
   def _sizes(self) -> Sequence[int]:
     return self._learning.sizes(self._learning.fragment(self._local))
