@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from tests.simulation import outages
+from tests.simulation import moments, outages
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
@@ -84,6 +85,7 @@ _KINDS = (
 )
 # What is over in a moment, but for those that are killed.
 _BRIEF = ("kill", "kill leader", "kill amid lag", "leave", "save", "lag")
+
 _STORE = ("answer lost", "request lost", "late")
 
 
@@ -144,36 +146,11 @@ def schedule(seed: int, steps: int = 0) -> Schedule:
     time += r.choice((0, 0, 0, 5.0))
     kind_ = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
     faults.append((time, kind_, _details(kind_, r, replicas)))
-  if seed % 16 == 5:
-    return _member_dies_at_once(seed, setting, r)
+  if seed % 16 == moments.RESIDUE:
+    return Schedule(seed, *moments.schedule(seed, setting, r))
   if seed % 16 in outages.RESIDUES:
     return Schedule(seed, *outages.schedule(seed, setting, pace))
   return Schedule(seed, setting, tuple(faults))
-
-
-def _member_dies_at_once(
-  seed: int, setting: Setting, r: random.Random
-) -> Schedule:
-  """The leader dies when another replica has its last commits, unread yet.
-
-  Rare in the other schedules, and the rest of a mean is lost with that leader.
-  """
-  setting = dataclasses.replace(
-    setting,
-    replicas=3,
-    needed=1,
-    inline=False,
-    alone=False,
-    max_staleness=0,
-    lower_on_loss=True,
-    latency=r.choice((0.0005, 0.005)),
-    store_latency=0.0005,
-    compute=(0.05,) * 8,
-    leaves=setting.lower_on_leave and r.random() < 0.5,
-  )
-  time = r.uniform(0.1, 0.5)
-  kind = "kill amid lag"
-  return Schedule(seed, setting, ((time, kind, _details(kind, r, 3)),))
 
 
 def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
@@ -219,6 +196,30 @@ def _living(world: World, index: int) -> Process | None:
   return None
 
 
+def _all_living(world: World) -> list[Process]:
+  return [p for p in world.all if p.alive and not p.over]
+
+
+def _others(world: World, process: Process, index: int) -> list[Process]:
+  """The process of a replica, or another one instead of `process`."""
+  living = [p for p in _all_living(world) if p is not process]
+  return ([p for p in living if p.index == index] or living)[-1:]
+
+
+def _break(world: World, process: Process, other: Process) -> None:
+  connection = process.connections.get(other.name)
+  if connection is not None:
+    world.tell(f"{process.name} and {other.name}: connection reset")
+    for end in connection.ends:
+      world.deliver_loss(connection, end, "broken", "reset")
+
+
+def _all_are_members(world: World) -> bool:
+  names = world.checker.members.values()
+  indices = {world.by_name[name].index for name in names}
+  return len(indices) == world.setting.replicas
+
+
 def _can_spare_one(world: World) -> bool:
   """Whether steps continue without a replica that just died permanently."""
   setting = world.setting
@@ -238,7 +239,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen, where there is something for it to strike."""
   index = details[0]
   process = _living(world, index)
-  if kind.endswith("leader"):
+  if "leader" in kind:
     leaders = [p for p in world.all if p.alive and p.node.leader is not None]
     process = leaders[-1] if leaders else process
   if process is None:
@@ -263,11 +264,27 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "break":
       other = _living(world, details[1])
       if other is not None:
-        connection = process.connections.get(other.name)
-        if connection is not None:
-          world.tell(f"{process.name} and {other.name}: connection reset")
-          for end in connection.ends:
-            world.deliver_loss(connection, end, "broken", "reset")
+        _break(world, process, other)
+    case "break from leader":
+      for other in _others(world, process, index):
+        _break(world, process, other)
+    case "cut from leader":
+      for other in _others(world, process, index):
+        world.cut(process, other, details[1])
+    case "cut members":
+      leads = lambda p: p.node.leader is not None
+      members = [p for p in _all_living(world) if not leads(p)]
+      for one, other in itertools.permutations(members[:2], 2):
+        world.cut(one, other, details[1])
+    case "kill members":
+      for one in _all_living(world) if _all_are_members(world) else ():
+        world.spared = True
+        if one.node.leader is None:
+          world.kill(one)
+    case "slow copies":
+      world.copies_take = details[1]
+    case "foreign value":
+      world.put_foreign()
     case "cut":
       other = _living(world, details[1])
       if other is not None:
@@ -335,10 +352,14 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         world.tell(f"the state of {process.name} is damaged")
         world.checker.corrupt = True
         process.version = digest(process.version, "damaged")
-    case "abort":
+        if process.ahead is not None:
+          step, version = process.ahead
+          process.ahead = (step, digest(version, "damaged"))
+    case "abort" | "leader aborts":
       world.tell(f"{process.name} aborts")
       process.aborted = True
-      world.input(process, ins.Aborted("an exception"))
+      stacks = "where it is stuck" if process.step % 2 else ""
+      world.input(process, ins.Aborted("an exception", stacks))
       world.quit(process)
       world.at(world.now + 1.0, world.start, process.index)
     case _:

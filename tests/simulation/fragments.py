@@ -19,7 +19,7 @@ from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
   Work,
 )
 from optax_dist.coordinator.protocol.entries import Committed
-from tests.simulation import faults
+from tests.simulation import faults, moments
 from tests.simulation.invariants import Checker
 from tests.simulation.world import Process, World
 
@@ -108,7 +108,32 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
     max_staleness=0,
     policy=MakeRounds(numbers),
   )
-  return dataclasses.replace(found, setting=setting)
+  found = dataclasses.replace(found, setting=setting)
+  return _damaged(found, r) if seed % 16 == moments.RESIDUE else found
+
+
+def _damaged(found: faults.Schedule, r: random.Random) -> faults.Schedule:
+  """The run fails while a round's window is open for a slow learner."""
+  setting = found.setting
+  needed = setting.replicas - 1
+  slow = r.randrange(setting.replicas)
+  times = (2.0 if index == slow else 0.1 for index in range(8))
+  numbers = rules.Config(
+    fragments=2, period=2 * _TURN, quorum=needed, overlap=4, safety=1.0
+  )
+  setting = dataclasses.replace(
+    setting,
+    needed=needed,
+    policy=MakeRounds(numbers),
+    fingerprint_every=1,
+    same_start=True,
+    steps=24,
+    compute=tuple(times),
+    latency=0.0005,
+    store_latency=0.1,
+  )
+  struck = ((r.uniform(1.5, 6.0), "damage", (r.randrange(2),)),)
+  return dataclasses.replace(found, setting=setting, faults=struck)
 
 
 def run(found: faults.Schedule, trace: bool = False) -> faults.Result:

@@ -250,6 +250,9 @@ class GroupChecker(Checker):
     if not process.rank:
       self.holders.setdefault(effect.step, set()).add(process.name)
 
+  def asks(self, process: Any) -> int:
+    return process.asked if process.rank else super().asks(process)
+
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     if not process.rank:
       super().resolved(process, outcome)

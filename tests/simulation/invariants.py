@@ -47,6 +47,8 @@ _RECENT, _UNHEARD = 60.0, 1.0
 _SETTLED, _LATE = 0.5, 20.0
 # Two processes with one number take each other's place at most so often.
 _PLACES = 2
+# Seconds after which a process learns that another one has its place, about.
+_PLACE_TAKEN = LEADER_TIMEOUT / FASTEST + FORGOTTEN
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
 # How often samples may give a gradient that is not finite.
@@ -79,6 +81,9 @@ class Checker:
     self.world = world
     self.setting = world.setting
     self.log: dict[int, Record] = {}
+    # The position after its latest record; and those that a stranger has taken.
+    self.end_of_log = 0
+    self.foreign: set[int] = set()
     self.commits: list[Committed] = []
     # Where they stand; and from where on the log is still there.
     self.positions: list[int] = []
@@ -109,6 +114,8 @@ class Checker:
     self.lost = 0
     # How often a process took the place of another one that lives, by replica.
     self.replaced: collections.Counter[int] = collections.Counter()
+    # Since when each process is replaced by another one of its number.
+    self.usurped: dict[str, float] = {}
     self.written: list[Committed] = []
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
@@ -137,17 +144,25 @@ class Checker:
     if not isinstance(value, Record):
       return
     position = int(key.rsplit("/", 1)[1])
-    if position in self.log:
-      return  # Where an old one was deleted: see `ghosts`.
-    if position != len(self.log):
+    if position in self.log or position in self.foreign:
+      return  # Where an old one was deleted.
+    if position != self.next_position:
       self.fail("A3", f"a record at {position}, and none before it")
     self.log[position] = value
+    self.end_of_log = position + 1
     if any(isinstance(entry, Joined | Removed) for entry in value.entries):
       self.changed_at, self.changed = self.world.now, position
     for entry in value.entries:
       if self.world.transcript is not None:
         self.world.tell(transcript.line(self, process, entry))
       self.entry(process, value, entry)
+
+  @property
+  def next_position(self) -> int:
+    """Where the log goes on."""
+    while self.end_of_log in self.foreign:
+      self.end_of_log += 1
+    return self.end_of_log
 
   def entry(self, process: Any, record: Record, entry: Any) -> None:
     if self.end is not None and not isinstance(entry, Term):
@@ -222,7 +237,7 @@ class Checker:
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
     self.committed_at = self.world.now
-    self.positions.append(len(self.log) - 1)
+    self.positions.append(self.end_of_log - 1)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
     if setting.exact and total != setting.needed:
@@ -243,6 +258,7 @@ class Checker:
     if setting.policy is None and any(p.weight != 1.0 for p in commit.parts):
       self.fail("A14", f"step {step} has other weights: {commit.parts}")
     self.saves(process, commit)
+    self.one_goes(process)
     for part in commit.parts:
       # It may have gone since it did its part.
       name = self.processes.get(part.incarnation)
@@ -454,8 +470,25 @@ class Checker:
       same = old.index == process.index and old is not process
       if same and old.alive and not old.over:
         self.replaced[old.index] += 1
+        self.usurped[old.name] = self.world.now
     if self.replaced[process.index] > _PLACES:
       self.fail("A13", f"{process.name} and another one replace each other")
+
+  def one_goes(self, leader: Any) -> None:
+    """Who was replaced by another process of its number learns that soon."""
+    world = self.world
+    for name, since in self.usurped.items():
+      process = world.by_name[name]
+      there = process.alive and not process.over
+      if not there or name in self.members.values():
+        continue
+      late = world.now > since + _PLACE_TAKEN
+      if (
+        late
+        and self.hears(process, leader)
+        and not process.core().follower.over
+      ):
+        self.fail("A6", f"{name} waits, and another process has its number")
 
   def deposed(self, leader: Any, process: Any) -> None:
     """A leader is not deposed while others hear it.
@@ -601,7 +634,14 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
+    if process.asked != self.asks(process):
+      text = f"{process.name} sums {process.asked}, asked for"
+      self.fail("A2", f"{text} {self.asks(process)}")
     self.world.tell(transcript.submission(process, submitted))
+
+  def asks(self, process: Any) -> int:
+    """How many gradients its core was asked for."""
+    return process.core().follower._asked
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     key = (process.name, outcome.sequence)
@@ -673,22 +713,23 @@ class Checker:
 
   def within_reach(self, leader: Any) -> list[Any]:
     """Members that nothing has kept from hearing the leader, and from answering."""
-    world, found = self.world, []
+    members = map(self.world.by_name.__getitem__, self.members.values())
+    return [process for process in members if self.hears(process, leader)]
+
+  def hears(self, process: Any, leader: Any) -> bool:
+    """Whether nothing has kept a process from talking with the leader lately."""
+    world = self.world
     since = world.now - FORGOTTEN
-    for name in self.members.values():
-      process = world.by_name[name]
-      connection = process.connections.get(leader.name)
-      connected = process is leader or (
-        connection is not None
-        and all(connection.open.values())
-        and world.blocked_until(process, leader) <= since
-        and world.blocked_until(leader, process) <= since
-      )
-      stopped = max(process.paused_until, leader.paused_until)
-      busy = max(process.busy_until, leader.busy_until)
-      if process.alive and connected and max(stopped, busy) <= since:
-        found.append(process)
-    return found
+    connection = process.connections.get(leader.name)
+    connected = process is leader or (
+      connection is not None
+      and all(connection.open.values())
+      and world.blocked_until(process, leader) <= since
+      and world.blocked_until(leader, process) <= since
+    )
+    stopped = max(process.paused_until, leader.paused_until)
+    busy = max(process.busy_until, leader.busy_until)
+    return process.alive and connected and max(stopped, busy) <= since
 
   # Journal.
 
@@ -733,6 +774,8 @@ class Checker:
     now = self.world.now
     if self.world.store_lost:
       return "the store is lost"
+    if max(setting.compute) >= TIMEOUT:
+      return "a gradient takes longer than the run waits"
     if now - self.world.store_silent_since >= TIMEOUT:
       return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.

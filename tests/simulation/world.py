@@ -32,10 +32,13 @@ from optax_dist.coordinator.protocol.entries import (
   STORE_VALUES,
   AttemptId,
 )
+from optax_dist.coordinator.protocol.log import record_key
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.submission import Submission
 
 _MASK = (1 << 63) - 1
+# A value in the store that no replica wrote.
+_FOREIGN = object()
 
 
 def digest(*parts: Any) -> int:
@@ -361,6 +364,8 @@ class World:
     self.checker = checker
     # Whether a process was killed for good.
     self.spared = False
+    # Seconds that a snapshot or a fingerprint takes, beside the usual ones.
+    self.copies_take = 0.0
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
     self.silences = deadlines.silence(TIMEOUT)
@@ -800,7 +805,9 @@ class World:
     answer: ins.Input
     if isinstance(effect, fx.Get):
       value = self.store.get(effect.key)
-      answer = ins.GetAnswered(effect.request, True, value)
+      occupied = value is _FOREIGN
+      value = None if occupied else value
+      answer = ins.GetAnswered(effect.request, True, value, occupied)
     elif effect.overwrite or effect.key not in self.store:
       self.store[effect.key] = self.stored(effect.value)
       answer = ins.PutAnswered(effect.request, "done")
@@ -848,6 +855,14 @@ class World:
     else:
       assert self.checker is not None
       self.checker.fail("A1", f"bytes that are {how} are taken for a message")
+
+  def put_foreign(self) -> None:
+    """Somebody else writes where the log goes on."""
+    assert self.checker is not None
+    position = self.checker.next_position
+    if self.store.setdefault(record_key(position), _FOREIGN) is _FOREIGN:
+      self.tell(f"a stranger writes at {position} of the log")
+      self.checker.foreign.add(position)
 
   def store_deletes(self, keys: tuple[str, ...]) -> None:
     for key in keys:
@@ -1147,7 +1162,11 @@ class World:
     assert process.step == effect.step
     self.connect(process, effect.to)
     item = ("snapshot", effect.transfer, process.step, process.version)
-    self.send(process, effect.to, item)
+    if self.copies_take:
+      time = self.now + self.copies_take * self.random.random()
+      self.at(time, self.send, process, effect.to, item)
+    else:
+      self.send(process, effect.to, item)
 
   def on_fetchsnapshot(
     self, process: Process, effect: fx.FetchSnapshot
@@ -1179,7 +1198,7 @@ class World:
   ) -> None:
     taken = ins.FingerprintTaken(effect.step, str(process.version))
     # It takes a while, and training goes on meanwhile.
-    time = self.now + self.delay(FINGERPRINT)
+    time = self.now + self.delay(FINGERPRINT + self.copies_take)
     self.at(time, self.took_fingerprint, process, taken)
 
   def took_fingerprint(

@@ -306,8 +306,10 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
-          # A leader that is followed, or being called, knows better.
-          if self._called or self._leader:
+          # A leader that is followed, or being called, knows better, unless
+          # the store already names a later one.
+          replaced = self._search.term > self.view.term
+          if self._leader or (self._called and not replaced):
             self._search.pause(now)
           else:
             self._fall_off()
@@ -462,8 +464,8 @@ class Follower:
       case msg.NotLeader():
         if peer in (self._leader, self._called):
           self._lose_leader(peer, now)
-      case msg.Recorded(position, record):
-        self._stream(peer, position, record, now)
+      case msg.Recorded():
+        self._stream(peer, message, now)
       case msg.Refused(reason):
         if peer == self._called:
           self._fail(
@@ -535,10 +537,9 @@ class Follower:
 
   # The log.
 
-  def _stream(
-    self, peer: Process, position: int, record: Record, now: float
-  ) -> None:
+  def _stream(self, peer: Process, recorded: msg.Recorded, now: float) -> None:
     """Handles a record in the log, from any replica."""
+    position, record = recorded.position, recorded.record
     if not record.entries:
       self._out.append(fx.Send(peer, msg.Rejected("a record of no entries")))
       return
@@ -548,12 +549,13 @@ class Follower:
         # It was called before it knew that it is the leader.
         self._call(term.leader, term.address, now)
       return
-    if position > self._position >= 0:
+    if position - recorded.skipped > self._position >= 0:
       if peer == self._leader or isinstance(record.entries[0], Term):
         # The records in between, or read by a new leader, must be read here
         # too.
         self._lose_leader(self._leader, now)
       return
+    self._skip_to(0, position)
     self._recorded(position, record, now)
 
   def _recorded(self, position: int, record: Record, now: float) -> None:

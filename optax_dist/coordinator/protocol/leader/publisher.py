@@ -16,7 +16,6 @@ class Publisher:
   """Keeps recent records, and sends each one to all followers.
 
   Attributes:
-    first: the position of the oldest record that is kept.
     followers: the processes that get the log, and their addresses.
   """
 
@@ -28,15 +27,19 @@ class Publisher:
       record: the record.
       block: at most twice as many records are kept.
     """
-    self.first = first
     self.followers: dict[Process, str] = {}
-    self._records = [record]
+    self._records = [msg.Recorded(first, record)]
     self._most = 2 * block
 
   @property
   def oldest(self) -> msg.Recorded:
     """The oldest record that is kept: at first that of the leader's `Term`."""
-    return msg.Recorded(self.first, self._records[0])
+    return self._records[0]
+
+  @property
+  def first(self) -> int:
+    """The position of the oldest record that is kept."""
+    return self._records[0].position
 
   def follow(
     self,
@@ -59,8 +62,7 @@ class Publisher:
     messages: list[msg.Message]
     if self.first <= position <= end:
       messages = [msg.Welcome(call, position, None, incarnation)]
-      for at in range(position, end):
-        messages.append(msg.Recorded(at, self._records[at - self.first]))
+      messages += [one for one in self._records if one.position >= position]
     else:
       messages = [msg.Welcome(call, end, view.dump(), incarnation)]
     self.followers[peer] = hello.address
@@ -72,11 +74,12 @@ class Publisher:
 
   def append(self, position: int, record: Record) -> list[Effect]:
     """Sends a record that is in the log to all followers."""
-    self._records.append(record)
+    skipped = position - self._records[-1].position - 1
+    recorded = msg.Recorded(position, record, skipped)
+    self._records.append(recorded)
     if len(self._records) > self._most:
       del self._records[0]
-      self.first += 1
-    return self.to_all(msg.Recorded(position, record))
+    return self.to_all(recorded)
 
   def to_all(self, message: msg.Message) -> list[Effect]:
     """Sends a message to all followers."""
