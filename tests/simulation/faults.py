@@ -206,14 +206,6 @@ def _others(world: World, process: Process, index: int) -> list[Process]:
   return ([p for p in living if p.index == index] or living)[-1:]
 
 
-def _break(world: World, process: Process, other: Process) -> None:
-  connection = process.connections.get(other.name)
-  if connection is not None:
-    world.tell(f"{process.name} and {other.name}: connection reset")
-    for end in connection.ends:
-      world.deliver_loss(connection, end, "broken", "reset")
-
-
 def _all_are_members(world: World) -> bool:
   names = world.checker.members.values()
   indices = {world.by_name[name].index for name in names}
@@ -264,10 +256,15 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "break":
       other = _living(world, details[1])
       if other is not None:
-        _break(world, process, other)
+        world.reset(process, other)
     case "break from leader":
       for other in _others(world, process, index):
-        _break(world, process, other)
+        world.reset(process, other)
+    case "cut to leader":
+      for other in _others(world, process, index):
+        world.cut(other, process, details[1])
+    case "half a mean":
+      process.half_means += details[1]
     case "cut from leader":
       for other in _others(world, process, index):
         world.cut(process, other, details[1])
@@ -283,6 +280,10 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
           world.kill(one)
     case "slow copies":
       world.copies_take = details[1]
+    case "slow hand-over":
+      process.hand_over = details[1]
+    case "echo":
+      world.echo(process)
     case "foreign value":
       world.put_foreign()
     case "cut":
@@ -382,6 +383,7 @@ def run(
   world = world_class(schedule.setting, schedule.seed)
   checker = checker_class(world)
   world.checker = checker
+  world.is_quiet = not schedule.faults
   if trace:
     world.trace, world.transcript = [], []
   # A world is full of cycles, and goes as a whole.

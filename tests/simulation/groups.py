@@ -250,6 +250,11 @@ class GroupChecker(Checker):
     if not process.rank:
       self.holders.setdefault(effect.step, set()).add(process.name)
 
+  def fingerprint(self, process: Any, taken: Any) -> None:
+    super().fingerprint(process, taken)
+    # What its leader gets is one of all its processes.
+    self.taken.clear()
+
   def asks(self, process: Any) -> int:
     return process.asked if process.rank else super().asks(process)
 
@@ -381,11 +386,8 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
     case "stop":
       world.pause(process, long)
     case "break":
-      if second is not None and second.name in process.connections:
-        connection = process.connections[second.name]
-        world.tell(f"{process.name} and {second.name}: connection reset")
-        for end in connection.ends:
-          world.deliver_loss(connection, end, "broken", "reset")
+      if second is not None:
+        world.reset(process, second)
     case "cut":
       if second is not None and second is not process:
         world.cut(process, second, short)

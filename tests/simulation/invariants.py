@@ -27,7 +27,7 @@ from optax_dist.coordinator.protocol.entries import (
   Trimmed,
 )
 from optax_dist.ledger import spans as sp
-from tests.simulation import transcript
+from tests.simulation import inside, journal, transcript
 from tests.simulation.world import (
   ATTEMPT_TIMEOUT,
   BLOCK,
@@ -47,6 +47,8 @@ _RECENT, _UNHEARD = 60.0, 1.0
 _SETTLED, _LATE = 0.5, 20.0
 # Two processes with one number take each other's place at most so often.
 _PLACES = 2
+# Seconds that a step takes at most beside its gradients, if nothing goes wrong.
+_STALL = ATTEMPT_TIMEOUT
 # Seconds after which a process learns that another one has its place, about.
 _PLACE_TAKEN = LEADER_TIMEOUT / FASTEST + FORGOTTEN
 # A wish to save is granted before so many steps have been committed.
@@ -130,6 +132,11 @@ class Checker:
     # Whether a state was damaged; and when each fingerprint was first taken, by step.
     self.corrupt = False
     self.prints: dict[int, dict[str, float]] = {}
+    self.taken: set[tuple[int, int, str]] = set()
+    # Who has had the mean of which attempt.
+    self.means: set[tuple[str, Any]] = set()
+    # How each membership has ended.
+    self.departures: dict[int, tuple[bool, str]] = {}
     # Who wants all to save, and how many steps were committed since.
     self.wishes: list[list[Any]] = []
 
@@ -201,6 +208,7 @@ class Checker:
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
       case Removed(incarnation, left, reason):
+        self.departures[incarnation] = left, reason
         name = self.members.pop(incarnation, None)
         if name is not None:
           self.removed(process, self.world.by_name[name], left, reason)
@@ -236,6 +244,7 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
+    self.no_stall(step)
     self.committed_at = self.world.now
     self.positions.append(self.end_of_log - 1)
     self.data_of(commit)
@@ -286,6 +295,14 @@ class Checker:
       # "Lost" says that it isn't known; it was given up, and may count yet.
       if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+
+  def no_stall(self, step: int) -> None:
+    """Where nothing goes wrong, no step waits for a deadline."""
+    setting, world = self.setting, self.world
+    most = _STALL + 3 * max(setting.compute) * max(1, setting.needed)
+    since = max(self.committed_at, 0.0)
+    if world.is_quiet and world.now - since > most:
+      self.fail("A9", f"step {step} took {world.now - since:.1f} s")
 
   # Means, and where they are.
 
@@ -347,6 +364,21 @@ class Checker:
     if able and not any(self.has_mean(p, commit) for p in everyone):
       self.fail("A15", f"step {step} is committed with one copy of its mean")
 
+  def has_all(self, process: Any, attempt: Any) -> None:
+    """A process that takes part in an attempt has the mean of it."""
+    self.means.add((process.name, attempt))
+
+  def could_have(self, process: Any) -> int:
+    """The step that it can reach by what it has reported to have; -1 for none."""
+    step = process.step
+    if process.name not in self.holders.get(step, ()):
+      return -1
+    for commit in self.commits[step:]:
+      if (process.name, commit.attempt) not in self.means:
+        break
+      step += 1
+    return step
+
   def has_mean(self, process: Any, commit: Committed) -> bool:
     aggregation = process.aggregations.get(commit.attempt)
     return process.alive and (
@@ -373,6 +405,7 @@ class Checker:
 
   def fingerprint(self, process: Any, taken: ins.FingerprintTaken) -> None:
     """One that comes shortly before the end may not be compared any more."""
+    self.taken.add((taken.step, process.index, taken.digest))
     if self.end is None:
       self.prints.setdefault(taken.step, {}).setdefault(
         taken.digest, self.world.now
@@ -692,6 +725,7 @@ class Checker:
     """A process that has nothing to do later must not be waiting."""
     waits = process.suspended or process.pending is not None
     waits = waits or process.waits_for_newer()
+    waits = waits and not process.hands_over
     if waits and process.alive and not process.node.follower.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
@@ -742,6 +776,25 @@ class Checker:
   def noted(self, process: Any, note: notes.Note) -> None:
     if isinstance(note, notes.StepCommitted):
       self.note_commit(note.commit)
+    wrong = journal.wrong(self, process, note)
+    if wrong:
+      self.fail("A8", f"{note}: {wrong}")
+    self.look_inside(process)
+
+  # Inside the core.
+
+  def look_inside(self, process: Any) -> None:
+    leader = process.core().leader
+    if leader is None or leader.over:
+      return
+    for found in (inside.gradients(leader), inside.samples(leader)):
+      if found:
+        self.fail("A10", f"{process.name} leads, and {found}")
+
+  def nothing_is_due(self, process: Any) -> None:
+    found = inside.due_too_early(process)
+    if found:
+      self.fail("A6", f"{process.name}: {found}")
 
   def note_commit(self, commit: Committed) -> None:
     step = commit.attempt.step
@@ -785,10 +838,13 @@ class Checker:
       if p.paused_until > now and now - p.stopped_at >= TIMEOUT
     }
     away |= self.let_go
-    held = max(
-      [s for s, names in self.holders.items() if names - away],
-      default=-1,
-    )
+    steps = [s for s, names in self.holders.items() if names - away]
+    steps += [
+      self.could_have(p)
+      for p in self.world.all
+      if p.alive and not p.over and p.name not in away
+    ]
+    held = max(steps, default=-1)
     goes_on = self.positions[held - 1] + 1 if held > 0 else 0
     replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
     if latest and held < latest and not replayed:

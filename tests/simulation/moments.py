@@ -169,6 +169,81 @@ def _apart(setting: Setting, r: random.Random) -> tuple[Setting, Faults]:
   return setting, ((r.uniform(0.2, 2.0), "cut members", (0, long)),)
 
 
+def _half_a_mean(setting: Setting, r: random.Random) -> tuple[Setting, Faults]:
+  """A part of a mean reaches some, and not all; the leader hears of it late."""
+  replicas = r.choice((3, 4))
+  setting = _small(
+    setting,
+    inline=False,
+    replicas=replicas,
+    needed=r.choice((2, 2, 3)),
+    steps=20,
+    latency=r.choice((0.0005, 0.005)),
+    max_staleness=r.choice((0, 0, 2)),
+    lower_on_loss=r.random() < 0.5,
+  )
+  struck: list[Any] = []
+  time = 0.0
+  for _ in range(r.choice((2, 4))):
+    time += r.uniform(0.1, 0.4)
+    index = r.randrange(replicas)
+    struck.append((time, "half a mean", (index, r.choice((1, 2)))))
+    if r.random() < 0.6:
+      cut = (r.randrange(replicas), r.choice((0.05, 0.3)))
+      kind = r.choice(("cut to leader", "cut from leader"))
+      struck.append((time + r.uniform(0.0, 0.1), kind, cut))
+  return setting, tuple(struck)
+
+
+def _sums(setting: Setting, r: random.Random) -> tuple[Setting, Faults]:
+  """Leaders change while replicas add to sums that one leader has a part of."""
+  replicas = r.choice((2, 3))
+  slow = [0.05] * 8
+  slow[r.randrange(replicas)] = r.choice((0.05, 0.3))
+  setting = _small(
+    setting,
+    replicas=replicas,
+    needed=replicas + r.choice((1, 2, 3)),
+    inline=r.random() < 0.5,
+    max_staleness=r.choice((0, 2)),
+    compute=tuple(slow),
+    steps=12,
+  )
+  struck: list[Any] = []
+  if r.random() < 0.5:
+    struck = [(0.0, "slow hand-over", (i, 0.05)) for i in range(replicas)]
+  time = 0.1
+  for _ in range(r.choice((2, 4))):
+    time += r.uniform(0.0, 0.6)
+    kind = r.choice(("kill leader", "break from leader", "echo", "restart"))
+    struck.append((time, kind, (r.randrange(replicas), 0.5)))
+  return setting, tuple(struck)
+
+
+def _late_and_twice(
+  setting: Setting, r: random.Random
+) -> tuple[Setting, Faults]:
+  """Submissions are handed over late, and messages come twice."""
+  replicas = r.choice((2, 3))
+  setting = _small(
+    setting,
+    replicas=replicas,
+    needed=r.choice((1, replicas)),
+    inline=r.random() < 0.5,
+    max_staleness=r.choice((0, 0, 2)),
+    steps=16,
+  )
+  struck: list[Any] = [
+    (0.0, "slow hand-over", (i, r.choice((0.01, 0.1)))) for i in range(replicas)
+  ]
+  time = 0.1
+  for _ in range(r.choice((3, 6))):
+    time += r.uniform(0.0, 0.3)
+    kind = r.choice(("echo", "echo", "half a mean", "break from leader"))
+    struck.append((time, kind, (r.randrange(replicas), 1)))
+  return setting, tuple(struck)
+
+
 def _hangs(setting: Setting, r: random.Random) -> tuple[Setting, Faults]:
   """A process is there, and says nothing for longer than anybody waits."""
   setting = _small(
@@ -243,6 +318,11 @@ _MOMENTS = (
   _claims,
   _one_number,
   _apart,
+  _half_a_mean,
+  _half_a_mean,
+  _sums,
+  _sums,
+  _late_and_twice,
   _hangs,
   _computes_for_ever,
   _foreign_values,

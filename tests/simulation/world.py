@@ -120,6 +120,8 @@ MISHAPS = (
 
 # Of `World`, by the kind of effect that each carries out.
 _METHODS: dict[type, str] = {}
+# What may come twice, for which a leader must not do anything.
+_TOLD = (msg.Arrive, msg.Done, msg.Failed, msg.InProgress)
 # Losses after which an end closes the connection, which the other one may still
 # have: a connection that was opened later may have arrived earlier.
 _CLOSES = ("silent", "unreachable", "replaced")
@@ -254,6 +256,12 @@ class Process:
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
     self.fetching: tuple[int, str, float] | None = None
     self.fail_snapshots = 0
+    # Seconds until its event loop has what its training loop submits; and what it
+    # has told its leader of gradients and attempts, over which connection.
+    self.hand_over, self.hands_over = 0.0, False
+    self.told: list[tuple[Connection, Any]] = []
+    # How often a connection breaks when it sends its part of a mean.
+    self.half_means = 0
     # When each peer was lost last; whether it has aborted; whether it can't agree
     # with the others, and has to be refused.
     self.lost_at: dict[str, float] = {}
@@ -364,6 +372,9 @@ class World:
     self.checker = checker
     # Whether a process was killed for good.
     self.spared = False
+    # Whether something has struck it, or will; and whether deadlines are checked,
+    # which takes long.
+    self.is_quiet, self.looks_inside = False, seed % 32 == 7
     # Seconds that a snapshot or a fingerprint takes, beside the usual ones.
     self.copies_take = 0.0
     # From when on faults excuse nothing but what they have killed.
@@ -459,6 +470,8 @@ class World:
       if not process.alive:
         return
     self.set_timer(process)
+    if self.looks_inside and self.events % 5 == 0 and self.checker is not None:
+      self.checker.nothing_is_due(process)
 
   def lag(self, process: Process, duration: float) -> None:
     """An event loop is busy for a while; its transport continues."""
@@ -685,6 +698,8 @@ class World:
     connection = process.connections.get(peer)
     if connection is None:
       return
+    if isinstance(item, _TOLD):
+      process.told.append((connection, item))
     other = self.by_name[peer]
     time = self.now + self.delay(self.setting.latency)
     blocked = self.blocked_until(process, other)
@@ -696,6 +711,15 @@ class World:
     time = max(time, connection.last[peer])
     connection.last[peer] = time
     self.at(time, self.deliver, connection, process, other, item)
+
+  def echo(self, process: Process) -> None:
+    """Sends again what it has told the leader, as long as that is the same."""
+    self.tell(f"{process.name} repeats itself")
+    told, process.told = process.told[-6:], []
+    for connection, item in told:
+      peer = connection.other(process).name
+      if process.connections.get(peer) is connection:
+        self.send(process, peer, item)
 
   def deliver(
     self, connection: Connection, sender: Process, to: Process, item: Any
@@ -724,6 +748,14 @@ class World:
     time = max(time, connection.last[to.name])
     connection.last[to.name] = time
     self.at(time, self.lose, connection, to, how, reason)
+
+  def reset(self, process: Process, other: Process) -> None:
+    """The connection between two processes breaks."""
+    connection = process.connections.get(other.name)
+    if connection is not None:
+      self.tell(f"{process.name} and {other.name}: connection reset")
+      for end in connection.ends:
+        self.deliver_loss(connection, end, "broken", "reset")
 
   def lose(
     self, connection: Connection, end: Process, how: str, reason: str
@@ -979,16 +1011,21 @@ class World:
       weights = tuple(p.weight for p in aggregation.parts)
       mean = digest(me, gradients, weights)
       aggregation.means[me] = mean
-      for j, peer in enumerate(aggregation.peers):
-        if j != me:
-          item = ("mean", aggregation.attempt, me, mean)
-          self.send(process, peer.process, item)
+      others = [p for j, p in enumerate(aggregation.peers) if j != me]
+      if process.half_means and others:
+        process.half_means -= 1
+        self.reset(process, self.by_name[others.pop().process])
+      for peer in others:
+        item = ("mean", aggregation.attempt, me, mean)
+        self.send(process, peer.process, item)
       for peer in aggregation.readers:
         self.connect(process, peer.process)
         item = ("mean", aggregation.attempt, me, mean)
         self.send(process, peer.process, item)
     if len(aggregation.means) == n:
       aggregation.ended = True
+      if me >= 0 and self.checker is not None:
+        self.checker.has_all(process, aggregation.attempt)
       mean = digest(*(aggregation.means[j] for j in range(n)))
       self.input(process, ins.Aggregated(aggregation.attempt, mean))
 
@@ -1437,6 +1474,15 @@ class World:
     process.submitted = submitted
     if self.checker is not None:
       self.checker.submitted(process, submitted)
+    if process.hand_over:
+      process.hands_over = True
+      time = self.now + process.hand_over * self.random.random()
+      self.at(time, self.handed_over, process, submitted)
+    else:
+      self.input(process, submitted)
+
+  def handed_over(self, process: Process, submitted: ins.Submitted) -> None:
+    process.hands_over = False
     self.input(process, submitted)
 
 

@@ -131,7 +131,8 @@ class Leader:
     self._strikes = Strikes()
     self._averages: dict[int, tuple[Slot, Committed]] = {}
     self._transfers = 0
-    self._dropped = dict(view.dropped)
+    # How many gradients are in commits, and how many were dropped.
+    self._applied, self._dropped = view.applied, dict(view.dropped)
     self._saving = False
     self._prints: dict[int, tuple[str, ReplicaId]] = {}
     self._waiting_since: float | None = None
@@ -222,13 +223,14 @@ class Leader:
     if self.over:
       return math.inf
     config = self._config
-    times = [self._beat_at, self._retry_at, self._policy.deadline]
+    times = [self._beat_at, self._retry_at]
     if self._log.record is not None:
       times.append(self._log.since + self._limits.pace)
     times += [until for until, _ in self._rivals.values()]
     times += self._expected.values()
     if self._ended:
       return min(times)
+    times.append(self._policy.deadline)
     attempt = self._attempt
     if attempt is not None:
       times.append(attempt.due(self._limits))
@@ -934,8 +936,9 @@ class Leader:
       and self._arriving is not None
     ):
       return self._arriving
-    state = self._roster.of_replica(drop.replica)
-    incarnation = -1 if state is None else state.member.incarnation
+    # A member that is just being removed is in the roster no more.
+    known = self._quorum.replicas.get(drop.replica)
+    incarnation = -1 if known is None else known.incarnation
     if own and isinstance(event, quorum.Lost | quorum.Leave):
       incarnation = -1 if event.incarnation is None else event.incarnation
     incarnation = self._void.pop(drop.replica, incarnation)
@@ -1075,6 +1078,7 @@ class Leader:
       id_ = attempt.id
       age = self._now - attempt.began
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
+    self._applied += sum(part.count for part in parts)
     details = tuple(
       [
         # Microseconds: with hundreds of members each digit counts.
@@ -1157,8 +1161,7 @@ class Leader:
     dropped = tuple(sorted(self._dropped.items()))
     step = self._quorum.step
     self._log.add(Ended(step, reason, error, dropped))
-    applied = self._view.applied
-    self._note(notes.RunEnds(step, reason, error, applied, dropped))
+    self._note(notes.RunEnds(step, reason, error, self._applied, dropped))
 
   def _give_up(
     self,
@@ -1248,6 +1251,8 @@ class Leader:
 
   def _check_window(self) -> None:
     """Begins a step that no gradient has begun, and closes one that is over."""
+    if self._ended:
+      return
     policy, step = self._policy, self._quorum.step
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)

@@ -1,0 +1,71 @@
+"""What holds inside the core between two events, though no message shows it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.leader.leases import LeaseManager
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+
+# Seconds before a deadline, and after a time at which there is no deadline.
+_BEFORE, _LONG = 1e-4, 1e4
+
+
+def gradients(leader: Any) -> str:
+  """What is wrong with the gradients that a leader holds; "" for nothing."""
+  state = leader._quorum
+  held = [*state.inside.values()]
+  if state.attempt is not None:
+    held += state.attempt.members
+  counts = {c.incarnation for c in held}
+  if (
+    not state.finished and not leader._ended and set(leader._arrivals) != counts
+  ):
+    return f"it holds gradients of {set(leader._arrivals)}, {counts} are in"
+  return ""
+
+
+def samples(leader: Any) -> str:
+  """What is wrong with the leases of a leader; "" for nothing.
+
+  Each sample that was ever leased is in exactly one place, and what a removed
+  or replaced member computed on is free again.
+  """
+  policy = leader._policy
+  if not isinstance(policy, LeaseManager):
+    return ""
+  state = policy.state
+  members = {member.member.incarnation for member in leader._roster}
+  out: Spans = ()
+  for holder, held in state.held.items():
+    if held.out and holder not in members:
+      return f"{held.out} are leased to {holder}, which is no member"
+    if held.out and sp.overlap(sp.union(held.out), out) and not held.copied:
+      return f"{held.out} are leased to {holder}, and to another one"
+    out = sp.union(out, held.out)
+  inside = [span for held in state.held.values() for span in held.inside]
+  after = ((state.progress.next, state.cursor),)
+  open_ = sp.union(state.progress.open, after)
+  places = (out, inside, state.pool, state.doubtful, state.giving_up)
+  if sum(map(sp.size, places)) != sp.size(open_) or (
+    sp.union(*places) != open_
+  ):
+    return f"{open_} are open, and in {places}"
+  return ""
+
+
+def due_too_early(process: Any) -> str:
+  """What a core would do before its deadline if it were asked; "" for nothing."""
+  node, now = process.node, process.now()
+  due = node.deadline()
+  time = now + _LONG if due == math.inf else due - _BEFORE
+  if time <= now:
+    return ""
+  config = process.config
+  later = copy.deepcopy(node, {id(config): config})
+  effects = later.step(ins.TimePassed(), time)
+  return f"due before {due:.3f}: {effects}" if effects else ""

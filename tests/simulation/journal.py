@@ -1,0 +1,105 @@
+"""A8: what the journal says is what has happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optax_dist.coordinator.protocol import notes
+from tests.simulation.world import FASTEST
+
+
+def wrong(checker: Any, process: Any, note: notes.Note) -> str:
+  """What is wrong with a leader's note; "" for nothing."""
+  steps, world = len(checker.commits), checker.world
+  step = getattr(note, "step", 0)
+  # A leader may note steps before they are in the log; one that was replaced
+  # may lack some.
+  if not 0 <= step <= steps + 1:
+    return f"there are {steps} steps"
+  match note:
+    case notes.LeaderBegins(replica, term):
+      if replica != process.index or checker.terms[term].leader != process.name:
+        return "another one leads"
+    case notes.MemberJoined(replica, incarnation, _, address):
+      member = _member(checker, incarnation)
+      if member is None or replica != member.index:
+        return "it is not that replica's"
+      if address != member.config.address:
+        return f"its address is {member.config.address}"
+    case notes.MemberRemoved(replica, incarnation, _, left, reason):
+      member = _member(checker, incarnation)
+      if member is None or replica != member.index:
+        return "it is not that replica's"
+      known = checker.departures.get(incarnation, (False, "replaced"))
+      if (left, reason) != known:
+        return f"the log says {known}"
+    case notes.StepCommitted(commit, age, timings):
+      if age is not None and not 0 <= age <= FASTEST * world.now:
+        return "an age that can't be"
+      if len(timings) != len(commit.parts) != len(commit.details):
+        return "parts without details"
+    case notes.GradientDropped():
+      return _dropped(checker, note)
+    case notes.AttemptAbandoned(failed_replica=replica):
+      if replica not in range(checker.setting.replicas):
+        return "there is no such replica"
+    case notes.StepStalled():
+      waited, who = note.waited, (note.computing, note.reporting, note.absent)
+      if waited <= 0 or not {r for some in who for r in some} <= {
+        *range(checker.setting.replicas)
+      }:
+        return "nobody is waited for"
+    case notes.CannotProceed(_, have, needed, missing):
+      if not 0 <= have < needed <= checker.setting.needed:
+        return "there are enough"
+      if not {*missing} <= {*range(checker.setting.replicas)}:
+        return "there are no such replicas"
+    case notes.FingerprintSeen(step, replica, digest):
+      if checker.taken and (step, replica, digest) not in checker.taken:
+        return "nobody has taken that"
+    case notes.DeadlinesSeen(members):
+      for replica, name in members:
+        if world.by_name[name].index != replica:
+          return f"{name} is another replica"
+    case notes.RunEnds(step, reason, error, applied, dropped):
+      end = checker.end
+      if end is None or (step, reason, error, dropped) != (
+        end.step,
+        end.reason,
+        end.error,
+        end.dropped,
+      ):
+        return f"the log says {end}"
+      parts = [part for commit in checker.commits for part in commit.parts]
+      if applied != sum(part.count for part in parts):
+        return "other gradients were applied"
+  return ""
+
+
+def _member(checker: Any, incarnation: int) -> Any:
+  name = checker.processes.get(incarnation)
+  return None if name is None else checker.world.by_name[name]
+
+
+def _dropped(checker: Any, note: notes.GradientDropped) -> str:
+  """A gradient that was dropped is one that its replica submitted."""
+  member = _member(checker, note.incarnation)
+  if member is None:
+    return "" if note.incarnation == -1 else "there is no such member"
+  if member.index != note.replica:
+    return "it is not that replica's"
+  if (note.age is not None and note.age < 0) or note.count < 1:
+    return "it can't be"
+  if not note.batches:
+    return ""
+  found = [
+    submission.submitted
+    for (name, _), submission in checker.submissions.items()
+    if name == member.name and submission.submitted.batches == note.batches
+  ]
+  # What is added to a sum that was decided is of no step.
+  steps = {-1, *(submitted.local_step for submitted in found)}
+  totals = [submitted.total for submitted in found]
+  if note.local_step not in steps or note.count > max(totals, default=0):
+    return f"it was submitted as {found}"
+  return ""
