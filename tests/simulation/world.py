@@ -121,7 +121,7 @@ MISHAPS = (
 # Of `World`, by the kind of effect that each carries out.
 _METHODS: dict[type, str] = {}
 # What may come twice, for which a leader must not do anything.
-_TOLD = (msg.Arrive, msg.Done, msg.Failed, msg.InProgress)
+_SAID = (msg.Arrive, msg.Done, msg.Failed, msg.InProgress)
 # Losses after which an end closes the connection, which the other one may still
 # have: a connection that was opened later may have arrived earlier.
 _CLOSES = ("silent", "unreachable", "replaced")
@@ -259,7 +259,7 @@ class Process:
     # Seconds until its event loop has what its training loop submits; and what it
     # has told its leader of gradients and attempts, over which connection.
     self.hand_over, self.hands_over = 0.0, False
-    self.told: list[tuple[Connection, Any]] = []
+    self.said: list[tuple[Connection, Any]] = []
     # How often a connection breaks when it sends its part of a mean.
     self.half_means = 0
     # When each peer was lost last; whether it has aborted; whether it can't agree
@@ -698,8 +698,8 @@ class World:
     connection = process.connections.get(peer)
     if connection is None:
       return
-    if isinstance(item, _TOLD):
-      process.told.append((connection, item))
+    if isinstance(item, _SAID):
+      process.said.append((connection, item))
     other = self.by_name[peer]
     time = self.now + self.delay(self.setting.latency)
     blocked = self.blocked_until(process, other)
@@ -715,8 +715,8 @@ class World:
   def echo(self, process: Process) -> None:
     """Sends again what it has told the leader, as long as that is the same."""
     self.tell(f"{process.name} repeats itself")
-    told, process.told = process.told[-6:], []
-    for connection, item in told:
+    said, process.said = process.said[-6:], []
+    for connection, item in said:
       peer = connection.other(process).name
       if process.connections.get(peer) is connection:
         self.send(process, peer, item)
