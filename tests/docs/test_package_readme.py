@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import tomllib
 
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
@@ -25,3 +26,9 @@ def test_all_links_are_absolute_and_lead_to_files():
   images = re.findall(r"!\[[^]]*\]\(([^)]+\.png)\)", core.readme)
   assert images
   assert all("/raw/main/" in image for image in images)
+
+
+def test_the_sdist_has_the_readme_that_a_wheel_is_built_with():
+  project = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))
+  included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+  assert "/README.md" in included
