@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import cuts
@@ -24,7 +25,9 @@ def run(pool: Pool, case: Case) -> Result:
     result.problems.append(f"not struck: hosts can't be made: {reason}")
     return result
   folder = pool.folder / f"hosts-{case.seed}"
-  folder.mkdir(exist_ok=True)
+  # With the journal of an earlier run, each step would be there twice.
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir()
   start = time.monotonic()
   try:
     with cuts.Run(
