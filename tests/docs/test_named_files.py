@@ -1,0 +1,52 @@
+"""The files, folders and commands that pages name exist."""
+
+import pathlib
+import re
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PAGES = [
+  _ROOT / "README.md",
+  _ROOT / "CONTRIBUTING.md",
+  *sorted((_ROOT / "docs").glob("*.md")),
+]
+_FOLDERS = "optax_dist tests benchmarks examples docs notebooks".split()
+_ENTRIES = [
+  "/" + path.relative_to(_ROOT).as_posix()
+  for folder in _FOLDERS
+  for path in (_ROOT / folder, *(_ROOT / folder).rglob("*"))
+  if "__pycache__" not in path.parts and "_build" not in path.parts
+]
+
+#: Of a run's output, of other projects, or an example in an address.
+_ELSEWHERE = {"checkpoints", "team", "step.py", "returnn/tf/updater.py"}
+
+
+def _missing(text):
+  named = set(re.findall(r"`([\w./]+\.py)`", text))
+  named |= {x.rstrip("/") for x in re.findall(r"`([\w/]+/)`", text)}
+  commands = re.findall(r"python(?: -m)? ((?:tests|benchmarks)[\w./]*)", text)
+  for command in commands:
+    is_file = command.endswith(".py")
+    named.add(command if is_file else command.replace(".", "/").rstrip("/"))
+  return sorted(
+    name
+    for name in named - _ELSEWHERE
+    if not any(
+      entry.endswith(f"/{name}") or entry.endswith(f"/{name}.py")
+      for entry in _ENTRIES
+    )
+  )
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page):
+  assert not _missing(page.read_text("utf-8"))
+
+
+def test_what_does_not_exist_is_found():
+  text = (
+    "See `core/nowhere.py` and `nowhere/`: `python -m tests.nowhere --all`."
+  )
+  assert _missing(text) == ["core/nowhere.py", "nowhere", "tests/nowhere"]
