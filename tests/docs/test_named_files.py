@@ -11,7 +11,14 @@ _PAGES = [
   _ROOT / "CONTRIBUTING.md",
   *sorted((_ROOT / "docs").glob("*.md")),
 ]
-_FOLDERS = "optax_dist tests benchmarks examples docs notebooks".split()
+_FOLDERS = [
+  "optax_dist",
+  "tests",
+  "benchmarks",
+  "examples",
+  "docs",
+  "notebooks",
+]
 _ENTRIES = [
   "/" + path.relative_to(_ROOT).as_posix()
   for folder in _FOLDERS
