@@ -118,4 +118,4 @@ def _dispatch(argv: list[str]) -> int:
     return 0
   if args.command is None:
     root.error("a command is needed")
-  return args.run(args)
+  return args.execute(args)

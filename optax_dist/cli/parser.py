@@ -72,7 +72,7 @@ def add_command(
       width = shutil.get_terminal_size().columns - 2
       texts[part] = textwrap.fill(text, width)
   command = commands.add_parser(name, **texts)
-  command.set_defaults(run=run, parser=command)
+  command.set_defaults(execute=run, parser=command)
   return command
 
 

@@ -44,7 +44,7 @@ def test_positive_float_refuses_text():
 def test_a_command_is_run_with_its_arguments():
   commands = parser.Parser().add_subparsers()
   command = parser.add_command(commands, "go", len, description="Goes.")
-  assert command.parse_args([]).run is len
+  assert command.parse_args([]).execute is len
   assert "Goes." in command.format_help()
 
 

@@ -46,45 +46,29 @@ class Job:
     """
     environ = os.environ if environ is None else environ
     try:
-      before = environment.Environment.read(environ)
-      given = {
-        name: value
-        for name in ("nodes", "node_rank", "address", "local_addr")
-        if (value := getattr(args, name)) is not None
-      }
-      self.node = nodes.find(dataclasses.replace(before, **given))
+      told = _told(args, environ)
+      self.node = nodes.find(told)
       each = args.nodes_per_replica or 1
-      self.replicas = (
-        args.replicas or before.num_replicas or max(1, self.node.count // each)
-      )
+      self.replicas = told.num_replicas or max(1, self.node.count // each)
       self.node.places(
         self.replicas, args.processes_per_replica, args.nodes_per_replica
       )
-      secret = before.find_secret()
-      if args.secret_file is not None:
-        secret = environment.read_secret(args.secret_file)
-      store = args.store or before.store
-      if store is not None:
-        urls.parse(store)
+      secret = told.find_secret()
+      if told.store is not None:
+        urls.parse(told.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
-    aggregate = (
-      args.replicas_to_aggregate
-      or before.replicas_to_aggregate
-      or self.replicas
-    )
-    fewest = args.min_replicas or before.min_replicas
-    self.needed = fewest or min(aggregate, self.replicas)
+    aggregate = told.replicas_to_aggregate or self.replicas
+    self.needed = told.min_replicas or min(aggregate, self.replicas)
     chaos.check(args.chaos, self.replicas)
     if self.needed > self.replicas:
       raise errors.CommandError(
-        f"--min-replicas {self.needed} is more than the"
-        f" {self.replicas} replicas"
+        f"--min-replicas {self.needed} is more than the {self.replicas} replicas"
       )
     _check_secret(secret, self.node.count)
     run = None
-    if store is not None:
-      run = _run_name(args.run_name or before.run, environ)
+    if told.store is not None:
+      run = _run_name(told.run, environ)
       if run is None and self.node.count > 1:
         raise errors.CommandError(
           "several hosts with a store of their own need --run NAME, the"
@@ -93,16 +77,14 @@ class Job:
       run = run or secrets.token_hex(8)
     output = args.output and args.output.resolve()
     self.told = environment.Environment(
-      store=store,
+      store=told.store,
       secret=secret,
       run=run,
       replicas_to_aggregate=aggregate,
-      min_replicas=fewest,
+      min_replicas=told.min_replicas,
       output=None if output is None else str(output),
       journal=None if journal is None else str(journal.resolve()),
-      step_timeout=(
-        before.step_timeout if args.step_timeout is None else args.step_timeout
-      ),
+      step_timeout=told.step_timeout,
       faults=chaos.dump(args.chaos),
     )
 
@@ -130,6 +112,21 @@ class Job:
       patience=agreement.Patience(longest, args.host_timeout),
       say=say,
     )
+
+
+def _told(
+  args: argparse.Namespace, environ: Mapping[str, str]
+) -> environment.Environment:
+  """What was given, by arguments or else by variables."""
+  given = {
+    field.name: value
+    for field in dataclasses.fields(environment.Environment)
+    if (value := getattr(args, field.name, None)) is not None
+  }
+  if "secret_file" in given:
+    given["secret"] = None
+  before = environment.Environment.read(environ)
+  return dataclasses.replace(before, **given)
 
 
 def _check_secret(secret: str | None, hosts: int) -> None:

@@ -25,7 +25,10 @@ _ANSWERS = {
 
 
 def add_options(launch: argparse.ArgumentParser) -> None:
-  """Adds all options, and the program with its arguments."""
+  """Adds all options, and the program with its arguments.
+
+  An option that replaces a variable is named after its field of `Environment`.
+  """
   _add_job(launch)
   _add_metrics(launch)
   _add_hosts(launch)
@@ -53,6 +56,7 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
   count = parser.whole_number(1)
   add(
     "--replicas",
+    dest="num_replicas",
     metavar="N",
     type=count,
     help="replicas of the job, on all hosts (default: one per host)",
@@ -205,7 +209,6 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
   )
   add(
     "--run",
-    dest="run_name",
     metavar="NAME",
     help="keeps runs on one store apart: a new name for each start of a job"
     " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",

@@ -17,21 +17,21 @@ _SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
 
 def _job(environ=None, journal=None, **given):
   names = (
-    "replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
-    " address local_addr store run_name secret_file step_timeout nodes_per_replica"
+    "num_replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
+    " address local_addr store run secret_file step_timeout nodes_per_replica"
   )
   args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
 
 
 def test_of_one_host():
-  made = _job(replicas=4, replicas_to_aggregate=3)
+  made = _job(num_replicas=4, replicas_to_aggregate=3)
   assert (made.replicas, made.needed) == (4, 3)
   assert (made.node.rank, made.node.count) == (0, 1)
   assert made.told.replicas_to_aggregate == 3
   assert made.told.secret is None  # The launcher makes one.
-  assert _job(replicas=2, replicas_to_aggregate=8).needed == 2
-  few = _job(replicas=4, replicas_to_aggregate=3, min_replicas=2)
+  assert _job(num_replicas=2, replicas_to_aggregate=8).needed == 2
+  few = _job(num_replicas=4, replicas_to_aggregate=3, min_replicas=2)
   assert (few.needed, few.told.min_replicas) == (2, 2)
 
 
@@ -42,7 +42,7 @@ def test_of_several_hosts():
   with pytest.raises(errors.CommandError, match="need a secret"):
     _job(_HOSTS)
   with pytest.raises(errors.CommandError, match="at least 2 processes, got 1"):
-    _job(_HOSTS | _SECRET, replicas=1)
+    _job(_HOSTS | _SECRET, num_replicas=1)
   one = _job(_HOSTS | _SECRET, processes_per_replica=2, nodes_per_replica=2)
   assert one.replicas == 1
 
@@ -82,7 +82,7 @@ def test_a_store_that_lives_on_needs_a_name_for_the_run():
   several = _HOSTS | _SECRET
   with pytest.raises(errors.CommandError, match="need --run NAME"):
     _job(several, **etcd)
-  assert _job(several, run_name="mine", **etcd).told.run == "mine"
+  assert _job(several, run="mine", **etcd).told.run == "mine"
   slurm = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
   assert _job(several | slurm, **etcd).told.run == "slurm-7.2"
   # The store of a launcher is a new one each time.
