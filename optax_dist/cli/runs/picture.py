@@ -78,7 +78,7 @@ def save(
     errors.CommandError: the file can't be written, or not in this format.
   """
   with matplotlib.style.context(["default", _STYLE]):
-    figure = matplotlib.figure.Figure(figsize=(19.8, 5.4), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(19.8, 6.0), layout="constrained")
     figure.suptitle(title, fontsize=17, fontweight="bold", parse_math=False)
     timeline, fates, waits = figure.subplots(1, 3)
     draw_timeline(timeline, records, ledger)
@@ -112,7 +112,12 @@ def draw_timeline(
   A column shows the shares of the categories in its time, so that work that is
   shorter than a column is neither hidden nor larger than it was.
   """
-  shown: set[str] = set()
+  total = ledger.goodput()
+  labels = {
+    category: f"{category}, {total.share(category):.1%}"
+    for category in COLORS
+    if total.share(category) > 5e-4
+  }
   for row, replica in enumerate(ledger.replicas):
     own = ledger._replace(
       spans=tuple(s for s in ledger.spans if s.replica == replica)
@@ -128,9 +133,8 @@ def draw_timeline(
           np.repeat(high, 2),
           color=color,
           linewidth=0,
-          label=None if category in shown else category,
+          label=labels.pop(category, None),
         )
-        shown.add(category)
       low = high
   rows = {replica: row for row, replica in enumerate(ledger.replicas)}
   lost = [r for r in records if r["kind"] == "lost" and r["replica"] in rows]
@@ -202,4 +206,6 @@ def _name_rows(axes: matplotlib.axes.Axes, ledger: Ledger) -> None:
   axes.set_ylabel("replica")
   axes.grid(axis="y", visible=False)
   axes.invert_yaxis()
-  axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
+  axes.legend(
+    loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=12
+  )
