@@ -55,6 +55,8 @@ _PLACE_TAKEN = LEADER_TIMEOUT / FASTEST + FORGOTTEN
 _SOON = 6
 # How often samples may give a gradient that is not finite.
 _STRIKES = 3
+# Seconds after which the fastest clock says that a run has made no progress.
+_LONGEST = TIMEOUT / FASTEST
 # Seconds that a message takes at most, behind others of its connection.
 _ON_ITS_WAY = 1.0
 
@@ -829,13 +831,13 @@ class Checker:
       return "the store is lost"
     if max(setting.compute) >= TIMEOUT:
       return "a gradient takes longer than the run waits"
-    if now - self.world.store_silent_since >= TIMEOUT:
+    if now - self.world.store_silent_since >= _LONGEST:
       return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
     away = {
       p.name
       for p in self.world.all
-      if p.paused_until > now and now - p.stopped_at >= TIMEOUT
+      if p.paused_until > now and now - p.stopped_at >= _LONGEST
     }
     away |= self.let_go
     steps = [s for s, names in self.holders.items() if names - away]

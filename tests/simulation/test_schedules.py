@@ -64,6 +64,7 @@ _HOLDS = {
   "the end does not wait for an earlier membership": 91001064456,
   "one of two between which connections break may be removed": 91001091155,
   "who looks for a leader of old is told of the new one": 91001099863,
+  "a fast clock gives up the only state before a slow one": 96002002211,
 }
 
 
