@@ -526,6 +526,6 @@ class Agreement:
     if self._others[host].notice is None:
       return f"the launcher of host {host} has not come"
     return (
-      f"the launcher of host {host} was not heard of for"
+      f"the launcher of host {host} was silent for"
       f" {self._patience.silence:g} s"
     )

@@ -122,7 +122,7 @@ def test_a_host_that_is_silent_ends_the_replica_and_may_come_back():
   assert two.tell(0, sup.Tick(), 5.0 + _SILENCE) == []
   kill, gone = two.tell(0, sup.Tick(), 5.1 + _SILENCE)
   assert kill == sup.KillReplica(0)
-  assert "host 1 was not heard of for 6 s" in gone.words
+  assert "host 1 was silent for 6 s" in gone.words
   assert gone.code != 0
   # It is wanted again, and waits; the host comes back in time.
   now = 12.0
@@ -134,7 +134,7 @@ def test_a_host_that_is_silent_ends_the_replica_and_may_come_back():
   now = 30.0
   assert two.tell(0, sup.StartReplica(0, 2, "h:3"), now) == []
   [given_up] = two.tell(0, sup.Tick(), now + _SILENCE)
-  assert "host 1 was not heard of" in given_up.words
+  assert "host 1 was silent" in given_up.words
 
 
 def test_without_its_first_host_a_replica_is_ended_and_then_given_up():
@@ -144,7 +144,7 @@ def test_without_its_first_host_a_replica_is_ended_and_then_given_up():
   assert two.tell(1, sup.Tick(), 1.1 + _SILENCE) == [sup.KillReplica(0)]
   assert two.tell(1, sup.Tick(), 0.9 + 2 * _SILENCE) == []
   [given_up] = two.tell(1, sup.Tick(), 1.1 + 2 * _SILENCE)
-  assert "host 0 was not heard of" in given_up.words
+  assert "host 0 was silent" in given_up.words
   assert two.tell(1, sup.Tick(), 100.0) == []
 
 
