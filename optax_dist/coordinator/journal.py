@@ -12,116 +12,26 @@ import errno
 import json
 import os
 import pathlib
-import sys
 import threading
 import time as _time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.codec import Finite
 from optax_dist.quorum.events import Replica
 
 VERSION = 1
 
 Record = dict[str, Any]
 
-_MOST = sys.float_info.max
-# The type of each field; "?" marks fields that are null when unknown.
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-  "a whole number": lambda x: type(x) is int,
-  # Finite; and whole numbers that a float can't have are refused, too.
-  "a number": lambda x: type(x) in (int, float) and -_MOST <= x <= _MOST,
-  "a text": lambda x: type(x) is str,
-  "a whole number or text": lambda x: type(x) in (int, str),
-  "true or false": lambda x: type(x) is bool,
-  "a list": lambda x: type(x) is list,
-  "an object": lambda x: type(x) is dict,
-}
-_INT, _NUMBER, _TEXT, _ID, _BOOL, _LIST, _OBJECT = _CHECKS
-_COMMON = {"time": _NUMBER}
-_REPLICA = {"replica": _ID, "incarnation": _INT + "?"}
-_GRADIENT = _REPLICA | {
-  "local_step": _INT,
-  "count": _INT,
-  "batches": _LIST + "?",
-  "compute": _NUMBER + "?",
-  "arrived": _NUMBER + "?",
-  "timings": _OBJECT + "?",
-}
-_MEMBER = _GRADIENT | {
-  "staleness": _INT,
-  "weight": _NUMBER,
-  "data": _LIST + "?",
-}
-_STEP = {"step": _INT}
-
-KINDS: dict[str, dict[str, str]] = {
-  "run": {
-    "version": _INT,
-    "unix_time": _NUMBER + "?",
-    "strategy": _TEXT,
-    "replicas_to_aggregate": _INT + "?",
-    "total_num_replicas": _INT + "?",
-    "max_staleness": _INT + "?",
-    "lower_on_leave": _BOOL + "?",
-    "weight": _TEXT + "?",
-    "step": _INT,
-    "wire": _TEXT + "?",
-    "mean_wire": _TEXT + "?",
-    "error_feedback": _NUMBER + "?",
-    "inline": _BOOL + "?",
-    "gradient_bytes": _INT + "?",
-    "lower_on_loss": _BOOL + "?",
-    "cores": _INT + "?",
-    "data": _OBJECT + "?",
-    "config": _OBJECT + "?",
-  },
-  "leader": {"replica": _ID, "term": _INT + "?"} | _STEP,
-  "join": _REPLICA | _STEP | {"address": _TEXT + "?"},
-  "drop": _STEP | _GRADIENT | {"reason": _TEXT},
-  "commit": _STEP
-  | {
-    "term": _INT + "?",
-    "attempt": _INT,
-    "attempt_time": _NUMBER + "?",
-    "members": _LIST,
-  },
-  "abandon": _STEP
-  | {"attempt": _INT, "failed_replica": _ID + "?", "reason": _TEXT + "?"},
-  "leave": _REPLICA | _STEP,
-  "lost": _REPLICA | _STEP | {"reason": _TEXT + "?"},
-  "stall": _STEP | {"waited": _NUMBER, "missing": _OBJECT},
-  "stuck": _REPLICA | _STEP | {"reason": _TEXT, "stacks": _TEXT},
-  # By a launcher: a process that has joined, or why it has ended.
-  "process": _REPLICA | {"host": _TEXT, "pid": _INT, "ended": _TEXT + "?"},
-  "deadlines": {"silence": _OBJECT},
-  "cannot_proceed": _STEP
-  | {"have": _INT, "needed": _INT, "missing": _LIST, "final": _BOOL},
-  "fingerprint": _STEP
-  | {"replica": _ID, "params": _TEXT + "?", "state": _TEXT + "?"},
-  "exchange": _STEP
-  | {"replica": _ID, "local_step": _INT, "compute": _NUMBER + "?"},
-  "finish": _STEP
-  | {"reason": _TEXT + "?", "ledger": _OBJECT + "?", "load": _NUMBER + "?"},
-}
-
-# The time spent on a contribution, if its replica reported it.
-TIMINGS = (
-  "start",
-  "sent",
-  "compiled",
-  "cpu",
-  "encoded",
-  "waited",
-  "exchanged",
-  "applied",
-  "bytes_in",
-  "bytes_out",
-)
-_TIMINGS = dict.fromkeys(TIMINGS, _NUMBER) | dict.fromkeys(
-  ("bytes_in", "bytes_out"), _INT + "?"
-)
+# The kinds of records.
+KINDS = notes.RECORDS
+#: The time spent on a contribution, if its replica reported it.
+TIMINGS = notes.Times.__struct_fields__
 _SECONDS = frozenset(
   {"time", "attempt_time", "arrived", "compute", "waited", *TIMINGS}
 )
@@ -289,9 +199,6 @@ class Journal:
       wrong = _fault(record)
       if wrong:
         raise ValueError(f"{kind}: {wrong}.")
-      _fill(record, KINDS[kind])
-      for member in record["members"] if kind == "commit" else ():
-        _fill(member, _MEMBER)
       self._append(_encode(record).encode() + b"\n")
 
   def append(self, text: str) -> None:
@@ -477,9 +384,6 @@ def parse(line: bytes) -> tuple[Record | None, str]:
   wrong = _fault(record)
   if wrong:
     return None, wrong
-  _fill(record, KINDS.get(record["kind"], {}))
-  for member in record["members"] if record["kind"] == "commit" else ():
-    _fill(member, _MEMBER)
   if record["kind"] == "run" and record["version"] != VERSION:
     return record, f"version {record['version']}, where {VERSION} is known"
   return record, ""
@@ -490,47 +394,31 @@ def _no_constant(name: str) -> None:
 
 
 def _fault(record: Record) -> str:
-  """What is wrong with a record; "" if it is valid."""
+  """What is wrong with a record; if nothing is (""), it is filled with nulls."""
   if type(record.get("kind")) is not str:
     return "no kind"
-  fields = KINDS.get(record["kind"], {})
-  wrong = _fault_of_fields(record, _COMMON | fields) or _timings_fault(record)
-  if wrong or record["kind"] != "commit":
-    return wrong
-  for i, member in enumerate(record["members"]):
-    if type(member) is not dict:
-      return f"members[{i}] must be an object, got {member!r:.40}"
-    wrong = _fault_of_fields(member, _MEMBER) or _timings_fault(member)
-    if wrong:
-      return f"members[{i}]: {wrong}"
+  kind = KINDS.get(record["kind"])
+  try:
+    msgspec.convert(record, _Line)
+    if kind is not None:
+      msgspec.convert(record, kind)
+  except (msgspec.ValidationError, OverflowError) as error:
+    return str(error)
+  if kind is not None:
+    _fill(record, kind)
+  for member in record["members"] if kind is notes.Commit else ():
+    _fill(member, notes.Member)
   return ""
 
 
-def _timings_fault(record: Record) -> str:
-  found = record.get("timings")
-  if type(found) is not dict:
-    return ""
-  wrong = _fault_of_fields(found, _TIMINGS)
-  return wrong and f"timings: {wrong}"
+class _Line(msgspec.Struct):
+  time: Finite
 
 
-def _fault_of_fields(record: Record, fields: dict[str, str]) -> str:
-  for name, needed in fields.items():
-    value = record.get(name)
-    if value is None and needed.endswith("?"):
-      continue
-    if name not in record:
-      return f"no {name}"
-    needed = needed.removesuffix("?")
-    if not _CHECKS[needed](value):
-      return f"{name} must be {needed}, got {value!r:.40}"
-  return ""
-
-
-def _fill(record: Record, fields: dict[str, str]) -> None:
-  for name, needed in fields.items():
-    if needed.endswith("?"):
-      record.setdefault(name, None)
+def _fill(record: Record, kind: type[msgspec.Struct]) -> None:
+  for field in msgspec.structs.fields(kind):
+    if not field.required:
+      record.setdefault(field.name, None)
 
 
 def _as_json(value: Any, name: Any = None) -> Any:

@@ -17,22 +17,19 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
   if not 0 <= step <= steps + 1:
     return f"there are {steps} steps"
   match note:
-    case notes.LeaderBegins(replica, term):
+    case notes.Leader(replica, _, term):
       if replica != process.index or checker.terms[term].leader != process.name:
         return "another one leads"
-    case notes.MemberJoined(replica, incarnation, _, address):
+    case notes.Join(replica, _, incarnation, address):
       member = _member(checker, incarnation)
       if member is None or replica != member.index:
         return "it is not that replica's"
       if address != member.config.address:
         return f"its address is {member.config.address}"
-    case notes.MemberRemoved(replica, incarnation, _, left, reason):
-      member = _member(checker, incarnation)
-      if member is None or replica != member.index:
-        return "it is not that replica's"
-      known = checker.departures.get(incarnation, (False, "replaced"))
-      if (left, reason) != known:
-        return f"the log says {known}"
+    case notes.Leave(replica, _, incarnation):
+      return _removed(checker, replica, incarnation, True, "left")
+    case notes.Lost(replica, _, incarnation, reason):
+      return _removed(checker, replica, incarnation, False, reason)
     case notes.StepCommitted(commit, age, timings):
       if age is not None and not 0 <= age <= FASTEST * world.now:
         return "an age that can't be"
@@ -40,40 +37,46 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
         return "parts without details"
     case notes.GradientDropped():
       return _dropped(checker, note)
-    case notes.AttemptAbandoned(failed_replica=replica):
+    case notes.Abandon(failed_replica=replica):
       if replica not in range(checker.setting.replicas):
         return "there is no such replica"
-    case notes.StepStalled():
-      waited, who = note.waited, (note.computing, note.reporting, note.absent)
-      if waited <= 0 or not {r for some in who for r in some} <= {
-        *range(checker.setting.replicas)
-      }:
+    case notes.Stall(_, waited, missing):
+      who = {r for some in missing.values() for r in some}
+      if waited <= 0 or not who <= {*range(checker.setting.replicas)}:
         return "nobody is waited for"
     case notes.CannotProceed(_, have, needed, missing):
       if not 0 <= have < needed <= checker.setting.needed:
         return "there are enough"
       if not {*missing} <= {*range(checker.setting.replicas)}:
         return "there are no such replicas"
-    case notes.FingerprintSeen(step, replica, digest):
+    case notes.Fingerprint(step, replica, params, state):
+      digest = f"{params}-{state}" if state else params
       if checker.taken and (step, replica, digest) not in checker.taken:
         return "nobody has taken that"
     case notes.DeadlinesSeen(members):
       for replica, name in members:
         if world.by_name[name].index != replica:
           return f"{name} is another replica"
-    case notes.RunEnds(step, reason, error, applied, dropped):
+    case notes.Finish(step, reason, ledger):
       end = checker.end
-      if end is None or (step, reason, error, dropped) != (
-        end.step,
-        end.reason,
-        end.error,
-        end.dropped,
-      ):
+      if end is None or (step, reason) != (end.step, end.reason):
         return f"the log says {end}"
       parts = [part for commit in checker.commits for part in commit.parts]
-      if applied != sum(part.count for part in parts):
-        return "other gradients were applied"
+      applied = sum(part.count for part in parts)
+      known = {"applied": applied, "dropped": dict(end.dropped)}
+      if ledger != (None if end.error else known):
+        return f"it is {known}, with {end.error!r}"
   return ""
+
+
+def _removed(
+  checker: Any, replica: Any, incarnation: Any, left: bool, reason: Any
+) -> str:
+  member = _member(checker, incarnation)
+  if member is None or replica != member.index:
+    return "it is not that replica's"
+  known = checker.departures.get(incarnation, (False, "replaced"))
+  return "" if (left, reason) == known else f"the log says {known}"
 
 
 def _member(checker: Any, incarnation: int) -> Any:

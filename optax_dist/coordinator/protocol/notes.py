@@ -1,14 +1,22 @@
-"""The leader's notes for the journal; docs/simulate.md describes the file.
+"""The journal's records, most of which are a leader's notes as they are.
 
-Times are ages, in seconds before the note was made: the leader's clock means
+docs/simulate.md describes the file, which has one JSON object per record: its
+`kind`, its time, and its fields. Optional fields are null when unknown.
+
+Four notes have what only the leader knows, and the driver makes records of
+them: `RunBegins`, `StepCommitted`, `GradientDropped` and `DeadlinesSeen`. Their
+times are ages, in seconds before the note was made: the leader's clock means
 nothing to readers of a journal.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import typing
+from typing import Any, TypeAlias
 
-from optax_dist.coordinator.protocol.codec import Struct
+import msgspec
+
+from optax_dist.coordinator.protocol.codec import Finite, Struct
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Incarnation,
@@ -16,56 +24,250 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
 )
 
+# As others report it: any whole number, or a text.
+_Id: TypeAlias = int | str
 
-class RunBegins(Struct):
-  """The first line of a run; the driver adds its options."""
 
+@typing.dataclass_transform(frozen_default=True)
+class Record(msgspec.Struct, frozen=True, tag_field="kind"):
+  """The base of records; their fields have no order in the file."""
+
+
+class Run(Record, tag="run"):
+  """The first record of a run; the caller's options, and when it began."""
+
+  version: int
+  strategy: str
   step: int
+  unix_time: Finite | None = None
+  replicas_to_aggregate: int | None = None
+  total_num_replicas: int | None = None
+  max_staleness: int | None = None
+  lower_on_leave: bool | None = None
+  lower_on_loss: bool | None = None
+  weight: str | None = None
+  wire: str | None = None
+  mean_wire: str | None = None
+  error_feedback: Finite | None = None
+  inline: bool | None = None
+  gradient_bytes: int | None = None
+  cores: int | None = None
+  data: dict[str, Any] | None = None
+  config: dict[str, Any] | None = None
 
 
-class LeaderBegins(Struct):
+class Leader(Record, tag="leader"):
   """A replica has become leader."""
 
-  replica: ReplicaId
-  term: int
+  replica: _Id
   step: int
+  term: int | None = None
 
 
-class MemberJoined(Struct):
+class Join(Record, tag="join"):
   """A replica has joined.
 
   Attributes:
     address: address of its transport.
   """
 
-  replica: ReplicaId
-  incarnation: Incarnation
+  replica: _Id
   step: int
-  address: str
+  incarnation: int | None = None
+  address: str | None = None
 
 
-class MemberRemoved(Struct):
-  """A replica is no longer a member: it left, or was lost."""
+class Leave(Record, tag="leave"):
+  """A replica has left by its own wish."""
 
-  replica: ReplicaId
-  incarnation: Incarnation
+  replica: _Id
   step: int
-  left: bool
-  reason: str
+  incarnation: int | None = None
 
 
-class MemberStuck(Struct):
+class Lost(Record, tag="lost"):
+  """A replica was removed."""
+
+  replica: _Id
+  step: int
+  incarnation: int | None = None
+  reason: str | None = None
+
+
+class Stuck(Record, tag="stuck"):
   """A replica detected that its training loop is stuck, and leaves.
 
   Attributes:
     stacks: stacks of its threads.
   """
 
-  replica: ReplicaId
-  incarnation: Incarnation
+  replica: _Id
   step: int
   reason: str
   stacks: str
+  incarnation: int | None = None
+
+
+class Times(msgspec.Struct, frozen=True):
+  """Where the time of a contribution went; see `runtime.timings`."""
+
+  start: Finite
+  sent: Finite
+  compiled: Finite
+  cpu: Finite
+  encoded: Finite
+  waited: Finite
+  exchanged: Finite
+  applied: Finite
+  bytes_in: int | None = None
+  bytes_out: int | None = None
+
+
+class Member(msgspec.Struct, frozen=True):
+  """A gradient in a `Commit`.
+
+  Attributes:
+    batches: what its replica says of its data.
+    compute: seconds that computing it took.
+    arrived: when it arrived at the leader.
+    data: the samples that it was computed on, if they are leased.
+  """
+
+  replica: _Id
+  local_step: int
+  staleness: int
+  count: int
+  weight: Finite
+  incarnation: int | None = None
+  batches: list[Any] | None = None
+  compute: Finite | None = None
+  arrived: Finite | None = None
+  timings: Times | None = None
+  data: list[Any] | None = None
+
+
+class Commit(Record, tag="commit"):
+  """A step was committed.
+
+  Attributes:
+    attempt_time: when its aggregation began.
+    members: its gradients, in replica order.
+  """
+
+  step: int
+  attempt: int
+  members: list[Member]
+  term: int | None = None
+  attempt_time: Finite | None = None
+
+
+class Drop(Record, tag="drop"):
+  """A gradient was dropped; the attributes are those of `Member`."""
+
+  step: int
+  replica: _Id
+  local_step: int
+  count: int
+  reason: str
+  incarnation: int | None = None
+  batches: list[Any] | None = None
+  compute: Finite | None = None
+  arrived: Finite | None = None
+  timings: Times | None = None
+
+
+class Abandon(Record, tag="abandon"):
+  """An aggregation was abandoned because of one replica."""
+
+  step: int
+  attempt: int
+  failed_replica: _Id | None = None
+  reason: str | None = None
+
+
+class Stall(Record, tag="stall"):
+  """A step is slow.
+
+  Attributes:
+    missing: the replicas that it waits for, by what they do: computing,
+      reporting, absent.
+  """
+
+  step: int
+  waited: Finite
+  missing: dict[str, Any]
+
+
+class CannotProceed(Record, tag="cannot_proceed"):
+  """Too few replicas are left for the quorum.
+
+  Attributes:
+    have: how many replicas can contribute.
+    needed: how many must contribute.
+    missing: the replicas that are absent.
+    final: whether no return of a lost replica would help.
+  """
+
+  step: int
+  have: int
+  needed: int
+  missing: list[Any]
+  final: bool
+
+
+class Deadlines(Record, tag="deadlines"):
+  """How long each replica may be silent, in seconds."""
+
+  silence: dict[str, Any]
+
+
+class Fingerprint(Record, tag="fingerprint"):
+  """The first digests of a step that a replica has reported.
+
+  Attributes:
+    params: of the parameters.
+    state: of the whole state.
+  """
+
+  step: int
+  replica: _Id
+  params: str | None = None
+  state: str | None = None
+
+
+class Exchange(Record, tag="exchange"):
+  """An exchange with the center; only simulations write this."""
+
+  step: int
+  replica: _Id
+  local_step: int
+  compute: Finite | None = None
+
+
+class Finish(Record, tag="finish"):
+  """The last record: how the run ended.
+
+  Attributes:
+    ledger: how many gradients were applied, and dropped by reason; None after
+      an error.
+    load: the load of the leader's host.
+  """
+
+  step: int
+  reason: str | None = None
+  ledger: dict[str, Any] | None = None
+  load: Finite | None = None
+
+
+RECORDS: dict[str, type[Record]] = {
+  str(kind.__struct_config__.tag): kind for kind in Record.__subclasses__()
+}
+
+
+class RunBegins(Struct):
+  """The run begins; its record has the driver's options."""
+
+  step: int
 
 
 class StepCommitted(Struct):
@@ -104,50 +306,6 @@ class GradientDropped(Struct):
   timings: bytes = b""
 
 
-class AttemptAbandoned(Struct):
-  """An aggregation was abandoned because of one replica."""
-
-  step: int
-  attempt: int
-  failed_replica: ReplicaId | None
-  reason: str
-
-
-class StepStalled(Struct):
-  """A step is slow; names the replicas that it waits for."""
-
-  step: int
-  waited: float
-  computing: tuple[ReplicaId, ...]
-  reporting: tuple[ReplicaId, ...]
-  absent: tuple[ReplicaId, ...]
-
-
-class CannotProceed(Struct):
-  """Too few replicas are left for the quorum.
-
-  Attributes:
-    have: how many replicas can contribute.
-    needed: how many must contribute.
-    missing: the replicas that are absent.
-    final: whether no return of a lost replica would help.
-  """
-
-  step: int
-  have: int
-  needed: int
-  missing: tuple[ReplicaId, ...]
-  final: bool
-
-
-class FingerprintSeen(Struct):
-  """The first digest of a state that a replica has reported."""
-
-  step: int
-  replica: ReplicaId
-  digest: str
-
-
 class DeadlinesSeen(Struct):
   """The current deadlines, which the driver knows.
 
@@ -158,34 +316,6 @@ class DeadlinesSeen(Struct):
   members: tuple[tuple[ReplicaId, Process], ...]
 
 
-class RunEnds(Struct):
-  """The last line: how the run ended.
-
-  Attributes:
-    error: "" if it finished successfully.
-    applied: how many gradients were part of commits.
-    dropped: how many were dropped, by reason.
-  """
-
-  step: int
-  reason: str
-  error: str
-  applied: int
-  dropped: tuple[tuple[str, int], ...]
-
-
 Note: TypeAlias = (
-  RunBegins
-  | LeaderBegins
-  | MemberJoined
-  | MemberRemoved
-  | MemberStuck
-  | StepCommitted
-  | GradientDropped
-  | AttemptAbandoned
-  | StepStalled
-  | CannotProceed
-  | FingerprintSeen
-  | DeadlinesSeen
-  | RunEnds
+  Record | RunBegins | StepCommitted | GradientDropped | DeadlinesSeen
 )

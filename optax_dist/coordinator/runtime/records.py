@@ -2,10 +2,10 @@
 
     notes.Note  ->  Records.make  ->  {"kind": ..., "time": ..., fields}
 
-A note has the fields of its record, and most are the record. Here are added: the
-time of the run, on which ages and the members' own clocks are expressed; what the
-members reported as text or bytes, if it can be read; and what only this process
-knows: its options, the silences that it allows, the load of its host.
+Most notes are the record. Here are added: the time of the run, on which ages
+and the members' own clocks are expressed; what the members reported as text or
+bytes, if it can be read; and what only this process knows: its options, the
+silences that it allows, the load of its host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
@@ -33,8 +33,8 @@ class Records:
   """Makes the records of one leader's notes.
 
   Example:
-    >>> Records({}, dict).make(notes.LeaderBegins(3, 1, 20), 2.5)
-    {'kind': 'leader', 'time': 2.5, 'replica': 3, 'term': 1, 'step': 20}
+    >>> Records({}, dict).make(notes.Leader(3, 20, 1), 2.5)
+    {'kind': 'leader', 'time': 2.5, 'replica': 3, 'step': 20, 'term': 1}
   """
 
   def __init__(
@@ -60,68 +60,34 @@ class Records:
       note: the leader's note.
       now: the time, in seconds since the run's start.
     """
-    found = self._fields(note, now)
-    if found is None:
-      return None
-    kind, fields = found
-    return {"kind": kind, "time": _rounded(now), **fields}
-
-  def _fields(
-    self, note: notes.Note, now: float
-  ) -> tuple[str, dict[str, Any]] | None:
+    fields: dict[str, Any]
     match note:
       case notes.RunBegins(step):
         self._clocks = timings.Clocks()
-        return "run", {**self._describe, "step": step}
-      case notes.LeaderBegins():
-        return "leader", _plain(note)
-      case notes.MemberJoined():
-        return "join", _plain(note)
-      case notes.MemberRemoved():
-        self._clocks.forget(note.incarnation)
-        fields = _plain(note)
-        del fields["left"]
-        if not note.left:
-          return "lost", fields
-        del fields["reason"]
-        return "leave", fields
-      case notes.MemberStuck():
-        return "stuck", _plain(note)
+        fields = {"kind": "run", **self._describe, "step": step}
       case notes.StepCommitted():
-        return "commit", self._commit(note, now)
+        fields = {"kind": "commit", **self._commit(note, now)}
       case notes.GradientDropped():
-        return "drop", {
+        fields = {
+          "kind": "drop",
           "step": note.step,
           "replica": note.replica,
           "local_step": note.local_step,
           "reason": note.reason,
           **self._gradient(note, note, note.timings, now),
         }
-      case notes.AttemptAbandoned():
-        return "abandon", _plain(note)
-      case notes.StepStalled():
-        fields = _plain(note)
-        kinds = ("computing", "reporting", "absent")
-        return "stall", fields | {"missing": {k: fields.pop(k) for k in kinds}}
-      case notes.CannotProceed():
-        return "cannot_proceed", _plain(note)
-      case notes.FingerprintSeen(step, replica, digest):
-        params, _, state = digest.partition("-")
-        fields = {"step": step, "replica": replica}
-        return "fingerprint", fields | {"params": params, "state": state}
       case notes.DeadlinesSeen(members):
         silence = self._changed_silence(members)
-        return None if silence is None else ("deadlines", {"silence": silence})
-      case notes.RunEnds():
-        ledger = {"applied": note.applied, "dropped": dict(note.dropped)}
-        return "finish", {
-          "step": note.step,
-          "reason": note.reason,
-          "ledger": None if note.error else ledger,
-          "load": _load(),
-        }
+        if silence is None:
+          return None
+        fields = {"kind": "deadlines", "silence": silence}
+      case notes.Finish():
+        fields = _plain(note) | {"load": _load()}
       case _:
-        assert_never(note)
+        if isinstance(note, notes.Leave | notes.Lost):
+          self._clocks.forget(note.incarnation)
+        fields = _plain(note)
+    return {"kind": fields.pop("kind"), "time": _rounded(now), **fields}
 
   def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
     commit, attempt = note.commit, note.commit.attempt
@@ -232,8 +198,9 @@ def _finite(text: str) -> float:
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 
-def _plain(note: notes.Note) -> dict[str, Any]:
-  return msgspec.structs.asdict(note)
+def _plain(note: notes.Record) -> dict[str, Any]:
+  found: dict[str, Any] = msgspec.to_builtins(note)
+  return found
 
 
 def _ago(now: float, age: float | None) -> float | None:

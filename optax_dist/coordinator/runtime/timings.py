@@ -192,9 +192,10 @@ class Clocks:
       timings.bytes_out,
     )
 
-  def forget(self, incarnation: int) -> None:
+  def forget(self, incarnation: int | None) -> None:
     """Forgets a membership that has ended."""
-    self._least.pop(incarnation, None)
+    if incarnation is not None:
+      self._least.pop(incarnation, None)
 
 
 class _Compiled(threading.local):

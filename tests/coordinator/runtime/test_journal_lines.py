@@ -99,7 +99,7 @@ def test_each_line_is_written_at_once(tmp_path):
   written = lambda: [r["kind"] for r in journal.read(path).records]
   lines.write(_commit(0))
   assert written() == ["run", "commit"]
-  lines.write(notes.LeaderBegins("a", 1, 1))
+  lines.write(notes.Leader("a", 1, 1))
   assert written() == ["run", "commit", "leader"]
   lines.write(_commit(1))
   lines.close()
@@ -128,7 +128,7 @@ def test_a_step_that_was_written_twice_counts_once(tmp_path):
   leads.write(_commit(2))
   leads.close()
   stopped.write(_commit(1))
-  stopped.write(notes.RunEnds(3, "its last line", "", 3, ()))
+  stopped.write(notes.Finish(3, "its last line"))
   stopped.close()
   assert _written(path) == [0, 1, 2, 1]
   assert _steps(path) == [0, 1, 2]
@@ -240,15 +240,15 @@ def test_forged_details_do_not_end_training(tmp_path):
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", strange, None, None)
   )
-  lines.write(notes.MemberStuck(1, 0, 0, "stuck", "in file \udcff.py"))
+  lines.write(notes.Stuck(1, 0, "stuck", "in file \udcff.py", 0))
   large = timings.Timings(1e308, -1e308, *[0.0] * 6).pack()
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", "", None, 0.5, large)
   )
   commit = codec.replace(_commit(0), timings=(large, large))
   lines.write(commit)
-  lines.write(notes.FingerprintSeen(0, 1, "made up"))
-  lines.write(notes.FingerprintSeen(0, 1, "a-b-c"))
+  lines.write(notes.Fingerprint(0, 1, "made up", ""))
+  lines.write(notes.Fingerprint(0, 1, "a", "b-c"))
   lines.close()
   _, dropped, odd, stuck, *late, digest, other = journal.read(
     path, strict=True

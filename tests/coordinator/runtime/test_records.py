@@ -149,10 +149,10 @@ def _fields(note, maker=None):
 
 
 def test_who_has_left_has_no_reason_and_who_is_lost_has():
-  removed = lambda left: notes.MemberRemoved("a", 3, 7, left, "why")
   member = {"replica": "a", "incarnation": 3, "step": 7}
-  assert _fields(removed(left=True)) == member
-  assert _fields(removed(left=False)) == member | {"reason": "why"}
+  assert _fields(notes.Leave("a", 7, 3)) == member
+  lost = notes.Lost("a", 7, 3, "why")
+  assert _fields(lost) == member | {"reason": "why"}
 
 
 def test_who_comes_back_has_another_clock():
@@ -162,21 +162,8 @@ def test_who_comes_back_has_another_clock():
     _note(raw=(_SENT.pack(),), details=arrived), now, maker
   )["members"][0]["timings"]["sent"]
   assert (sent(2.0), sent(5.0)) == (2.0, 2.0)
-  maker.make(notes.MemberRemoved(1, 4, 7, False, "gone"), 5.0)
+  maker.make(notes.Lost(1, 7, 4, "gone"), 5.0)
   assert sent(9.0) == 9.0
-
-
-def test_a_stall_names_who_is_missing_by_what_they_do():
-  found = _fields(notes.StepStalled(7, 31.5, (1,), ("b",), ()))
-  missing = {"computing": [1], "reporting": ["b"], "absent": []}
-  assert found == {"step": 7, "waited": 31.5, "missing": missing}
-
-
-@pytest.mark.parametrize("error", ["", "it has raised"])
-def test_outcomes_are_written_only_of_a_run_without_an_error(error):
-  found = _fields(notes.RunEnds(7, "over", error, 12, (("stale", 3),)))
-  ledger = {"applied": 12, "dropped": {"stale": 3}}
-  assert found["ledger"] == (None if error else ledger)
 
 
 def test_a_new_run_has_new_clocks():

@@ -159,11 +159,11 @@ class Leader:
     self._out.append(fx.OpenJournal(() if term.fresh else self._recent))
     if term.fresh:
       self._note(notes.RunBegins(view.step))
-    self._note(notes.LeaderBegins(config.replica, view.term, view.step))
+    self._note(notes.Leader(config.replica, view.step, view.term))
     if view.membership == recorded.position:
       # Its membership began with its term, and has no `Joined` entry.
-      joined = notes.MemberJoined(
-        config.replica, term.incarnation, view.step, config.address
+      joined = notes.Join(
+        config.replica, view.step, term.incarnation, config.address
       )
       self._note(joined)
     # Pending gradients of members may be this stale.
@@ -514,10 +514,10 @@ class Leader:
     self._roster.add(MemberState(member))
     self._log.add(Joined(member))
     self._note(
-      notes.MemberJoined(
+      notes.Join(
         member.replica,
-        member.incarnation,
         self._quorum.step,
+        member.incarnation,
         member.address,
       )
     )
@@ -624,21 +624,15 @@ class Leader:
       self._step(quorum.Finish())
 
   def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
-    self._note(
-      notes.MemberRemoved(
-        state.member.replica,
-        state.member.incarnation,
-        self._quorum.step,
-        left,
-        reason,
-      )
-    )
+    member, step = state.member, self._quorum.step
+    if left:
+      self._note(notes.Leave(member.replica, step, member.incarnation))
+    else:
+      self._note(notes.Lost(member.replica, step, member.incarnation, reason))
 
   def _note_stuck(self, state: MemberState, reason: str, stacks: str) -> None:
     member, step = state.member, self._quorum.step
-    note = notes.MemberStuck(
-      member.replica, member.incarnation, step, reason, stacks
-    )
+    note = notes.Stuck(member.replica, step, reason, stacks, member.incarnation)
     self._note(note)
 
   def _dismiss(self, incarnation: Incarnation) -> None:
@@ -1049,7 +1043,7 @@ class Leader:
     self._void = {p.replica: p.incarnation for p in attempt.message.parts}
     # Its members drop it when they begin the next one at this step.
     self._note(
-      notes.AttemptAbandoned(
+      notes.Abandon(
         abandon.step,
         abandon.attempt,
         abandon.failed_replica,
@@ -1161,7 +1155,8 @@ class Leader:
     dropped = tuple(sorted(self._dropped.items()))
     step = self._quorum.step
     self._log.add(Ended(step, reason, error, dropped))
-    self._note(notes.RunEnds(step, reason, error, self._applied, dropped))
+    ledger = {"applied": self._applied, "dropped": dict(dropped)}
+    self._note(notes.Finish(step, reason, None if error else ledger))
 
   def _give_up(
     self,
@@ -1177,7 +1172,7 @@ class Leader:
         decision.step,
         decision.have,
         decision.needed,
-        decision.missing,
+        list(decision.missing),
         decision.final,
       )
     )
@@ -1193,7 +1188,8 @@ class Leader:
     replica, step = state.member.replica, message.step
     digest, first = self._prints.setdefault(step, (message.digest, replica))
     if first == replica:
-      self._note(notes.FingerprintSeen(step, replica, digest))
+      params, _, whole = digest.partition("-")
+      self._note(notes.Fingerprint(step, replica, params, whole))
       for old in [s for s in self._prints if s < step - 64]:
         del self._prints[old]
     elif digest != message.digest:
@@ -1311,7 +1307,7 @@ class Leader:
     elif waited >= self._warned + self._config.stall_warning:
       self._warned = waited
       missing = quorum.missing(self._quorum)
-      self._note(notes.StepStalled(step, waited, *missing))
+      self._note(notes.Stall(step, waited, missing._asdict()))
       self._stalled(step, waited, self._missing())
 
   def _stalled(self, step: int, waited: float, text: str) -> None:

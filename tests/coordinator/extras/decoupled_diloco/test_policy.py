@@ -177,7 +177,7 @@ def test_what_came_before_its_turn_waits_for_who_was_lost_meanwhile():
     driven.give(ins.PeerLost(peer, "broken", "it was killed"))
   passes(driven, 20.0 + driven.config.stall_warning)
   told = [e.note for e in driven.did if isinstance(e, fx.WriteJournal)]
-  assert isinstance(told[-1], notes.StepStalled)
+  assert isinstance(told[-1], notes.Stall)
   passes(driven, 10.0 + driven.config.timeout)
   (ended,) = driven.logged(Ended)
   assert ended.error == "CoordinatorError"

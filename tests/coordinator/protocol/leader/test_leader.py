@@ -256,7 +256,7 @@ def test_of_two_that_can_not_reach_each_other_one_is_given_up(lower):
     effect.note
     for effect in driven.did
     if isinstance(effect, fx.WriteJournal)
-    and isinstance(effect.note, notes.MemberRemoved)
+    and isinstance(effect.note, notes.Lost)
   )
   assert "replica 1 can't reach it: no route" in lost.reason
   # The other two make the step.
