@@ -103,7 +103,7 @@ class Job:
     from optax_dist.coordinator.extras.hosts import agreement
     from optax_dist.coordinator.extras.hosts import placement as hosts
 
-    longest = max(agreement.Patience.meet, args.host_timeout)
+    longest = max(agreement.Patience().meet, args.host_timeout)
     return hosts.HostPlacement(
       self.node,
       self.replicas,

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
   import rich.console
   import rich.progress
 
-  latency, recorded = latency_source.load(args)
+  latency, recorded, _ = latency_source.load(args)
   if recorded is not None and recorded.strategy.kind == "elastic_average":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"

@@ -55,7 +55,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
   output_files.check(args.json, args.journal)
-  latency, recorded = latency_source.load(args)
+  latency, recorded, records = latency_source.load(args)
   from optax_dist import simulate
 
   chosen = _strategies(args, recorded)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     "simulations": [timing.report() for timing in timings],
   }
   if recorded is not None and recorded.steps_per_second is not None:
-    report |= _compare(args, recorded, chosen[0])
+    report |= _compare(args, recorded, chosen[0], records)
   output_files.write_json(args.json, report)
   return 0
 
@@ -120,10 +120,11 @@ def _show(title: str, timings: list) -> None:
       )
 
 
-def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
+def _compare(
+  args: argparse.Namespace, recorded, strategy, records
+) -> dict[str, Any]:
   """Prints the recorded and the predicted pace, with its uncertainty."""
   from optax_dist import simulate
-  from optax_dist.coordinator import journal
 
   measured = recorded.steps_per_second
   predicted = simulate.predict(
@@ -144,7 +145,6 @@ def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
   if args.backups is None and args.replicas == recorded.replicas:
     error = f", {predicted.steps_per_second / measured - 1:+.1%}"
   print(f"recorded: {measured:.4g} steps/s; predicted: {predicted}{error}")
-  records = journal.read(args.journal).records
   held_out = simulate.held_out(records, seed=args.seed)
   if held_out is not None:
     print(f"check: {held_out}")

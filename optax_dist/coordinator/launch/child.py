@@ -15,7 +15,6 @@ from optax_dist.coordinator.launch import output
 from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import variable
 
-_TAIL = 12
 # Blocks of what it prints that are read at once, and of one that has ended: more
 # than a pipe can hold.
 _IN_A_ROW, _ALL = 4, 64
@@ -145,14 +144,6 @@ class Child:
     for stream in self._streams():
       stream.close()
     self._socket.close()
-
-  def ending(self) -> str:
-    """A description of how it ended."""
-    return ending(self.popen)
-
-  def tail(self, lines: int = _TAIL) -> str:
-    """The last lines of its output."""
-    return self.printed.tail(lines)
 
   def _streams(self) -> list[IO[bytes]]:
     both = (self.popen.stdout, self.popen.stderr)

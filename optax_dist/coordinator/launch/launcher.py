@@ -287,12 +287,12 @@ class Launcher:
     del self._running[replica]
     given = supervisor.ReplicaEnded(replica, 0)
     if failed is not None:
-      self._record(replica, failed, failed.ending())
+      self._record(replica, failed, child.ending(failed.popen))
       given = supervisor.ReplicaEnded(
         replica,
         failed.popen.returncode,
-        failed.ending(),
-        failed.tail(),
+        child.ending(failed.popen),
+        failed.printed.tail(),
         failed.name,
       )
     self._step(given)

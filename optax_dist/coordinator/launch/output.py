@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeAlias
 # Called with a label, a line, and whether it is from standard error.
 Echo: TypeAlias = Callable[[str, str, bool], None]
 
-_KEPT = 50  # Lines.
+_KEPT = 12  # Lines.
 _LONGEST = 64 << 10  # Longer lines are cut.
 
 
@@ -103,9 +103,9 @@ class Printed:
     self._rest = {False: b"", True: b""}
     self._close_file()
 
-  def tail(self, lines: int) -> str:
+  def tail(self) -> str:
     """The last lines."""
-    return "\n".join(list(self._tail)[-lines:])
+    return "\n".join(self._tail)
 
   def _pass_on(self, line: bytes, error: bool) -> None:
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

@@ -37,8 +37,8 @@ def test_what_it_says_and_prints():
     made.kill()
   assert events == [{"event": "hello"}]
   assert sorted(lines) == [("in place", False), ("to err", True)]
-  assert made.ending() == "ended with exit code 5"
-  assert "in place" in made.tail()
+  assert child.ending(made.popen) == "ended with exit code 5"
+  assert "in place" in printed.tail()
   made.signal(signal.SIGTERM)  # In vain.
 
 

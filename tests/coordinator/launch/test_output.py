@@ -29,7 +29,7 @@ def test_lines_come_out_whole(lines):
   printed.take("\N{SNOWMAN}".encode()[2:] + b"\nlast", error=False)
   printed.end()
   assert [text for _, text, _ in lines[2:]] == ["two \N{SNOWMAN}", "last"]
-  assert printed.tail(2) == "two \N{SNOWMAN}\nlast"
+  assert printed.tail().endswith("two \N{SNOWMAN}\nlast")
 
 
 def test_of_a_progress_bar_the_last_state_is_seen(lines):

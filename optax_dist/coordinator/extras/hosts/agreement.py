@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from optax_dist.coordinator.extras.hosts.nodes import Place
 from optax_dist.coordinator.extras.hosts.notices import (
@@ -90,8 +90,7 @@ Effect: TypeAlias = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Patience:
+class Patience(NamedTuple):
   """How long hosts wait for each other, in seconds.
 
   Attributes:
@@ -102,12 +101,6 @@ class Patience:
 
   meet: float = 300.0
   silence: float = 60.0
-
-  def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if not 0 < value < math.inf:
-        raise ValueError(f"{field.name} must be above 0, got {value}.")
 
 
 # Seconds after which a notice that doesn't change is of a launcher that ended.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from optax_dist.coordinator.extras.hosts import agreement, board, nodes, notices
-from optax_dist.coordinator.extras.hosts.placement import own_address
+from optax_dist.coordinator.extras.hosts.placement import own_address, unreached
 from optax_dist.coordinator.launch.supervisor import GiveUpRun
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import process as store_process
@@ -181,7 +181,8 @@ class Doctor:
         if done and all(_is_done(self._seen[host]) for host in others):
           return
     if not mine.reached:
-      self._find(False, _unreached(node, self._store, mine.trouble))
+      trouble = mine.trouble or "nothing came back"
+      self._find(False, unreached(node, self._store is not None, trouble))
       return
     for host in sorted(others - tried):
       self._find(
@@ -233,17 +234,3 @@ def _ports() -> str:
 
 def _is_done(notice: notices.Notice) -> bool:
   return notice.checkup is not None and notice.checkup.done
-
-
-def _unreached(node: nodes.Node, store: str | None, trouble: str) -> str:
-  """Why the store can't be reached, and what to do."""
-  words = f"the store does not answer: {trouble or 'nothing came back'}."
-  if store is not None:
-    return f"{words} --store must lead to it, also from this host."
-  if node.rank == 0:
-    return f"{words} --address must lead to this host, which is host 0."
-  return (
-    f"{words} Run the same command on host 0 at the same time; --address must"
-    " lead there, --secret-file must be the same, and a firewall must let the"
-    " port through."
-  )

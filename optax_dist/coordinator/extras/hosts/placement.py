@@ -55,6 +55,27 @@ def own_address(
   return addresses.bound(local_addr)
 
 
+def unreached(node: nodes.Node, has_own_store: bool, trouble: str) -> str:
+  """Why a launcher does not reach the store, and what to do.
+
+  Args:
+    node: its host.
+    has_own_store: whether the store is none that host 0 starts.
+    trouble: what happened.
+  """
+  words = f"The store of the job does not answer: {trouble}."
+  if has_own_store:
+    return f"{words} --store must lead to it, also from this host."
+  if node.rank == 0:
+    return (
+      f"{words} This is host 0, which has started it: --address must lead here."
+    )
+  return (
+    f"{words} The launcher of host 0 (--node-rank 0) starts it at --address; the"
+    " secret must be the same there, and a firewall must let the port through."
+  )
+
+
 def settings_of(
   node: nodes.Node,
   replicas: int,
@@ -237,13 +258,7 @@ class HostPlacement(placement.Placement):
     if self._said_trouble and not late:
       return
     self._said_trouble = True
-    words = f"The store of the job does not answer: {notices.trouble}."
-    if self.store is not None:
-      words += (
-        " This is host 0, which has started it: --address must lead here."
-      )
-    elif not self._has_own_store:
-      words += " The launcher of host 0 (--node-rank 0) starts it at --address."
+    words = unreached(self._node, self._has_own_store, notices.trouble)
     if late:
       raise LaunchError(
         "the store", f"{words} It was waited for {waited:.0f} s."

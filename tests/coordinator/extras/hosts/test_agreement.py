@@ -300,11 +300,6 @@ def test_hosts_that_were_started_differently_name_both_settings():
   assert "--nodes" not in refused.reason
 
 
-def test_patience_is_above_0():
-  with pytest.raises(ValueError, match="silence must be above 0, got 0"):
-    agreement.Patience(silence=0.0)
-
-
 class _Launcher:
   """A host of the world below: its supervisor, and its processes."""
 
