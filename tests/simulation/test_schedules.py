@@ -65,6 +65,7 @@ _HOLDS = {
   "one of two between which connections break may be removed": 91001091155,
   "who looks for a leader of old is told of the new one": 91001099863,
   "a fast clock gives up the only state before a slow one": 96002002211,
+  "an idle leader takes in who has skipped what no leader wrote": 94002004805,
 }
 
 

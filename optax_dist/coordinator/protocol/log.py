@@ -157,6 +157,9 @@ class LogWriter:
     if self.record is None:
       if isinstance(answer, GetAnswered):
         self.deposed = isinstance(answer.value, Record)
+        if answer.occupied:
+          # No leader wrote that. Others have skipped it, and call from beyond.
+          self.position += 1
       return None
     match answer:
       case PutAnswered(_, "done"):

@@ -109,6 +109,15 @@ def test_an_idle_leader_sees_that_another_one_has_written():
   assert writer.deposed
 
 
+def test_an_idle_leader_skips_what_no_leader_wrote():
+  writer = _writer()
+  probe, position = writer.probe(), writer.position
+  answer = ins.GetAnswered(probe.request, True, None, occupied=True)
+  assert writer.answered(answer) is None
+  assert not writer.deposed
+  assert writer.position == position + 1
+
+
 def test_a_block_is_marked_before_it_is_deleted_and_terms_stay():
   trimmer = log.Trimmer(4, itertools.count(1).__next__)
   assert trimmer.trim(9, False) == trimmer.trim(4, False) == []
