@@ -31,7 +31,7 @@ Record = dict[str, Any]
 # The kinds of records.
 KINDS = notes.RECORDS
 #: The time spent on a contribution, if its replica reported it.
-TIMINGS = notes.Times.__struct_fields__
+TIMINGS = notes.Timings.__struct_fields__
 _SECONDS = frozenset(
   {"time", "attempt_time", "arrived", "compute", "waited", *TIMINGS}
 )

@@ -783,7 +783,7 @@ class Replica:
       self._update.seconds,
       self._driver.moved(),
     )
-    submitted = submission.submit(finite, b"", measured.pack(), work)
+    submitted = submission.submit(finite, b"", measured, work)
     self._driver.submit(submitted, memory, parts)
     self._watchdog.steps.submitted(time.monotonic())
 

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, Protocol
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.coordinator.protocol.inputs import Submitted
+from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
@@ -229,7 +230,7 @@ class Submission:
     self,
     finite: bool,
     payload: bytes = b"",
-    timings: bytes = b"",
+    timings: Timings | None = None,
     work: bytes = b"",
   ) -> Submitted:
     """Submits the sum, or reports stale gradients.

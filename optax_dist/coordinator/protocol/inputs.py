@@ -18,6 +18,7 @@ from optax_dist.coordinator.protocol.entries import (
   StoreValue,
 )
 from optax_dist.coordinator.protocol.messages import Message
+from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
 # An array or arrays held by the driver.
@@ -183,7 +184,7 @@ class Submitted(Struct):
     gradient: its handle otherwise; the driver keeps it until `Resolved`.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
-    timings: for the journal, as the driver encodes them.
+    timings: for the journal.
     data: the samples of the gradients, in the order in which they were summed.
     work: what the leader's policy must know of it (`Config.policy`).
   """
@@ -198,7 +199,7 @@ class Submitted(Struct):
   gradient: Handle
   batches: str = ""
   compute: float | None = None
-  timings: bytes = b""
+  timings: Timings | None = None
   data: Spans = ()
   work: bytes = b""
 

@@ -32,6 +32,7 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
   ViewState,
 )
+from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
 # Increased when a message's meaning changes; sent in `Hello`.
@@ -93,7 +94,7 @@ class Arrive(Struct):
     payload: the gradient, if gradients are sent inline and it is finite.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
-    timings: for the journal; opaque to the protocol.
+    timings: for the journal: where the sender's time went.
     data: the samples of the gradients in `count`, if they are leased.
     work: what the leader's policy must know of it; opaque to all others.
   """
@@ -108,7 +109,7 @@ class Arrive(Struct):
   payload: bytes
   batches: str
   compute: Finite | None
-  timings: bytes = b""
+  timings: Timings | None = None
   data: Spans = ()
   work: bytes = b""
 

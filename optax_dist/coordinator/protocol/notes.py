@@ -108,8 +108,27 @@ class Stuck(Record, tag="stuck"):
   incarnation: int | None = None
 
 
-class Times(msgspec.Struct, frozen=True):
-  """Where the time of a contribution went; see `runtime.timings`."""
+class Timings(msgspec.Struct, frozen=True):
+  """How a replica spent its time up to a submission.
+
+  In seconds. `start` and `sent` are on the replica's own monotonic clock. What
+  follows a submission can only be sent with the next one: `waited`, `exchanged`
+  and `applied` refer to the previous submission, and are 0 if there was none.
+
+  Attributes:
+    start: when the computation began.
+    sent: when it was submitted.
+    compiled: time since `start` that JAX spent tracing and compiling.
+    cpu: CPU time of all of the process's threads since then; more than the
+      elapsed time if several cores were busy.
+    encoded: time to encode the gradient as bytes; if that happens while it is
+      sent, time to check that it is finite.
+    waited: from the previous submission until the computation could continue.
+    exchanged: part of that, from the start of the exchange to its mean.
+    applied: part of that, for the update.
+    bytes_in: bytes of means and states received since the last submission.
+    bytes_out: bytes of gradients, means and states sent since then.
+  """
 
   start: Finite
   sent: Finite
@@ -142,7 +161,7 @@ class Member(msgspec.Struct, frozen=True):
   batches: list[Any] | None = None
   compute: Finite | None = None
   arrived: Finite | None = None
-  timings: Times | None = None
+  timings: Timings | None = None
   data: list[Any] | None = None
 
 
@@ -173,7 +192,7 @@ class Drop(Record, tag="drop"):
   batches: list[Any] | None = None
   compute: Finite | None = None
   arrived: Finite | None = None
-  timings: Times | None = None
+  timings: Timings | None = None
 
 
 class Abandon(Record, tag="abandon"):
@@ -276,12 +295,12 @@ class StepCommitted(Struct):
   Attributes:
     commit: the entry of the log.
     age: seconds since its attempt began; None if unknown.
-    timings: timings of its parts, as received; empty if unknown.
+    timings: timings of its parts, as reported; empty if unknown.
   """
 
   commit: Committed
   age: float | None
-  timings: tuple[bytes, ...] = ()
+  timings: tuple[Timings | None, ...] = ()
 
 
 class GradientDropped(Struct):
@@ -291,7 +310,7 @@ class GradientDropped(Struct):
     step: the global step at that time.
     age: seconds since it arrived; None if it did not.
     batches: as JSON text; "" for none.
-    timings: as received; empty if unknown.
+    timings: as reported.
   """
 
   step: int
@@ -303,7 +322,7 @@ class GradientDropped(Struct):
   batches: str
   compute: float | None
   age: float | None
-  timings: bytes = b""
+  timings: Timings | None = None
 
 
 class DeadlinesSeen(Struct):

@@ -92,7 +92,7 @@ class Records:
   def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
     commit, attempt = note.commit, note.commit.attempt
     # Commits of an earlier leader have no timings.
-    raw = note.timings or (b"",) * len(commit.parts)
+    told = note.timings or (None,) * len(commit.parts)
     members = [
       {
         "replica": part.replica,
@@ -103,7 +103,7 @@ class Records:
         **self._gradient(part, details, one, now),
       }
       for part, details, one in zip(
-        commit.parts, commit.details, raw, strict=True
+        commit.parts, commit.details, told, strict=True
       )
     ]
     return {
@@ -118,18 +118,17 @@ class Records:
     self,
     part: entries.Part | notes.GradientDropped,
     details: entries.Details | notes.GradientDropped,
-    raw: bytes,
+    measured: notes.Timings | None,
     now: float,
   ) -> dict[str, Any]:
     """What a member has reported of its gradient."""
     arrived = _ago(now, details.age)
-    measured = None if arrived is None else timings.Timings.unpack(raw)
+    aligned, times = None, None
     if measured is not None and arrived is not None:
-      measured = self._clocks.align(part.incarnation, measured, arrived)
-    times: dict[str, float] | None = None
-    if measured is not None:
-      digits = journal.DECIMALS
-      times = {key: round(x, digits) for key, x in measured._asdict().items()}
+      aligned = self._clocks.align(part.incarnation, measured, arrived)
+    if aligned is not None:
+      found = msgspec.structs.asdict(aligned)
+      times = {key: round(x or 0, journal.DECIMALS) for key, x in found.items()}
     return {
       "incarnation": part.incarnation,
       "count": part.count,

@@ -1,75 +1,21 @@
 """Where a step's time goes: measured by each replica, sent when it submits.
 
-The protocol passes these on as opaque bytes; the leader writes them to its
-journal, on its own clock.
+The leader writes these to its journal, on its own clock.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-_FORMAT = struct.Struct("<8d2q")
+from optax_dist.coordinator.protocol.codec import replace
+from optax_dist.coordinator.protocol.notes import Timings
+
 _COMPILING = "/jax/core/compile/"
-
-
-class Timings(NamedTuple):
-  """How a replica spent its time up to a submission.
-
-  In seconds. `start` and `sent` are on the replica's own monotonic clock. What
-  follows a submission can only be sent with the next one: `waited`, `exchanged`
-  and `applied` refer to the previous submission, and are 0 if there was none.
-
-  Attributes:
-    start: when the computation began.
-    sent: when it was submitted.
-    compiled: time since `start` that JAX spent tracing and compiling.
-    cpu: CPU time of all of the process's threads since then; more than the
-      elapsed time if several cores were busy.
-    encoded: time to encode the gradient as bytes; if that happens while it is
-      sent, time to check that it is finite.
-    waited: from the previous submission until the computation could continue.
-    exchanged: part of that, from the start of the exchange to its mean.
-    applied: part of that, for the update.
-    bytes_in: bytes of means and states received since the last submission.
-    bytes_out: bytes of gradients, means and states sent since then.
-
-  Example:
-    >>> timings = Timings(10.0, 10.5, 0.25, 0.375, 0.0, 0.5, 0.25, 0.125, 8, 8)
-    >>> Timings.unpack(timings.pack()) == timings
-    True
-  """
-
-  start: float
-  sent: float
-  compiled: float
-  cpu: float
-  encoded: float
-  waited: float
-  exchanged: float
-  applied: float
-  bytes_in: int = 0
-  bytes_out: int = 0
-
-  def pack(self) -> bytes:
-    """Serializes the timings."""
-    return _FORMAT.pack(*self)
-
-  @classmethod
-  def unpack(cls, raw: bytes) -> Timings | None:
-    """Parses the bytes of `pack`; None for any others."""
-    if len(raw) != _FORMAT.size:
-      return None
-    numbers = _FORMAT.unpack(raw)
-    # Any non-finite number makes the sum non-finite, and a sum is quick.
-    if not math.isfinite(sum(numbers)):
-      return None
-    return cls._make(numbers)
 
 
 class Stopwatch:
@@ -184,13 +130,7 @@ class Clocks:
     start, sent = start + least, sent + least
     if not (math.isfinite(start) and math.isfinite(sent)):
       return None
-    return Timings(
-      start,
-      sent,
-      *timings[2:8],
-      timings.bytes_in,
-      timings.bytes_out,
-    )
+    return replace(timings, start=start, sent=sent)
 
   def forget(self, incarnation: int | None) -> None:
     """Forgets a membership that has ended."""

@@ -69,7 +69,7 @@ def _commit(step):
   one = timings.Timings(
     *(5.0, 6.123456789, 0.25, 0.5, 0.125, 0.5, 1 / 3, 0.125, 40, 41)
   )
-  return notes.StepCommitted(commit, 1 / 7, (one.pack(), b""))
+  return notes.StepCommitted(commit, 1 / 7, (one, None))
 
 
 def _begun(tmp_path):
@@ -233,15 +233,13 @@ def test_forged_details_do_not_end_training(tmp_path):
   """It is on the leader's event loop that this is written."""
   path, lines = _begun(tmp_path)
   deep = "[" * 320 + "]" * 320
-  lines.write(
-    notes.GradientDropped(0, 1, 0, 0, 1, "stale", deep, None, None, b"made up")
-  )
+  lines.write(notes.GradientDropped(0, 1, 0, 0, 1, "stale", deep, None, None))
   strange = r'["\ud800", 1234567890123456789012]'
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", strange, None, None)
   )
   lines.write(notes.Stuck(1, 0, "stuck", "in file \udcff.py", 0))
-  large = timings.Timings(1e308, -1e308, *[0.0] * 6).pack()
+  large = timings.Timings(1e308, -1e308, *[0.0] * 6)
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", "", None, 0.5, large)
   )

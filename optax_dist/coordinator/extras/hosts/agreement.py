@@ -519,6 +519,5 @@ class Agreement:
     if self._others[host].notice is None:
       return f"the launcher of host {host} has not come"
     return (
-      f"the launcher of host {host} was silent for"
-      f" {self._patience.silence:g} s"
+      f"the launcher of host {host} was silent for {self._patience.silence:g} s"
     )

@@ -915,7 +915,7 @@ class Leader:
         arrival.message.batches if arrival else "",
         arrival.message.compute if arrival else None,
         self._now - arrival.at if arrival else None,
-        arrival.message.timings if arrival else b"",
+        arrival.message.timings if arrival else None,
       )
     )
 
