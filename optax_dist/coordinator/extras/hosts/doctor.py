@@ -158,7 +158,7 @@ class Doctor:
     mine = board.Board(place, secret, self._run, node.rank, agreed.hosts)
     stack.callback(mine.close, _FAREWELL)
     others = set(agreed.hosts) - {node.rank}
-    tried: set[int] = set()
+    done = False
     end = time.monotonic() + self._timeout
     publish_at = 0.0
     while time.monotonic() < end:
@@ -170,10 +170,10 @@ class Doctor:
             self._find(False, effect.reason)
             return
         self._hear(host, notice)
-      for host in sorted(self._seen.keys() - tried):
-        tried.add(host)
-        self._try(host, self._seen[host])
-      done = tried == others
+      # That may take long: what is read meanwhile would tell an old time.
+      if not done and self._seen.keys() == others:
+        self._try_all()
+        done = True
       if agreed.writes and time.monotonic() >= publish_at:
         publish_at = time.monotonic() + _BEAT
         checkup = notices.Checkup(address, time.time(), done)
@@ -184,7 +184,9 @@ class Doctor:
       trouble = mine.trouble or "nothing came back"
       self._find(False, unreached(node, self._store is not None, trouble))
       return
-    for host in sorted(others - tried):
+    if not done:
+      self._try_all()
+    for host in sorted(others - self._seen.keys()):
       self._find(
         False,
         f"host {host} has not come in {self._timeout:g} s: run the same command"
@@ -210,6 +212,10 @@ class Doctor:
         )
       self._find(good, f"host {host}: its clock {words}")
     self._seen[host] = notice
+
+  def _try_all(self) -> None:
+    for host in sorted(self._seen):
+      self._try(host, self._seen[host])
 
   def _try(self, host: int, notice: notices.Notice) -> None:
     assert notice.checkup is not None
