@@ -322,16 +322,6 @@ class Aggregations:
         return False
     return found is not None
 
-  def disconnected(self, peer: str) -> None:
-    """Fails transfers with a peer from which this replica disconnected.
-
-    The transport drops these without an event.
-    """
-    reason = "this replica has closed the connection"
-    for other, number, sending in list(self._transfers):
-      if other == peer:
-        self.handle(transports.ArrayFailed(peer, number, sending, reason))
-
   def deadline(self) -> float | None:
     """Seconds until `check` is due; None if it isn't needed."""
     for attempt in self._attempts.values():

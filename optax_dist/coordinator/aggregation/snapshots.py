@@ -163,19 +163,6 @@ class Snapshots:
         return False
     return True
 
-  def disconnected(self, peer: str) -> None:
-    """Fails transfers with a peer from which this replica disconnected.
-
-    The transport drops these without an event.
-    """
-    reason = "this replica has closed the connection"
-    under_way = [(*key, True) for key in self._sending]
-    if self._fetching is not None:
-      under_way.append((*self._fetching[1:], False))
-    for other, number, sending in under_way:
-      if other == peer:
-        self.handle(transports.ArrayFailed(peer, number, sending, reason))
-
   def deadline(self) -> float | None:
     """Seconds until `check` is due; None if it isn't needed."""
     return None if self._fetching is None else self._timeout / 8

@@ -499,7 +499,8 @@ class Driver:
         self.send(peer, message)
       case fx.SendAll(peers, message):
         encoded = self._processes.codec.encode(message)
-        self._transport.send_all(peers, [encoded])
+        for peer in peers:
+          self._transport.send(peer, [encoded])
       case fx.WriteJournal(note):
         # The file may be slow, and others wait for the step.
         self._transport.flush()
@@ -529,8 +530,6 @@ class Driver:
       case fx.Disconnect(peer, reason):
         self._transport.disconnect(peer, reason)
         self._far.discard(peer)
-        self._aggregations.disconnected(peer)
-        self._snapshots.disconnected(peer)
       case fx.Get(request, key):
         self._requests[request] = "get"
         self._ask(stores.Get(request, self._prefix + key))

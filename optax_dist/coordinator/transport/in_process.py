@@ -102,11 +102,11 @@ class InProcessTransport(peers.Peers):
       return
     found = self._forget(peer)
     link = self._links.get(peer)
+    found.say_goodbye(reason)
     if link is not None:
-      found.say_goodbye(reason)
       self._deliver(link, found, everything=True)
     self._disconnected(peer)
-    found.close("", silently=True)
+    found.close()
 
   def peers(self) -> list[str]:
     return list(self._links)

@@ -257,8 +257,8 @@ class Transport(Protocol):
   def disconnect(self, peer: str, reason: str = "") -> None:
     """Says goodbye once the messages sent before have been written.
 
-    The peer gets a `PeerLost` of kind "left" with the reason; this end gets no
-    event. Everything in progress with the peer is dropped, arrays included.
+    The peer gets a `PeerLost` of kind "left" with the reason; this end gets none.
+    Arrays in progress fail on both ends; other events of the peer are dropped.
     """
     ...
 
@@ -294,10 +294,6 @@ class Transport(Protocol):
     Raises:
       ValueError: it is larger than `MAX_MESSAGE`.
     """
-    ...
-
-  def send_all(self, peers: Sequence[str], payload: Sequence[Buffer]) -> None:
-    """Sends one message to several peers, perhaps immediately; see `send`."""
     ...
 
   def allocate(self, nbytes: int) -> memoryview:

@@ -72,13 +72,6 @@ class Peers:
   def trouble(self, peer: str) -> str:
     return ""
 
-  def send_all(
-    self, peers: Sequence[str], payload: Sequence[interface.Buffer]
-  ) -> None:
-    body = b"".join(payload)
-    for peer in peers:
-      self.send(peer, [body])
-
   def allocate(self, nbytes: int) -> memoryview:
     return self._pool.allocate(nbytes)
 

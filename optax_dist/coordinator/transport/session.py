@@ -30,7 +30,6 @@ _LEAST = 4096  # The minimum that each array counts for there.
 _REMEMBERED = 16384  # Transfers to remember before both halves are known.
 _REGIONS = 1024
 STAGING = 64 << 10
-_APART = 8 << 10  # Messages from this size on are written without being copied.
 _AHEAD = 128  # Bytes to read beyond a piece of an array: the next header.
 
 _HEADER = struct.Struct("<IBQ")
@@ -52,17 +51,6 @@ _TAG = 16
   _OFFER,  # An array is in a buffer; which, where, how long.
   _RELEASE,
 ) = range(12)
-
-
-def message_frame(body: bytes) -> bytes | None:
-  """A message as an unsigned frame, which is the same for all peers.
-
-  It may be written directly if a session has no other output; pass the
-  unwritten part to `Session.go_on`. None if it is too large.
-  """
-  if len(body) > interface.MAX_MESSAGE:
-    return None
-  return _HEADER.pack(len(body), _MESSAGE, 0) + body
 
 
 class Faulty(Exception):
@@ -140,7 +128,6 @@ class Session:
     emit: Callable[[interface.Event], None],
     see: Callable[[str, int], np.ndarray] | None = None,
     connected: Callable[[], bool] = lambda: True,
-    staging: memoryview | None = None,
     now: Callable[[], float] = time.monotonic,
   ):
     """Creates a session that waits for its connection.
@@ -153,9 +140,6 @@ class Session:
         otherwise descriptors come with the frames.
       connected: whether the peer is currently not lost; its memory is valid for
         as long.
-      staging: a buffer of `STAGING` bytes to read into while there is no
-        partial frame. Sessions that read one after the other may share it: with
-        hundreds of peers it then stays in the processor's cache.
       now: the transport's clock.
     """
     self.peer = peer
@@ -184,12 +168,7 @@ class Session:
     self._early_sent: dict[int, int] = {}
     self._shown: set[int] = set()
     # Receiving.
-    if staging is None:
-      staging = memoryview(bytearray(STAGING))
-    self._staging = self._common = staging
-    # For a partial frame, once there is one.
-    self._own: memoryview | None = None
-    self._empty = [staging]
+    self._staging = memoryview(bytearray(STAGING))
     self._start = self._end = 0
     self._scratch: memoryview | None = None
     self._sink: _Incoming | _Body | None = None
@@ -229,23 +208,15 @@ class Session:
       )
     self._put(_MESSAGE, 0, body)
 
-  def go_on(self, rest: memoryview) -> None:
-    """Queues the unwritten rest of a frame.
-
-    The caller wrote the start of it directly, having checked that frames are
-    not signed and that there was no other output.
-    """
-    self._writing.append(rest)
-
   def ping(self) -> None:
     """Queues a heartbeat, unless other output is queued."""
     if not (self._frames or self._writing):
       self._put(_PING, 0)
 
   def say_goodbye(self, reason: str) -> None:
-    """Queues the last frame; drops all arrays."""
-    for transfer in list(self._outgoing):
-      self._forget(transfer)
+    """Fails all transfers, and queues the last frame."""
+    for transfer in {**self._outgoing, **self._incoming}:
+      self._give_up(transfer, "this side has closed the connection")
     self._put(_BYE, 0, reason.encode()[:500])
 
   def send_array(
@@ -344,14 +315,14 @@ class Session:
       self._shown.remove(number)
       self._put(_DROP, number)
 
-  def close(self, reason: str, silently: bool = False) -> None:
+  def close(self, reason: str = "") -> None:
     """Fails all transfers, and returns lent buffers."""
     for transfer, out in list(self._outgoing.items()):
       self._end_lending(out)
-      if not (silently or out.cancelled):
+      if not out.cancelled:
         self._fail(transfer, True, reason)
     for transfer, incoming in list(self._incoming.items()):
-      if incoming.expected and not silently:
+      if incoming.expected:
         self._fail(transfer, False, reason)
     self._outgoing.clear()
     self._incoming.clear()
@@ -400,16 +371,6 @@ class Session:
         self._emit(interface.ArraySent(self.peer, transfer))
 
   def _gather(self) -> None:
-    if len(self._frames) == 1 and not self._turns:
-      # The usual case: a leader has one for each of its followers.
-      kind, number, body, self.file = self._frames.popleft()
-      self.backlog -= len(body) + _HEADER.size
-      head = self._seal(kind, number, len(body), body)
-      if len(body) < _APART:
-        self._writing.append(head + body)
-      else:
-        self._writing += [head, body]
-      return
     small: list[bytes] = []
     while self._frames and len(small) < 512:
       kind, number, body, file = self._frames[0]
@@ -419,13 +380,7 @@ class Session:
         self.file = file
       self._frames.popleft()
       self.backlog -= len(body) + _HEADER.size
-      small.append(self._seal(kind, number, len(body), body))
-      small.append(body)
-      if len(body) >= _APART:
-        # The body may be shared by hundreds of peers.
-        self._writing += [b"".join(small[:-1]), body]
-        small = []
-        break
+      small += [self._seal(kind, number, len(body), body), body]
     if small:
       self._writing.append(b"".join(small))
     for _ in range(len(self._turns)):
@@ -503,7 +458,7 @@ class Session:
     """The buffers for the next bytes; see `received`."""
     if self._left:
       return [self._sink_room(), self._staging[:_AHEAD]]
-    return [self._staging[self._end :]] if self._end else self._empty
+    return [self._staging[self._end :]]
 
   def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
     """Processes bytes that were read, and descriptors that came with them.
@@ -511,19 +466,7 @@ class Session:
     Raises:
       Faulty: they violate the protocol.
     """
-    if files:
-      self._files.extend(files)
-    elif not (self._left or self._end) and nbytes > _HEADER.size:
-      # Usually it is one small message: a leader reads hundreds in each step.
-      length, kind, _ = _HEADER.unpack_from(self._staging)
-      if (
-        kind == _MESSAGE
-        and length == nbytes - _HEADER.size
-        and self._keys is None
-      ):
-        text = bytes(self._staging[_HEADER.size : nbytes])
-        self._emit(interface.Message(self.peer, text))
-        return
+    self._files.extend(files)
     if self._left:
       taken = min(nbytes, self._left)
       self._advance(taken)
@@ -531,14 +474,8 @@ class Session:
     self._end += nbytes
     while self._end - self._start >= _HEADER.size and self._parse():
       pass
-    if self._start == self._end:
-      self._start = self._end = 0
-      self._staging = self._common
-    elif self._start or self._staging is self._common:
+    if self._start:
       rest = bytes(self._staging[self._start : self._end])
-      if self._own is None:
-        self._own = memoryview(bytearray(STAGING))
-      self._staging = self._own
       self._staging[: len(rest)] = rest
       self._start, self._end = 0, len(rest)
 
@@ -594,11 +531,6 @@ class Session:
     here = self._end - body
     if here < 0:
       return False
-    if kind == _MESSAGE and self._keys is None and length <= here:
-      self._start = body + length
-      text = bytes(self._staging[body : self._start])
-      self._emit(interface.Message(self.peer, text))
-      return True
     if kind == _CHUNK:
       head, tag = self._head(start, body)
       self._check(head, tag, b"")
@@ -671,7 +603,7 @@ class Session:
       elif early is None:
         self._remember(self._ready, number)
     elif kind == _CANCEL:
-      self._cancelled(number)
+      self._give_up(number, "the other side has given it up")
     elif kind == _REGION:
       if len(body) != _REGION_BODY.size:
         raise Faulty("a buffer that can't be read")
@@ -831,16 +763,17 @@ class Session:
 
   # The ends of transfers.
 
-  def _cancelled(self, transfer: int) -> None:
+  def _give_up(self, transfer: int, reason: str) -> None:
+    """Fails a transfer, in both directions."""
     out, incoming = self._outgoing.get(transfer), self._incoming.get(transfer)
     sending = out is not None and not out.cancelled
     expecting = incoming is not None and incoming.expected
     self._forget(transfer)
     self._remember(self._dead, transfer)
     if sending:
-      self._fail(transfer, True, "the receiver has given it up")
+      self._fail(transfer, True, reason)
     if expecting:
-      self._fail(transfer, False, "its sender has given it up")
+      self._fail(transfer, False, reason)
 
   def _forget(self, transfer: int) -> None:
     self._ready.pop(transfer, None)

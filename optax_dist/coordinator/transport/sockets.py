@@ -48,7 +48,6 @@ class _Link:
   source: str = ""
   handshake: handshake.Handshake | None = None
   session: session.Session | None = None
-  takes_frames: bool = False  # Whether frames are neither signed nor encrypted.
   peer: str = ""
   endpoint: addresses.Endpoint | None = None
   heard: float = 0.0
@@ -155,7 +154,6 @@ class SocketTransport(peers.Peers):
     self._deaf: list[tuple[float, socket.socket]] = []
     self._listeners: list[socket.socket] = []
     self._next_check = self.now()
-    self._staging = memoryview(bytearray(session.STAGING))
     self._woken = False
     self.port: int | None = None
     ways = self._listen(bind, list(ports), advertise, towards)
@@ -252,45 +250,6 @@ class SocketTransport(peers.Peers):
     self._dials[peer] = dial
     self._try(peer, dial)
 
-  def send_all(
-    self, peers: Sequence[str], payload: Sequence[interface.Buffer]
-  ) -> None:
-    self._check_open()
-    body, now = b"".join(payload), self.now()
-    frame, links = session.message_frame(body), self._up_links
-    for peer in peers:
-      link = links.get(peer)
-      if (
-        link is None
-        or frame is None
-        or not link.takes_frames
-        or not self._send_at_once(link, frame, now)
-      ):
-        self.send(peer, [body])
-
-  def _send_at_once(self, link: _Link, frame: bytes, now: float) -> bool:
-    """Writes a message directly if nothing is queued; returns whether it did.
-
-    A leader does this for each of its followers in each step, so it does as
-    little as possible.
-    """
-    found, shake = link.session, link.handshake
-    assert found is not None
-    if found.has_output() or (shake is not None and shake.output):
-      return False
-    try:
-      sent = link.sock.send(frame)
-      if sent < len(frame):
-        found.go_on(memoryview(frame)[sent:])
-        self._dirty[link] = None
-      link.sent = now
-    except OSError:
-      return False  # It is full; any error surfaces when it is written again.
-    except BaseException:
-      self._end(link, "broken", "interrupted on this side")
-      raise
-    return True
-
   def disconnect(self, peer: str, reason: str = "") -> None:
     self._check_open()
     if peer not in self._sessions:
@@ -298,10 +257,10 @@ class SocketTransport(peers.Peers):
     found = self._forget(peer)
     link = self._up_links.pop(peer, None)
     self._disconnected(peer)
-    if link is None:
-      found.close("", silently=True)
-      return
     found.say_goodbye(reason)
+    if link is None:
+      found.close()
+      return
     link.leaving, link.until = True, self.now() + self._limits.handshake
     self._guarded(link, selectors.EVENT_WRITE)
 
@@ -706,7 +665,6 @@ class SocketTransport(peers.Peers):
     self._events.append(interface.PeerUp(peer, unix))
     found.start((keys.send, keys.receive) if signed else None, unix)
     link.channel.passes_files = unix
-    link.takes_frames = plain and not signed
     found.feed(shake.rest)
     self._dirty[link] = None
 
@@ -776,7 +734,7 @@ class SocketTransport(peers.Peers):
       for file in link.channel.take_files():
         os.close(file)
     if link.leaving and link.session is not None:
-      link.session.close("", silently=True)
+      link.session.close()
 
   def _close_files(self) -> None:
     """Closes all descriptors without saying goodbye."""
@@ -801,7 +759,6 @@ class SocketTransport(peers.Peers):
       self._pool,
       self._emit,
       connected=lambda: self._is_connected(peer),
-      staging=self._staging,
       now=self.now,
     )
 

@@ -30,20 +30,20 @@ def test_messages_come_once_and_in_order(world):
 
 
 @pytest.mark.parametrize("nbytes", [10, 3_000_000])
-def test_a_message_to_all_keeps_the_order(world, nbytes):
+def test_messages_to_two_peers_keep_their_order(world, nbytes):
   a, _ = world.pair()
   world.add("c")
   world.connect("a", "c")
   world.wait_for("a", interface.PeerUp)
   large = bytes(nbytes)
   a.send("b", [b"before"])
-  a.send_all(["b", "nobody", "c"], [large[:4], large[4:]])
+  for peer in ("b", "nobody", "c"):
+    assert a.send(peer, [large[:4], large[4:]]) == (peer != "nobody")
   a.send("c", [b"after"])
-  a.send_all(["c"], [b"and last"])
   got = lambda name: [e.payload for e in world.of(name, interface.Message)]
-  world.run_until(lambda: len(got("b")) == 2 and len(got("c")) == 3)
+  world.run_until(lambda: len(got("b")) == 2 and len(got("c")) == 2)
   assert got("b") == [b"before", large]
-  assert got("c") == [large, b"after", b"and last"]
+  assert got("c") == [large, b"after"]
 
 
 def test_both_sides_get_a_peer_up_event(world):
@@ -304,6 +304,20 @@ def test_a_goodbye_tells_its_reason_after_all_messages(world):
   assert world.events["a"] == []
   assert list(a.peers()) == list(b.peers()) == []
   assert not b.send("a", [b"x"])
+
+
+def test_a_goodbye_fails_the_arrays_on_both_ends(world):
+  a, b = world.pair()
+  a.expect("b", 1, 100)
+  a.send_array("b", 2, bytes(3_000_000))
+  b.expect("a", 2, 3_000_000)
+  a.disconnect("b")
+  failed = a.poll(1.0)
+  assert {(f.transfer, f.sending) for f in failed} == {(1, False), (2, True)}
+  assert all("closed the connection" in f.reason for f in failed)
+  world.wait_for("b", interface.PeerLost)
+  kinds = [type(e).__name__ for e in world.events["b"]]
+  assert kinds == ["ArrayFailed", "PeerLost"]
 
 
 def test_closing_is_a_goodbye_to_all(world):

@@ -15,12 +15,10 @@ _KEYS = (b"k" * 32, b"K" * 32)
 
 
 class _Side:
-  def __init__(self, keys, staging=None, near=False):
+  def __init__(self, keys, near=False):
     self.events = []
     self.pool = shared_memory.Pool()
-    self.session = session.Session(
-      "peer", self.pool, self.events.append, staging=staging
-    )
+    self.session = session.Session("peer", self.pool, self.events.append)
     self.session.start(keys, near)
 
   def written(self, rng=None):
@@ -90,36 +88,6 @@ def test_frames_may_be_cut_anywhere(signed, seed):
   assert received == {t: a.tobytes() for t, a in arrays.items()}
   sent = [e for e in one.events if isinstance(e, interface.ArraySent)]
   assert len(sent) == len(arrays)
-
-
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("seed", range(5))
-def test_peers_share_a_staging_buffer(signed, seed):
-  rng = np.random.default_rng(seed)
-  staging = memoryview(bytearray(session.STAGING))
-  keys = (_KEYS, _KEYS[::-1]) if signed else (None, None)
-  pairs = [(_Side(keys[0]), _Side(keys[1], staging)) for _ in range(4)]
-  texts, sent = [], []
-  for number, (one, other) in enumerate(pairs):
-    messages = [bytes([number]) * int(n) for n in rng.integers(0, 300, 40)]
-    messages.insert(20, bytes([number]) * 70_000)
-    one.session.send_array(1, bytes([number]) * 5_000)
-    other.session.expect(1, 5_000, None)
-    for message in messages:
-      one.session.send([message])
-    sent.append(messages)
-    texts.append(memoryview(one.written(rng)))
-  while any(texts):
-    at = int(rng.integers(len(pairs)))
-    most = int(rng.choice([1, 20, 1_000, 30_000]))
-    pairs[at][1].read(texts[at][:most])
-    texts[at] = texts[at][most:]
-  for (_, other), messages in zip(pairs, sent, strict=True):
-    found = other.events
-    got = [e.payload for e in found if isinstance(e, interface.Message)]
-    assert got == messages
-    (array,) = [e for e in found if isinstance(e, interface.ArrayReceived)]
-    assert bytes(array.data) == messages[20][:1] * 5_000
 
 
 def test_each_changed_byte_of_a_signed_frame_is_found():
@@ -260,14 +228,3 @@ def test_progress_counts_bytes_and_idle_time(monkeypatch):
   after = other.session.progress(1)
   assert 0 < after.received < 100_000
   assert after.idle == 2.0
-
-
-def test_a_large_message_is_not_copied():
-  one, other = _sides(signed=False)
-  large = bytes(100_000)
-  for payload in (b"before", large, b"after"):
-    one.session.send([payload])
-  assert any(part is large for part in one.session.output())
-  other.read(one.written())
-  got = [e.payload for e in other.events if isinstance(e, interface.Message)]
-  assert got == [b"before", large, b"after"]
