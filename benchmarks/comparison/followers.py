@@ -31,7 +31,7 @@ from side_by_side import Line
 
 COUNTS = (16, 64, 256)
 GOAL = 200.0
-_RECORDED, _COMMITTED = b'["Recorded",', b'["Committed",'
+_RECORDED, _COMMITTED = b"Recorded", b"Committed"
 _FRAME = struct.Struct("<IBQ")  # The head of a frame: its length comes first.
 
 
@@ -187,10 +187,7 @@ class _Follower:
       if end > len(data):
         break
       head = bytes(data[body : min(end, body + 120)])
-      # What was proposed before comes without the record.
-      found += _RECORDED in head and (
-        _COMMITTED in head or data[end - 5 : end] == b"null]"
-      )
+      found += _RECORDED in head and _COMMITTED in head
       start = end
     self.came = bytes(data[start:])
     return found
