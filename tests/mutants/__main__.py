@@ -21,11 +21,18 @@ _ROOT = pathlib.Path("optax_dist")
 _EQUIVALENT = pathlib.Path(__file__).with_name("equivalent.txt")
 # Seconds of a test that `--quick` runs.
 _QUICK = 1.0
-# Simulated schedules of each kind, after a room's own tests.
-_SCHEDULES = {
-  "quorum": {"faults": 100, "groups": 20},
-  "ledger": {"leases": 40},
-  "coordinator": {"faults": 100, "leases": 20, "groups": 20, "fragments": 10},
+# Simulated schedules of each kind, after a room's own tests: the first ones, those
+# that aim at a moment, and those in which deadlines are checked.
+_CHOSEN = (*range(80), *range(5, 16 * 80, 16), *range(7, 32 * 10, 32))
+_SCHEDULES: dict[str, dict[str, tuple[int, ...]]] = {
+  "quorum": {"faults": _CHOSEN, "groups": (*range(20),)},
+  "ledger": {"leases": (*range(60),)},
+  "coordinator": {
+    "faults": _CHOSEN,
+    "leases": (*range(40),),
+    "groups": (*range(20),),
+    "fragments": (*range(10), *range(5, 16 * 10, 16)),
+  },
 }
 
 
@@ -90,8 +97,8 @@ def main() -> int:
       if not by or not args.survivors:
         print(f"{names[mutant]}  [{by or 'SURVIVES'}]", flush=True)
 
-    counts = _SCHEDULES[path.relative_to(_ROOT).parts[0]]
-    schedules = None if args.quick else running.schedules(counts)
+    seeds = _SCHEDULES[path.relative_to(_ROOT).parts[0]]
+    schedules = None if args.quick else running.schedules(seeds)
     longest = _QUICK if args.quick else math.inf
     results = running.run(path, tests_of(path), todo, schedules, say, longest)
     lost = sum(not by for _, by in results)

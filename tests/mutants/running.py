@@ -19,7 +19,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -197,16 +197,16 @@ def _read(descriptor: int, pid: int, limit: float) -> bytes:
     data += more
 
 
-def schedules(counts: dict[str, int]) -> Callable[[], None]:
-  """Runs the first schedules of each kind; raises `Found` at a violation."""
+def schedules(chosen: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+  """Runs the chosen schedules of each kind; raises `Found` at a violation."""
   kinds = [
-    (importlib.import_module(f"tests.simulation.{name}"), name, count)
-    for name, count in counts.items()
+    (importlib.import_module(f"tests.simulation.{name}"), name, seeds)
+    for name, seeds in chosen.items()
   ]
 
   def run() -> None:
-    for kind, name, count in kinds:
-      for seed in range(count):
+    for kind, name, seeds in kinds:
+      for seed in seeds:
         result = kind.run(kind.schedule(seed))
         if result.violation:
           raise Found(f"schedule {seed} of {name}: {result.violation[:60]}")

@@ -28,6 +28,7 @@ from tests.simulation import (
   groups,
   leases,
   planted,
+  planted_faults,
   shrink,
 )
 from tests.simulation.exhaustive import explore
@@ -106,7 +107,7 @@ def _replay(kind: Any, seed: int, events: bool) -> int:
 
 
 def _planted(which: str, most: int) -> int:
-  chosen = [f for f in planted.FAULTS if which in ("all", f.name)]
+  chosen = [f for f in planted_faults.FAULTS if which in ("all", f.name)]
   missed = 0
   for fault in chosen:
     began = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation import planted
+from tests.simulation import planted, planted_faults
 from tests.simulation.exhaustive import explore
 
 SPACES = {space.name: space for space in explore.SPACES}
@@ -51,7 +51,7 @@ PLANTED = (
   ("fault", "name", "guarantee"), PLANTED, ids=[p[0] for p in PLANTED]
 )
 def test_what_is_planted_is_found_reduced_or_not(fault, name, guarantee):
-  (fault,) = [f for f in planted.FAULTS if fault in f.name]
+  (fault,) = [f for f in planted_faults.FAULTS if fault in f.name]
   with planted.plant(fault):
     reduced = explore.explore(SPACES[name], 20_000)
     full = explore.explore(SPACES[name], 20_000, reduced=False)

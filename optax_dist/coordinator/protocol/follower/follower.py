@@ -306,10 +306,8 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
-          # A leader that is followed, or being called, knows better, unless
-          # the store already names a later one.
-          replaced = self._search.term > self.view.term
-          if self._leader or (self._called and not replaced):
+          # A leader that is followed, or being called, knows better.
+          if self._called or self._leader:
             self._search.pause(now)
           else:
             self._fall_off()

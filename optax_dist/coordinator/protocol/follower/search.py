@@ -135,11 +135,6 @@ class Search:
     self._claim: _Claim | None = None
 
   @property
-  def term(self) -> int:
-    """The latest term of which the store has shown a heartbeat; -1 for none."""
-    return -1 if self._beat is None else self._beat[0]
-
-  @property
   def idle(self) -> bool:
     """Whether there is a leader, and no claim in progress."""
     return self._claim is None and not self.active

@@ -1247,8 +1247,6 @@ class Leader:
 
   def _check_window(self) -> None:
     """Begins a step that no gradient has begun, and closes one that is over."""
-    if self._ended:
-      return
     policy, step = self._policy, self._quorum.step
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)

@@ -23,13 +23,11 @@ from optax_dist.coordinator.protocol.entries import (
   Removed,
   Run,
   Term,
-  Trimmed,
 )
 from optax_dist.coordinator.protocol.follower.follower import Follower
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   RUN_KEY,
-  marker_key,
   record_key,
 )
 from optax_dist.coordinator.protocol.membership import View
@@ -335,19 +333,6 @@ def test_positions_that_a_stranger_has_taken_are_skipped():
   driven.hear(msg.Recorded(6, Record(0, (commit(1),))))
   assert driven.steps() == [1, 2]
   assert driven.calls == 1
-
-
-def test_who_calls_a_lost_leader_and_lacks_the_log_calls_the_next_one():
-  driven = Driven().join()
-  block = driven.config.block
-  driven.lose("p0")
-  driven.hear(msg.Standing(0, hears=True), "p2")
-  driven.pass_time(3.0)
-  assert driven.calls > 1  # The only leader that it knows.
-  driven.store[marker_key(0, block)] = Trimmed(0)
-  driven.store[LEADER_KEY] = Beat(1, "p2", "at p2", 1, block)
-  driven.pass_time(1.0)
-  assert driven.sent(msg.Hello, "p2")
 
 
 def test_a_gap_in_what_others_tell_costs_no_leader():
