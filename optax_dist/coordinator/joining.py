@@ -149,12 +149,9 @@ def join(
     total_num_replicas,
     replica,
   )
-  shares = _shares(data, total, replicas_to_aggregate)
-  if shares is not None:
-    replicas_to_aggregate = shares
-  elif replicas_to_aggregate is None:
-    replicas_to_aggregate = launched.replicas_to_aggregate or total
-  _check_sums(data, total, replicas_to_aggregate)
+  replicas_to_aggregate = _gradients_per_step(
+    data, total, replicas_to_aggregate, launched.replicas_to_aggregate or total
+  )
   most = min(replicas_to_aggregate, total)
   lowers = (launched.min_replicas or most) < most
   if lower_on_loss is None:
@@ -331,10 +328,9 @@ def run_embedded(
   """
   num_replicas = checks.count("num_replicas", num_replicas)
   world = world or endpoint.World()
-  k = _shares(data, num_replicas, replicas_to_aggregate)
-  if k is None:
-    k = num_replicas if replicas_to_aggregate is None else replicas_to_aggregate
-  _check_sums(data, num_replicas, k)
+  k = _gradients_per_step(
+    data, num_replicas, replicas_to_aggregate, num_replicas
+  )
   quorum = strategies.Quorum(
     k,
     num_replicas,
@@ -401,25 +397,31 @@ def _reporter(told: options.Options) -> reporter.Reporter | None:
   )
 
 
-def _shares(
-  data: ledger.Batches | None, replicas: int, told: int | None
-) -> int | None:
-  """Micro-batches per step, if each step's samples are to stay the same."""
-  if not isinstance(data, ledger.Batches) or not data.constant_global_batch:
-    return None
-  found = data.gradients_per_step(replicas)
-  if told not in (None, found):
-    raise ValueError(
-      "replicas_to_aggregate follows from data with constant_global_batch, and"
-      f" is {found} here; got {told!r}."
-    )
-  return found
+def _gradients_per_step(
+  data: ledger.Batches | None, replicas: int, told: int | None, default: int
+) -> int:
+  """How many gradients a step takes.
 
+  Args:
+    data: the samples that are leased; with a constant global batch, they say it.
+    replicas: the number of replicas.
+    told: what was asked for; None for nothing.
+    default: what it is then.
 
-def _check_sums(data: ledger.Batches | None, replicas: int, k: int) -> None:
-  """Checks that replicas don't sum more samples than a step is to have."""
-  if not isinstance(data, ledger.Batches) or data.constant_global_batch:
-    return
+  Raises:
+    ValueError: the data needs another number.
+  """
+  k = default if told is None else told
+  if not isinstance(data, ledger.Batches):
+    return k
+  if data.constant_global_batch:
+    found = data.gradients_per_step(replicas)
+    if told not in (None, found):
+      raise ValueError(
+        "replicas_to_aggregate follows from data with constant_global_batch, and"
+        f" is {found} here; got {told!r}."
+      )
+    return found
   if isinstance(k, int) and k > replicas and k % replicas:
     raise ValueError(
       "replicas_to_aggregate must be at most the number of replicas"
@@ -428,6 +430,7 @@ def _check_sums(data: ledger.Batches | None, replicas: int, k: int) -> None:
       " step have more samples than global_batch. For another number use"
       " Batches(constant_global_batch=True)."
     )
+  return k
 
 
 def _place(
