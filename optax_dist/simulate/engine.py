@@ -36,8 +36,8 @@ class Failures(NamedTuple):
 
   Attributes:
     rate: failures per second of a running replica.
-    downtime: seconds from the detection of a failure until the replica is back;
-      or several values of which one is drawn each time, infinite for never.
+    downtimes: seconds from the detection of a failure until the replica is back,
+      one drawn each time; infinite for never.
     unnoticed: seconds until a failure is detected, one drawn each time; none
       for immediately.
     takeovers: seconds without steps if the failed replica was the leader, one
@@ -46,16 +46,10 @@ class Failures(NamedTuple):
   """
 
   rate: float
-  downtime: float | tuple[float, ...]
+  downtimes: tuple[float, ...]
   unnoticed: tuple[float, ...] = ()
   takeovers: tuple[float, ...] = ()
   lowers: bool = False
-
-  @property
-  def downtimes(self) -> tuple[float, ...]:
-    """All possible downtimes."""
-    down = self.downtime
-    return down if isinstance(down, tuple) else (down,)
 
 
 class Writer(Protocol):
@@ -437,7 +431,7 @@ def simulate_timing(
     failures.rate > 0 and failures.downtimes and min(failures.downtimes) > 0
   ):
     raise ValueError(
-      f"rate and downtime of failures must be above 0, got {failures}."
+      f"rate and downtimes of failures must be above 0, got {failures}."
     )
   engine = _Engine(
     strategy, latency, replicas, communication, failures, seed, journal

@@ -132,7 +132,7 @@ def predict(
       pick = lambda values: tuple(rng.choice(values, len(values)))  # noqa: B023
       failures = failures._replace(
         rate=rate,
-        downtime=pick(failures.downtimes),
+        downtimes=pick(failures.downtimes),
         unnoticed=pick(failures.unnoticed) if failures.unnoticed else (),
         takeovers=pick(failures.takeovers) if failures.takeovers else (),
       )

@@ -79,7 +79,6 @@ def replay_run(
   params: Any,
   gradient: Callable[[Any, Any], Any],
   opt_state: Any = None,
-  progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Replay:
   """Repeats on one machine what replicas of `coordinator.join` did.
 
@@ -95,7 +94,6 @@ def replay_run(
       `Replica.batches` that `Replica.step` used; in a run without leased
       samples, from parameters and the `batch` given to `step`.
     opt_state: as given to `join`.
-    progress: called with the number of steps done, and in total.
 
   Returns:
     The outcome; the replay ends at the first difference. If a job was resumed,
@@ -140,7 +138,6 @@ def replay_run(
     recorded = prints.get(step, ())
     compared += bool(recorded)
     difference = _compare(step, recorded, state)
-    progress(step - first, len(commits))
   return Replay(step - first, compared, difference, state)
 
 

@@ -204,7 +204,9 @@ def test_failures_are_part_of_the_prediction(tmp_path):
   path, strategy = tmp_path / "run.jsonl", simulate.sync_replicas(4)
   calm = simulate.from_journal(_records(path, strategy))
   recorded = simulate.from_journal(
-    _records(path, strategy, failures=simulate.Failures(0.02, 10.0), steps=400)
+    _records(
+      path, strategy, failures=simulate.Failures(0.02, (10.0,)), steps=400
+    )
   )
   assert recorded.failures.rate == pytest.approx(0.02, rel=0.3)
   assert len(recorded.losses) > 10

@@ -123,7 +123,7 @@ def test_equal_seeds_give_equal_outcomes_as_plain_numbers():
 
 
 def test_step_with_backups_does_not_wait_for_a_lost_replica():
-  failures = simulate.Failures(rate=0.05, downtime=7.5)
+  failures = simulate.Failures(rate=0.05, downtimes=(7.5,))
   options = {"steps": 400, "seed": 1, "failures": failures}
   backed = _run(simulate.sync_replicas(3), "constant:1", 5, **options)
   alone = _run(simulate.sync_replicas(5), "constant:1", 5, **options)
@@ -144,7 +144,7 @@ def test_simulation_ends_with_its_last_step_if_replicas_never_come_back():
     "constant:1",
     3,
     steps=20_000,
-    failures=simulate.Failures(0.002, math.inf),
+    failures=simulate.Failures(0.002, (math.inf,)),
     seed=3,
   )
   assert timing.stopped
@@ -200,7 +200,7 @@ def test_run_in_which_all_replicas_have_left_stops():
     "constant:1",
     1,
     steps=10_000,
-    failures=simulate.Failures(0.1, 5.0, lowers=True),
+    failures=simulate.Failures(0.1, (5.0,), lowers=True),
   )
   assert timing.stopped
 
@@ -213,7 +213,7 @@ def test_no_step_at_all_is_an_error(downtime):
       simulate.sync_replicas(1),
       "constant:1000",
       1,
-      failures=simulate.Failures(1.0, downtime),
+      failures=simulate.Failures(1.0, (downtime,)),
     )
 
 
@@ -233,7 +233,7 @@ def test_returned_replica_contributes_to_the_present_step(tmp_path):
     "exponential:1",
     3,
     steps=200,
-    failures=simulate.Failures(0.1, 3.0),
+    failures=simulate.Failures(0.1, (3.0,)),
   )
   commits = [r for r in records if r["kind"] == "commit"]
   np.testing.assert_allclose(
@@ -279,7 +279,7 @@ def test_cancelled_computation_has_no_time_in_the_journal(tmp_path):
     ({"steps": 0}, "steps must be at least 1, got 0"),
     ({"seed": -1}, "seed must be at least 0"),
     ({"communication": np.nan}, "communication must be at least 0"),
-    ({"failures": simulate.Failures(0.0, 1.0)}, "rate and downtime"),
+    ({"failures": simulate.Failures(0.0, (1.0,))}, "rate and downtimes"),
   ],
 )
 def test_bad_argument_is_named(options, said):

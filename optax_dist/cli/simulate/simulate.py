@@ -187,4 +187,4 @@ def _failures(text: str):
     )
   rate = parser.positive_float(parts[0])
   downtime = math.inf if parts[1] == "inf" else parser.positive_float(parts[1])
-  return simulate.Failures(rate, downtime)
+  return simulate.Failures(rate, (downtime,))

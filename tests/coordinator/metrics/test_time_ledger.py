@@ -158,7 +158,7 @@ def test_a_simulation_has_the_same_categories(tmp_path):
       4,
       steps=200,
       communication=0.1,
-      failures=simulate.Failures(0.01, 5.0),
+      failures=simulate.Failures(0.01, (5.0,)),
       journal=file,
     )
   found = time_ledger.of(journal.read(tmp_path / "run.jsonl").records)
@@ -189,7 +189,7 @@ def test_counting_while_it_goes_on_gives_the_same(tmp_path):
         4,
         steps=40,
         communication=0.1,
-        failures=simulate.Failures(0.05, 5.0),
+        failures=simulate.Failures(0.05, (5.0,)),
         journal=file,
       )
   records = journal.read(path).records
