@@ -22,7 +22,8 @@ SHAPES = {
   "inline, k < N": ({"params": 1_000, "replicas": 3, "aggregate": 2}, 2.0),
   "400 kB, k = N": ({"params": 100_000, "replicas": 2}, 3.0),
 }
-GLOO_GOALS = {1_000: 0.8, 1_000_000: 1.2, 10_000_000: 1.2}
+GLOO_PARAMS, GLOO_GOAL = (1_000_000, 10_000_000), 1.0
+PSUM_SECONDS, PSUM_GOAL = 0.1, 1.1
 GIGABIT = 1e9
 WIRE_GOAL = 1.15
 
@@ -82,8 +83,8 @@ def round_trips(args: argparse.Namespace) -> Iterator[Line]:
 
 
 def against_gloo(args: argparse.Namespace) -> Iterator[Line]:
-  """Yields steps per second against bare all-reduces of the same bytes."""
-  for params in args.params or GLOO_GOALS:
+  """Yields steps per second against gloo with the same gradient and update."""
+  for params in args.params or GLOO_PARAMS:
     common = {"params": params, "seconds": args.seconds}
     runs = side_by_side.in_turns(
       {
@@ -95,14 +96,42 @@ def against_gloo(args: argparse.Namespace) -> Iterator[Line]:
     ours, gloo = (
       side_by_side.values(each, "steps_per_second") for each in runs.values()
     )
-    goal = GLOO_GOALS.get(params)
     yield side_by_side.against(
       f"between hosts, {params:,} parameters",
       "steps/s",
       ours,
-      "gloo's all-reduces per second",
+      "gloo, with the same JAX",
       gloo,
-      goal and (goal, float("inf")),
+      (GLOO_GOAL, float("inf")),
+    )
+
+
+def against_psum(args: argparse.Namespace) -> Iterator[Line]:
+  """Yields the time of a step without faults against one program's."""
+  for params in args.params or (10_000_000,):
+    common = {"params": params, "steps": args.steps or 30}
+    latency = f"constant:{PSUM_SECONDS}"
+    runs = side_by_side.in_turns(
+      {
+        "ours": (
+          "replicas.py",
+          {**common, "between": "bridge", "latency": latency},
+        ),
+        "psum": ("psum_peer.py", {**common, "latency": PSUM_SECONDS}),
+      },
+      args.repeats,
+    )
+    ours, psum = (
+      [1e3 * x for x in side_by_side.values(each, "seconds_per_step")]
+      for each in runs.values()
+    )
+    yield side_by_side.against(
+      f"{1e3 * PSUM_SECONDS:g} ms of computing, {params:,} parameters",
+      "ms",
+      ours,
+      "one program with psum",
+      psum,
+      (0.0, PSUM_GOAL),
     )
 
 

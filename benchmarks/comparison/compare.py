@@ -11,6 +11,7 @@ r"""The coordinator's figures, each beside what it is compared with, in turns.
     python benchmarks/comparison/compare.py --figure leased-data
     python benchmarks/comparison/compare.py --figure round-trips
     python benchmarks/comparison/compare.py --figure gigabit
+    python benchmarks/comparison/compare.py --figure psum
     python benchmarks/comparison/compare.py --figure gloo \
         --torchft-python .venv-torchft/bin/python
 
@@ -44,6 +45,7 @@ FIGURES = {
   "leased-data": leased_data.lines,
   "round-trips": between_hosts.round_trips,
   "gloo": between_hosts.against_gloo,
+  "psum": between_hosts.against_psum,
   "gigabit": between_hosts.gigabit,
 }
 
