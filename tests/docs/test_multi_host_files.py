@@ -193,6 +193,9 @@ def test_slurm(place, monkeypatch):
   text = (_FILES / "launch_slurm.sh").read_text()
   (lead,) = re.findall(r"#SBATCH --signal=TERM@(\d+)", text)
   assert args.grace < int(lead)
+  # Both of them: the job's options are not those of its steps.
+  assert "#SBATCH --no-kill" in text
+  assert "srun --no-kill --kill-on-bad-exit=0" in text
 
 
 def test_ssh(place):
