@@ -282,6 +282,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       world.copies_take = details[1]
     case "slow hand-over":
       process.hand_over = details[1]
+    case "dies at the end":
+      process.dies_at_the_end = process.node.leader is None
     case "echo":
       world.echo(process)
     case "foreign value":

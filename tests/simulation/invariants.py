@@ -137,6 +137,8 @@ class Checker:
     self.taken: set[tuple[int, int, str]] = set()
     # Who has had the mean of which attempt.
     self.means: set[tuple[str, Any]] = set()
+    # Gradients that the journal says were dropped, by reason.
+    self.drops: collections.Counter[str] = collections.Counter()
     # How each membership has ended.
     self.departures: dict[int, tuple[bool, str]] = {}
     # Who wants all to save, and how many steps were committed since.
@@ -226,6 +228,7 @@ class Checker:
           self.nobody_forgotten(process)
           self.all_have_the_state("the run ends", entry.step, self.committed_at)
         self.end, self.ended_at = entry, self.world.now
+        self.world.strike_at_the_end()
         self.how_it_ended(entry)
         if entry.error:
           self.why_it_ended = self.excuse()

@@ -17,6 +17,9 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
   if not 0 <= step <= steps + 1:
     return f"there are {steps} steps"
   match note:
+    case notes.RunBegins():
+      if not any(t.fresh and t.leader == process.name for t in checker.terms):
+        return "this process has begun no run"
     case notes.Leader(replica, _, term):
       if replica != process.index or checker.terms[term].leader != process.name:
         return "another one leads"
@@ -36,6 +39,7 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
       if len(timings) != len(commit.parts) != len(commit.details):
         return "parts without details"
     case notes.GradientDropped():
+      checker.drops[note.reason] += note.count
       return _dropped(checker, note)
     case notes.Abandon(failed_replica=replica):
       if replica not in range(checker.setting.replicas):
@@ -66,6 +70,8 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
       known = {"applied": applied, "dropped": dict(end.dropped)}
       if ledger != (None if end.error else known):
         return f"it is {known}, with {end.error!r}"
+      if len(checker.terms) == 1 and dict(end.dropped) != checker.drops:
+        return f"it has told of {checker.drops} dropped"
   return ""
 
 

@@ -301,6 +301,14 @@ def _leaves_and_calls_again(
   return setting, tuple(struck)
 
 
+def _dies_at_the_end(
+  setting: Setting, r: random.Random
+) -> tuple[Setting, Faults]:
+  """A member is lost between the end of the run and its leader's last word."""
+  setting = _small(setting, steps=6, store_latency=r.choice((0.01, 0.05)))
+  return setting, ((r.uniform(0.2, 0.5), "dies at the end", (0,)),)
+
+
 def _only_one_lives(
   setting: Setting, r: random.Random
 ) -> tuple[Setting, Faults]:
@@ -329,4 +337,5 @@ _MOMENTS = (
   _foreign_values,
   _leaves_and_calls_again,
   _only_one_lives,
+  _dies_at_the_end,
 )

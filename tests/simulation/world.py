@@ -260,6 +260,7 @@ class Process:
     # has told its leader of gradients and attempts, over which connection.
     self.hand_over, self.hands_over = 0.0, False
     self.said: list[tuple[Connection, Any]] = []
+    self.dies_at_the_end = False
     # How often a connection breaks when it sends its part of a mean.
     self.half_means = 0
     # When each peer was lost last; whether it has aborted; whether it can't agree
@@ -627,6 +628,12 @@ class World:
         process.backlog += backlog[index:]
         return
       action(*args)
+
+  def strike_at_the_end(self) -> None:
+    """Kills who is to die while the leader has yet to learn of the end."""
+    for process in self.all:
+      if process.alive and process.dies_at_the_end:
+        self.at(self.now, self.kill, process)
 
   # Network.
 

@@ -116,6 +116,79 @@ def test_a_stale_snapshot_is_not_taken():
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
 
 
+def test_only_the_snapshot_that_is_fetched_is_taken():
+  driven = Driven(sound=False)
+  other = ins.SnapshotFetched(8, 2, "state")
+  driven.applier.fetched(other)
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.did()
+  driven.applier.fetched(other)
+  driven.applier.fetch_failed(ins.SnapshotFailed(8, "it was cut"))
+  assert driven.did() == [] == driven.told
+  assert not driven.applier.sound
+  driven.applier.fetched(ins.SnapshotFetched(9, 2, "state"))
+  assert driven.did() == [fx.Restore(2, "state")]
+  assert driven.told == [msg.Applied(2)]
+
+
+def test_who_needs_no_snapshot_says_so():
+  driven = Driven()
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 0))
+  driven.applier.fetched(ins.SnapshotFetched(9, 0, "state"))
+  assert driven.told == [msg.Applied(0)]
+  assert driven.did() == []
+
+
+def test_an_attempt_of_unknown_members_fails_at_once():
+  driven = Driven()
+  submit(driven)
+  for message in (attempt(parts=(0, 7)), attempt(readers=(7,))):
+    driven.applier.attempt(message, 0, MEMBERS)
+  assert [(type(one), one.failed_replica) for one in driven.told] == [
+    (msg.Failed, None),
+    (msg.Failed, None),
+  ]
+  assert driven.did() == []
+
+
+def test_a_gradient_that_is_not_here_fails_an_attempt_at_once():
+  driven = Driven()
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  assert driven.told == [
+    msg.Failed(attempt_id(), None, "it has no such gradient")
+  ]
+  assert driven.did() == []
+
+
+def test_nobody_is_told_that_what_is_committed_has_failed():
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  driven.applier.committed(committed(0, b""))
+  failed = ins.AggregateFailed(attempt_id(), 1, "it was lost")
+  driven.applier.aggregate_failed(failed)
+  assert [type(one) for one in driven.told] == [msg.NeedsSnapshot]
+
+
+@pytest.mark.parametrize("status", ["runs", "done", "failed", "unknown"])
+def test_the_leader_is_told_how_far_an_attempt_is(status):
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  if status == "done":
+    driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  if status == "failed":
+    driven.applier.aggregate_failed(ins.AggregateFailed(attempt_id(), 1, "no"))
+  driven.did(), driven.told.clear()
+  asked = attempt_id(number=5) if status == "unknown" else attempt_id()
+  driven.applier.report_progress(asked)
+  (told,) = driven.told
+  answers = {"runs": msg.InProgress, "done": msg.Done}
+  assert isinstance(told, answers.get(status, msg.Failed))
+  assert told.attempt == asked
+  assert driven.did() == ([fx.LimitWait(asked)] if status == "runs" else [])
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_snapshot_is_served_as_soon_as_it_is_of_use(steps):
   driven = Driven()
