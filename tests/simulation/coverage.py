@@ -1,6 +1,6 @@
 """Which lines of the pure core do schedules enter?
 
-python -m tests.simulation.coverage 400
+python -m tests.simulation.coverage 100
 
 `unentered.txt` says why a line stays that no schedule enters: for a line, for a
 function, or for a whole file. A line without a reason is an error, and so is a
@@ -117,7 +117,7 @@ def entered(schedules: int) -> dict[str, set[int]]:
 
 def main() -> int:
   """Prints the share of lines entered, and those not entered for no reason."""
-  found = entered(int(sys.argv[1]) if len(sys.argv) > 1 else 400)
+  found = entered(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
   known = reasons()
   used: set[str] = set()
   whole = missed = unknown = 0
