@@ -1,5 +1,9 @@
 """The coordinator's guarantees A1 to A16, checked after every event.
 
+A17, that a silence that ended in a loss does not lengthen the next deadline, is
+a rule of the transport, which `World.lose` follows and which
+tests/coordinator/transport/test_sockets.py checks.
+
 The truth is the log as it was first written, position by position: what stands
 there later (a record put where an old one was deleted) is nobody's history.
 """
