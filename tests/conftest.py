@@ -1,5 +1,6 @@
 """Test set-up: 8 CPU devices, strict dtype promotion, no work left pending."""
 
+import gc
 import os
 import pathlib
 import shutil
@@ -25,6 +26,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 compiling.quickly()
+# Tracing makes many objects that live on, and each collection looks at all.
+gc.set_threshold(100_000, 50, 50)
 
 # Compilation makes first examples slow, so a per-example deadline would only
 # measure the compiler; derandomised runs fail for everyone or for nobody.
@@ -51,16 +54,28 @@ def pytest_configure(config):
   _keep_what_is_compiled(config)
 
 
+_COMPILED = pytest.StashKey[str]()
+
+
 def _keep_what_is_compiled(config):
-  """Has this process keep compiled programs in files, until it ends.
+  """Has all processes of this run keep compiled programs in files, until it ends.
 
   Compiling takes most of the time of the tests, and many make the same program
   from functions of their own, where only the program itself can be recognized.
   """
-  folder = tempfile.mkdtemp()
-  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+  folder = getattr(config, "workerinput", {}).get("compiled")
+  if folder is None:
+    folder = tempfile.mkdtemp()
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+  config.stash[_COMPILED] = folder
   jax.config.update("jax_compilation_cache_dir", folder)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+  """Tells a worker of xdist where programs are kept."""
+  node.workerinput["compiled"] = node.config.stash[_COMPILED]
 
 
 # Whose files have few tests and take minutes: what begins last ends last.

@@ -1,5 +1,6 @@
 """Tests that unused keyword arguments are refused, except optax's own."""
 
+import every_transform
 import jax
 import jax.numpy as jnp
 import maps
@@ -11,27 +12,7 @@ import optax_dist
 from optax_dist._internal.extra_args import check_used
 
 N = 2
-MAKERS = {
-  "sync_replicas": lambda inner: optax_dist.sync_replicas(
-    inner, maps.AXIS, replicas_to_aggregate=N, total_num_replicas=N
-  ),
-  "elastic_average": lambda inner: optax_dist.elastic_average(
-    inner, maps.AXIS, num_replicas=N, rho=0.0
-  ),
-  "local_updates": lambda inner: optax_dist.local_sgd(
-    inner, maps.AXIS, num_replicas=N, communication_period=2
-  ),
-  "streaming_updates": lambda inner: optax_dist.streaming_updates(
-    inner,
-    optax.sgd(1.0),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-    fragments=1,
-  ),
-  "sharded": lambda inner: optax_dist.sharded(inner, maps.AXIS, num_replicas=N),
-}
-every_kind = pytest.mark.parametrize("kind", MAKERS)
+every_kind = pytest.mark.parametrize("kind", every_transform.NAMES)
 
 
 def _update(tx, **extra):
@@ -50,25 +31,27 @@ def _update(tx, **extra):
 @pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.scale(0.1)])
 def test_what_nobody_uses_is_refused(kind, inner):
   with pytest.raises(TypeError, match=f"{kind}: .* argument 'arived'"):
-    _update(MAKERS[kind](inner), arived=True)
+    _update(every_transform.make(kind, inner, N), arived=True)
 
 
-@pytest.mark.parametrize("kind", list(MAKERS)[1:])
+@pytest.mark.parametrize("kind", every_transform.NAMES[1:])
 @pytest.mark.parametrize("name", ["arrived", "local_step"])
 def test_arguments_of_sync_replicas_are_for_it_alone(kind, name):
   with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-    _update(MAKERS[kind](optax.sgd(0.1)), **{name: True})
+    _update(every_transform.make(kind, optax.sgd(0.1), N), **{name: True})
 
 
 def test_a_misspelt_one_is_told_its_name():
   with pytest.raises(TypeError, match=r"Did you mean `arrived`\?"):
-    _update(MAKERS["sync_replicas"](optax.sgd(0.1)), arived=True)
+    _update(
+      every_transform.make("sync_replicas", optax.sgd(0.1), N), arived=True
+    )
 
 
 @every_kind
 def test_what_training_loops_hand_to_every_optimizer_is_fine(kind):
   _update(
-    MAKERS[kind](optax.sgd(0.1)),
+    every_transform.make(kind, optax.sgd(0.1), N),
     value=jnp.float32(1),
     grad=jnp.ones(3),
     value_fn=jnp.sum,
@@ -97,7 +80,7 @@ def _scaled_by_argument(read):
 def test_what_an_inner_transformation_uses_reaches_it(kind, read):
   """Wherever it is: the signatures of a chain and of what is in it say nothing."""
   inner = optax.chain(optax.scale(1.0), _scaled_by_argument(read))
-  updates = _update(MAKERS[kind](inner), factor=jnp.float32(3))
+  updates = _update(every_transform.make(kind, inner, N), factor=jnp.float32(3))
   np.testing.assert_array_equal(updates, 3.0)
 
 

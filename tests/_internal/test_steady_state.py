@@ -1,5 +1,6 @@
 """A parameter without a gradient keeps its part of the state."""
 
+import every_transform
 import jax
 import jax.numpy as jnp
 import maps
@@ -23,40 +24,21 @@ def test_a_momentum_outlives_a_step_without_a_gradient():
     np.testing.assert_allclose(state.trace["w"], [expected])
 
 
-TRANSFORMS = {
-  "sync_replicas": lambda inner: optax_dist.sync_replicas(
-    inner, maps.AXIS, replicas_to_aggregate=2, total_num_replicas=SIZE
-  ),
-  "elastic_average": lambda inner: optax_dist.elastic_average(
-    inner, maps.AXIS, num_replicas=SIZE, communication_period=2, rho=0.1
-  ),
-  "diloco": lambda inner: optax_dist.diloco(
-    inner, maps.AXIS, num_replicas=SIZE, communication_period=2
-  ),
-  "sparse_loco": lambda inner: optax_dist.sparse_loco(
-    inner, maps.AXIS, num_replicas=SIZE, communication_period=2
-  ),
-  "streaming_updates": lambda inner: optax_dist.streaming_updates(
-    inner,
-    optax.sgd(0.5, momentum=0.5),
-    maps.AXIS,
-    num_replicas=SIZE,
-    communication_period=2,
-    fragments=1,
-  ),
-  "sharded": lambda inner: optax_dist.sharded(
-    inner, maps.AXIS, num_replicas=SIZE
-  ),
-}
-
-
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", [*every_transform.NAMES, "sparse_loco"])
 def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
   """Their gradient is None; no step changes them, or the state's structure."""
   inner = optax.chain(
     optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.5)
   )
-  tx = TRANSFORMS[name](inner)
+  if name == "sparse_loco":
+    tx = optax_dist.sparse_loco(
+      inner, maps.AXIS, num_replicas=SIZE, communication_period=2
+    )
+  else:
+    outer = {"outer": optax.sgd(0.5, momentum=0.5)}
+    tx = every_transform.make(
+      name, inner, SIZE, **outer if name in every_transform.OUTER else {}
+    )
   params = {"w": jnp.ones(3), "n": jnp.array([3]), "k": jax.random.key(0)}
   state = tx.init(params)
   axes = optax_dist.states.state_axes(state)

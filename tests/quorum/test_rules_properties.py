@@ -1,7 +1,7 @@
 """Properties of the default rules: what holds after every event.
 
 Those of the coordinator's invariants that are the rules' are stated here alone;
-those that need parameters are in tests/coordinator/runs/test_invariants.py.
+those that need parameters are in tests/coordinator/test_replica.py.
 """
 
 from rule_histories import check, random_history

@@ -1,5 +1,6 @@
 """One replica that is not finite must not spoil the others: all that exchange."""
 
+import every_transform
 import jax
 import jax.numpy as jnp
 import maps
@@ -13,46 +14,25 @@ import optax_dist
 N = 4
 BAD = 2
 
-MAKERS = {
-  "elastic": lambda **kw: optax_dist.elastic_average(
-    optax.sgd(0.1),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-    rho=0.0,
-    **kw,
+ARGUMENTS = {
+  "elastic": ("elastic_average", {"rho": 0.0}),
+  "elastic_same_point": (
+    "elastic_average",
+    {"communication_period": 1, "rho": None, "exchange": "same_point"},
   ),
-  "elastic_same_point": lambda **kw: optax_dist.elastic_average(
-    optax.sgd(0.1),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=1,
-    exchange="same_point",
-    **kw,
-  ),
-  "local": lambda **kw: optax_dist.local_sgd(
-    optax.sgd(0.1), maps.AXIS, num_replicas=N, communication_period=2, **kw
-  ),
-  "averaged": lambda **kw: optax_dist.local_sgd(
-    optax.sgd(0.1, momentum=0.5),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-    inner_state="averaged",
-    **kw,
-  ),
-  "streaming": lambda **kw: optax_dist.streaming_updates(
-    optax.sgd(0.1),
-    optax.sgd(1.0),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-    fragments=2,
-    delay=1,
-    **kw,
-  ),
+  "local": ("local_updates", {}),
+  "averaged": ("local_updates", {"inner_state": "averaged"}),
+  "streaming": ("streaming_updates", {"fragments": 2, "delay": 1}),
 }
-every_kind = pytest.mark.parametrize("kind", MAKERS)
+
+
+def _make(kind, **kwargs):
+  name, arguments = ARGUMENTS[kind]
+  inner = optax.sgd(0.1, momentum=0.5 if kind == "averaged" else None)
+  return every_transform.make(name, inner, N, **arguments | kwargs)
+
+
+every_kind = pytest.mark.parametrize("kind", ARGUMENTS)
 
 
 def _train(map_name, tx, bad, steps=6):
@@ -79,7 +59,7 @@ def _train(map_name, tx, bad, steps=6):
 @every_kind
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_the_others_and_the_center_go_on(kind, bad):
-  params, state = _train("vmap", MAKERS[kind](), bad)
+  params, state = _train("vmap", _make(kind), bad)
   others = np.arange(N) != BAD
   for x in jax.tree.leaves(params):
     assert np.isfinite(x[others]).all()
@@ -92,7 +72,7 @@ def test_the_others_and_the_center_go_on(kind, bad):
 
 @every_kind
 def test_unless_it_is_switched_off(kind):
-  tx = MAKERS[kind](reject_nonfinite=False)
+  tx = _make(kind, reject_nonfinite=False)
   _, state = _train("vmap", tx, np.nan)
   center = jax.tree.leaves(optax_dist.center_params(state))
   assert not all(np.isfinite(x).all() for x in center)
@@ -100,8 +80,8 @@ def test_unless_it_is_switched_off(kind):
 
 @pairwise.every_value(map_name=maps.NAMES, kind=["elastic", "local"])
 def test_the_same_in_every_map(map_name, kind):
-  _, expected = _train("vmap", MAKERS[kind](), np.nan, steps=4)
-  _, state = _train(map_name, MAKERS[kind](), np.nan, steps=4)
+  _, expected = _train("vmap", _make(kind), np.nan, steps=4)
+  _, state = _train(map_name, _make(kind), np.nan, steps=4)
   for x, y in zip(
     jax.tree.leaves(optax_dist.center_params(state)),
     jax.tree.leaves(optax_dist.center_params(expected)),
@@ -128,7 +108,7 @@ def test_the_mean_is_over_those_that_are_finite():
 
 
 def test_where_none_is_finite_nothing_moves():
-  tx = MAKERS["local"]()
+  tx = _make("local")
   state = tx.init(np.ones(2, np.float32))
   run = maps.stepper(
     "vmap", lambda state, p, g: tx.update(g, state, p), state, N

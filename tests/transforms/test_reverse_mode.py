@@ -1,5 +1,6 @@
 """Differentiating through steps, exchanges and rounds, in reverse."""
 
+import every_transform
 import jax
 import jax.numpy as jnp
 import maps
@@ -10,38 +11,19 @@ import pairwise
 import optax_dist
 
 N = 4
-MAKERS = {
-  "elastic": lambda: optax_dist.elastic_average(
-    optax.sgd(0.1), maps.AXIS, num_replicas=N, communication_period=2, rho=0.1
-  ),
-  "local": lambda: optax_dist.local_updates(
-    optax.sgd(0.1),
-    optax.sgd(0.7, momentum=0.9, nesterov=True),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-  ),
-  "streaming": lambda: optax_dist.streaming_updates(
-    optax.sgd(0.1),
-    optax.sgd(0.5),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-    fragments=1,
-    delay=1,
-    mix=0.5,
-  ),
-  "sync": lambda: optax_dist.sync_replicas(
-    optax.sgd(0.1), maps.AXIS, total_num_replicas=N, replicas_to_aggregate=N
-  ),
+ARGUMENTS = {
+  "elastic_average": {},
+  "local_updates": {"outer": optax.sgd(0.7, momentum=0.9, nesterov=True)},
+  "streaming_updates": {"outer": optax.sgd(0.5), "delay": 1, "mix": 0.5},
+  "sync_replicas": {},
 }
 
 
 @pairwise.every_value(
-  map_name=["vmap", "shard_map", "shard_map_vma"], kind=list(MAKERS)
+  map_name=["vmap", "shard_map", "shard_map_vma"], kind=list(ARGUMENTS)
 )
 def test_the_gradient_is_that_of_finite_differences(map_name, kind):
-  tx = MAKERS[kind]()
+  tx = every_transform.make(kind, optax.sgd(0.1), N, **ARGUMENTS[kind])
   state = tx.init(jnp.ones(3))
 
   def train(state, scale, params):

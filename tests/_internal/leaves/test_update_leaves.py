@@ -1,5 +1,6 @@
 """Tests of the names of updates, and of what they may be."""
 
+import every_transform
 import jax
 import jax.numpy as jnp
 import maps
@@ -11,28 +12,6 @@ import optax_dist
 from optax_dist._internal.leaves import update_leaves
 
 N = 2
-MAKERS = {
-  "sync_replicas": lambda: optax_dist.sync_replicas(
-    optax.sgd(0.1), maps.AXIS, replicas_to_aggregate=N, total_num_replicas=N
-  ),
-  "elastic_average": lambda: optax_dist.elastic_average(
-    optax.sgd(0.1), maps.AXIS, num_replicas=N, rho=0.0
-  ),
-  "local_updates": lambda: optax_dist.local_sgd(
-    optax.sgd(0.1), maps.AXIS, num_replicas=N, communication_period=2
-  ),
-  "streaming_updates": lambda: optax_dist.streaming_updates(
-    optax.sgd(0.1),
-    optax.sgd(1.0),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=2,
-    fragments=1,
-  ),
-  "sharded": lambda: optax_dist.sharded(
-    optax.sgd(0.1), maps.AXIS, num_replicas=N
-  ),
-}
 
 
 def _path(tree):
@@ -93,7 +72,7 @@ def test_a_summed_leaf_is_named_with_its_axis(map_name):
   maps.run(map_name, step, x, maps.Replicated(x), size=4)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", every_transform.NAMES)
 @pytest.mark.parametrize(
   ("updates", "said"),
   [
@@ -106,7 +85,7 @@ def test_a_summed_leaf_is_named_with_its_axis(map_name):
   ids=["shape", "structure"],
 )
 def test_what_is_different_is_named(kind, updates, said):
-  tx = MAKERS[kind]()
+  tx = every_transform.make(kind, optax.sgd(0.1), N)
   params = {"a": jnp.ones(2), "b": jnp.ones(2)}
   state = tx.init(params)
   axes = optax_dist.states.state_axes(state)

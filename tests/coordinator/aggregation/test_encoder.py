@@ -17,19 +17,6 @@ def numbers(seed, size=5000):
   return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
-def test_the_average_is_numpy_s_in_replica_order():
-  made = encoder.Encoder([numbers(0)], "float32")
-  raw = np.zeros(made.place.nbytes, np.uint8)
-  gradients = []
-  for seed in range(3):
-    assert made.write([numbers(seed)], raw)
-    gradients.append(raw.tobytes())
-  (got,) = made.read(made.average(gradients, [1.0, 0.5, 1.0], 4))
-  half = numbers(1) * np.float32(0.5)
-  want = ((numbers(0) + half) + numbers(2)) / np.float32(4)
-  np.testing.assert_array_equal(got, want)
-
-
 def placed(leaves, wire="float32"):
   """The parts of a gradient that stays in place, and its buffer."""
   made = encoder.Encoder(leaves, wire)
@@ -94,20 +81,6 @@ def test_numbers_in_place_are_checked(bad, where):
   assert placed([jnp.full(20_000, 3e38)])[1] is not None
 
 
-def test_only_applied_gradients_are_fed_back():
-  made = encoder.Encoder([numbers(0)], "int8")
-  first, second, third = (
-    np.zeros(made.place.nbytes, np.uint8) for _ in range(3)
-  )
-  made.write([numbers(0)], first)
-  made.settle(0, False)
-  made.write([numbers(0)], second)
-  np.testing.assert_array_equal(first, second)
-  made.settle(0, True)
-  made.write([numbers(0)], third)
-  assert (second != third).any()
-
-
 # By wire: the method of `optax_dist.compression` that is the same for a block.
 METHODS = {
   "int8": lambda decay: compression.quantize(
@@ -161,29 +134,6 @@ def test_feedback_is_that_of_the_transform(wire, decay, size):
     expected, state = step(jnp.asarray(gradient)[None], state)
     # Rarely, a number in the middle between two levels is rounded to the other.
     assert np.isclose(heard, expected[0], rtol=2e-5, atol=2e-5).mean() > 0.998
-
-
-def test_an_extended_sum_contains_the_earlier_one():
-  """Of a sum and what it was before, one counts, and it alone says what is kept."""
-  grown, alone = (encoder.Encoder([numbers(0)], "int2") for _ in range(2))
-  raw = np.zeros(grown.place.nbytes, np.uint8)
-  first, both = [numbers(0)], [numbers(0) + numbers(1)]
-  for counts in (0, 1):
-    grown.write(first, raw, 2 * counts)
-    grown.write(both, raw, 2 * counts + 1, extends=2 * counts)
-    grown.settle(2 * counts + counts, True)
-    grown.settle(2 * counts + 1 - counts, False)
-    alone.write(both if counts else first, raw, 7)
-    alone.settle(7, True)
-    np.testing.assert_array_equal(owed(grown), owed(alone))
-
-
-def owed(made):
-  """What is sent where there is nothing new, and is thus owed."""
-  raw = np.zeros(made.place.nbytes, np.uint8)
-  made.write([np.zeros(5000, np.float32)], raw, 99)
-  made.settle(99, False)
-  return made.heard(raw)[0]
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)

@@ -113,9 +113,7 @@ def test_three_learners_train_to_the_same_end(inline, tmp_path):
   [
     ("int4", "radial", None),
     ("top_k", "mean", "bfloat16"),
-    ("sign", "mean", "bfloat16"),
-    ("int8", "mean", "int2"),
-    ("sign", "mean", "sign"),
+    ("sign", "mean", "int2"),
   ],
 )
 def test_learners_on_a_wire_of_few_bits(wire, merge, mean_wire):
@@ -277,21 +275,18 @@ def test_a_learner_trains_on_while_the_others_are_away():
 
 
 @pytest.mark.parametrize(
-  ("phase", "nth"),
+  ("phase", "nth", "victim"),
   [
-    ("arrived", 3),
-    ("reduce_scatter", 3),
-    ("gather", 3),
-    ("done", 2),
-    ("committing", 2),
-    ("applied", 4),
+    ("arrived", 3, 2),
+    ("reduce_scatter", 3, 0),
+    ("gather", 3, 2),
+    ("done", 2, 0),
+    ("committing", 2, 0),
+    ("applied", 4, 2),
   ],
 )
-@pytest.mark.parametrize("victim", [0, 2], ids=["leader", "other"])
 def test_a_learner_dies_in_any_phase(phase, nth, victim):
-  """The others continue; a replacement process ends as they do."""
-  if phase == "committing" and victim:
-    pytest.skip("only a leader commits")
+  """The leader is 0. The others continue; a replacement ends as they do."""
   world = endpoint.World()
   options = {
     "k": 2,
@@ -398,41 +393,6 @@ def test_a_run_goes_on_from_a_checkpoint():
   assert [r.error for r in more] == [None] * 2
   equal(more)
   assert int(more[0].opt_state.round) == more[0].value >= at + 3
-
-
-def test_a_learner_that_is_not_finite_starts_again():
-  def train(replica, result):
-    spoilt = False
-    while True:
-      grads = gradient(replica.params, replica.replica)
-      if replica.replica and not spoilt:
-        spoilt = True
-        grads = jax.tree.map(lambda x: x * jnp.nan, grads)
-      outcome = replica.step(grads)
-      result.outcomes.append(outcome)
-      if outcome.finished:
-        return replica.global_step
-      if not replica.replica and replica.global_step >= 6:
-        replica.finish()
-
-  results = runs.run(
-    train, 2, k=2, strategy=strategy(), opt=INNER, params=PARAMS
-  )
-  assert [r.error for r in results] == [None] * 2
-  equal(results)
-  assert results[1].counts["non_finite"] == 1
-  assert np.isfinite(np.asarray(results[1].params["a"])).all()
-
-
-def test_replicas_with_other_options_are_refused():
-  world = endpoint.World()
-  options = {"k": 1, "n": 2, "opt": INNER, "params": PARAMS}
-  one = runs.make(world, 0, strategy=strategy(), **options)
-  with one.start():
-    other = runs.make(world, 1, strategy=strategy(period=8), **options)
-    with pytest.raises(coordinator.JoinRefused, match="strategy"):
-      other.start()
-    one.finish()
 
 
 def test_decoupled_diloco_refuses_leased_samples():

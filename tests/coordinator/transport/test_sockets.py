@@ -240,32 +240,6 @@ def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
   b.close()
 
 
-def test_a_peer_that_does_not_read_is_lost_and_does_not_block_the_others(
-  socket_world,
-):
-  socket_world._limits = interface.Limits(max_queued=1_000_000, silence=200)
-  a, b = socket_world.pair()
-  c = socket_world.add("c")
-  socket_world.connect("c", "a")
-  socket_world.wait_for("a", interface.PeerUp)
-  socket_world.all.pop("b")  # It never polls again.
-  longest, taken = 0.0, True
-  for i in range(200):
-    begun = time.monotonic()
-    taken = taken and a.send("b", [bytes(100_000)])
-    a.send("c", [b"%d" % i])
-    socket_world.events["a"] += a.poll(0)
-    longest = max(longest, time.monotonic() - begun)
-    c_events = c.poll(0)
-    socket_world.events["c"] += c_events
-  assert not taken
-  assert worlds.lost(socket_world, "a") == ["overflow"]
-  # Who waited for it would wait until it is taken for lost.
-  assert longest < 60
-  socket_world.wait_for("c", interface.Message, 200)
-  b.close()
-
-
 def test_256_connections_in_one_loop(new_world):
   limits = dataclasses.replace(_PATIENT, heartbeat=1.0)
   world = new_world("tcp", limits=limits)

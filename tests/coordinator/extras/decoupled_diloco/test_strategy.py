@@ -245,16 +245,6 @@ def test_a_late_learner_begins_at_the_open_round():
   assert found.local(shared).taken == (2, 1)
 
 
-def test_opposite_directions_cancel_out():
-  found, shared = made(fragments=1, period=2)
-  local = found.local(shared)
-  up = local._replace(params=jax.tree.map(lambda x: x + 1, PARAMS))
-  down = local._replace(params=jax.tree.map(lambda x: x - 1, PARAMS))
-  payloads = [give(found, shared, x)[0].payload for x in (up, down)]
-  after = merged(found, shared, payloads, [0.5, 0.5])
-  close(after.params, PARAMS)
-
-
 def test_fragments_keep_the_dtypes_of_their_arrays():
   factory = decoupled_diloco.decoupled_diloco(fragments=2, period=2)
   found = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))

@@ -1,0 +1,66 @@
+"""Every wait ends by its deadline, with an error that says what was missing."""
+
+import re
+import threading
+
+import embedded_runs as runs
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator.runtime import endpoint
+
+STEPS = 6
+PHASES = (
+  "computing",
+  "arrived",
+  "reduce_scatter",
+  "gather",
+  "done",
+  "applied",
+)
+
+
+@pytest.fixture(scope="module")
+def hangs():
+  """By phase: whether one of two has hung there, and what the other was told.
+
+  All at once: their deadlines are beyond what a busy machine delays.
+  """
+  patience = {"timeout": 2.8, "attempt_timeout": 2.5, "leader_timeout": 1.1}
+  released, results, threads = threading.Event(), [], []
+  hang = lambda: released.wait(120.0)
+  plan = {(phase, 2 * i, 2): hang for i, phase in enumerate(PHASES)}
+  with runs.Faults(plan) as faults:
+    for replica in range(2 * len(plan)):
+      if replica % 2 == 0:
+        world, together = endpoint.World(), threading.Barrier(2)
+
+      def train(replica, result, together=together):
+        together.wait(60.0)
+        runs.to_step(STEPS)(replica, result)
+
+      one = runs.make(world, replica, k=2, n=2, inline_bytes=0, **patience)
+      results.append(runs.Result())
+      threads.append(runs.start(one, train, results[-1]))
+    for thread in threads[1::2]:
+      thread.join(60.0)
+    # By its own deadline: what it waits for still hangs.
+    ended = [not thread.is_alive() for thread in threads[1::2]]
+    released.set()
+    runs.finish(threads)
+  return {
+    phase: (key in faults.done and ended[i], results[2 * i + 1].error)
+    for i, (key, phase) in enumerate(zip(plan, PHASES, strict=True))
+  }
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_replica_that_hangs_is_named_by_the_error_of_the_other(hangs, phase):
+  """With what was waited for, and for how long: A6 of docs/assumptions.md."""
+  in_time, error = hangs[phase]
+  assert in_time, error
+  assert isinstance(error, coordinator.CoordinatorError)
+  text = str(error)
+  assert re.search(r"[Ss]tep \d|this step's commit", text), text
+  assert re.search(r"\d+\.\d s", text), text
+  assert f"replica {2 * PHASES.index(phase)}" in text, text
