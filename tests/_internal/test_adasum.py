@@ -19,7 +19,7 @@ def _by_hand(rows):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 5, 8])
-def test_it_is_the_recursive_formula(replicas):
+def test_adasum_is_the_recursive_formula(replicas):
   rows = np.random.default_rng(replicas).normal(size=(replicas, 4, 3))
   rows = rows.astype(np.float32)
   got = adasum(jnp.asarray(rows))

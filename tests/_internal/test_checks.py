@@ -21,7 +21,7 @@ def test_integers_of_numpy_are_integers(value):
 
 
 @pytest.mark.parametrize("value", [0, -1, True, np.True_, 2.0, "2", None])
-def test_what_is_no_positive_integer(value):
+def test_counts_that_are_not_positive_integers_are_refused(value):
   with pytest.raises(ValueError, match="`n` must be a positive integer, got"):
     checks.count("n", value)
 
@@ -30,13 +30,13 @@ def test_what_is_no_positive_integer(value):
   "value", ["0.1", np.nan, np.inf, -1.0, True, [0.1], 1j]
 )
 @pytest.mark.parametrize("name", ["moving_rate", "rho", "learning_rate"])
-def test_what_is_no_rate(name, value):
+def test_invalid_rates_are_refused_by_name(name, value):
   with pytest.raises(ValueError, match=f"`{name}` must be"):
     optax_dist.elastic_average(optax.sgd(0.1), "data", **{name: value})
 
 
 @pytest.mark.parametrize("value", ["0.1", np.nan, np.inf, None])
-def test_what_is_no_outer_learning_rate(value):
+def test_invalid_outer_learning_rates_are_refused_by_name(value):
   with pytest.raises(ValueError, match="`outer_learning_rate` must be"):
     optax_dist.diloco(optax.sgd(0.1), "data", outer_learning_rate=value)
   with pytest.raises(ValueError, match="`slow_learning_rate` must be"):
@@ -46,7 +46,7 @@ def test_what_is_no_outer_learning_rate(value):
 @pytest.mark.parametrize(
   "value", [0, 0.5, np.float32(0.5), jnp.float32(0.5), np.array(0.5)]
 )
-def test_rates(value):
+def test_numbers_and_scalar_arrays_are_rates(value):
   checks.rate("r", value)
 
 
@@ -63,7 +63,7 @@ def test_elastic_averaging_has_no_meaning_under_plain_jit():
 
 
 @pytest.mark.parametrize("value", ["no", 1, None, 0.0])
-def test_what_is_neither_true_nor_false(value):
+def test_flags_that_are_not_booleans_are_refused(value):
   checks.flag("f", np.True_)
   with pytest.raises(ValueError, match="`f` must be True or False, got"):
     checks.flag("f", value)
@@ -91,7 +91,7 @@ def test_what_is_neither_true_nor_false(value):
 
 
 @pytest.mark.parametrize("bad", [None, 0.1, "sgd", optax.sgd])
-def test_what_is_no_transformation(bad):
+def test_inner_transformations_are_checked_by_every_transform(bad):
   more = {"num_replicas": 2, "communication_period": 2}
   makers = {
     "inner": [

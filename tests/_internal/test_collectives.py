@@ -47,7 +47,9 @@ def test_large_leaves_travel_by_themselves_between_cpus(monkeypatch):
   assert _all_reduces(tx, tree) == 1 + 2
 
 
-def test_nothing_is_joined_where_the_compiler_may_have_sharded_it(monkeypatch):
+def test_leaves_are_not_joined_if_the_compiler_may_have_sharded_them(
+  monkeypatch,
+):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   mesh = jax.make_mesh(
     (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
@@ -100,7 +102,7 @@ def test_a_vmap_axis_inside_check_vma_is_refused(groups):
     ([[]], r"permutation of the axis's indices, of range\(1\)"),
   ],
 )
-def test_each_way_of_bad_groups_has_its_message(groups, message):
+def test_invalid_groups_are_refused_with_the_reason(groups, message):
   with pytest.raises(ValueError, match=message) as info:
     collectives.check_groups(groups)
   assert repr(groups) in str(info.value)
@@ -109,7 +111,7 @@ def test_each_way_of_bad_groups_has_its_message(groups, message):
 @pytest.mark.parametrize(
   "groups", [None, [], [[0]], [[1, 0]], [[0, 2], [3, 1]]]
 )
-def test_good_groups_pass(groups):
+def test_valid_groups_are_accepted(groups):
   collectives.check_groups(groups)
 
 

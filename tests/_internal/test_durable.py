@@ -68,7 +68,7 @@ def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
+def test_an_existing_folder_is_not_replaced(tmp_path):
   path = tmp_path / "folder"
   with durable.folder(path) as new:
     new.mkdir()

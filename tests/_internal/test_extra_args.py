@@ -29,19 +29,19 @@ def _update(tx, **extra):
 
 @every_kind
 @pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.scale(0.1)])
-def test_what_nobody_uses_is_refused(kind, inner):
+def test_arguments_that_no_transform_uses_are_refused(kind, inner):
   with pytest.raises(TypeError, match=f"{kind}: .* argument 'arived'"):
     _update(every_transform.make(kind, inner, N), arived=True)
 
 
 @pytest.mark.parametrize("kind", every_transform.NAMES[1:])
 @pytest.mark.parametrize("name", ["arrived", "local_step"])
-def test_arguments_of_sync_replicas_are_for_it_alone(kind, name):
+def test_other_transforms_refuse_the_arguments_of_sync_replicas(kind, name):
   with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
     _update(every_transform.make(kind, optax.sgd(0.1), N), **{name: True})
 
 
-def test_a_misspelt_one_is_told_its_name():
+def test_a_misspelt_argument_is_corrected():
   with pytest.raises(TypeError, match=r"Did you mean `arrived`\?"):
     _update(
       every_transform.make("sync_replicas", optax.sgd(0.1), N), arived=True
@@ -49,7 +49,7 @@ def test_a_misspelt_one_is_told_its_name():
 
 
 @every_kind
-def test_what_training_loops_hand_to_every_optimizer_is_fine(kind):
+def test_the_arguments_of_optaxs_training_loops_are_accepted(kind):
   _update(
     every_transform.make(kind, optax.sgd(0.1), N),
     value=jnp.float32(1),
@@ -77,7 +77,7 @@ def _scaled_by_argument(read):
     lambda extra: jnp.where(extra["factor"] > 1, 3.0, 1.0),
   ],
 )
-def test_what_an_inner_transformation_uses_reaches_it(kind, read):
+def test_arguments_reach_an_inner_transformation_that_uses_them(kind, read):
   """Wherever it is: the signatures of a chain and of what is in it say nothing."""
   inner = optax.chain(optax.scale(1.0), _scaled_by_argument(read))
   updates = _update(every_transform.make(kind, inner, N), factor=jnp.float32(3))
@@ -132,7 +132,7 @@ def test_every_use_counts(use):
   _check(lambda g, x: use(g, x), x=0.5)
 
 
-def test_each_argument_is_looked_for_beside_the_values_of_the_others():
+def test_the_use_of_an_argument_may_depend_on_another():
   """Which argument is used may depend on another one."""
 
   def update(g, mode, scale, shift):
@@ -143,7 +143,7 @@ def test_each_argument_is_looked_for_beside_the_values_of_the_others():
       _check(update, mode=mode, scale=2.0, shift=1.0)
 
 
-def test_what_is_wrong_with_the_call_is_for_the_call_to_say():
+def test_other_errors_of_the_update_are_left_to_the_update():
   def update(g, **extra_args):
     raise ValueError("needs the parameters")
 
@@ -157,7 +157,7 @@ def test_arguments_of_every_training_loop_cost_nothing():
   assert not calls
 
 
-def test_only_a_name_that_is_close_is_suggested():
+def test_only_a_similar_name_is_suggested():
   update = lambda g, **extra_args: g
   for name, hint in (("arived", True), ("temperature", False)):
     with pytest.raises(TypeError) as caught:

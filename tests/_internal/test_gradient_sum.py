@@ -78,7 +78,7 @@ def test_sparse_gradients_are_averaged_without_becoming_dense(
       np.testing.assert_allclose(table[i], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_that_finds_no_slot_is_dropped_whole_and_counted():
+def test_a_gradient_without_a_free_slot_is_dropped_as_a_whole_and_counted():
   tx = optax_dist.sync_replicas(
     optax.identity(),
     maps.AXIS,
@@ -107,7 +107,7 @@ def test_a_gradient_that_finds_no_slot_is_dropped_whole_and_counted():
   np.testing.assert_array_equal(sums["table"].indices[0], [0, 1, 2])
 
 
-def test_what_has_no_slot_in_sight_is_refused_while_tracing():
+def test_more_slots_than_the_capacity_are_refused_while_tracing():
   total = gradient_sum.init(jnp.zeros((ROWS, WIDTH)), SLOTS)
   many = IndexedSlices(jnp.zeros((4, WIDTH)), jnp.arange(4), (ROWS, WIDTH))
   with pytest.raises(
@@ -117,7 +117,7 @@ def test_what_has_no_slot_in_sight_is_refused_while_tracing():
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_kinds_must_agree(sparse):
+def test_sparse_and_dense_gradients_must_match_their_sums(sparse):
   table = jnp.zeros((ROWS, WIDTH))
   slices = IndexedSlices(
     jnp.zeros((1, WIDTH)), jnp.zeros(1, jnp.int32), table.shape

@@ -25,7 +25,7 @@ def _imports(package):
 
 
 @_PACKAGES
-def test_each_name_is_what_type_checkers_are_told(package):
+def test_each_lazy_name_is_the_one_that_type_checkers_see(package):
   imports = _imports(package)
   assert sorted(imports) == sorted(package.__all__)
   for name, module in imports.items():
@@ -44,7 +44,7 @@ def test_no_name_is_hidden_by_a_module(package):
   assert not (set(package.__all__) - own) & modules
 
 
-def test_what_is_public_is_listed_before_it_is_used():
+def test_dir_lists_public_names_before_their_first_use():
   code = (
     "import optax_dist as o; assert {*o.__all__} <= {*dir(o)};"
     "assert {'coordinator', 'ledger', 'simulate', 'states'} <= {*o.__all__}"
@@ -136,7 +136,7 @@ def test_a_module_needs_no_import_of_its_own():
 
 
 @pytest.mark.parametrize("name", ["cross_shards", "_hidden", "__wrapped__"])
-def test_what_there_is_not(name):
+def test_unknown_names_raise_an_attribute_error(name):
   with pytest.raises(AttributeError, match=rf"'optax_dist' .* '{name}'"):
     getattr(optax_dist, name)
 
@@ -155,7 +155,7 @@ def test_what_there_is_not(name):
     "optax_dist.coordinator.store.__main__",
   ],
 )
-def test_what_needs_no_jax_does_not_import_it(module):
+def test_modules_that_do_not_need_jax_do_not_import_it(module):
   code = (
     f"import sys, {module}; assert not {{'jax', 'optax'}} & {{*sys.modules}}"
   )

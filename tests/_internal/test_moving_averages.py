@@ -65,7 +65,7 @@ def test_a_prefix_says_which():
   assert averages["head"] == optax.MaskedNode()
 
 
-def test_without_a_decay_there_are_none():
+def test_without_a_decay_there_are_no_averages():
   assert moving_averages.init({"w": 1.0}, None, None) is None
   assert moving_averages.update(None, 1.0, 1.0, None) is None
 

@@ -56,7 +56,7 @@ _SUM = lambda x: jax.lax.psum(x, AXIS)
     (lambda w, x: np.ones(2), None),
   ],
 )  # fmt: skip
-def test_who_reduced_it(make, origin):
+def test_the_origin_of_a_reduction_is_found(make, origin):
   said = _in_map(lambda w, x: (provenance.of_invariant(make(w, x), AXIS),))
   assert said == (origin,)
 
@@ -74,7 +74,7 @@ def test_a_scope_of_another_axis_does_not_count():
   assert _in_map(scoped(AXIS + "2")) is None
 
 
-def test_without_a_program_nothing_shows():
+def test_outside_of_jit_the_origin_is_unknown():
   assert (
     _in_map(lambda w, x: provenance.of_invariant(_SUM(x), AXIS), jit=False)
     is None
@@ -97,14 +97,14 @@ def _scattered(x):
     (_SUM, False),
   ],
 )
-def test_what_is_one_shard_of_a_sum(make, expected):
+def test_a_shard_of_a_sum_is_recognized(make, expected):
   fn = lambda w, x: provenance.is_scattered(make(x), AXIS)
   assert _in_map(fn) is expected
   assert not _in_map(lambda w, x: provenance.is_scattered(make(x), "other"))
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_calls_that_share_a_program_are_told_apart(order):
+def test_two_calls_of_one_program_are_distinguished(order):
   double = jax.jit(lambda x: 2 * x)
 
   def fn(w, x):
@@ -117,7 +117,9 @@ def test_calls_that_share_a_program_are_told_apart(order):
 
 @pytest.mark.parametrize("question", ["of_invariant", "is_scattered"])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
-def test_what_many_values_depend_on_is_read_once(wrap, question, monkeypatch):
+def test_an_equation_that_many_values_depend_on_is_read_once(
+  wrap, question, monkeypatch
+):
   """Otherwise tracing takes a time that grows with the square of the leaves."""
   read, init = [], provenance._Equation.__init__
 

@@ -17,7 +17,7 @@ from optax_dist._internal.replica_blocks import (
 
 
 @pytest.mark.parametrize("leading", [False, True])
-def test_a_block_comes_out_as_it_went_in(leading):
+def test_a_block_is_unpacked_and_packed_without_a_change(leading):
   node = optax_dist.PerReplica({"step": jnp.int32(3), "sum": jnp.ones(2)})
   if leading:
     node = jax.tree.map(lambda x: x[None], node)

@@ -40,7 +40,7 @@ def test_arguments():
 
 
 @maps.every_map
-def test_the_first_replica_tells_what_is_common(map_name):
+def test_the_common_parameters_are_those_of_the_first_replica(map_name):
   """Whatever the others hold, be it no number."""
   params = {
     "x": _normal(0, 3),
@@ -62,7 +62,7 @@ def test_the_first_replica_is_the_first_along_all_axes():
   np.testing.assert_array_equal(both(x), np.full((2, 3), 7.0))
 
 
-def test_outside_of_the_map_it_is_a_copy():
+def test_outside_of_the_map_the_common_parameters_are_a_copy():
   """One that can be donated along with the parameters."""
   params = {"x": jnp.arange(3.0), "python": 2.0}
   got = replica_params.common(params, _OF.names)
@@ -141,7 +141,7 @@ class _State(NamedTuple):
 
 
 @some_maps
-def test_only_what_has_a_gradient_takes_part(map_name):
+def test_only_parameters_with_a_gradient_take_part(map_name):
   params = {"frozen": _normal(0, 2), "table": _normal(1, 3, 1), "w": _normal(2)}
   center = {name: np.zeros(x.shape[1:]) + 1 for name, x in params.items()}
   center = jax.tree.map(np.float32, center)

@@ -27,12 +27,12 @@ def test_inside_the_map_they_are_counted(map_name, ask):
 
 @maps.both_kinds
 @pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
-def test_another_number_than_there_are_is_refused(map_name, ask):
+def test_a_wrong_number_of_replicas_is_refused(map_name, ask):
   with pytest.raises(ValueError, match="it: `size` is 5, but there are 4"):
     _in_map(map_name, lambda x: x + ask("it", NAMES, 5, "size"), np.zeros(N))
 
 
-def test_outside_of_the_map_the_mesh_tells_or_the_caller():
+def test_outside_of_the_map_the_number_comes_from_the_mesh_or_the_caller():
   assert replicas.at_init("it", NAMES, 7) == 7
   with jax.set_mesh(maps.mesh(N)):
     assert replicas.at_init("it", NAMES, None) == N
@@ -106,7 +106,9 @@ def test_replicas_draw_different_random_numbers(map_name):
 
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("jitted", [False, True])
-def test_under_a_mesh_each_block_is_made_where_it_belongs(explicit, jitted):
+def test_under_a_mesh_each_block_is_made_on_the_device_of_its_replica(
+  explicit, jitted
+):
   make = lambda x: replicas.start(x, N, NAMES)
   with jax.set_mesh(maps.mesh(N, explicit)):
     block = (jax.jit(make) if jitted else make)(jnp.zeros(3)).value

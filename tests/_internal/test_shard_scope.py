@@ -29,7 +29,7 @@ def test_an_inspection_ends_with_an_error():
   assert not shard_scope.is_dry_run()
 
 
-def test_another_thread_has_its_own():
+def test_scopes_are_separate_in_each_thread():
   seen = []
   with shard_scope.over(("data",)), shard_scope.dry_run():
     thread = threading.Thread(

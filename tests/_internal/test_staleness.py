@@ -14,7 +14,7 @@ def test_inverse_counts_the_fresh_and_the_next_in_full():
   assert weights.dtype == jnp.float32
 
 
-def test_a_function_is_taken_as_it_is():
+def test_a_weight_function_is_used_unchanged():
   function = lambda late: 0.5**late
   assert staleness.weight_function(function) is function
   assert staleness.weight_function(None) is None

@@ -53,7 +53,7 @@ def test_repeated_it_finds_the_best_approximation():
   assert np.linalg.norm(results[-1] - best) < 0.02 * np.linalg.norm(best)
 
 
-def test_it_is_the_papers_algorithm():
+def test_power_sgd_is_the_papers_algorithm():
   """Algorithms 1 and 2: P = M Q, orthogonal; Q = M' P; the error is kept."""
   gradients = [_normal(3, 8, 6, seed=i) for i in range(3)]
   method = compression.power_sgd(1)

@@ -28,7 +28,7 @@ def _by_hand(x, bits, block):
 
 
 @pairwise.every_value(bits=[8, 4, 2, 1], size=[7, 64, 150])
-def test_it_is_the_equation(bits, size):
+def test_quantize_is_its_equation(bits, size):
   x = np.random.default_rng(bits).normal(size=size).astype(np.float32)
   method = compression.quantize(bits, block=64)
   left = method.round_trip(jnp.asarray(x))

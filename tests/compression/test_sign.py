@@ -36,7 +36,7 @@ def test_with_feedback_the_vote_has_the_mean_magnitude():
   )
 
 
-def test_it_takes_a_bit_for_each_number():
+def test_sign_sends_one_bit_for_each_number():
   assert compression.sign().sent(jnp.zeros((10, 8))) == 10
   assert compression.sign(error_feedback=0.5).sent(jnp.zeros((10, 8))) == 14
 

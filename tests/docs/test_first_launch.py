@@ -166,6 +166,7 @@ def test_a_kill_a_stop_and_a_resume(place):
   assert len(journal.segments(journal.read(path).records)) == 2
 
 
+@pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has such a kill.
 def test_a_kill_in_a_replica_of_two_processes(place):
   joins = r"\[replica (\d\.\d)\] process \d+ joins at step (\d+)"
   steps = r"\[replica (\d)\.0\] step (\d+), loss ([\d.]+), of (\d)"
@@ -214,6 +215,7 @@ def test_a_kill_in_a_replica_of_two_processes(place):
     one.process.wait()
 
 
+@pytest.mark.nightly  # tests/cli/launch launches between hosts.
 @pytest.mark.namespaces
 def test_two_machines(place):
   done = _run("secret", place)

@@ -31,7 +31,7 @@ def test_there_are_notebooks_in_order():
 
 
 @each_notebook
-def test_it_opens_in_colab(path):
+def test_each_notebook_opens_in_colab(path):
   address = f"colab.research.google.com/github/{_REPOSITORY}/blob/main"
   assert f"{address}/notebooks/{path.name}" in _source(
     _cells(path, "markdown")[0]

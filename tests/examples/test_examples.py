@@ -45,10 +45,11 @@ def records(path):
   "strategy",
   [
     "sync-replicas",
-    "diloco",
-    # `.ci/run` trains with it as the main job.
-    pytest.param("cross-shard", marks=pytest.mark.nightly),
-    pytest.param("elastic", marks=pytest.mark.nightly),
+    # `.ci/run` trains with cross-shard as the main job.
+    *(
+      pytest.param(strategy, marks=pytest.mark.nightly)
+      for strategy in ("cross-shard", "elastic", "diloco")
+    ),
   ],
 )
 def test_digits(tmp_path, strategy):
@@ -126,9 +127,14 @@ def any_trainer(output, name, *flags, steps, start=subprocess.run, **options):
   ("name", "needs", "steps"),
   [
     ("any_trainer_nnx.py", "flax", 300),
-    ("any_trainer_linen.py", "flax", 300),
-    ("any_trainer_tunix.py", "tunix", 900),  # It takes long to import.
-    ("any_trainer_numpyro.py", "numpyro", 300),
+    *(
+      pytest.param(*case, marks=pytest.mark.nightly)
+      for case in (
+        ("any_trainer_linen.py", "flax", 300),
+        ("any_trainer_tunix.py", "tunix", 900),  # It takes long to import.
+        ("any_trainer_numpyro.py", "numpyro", 300),
+      )
+    ),
   ],
 )
 def test_a_trainer_with_a_replica_that_is_killed(tmp_path, name, needs, steps):

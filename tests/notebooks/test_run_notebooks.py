@@ -16,7 +16,16 @@ import nbformat  # noqa: E402
 import traitlets.config  # noqa: E402
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
-_NOTEBOOKS = sorted(_FOLDER.glob("*.ipynb"))
+# Of a transform, and of processes; the others are of the same functions.
+_EACH_TIME = ("1_cross_shard", "4_coordinator")
+_NOTEBOOKS = [
+  pytest.param(
+    path,
+    id=path.stem,
+    marks=[] if path.stem in _EACH_TIME else pytest.mark.nightly,
+  )
+  for path in sorted(_FOLDER.glob("*.ipynb"))
+]
 # Of processor time: a busy machine takes longer.
 _MOST_SECONDS = 180
 # For hangs alone.
@@ -28,7 +37,7 @@ _SOCKETS = traitlets.config.Config({"KernelManager": {"transport": "ipc"}})
 @pytest.mark.timeout(3 * _TIMEOUT)
 # Jupyter's own sockets and loops, which are no concern of the notebooks.
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("path", _NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", _NOTEBOOKS)
 def test_a_notebook_runs(path, monkeypatch):
   monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
   notebook = nbformat.read(path, as_version=4)

@@ -98,7 +98,7 @@ def test_a_number_that_is_traced_counts_even_if_it_is_zero(name, strength):
     ),
   ],
 )
-def test_what_is_out_of_range(arguments, message):
+def test_hyperparameters_out_of_range_are_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     optimizers.ftrl(1.0, **arguments)
 

@@ -48,7 +48,7 @@ def _make(name, **arguments):
   return function(**(needed | arguments))
 
 
-def test_all_are_found():
+def test_the_numeric_parameters_of_optimizers_are_found():
   assert ("adam", "beta1") in _NUMBERS
   assert ("momentum", "momentum") in _NUMBERS
   assert len(_NUMBERS) > 30

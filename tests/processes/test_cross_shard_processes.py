@@ -18,7 +18,7 @@ import optax_dist
 
 AXIS = "data"
 # Processes, and devices of each: three replicas, and four in two pairs.
-LAYOUTS = [(2, 2), (3, 1)]
+LAYOUTS = [(2, 2), pytest.param((3, 1), marks=pytest.mark.nightly)]
 GROUPS = {4: [[0, 3], [2, 1]], 3: [[0], [2], [1]]}
 MAPS = {
   "shard_map": (False, AxisType.Auto),

@@ -34,7 +34,7 @@ def test_where_nothing_is_tracked_nothing_changes(map_name):
 
 
 @maps.tracked_map
-def test_nothing_moves(map_name):
+def test_local_params_moves_no_data(map_name):
   step = lambda w, x: optax_dist.local_params(w, [maps.AXIS]) + x
   args = maps.Replicated(np.float32(1)), np.ones(N, np.float32)
   jaxpr = str(jax.make_jaxpr(maps.mapped(map_name, step, args, N))(*args))

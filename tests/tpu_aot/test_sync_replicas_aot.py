@@ -76,7 +76,7 @@ def _sync(**kwargs):
 
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("all_arrive", [False, True])
-def test_one_all_reduce_as_by_hand(all_arrive, check_vma):
+def test_sync_replicas_has_one_all_reduce_as_pmean_has(all_arrive, check_vma):
   """By default a count is communicated too: it rides in the same all-reduce."""
   tx = _sync(replicas_to_aggregate=_CHIPS, all_arrive=all_arrive)
   ours = _compiled(tx, check_vma)
@@ -123,7 +123,7 @@ def _collectives(lines):
   return aot.count_collectives("\n".join(lines))
 
 
-def test_branches_are_told_from_what_always_runs():
+def test_collectives_in_branches_are_counted_apart_from_the_others():
   text = """
 %sum (a: f32[], b: f32[]) -> f32[] {
   ROOT %add.1 = f32[] add(%a, %b)

@@ -53,7 +53,9 @@ def _sharded(tx, tree, check_vma, explicit=False):
 @pytest.mark.parametrize(
   ("check_vma", "specs"), [(True, None), (True, SPECS), (False, SPECS)]
 )
-def test_as_on_the_whole(check_vma, specs, explicit, max_norm):
+def test_shards_are_clipped_as_the_whole_tree_is(
+  check_vma, specs, explicit, max_norm
+):
   tx = optax_dist.clip_by_global_norm(
     max_norm, ("data", "model"), param_specs=specs
   )
@@ -74,7 +76,7 @@ def test_each_shard_by_itself_would_be_wrong():
 
 
 @maps.every_map
-def test_in_every_map(map_name):
+def test_clipping_is_the_same_in_every_map(map_name):
   x = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
   tx = optax_dist.clip_by_global_norm(
     0.5, maps.AXIS, param_specs=[P(maps.AXIS), P()]

@@ -71,7 +71,7 @@ def test_the_others_and_the_center_go_on(kind, bad):
 
 
 @every_kind
-def test_unless_it_is_switched_off(kind):
+def test_without_the_check_a_nan_reaches_the_center(kind):
   tx = _make(kind, reject_nonfinite=False)
   _, state = _train("vmap", tx, np.nan)
   center = jax.tree.leaves(optax_dist.center_params(state))
@@ -79,7 +79,7 @@ def test_unless_it_is_switched_off(kind):
 
 
 @pairwise.every_value(map_name=maps.NAMES, kind=["elastic", "local"])
-def test_the_same_in_every_map(map_name, kind):
+def test_the_center_is_the_same_in_every_map(map_name, kind):
   _, expected = _train("vmap", _make(kind), np.nan, steps=4)
   _, state = _train(map_name, _make(kind), np.nan, steps=4)
   for x, y in zip(
@@ -107,7 +107,7 @@ def test_the_mean_is_over_those_that_are_finite():
   np.testing.assert_array_equal(optax_dist.center_params(state), 3.0)
 
 
-def test_where_none_is_finite_nothing_moves():
+def test_a_round_without_a_finite_replica_moves_nothing():
   tx = _make("local")
   state = tx.init(np.ones(2, np.float32))
   run = maps.stepper(

@@ -108,7 +108,7 @@ def test_twice_the_leaves_are_twice_the_program(name):
   assert len(_kernels(many)) <= len(_kernels(few)) + 2
 
 
-def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
+def test_kernels_are_distinguished_by_their_constants_and_not_by_names():
   text = """
 %a (p.1: f32[8]) -> f32[8] {
   %p.1 = f32[8] parameter(0), metadata={op_name="x"}

@@ -94,7 +94,7 @@ def _check(map_name, tx, inner, reduce=np.mean):
 
 @jax.numpy_dtype_promotion("standard")  # As Adam needs.
 @pairwise.every_value(map_name=maps.NAMES, name=["momentum", "adamw_by_name"])
-def test_as_without_shards(map_name, name):
+def test_sharded_updates_are_those_without_shards(map_name, name):
   _check(
     map_name,
     optax_dist.sharded(INNER[name](), maps.AXIS, num_replicas=N),
@@ -226,7 +226,7 @@ def test_several_axes_together(check_vma):
 
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_with_model_shards(check_vma):
+def test_sharded_updates_with_model_shards_are_those_without(check_vma):
   """Parameters sharded over a model axis, state over both, the norm too."""
   mesh = jax.make_mesh(
     (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2

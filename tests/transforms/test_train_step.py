@@ -106,7 +106,9 @@ def _by_hand(tx, own, mesh):
 
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_as_written_with_shard_map(name, explicit):
+def test_train_step_has_the_numbers_of_a_step_written_with_shard_map(
+  name, explicit
+):
   tx, own = CASES[name]
   mesh = maps.mesh(N)
   step = optax_dist.train_step(_loss, tx, maps.mesh(N, explicit), AXIS)

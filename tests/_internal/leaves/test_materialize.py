@@ -31,7 +31,7 @@ def test_a_derivative_passes(differentiate):
   assert differentiate(fn)(3.0) == 6.0
 
 
-def test_what_is_kept_is_computed_once_and_nothing_is_filled():
+def test_a_materialized_scalar_is_computed_once_and_fills_no_array():
   def fn(x, starts):
     kept = materialize.materialize(x + 1)
     return [jax.lax.dynamic_slice(kept, (i,), (2,)) for i in starts]

@@ -72,7 +72,7 @@ def test_a_center_shares_no_buffer_with_the_parameters():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex64"])
-def test_what_meets_an_array_adopts_its_dtype(dtype):
+def test_cast_like_gives_a_number_the_dtype_of_the_array(dtype):
   like = jnp.ones(2, dtype)
   for x in (0.5, 2, np.float64(0.5), np.array([0.5, 1.0]), jnp.float32(0.5)):
     assert (precision.cast_like(x, like) * like).dtype == dtype

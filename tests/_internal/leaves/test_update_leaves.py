@@ -19,7 +19,7 @@ def _path(tree):
   return path, leaf
 
 
-def test_a_name_is_how_one_would_reach_the_leaf():
+def test_a_leaf_is_named_by_the_expression_that_gets_it():
   path, _ = _path({"layers": [None, ({"w": 1.0},)]})
   assert update_leaves.name_of(path) == "updates['layers'][1][0]['w']"
   assert update_leaves.name_of(()) == "updates"
@@ -28,7 +28,7 @@ def test_a_name_is_how_one_would_reach_the_leaf():
 @pytest.mark.parametrize(
   "dtype", ["float16", "bfloat16", "float32", "complex64"]
 )
-def test_what_can_be_averaged(dtype):
+def test_floating_point_updates_are_accepted(dtype):
   update_leaves.check_dtype("a test", (), jnp.zeros(2, dtype))
 
 
@@ -46,7 +46,7 @@ def test_numbers_can_be_averaged(leaf):
     (3, "int32"),
   ],
 )
-def test_what_can_not(leaf, dtype):
+def test_updates_of_other_dtypes_are_refused_by_name(leaf, dtype):
   path, leaf = _path({"w": leaf})
   with pytest.raises(
     TypeError, match=rf"^a test .* but updates\['w'\] is {dtype}"
@@ -84,7 +84,7 @@ def test_a_summed_leaf_is_named_with_its_axis(map_name):
   ],
   ids=["shape", "structure"],
 )
-def test_what_is_different_is_named(kind, updates, said):
+def test_updates_unlike_the_parameters_are_refused_by_name(kind, updates, said):
   tx = every_transform.make(kind, optax.sgd(0.1), N)
   params = {"a": jnp.ones(2), "b": jnp.ones(2)}
   state = tx.init(params)

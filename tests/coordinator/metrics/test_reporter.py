@@ -54,7 +54,7 @@ def test_a_journal_is_followed(tmp_path):
     one.close()
 
 
-def test_only_who_leads_reports_on_the_run():
+def test_only_the_leader_reports_on_the_run():
   one = reporter.Reporter()
   names = lambda: list(one.collect())
   try:

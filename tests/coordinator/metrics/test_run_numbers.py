@@ -36,7 +36,7 @@ def commit(step, time, *members):
   return {"kind": "commit", "step": step, "time": time, "members": members}
 
 
-def test_a_run_by_hand():
+def test_the_numbers_of_a_small_run_are_those_of_its_records():
   numbers = run_numbers.RunNumbers()
   for record in (
     {"kind": "run", "time": 0.0, "step": 10},
@@ -98,7 +98,7 @@ def test_elastic_averaging_has_exchanges():
   assert values(numbers)["gradients_applied",] == 1
 
 
-def test_who_joined_before_the_records_begin_is_seen_by_its_gradients():
+def test_a_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
   """As for a new leader that has no journal."""
   numbers = run_numbers.RunNumbers()
   numbers.update({"kind": "lost", "time": 0.5, "replica": 0})

@@ -44,7 +44,7 @@ def _contribution(replica, start, end, **told):
   }
 
 
-def test_a_run_by_hand():
+def test_the_seconds_of_a_small_run_are_those_of_its_records():
   """Two replicas; 1 is lost at 6 s, and back at 8 s."""
   commit = lambda now, *members: {
     "kind": "commit",

@@ -52,7 +52,7 @@ def _train(options):
   assert found[0][0] == 6
 
 
-def test_over_ip_version_6():
+def test_replicas_join_over_ip_version_6():
   try:
     store = store_process.start(_SECRET.encode(), bind="::1", port=0)
   except (OSError, RuntimeError) as error:
@@ -72,7 +72,7 @@ def test_over_ip_version_6():
     store.stop()
 
 
-def test_with_certificates(tmp_path):
+def test_replicas_join_with_certificates(tmp_path):
   made = worlds.certificates(tmp_path)
   with store_process.start(
     _SECRET.encode(), port=0, certificates=made
@@ -89,7 +89,7 @@ def test_with_certificates(tmp_path):
 
 
 @etcd_cluster.needs_etcd
-def test_with_etcd(tmp_path):
+def test_replicas_join_over_etcd(tmp_path):
   cluster = etcd_cluster.Cluster(tmp_path, 1)
   try:
     _train({"store": cluster.url, "secret": _SECRET})

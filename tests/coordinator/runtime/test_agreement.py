@@ -81,7 +81,7 @@ def test_structures_that_print_addresses_agree():
   assert agreed(params=one) == agreed(params=two)
 
 
-def test_one_that_differs_is_refused_by_name(caplog):
+def test_a_replica_with_other_settings_is_refused_by_name(caplog):
   world = endpoint.World()
   first = runs.make(world, 0, k=1, n=2)
   with first.start():

@@ -147,14 +147,14 @@ def _fields(note, maker=None):
   return record
 
 
-def test_who_has_left_has_no_reason_and_who_is_lost_has():
+def test_only_the_record_of_a_lost_replica_has_a_reason():
   member = {"replica": "a", "incarnation": 3, "step": 7}
   assert _fields(notes.Leave("a", 7, 3)) == member
   lost = notes.Lost("a", 7, 3, "why")
   assert _fields(lost) == member | {"reason": "why"}
 
 
-def test_who_comes_back_has_another_clock():
+def test_a_replica_that_joins_again_has_another_clock():
   maker = records.Records({}, dict)
   arrived = entries.Details("", None, 0.0)
   sent = lambda now: _read(_note(raw=(_SENT,), details=arrived), now, maker)[

@@ -158,7 +158,7 @@ def clock(monkeypatch):
   return clock
 
 
-def test_what_follows_a_submission_is_told_with_the_next(clock):
+def test_times_after_a_submission_are_sent_with_the_next_one(clock):
   watch = timings.Stopwatch()
   clock.now = 101.0
   watch.computed()

@@ -111,7 +111,7 @@ def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
   np.testing.assert_array_equal(found.weight, jnp.full(3, -0.5))
 
 
-def test_no_gradient_at_all_is_told_as_such():
+def test_a_missing_gradient_is_reported():
   with pytest.raises(ValueError, match="one array, got no array"):
     trees.Template(jnp.ones(2)).fit(None)
   with pytest.raises(ValueError, match=r"\['a'\], got one array"):

@@ -30,7 +30,7 @@ def test_a_step_that_was_given_a_limit_is_stuck_beyond_it():
   assert not steps.is_stuck(1e9, awaited=True)
 
 
-def test_by_default_it_follows_the_steps_and_is_in_a_hurry_if_others_wait():
+def test_by_default_the_limit_follows_the_steps_and_is_shorter_if_others_wait():
   steps = watchdog.Steps(RULE)
   assert steps.deadline == 180.0
   for number in range(100):

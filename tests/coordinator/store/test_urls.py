@@ -9,7 +9,7 @@ from optax_dist.coordinator.extras.etcd.client import Etcd
 from optax_dist.coordinator.store import urls
 
 
-def test_each_kind():
+def test_each_kind_of_url_is_parsed():
   assert urls.parse("in-process") == urls.InProcess()
   assert urls.parse("tcp://host:29300") == urls.Tcp("host:29300")
   assert urls.parse("tcp://[::1]:29300/") == urls.Tcp("[::1]:29300")

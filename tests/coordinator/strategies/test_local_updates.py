@@ -42,7 +42,7 @@ def test_all_go_on_from_the_new_center_with_their_own_momentum(mine):
   assert settled.steps == 0
 
 
-def test_local_updates_are_diloco_by_hand():
+def test_local_updates_have_the_numbers_of_diloco():
   outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
   strategy = strategies.local_updates(outer, communication_period=PERIOD)
   results = runs.run(rounds(3), 2, strategy=strategy, opt=INNER, inline_bytes=0)

@@ -182,7 +182,7 @@ def test_no_epsilon_means_the_default(epsilon):
   np.testing.assert_allclose(updates, [0.0, -0.5], rtol=1e-5)
 
 
-def test_what_is_out_of_range():
+def test_hyperparameters_out_of_range_are_refused():
   with pytest.raises(ValueError, match="momentum must be between 0 and 1"):
     optimizers.keras("SGD", momentum=1.5)
   with pytest.raises(ValueError, match="momentum must be between 0 and 1"):

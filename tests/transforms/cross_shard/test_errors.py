@@ -125,7 +125,7 @@ def test_an_unbound_axis_lists_those_that_are_bound(map_name):
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-def test_outside_any_map_it_never_does_nothing(transform):
+def test_outside_of_any_map_cross_shard_raises(transform):
   tx = optax_dist.cross_shard("data")
   with pytest.raises(
     optax_dist.UnboundAxisError, match="no axis is bound here"

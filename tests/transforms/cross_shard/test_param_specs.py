@@ -90,9 +90,7 @@ def test_a_shard_is_not_summed_again(check_vma, own, reduction, param_specs):
   ],
   param_specs=[None, P(), {"w": P(), "b": P()}],
 )
-def test_a_shard_that_nobody_told_of_is_refused(
-  check_vma, between, param_specs
-):
+def test_a_shard_without_its_spec_is_refused(check_vma, between, param_specs):
   tx = optax_dist.cross_shard(AXIS, param_specs=param_specs)
   with pytest.raises(ValueError, match="param_specs") as info:
     _run(tx, check_vma, between=between)
@@ -106,7 +104,7 @@ def test_a_shard_that_nobody_told_of_is_refused(
   first=["mean", "sum"],
   second=["mean", "sum"],
 )
-def test_a_second_one_takes_shards_for_reduced_as_it_does_the_others(
+def test_a_second_cross_shard_treats_shards_as_reduced_already(
   check_vma, own, first, second
 ):
   """It divided the shards once more, and left the rest alone."""
@@ -137,7 +135,7 @@ def test_a_shard_without_specs_is_warned_of_outside_of_jit(check_vma):
     np.testing.assert_allclose(got["w"], MEAN["w"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_replicated_gradient_told_to_be_a_shard_is_refused():
+def test_a_replicated_gradient_with_the_spec_of_a_shard_is_refused():
   tx = optax_dist.cross_shard(AXIS, param_specs={"w": P(AXIS), "b": P(AXIS)})
   with pytest.raises(ValueError, match=r"updates\['b'\] does not vary"):
     _run(tx, check_vma=True, own=False)
@@ -171,7 +169,7 @@ def test_shards_over_one_axis_and_copies_over_another(check_vma):
 
 
 @every_check
-def test_what_is_frozen_needs_no_spec(check_vma):
+def test_frozen_parameters_need_no_spec(check_vma):
   tx = optax_dist.cross_shard(AXIS, param_specs={"w": P(AXIS), "b": P()})
   only = optax.masked(tx, {"w": True, "b": False})
   got = _run(only, check_vma, own=False, specs={"w": P(AXIS), "b": P()})

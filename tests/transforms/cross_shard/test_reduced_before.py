@@ -152,7 +152,7 @@ def test_a_branch_sees_what_it_closes_over(map_name):
 @pytest.mark.parametrize(
   ("policy", "factor"), [("summed", 1 / N), ("reduced", 1)]
 )
-def test_an_argument_has_no_origin_so_it_must_be_said(map_name, policy, factor):
+def test_the_origin_of_an_argument_must_be_given(map_name, policy, factor):
   tx = _mean(invariant_updates=policy)
   step = lambda mean: tx.update(mean, optax.EmptyState())[0]
   got = maps.run(map_name, step, maps.Replicated(MEAN), size=N)
@@ -161,7 +161,7 @@ def test_an_argument_has_no_origin_so_it_must_be_said(map_name, policy, factor):
 
 @maps.tracked_map
 @pytest.mark.parametrize("chain", [(_mean(),), (_pmean,)])
-def test_all_that_does_not_vary_can_be_refused(map_name, chain):
+def test_updates_that_do_not_vary_can_be_refused(map_name, chain):
   tx = optax.chain(*chain, _mean(invariant_updates="error"))
 
   def step(x, params):

@@ -67,7 +67,7 @@ def test_where_no_replica_is_finite_the_mean_is_zero(map_name):
 
 
 @maps.both_kinds
-def test_where_no_replica_is_finite_the_others_stay_its_own(map_name):
+def test_without_a_finite_replica_other_values_stay_each_replicas_own(map_name):
   xs = [np.full((N, 3), np.nan, np.float32)]
   own = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
   own[0], own[1, 0] = [np.inf, 5.0], np.nan

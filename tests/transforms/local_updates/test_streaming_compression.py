@@ -140,35 +140,6 @@ def test_what_was_left_out_arrives_once(delay, map_name):
     assert np.sum(there) == min(8 * rounds, 40)
 
 
-def test_one_fragment_at_once_is_local_updates():
-  method = METHODS["top_k"]
-  make = lambda fun, **kwargs: fun(
-    optax.sgd(RATE),
-    optax.sgd(0.7, momentum=0.9, nesterov=True),
-    maps.AXIS,
-    communication_period=3,
-    num_replicas=N,
-    compression=method,
-    **kwargs,
-  )
-  start = {k: _start()[k] for k in "ab"}
-  results = []
-  for tx in (
-    make(optax_dist.local_updates),
-    make(optax_dist.streaming_updates, fragments=1),
-  ):
-    params, state = stack(start), tx.init(start)
-    run = maps.stepper("vmap", functools.partial(take_step, tx), state, N)
-    for i in range(7):
-      gradients = {k: _gradients(i)[k] for k in "ab"}
-      params, state = run(state, params, gradients)
-    results.append((params, state.center))
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-    *results,
-  )
-
-
 def test_error_feedback_is_each_replicas_own():
   """state_specs and state_axes carry it with the replicas."""
   method = METHODS["power_sgd"]
@@ -191,27 +162,6 @@ def test_error_feedback_is_each_replicas_own():
     None,
     None,
   )
-
-
-def test_a_replica_that_is_not_finite_moves_nothing():
-  tx = optax_dist.streaming_updates(
-    optax.sgd(1.0),
-    optax.sgd(1.0),
-    "data",
-    communication_period=1,
-    fragments=1,
-    num_replicas=2,
-    compression=compression.quantize(8),
-  )
-  state = tx.init(jnp.zeros(4))
-  axes = optax_dist.states.state_axes(state)
-  update = jax.vmap(
-    tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
-  )
-  gradients = jnp.stack([jnp.full(4, jnp.nan), jnp.full(4, -2.0)])
-  _, state = update(gradients, state, jnp.zeros((2, 4)))
-  np.testing.assert_allclose(state.center, np.ones(4))
-  assert state.replica.value.dropped_nonfinite.tolist() == [1, 0]
 
 
 def test_traffic_counts_what_the_method_makes():

@@ -49,7 +49,7 @@ def test_checked_at_construction(kwargs, words):
     _make(**kwargs)
 
 
-def test_what_is_averaged_must_be_like_the_parameters():
+def test_variables_to_average_must_have_the_structure_of_the_parameters():
   tx = _make(
     total_num_replicas=N,
     variable_averages=0.9,

@@ -396,7 +396,7 @@ def test_a_tree_without_parameters_counts_steps(params, all_arrive):
     assert state.global_step == expected
 
 
-def test_the_first_tick_changes_no_type():
+def test_the_first_update_changes_no_type():
   # Weakly typed parameters would have the training step compiled twice.
   params = {"scale": jnp.asarray(2.0), "filled": jnp.full(3, 0.5), "n": 1.0}
   tx = optax_dist.sync_replicas(

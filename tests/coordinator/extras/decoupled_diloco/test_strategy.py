@@ -84,7 +84,7 @@ def by_hand(gaps, shares, rule):
 
 
 @pytest.mark.parametrize("rule", ["radial", "mean"])
-def test_rounds_are_those_of_the_rules_by_hand(rule):
+def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
   found, shared = made(merge=rule)
   locals_ = [trained(found, found.local(shared), 2, seed=i) for i in range(2)]
   states = [OUTER.init(only(PARAMS, f)) for f in range(2)]
