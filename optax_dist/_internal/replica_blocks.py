@@ -4,6 +4,7 @@ With it the same state passes through ``vmap``, ``pmap`` and ``shard_map``, a ch
 and a change of the number of replicas.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,33 @@ class PerReplica(NamedTuple):
   value: Any
 
 
+class PerShard(NamedTuple):
+  """Marks an array that belongs to one shard of a parameter.
+
+  It is not a piece of anything that the whole parameter has. Inside a map it is
+  this shard's; as a whole, the shards' follow each other along the first axis.
+
+  Attributes:
+    value: an array of any shape, the same for all shards.
+  """
+
+  value: Any
+
+
+def nodes(tree: Any, is_node: Callable[[Any], bool]) -> list[Any]:
+  """Returns the parts of a tree that fulfil ``is_node``, the outermost ones."""
+  return list(filter(is_node, jax.tree.leaves(tree, is_leaf=is_node)))
+
+
+def map_nodes(
+  fun: Callable[[Any], Any], tree: Any, is_node: Callable[[Any], bool]
+) -> Any:
+  """Returns a tree with ``fun`` applied to each of its :func:`nodes`."""
+  return jax.tree.map(
+    lambda x: fun(x) if is_node(x) else x, tree, is_leaf=is_node
+  )
+
+
 def is_per_replica(x: Any) -> bool:
   """Whether ``x`` is a :class:`PerReplica`; for ``is_leaf=``."""
   return isinstance(x, PerReplica)
@@ -31,8 +59,7 @@ def is_per_replica(x: Any) -> bool:
 
 def has_replicas(tree: Any) -> bool:
   """Whether any part of a tree is a :class:`PerReplica`."""
-  nodes = jax.tree.leaves(tree, is_leaf=is_per_replica)
-  return any(map(is_per_replica, nodes))
+  return bool(nodes(tree, is_per_replica))
 
 
 def is_center_state(node: Any) -> bool:
@@ -43,8 +70,7 @@ def is_center_state(node: Any) -> bool:
 
 def has_center(state: Any) -> bool:
   """Whether a part of a state has a center, so each replica its own parameters."""
-  nodes = jax.tree.leaves(state, is_leaf=is_center_state)
-  return any(map(is_center_state, nodes))
+  return bool(nodes(state, is_center_state))
 
 
 def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:

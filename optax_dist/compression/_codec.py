@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from optax_dist._internal import checks
+
 
 class Codec(NamedTuple):
   """A conversion of floats to bytes, and back.
@@ -52,12 +54,5 @@ def check_error_feedback(decay: float | None) -> None:
   Raises:
     ValueError: if it is neither None nor from 0 to 1.
   """
-  if decay is not None and not (
-    isinstance(decay, int | float)
-    and not isinstance(decay, bool)
-    and 0.0 <= decay <= 1.0
-  ):
-    raise ValueError(
-      "`error_feedback` must be a decay from 0 to 1, or None for no error"
-      f" feedback, got {decay!r}."
-    )
+  if decay is not None:
+    checks.fraction("error_feedback", decay, "None or a decay ")

@@ -1,5 +1,7 @@
 """Compression by gathering: each replica averages all encoded updates."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +16,12 @@ from optax_dist.compression.interface import Compression, CompressionState
 
 
 def gathered(
-  name: str, codec: Codec, error_feedback: float | None, seed: int = 0
+  name: str,
+  codec: Codec,
+  error_feedback: float | None,
+  seed: int = 0,
+  combine: Callable[[list[jax.Array], list[int]], list[jax.Array]]
+  | None = None,
 ) -> Compression:
   """Returns a compression that sends each leaf encoded by ``codec``.
 
@@ -26,6 +33,9 @@ def gathered(
     codec: codec for one leaf.
     error_feedback: the decay, or None.
     seed: seed of the codec's random keys.
+    combine: takes a list with the codes of all replicas for each leaf, uint8 of
+      shape (replicas, bytes), and the leaves' sizes; returns what all replicas
+      get. None for the mean of what is decoded.
   """
 
   def encode(x, key):
@@ -52,30 +62,33 @@ def gathered(
       encode(leaf.reshape(-1), keys[i])
       for i, leaf in zip(there.at, leaves, strict=True)
     ]
-    means, left = list(leaves), list(leaves)
+    means: list[Any] = list(leaves)
+    received: list[Any] = list(leaves)
     for at in messages(leaves, names):
       message = jnp.concatenate([mine[i] for i in at])
-      received = means_of(message, [leaves[i].size for i in at], names)
-      for i, mean, own in zip(at, *received, strict=True):
+      new, own = means_of(message, [leaves[i].size for i in at], names)
+      for i, mean, x in zip(at, new, own, strict=True):
         means[i] = mean.reshape(leaves[i].shape)
-        left[i] = own.reshape(leaves[i].shape)
+        received[i] = None if x is None else x.reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
-      residual = there.put(residual, map(owed, leaves, left))
-    return as_given(there, updates, means), CompressionState(
+      residual = there.put(residual, map(not_sent, leaves, received))
+    return like_updates(there, updates, means), CompressionState(
       residual, None, state.num_updates + 1
     )
 
   def means_of(message, sizes, names):
     """The replicas' means, and what is received of this replica's own."""
     everyones = collectives.gather_replicas(message, names)
+    ends = list(itertools.accumulate(map(codec.size, sizes)))[:-1]
 
     def decode_all(data):
-      out, start = [], 0
-      for n in sizes:
-        out.append(decode(data[start : start + codec.size(n)], n))
-        start += codec.size(n)
-      return out
+      return list(map(decode, jnp.split(data, ends), sizes))
+
+    # Only error feedback asks what was received of the replica's own.
+    own = [None] * len(sizes) if error_feedback is None else decode_all(message)
+    if combine is not None:
+      return combine(jnp.split(everyones, ends, axis=1), sizes), own
 
     # One replica at a time: the updates are never all decoded at once.
     def add(sums, data):
@@ -85,9 +98,7 @@ def gathered(
     zeros = axes.cast_to_varying(zeros, axes.varying_axes(everyones))
     sums, _ = jax.lax.scan(add, zeros, everyones)
     count = everyones.shape[0]
-    means = [total / count for total in sums]
-    # Only error feedback asks what was received of the replica's own.
-    return means, means if error_feedback is None else decode_all(message)
+    return [total / count for total in sums], own
 
   def sent(updates):
     return sum(codec.size(leaf.size) for leaf in jax.tree.leaves(updates))
@@ -158,12 +169,14 @@ def taking_part(
   return there, leaves
 
 
-def as_given(there: Leaves, updates: Any, results: list[jax.Array]) -> Any:
+def like_updates(there: Leaves, updates: Any, results: list[jax.Array]) -> Any:
   """Returns results in a tree like the updates, in their dtypes."""
-  given = there.of(updates)
   return there.put(
     updates,
-    [cast_like(x, jnp.asarray(g)) for x, g in zip(results, given, strict=True)],
+    [
+      cast_like(x, jnp.asarray(old))
+      for x, old in zip(results, there.of(updates), strict=True)
+    ],
   )
 
 
@@ -178,10 +191,10 @@ def _as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
   return leaf.astype(jnp.float32)
 
 
-def owed(leaf: jax.Array, sent: jax.Array) -> jax.Array:
+def not_sent(leaf: jax.Array, sent: jax.Array) -> jax.Array:
   """Returns what was not sent of a leaf, for error feedback.
 
-  Numbers that are not finite were sent as such, and are not owed: they would be
+  Numbers that are not finite were sent as such, and are not kept: they would be
   sent again in every later update.
   """
   left = leaf - sent

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, checks, collectives
 from optax_dist._internal.leaves import update_leaves
-from optax_dist._internal.shard_parts import PerShard
+from optax_dist._internal.replica_blocks import PerShard
 from optax_dist.compression import _codec
 from optax_dist.compression._gathered import (
-  as_given,
-  owed,
+  like_updates,
+  not_sent,
   residuals_like,
   taking_part,
 )
@@ -153,7 +153,7 @@ def power_sgd(
       thin, matrices, bases, factors, own, strict=True
     ):
       results[i] = (p @ q.T).reshape(leaves[i].shape)
-      kept[i] = owed(m, p @ mine.T).reshape(leaves[i].shape)
+      kept[i] = not_sent(m, p @ mine.T).reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
       residual = there.put(residual, kept)
@@ -161,7 +161,7 @@ def power_sgd(
     for i, q, start in zip(thin, factors, starts, strict=True):
       shared[i] = PerShard(next_start(q, start))
     shared = there.put(state.shared, shared)
-    return as_given(there, updates, results), CompressionState(
+    return like_updates(there, updates, results), CompressionState(
       residual, shared, state.num_updates + 1
     )
 

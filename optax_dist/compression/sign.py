@@ -3,16 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import collectives
 from optax_dist.compression import _bits, _codec
-from optax_dist.compression._gathered import (
-  as_given,
-  messages,
-  owed,
-  residuals_like,
-  taking_part,
-)
-from optax_dist.compression.interface import Compression, CompressionState
+from optax_dist.compression._gathered import gathered
+from optax_dist.compression.interface import Compression
 
 
 def sign(*, error_feedback: float | None = None) -> Compression:
@@ -63,56 +56,33 @@ def sign(*, error_feedback: float | None = None) -> Compression:
   scaled = error_feedback is not None
 
   def size(n):
-    return _bits.packed_size(n, 1) + 4 * scaled
+    return _bits.packed_size(n, 1) + 4 * scaled if n else 0
 
-  def scale_of(x):
-    return jnp.sum(jnp.abs(x)) / max(1, x.size)
-
-  def encode(x):
+  def encode(x, key):
+    del key
     data = _bits.bits_to_bytes(x >= 0)
     if scaled:
-      data = jnp.concatenate([data, _bits.floats_to_bytes(scale_of(x)[None])])
+      scale = jnp.sum(jnp.abs(x)) / max(1, x.size)
+      data = jnp.concatenate([data, _bits.floats_to_bytes(scale[None])])
     return data
 
   def signs_of(data, n):
     bits = _bits.bytes_to_bits(data[: _bits.packed_size(n, 1)])[:n]
     return bits.astype(jnp.int32) * 2 - 1
 
-  def init(updates):
-    return CompressionState(
-      residuals_like(updates, error_feedback), None, jnp.zeros([], jnp.int32)
-    )
+  def decode(data, n):
+    signs = signs_of(data, n).astype(jnp.float32)
+    return signs * _bits.bytes_to_floats(data[-4:]) if scaled else signs
 
-  def reduce(updates, state, names):
-    there, leaves = taking_part("sign", updates, state.residual, error_feedback)
-    out = list(leaves)
-    for at in messages(leaves, names):
-      message = [encode(leaves[i].reshape(-1)) for i in at]
-      everyones = collectives.gather_replicas(jnp.concatenate(message), names)
-      start = 0
-      for i in at:
-        x = leaves[i]
-        part = everyones[:, start : start + size(x.size)]
-        votes = jax.vmap(lambda row, n=x.size: signs_of(row, n))(part)
-        result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
-        if scaled:
-          result *= jnp.mean(_bits.bytes_to_floats(part[:, -4:]))
-        out[i] = result.reshape(x.shape)
-        start += size(x.size)
-    residual = state.residual
-    if scaled:
-      left = [
-        owed(x, scale_of(x) * jnp.where(x >= 0, 1.0, -1.0)) for x in leaves
-      ]
-      residual = there.put(residual, left)
-    new = as_given(there, updates, out)
-    return new, CompressionState(residual, None, state.num_updates + 1)
+  def vote(codes, sizes):
+    return [vote_of_leaf(rows, n) for rows, n in zip(codes, sizes, strict=True)]
 
-  def sent(updates):
-    return sum(size(leaf.size) for leaf in jax.tree.leaves(updates))
+  def vote_of_leaf(rows, n):
+    votes = jax.vmap(lambda data: signs_of(data, n))(rows)
+    result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
+    if scaled and n:
+      result *= jnp.mean(_bits.bytes_to_floats(rows[:, -4:]))
+    return result
 
-  def round_trip(x):
-    signs = jnp.where(x >= 0, 1.0, -1.0)
-    return signs * scale_of(x) if scaled else signs
-
-  return Compression("sign", init, reduce, sent, round_trip, error_feedback)
+  codec = _codec.Codec(encode, decode, size)
+  return gathered("sign", codec, error_feedback, combine=vote)

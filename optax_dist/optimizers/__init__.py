@@ -13,25 +13,22 @@ from optax_dist.optimizers._internal.leaf_rule import (
   Step,
   base_custom,
 )
-from optax_dist.optimizers._internal.row_wise import row_wise
 from optax_dist.optimizers.adagrad import adadelta, adagrad, adagrad_da
-from optax_dist.optimizers.adam import adam, custom_adam, nadam
-from optax_dist.optimizers.amsgrad import amsgrad
+from optax_dist.optimizers.adam import adam, amsgrad, custom_adam, nadam
 from optax_dist.optimizers.ftrl import ftrl
 from optax_dist.optimizers.grad_variance_scaled import grad_variance_scaled
 from optax_dist.optimizers.gradient_descent import (
   custom_gradient_descent,
   gradient_descent,
+  momentum,
   normalized_sgd,
 )
 from optax_dist.optimizers.keras import keras
-from optax_dist.optimizers.momentum import momentum
 from optax_dist.optimizers.neural_optimizer1 import neural_optimizer1
 from optax_dist.optimizers.proximal import (
   proximal_adagrad,
   proximal_gradient_descent,
 )
-from optax_dist.optimizers.registry import REGISTRY, by_name
 from optax_dist.optimizers.returnn_config import (
   from_returnn_config,
   returnn_class_names,
@@ -39,7 +36,6 @@ from optax_dist.optimizers.returnn_config import (
 from optax_dist.optimizers.rmsprop import rmsprop
 
 __all__ = [
-  "REGISTRY",
   "CustomState",
   "ScalarRule",
   "Step",
@@ -49,7 +45,6 @@ __all__ = [
   "adam",
   "amsgrad",
   "base_custom",
-  "by_name",
   "custom_adam",
   "custom_gradient_descent",
   "from_returnn_config",
@@ -65,5 +60,4 @@ __all__ = [
   "proximal_gradient_descent",
   "returnn_class_names",
   "rmsprop",
-  "row_wise",
 ]

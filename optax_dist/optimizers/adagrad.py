@@ -7,9 +7,8 @@ from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
-  rates,
-  row_wise,
 )
+from optax_dist.sparse import rows
 
 
 def adagrad(
@@ -45,18 +44,14 @@ def adagrad(
     >>> [f"{x:.4f}" for x in updates]
     ['-0.4330']
   """
-  hyperparameters.check_numbers(
-    initial_accumulator_value=initial_accumulator_value
-  )
   hyperparameters.check_positive(
     initial_accumulator_value=initial_accumulator_value
   )
-  return row_wise.row_wise(
-    rates.with_learning_rate(
-      lambda rate: optax.adagrad(
-        rate, hyperparameters.rounded(initial_accumulator_value), eps=0.0
-      ),
-      learning_rate,
+  return rows.row_wise(
+    optax.adagrad(
+      hyperparameters.checked_rate(learning_rate),
+      hyperparameters.rounded(initial_accumulator_value),
+      eps=0.0,
     )
   )
 
@@ -113,7 +108,6 @@ def adagrad_da(
     [-0.25]
   """
   hyperparameters.check_numbers(
-    initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value,
     l1_regularization_strength=l1_regularization_strength,
     l2_regularization_strength=l2_regularization_strength,
     global_step_start=global_step_start,
@@ -199,14 +193,14 @@ def adadelta(
     ['-0.8660']
   """
   hyperparameters.check_numbers(rho=rho, epsilon=epsilon)
-  optimizer = row_wise.row_wise(
+  optimizer = rows.row_wise(
     # Not optax.adadelta itself, which adds a weight decay of 0 times the
     # parameters.
     optax.chain(
       optax.scale_by_adadelta(
         hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)
       ),
-      rates.scale_by_learning_rate(learning_rate),
+      optax.scale_by_learning_rate(hyperparameters.checked_rate(learning_rate)),
     )
   )
   return complex_numbers.real_only("adadelta", optimizer)

@@ -1,15 +1,16 @@
-"""Adam as in TensorFlow and in RETURNN, and Nadam."""
+"""Adam as in TensorFlow and in RETURNN, Nadam, and AMSGrad."""
 
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
   moments,
-  row_wise,
 )
+from optax_dist.sparse import rows
 
 
 def adam(
@@ -52,8 +53,14 @@ def adam(
     ['-0.500', '0.500']
   """
   hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
-
-  return _with_averages(learning_rate, beta1, beta2, epsilon)
+  return moments.adam(
+    learning_rate,
+    beta1,
+    beta2,
+    epsilon,
+    _powers_so_far,
+    scalars=_powers(beta1, beta2),
+  )
 
 
 def custom_adam(
@@ -97,14 +104,12 @@ def custom_adam(
 
   def apply_rule(grad, param, slots, step):
     del param
-    b1, b2, eps = (
-      hyperparameters.cast(x, grad.dtype) for x in (beta1, beta2, epsilon)
-    )
-    rest1 = hyperparameters.complement(beta1, grad.dtype)
-    rest2 = hyperparameters.complement(beta2, grad.dtype)
-    m = b1 * slots["m"] + rest1 * grad
-    v = b2 * slots["v"] + rest2 * complex_numbers.abs_square(grad)
-    rate = _corrected_rate(step, grad.dtype)
+    squares = complex_numbers.abs_square(grad)
+    m = moments.average(slots["m"], beta1, grad, grad)
+    v = moments.average(slots["v"], beta2, grad, squares)
+    powers = _powers_so_far(step, hyperparameters.wide_dtype(grad.dtype))
+    rate = moments.corrected_rate(step, grad.dtype, powers)
+    eps = hyperparameters.cast(epsilon, grad.dtype)
     return -rate * (m / (jnp.sqrt(v) + eps)), {"m": m, "v": v}
 
   return leaf_rule.base_custom(
@@ -163,39 +168,77 @@ def nadam(
     rest1 = hyperparameters.complement(beta1, grad.dtype)
     return grad * rest1 + hyperparameters.cast(beta1, grad.dtype) * m
 
-  return _with_averages(learning_rate, beta1, beta2, epsilon, look_ahead)
-
-
-def _with_averages(learning_rate, beta1, beta2, epsilon, look_ahead=None):
-  """Adam, or Nadam, whose steps go along ``look_ahead(gradient, mean)``."""
-
-  def apply_rule(grad, param, slots, step):
-    del param
-    eps = hyperparameters.cast(epsilon, grad.dtype)
-    m, v = moments.averages(slots, grad, beta1, beta2)
-    ahead = look_ahead(grad, m) if look_ahead else m
-    rate = _corrected_rate(step, grad.dtype)
-    return -(ahead * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    eps = hyperparameters.cast(epsilon, slices.dtype)
-    m, v = slots_after = moments.sparse_averages(slots, slices, beta1, beta2)
-    if look_ahead:  # Only touched rows move.
-      m, v = (row_wise.read_rows(x, slices) for x in slots_after)
-      m = look_ahead(slices.values, m)
-    update = -_corrected_rate(step, slices.dtype) * m / (jnp.sqrt(v) + eps)
-    if look_ahead:
-      update = row_wise.like_gradient(update, slices)
-    return update, dict(zip("mv", slots_after, strict=True))
-
-  return leaf_rule.base_custom(
-    apply_rule,
+  return moments.adam(
     learning_rate,
-    slots={"m": 0.0, "v": 0.0},
+    beta1,
+    beta2,
+    epsilon,
+    _powers_so_far,
     scalars=_powers(beta1, beta2),
-    sparse_apply_rule=sparse_apply_rule,
-    sum_duplicates=True,
+    look_ahead=look_ahead,
+  )
+
+
+def amsgrad(
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  decay: bool = False,
+  beta1: hyperparameters.Scalar = 0.9,
+  beta2: hyperparameters.Scalar = 0.99,
+  epsilon: hyperparameters.Scalar = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+  r"""AMSGrad without bias correction.
+
+  .. math::
+    m &\leftarrow \beta_1 m + (1 - \beta_1) g, \quad
+    v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \quad
+    \hat v \leftarrow \max(\hat v, v) \\
+    w &\leftarrow w - \eta m / (\sqrt{\hat v} + \epsilon)
+
+  with :math:`\eta / \sqrt t` instead of :math:`\eta` if ``decay``. This is
+  ``optax.amsgrad`` without its bias corrections. Note the default epsilon: an
+  element whose gradients were all exactly 0 becomes NaN permanently, as in the
+  original. RETURNN's configurations use 1e-16.
+
+  The original has no rule for sparse gradients; here it is applied to the
+  touched rows (lazy).
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    decay: Whether to divide the learning rate by the root of the step, from 1.
+    beta1: Decay of the mean.
+    beta2: Decay of the mean square.
+    epsilon: Added to the root.
+
+  Returns:
+    The transformation. Its slots are ``m``, ``v`` and ``v_hat``, from 0.
+
+  Source: ``returnn.tf.updater.AMSGradOptimizer``; Reddi et al., `On the
+  Convergence of Adam and Beyond <https://openreview.net/forum?id=ryQu7f-RZ>`_,
+  2018.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = amsgrad(0.5, beta1=0.5, beta2=0.75)
+    >>> state = optimizer.init(jnp.zeros(1))
+    >>> optimizer.update(jnp.full(1, 2.0), state)[0].tolist()
+    [-0.5]
+  """
+  checks.flag("decay", decay)
+  hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
+  rate = hyperparameters.checked_rate(learning_rate)
+  if decay:
+    rate = hyperparameters.divided(rate, lambda count: jnp.sqrt(count + 1))
+  # Unlike TensorFlow's optimizers, RETURNN's class computes 1 - beta in Python,
+  # so the betas are not rounded to float32 first.
+  return rows.row_wise(
+    optax.amsgrad(
+      rate,
+      hyperparameters.adopting(beta1),
+      hyperparameters.adopting(beta2),
+      hyperparameters.rounded(epsilon),
+      bias_correction_mu=False,
+      bias_correction_nu=False,
+    )
   )
 
 
@@ -206,11 +249,7 @@ def _powers(beta1, beta2):
   }
 
 
-def _corrected_rate(step, dtype):
-  """The learning rate with Adam's bias corrections, in the leaf's dtype."""
-  wide = hyperparameters.wide_dtype(dtype)
-  beta1_power = step.scalars["beta1_power"].astype(wide)
-  beta2_power = step.scalars["beta2_power"].astype(wide)
-  rate = hyperparameters.in_wide_dtype(step.learning_rate, dtype)
-  rate = rate * jnp.sqrt(1 - beta2_power) / (1 - beta1_power)
-  return rate.astype(dtype)
+def _powers_so_far(step, dtype):
+  """The powers of both decays, in the dtype for scalars."""
+  names = "beta1_power", "beta2_power"
+  return tuple(step.scalars[name].astype(dtype) for name in names)

@@ -64,13 +64,7 @@ def ftrl(
     >>> (params + updates).tolist()
     [-1.0, 0.0]
   """
-  hyperparameters.check_numbers(
-    learning_rate_power=learning_rate_power,
-    initial_accumulator_value=initial_accumulator_value,
-    l1_regularization_strength=l1_regularization_strength,
-    l2_regularization_strength=l2_regularization_strength,
-    l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
-  )
+  hyperparameters.check_numbers(learning_rate_power=learning_rate_power)
   if beta is not None:
     hyperparameters.check_numbers(beta=beta)
   hyperparameters.check(
@@ -134,5 +128,7 @@ def ftrl(
     sum_duplicates=True,
     needs_params=True,
   )
-  hyperparameters.check_positive(learning_rate=learning_rate)
+  hyperparameters.check(
+    "learning_rate", learning_rate, lambda x: x > 0, "positive"
+  )
   return complex_numbers.real_only("ftrl", optimizer)

@@ -7,8 +7,10 @@ from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
-  row_wise,
+  moments,
 )
+from optax_dist.sparse import rows
+from optax_dist.sparse.indexed_slices import values_of
 
 
 def grad_variance_scaled(
@@ -48,35 +50,20 @@ def grad_variance_scaled(
   """
   hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
-  def direction(grad, deviation, v):
+  def rule(grad, param, slots, step):
+    del param
+    values = values_of(grad)
+    m = moments.average(slots["m"], beta1, grad, values)
+    deviation = complex_numbers.abs_square(values - rows.read_rows(m, grad))
+    v = moments.average(slots["v"], beta2, grad, deviation)
     eps = hyperparameters.cast(epsilon, grad.dtype)
-    return grad * jnp.minimum(v / (deviation + eps), 1)
-
-  def apply_rule(grad, param, slots, step):
-    del param
-    b1 = hyperparameters.cast(beta1, grad.dtype)
-    b2 = hyperparameters.cast(beta2, grad.dtype)
-    rest1 = hyperparameters.complement(beta1, grad.dtype)
-    rest2 = hyperparameters.complement(beta2, grad.dtype)
-    m = slots["m"] * b1 + grad * rest1
-    deviation = complex_numbers.abs_square(grad - m)
-    v = slots["v"] * b2 + deviation * rest2
-    update = -step.learning_rate * direction(grad, deviation, v)
-    return update, {"m": m, "v": v}
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    grad = slices.values
-    m = row_wise.decay_and_add(slots["m"], beta1, slices, grad)
-    deviation = complex_numbers.abs_square(grad - row_wise.read_rows(m, slices))
-    v = row_wise.decay_and_add(slots["v"], beta2, slices, deviation)
-    update = direction(grad, deviation, row_wise.read_rows(v, slices))
-    update = -step.learning_rate * update
-    return row_wise.like_gradient(update, slices), {"m": m, "v": v}
+    factor = jnp.minimum(rows.read_rows(v, grad) / (deviation + eps), 1)
+    update = -step.learning_rate * (values * factor)
+    return rows.like_gradient(update, grad), {"m": m, "v": v}
 
   return leaf_rule.base_custom(
-    apply_rule,
+    rule,
     learning_rate,
     slots={"m": 0.0, "v": 0.0},
-    sparse_apply_rule=sparse_apply_rule,
+    sparse_apply_rule=rule,
   )

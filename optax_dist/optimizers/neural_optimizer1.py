@@ -7,8 +7,10 @@ from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
-  row_wise,
+  moments,
 )
+from optax_dist.sparse import rows
+from optax_dist.sparse.indexed_slices import values_of
 
 
 def neural_optimizer1(
@@ -54,29 +56,19 @@ def neural_optimizer1(
   """
   hyperparameters.check_numbers(beta1=beta1, decrease_factor=decrease_factor)
 
-  def direction(grad, m):
+  def rule(grad, param, slots, step):
+    del param
+    values = values_of(grad)
+    m = moments.average(slots["m"], beta1, grad, values)
+    agrees = jnp.sign(rows.read_rows(m, grad)) == jnp.sign(values)
     factor = hyperparameters.cast(decrease_factor, grad.dtype)
-    agrees = jnp.sign(m) == jnp.sign(grad)
-    return grad * jnp.where(agrees, jnp.ones_like(grad), factor)
-
-  def apply_rule(grad, param, slots, step):
-    del param
-    b1 = hyperparameters.cast(beta1, grad.dtype)
-    new = grad * hyperparameters.complement(beta1, grad.dtype)
-    m = slots["m"] * b1 + new
-    return -step.learning_rate * direction(grad, m), {"m": m}
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    m = row_wise.decay_and_add(slots["m"], beta1, slices, slices.values)
-    update = direction(slices.values, row_wise.read_rows(m, slices))
-    update = -step.learning_rate * update
-    return row_wise.like_gradient(update, slices), {"m": m}
+    damped = values * jnp.where(agrees, jnp.ones_like(values), factor)
+    return rows.like_gradient(-step.learning_rate * damped, grad), {"m": m}
 
   optimizer = leaf_rule.base_custom(
-    apply_rule,
+    rule,
     learning_rate,
     slots={"m": 0.0},
-    sparse_apply_rule=sparse_apply_rule,
+    sparse_apply_rule=rule,
   )
   return complex_numbers.real_only("neural_optimizer1", optimizer)

@@ -107,7 +107,6 @@ def proximal_adagrad(
     [1.5, 0.0]
   """
   hyperparameters.check_numbers(
-    initial_accumulator_value=initial_accumulator_value,
     l1_regularization_strength=l1_regularization_strength,
     l2_regularization_strength=l2_regularization_strength,
   )

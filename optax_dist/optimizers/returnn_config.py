@@ -9,17 +9,16 @@ import optax
 
 from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.optimizers.adagrad import adadelta, adagrad, adagrad_da
-from optax_dist.optimizers.adam import adam, custom_adam, nadam
-from optax_dist.optimizers.amsgrad import amsgrad
+from optax_dist.optimizers.adam import adam, amsgrad, custom_adam, nadam
 from optax_dist.optimizers.ftrl import ftrl
 from optax_dist.optimizers.grad_variance_scaled import grad_variance_scaled
 from optax_dist.optimizers.gradient_descent import (
   custom_gradient_descent,
   gradient_descent,
+  momentum,
   normalized_sgd,
 )
 from optax_dist.optimizers.keras import keras, keras_arguments
-from optax_dist.optimizers.momentum import momentum
 from optax_dist.optimizers.neural_optimizer1 import neural_optimizer1
 from optax_dist.optimizers.proximal import (
   proximal_adagrad,

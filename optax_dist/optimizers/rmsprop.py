@@ -3,7 +3,8 @@
 import optax
 
 from optax_dist._internal import checks
-from optax_dist.optimizers._internal import hyperparameters, rates, row_wise
+from optax_dist.optimizers._internal import hyperparameters
+from optax_dist.sparse import rows
 
 
 def rmsprop(
@@ -50,8 +51,9 @@ def rmsprop(
   """
   checks.flag("centered", centered)
   hyperparameters.check_numbers(decay=decay, momentum=momentum, epsilon=epsilon)
+  rate = hyperparameters.checked_rate(learning_rate)
   scale = optax.scale_by_stddev if centered else optax.scale_by_rms
-  return row_wise.row_wise(
+  return rows.row_wise(
     optax.chain(
       scale(
         hyperparameters.rounded(decay),
@@ -59,7 +61,7 @@ def rmsprop(
         initial_scale=1.0,
       ),
       # The sign is not flipped first, so that the buffer has TensorFlow's sign.
-      rates.scale_by_learning_rate(learning_rate, flip_sign=False),
+      optax.scale_by_learning_rate(rate, flip_sign=False),
       optax.trace(hyperparameters.rounded(momentum)),
       optax.scale(-1.0),
     )

@@ -8,7 +8,7 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
-from optax_dist.sparse.on_values import global_norm, on_values, to_dense
+from optax_dist.sparse.rows import global_norm, row_wise, to_dense
 
 __all__ = [
   "IndexedSlices",
@@ -17,7 +17,7 @@ __all__ = [
   "is_indexed_slices",
   "lookup_value_and_grad",
   "map_values",
-  "on_values",
+  "row_wise",
   "sum_duplicates",
   "to_dense",
 ]

@@ -9,7 +9,7 @@ over gradients that may contain one needs ``is_leaf=is_indexed_slices``.
 A ``jax.tree.map`` without it, as in most of optax, would scale and clip the
 indices too. So the leaf that holds them has its own dtype, which JAX can move
 and select but refuses to compute with: the error from ``optax.scale(2)`` names
-the remedy, :func:`optax_dist.sparse.on_values`. It is one of JAX's extended
+the remedy, :func:`optax_dist.sparse.row_wise`. It is one of JAX's extended
 dtypes, like those that prevent arithmetic on random keys. ``slices.indices``
 are the integers.
 
@@ -46,7 +46,7 @@ _INDEX_DTYPE = extended_random.define_prng_impl(
   random_bits=_no_random_bits,
   fold_in=_no_random_bits,
   name="optax_dist_row_indices",
-  tag="row indices: use optax_dist.sparse.on_values(tx)",
+  tag="row indices: use optax_dist.sparse.row_wise(tx)",
 )
 
 
@@ -78,7 +78,7 @@ class IndexedSlices:
     ...   slices, optax.EmptyState()
     ... )
     Traceback (most recent call last):
-    TypeError: ...key<row indices: use optax_dist.sparse.on_values(tx)>...
+    TypeError: ...key<row indices: use optax_dist.sparse.row_wise(tx)>...
   """
 
   values: jax.Array

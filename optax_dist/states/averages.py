@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal.moving_averages import is_left_out
+from optax_dist._internal.replica_blocks import nodes
 from optax_dist.transforms.sync_replicas import SyncReplicasState
 
 
@@ -39,21 +40,14 @@ def averaged_params(
     {'step': 3.0, 'w': Array(1., dtype=float32)}
   """
   is_state = lambda node: isinstance(node, SyncReplicasState)
-  states = filter(is_state, jax.tree.leaves(state, is_leaf=is_state))
-  found = [node.averages for node in states if node.averages is not None]
+  averages = [node.averages for node in nodes(state, is_state)]
+  found = [tree for tree in averages if tree is not None]
   if not found:
     raise ValueError(
       "There are no averages in this state: build sync_replicas with"
       " `variable_averages`."
     )
-
-  def by_leaf(averages: Any) -> Any:
-    return jax.tree.map(
-      lambda average, part: jax.tree.map(lambda _: average, part),
-      averages,
-      params,
-      is_leaf=is_left_out,
-    )
+  by_leaf = lambda tree: jax.tree.broadcast(tree, params, is_leaf=is_left_out)
 
   def pick(param: Any, *averages: Any) -> Any:
     own = [x for x in averages if not is_left_out(x)]

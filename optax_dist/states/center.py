@@ -1,7 +1,6 @@
 """The center of the replicas: read it, restart from it, resize from it."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -11,7 +10,12 @@ import optax
 
 from optax_dist._internal import axes, checks
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.replica_blocks import PerReplica, is_center_state
+from optax_dist._internal.replica_blocks import (
+  PerReplica,
+  is_center_state,
+  map_nodes,
+  nodes,
+)
 
 Tree = TypeVar("Tree")
 
@@ -45,11 +49,7 @@ def center_params(state: Any) -> Any:
     >>> optax_dist.center_params(tx.init({"w": jnp.ones(2)}))
     {'w': Array([1., 1.], dtype=float32)}
   """
-  found = [
-    node
-    for node in jax.tree.leaves(state, is_leaf=is_center_state)
-    if is_center_state(node)
-  ]
+  found = nodes(state, is_center_state)
   if not found:
     raise ValueError(
       "There must be a state with a center, of elastic_average or local_updates,"
@@ -113,7 +113,8 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
     own = own._replace(local_center=local_center)
     return node._replace(replica=PerReplica(own))
 
-  return _broadcast(center, params, "params"), _on_center_states(reset, state)
+  new_params = _broadcast(center, params, "params")
+  return new_params, map_nodes(reset, state, is_center_state)
 
 
 def resize_from_center(
@@ -182,14 +183,6 @@ def resize_from_center(
     is_leaf=lambda node: isinstance(node, PerReplica) or is_center_state(node),
   )
   return _resize_like_center(params, center, old, num_replicas), new_state
-
-
-def _on_center_states(fun: Callable[[Any], Any], state: Any) -> Any:
-  return jax.tree.map(
-    lambda node: fun(node) if is_center_state(node) else node,
-    state,
-    is_leaf=is_center_state,
-  )
 
 
 def _pairs(params: Any, center: Any) -> tuple[list[tuple], Any]:

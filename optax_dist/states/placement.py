@@ -61,10 +61,5 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     x = np.asarray(x)
     return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
-  by_leaf = jax.tree.map(
-    lambda spec, part: jax.tree.map(lambda _: spec, part),
-    specs,
-    tree,
-    is_leaf=is_spec,
-  )
+  by_leaf = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
   return jax.tree_util.tree_map_with_path(put, tree, by_leaf)

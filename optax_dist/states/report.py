@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from optax_dist._internal.replica_blocks import nodes
 from optax_dist.transforms.sync_replicas import SyncReplicasState
 
 
@@ -66,13 +66,7 @@ def sync_report(state: Any) -> SyncReport:
     >>> optax_dist.sync_report(tx.init(jnp.zeros(2))).accepted
     array([0, 0, 0, 0], dtype=int32)
   """
-  found = [
-    node
-    for node in jax.tree.leaves(
-      state, is_leaf=lambda node: isinstance(node, SyncReplicasState)
-    )
-    if isinstance(node, SyncReplicasState)
-  ]
+  found = nodes(state, lambda node: isinstance(node, SyncReplicasState))
   if len(found) != 1:
     raise ValueError(
       "sync_report needs a state with exactly one SyncReplicasState in it, got"

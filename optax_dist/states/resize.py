@@ -8,7 +8,7 @@ import numpy as np
 
 from optax_dist._internal import checks, gradient_sum
 from optax_dist._internal.gradient_sum import SparseSum
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, map_nodes, nodes
 from optax_dist.transforms.sync_replicas import SyncReplica, SyncReplicasState
 
 
@@ -56,15 +56,10 @@ def resize_replicas(
   num_replicas = checks.count("num_replicas", num_replicas)
   checks.one_of("departed", departed, ("fold", "drop"))
   is_state = lambda node: isinstance(node, SyncReplicasState)
-  if not any(map(is_state, jax.tree.leaves(state, is_leaf=is_state))):
+  if not nodes(state, is_state):
     raise ValueError("There is no state of sync_replicas in this state.")
-  return jax.tree.map(
-    lambda node: (
-      _resize(node, num_replicas, departed) if is_state(node) else node
-    ),
-    state,
-    is_leaf=is_state,
-  )
+  resize = lambda node: _resize(node, num_replicas, departed)
+  return map_nodes(resize, state, is_state)
 
 
 def on_host(user: str, x: Any) -> Any:

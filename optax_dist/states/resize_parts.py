@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes, checks, parts
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, map_nodes, nodes
 from optax_dist.states.resize import on_host
 from optax_dist.states.specs import (
   Found,
@@ -63,13 +63,10 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
     [Numbered(i, jnp.shape(leaf)) for i, leaf in enumerate(leaves)]
   )
   is_state = lambda node: isinstance(node, ShardedState)
-  if not any(map(is_state, jax.tree.leaves(state, is_leaf=is_state))):
+  if not nodes(state, is_state):
     raise ValueError(f"{_USER}: there is no state of sharded in this state.")
-  return jax.tree.map(
-    lambda node: _resized(node, like, num_replicas) if is_state(node) else node,
-    state,
-    is_leaf=is_state,
-  )
+  resize = lambda node: _resized(node, like, num_replicas)
+  return map_nodes(resize, state, is_state)
 
 
 def _resized(node: Any, like: Any, count: int) -> Any:

@@ -12,10 +12,12 @@ from optax_dist._internal import axes
 from optax_dist._internal.gradient_sum import SparseSum
 from optax_dist._internal.replica_blocks import (
   PerReplica,
+  PerShard,
   has_replicas,
   is_per_replica,
+  nodes,
 )
-from optax_dist._internal.shard_parts import PerShard
+from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 _Dims = tuple[Any, ...]
 
@@ -197,6 +199,34 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
+def specs_of_updates(user: str, param_specs: Any, updates: Any) -> list[Any]:
+  """Returns the spec of each update, of which a sparse one is one leaf.
+
+  Args:
+    user: the transform, for the message.
+    param_specs: a pytree of ``PartitionSpec`` like the updates, or a prefix of
+      it; None is equivalent to ``PartitionSpec()``.
+    updates: a pytree of gradients, dense or sparse.
+
+  Raises:
+    ValueError: if the specs do not match the updates.
+  """
+  try:
+    treedef: Any = jax.tree.structure(updates, is_leaf=is_indexed_slices)
+    tree = treedef.unflatten(range(treedef.num_leaves))
+    is_leaf = lambda x: x is None or is_spec(x)
+    specs = jax.tree.broadcast(param_specs, tree, is_leaf=is_leaf)
+    specs = [spec or PartitionSpec() for spec in treedef.flatten_up_to(specs)]
+    if not all(map(is_spec, specs)):
+      raise TypeError(f"there is a {type(specs[0]).__name__} in it.")
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"{user}: `param_specs` must be a pytree of PartitionSpec like the"
+      f" updates, or a prefix of it, but {error}"
+    ) from error
+  return specs
+
+
 # Wrappers whose own state differs between replicas if they are around a transform
 # of this library: the field of the inner state, one of their own, and the remedy.
 _WRAPPERS: dict[type, tuple[str, str, str]] = {
@@ -222,7 +252,7 @@ _WRAPPERS: dict[type, tuple[str, str, str]] = {
 def _check_wrappers(state: Any) -> None:
   """Raises an error for a wrapper that has its replicas' state, unmarked."""
   is_wrapper = lambda node: type(node) in _WRAPPERS
-  for node in filter(is_wrapper, jax.tree.leaves(state, is_leaf=is_wrapper)):
+  for node in nodes(state, is_wrapper):
     inside, own, remedy = _WRAPPERS[type(node)]
     inner = getattr(node, inside)
     if has_replicas(inner) and not has_replicas(getattr(node, own)):
@@ -277,12 +307,7 @@ class _Mirrors:
     self.shapes: dict[int, Any] | None = None
     if params is not None:
       unboxed = jax.tree.map(_unboxed, params, is_leaf=_is_box)
-      specs = jax.tree.map(
-        lambda spec, part: jax.tree.map(lambda _: spec, part),
-        specs,
-        unboxed,
-        is_leaf=is_spec,
-      )
+      specs = jax.tree.broadcast(specs, unboxed, is_leaf=is_spec)
       self.shapes = dict(
         enumerate(tuple(x.shape) for x in jax.tree.leaves(unboxed))
       )

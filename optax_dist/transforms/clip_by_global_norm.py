@@ -14,7 +14,7 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
-from optax_dist.states.specs import is_spec
+from optax_dist.states.specs import specs_of_updates
 
 _USER = "clip_by_global_norm"
 
@@ -138,7 +138,7 @@ def clip_by_global_norm(
       name for name in names if name not in scope and not axes.is_tracked(name)
     ]
     if param_specs is not None:
-      specs = _broadcast(param_specs, updates)
+      specs = specs_of_updates(_USER, param_specs, updates)
       known = [frozenset(axes.names_in(spec)) for spec in specs]
     elif untracked:
       raise ValueError(
@@ -154,26 +154,6 @@ def clip_by_global_norm(
     ]
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _broadcast(param_specs: Any, updates: Any) -> list[Any]:
-  try:
-    return jax.tree.leaves(
-      jax.tree.map(
-        lambda spec, part: jax.tree.map(
-          lambda _: spec, part, is_leaf=is_indexed_slices
-        ),
-        param_specs,
-        updates,
-        is_leaf=lambda x: is_spec(x) or x is None,
-      ),
-      is_leaf=is_spec,
-    )
-  except ValueError as error:
-    raise ValueError(
-      f"{_USER}: `param_specs` must have the structure of the updates, or a prefix"
-      f" of it, but {error}"
-    ) from error
 
 
 def _sum_of_squares(leaf: Any) -> jax.Array:

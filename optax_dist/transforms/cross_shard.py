@@ -18,7 +18,7 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
-from optax_dist.states.specs import is_spec
+from optax_dist.states.specs import specs_of_updates
 
 _USER = "cross_shard"
 _REDUCTIONS = ("mean", "sum", "adasum")
@@ -312,22 +312,8 @@ def _sharded_over(
   """Returns, by leaf, the ``names`` that its parameter is sharded over."""
   if callable(param_specs):
     param_specs = param_specs(updates)
-  found: list[frozenset[axes.AxisName]] = []
-
-  def add(spec: Any, part: Any) -> None:
-    over = frozenset(axes.names_in(spec or ())) & frozenset(names)
-    leaves = jax.tree.leaves(part, is_leaf=is_indexed_slices)
-    found.extend([over] * len(leaves))
-
-  try:
-    is_leaf = lambda x: x is None or is_spec(x)
-    jax.tree.map(add, param_specs, updates, is_leaf=is_leaf)
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      f"{_USER}: `param_specs` must be a pytree of PartitionSpec like the"
-      f" updates, or a prefix of it, but {error}"
-    ) from error
-  return found
+  specs = specs_of_updates(_USER, param_specs, updates)
+  return [frozenset(axes.names_in(s)) & frozenset(names) for s in specs]
 
 
 def _check_shards(

@@ -11,7 +11,7 @@ from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, nodes
 from optax_dist._internal.replica_params import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.elastic_exchange import elastic_exchange
@@ -297,13 +297,11 @@ def _injected_learning_rate(
 
 
 def _injected(state: Any) -> list:
-  injects = lambda node: hasattr(node, "hyperparams")
   found = []
-  for node in jax.tree.leaves(state, is_leaf=injects):
-    if injects(node):
-      if "learning_rate" in node.hyperparams:
-        found.append(node)
-      found += _injected(node.inner_state)
+  for node in nodes(state, lambda node: hasattr(node, "hyperparams")):
+    if "learning_rate" in node.hyperparams:
+      found.append(node)
+    found += _injected(node.inner_state)
   return found
 
 

@@ -12,7 +12,7 @@ from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, nodes
 from optax_dist._internal.replica_params import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
@@ -333,7 +333,7 @@ def streaming_traffic(
     ValueError: if there is not exactly one such state.
   """
   is_state = lambda node: isinstance(node, StreamingUpdatesState)
-  found = list(filter(is_state, jax.tree.leaves(state, is_leaf=is_state)))
+  found = nodes(state, is_state)
   if len(found) != 1:
     raise ValueError(
       "There must be one state of streaming_updates in the state; there are"

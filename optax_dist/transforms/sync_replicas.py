@@ -15,7 +15,6 @@ from optax_dist._internal import (
   moving_averages,
   provenance,
   replica_params,
-  staleness,
 )
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision, update_leaves
@@ -221,7 +220,7 @@ def sync_replicas(
     _USER, axis_name, total_num_replicas, model_axes, "total_num_replicas"
   )
   names = replicas.names
-  weight_of = staleness.weight_function(staleness_weight)
+  weight_of = _weight_function(staleness_weight)
   moving_averages.check(variable_averages, variables_to_average)
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.flag("all_arrive", all_arrive)
@@ -404,6 +403,36 @@ class _Verdict(NamedTuple):
         own.dropped_overflow, timely & self.finite & ~self.fits
       ),
     )
+
+
+def _weight_function(weight: Any) -> Callable[[Any], Any] | None:
+  """Returns the weight of a gradient as a function of its staleness.
+
+  Args:
+    weight: None for 1, ``"inverse"`` for 1 / max(1, staleness), or a function.
+
+  Returns:
+    A function of an int32 array; None if every weight is 1.
+
+  Raises:
+    ValueError: if ``weight`` is something else.
+
+  Example:
+    >>> _weight_function("inverse")(jnp.array([0, 1, 4]))
+    Array([1.  , 1.  , 0.25], dtype=float32)
+
+  References:
+    Zhang et al. 2016, `Staleness-aware Async-SGD
+    <https://arxiv.org/abs/1511.05950>`_.
+  """
+  if weight is None or callable(weight):
+    return weight
+  if weight != "inverse":
+    raise ValueError(
+      "`staleness_weight` must be None, 'inverse' or a function of the staleness,"
+      f" got {weight!r}."
+    )
+  return lambda late: 1.0 / jnp.maximum(late, 1).astype(jnp.float32)
 
 
 def _when(

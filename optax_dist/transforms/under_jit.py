@@ -248,12 +248,7 @@ def _check_placed(
       )
 
   if explicit:
-    by_leaf = jax.tree.map(
-      lambda spec, part: jax.tree.map(lambda _: spec, part),
-      specs,
-      tree,
-      is_leaf=is_spec,
-    )
+    by_leaf = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
     jax.tree_util.tree_map_with_path(check, tree, by_leaf)
 
 

@@ -73,5 +73,5 @@ def test_decays(decay):
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, np.nan, True, "0.5", [0.5], 1j])
 def test_invalid_decays_are_refused(decay):
-  with pytest.raises(ValueError, match="from 0 to 1, or None for no error"):
+  with pytest.raises(ValueError, match="must be None or a decay from 0 to 1"):
     _codec.check_error_feedback(decay)

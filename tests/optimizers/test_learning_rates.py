@@ -2,6 +2,7 @@
 
 import inspect
 
+import every_optimizer
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from optax_dist import optimizers
 
 FACTORIES = {
-  **optimizers.REGISTRY,
+  **every_optimizer.BY_NAME,
   "amsgrad(decay)": lambda rate: optimizers.amsgrad(rate, decay=True),
   "keras_sgd(decay)": lambda rate: optimizers.keras(
     "SGD", learning_rate=rate, decay=0.1
@@ -66,4 +67,4 @@ def test_every_factory_is_here():
     if inspect.isfunction(function := getattr(optimizers, name))
     and "learning_rate" in inspect.signature(function).parameters
   }
-  assert made - {"by_name", "from_returnn_config"} <= set(FACTORIES)
+  assert made - {"from_returnn_config"} <= set(FACTORIES)

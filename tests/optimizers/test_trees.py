@@ -2,13 +2,14 @@
 
 import warnings
 
+import every_optimizer
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from optax_dist import optimizers
+from optax_dist import optimizers, sparse
 
 _MIXED = {
   "w": jnp.ones((2, 3)),
@@ -30,7 +31,7 @@ def test_row_wise_keeps_the_dtypes_of_an_inner_with_injected_hyperparameters():
   inner = optax.inject_hyperparams(optax.sgd)(0.1, momentum=0.9)
   dtypes = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
   kept = []
-  for tx in (inner, optimizers.row_wise(inner)):
+  for tx in (inner, sparse.row_wise(inner)):
     state = tx.init(_MIXED)
     _, new = tx.update(_MIXED, state, _MIXED)
     kept.append(dtypes(new) == dtypes(state))
@@ -87,10 +88,10 @@ _FIXED = {
 
 
 @pytest.mark.parametrize("kind", _FIXED)
-@pytest.mark.parametrize("name", optimizers.REGISTRY)
+@pytest.mark.parametrize("name", every_optimizer.BY_NAME)
 def test_leaves_that_can_not_be_updated_are_refused_by_name(name, kind):
   """Such an update would change the state's dtypes, and be rounded to nothing."""
-  tx = optimizers.by_name(name, 0.1)
+  tx = every_optimizer.BY_NAME[name](0.1)
   params = {"w": jnp.ones(2), "layer": [_FIXED[kind]]}
   state = tx.init(params)
   without = {"w": jnp.ones(2), "layer": [None]}
@@ -116,7 +117,7 @@ def test_schedules_of_complex_parameters_warn_of_nothing(name):
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     for rate in (0.1, jnp.float32(0.1), optax.constant_schedule(0.1)):
-      tx = optimizers.by_name(name, rate)
+      tx = every_optimizer.BY_NAME[name](rate)
       found.append(tx.update(params, tx.init(params), params)[0])
   for other in found[1:]:
     np.testing.assert_allclose(other, found[0], rtol=1e-6)

@@ -3,6 +3,7 @@
 import gc
 
 import chex
+import every_optimizer
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -250,8 +251,7 @@ def test_every_optimizers_state(tmp_path):
   params = {"w": jnp.arange(4.0).reshape(2, 2), "b": jnp.ones(3)}
   gradient = jax.tree.map(jnp.cos, params)
   made = {
-    name: optax_dist.optimizers.by_name(name, 0.1)
-    for name in optax_dist.optimizers.REGISTRY
+    name: every_optimizer.BY_NAME[name](0.1) for name in every_optimizer.BY_NAME
   }
   fresh = {name: tx.init(params) for name, tx in made.items()}
   states = {

@@ -147,7 +147,7 @@ def test_errors():
     _update(tx, _tree())
   tx = optax_dist.clip_by_global_norm(1.0, "x", param_specs={"a": P("x")})
   with pytest.raises(
-    ValueError, match=r"`param_specs` must have the structure"
+    ValueError, match=r"`param_specs` must be a pytree of PartitionSpec"
   ):
     jax.vmap(lambda x: _update(tx, {"b": x}), axis_name="x")(jnp.ones(2))
 

@@ -1,7 +1,7 @@
 """Hyperparameters rounded as in TensorFlow's kernels: float32, then cast."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from jax.extend.core import primitives
 
 # A number, a traced scalar (as optax.inject_hyperparams gives), or, for the
 # learning rate, also a schedule.
-Scalar = jax.typing.ArrayLike
-ScalarOrSchedule = optax.ScalarOrSchedule
+Scalar: TypeAlias = jax.typing.ArrayLike
+ScalarOrSchedule: TypeAlias = optax.ScalarOrSchedule
 
 
 def is_static(value: Any) -> bool:
@@ -138,6 +138,48 @@ def check_learning_rate(value: Any) -> None:
     _check_number("learning_rate", value, kinds)
 
 
+def checked_rate(value: ScalarOrSchedule) -> ScalarOrSchedule:
+  """Checks a learning rate, and rounds it; see :func:`rounded`.
+
+  So it also suits optax's transformations, for leaves of any dtype: they multiply
+  by it without a cast.
+
+  Example:
+    >>> rate = optax.scale_by_learning_rate(checked_rate(jnp.float32(0.5)))
+    >>> rate.update(jnp.ones(1, jnp.bfloat16), rate.init(None))[0]
+    Array([-0.5], dtype=bfloat16)
+  """
+  check_learning_rate(value)
+  return rounded(value)
+
+
+def divided(
+  learning_rate: ScalarOrSchedule, divisor: Callable[[jax.Array], Any]
+) -> Callable[[Any], jax.Array]:
+  """Creates a schedule of a learning rate divided by a function of the step.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    divisor: Takes the number of steps before this one, as float32, or float64
+      for a float64 learning rate.
+
+  Returns:
+    The schedule.
+
+  Example:
+    >>> schedule = divided(0.5, lambda count: 1 + count)
+    >>> float(schedule(jnp.int32(1)))
+    0.25
+  """
+
+  def schedule(count):
+    rate = learning_rate(count) if callable(learning_rate) else learning_rate
+    wide = wide_dtype(jnp.asarray(rate).dtype)
+    return jnp.asarray(rate, wide) / divisor(jnp.asarray(count, wide))
+
+  return schedule
+
+
 def check_numbers(**values: Any) -> None:
   """Checks other hyperparameters as far as their values are known.
 
@@ -192,12 +234,14 @@ def check(
 
 
 def check_positive(**values: Any) -> None:
-  """Checks that numbers are > 0; see :func:`check`."""
+  """Checks that they are numbers, and > 0; see :func:`check`."""
+  check_numbers(**values)
   for name, value in values.items():
     check(name, value, lambda x: x > 0, "positive")
 
 
 def check_not_negative(**values: Any) -> None:
-  """Checks that numbers are >= 0; see :func:`check`."""
+  """Checks that they are numbers, and >= 0; see :func:`check`."""
+  check_numbers(**values)
   for name, value in values.items():
     check(name, value, lambda x: x >= 0, "positive or zero")

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, row_wise
-from optax_dist.sparse import indexed_slices
+from optax_dist.optimizers._internal import hyperparameters
+from optax_dist.sparse import indexed_slices, rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ def base_custom(
     if callable(rate):
       rate = rate(state.count)
     step = Step(rate, state.count, state.scalars, extra_args)
-    leaves, treedef = row_wise.flatten_gradients(updates)
+    leaves, treedef = rows.flatten_gradients(updates)
     if params is None:
       param_leaves = [None] * len(leaves)
     else:
@@ -155,15 +155,14 @@ def base_custom(
       old = {name: arrays[i] for name, arrays in slot_leaves.items()}
       # Without parameters the dtype is taken from the slots.
       like = next(iter(old.values()), None) if param is None else param
-      grad = row_wise.as_parameter_dtype(
-        grad, like, functools.partial(row_wise.name_of, treedef, i)
+      grad = rows.as_parameter_dtype(
+        grad, like, functools.partial(rows.name_of, treedef, i)
       )
       here = dataclasses.replace(
         step, learning_rate=hyperparameters.cast(rate, grad.dtype)
       )
       if indexed_slices.is_indexed_slices(grad):
-        # Only with a sparse_apply_rule: otherwise row_wise has converted it to
-        # rows.
+        # Only with a sparse_apply_rule: otherwise row_wise has converted it.
         assert sparse_apply_rule is not None
         if sum_duplicates:
           grad = indexed_slices.sum_duplicates(grad)
@@ -188,7 +187,7 @@ def base_custom(
   transformation = optax.GradientTransformationExtraArgs(init_fn, update_fn)
   if sparse_apply_rule is not None:
     return transformation
-  return row_wise.row_wise(transformation, sum_duplicates=sum_duplicates)
+  return rows.row_wise(transformation, sum_duplicates=sum_duplicates)
 
 
 def power(base: hyperparameters.Scalar) -> ScalarRule:

@@ -8,12 +8,8 @@ not sum repeated indices before it clips.
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import (
-  complex_numbers,
-  hyperparameters,
-  row_wise,
-)
-from optax_dist.sparse import indexed_slices
+from optax_dist.optimizers._internal import complex_numbers, hyperparameters
+from optax_dist.sparse import indexed_slices, rows
 
 
 def clipped(
@@ -52,20 +48,19 @@ def clipped(
     [-0.25, -0.5]
   """
   inner = optax.with_extra_args_support(inner)
-  given = {
+  limits = {
     "clipnorm": clipnorm,
     "clipvalue": clipvalue,
     "global_clipnorm": global_clipnorm,
   }
-  given = {name: value for name, value in given.items() if value is not None}
-  hyperparameters.check_numbers(**given)
-  hyperparameters.check_not_negative(**given)
+  limits = {name: value for name, value in limits.items() if value is not None}
+  hyperparameters.check_not_negative(**limits)
   if clipnorm is not None and global_clipnorm is not None:
     raise ValueError(
       "clipnorm and global_clipnorm must not both be given, got"
       f" {clipnorm} and {global_clipnorm}"
     )
-  if clipnorm is None and clipvalue is None and global_clipnorm is None:
+  if not limits:
     return inner
 
   def clip_by_value(values):
@@ -83,7 +78,7 @@ def clipped(
     return values * limit / jnp.maximum(norm, limit)
 
   def clip_by_global_norm(updates):
-    leaves, _ = row_wise.flatten_gradients(updates)
+    leaves, _ = rows.flatten_gradients(updates)
     leaves = [indexed_slices.values_of(x) for x in leaves if x is not None]
     wide = jnp.float32
     if any(hyperparameters.wide_dtype(x.dtype) == jnp.float64 for x in leaves):

@@ -13,9 +13,9 @@ from optax_dist.optimizers._internal import (
   hyperparameters,
   leaf_rule,
   moments,
-  rates,
-  row_wise,
 )
+from optax_dist.sparse import rows
+from optax_dist.sparse.indexed_slices import values_of
 
 DEFAULT_EPSILON = 1e-7
 
@@ -31,11 +31,11 @@ def sgd(
   """Creates Keras's SGD."""
   checks.flag("nesterov", nesterov)
   _check_momentum(momentum)
-  rate = rates.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
+  rate = optax.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
   if hyperparameters.is_static(momentum) and momentum == 0:
-    return row_wise.row_wise(rate, sum_duplicates=False)
+    return rows.row_wise(rate, sum_duplicates=False)
   trace = optax.trace(hyperparameters.rounded(momentum), nesterov=nesterov)
-  return row_wise.row_wise(optax.chain(rate, trace))
+  return rows.row_wise(optax.chain(rate, trace))
 
 
 def rmsprop(
@@ -56,50 +56,36 @@ def rmsprop(
   rate = _decayed(learning_rate, decay, frozen)
   if not (hyperparameters.is_static(momentum) and momentum == 0):
     scale = optax.scale_by_stddev if centered else optax.scale_by_rms
-    return row_wise.row_wise(
+    return rows.row_wise(
       optax.chain(
         scale(hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)),
-        rates.scale_by_learning_rate(rate, flip_sign=False),
+        optax.scale_by_learning_rate(rate, flip_sign=False),
         optax.trace(hyperparameters.rounded(momentum)),
         optax.scale(-1.0),
       )
     )
 
-  def direction(grad, rms, mg):
-    square = rms if mg is None else rms - complex_numbers.abs_square(mg)
-    eps = hyperparameters.cast(epsilon, grad.dtype)
-    return grad / (jnp.sqrt(square) + eps)
-
-  def apply_rule(grad, param, slots, step):
+  def rule(grad, param, slots, step):
     del param
-    p = hyperparameters.cast(rho, grad.dtype)
-    rest = hyperparameters.complement(rho, grad.dtype)
-    slots = dict(slots)
-    slots["rms"] = p * slots["rms"] + rest * complex_numbers.abs_square(grad)
-    if centered:
-      slots["mg"] = p * slots["mg"] + rest * grad
-    update = direction(grad, slots["rms"], slots.get("mg"))
-    return -step.learning_rate * update, slots
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    grad = slices.values
-    sources = {"rms": complex_numbers.abs_square(grad), "mg": grad}
+    values = values_of(grad)
+    sources = {"rms": complex_numbers.abs_square(values), "mg": values}
     slots = {
-      name: row_wise.decay_and_add(array, rho, slices, sources[name])
-      for name, array in slots.items()
+      name: moments.average(old, rho, grad, sources[name])
+      for name, old in slots.items()
     }
-    rows = {
-      name: row_wise.read_rows(array, slices) for name, array in slots.items()
-    }
-    update = -step.learning_rate * direction(grad, rows["rms"], rows.get("mg"))
-    return row_wise.like_gradient(update, slices), slots
+    square = rows.read_rows(slots["rms"], grad)
+    if centered:
+      mean = rows.read_rows(slots["mg"], grad)
+      square = square - complex_numbers.abs_square(mean)
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    update = -step.learning_rate * (values / (jnp.sqrt(square) + eps))
+    return rows.like_gradient(update, grad), slots
 
   return leaf_rule.base_custom(
-    apply_rule,
+    rule,
     rate,
     slots={"rms": 0.0, "mg": 0.0} if centered else {"rms": 0.0},
-    sparse_apply_rule=sparse_apply_rule,
+    sparse_apply_rule=rule,
     sum_duplicates=True,
   )
 
@@ -113,9 +99,6 @@ def adagrad(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's Adagrad."""
-  hyperparameters.check_numbers(
-    initial_accumulator_value=initial_accumulator_value
-  )
   hyperparameters.check_not_negative(
     initial_accumulator_value=initial_accumulator_value
   )
@@ -150,34 +133,17 @@ def adam(
   hyperparameters.check_numbers(beta_1=beta_1, beta_2=beta_2)
   epsilon = _epsilon(epsilon)
 
-  def rule(grad, step, averages, slots):
-    m, v = averages
-    new = {"m": m, "v": v}
-    if amsgrad:
-      new["vhat"] = jnp.maximum(slots["vhat"], v)
-    _, t = _time(grad.dtype, step, frozen)
-    rate = hyperparameters.in_wide_dtype(step.learning_rate, grad.dtype)
-    rate = rate * jnp.sqrt(1 - _power(beta_2, t)) / (1 - _power(beta_1, t))
-    root = jnp.sqrt(new.get("vhat", v))
-    eps = hyperparameters.cast(epsilon, grad.dtype)
-    return -(m * rate.astype(grad.dtype)) / (root + eps), new
+  def powers(step, dtype):
+    t = _time(step, frozen, dtype)
+    return _power(beta_1, t), _power(beta_2, t)
 
-  def apply_rule(grad, param, slots, step):
-    del param
-    new = moments.averages(slots, grad, beta_1, beta_2)
-    return rule(grad, step, new, slots)
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    new = moments.sparse_averages(slots, slices, beta_1, beta_2)
-    return rule(slices.values, step, new, slots)
-
-  return leaf_rule.base_custom(
-    apply_rule,
+  return moments.adam(
     _decayed(learning_rate, decay, frozen),
-    slots=dict.fromkeys(("m", "v", "vhat") if amsgrad else ("m", "v"), 0.0),
-    sparse_apply_rule=sparse_apply_rule,
-    sum_duplicates=True,
+    beta_1,
+    beta_2,
+    epsilon,
+    powers,
+    amsgrad=amsgrad,
   )
 
 
@@ -191,7 +157,6 @@ def nadam(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's Nadam, whose momentum is scheduled."""
-  hyperparameters.check_learning_rate(learning_rate)
   hyperparameters.check_numbers(
     beta_1=beta_1, beta_2=beta_2, schedule_decay=schedule_decay
   )
@@ -206,7 +171,8 @@ def nadam(
 
   def coefficients(dtype, step):
     """Factors of the gradient, of the mean and of the mean square."""
-    wide, t = _time(dtype, step, frozen)
+    wide = hyperparameters.wide_dtype(dtype)
+    t = _time(step, frozen, wide)
     now, after = momentum(wide, t), momentum(wide, t + 1)
     product = step.scalars["momentum_cache"].astype(wide) * now
     factors = (
@@ -217,40 +183,27 @@ def nadam(
     return tuple(factor.astype(dtype) for factor in factors)
 
   def advance(product, step):
-    wide, t = _time(product.dtype, step, frozen)
-    return product * momentum(wide, t)
+    return product * momentum(product.dtype, _time(step, frozen, product.dtype))
 
-  def direction(grad, m, v, step):
+  def rule(grad, param, slots, step):
+    del param
+    values = values_of(grad)
+    squares = complex_numbers.abs_square(values)
+    m = moments.average(slots["m"], beta_1, grad, values)
+    v = moments.average(slots["v"], beta_2, grad, squares)
     of_grad, of_m, of_v = coefficients(grad.dtype, step)
+    ahead = of_grad * values + of_m * rows.read_rows(m, grad)
     eps = hyperparameters.cast(epsilon, grad.dtype)
-    ahead = of_grad * grad + of_m * m
-    return -step.learning_rate * ahead / (jnp.sqrt(of_v * v) + eps)
-
-  def apply_rule(grad, param, slots, step):
-    del param
-    b1 = hyperparameters.cast(beta_1, grad.dtype)
-    b2 = hyperparameters.cast(beta_2, grad.dtype)
-    rest_1 = hyperparameters.complement(beta_1, grad.dtype)
-    rest_2 = hyperparameters.complement(beta_2, grad.dtype)
-    m = b1 * slots["m"] + rest_1 * grad
-    v = b2 * slots["v"] + rest_2 * complex_numbers.abs_square(grad)
-    return direction(grad, m, v, step), {"m": m, "v": v}
-
-  def sparse_apply_rule(slices, param, slots, step):
-    del param
-    grad = slices.values
-    m, v = moments.sparse_averages(slots, slices, beta_1, beta_2)
-    update = direction(
-      grad, row_wise.read_rows(m, slices), row_wise.read_rows(v, slices), step
-    )
-    return row_wise.like_gradient(update, slices), {"m": m, "v": v}
+    root = jnp.sqrt(of_v * rows.read_rows(v, grad)) + eps
+    update = -step.learning_rate * ahead / root
+    return rows.like_gradient(update, grad), {"m": m, "v": v}
 
   return leaf_rule.base_custom(
-    apply_rule,
-    hyperparameters.rounded(learning_rate),
+    rule,
+    hyperparameters.checked_rate(learning_rate),
     slots={"m": 0.0, "v": 0.0},
     scalars={"momentum_cache": leaf_rule.ScalarRule(1.0, advance)},
-    sparse_apply_rule=sparse_apply_rule,
+    sparse_apply_rule=rule,
     sum_duplicates=True,
   )
 
@@ -271,10 +224,9 @@ def adamax(
   def apply_rule(grad, param, slots, step):
     del param
     b2 = hyperparameters.cast(beta_2, grad.dtype)
-    rest_1 = hyperparameters.complement(beta_1, grad.dtype)
-    m = slots["m"] + (grad - slots["m"]) * rest_1
+    m = moments.average_by_difference(slots["m"], beta_1, grad, grad)
     v = jnp.maximum(b2 * slots["v"], jnp.abs(grad).astype(grad.dtype))
-    _, t = _time(grad.dtype, step, frozen)
+    t = _time(step, frozen, hyperparameters.wide_dtype(grad.dtype))
     rate = hyperparameters.in_wide_dtype(step.learning_rate, grad.dtype)
     rate = rate / (1 - _power(beta_1, t))
     eps = hyperparameters.cast(epsilon, grad.dtype)
@@ -307,23 +259,20 @@ def _epsilon(epsilon):
 
 def _decayed(learning_rate, decay, frozen):
   """The learning rate with Keras's time-inverse decay."""
-  hyperparameters.check_learning_rate(learning_rate)
-  hyperparameters.check_numbers(decay=decay)
   hyperparameters.check_not_negative(decay=decay)
+  rate = hyperparameters.checked_rate(learning_rate)
   if frozen or (hyperparameters.is_static(decay) and decay == 0):
-    return hyperparameters.rounded(learning_rate)
-  return rates.divided(
-    learning_rate,
-    lambda count: 1 + hyperparameters.cast(decay, count.dtype) * count,
+    return rate
+  return hyperparameters.divided(
+    rate, lambda count: 1 + hyperparameters.cast(decay, count.dtype) * count
   )
 
 
-def _time(dtype, step, frozen):
-  """The step from 1, in the dtype for scalars, and that dtype."""
-  wide = hyperparameters.wide_dtype(dtype)
+def _time(step, frozen, dtype):
+  """The step from 1, in the dtype for scalars."""
   if frozen:
-    return wide, jnp.ones([], wide)
-  return wide, (step.count + 1).astype(wide)
+    return jnp.ones([], dtype)
+  return (step.count + 1).astype(dtype)
 
 
 def _power(base, exponent):

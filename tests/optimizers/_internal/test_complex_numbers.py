@@ -1,5 +1,6 @@
 """Complex gradients: a step turns with the gradient, or there is no rule."""
 
+import every_optimizer
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ REFUSED = (
   "proximal_adagrad",
   "proximal_gradient_descent",
 )
-SUPPORTED = sorted(set(optimizers.REGISTRY) - set(REFUSED))
+SUPPORTED = sorted(set(every_optimizer.BY_NAME) - set(REFUSED))
 MORE = {
   "rmsprop(centered)": lambda rate: optimizers.rmsprop(
     rate, momentum=0.5, centered=True
@@ -43,7 +44,7 @@ MORE = {
   ),
 }
 FACTORIES = {
-  **{name: optimizers.REGISTRY[name] for name in SUPPORTED},
+  **{name: every_optimizer.BY_NAME[name] for name in SUPPORTED},
   **MORE,
 }
 _TURN = np.complex64(np.exp(0.7j))
@@ -79,7 +80,7 @@ def test_steps_turn_with_the_gradient(name):
 
 @pytest.mark.parametrize("name", ["adam", "custom_adam", "nadam", "keras_adam"])
 def test_the_minimum_is_found(name):
-  optimizer = optimizers.by_name(name, 0.05)
+  optimizer = every_optimizer.BY_NAME[name](0.05)
   target = 1 + 2j
 
   @jax.jit
@@ -99,7 +100,7 @@ def test_the_minimum_is_found(name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_rules_without_complex_form_refuse_complex_parameters(name):
-  optimizer = optimizers.by_name(name, 0.1)
+  optimizer = every_optimizer.BY_NAME[name](0.1)
   message = (
     rf"{name} has no rule for complex.*\['w'\] is complex64.*split_real_and"
   )
@@ -113,7 +114,7 @@ def test_rules_without_complex_form_refuse_complex_parameters(name):
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_the_gradient_of_a_real_parameter_is_real(name):
-  optimizer = optimizers.by_name(name, 0.1)
+  optimizer = every_optimizer.BY_NAME[name](0.1)
   params = jnp.zeros(2)
   with pytest.raises(TypeError, match="must be real, got complex64"):
     optimizer.update(

@@ -153,6 +153,6 @@ def test_checks_name_the_argument_and_the_value():
     ValueError, match=r"y must be positive or zero, got -1\.5"
   ):
     hyperparameters.check_not_negative(x=0, y=-1.5)
-  with pytest.raises(ValueError, match="positive, got nan"):
+  with pytest.raises(ValueError, match=r"finite number.*got nan"):
     hyperparameters.check_positive(x=float("nan"))
   hyperparameters.check_positive(x=jnp.float32(-1.0))  # Not a plain number.

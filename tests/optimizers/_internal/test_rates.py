@@ -3,11 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.optimizers._internal import rates
+from optax_dist.optimizers._internal import hyperparameters
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _MAKERS = {
@@ -72,19 +71,7 @@ def test_a_divided_rate_may_be_of_another_dtype(name, rate):
       np.testing.assert_allclose(got[dtype], want[dtype], rtol=1e-6)
 
 
-def test_the_signs():
-  grad, rate = jnp.array([2.0, -4.0]), jnp.float32(0.5)
-  for given in (0.5, rate, lambda count: rate):
-    for flip in (False, True):
-      transformation = rates.scale_by_learning_rate(given, flip_sign=flip)
-      got = transformation.update(grad, transformation.init(grad))[0]
-      np.testing.assert_array_equal(got, (-0.5 if flip else 0.5) * grad)
-    optimizer = rates.with_learning_rate(optax.sgd, given)
-    got = optimizer.update(grad, optimizer.init(grad))[0]
-    np.testing.assert_array_equal(got, -0.5 * grad)
-
-
 def test_divided_counts_from_zero():
-  schedule = rates.divided(lambda count: 2.0**count, lambda t: 1 + t)
+  schedule = hyperparameters.divided(lambda count: 2.0**count, lambda t: 1 + t)
   got = [float(schedule(jnp.int32(count))) for count in range(3)]
   np.testing.assert_allclose(got, [1.0, 1.0, 4 / 3], rtol=1e-6)

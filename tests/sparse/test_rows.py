@@ -14,7 +14,7 @@ from optax_dist import sparse
 N, ROWS, WIDTH, SLOTS = 4, 11, 3, 5
 
 #: Transformations without a state per row.
-ON_VALUES = {
+WITHOUT_ROWS = {
   "sgd": lambda: optax.sgd(0.5),
   "sgd(schedule)": lambda: optax.sgd(optax.linear_schedule(0.5, 0.1, 4)),
   "scale": lambda: optax.scale(2),
@@ -86,11 +86,11 @@ def _train(map_name, tx, dense, apply_updates=optax_dist.apply_updates):
   return jax.tree.map(np.asarray, carry[0])
 
 
-@pairwise.every_value(behind=list(AGGREGATE), name=list(ON_VALUES))
+@pairwise.every_value(behind=list(AGGREGATE), name=list(WITHOUT_ROWS))
 def test_stock_optax_is_refused_with_the_remedy(behind, name):
-  tx = AGGREGATE[behind][0](ON_VALUES[name]())
+  tx = AGGREGATE[behind][0](WITHOUT_ROWS[name]())
   with pytest.raises(
-    (TypeError, ValueError), match=r"use optax_dist\.sparse\.on_values\(tx\)"
+    (TypeError, ValueError), match=r"use optax_dist\.sparse\.row_wise\(tx\)"
   ):
     _train("vmap", tx, dense=False)
 
@@ -107,12 +107,12 @@ def test_stock_optax_with_a_state_of_rows_is_refused(behind, name):
 @pairwise.every_value(
   map_name=["vmap", "shard_map_vma"],
   behind=list(AGGREGATE),
-  name=list(ON_VALUES),
+  name=list(WITHOUT_ROWS),
 )
-def test_on_values_gives_the_numbers_of_dense_updates(map_name, behind, name):
+def test_row_wise_gives_the_numbers_of_dense_updates(map_name, behind, name):
   sparsely, densely = AGGREGATE[behind]
-  inner = ON_VALUES[name]
-  got = _train(map_name, sparsely(sparse.on_values(inner())), dense=False)
+  inner = WITHOUT_ROWS[name]
+  got = _train(map_name, sparsely(sparse.row_wise(inner())), dense=False)
   want = _train(map_name, densely(inner()), dense=True)
   for key in want:
     np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=1e-6)
@@ -123,23 +123,14 @@ def test_on_values_gives_the_numbers_of_dense_updates(map_name, behind, name):
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
 @pytest.mark.parametrize("behind", AGGREGATE)
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_a_state_of_rows_needs_to_dense(behind, name):
+def test_to_dense_gives_the_numbers_of_dense_updates(behind, name):
   sparsely, densely = AGGREGATE[behind]
   inner = WITH_ROWS[name]
-  with pytest.raises(ValueError, match=r"of `inner` at state.*to_dense\(\)"):
-    _train("vmap", sparsely(sparse.on_values(inner())), dense=False)
   tx = sparsely(optax.chain(sparse.to_dense(), inner()))
   got = _train("vmap", tx, dense=False)
   want = _train("vmap", densely(inner()), dense=True)
   for key in want:
     np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=1e-6)
-
-
-def test_as_many_slots_as_rows_do_not_hide_a_state_with_rows():
-  tx = sparse.on_values(optax.trace(0.9))
-  update = sparse.IndexedSlices(jnp.ones((2, 1)), jnp.array([1, 0]), (2, 1))
-  with pytest.raises(ValueError, match="trace"):
-    tx.update(update, tx.init(jnp.zeros((2, 1))))
 
 
 def test_norms_count_rows_once_and_indices_never():
@@ -150,12 +141,12 @@ def test_norms_count_rows_once_and_indices_never():
   np.testing.assert_allclose(sparse.global_norm(update), np.sqrt(2))
   twice = sparse.IndexedSlices(jnp.ones(2), jnp.array([7, 7]), (9,))
   np.testing.assert_allclose(sparse.global_norm((twice, jnp.ones(5))), 3.0)
-  with pytest.raises(TypeError, match=r"on_values\(tx\)"):
+  with pytest.raises(TypeError, match=r"row_wise\(tx\)"):
     jax.jit(optax.tree.norm)(update)
 
 
 def test_parameters_are_seen_by_row_and_none_passes():
-  tx = sparse.on_values(
+  tx = sparse.row_wise(
     optax.chain(optax.zero_nans(), optax.add_decayed_weights(0.5))
   )
   params = {"table": jnp.arange(4.0), "w": jnp.ones(2), "frozen": jnp.ones(3)}
@@ -169,7 +160,7 @@ def test_parameters_are_seen_by_row_and_none_passes():
   assert new["table"].indices.tolist() == [3, 4]
   assert new["table"].values.tolist() == [2.5, 0.0]
   assert new["w"].tolist() == [0.5, 0.5]
-  tx = sparse.on_values(optax.scale(2.0))
+  tx = sparse.row_wise(optax.scale(2.0))
   updates["frozen"] = None
   new, _ = tx.update(updates, tx.init(params), params)
   assert new["frozen"] is None
@@ -181,7 +172,7 @@ def test_further_arguments_pass():
     del params
     return jax.tree.map(lambda x: factor * x, updates), state
 
-  tx = sparse.on_values(
+  tx = sparse.row_wise(
     optax.GradientTransformationExtraArgs(lambda _: (), update)
   )
   slices = sparse.IndexedSlices(jnp.ones(1), jnp.array([2]), (3,))
@@ -190,7 +181,80 @@ def test_further_arguments_pass():
 
 @pytest.mark.parametrize("apply", [optax.apply_updates, sparse.apply_updates])
 def test_optax_applies_sparse_updates_too(apply):
-  tx = _cross_shard(sparse.on_values(optax.sgd(0.5)))
+  tx = _cross_shard(sparse.row_wise(optax.sgd(0.5)))
   got = _train("vmap", tx, dense=False, apply_updates=apply)
   want = _train("vmap", _cross_shard(optax.sgd(0.5)), dense=True)
   np.testing.assert_allclose(got["table"], want["table"], rtol=1e-5)
+
+
+@jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
+@pytest.mark.parametrize(
+  "stock",
+  [
+    optax.adam(0.1),
+    optax.lion(0.1),
+    optax.adamw(0.1),
+    optax.chain(optax.clip(0.5), optax.sgd(0.1, 0.9)),
+  ],
+  ids=["adam", "lion", "adamw", "chain"],
+)
+def test_equals_the_stock_rule_on_the_rows_alone(stock):
+  params = {"table": jnp.arange(10.0).reshape(5, 2), "b": jnp.ones(3)}
+  rows = jnp.array([3, 1])
+  lazy = sparse.row_wise(stock)
+  part = {"table": params["table"][rows], "b": params["b"]}
+  state, part_state = lazy.init(params), stock.init(part)
+  assert jax.tree.structure(state) == jax.tree.structure(stock.init(params))
+  start = params["table"]
+  for step in range(3):
+    values = jnp.full((2, 2), 0.1 * (step + 1))
+    slices = sparse.IndexedSlices(values, rows, (5, 2))
+    grads = {"table": slices, "b": jnp.ones(3)}
+    updates, state = lazy.update(grads, state, params)
+    params = optax_dist.apply_updates(params, updates)
+    part_grads = {"table": values, "b": jnp.ones(3)}
+    updates, part_state = stock.update(part_grads, part_state, part)
+    part = optax.apply_updates(part, updates)
+  np.testing.assert_allclose(params["table"][rows], part["table"], rtol=1e-6)
+  np.testing.assert_allclose(params["b"], part["b"], rtol=1e-6)
+  others = jnp.array([0, 2, 4])
+  np.testing.assert_array_equal(params["table"][others], start[others])
+
+
+@jax.numpy_dtype_promotion("standard")
+def test_dense_gradients_go_through_as_they_are():
+  stock = optax.adam(0.1)
+  params = {"w": jnp.ones(3)}
+  got = sparse.row_wise(stock).update(params, stock.init(params), params)
+  want = stock.update(params, stock.init(params), params)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_unused_slots_change_nothing():
+  lazy = sparse.row_wise(optax.sgd(0.1, 0.9))
+  params = jnp.ones((5, 2))
+  unused = sparse.IndexedSlices(jnp.ones((2, 2)), jnp.array([5, 5]), (5, 2))
+  updates, state = lazy.update(unused, lazy.init(params), params)
+  assert not updates.values.any()
+  assert not updates.to_dense().any()
+  assert not jnp.any(optax.tree.get(state, "trace"))
+
+
+def test_casts_gradients_to_the_parameter():
+  slices = sparse.IndexedSlices(jnp.ones((1, 2)), jnp.array([2]), (5, 2))
+  params = jnp.ones((5, 2), jnp.bfloat16)
+  lazy = sparse.row_wise(optax.sgd(0.1, 0.9))
+  updates, state = lazy.update(slices, lazy.init(params), params)
+  assert updates.dtype == jnp.bfloat16
+  assert optax.tree.get(state, "trace").dtype == jnp.bfloat16
+
+
+def test_a_mask_is_a_tree_like_the_parameters():
+  inner = optax.masked(optax.sgd(0.5, 0.9), {"table": True, "w": False})
+  tx = sparse.row_wise(inner)
+  params = {"table": jnp.ones((3, 1)), "w": jnp.ones(2)}
+  slices = sparse.IndexedSlices(jnp.ones((1, 1)), jnp.array([2]), (3, 1))
+  grads = {"table": slices, "w": jnp.ones(2)}
+  updates, _ = tx.update(grads, tx.init(params), params)
+  assert updates["table"].values.tolist() == [[-0.5]]
+  assert updates["w"].tolist() == [1.0, 1.0]

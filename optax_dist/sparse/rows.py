@@ -1,9 +1,9 @@
-"""Makes an elementwise optimizer lazy: sparse gradients only cost their rows.
+"""Stock transformations on sparse updates.
 
-For most optimizers, TensorFlow's kernels for sparse gradients apply the dense
-rule to the touched rows of the variable and of its slots. This wrapper does the
-same: it reads the touched rows of the optimizer's state, runs the dense rule on
-them as if they were the parameter, and writes the rows of the state back.
+Most of optax maps over leaves, and a sparse update is two of them. JAX refuses
+to compute with the leaf that holds the indices (see
+:mod:`optax_dist.sparse.indexed_slices`), so such transformations must be wrapped
+in :func:`row_wise` or come after :func:`to_dense`.
 """
 
 import functools
@@ -14,35 +14,45 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal.leaves import update_leaves
-from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.sparse import indexed_slices
+from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 
 def row_wise(
   inner: optax.GradientTransformation, *, sum_duplicates: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-  """Extends an elementwise transformation to sparse gradients and ``None``.
+  """Applies a transformation to the touched rows of sparse updates.
 
-  Dense gradients are passed to ``inner`` unchanged. For an
-  :class:`~optax_dist.IndexedSlices` it gets the touched rows, with the same
-  rows of its state and of the parameter; other rows are unchanged, state
-  included ("lazy"; an untouched momentum does not decay). Under ``jax.jit``
-  with a donated state the cost is that of the rows, not of the table. A
-  ``None`` gradient leaves its state unchanged.
+  ``inner`` sees each :class:`~optax_dist.IndexedSlices` as the array of its
+  values, with the same rows of the parameter and of its own state. So scaling,
+  schedules, clipping and norms give the same numbers as for the dense update, at
+  the cost of the rows. Momentum, Adam and other transformations with a state for
+  each row are "lazy", as in TensorFlow's kernels for sparse gradients: other rows
+  are unchanged, state included (an untouched momentum does not decay)::
+
+    optax.chain(
+        optax_dist.cross_shard("data"),
+        optax_dist.sparse.row_wise(
+            optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+        ),
+    )
+
+  Dense updates are passed to ``inner`` unchanged. A ``None`` leaves its state
+  unchanged. Under ``jax.jit`` with a donated state the cost is that of the rows,
+  not of the table.
 
   Args:
-    inner: The transformation. Each element of its output may depend on the
-      gradient, the parameter and the state at the same position and on scalars
-      of the state, as in most of optax; a norm over a tensor would be taken
-      over the touched rows.
+    inner: The transformation. For the same numbers as on the rows alone, each
+      element of its output may depend on the update, the parameter and the state
+      at the same position, on scalars of the state, and on norms.
     sum_duplicates: Whether to sum repeated indices first. It may only be False
       if the rule is linear in the gradient and keeps no state.
 
   Returns:
     A transformation with the state of ``inner``. Its updates have ``None`` and
-    :class:`~optax_dist.IndexedSlices` in the same places as the gradients;
-    apply them with ``optax_dist.apply_updates``.
+    :class:`~optax_dist.IndexedSlices` in the same places as the gradients, in
+    the dtypes of the parameters, if these are given; apply them with
+    ``optax_dist.apply_updates``.
 
   Source: TensorFlow's ``ResourceSparseApply*`` kernels, and
   ``Optimizer._resource_apply_sparse_duplicate_indices``.
@@ -62,7 +72,9 @@ def row_wise(
   """
   inner = _with_own_dtypes(optax.with_extra_args_support(inner))
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: Any, state: Any, params: Any = None, **extra_args: Any
+  ) -> tuple[Any, Any]:
     leaves, treedef = flatten_gradients(updates)
     if params is not None:
       param_leaves = treedef.flatten_up_to(params)
@@ -72,40 +84,37 @@ def row_wise(
           zip(leaves, param_leaves, strict=True)
         )
       ]
-    if not any(
-      leaf is None or indexed_slices.is_indexed_slices(leaf) for leaf in leaves
-    ):
+    if not any(leaf is None or is_indexed_slices(leaf) for leaf in leaves):
       updates = jax.tree.unflatten(treedef, leaves)
       return inner.update(updates, state, params, **extra_args)
-
     if sum_duplicates:
       leaves = [
-        indexed_slices.sum_duplicates(leaf)
-        if indexed_slices.is_indexed_slices(leaf)
-        else leaf
+        indexed_slices.sum_duplicates(leaf) if is_indexed_slices(leaf) else leaf
         for leaf in leaves
       ]
-    used = [i for i, leaf in enumerate(leaves) if leaf is not None]
 
-    def read(tree):
-      arrays = treedef.flatten_up_to(tree)
-      return [read_rows(arrays[i], leaves[i]) for i in used]
+    def read(tree: Any) -> Any:
+      arrays = zip(treedef.flatten_up_to(tree), leaves, strict=True)
+      return treedef.unflatten([read_rows(*pair) for pair in arrays])
 
-    def write(tree, rows):
-      arrays = treedef.flatten_up_to(tree)
-      for i, new in zip(used, rows, strict=True):
-        arrays[i] = write_rows(arrays[i], leaves[i], new)
-      return jax.tree.unflatten(treedef, arrays)
+    def write(tree: Any, new: Any) -> Any:
+      arrays = zip(*map(treedef.flatten_up_to, (tree, new)), strict=True)
+      return treedef.unflatten(
+        [
+          write_rows(old, leaf, rows)
+          for (old, rows), leaf in zip(arrays, leaves, strict=True)
+        ]
+      )
 
     trees: list[Any] = []
 
-    def keep_and_read(tree):
+    def keep_and_read(tree: Any) -> Any:
       trees.append(tree)
       return read(tree)
 
     row_state = _map_parameter_trees(inner, keep_and_read, state)
     row_updates, row_state = inner.update(
-      [indexed_slices.values_of(leaves[i]) for i in used],
+      treedef.unflatten(map(indexed_slices.values_of, leaves)),
       row_state,
       None if params is None else read(params),
       **extra_args,
@@ -114,18 +123,71 @@ def row_wise(
     state = _map_parameter_trees(
       inner, lambda rows: write(next(old), rows), row_state
     )
-    for i, update in zip(used, row_updates, strict=True):
-      leaves[i] = like_gradient(update, leaves[i])
-    return jax.tree.unflatten(treedef, leaves), state
+    row_updates = treedef.flatten_up_to(row_updates)
+    return treedef.unflatten(map(like_gradient, row_updates, leaves)), state
 
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def to_dense() -> optax.GradientTransformation:
+  """Makes sparse updates dense, for the transformations that follow it.
+
+  The cost of each step is then proportional to the tables, as with dense
+  gradients.
+
+  Returns:
+    A stateless transformation.
+
+  Example:
+    >>> import jax.numpy as jnp, optax_dist
+    >>> update = optax_dist.IndexedSlices(jnp.ones(2), jnp.array([1, 1]), (3,))
+    >>> tx = optax.chain(to_dense(), optax.sgd(0.5, momentum=0.9))
+    >>> tx.update(update, tx.init(jnp.zeros(3)))[0].tolist()
+    [-0.0, -1.0, -0.0]
+  """
+
+  def dense(updates: Any, params: Any) -> Any:
+    del params
+    return jax.tree.map(
+      lambda x: x.to_dense() if is_indexed_slices(x) else x,
+      updates,
+      is_leaf=is_indexed_slices,
+    )
+
+  return optax.stateless(dense)
+
+
+def global_norm(updates: optax.Updates) -> jax.Array:
+  """Like ``optax.tree.norm``, for updates of which some may be sparse.
+
+  Args:
+    updates: Tree of arrays, :class:`~optax_dist.IndexedSlices` and ``None``.
+
+  Returns:
+    The norm of the dense updates, a scalar.
+
+  Example:
+    >>> import jax.numpy as jnp, optax_dist
+    >>> update = optax_dist.IndexedSlices(jnp.ones(2), jnp.array([5, 7]), (9,))
+    >>> round(float(global_norm({"table": update})), 4)
+    1.4142
+  """
+  return optax.tree.norm(
+    jax.tree.map(
+      lambda x: (
+        indexed_slices.sum_duplicates(x).values if is_indexed_slices(x) else x
+      ),
+      updates,
+      is_leaf=is_indexed_slices,
+    )
+  )
 
 
 def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:
   """Flattens gradients; ``None`` and IndexedSlices are one leaf each."""
   return jax.tree.flatten(
     updates,
-    is_leaf=lambda x: x is None or indexed_slices.is_indexed_slices(x),
+    is_leaf=lambda x: x is None or is_indexed_slices(x),
   )
 
 
@@ -167,55 +229,37 @@ def name_of(treedef: Any, index: int) -> str:
   paths = jax.tree_util.tree_leaves_with_path(
     treedef.unflatten(range(treedef.num_leaves))
   )
-  return update_leaves.name_of(paths[index][0])
+  return "updates" + jax.tree_util.keystr(paths[index][0])
 
 
-def read_rows(array: jax.Array, gradient: Any) -> jax.Array:
-  """Reads the rows that a gradient touches; all rows if it is dense."""
-  if not indexed_slices.is_indexed_slices(gradient):
-    return array
+def read_rows(array: Any, gradient: Any) -> Any:
+  """Reads the rows that a gradient touches.
+
+  All of the array, if the gradient is dense or the array has no row for each of
+  the parameter's; None, if there is no gradient.
+  """
+  if gradient is None or not _has_rows_of(array, gradient):
+    return None if gradient is None else array
   # Unused slots read the last row; their results are dropped.
   return jnp.asarray(array).at[gradient.indices].get(mode="clip")
 
 
-def write_rows(array: jax.Array, gradient: Any, rows: jax.Array) -> jax.Array:
-  """Replaces the rows that a gradient touches; all rows if it is dense."""
-  if not indexed_slices.is_indexed_slices(gradient):
-    return rows
+def write_rows(array: Any, gradient: Any, rows: Any) -> Any:
+  """Replaces what :func:`read_rows` reads."""
+  if gradient is None or not _has_rows_of(array, gradient):
+    return array if gradient is None else rows
   return jnp.asarray(array).at[gradient.indices].set(rows, mode="drop")
 
 
-def decay_and_add(
-  average: jax.Array,
-  decay: hyperparameters.Scalar,
-  gradient: indexed_slices.IndexedSlices,
-  values: jax.Array,
-) -> jax.Array:
-  """Decays a whole moving average and adds rows to it.
-
-  This is what TensorFlow does for a sparse gradient without a special kernel;
-  the cost is that of the table.
-
-  Args:
-    average: The moving average, an array.
-    decay: Its decay.
-    gradient: Sparse gradient whose indices are the rows.
-    values: The values to average, one row per row of the gradient; those of
-      repeated indices add up.
-
-  Returns:
-    The new average.
-  """
-  return (
-    (average * hyperparameters.cast(decay, average.dtype))
-    .at[gradient.indices]
-    .add(values * hyperparameters.complement(decay, values.dtype), mode="drop")
-  )
+def _has_rows_of(array: Any, gradient: Any) -> bool:
+  if not is_indexed_slices(gradient):
+    return False
+  return jnp.shape(array)[:1] == gradient.dense_shape[:1]
 
 
 def like_gradient(update: jax.Array, gradient: Any) -> Any:
   """Converts an update of the touched rows to the form of the gradient."""
-  if not indexed_slices.is_indexed_slices(gradient):
+  if not is_indexed_slices(gradient):
     return update
   return indexed_slices.map_values(
     lambda _: jnp.where(gradient.valid, update, 0), gradient
@@ -230,7 +274,9 @@ def _with_own_dtypes(
   So they are from ``optax.inject_hyperparams``: float32 if any parameter is.
   """
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: Any, state: Any, params: Any = None, **extra_args: Any
+  ) -> tuple[Any, Any]:
     new = inner.update(updates, state, params, **extra_args)
     old = updates, state
     treedefs: list[Any] = [jax.tree.structure(x) for x in (new, old)]
