@@ -132,13 +132,13 @@ def gather_rows(
   """
   if groups:
     return _gather_group(x, names[0], groups)
-  batched, spread = _split(names)
-  for name in reversed(batched):
-    x = jax.lax.all_gather(x, name, axis=axis, tiled=True)
-  if spread:
-    tracked = any(axes.is_tracked(name) for name in spread)
+  batched, _ = _split(names)
+  # JAX can't gather over axes of vmap and of the mesh at once.
+  for over in [(name,) for name in reversed(names)] if batched else [names]:
+    # Equal everywhere, and typed so: the results are replicated values.
+    tracked = any(axes.is_tracked(name) for name in over)
     to = "invarying" if tracked else "varying"
-    x = jax.lax.all_gather(x, spread, axis=axis, tiled=True, to=to)
+    x = jax.lax.all_gather(x, over, axis=axis, tiled=True, to=to)
   return x
 
 
@@ -158,7 +158,6 @@ def gather_replicas(
     x: this replica's array.
     names: names of the axes over the replicas, the first one outermost.
   """
-  _check_vmap_collectives(tuple(n for n in names if n not in axes.mesh_axes()))
   # A one-dimensional array is flattened; others keep their axes, which may be
   # sharded.
   rows = x if x.ndim == 1 else x[None]
@@ -166,14 +165,10 @@ def gather_replicas(
     # For sizes that aren't whole tiles, the TPU compiler uses an all-reduce
     # with zeros, which moves twice the bytes.
     rows = jnp.pad(x, (0, -x.size % (_TILE // x.dtype.itemsize)))
-  length = rows.shape[0]
-  for name in reversed(names):
-    # Equal everywhere, and typed so: the results are replicated values.
-    to = "invarying" if axes.is_tracked(name) else "varying"
-    rows = jax.lax.all_gather(rows, name, tiled=True, to=to)
+  every = gather_rows(rows, names)
   if x.ndim != 1:
-    return rows
-  return rows.reshape(axes.axes_size(names), length)[:, : x.size]
+    return every
+  return every.reshape(axes.axes_size(names), -1)[:, : x.size]
 
 
 def _axis_sum(over: tuple[axes.AxisName, ...]):

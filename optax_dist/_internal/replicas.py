@@ -33,13 +33,8 @@ def in_update(
     UnboundAxisError: if an axis is not bound.
     ValueError: if the number differs from ``given``.
   """
-  found = math.prod(axes.check_bound(names, user).values())
-  if given not in (None, found):
-    raise ValueError(
-      f"{user}: `{argument}` is {given}, but there are {found} replicas along"
-      f" {names!r}. Leave it out to use the size of the axis."
-    )
-  return found
+  sizes = axes.check_bound(names, user)
+  return _count(user, names, sizes, given, argument)
 
 
 def at_init(
@@ -59,19 +54,29 @@ def at_init(
     return in_update(user, names, given, argument)
   sizes = dict(jax.sharding.get_abstract_mesh().shape)
   if sizes.keys() >= set(names):
-    found = math.prod(sizes[name] for name in names)
-    if given not in (None, found):
-      raise ValueError(
-        f"{user}: `{argument}` is {given}, but there are {found} replicas along"
-        f" {names!r} of the mesh."
-      )
-    return found
+    return _count(user, names, sizes, given, argument)
   if given is None:
     raise ValueError(
       f"{user}: the number of replicas is not known in `init`. Give"
       f" `{argument}`, or call init inside the map or under jax.set_mesh."
     )
   return given
+
+
+def _count(
+  user: str,
+  names: tuple[axes.AxisName, ...],
+  sizes: dict[axes.AxisName, int],
+  given: int | None,
+  argument: str,
+) -> int:
+  count = math.prod(sizes[name] for name in names)
+  if given not in (None, count):
+    raise ValueError(
+      f"{user}: `{argument}` is {given}, but there are {count} replicas along"
+      f" {names!r}. Leave it out to use the size of the axis."
+    )
+  return count
 
 
 def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:

@@ -1,12 +1,11 @@
 """The outer gradient of local updates: the replicas' mean change in a round.
 
-DiLoCo's Algorithm 1 averages it as it is; others compress what is sent. Both have
-the same interface here.
+DiLoCo's Algorithm 1 averages it as it is; others compress what is sent.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,73 +37,65 @@ class Change(NamedTuple):
   others: list[jax.Array]
 
 
-class Round(NamedTuple):
-  """What a replica has at the end of a round.
+@dataclasses.dataclass(frozen=True)
+class OuterGradient:
+  """A way to average the replicas' changes, with one message per dtype.
 
   Attributes:
-    me: the replica.
-    leaves: the parameters that take part.
-    center: the common start of all parameters.
-    points: the replica's parameters that take part.
-    method: the state of a compression.
-    others: further arrays to average.
-  """
-
-  me: Replica
-  leaves: Leaves
-  center: Any
-  points: Sequence[jax.Array]
-  method: CompressionState
-  others: Sequence[jax.Array] = ()
-
-
-class OuterGradient(Protocol):
-  """A way to average the replicas' changes."""
-
-  def init(self, center: Any) -> CompressionState:
-    """Returns the state of a compression, for such parameters."""
-
-  def average(self, end: Round) -> Change:
-    """Averages the changes over the replicas, with one message per dtype."""
-
-
-def outer_gradient(
-  compression: Compression | None, reject_nonfinite: bool, mix: float = 0.0
-) -> OuterGradient:
-  """Returns the way to average changes.
-
-  Args:
-    compression: a compression method, or None for none.
+    compression: a compression method; None for the mean as it is.
     reject_nonfinite: whether replicas that aren't finite are left out.
     mix: see :func:`optax_dist.streaming_updates`.
   """
-  if compression is None:
-    return Mean(reject_nonfinite)
-  return CompressedMean(compression, reject_nonfinite, mix)
 
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-  """The mean over the replicas that are finite; 0 where none is."""
-
+  compression: Compression | None
   reject_nonfinite: bool
+  mix: float = 0.0
 
   def init(self, center: Any) -> CompressionState:
-    """Returns an empty state: nothing is left to send."""
-    del center
-    return CompressionState(None, None, jnp.zeros([], jnp.int32))
+    """Returns the state of the compression, for such parameters."""
+    if self.compression is None:
+      return CompressionState(None, None, jnp.zeros([], jnp.int32))
+    return self.compression.init(replica_params.unmoved(center))
 
-  def average(self, end: Round) -> Change:
-    """See :class:`OuterGradient`.
+  def average(
+    self,
+    me: Replica,
+    leaves: Leaves,
+    center: Any,
+    points: list[jax.Array],
+    method: CompressionState,
+    others: Sequence[jax.Array] = (),
+  ) -> Change:
+    """Averages the changes over the replicas.
+
+    Args:
+      me: the replica.
+      leaves: the parameters that take part.
+      center: the common start of all parameters.
+      points: the replica's parameters that take part.
+      method: the state of the compression.
+      others: further arrays to average; none with a compression.
+    """
+    if self.compression is None:
+      return self._mean(me, leaves.of(center), points, method, others)
+    return self._compressed_mean(
+      self.compression, me, leaves, center, points, method
+    )
+
+  def _mean(
+    self,
+    me: Replica,
+    centers: list[jax.Array],
+    points: list[jax.Array],
+    method: CompressionState,
+    others: Sequence[jax.Array],
+  ) -> Change:
+    """The mean over the replicas that are finite; 0 where none is.
 
     If no replica is finite, there is no mean of the others: they stay this
     replica's own, with 0 for what is not finite.
     """
-    me, others = end.me, end.others
-    centers = end.leaves.of(end.center)
-    gaps = [
-      c - cast_like(x, c) for x, c in zip(end.points, centers, strict=True)
-    ]
+    gaps = [c - cast_like(x, c) for x, c in zip(points, centers, strict=True)]
     finite = jnp.asarray(True)
     sent = axes.cast_to_varying([*gaps, *others], me.of.names)
     if self.reject_nonfinite:
@@ -122,41 +113,27 @@ class Mean:
         jnp.where(count > 0, mean, jnp.where(jnp.isfinite(x), x, 0))
         for mean, x in zip(means_of_others, others, strict=True)
       ]
-    return Change(means, finite, end.method, means_of_others)
+    return Change(means, finite, method, means_of_others)
 
-
-@dataclasses.dataclass(frozen=True)
-class CompressedMean:
-  """The mean in fewer bytes; a replica that isn't finite has not moved.
-
-  Attributes:
-    compression: the method.
-    reject_nonfinite: whether replicas that aren't finite are left out.
-    mix: the share of what was not sent that stays in a replica's parameters.
-  """
-
-  compression: Compression
-  reject_nonfinite: bool
-  mix: float
-
-  def init(self, center: Any) -> CompressionState:
-    """Returns the state of the method."""
-    return self.compression.init(replica_params.unmoved(center))
-
-  def average(self, end: Round) -> Change:
-    """See :class:`OuterGradient`; there are no others."""
-    leaves, method = end.leaves, end.method
-    centers = leaves.of(end.center)
-    points, finite = end.me.where_finite(
-      list(end.points), centers, self.reject_nonfinite
-    )
+  def _compressed_mean(
+    self,
+    compression: Compression,
+    me: Replica,
+    leaves: Leaves,
+    center: Any,
+    points: list[jax.Array],
+    method: CompressionState,
+  ) -> Change:
+    """The mean in fewer bytes; a replica that isn't finite has not moved."""
+    centers = leaves.of(center)
+    points, finite = me.where_finite(points, centers, self.reject_nonfinite)
     # In a tree of all parameters, so that the state's structure never changes.
     gap = leaves.put(
-      replica_params.unmoved(end.center),
+      replica_params.unmoved(center),
       [c - x for x, c in zip(points, centers, strict=True)],
     )
-    mean, new = aggregate(self.compression, gap, method, end.me.of.names)
-    decay = self.compression.error_feedback
+    mean, new = aggregate(compression, gap, method, me.of.names)
+    decay = compression.error_feedback
     if self.mix and decay is not None:
       # This share of what the round left out stays in the replica's own
       # parameters, and is part of the next round's change.

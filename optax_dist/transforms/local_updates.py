@@ -20,7 +20,7 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import Round, outer_gradient
+from optax_dist.transforms._outer_gradient import OuterGradient
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -200,7 +200,7 @@ def local_updates(
         f"{_USER}: `compression` can't be combined with inner_state='averaged':"
         " the inner state would be sent as it is."
       )
-  gradient = outer_gradient(compression, reject_nonfinite)
+  gradient = OuterGradient(compression, reject_nonfinite)
 
   def period_after(step: jax.Array, last: Any = None) -> jax.Array:
     if settable and last is not None:
@@ -251,7 +251,7 @@ def local_updates(
       method = CompressionState(own.residual, state.shared, state.global_step)
       points = [x + u for x, u in zip(x, u, strict=True)]
       change = gradient.average(
-        Round(me, leaves, state.center, points, method, averaged)
+        me, leaves, state.center, points, method, averaged
       )
       # The outer step, in which parameters that don't take part have not moved.
       mean = leaves.put(replica_params.unmoved(state.center), change.mean)

@@ -21,7 +21,7 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import Round, outer_gradient
+from optax_dist.transforms._outer_gradient import OuterGradient
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -150,7 +150,7 @@ def streaming_updates(
   outer = with_steady_state(outer, "outer")
   if compression is not None:
     check_compression(_USER, compression)
-  gradient = outer_gradient(compression, reject_nonfinite, mix)
+  gradient = OuterGradient(compression, reject_nonfinite, mix)
 
   def init_fn(params: optax.Params) -> StreamingUpdatesState:
     size = replicas.at_init()
@@ -214,7 +214,7 @@ def streaming_updates(
       """The replicas' mean change since their common start."""
       method = CompressionState(residual, shared, count)
       own = _only(center, of, like=center)
-      change = gradient.average(Round(me, leaves, own, points, method))
+      change = gradient.average(me, leaves, own, points, method)
       counted = dropped + (~change.finite).astype(jnp.int32)
       method = change.method
       return change.mean, method.residual, method.shared, counted

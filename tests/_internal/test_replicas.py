@@ -37,7 +37,7 @@ def test_outside_of_the_map_the_number_comes_from_the_mesh_or_the_caller():
   with jax.set_mesh(maps.mesh(N)):
     assert replicas.at_init("it", NAMES, None) == N
     assert replicas.at_init("it", NAMES, N) == N
-    with pytest.raises(ValueError, match=r"4 replicas along .* of the mesh"):
+    with pytest.raises(ValueError, match="there are 4 replicas along"):
       replicas.at_init("it", NAMES, 5)
   with pytest.raises(ValueError, match=r"not known in `init`. Give `size`, or"):
     replicas.at_init("it", NAMES, None, "size")

@@ -224,6 +224,27 @@ def test_several_axes_together(check_vma):
   np.testing.assert_allclose(trace, rows, rtol=1e-5)
 
 
+def test_an_axis_of_vmap_around_one_of_the_mesh():
+  tx = optax_dist.sharded(optax.sgd(1.0), ("outer", maps.AXIS))
+  params = jnp.zeros(11)
+
+  def step(gradient):
+    return tx.update(gradient[0], tx.init(params), params)[0][None]
+
+  over_mesh = jax.shard_map(
+    step,
+    mesh=maps.mesh(2),
+    in_specs=P(maps.AXIS),
+    out_specs=P(maps.AXIS),
+    check_vma=False,
+  )
+  gradients = np.random.default_rng(0).normal(size=(3, 2, 11))
+  run = jax.jit(jax.vmap(over_mesh, axis_name="outer"))
+  updates = run(np.float32(gradients))
+  mean = np.broadcast_to(gradients.mean((0, 1)), updates.shape)
+  np.testing.assert_allclose(updates, -mean, rtol=1e-5)
+
+
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_sharded_updates_with_model_shards_are_those_without(check_vma):

@@ -9,7 +9,7 @@ import numpy as np
 import pairwise
 
 from optax_dist._internal.replica_params import Leaves, Replica, Replicas
-from optax_dist.transforms._outer_gradient import Round, outer_gradient
+from optax_dist.transforms._outer_gradient import OuterGradient
 
 N = 4
 
@@ -18,9 +18,9 @@ def _average(center, points, others=(), reject=True):
   of = Replicas.of("test", maps.AXIS, N, ())
   me = Replica(of, N, types.SimpleNamespace(), False, frozenset())
   leaves = Leaves(jax.tree.structure(center), [*range(len(center))])
-  gradient = outer_gradient(None, reject)
+  gradient = OuterGradient(None, reject)
   method = gradient.init(center)
-  return gradient.average(Round(me, leaves, center, points, method, others))
+  return gradient.average(me, leaves, center, points, method, others)
 
 
 @pairwise.every_value(map_name=maps.NAMES, reject=[True, False])
