@@ -98,7 +98,7 @@ class Replicas:
     """Returns a replica with its own parameters, inside ``update``.
 
     Args:
-      state: the transform's state, with the fields ``ticks``, ``center`` and
+      state: the transform's state, with the fields ``iterations``, ``center`` and
         ``replica``.
       params: this replica's parameters.
       updates: their gradients, with None for parameters that don't take part.
@@ -114,13 +114,13 @@ class Replicas:
       TypeError: if an update is not floating-point or complex.
     """
     axes.check_bound(self.names, self.user, _NO_REPLICAS)
-    replicas.check_counter(self.user, state.ticks, self.names)
+    replicas.check_counter(self.user, state.iterations, self.names)
     xs, gradients, treedef = _flatten_with_updates(self, params, updates)
     _check_center(self.user, params, state.center)
     at = [i for i, g in enumerate(gradients) if g is not None]
     leaves = Leaves(treedef, at)
     return (
-      self.enter(state.replica, state.ticks),
+      self.enter(state.replica, state.iterations),
       leaves,
       [xs[i] for i in at],
       [gradients[i] for i in at],

@@ -11,14 +11,14 @@ from optax_dist.transforms.sync_replicas import SyncReplicasState
 class SyncReport(NamedTuple):
   """A report on :func:`optax_dist.sync_replicas`, as NumPy arrays on the host.
 
-  Each replica's counts add up: every tick is ``accepted``, ``absent`` or one of
+  Each replica's counts add up: every iteration is ``accepted``, ``absent`` or one of
   ``dropped``, except ``departed``: those gradients were accepted before.
 
   Attributes:
     global_step: steps taken so far.
     accepted: by replica, gradients accepted so far.
     accumulated: by replica, accepted gradients pending for the next step.
-    absent: by replica, ticks without a gradient.
+    absent: by replica, iterations without a gradient.
     local_step: by replica, the step that its gradients belong to.
     dropped: by reason (``"stale"``, ``"nonfinite"``, ``"overflow"``,
       ``"departed"``), gradients dropped so far by replica.

@@ -112,7 +112,7 @@ def _resize(
       if name not in ("gradient_sum", "local_step")
     },
   )
-  # From here on it increases with each tick; if all arrive it is the divisor.
+  # From here on it increases with each iteration; if all arrive it is the divisor.
   at_most = jnp.sum(new.num_accumulated, dtype=jnp.int32)
   return state._replace(replica=PerReplica(new), at_most=at_most)
 

@@ -42,14 +42,14 @@ class ElasticAverageState(NamedTuple):
 
   Attributes:
     global_step: exchanges so far (int32 scalar, equal on all replicas).
-    ticks: steps since the last exchange (int32 scalar, equal on all).
+    iterations: steps since the last exchange (int32 scalar, equal on all).
     center: the center, equal on all replicas. See
       :func:`optax_dist.center_params`.
     replica: one :class:`ElasticReplica` per replica.
   """
 
   global_step: jax.Array
-  ticks: jax.Array
+  iterations: jax.Array
   center: Any
   replica: PerReplica
 
@@ -249,14 +249,14 @@ def elastic_average(
       return moves, met.center, center, dropped
 
     # Equal on all replicas, so either all of them exchange or none.
-    meets = True if period == 1 else state.ticks + 1 >= period
+    meets = True if period == 1 else state.iterations + 1 >= period
     u, new_center, local_center, dropped = axes.when(
       meets, meet, lambda: (u, center, local_center, own.dropped_nonfinite)
     )
     global_step = optax.safe_increment(state.global_step)
     return leaves.put(steps, u), ElasticAverageState(
       global_step=jnp.where(meets, global_step, state.global_step),
-      ticks=jnp.where(meets, 0, state.ticks + 1),
+      iterations=jnp.where(meets, 0, state.iterations + 1),
       center=leaves.put(state.center, new_center),
       replica=me.leave(
         ElasticReplica(

@@ -50,7 +50,7 @@ class LocalUpdatesState(NamedTuple):
 
   Attributes:
     global_step: rounds so far (int32 scalar, equal on all replicas).
-    ticks: steps since the last round ended (int32 scalar, equal on all).
+    iterations: steps since the last round ended (int32 scalar, equal on all).
     round_start: steps taken before this round (int32 scalar, equal on all).
     period: steps of this round (int32 scalar, equal on all).
     center: the parameters at the start of this round, equal on all. See
@@ -62,7 +62,7 @@ class LocalUpdatesState(NamedTuple):
   """
 
   global_step: jax.Array
-  ticks: jax.Array
+  iterations: jax.Array
   round_start: jax.Array
   period: jax.Array
   center: Any
@@ -218,7 +218,7 @@ def local_updates(
     own = LocalReplica(zero(), inner.init(params), zero(), method.residual)
     return LocalUpdatesState(
       global_step=zero(),
-      ticks=zero(),
+      iterations=zero(),
       round_start=zero(),
       period=period_after(zero()),
       center=center,
@@ -242,9 +242,9 @@ def local_updates(
     steps, inner_state = inner.update(*args, **extra_args)
     u = replica_params.dense(leaves.of(steps))
     averaged, with_averaged = _floats(inner_state) if averages else ([], None)
-    ticks = state.ticks + 1
-    ends = True if first == 1 and not settable else ticks >= state.period
-    round_end = state.round_start + ticks
+    iterations = state.iterations + 1
+    ends = True if first == 1 and not settable else iterations >= state.period
+    round_end = state.round_start + iterations
 
     def end_round() -> tuple[Any, ...]:
       # The outer gradient: how far the replicas moved from their common start.
@@ -290,7 +290,7 @@ def local_updates(
     rounds = optax.safe_increment(state.global_step)
     return leaves.put(steps, u), LocalUpdatesState(
       global_step=jnp.where(ends, rounds, state.global_step),
-      ticks=jnp.where(ends, 0, ticks),
+      iterations=jnp.where(ends, 0, iterations),
       round_start=jnp.where(ends, round_end, state.round_start),
       period=period,
       center=center,

@@ -33,7 +33,7 @@ class StreamingUpdatesState(NamedTuple):
   """State of :func:`streaming_updates`.
 
   Attributes:
-    ticks: steps taken, modulo the period (int32 scalar, equal on all replicas).
+    iterations: steps taken, modulo the period (int32 scalar, equal on all replicas).
     syncs: how often each fragment was sent (int32 array with one element per
       fragment, equal on all). See :func:`streaming_traffic`.
     center: the parameters that the replicas last agreed on, equal on all. See
@@ -48,7 +48,7 @@ class StreamingUpdatesState(NamedTuple):
       fragment; None without compression.
   """
 
-  ticks: jax.Array
+  iterations: jax.Array
   syncs: jax.Array
   center: Any
   pending: Any
@@ -167,7 +167,7 @@ def streaming_updates(
       own = own._replace(residual=tuple(m.residual for m in methods))
       shared = tuple(m.shared for m in methods)
     return StreamingUpdatesState(
-      ticks=zero(),
+      iterations=zero(),
       syncs=jnp.zeros([len(members)], jnp.int32),
       center=center,
       pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
@@ -238,20 +238,20 @@ def streaming_updates(
     return steps, center, pending, outer_state, dropped, residual, shared
 
   def count(
-    ticks: jax.Array, syncs: jax.Array
+    iterations: jax.Array, syncs: jax.Array
   ) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """The counters after this step, and which fragments to send and apply."""
-    ticks = (ticks + 1) % period
+    iterations = (iterations + 1) % period
     ends = [(i + 1) * period // syncs.size for i in range(syncs.size)]
     turns = []
     for i, end in enumerate(ends):
-      sends = applies = ticks == end % period
+      sends = applies = iterations == end % period
       if delay:
-        applies = (ticks == (end + delay) % period) & (syncs[i] > 0)
+        applies = (iterations == (end + delay) % period) & (syncs[i] > 0)
       turns.append((sends, applies))
     sent = jnp.stack([sends for sends, _ in turns])
     syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
-    return ticks, syncs, turns
+    return iterations, syncs, turns
 
   def update_fn(
     updates: optax.Updates,
@@ -275,7 +275,7 @@ def streaming_updates(
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
     residuals = list(own.residual or [None] * len(members))
     shareds = list(state.shared or [None] * len(members))
-    ticks, syncs, turns = count(state.ticks, state.syncs)
+    iterations, syncs, turns = count(state.iterations, state.syncs)
 
     for i, (of, (sends, applies)) in enumerate(
       zip(members, turns, strict=True)
@@ -302,7 +302,7 @@ def streaming_updates(
     if compression is not None:
       own = own._replace(residual=tuple(residuals))
     return steps, StreamingUpdatesState(
-      ticks=ticks,
+      iterations=iterations,
       syncs=syncs,
       center=center,
       pending=pending,

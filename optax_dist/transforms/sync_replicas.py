@@ -45,7 +45,7 @@ class SyncReplica(NamedTuple):
     local_step: the global step of the replica's last token (int32 scalar): the
       step of the parameters that its gradients belong to.
     accepted: gradients accepted so far (int32 scalar).
-    absent: ticks without a gradient so far (int32 scalar).
+    absent: iterations without a gradient so far (int32 scalar).
     dropped_stale: gradients dropped as stale so far (int32 scalar).
     dropped_nonfinite: gradients dropped as non-finite so far (int32 scalar).
     dropped_overflow: gradients dropped so far because a sparse one had more
@@ -71,7 +71,7 @@ class SyncReplicasState(NamedTuple):
   Attributes:
     global_step: steps taken so far (int32 scalar, equal on all replicas).
     at_most: gradients since the last step if every replica had arrived on every
-      tick (int32 scalar, equal on all).
+      iteration (int32 scalar, equal on all).
     inner_state: state of the inner transformation, equal on all replicas.
     averages: moving averages of the parameters, or None.
     replica: one :class:`SyncReplica` per replica.
@@ -104,7 +104,7 @@ def sync_replicas(
 ) -> optax.GradientTransformationExtraArgs:
   """Applies ``inner`` once the replicas have submitted enough fresh gradients.
 
-  All replicas call ``update`` in lockstep, a *tick*. ``update(updates, state,
+  All replicas call ``update`` in lockstep, an *iteration*. ``update(updates, state,
   params, *, arrived=None, local_step=None)`` does this on each replica:
 
   1. The replica's gradient counts if the replica has ``arrived`` (a boolean,
@@ -122,7 +122,7 @@ def sync_replicas(
 
   With ``replicas_to_aggregate`` equal to the number of replicas this is
   ``pmean`` followed by ``inner``. With fewer, the others are backup replicas
-  that hide stragglers. With more, each replica sums several batches; ticks on
+  that hide stragglers. With more, each replica sums several batches; iterations on
   which there can't be enough gradients yet communicate nothing.
 
   Take gradients with respect to :func:`optax_dist.local_params`: one that
@@ -149,7 +149,7 @@ def sync_replicas(
       like ``params``, a function of ``params`` that returns one, or None for all.
     reject_nonfinite: whether gradients with an infinite or NaN element are
       dropped. If not, as in TensorFlow, one of them makes the mean non-finite.
-    all_arrive: whether every replica's gradient counts on every tick, whatever
+    all_arrive: whether every replica's gradient counts on every iteration, whatever
       its values. Then no count is communicated and nothing is checked, and with
       ``replicas_to_aggregate`` up to the number of replicas no sum is kept:
       ``update`` is a mean followed by ``inner``.
@@ -362,7 +362,7 @@ def sync_replicas(
     if needed > me.size and not accumulates:
       raise ValueError(
         f"{_USER}: {needed} gradients of {me.size} replicas need a sum, and this"
-        " state holds none: it was made where every tick was a step. Take a new"
+        " state holds none: it was made where every iteration was a step. Take a new"
         " one from init, with the global_step, inner_state and averages of the"
         " old."
       )

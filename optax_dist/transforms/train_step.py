@@ -21,7 +21,11 @@ from optax_dist._internal.replica_blocks import (
 )
 from optax_dist.sparse.indexed_slices import apply_updates
 from optax_dist.states.specs import state_specs
-from optax_dist.transforms.under_jit import split_arguments, under_jit
+from optax_dist.transforms.under_jit import (
+  check_mesh,
+  split_arguments,
+  under_jit,
+)
 
 _USER = "train_step"
 
@@ -79,12 +83,7 @@ def train_step(
   checks.transformation("tx", tx)
   checks.flag("has_aux", has_aux)
   names = axes.canonical_names(axis_name)
-  missing = [name for name in names if name not in mesh.shape]
-  if missing:
-    raise ValueError(
-      f"{_USER}: the mesh has no axis {axes.listed(missing)}; it has"
-      f" {dict(mesh.shape)}."
-    )
+  check_mesh(_USER, mesh, names)
   tx = optax.with_extra_args_support(tx)
   return TrainStep(loss, tx, mesh, names, has_aux)
 

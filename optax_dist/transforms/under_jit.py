@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -109,15 +109,18 @@ def under_jit(
   def over(
     fun: Callable[..., Any], in_specs: Any, out_specs: Any
   ) -> Callable[..., Any]:
-    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    _check_mesh(where, levels)
     return jax.shard_map(
       fun,
       mesh=mesh,
       in_specs=in_specs,
       out_specs=out_specs,
-      axis_names=manual_axes(where),
+      axis_names=manual_axes(checked_mesh()),
     )
+
+  def checked_mesh() -> Any:
+    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    check_mesh(_USER, where, [name for names in levels for name in names])
+    return where
 
   def manual_axes(mesh: Any) -> set[axes.AxisName]:
     # With sharded parameters every axis is manual, so each shard is seen alone.
@@ -151,8 +154,7 @@ def under_jit(
   put_params = functools.partial(_blocks, 1 if own_params else 0)
 
   def init_fn(params: optax.Params) -> optax.OptState:
-    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    _check_mesh(where, levels)
+    where = checked_mesh()
     if own_params:
       _check_rows("params", params, where, levels[:1])
     one = jax.tree.map(
@@ -176,8 +178,7 @@ def under_jit(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
-    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    _check_mesh(where, levels)
+    where = checked_mesh()
     _check_rows("updates", updates, where, levels)
     if own_params:
       _check_rows("params", params, where, levels[:1])
@@ -206,12 +207,17 @@ def under_jit(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _check_mesh(mesh: Any, levels: list) -> None:
-  missing = [n for names in levels for n in names if n not in mesh.shape]
+def check_mesh(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
+  """Checks that a mesh has all axes.
+
+  Raises:
+    ValueError: if it lacks one.
+  """
+  missing = [name for name in names if name not in mesh.shape]
   if missing:
     raise ValueError(
-      f"{_USER}: the mesh has no axis {', '.join(map(repr, missing))}; it has"
-      f" {dict(mesh.shape) or 'none'}. Give `mesh`, or use jax.set_mesh(mesh)."
+      f"{user}: the mesh has no axis {axes.listed(missing)}; it has"
+      f" {dict(mesh.shape) or 'none: give `mesh`, or use jax.set_mesh(mesh)'}."
     )
 
 

@@ -135,7 +135,7 @@ class _Own(NamedTuple):
 
 
 class _State(NamedTuple):
-  ticks: Any
+  iterations: Any
   center: Any
   replica: Any
 

@@ -114,7 +114,7 @@ def test_training_in_and_out_of_the_map(map_name, exchange):
       close(jax.tree.map(lambda x, k=k: x[k], own.local_center), oracle.seen)
     assert own.local_step.tolist() == [i + 1] * N
     assert int(optax.tree.get(state, "global_step")) == (i + 1) // 3
-    assert int(state.ticks) == (i + 1) % 3
+    assert int(state.iterations) == (i + 1) % 3
 
 
 @maps.both_kinds

@@ -113,7 +113,7 @@ def test_training_in_and_out_of_the_map(map_name, inner_state):
     chex.assert_trees_all_close(
       jax.device_get(center_params(state)), oracle.center, rtol=1e-4, atol=1e-5
     )
-    assert int(state.ticks) == {2: 1, 4: 1, 5: 2, 7: 1}.get(i, 0)
+    assert int(state.iterations) == {2: 1, 4: 1, 5: 2, 7: 1}.get(i, 0)
   assert int(state.global_step) == 4
   assert int(state.round_start) == 7
   # pmap tells the state of the first call, on one device, from the next.
