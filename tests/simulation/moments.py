@@ -36,7 +36,10 @@ def schedule(
   which = random.Random(f"moment of {seed}")
   if which.random() < 0.3:
     return _a_member_dies_at_once(setting, r)
-  return which.choice(_MOMENTS)(setting, which)
+  moment = which.choice(_MOMENTS)
+  if moment is _computes_for_ever and which.random() < 0.5:
+    moment = _dies_at_the_end
+  return moment(setting, which)
 
 
 def _small(setting: Setting, **fields: Any) -> Setting:
@@ -337,5 +340,4 @@ _MOMENTS = (
   _foreign_values,
   _leaves_and_calls_again,
   _only_one_lives,
-  _dies_at_the_end,
 )
