@@ -379,8 +379,9 @@ class Transport(Protocol):
   def cancel(self, peer: str, transfer: int) -> None:
     """Cancels sending or expecting an array, in both directions.
 
-    No event follows here; at the peer the transfer fails, now or when it
-    starts. The sender of an array that will not be expected must cancel it too,
+    No event follows here, and the memory belongs to the caller again; at the
+    peer the transfer fails, now or when it starts, unless the whole array is on
+    its way. The sender of an array that will not be expected must cancel it too,
     or the peer keeps its first bytes.
     """
     ...

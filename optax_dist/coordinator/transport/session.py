@@ -785,6 +785,8 @@ class Session:
       del self._outgoing[transfer]
       if transfer in self._turns:
         self._turns.remove(transfer)
+      # A piece may be half written, and its memory is the caller's from now on.
+      self._writing = [bytes(part) for part in self._writing]
     incoming = self._incoming.pop(transfer, None)
     if incoming is None:
       return

@@ -90,6 +90,37 @@ def test_frames_may_be_cut_anywhere(signed, seed):
   assert len(sent) == len(arrays)
 
 
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("how", ["cancelled", "said goodbye"])
+def test_memory_may_be_reused_once_an_array_was_given_up_half_written(
+  signed, how
+):
+  array = np.arange(300_000).astype(np.uint8)
+  complete = 0
+  for cut in range(0, array.size, 29_989):
+    one, other = _sides(signed)
+    memory = array.copy()
+    one.session.send_array(3, memory.data)
+    other.session.expect(3, array.size, None)
+    text = b""
+    while len(text) < cut:
+      rest = b"".join(one.session.output())[: cut - len(text)]
+      one.session.sent(len(rest))
+      text += rest
+    one.session.output()  # The next piece, if none was half written.
+    if how == "cancelled":
+      one.session.cancel(3)
+    else:
+      one.session.say_goodbye("done")
+    memory[:] = 255
+    other.read(text + one.written())
+    for event in other.events:
+      if isinstance(event, interface.ArrayReceived):
+        complete += 1
+        assert bytes(event.data) == array.tobytes(), cut
+  assert complete
+
+
 def test_each_changed_byte_of_a_signed_frame_is_found():
   one, _ = _sides()
   one.session.send([b"commit 7"])
