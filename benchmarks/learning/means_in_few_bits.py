@@ -130,18 +130,11 @@ class Run:
       mean = sides[0].average(
         [raw.tobytes() for raw in raws], [1.0] * REPLICAS, REPLICAS
       )
-      found = [wide(leaf) for leaf in sides[0].read(mean)]
+      found = [leaf.astype(np.float32) for leaf in sides[0].read(mean)]
       params, trace = self._apply(
         params, trace, jax.tree.unflatten(treedef, found), rate, number
       )
     return float(self._loss(params, self._held_out))
-
-
-def wide(leaf):
-  """A leaf of a mean as float32."""
-  if leaf.dtype != np.uint16:
-    return leaf
-  return (leaf.astype(np.uint32) << 16).view(np.float32)
 
 
 def draw(found):

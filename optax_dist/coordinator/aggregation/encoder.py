@@ -122,11 +122,12 @@ class Encoder:
       for index, leaf in enumerate(leaves)
       if isinstance(leaf, jax.Array)
       and leaf.nbytes >= _IN_PLACE
-      and self._is_plain(self.place.leaves[index])
+      and self._is_exact(self.place.leaves[index])
     }
 
-  def _is_plain(self, leaf: layouts.Leaf) -> bool:
-    return isinstance(self.place.groups[leaf.group].codec, wire_formats.Plain)
+  def _is_exact(self, leaf: layouts.Leaf) -> bool:
+    codec = self.place.groups[leaf.group].codec
+    return isinstance(codec, wire_formats.Plain) and codec.stored == leaf.dtype
 
   def _around(
     self, stay: dict[int, np.ndarray], out: memoryview

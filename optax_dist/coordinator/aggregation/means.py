@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from optax_dist.coordinator.aggregation import bfloat16, block_formats
+from optax_dist.coordinator.aggregation import block_formats
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
@@ -59,17 +59,13 @@ def write(
       )
       if leaf.group == index and i not in but
     ]
-    if not group.codec.blocks:
+    if isinstance(group.codec, wires.Plain):
       for leaf, array, _ in mine:
         start, stop = place.bytes_of_leaf(leaf)
-        raw = out[start:stop]
-        if isinstance(group.codec, wires.BFloat16) and leaf.size >= CHUNK:
-          bits, fine = bfloat16.shorten(array)
-          np.copyto(raw.view(np.uint16), bits)
-          finite &= fine
-          continue
+        if leaf.size >= CHUNK:  # So that fewer bytes leave its device.
+          array = array.astype(group.codec.stored, copy=False)
         flat = np.asarray(array).reshape(-1)
-        finite &= _write_plain(flat, group.codec, raw)
+        finite &= _write_plain(flat, group.codec, out[start:stop])
     else:
       finite &= _write_blocks(mine, group, out, error)
   return finite
@@ -82,7 +78,8 @@ def _write_plain(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
     numbers = flat[start : start + CHUNK]
     first, last = codec.nbytes(start), codec.nbytes(start + numbers.size)
     codec.encode(numbers, out[first:last])
-    finite &= exact or _are_finite(numbers)
+    # Large numbers may be rounded to infinity.
+    finite &= exact or _are_finite(codec.decode(out[first:last]))
   return finite
 
 
@@ -191,17 +188,10 @@ def mean_slice(
     divisor = np.asarray(count, codec.work)
     direct = (
       isinstance(mean_codec, wires.Plain)
-      and mean_codec.work == mean_codec.dtype
+      and mean_codec.work == mean_codec.stored
     )
-    done = 0
     at = max(start, part.group.start)
-    short = all(isinstance(c, wires.BFloat16) for c in (codec, mean_codec))
-    if short and all(w == 1.0 for w in weights):
-      begin, mean_begin = part.start - base, mean_part.start - mean_base
-      done = _mean_pieces(
-        [raw[begin:] for raw in members], count, part.elements, out[mean_begin:]
-      )
-    for first in range(done, part.elements, CHUNK):
+    for first in range(0, part.elements, CHUNK):
       last = min(part.elements, first + CHUNK)
       low = part.start - base + codec.nbytes(first)
       high = part.start - base + codec.nbytes(last)
@@ -298,18 +288,6 @@ def _add_up(
     np.add(out if i else numbers[0], more, out=out)
 
 
-def _mean_pieces(
-  members: Sequence[np.ndarray], count: int, elements: int, out: np.ndarray
-) -> int:
-  """Averages whole pieces of bfloat16 numbers; returns how many numbers."""
-  whole = elements // bfloat16.PIECE * bfloat16.PIECE
-  for first in range(0, whole, bfloat16.PIECE):
-    piece = slice(2 * first, 2 * (first + bfloat16.PIECE))
-    parts = [raw[piece].view(np.uint16) for raw in members]
-    bfloat16.mean(parts, count, out[piece].view(np.uint16))
-  return whole
-
-
 def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:
   if weight == 1.0:
     return numbers
@@ -334,8 +312,8 @@ def read(
     scratch: uint8 of `place.nbytes`, for leaves and groups that are cut.
 
   Returns:
-    Arrays in the order of the layout, of their own dtype, or uint16 for the
-    upper halves of float32 (bfloat16).
+    Arrays in the order of the layout, of the dtype in which they were sent, or
+    float32 if that was few bits.
   """
   ranges = [place.bytes_of(a, b) for a, b in itertools.pairwise(cuts)]
 
@@ -353,14 +331,13 @@ def read(
   for leaf in place.leaves:
     group = place.groups[leaf.group]
     codec = group.codec
-    if codec.blocks:
+    if isinstance(codec, wires.Plain):
+      flat = found(*place.bytes_of_leaf(leaf)).view(codec.stored)
+    else:
       if leaf.group not in decoded:
         raw = found(group.offset, group.stop)
         decoded[leaf.group] = _decoded(codec, raw, group.elements)
       flat = decoded[leaf.group][leaf.start : leaf.start + leaf.size]
-    else:
-      dtype = codec.dtype if isinstance(codec, wires.Plain) else np.uint16
-      flat = found(*place.bytes_of_leaf(leaf)).view(dtype)
     leaves.append(flat.reshape(leaf.shape))
   return leaves
 

@@ -44,51 +44,30 @@ class Codec(Protocol):
 
 
 class Plain:
-  """Numbers without compression."""
+  """Numbers as they are, or rounded to a narrower dtype.
+
+  Attributes:
+    stored: the dtype in which they are sent.
+  """
 
   blocks = False
+  quantum = 16
 
-  def __init__(self, dtype: np.dtype):
+  def __init__(self, dtype: np.dtype, stored: np.dtype | None = None):
     self.dtype = np.dtype(dtype)
+    self.stored = self.dtype if stored is None else np.dtype(stored)
     small = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
     # Sums of half-precision numbers are formed in float32, and rounded once.
     self.work = np.dtype(np.float32) if small else self.dtype
-    self.quantum = 16
 
   def nbytes(self, elements: int) -> int:
-    return elements * self.dtype.itemsize
+    return elements * self.stored.itemsize
 
   def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(out.view(self.dtype), numbers, casting="same_kind")
+    np.copyto(out.view(self.stored), numbers, casting="same_kind")
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
-    return raw.view(self.dtype).astype(self.work, copy=False)
-
-
-class BFloat16:
-  """float32 rounded to nearest, ties to even, to its upper two bytes."""
-
-  dtype = np.dtype(np.float32)
-  work = np.dtype(np.float32)
-  quantum = 16
-  blocks = False
-
-  def nbytes(self, elements: int) -> int:
-    return elements * 2
-
-  def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
-    rounded = bits >> 16
-    rounded &= 1
-    rounded += bits
-    rounded += 0x7FFF
-    # The upper halves of little-endian words.
-    out.view(np.uint16)[:] = rounded.view(np.uint16)[1::2]
-
-  def decode(self, raw: np.ndarray) -> np.ndarray:
-    wide = raw.view(np.uint16).astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
+    return raw.view(self.stored).astype(self.work, copy=False)
 
 
 # The block formats by name.
@@ -123,7 +102,7 @@ def codec(wire: str, dtype: np.dtype) -> Codec:
     raise ValueError(f"wire must be one of {', '.join(WIRES)}, got {wire!r}.")
   if np.dtype(dtype) == np.float32:
     if wire == "bfloat16":
-      return BFloat16()
+      return Plain(dtype, jnp.dtype(jnp.bfloat16))
     if wire in _BLOCKS:
       return _BLOCKS[wire]
   return Plain(dtype)

@@ -167,14 +167,7 @@ def owned(mean: Any, params: Any) -> Any:
   It arrives in memory of the exchange. A leaf passed on as it is (for example,
   kept in an optimizer's state) would change with the next step.
   """
-
-  def one(x: jax.Array, p: jax.Array) -> jax.Array:
-    if x.dtype == jnp.uint16 and p.dtype != jnp.uint16:
-      wide = x.astype(jnp.uint32) << jnp.uint32(16)
-      x = jax.lax.bitcast_convert_type(wide, jnp.float32)
-    return jnp.copy(x).astype(p.dtype)
-
-  return jax.tree.map(one, mean, params)
+  return jax.tree.map(lambda x, p: jnp.copy(x).astype(p.dtype), mean, params)
 
 
 Factory = Callable[[optax.GradientTransformation, Quorum], Strategy]

@@ -150,7 +150,7 @@ def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
   ]
   for got, want in zip(found, by_hand(short), strict=True):
     if want.dtype == np.float32:
-      want = want.astype(jnp.bfloat16).view(np.uint16)
+      want = want.astype(jnp.bfloat16)
     np.testing.assert_array_equal(got, want)
 
 
@@ -166,6 +166,28 @@ def test_gradients_that_are_not_finite_are_reported(kind, bad, size):
     leaf[-1] = bad
     assert not means.write(leaves, place, buffer)
     leaf[-1] = 1.0
+
+
+@pytest.mark.parametrize("size", [10, 2**20 + 10])
+def test_a_mean_in_bfloat16_keeps_numbers_below_the_smallest_normal_one(size):
+  leaves = [np.full(size, x, np.float32) for x in (1e-39, 3e-39)]
+  (found,) = averaged([[leaf] for leaf in leaves], "bfloat16", 1)
+  low, high = (leaf.astype(jnp.bfloat16).astype(np.float32) for leaf in leaves)
+  expected = ((low + high) / np.float32(2)).astype(jnp.bfloat16)
+  assert expected.all()
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [10, 3 * means.CHUNK])
+@pytest.mark.parametrize("made", [np.asarray, jnp.asarray])
+def test_a_number_that_bfloat16_rounds_to_infinity_is_reported(size, made):
+  leaf = np.ones(size, np.float32)
+  place = layout.layout([leaf], "bfloat16")
+  buffer = np.zeros(place.nbytes, np.uint8)
+  leaf[-1] = 3.389e38
+  assert means.write([made(leaf)], place, buffer)
+  leaf[-1] = 3.4e38
+  assert not means.write([made(leaf)], place, buffer)
 
 
 def test_numbers_whose_sum_overflows_are_finite():
