@@ -22,6 +22,7 @@ def gathered(
   seed: int = 0,
   combine: Callable[[list[jax.Array], list[int]], list[jax.Array]]
   | None = None,
+  received: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Compression:
   """Returns a compression that sends each leaf encoded by ``codec``.
 
@@ -36,6 +37,8 @@ def gathered(
     combine: takes a list with the codes of all replicas for each leaf, uint8 of
       shape (replicas, bytes), and the leaves' sizes; returns what all replicas
       get. None for the mean of what is decoded.
+    received: takes a leaf; returns it as received, if that is cheaper to compute
+      from the leaf than from its code. None to decode it.
   """
 
   def encode(x, key):
@@ -63,16 +66,18 @@ def gathered(
       for i, leaf in zip(there.at, leaves, strict=True)
     ]
     means: list[Any] = list(leaves)
-    received: list[Any] = list(leaves)
+    kept: list[Any] = list(leaves)
     for at in messages(leaves, names):
       message = jnp.concatenate([mine[i] for i in at])
       new, own = means_of(message, [leaves[i].size for i in at], names)
       for i, mean, x in zip(at, new, own, strict=True):
         means[i] = mean.reshape(leaves[i].shape)
-        received[i] = None if x is None else x.reshape(leaves[i].shape)
+        kept[i] = None if x is None else x.reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
-      residual = there.put(residual, map(not_sent, leaves, received))
+      if received is not None:
+        kept = list(map(received, leaves))
+      residual = there.put(residual, map(not_sent, leaves, kept))
     return like_updates(there, updates, means), CompressionState(
       residual, None, state.num_updates + 1
     )

@@ -58,11 +58,17 @@ def sign(*, error_feedback: float | None = None) -> Compression:
   def size(n):
     return _bits.packed_size(n, 1) + 4 * scaled if n else 0
 
+  def scale_of(x):
+    return jnp.sum(jnp.abs(x)) / max(1, x.size)
+
+  def received(x):
+    return scale_of(x) * jnp.where(x >= 0, 1.0, -1.0)
+
   def encode(x, key):
     del key
     data = _bits.bits_to_bytes(x >= 0)
     if scaled:
-      scale = jnp.sum(jnp.abs(x)) / max(1, x.size)
+      scale = scale_of(x)
       data = jnp.concatenate([data, _bits.floats_to_bytes(scale[None])])
     return data
 
@@ -85,4 +91,6 @@ def sign(*, error_feedback: float | None = None) -> Compression:
     return result
 
   codec = _codec.Codec(encode, decode, size)
-  return gathered("sign", codec, error_feedback, combine=vote)
+  return gathered(
+    "sign", codec, error_feedback, combine=vote, received=received
+  )
