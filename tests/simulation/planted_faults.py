@@ -241,6 +241,7 @@ FAULTS = (
         "if False and any(",
       ),
     ),
+    aimed=True,
   ),
   _one(
     "a store that tells of a gap is asked again without a pause",
