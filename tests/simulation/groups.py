@@ -255,8 +255,9 @@ class GroupChecker(Checker):
     # What its leader gets is one of all its processes.
     self.taken.clear()
 
-  def asks(self, process: Any) -> int:
-    return process.asked if process.rank else super().asks(process)
+  def sums_as_asked(self, process: Any) -> None:
+    if not process.rank:
+      super().sums_as_asked(process)
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     if not process.rank:

@@ -676,14 +676,14 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
-    if process.asked != self.asks(process):
-      text = f"{process.name} sums {process.asked}, asked for"
-      self.fail("A2", f"{text} {self.asks(process)}")
+    self.sums_as_asked(process)
     self.world.tell(transcript.submission(process, submitted))
 
-  def asks(self, process: Any) -> int:
-    """How many gradients its core was asked for."""
-    return process.core().follower._asked
+  def sums_as_asked(self, process: Any) -> None:
+    """A training loop sums as many gradients as its core was asked for."""
+    asked = process.core().follower._asked
+    if process.asked != asked:
+      self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     key = (process.name, outcome.sequence)
@@ -785,14 +785,15 @@ class Checker:
   def noted(self, process: Any, note: notes.Note) -> None:
     if isinstance(note, notes.StepCommitted):
       self.note_commit(note.commit)
-    wrong = journal.wrong(self, process, note)
-    if wrong:
-      self.fail("A8", f"{note}: {wrong}")
-    self.look_inside(process)
+    self.look_inside(process, note)
 
   # Inside the core.
 
-  def look_inside(self, process: Any) -> None:
+  def look_inside(self, process: Any, note: notes.Note) -> None:
+    """Whether a leader's note is right, and so is what it holds by then."""
+    wrong = journal.wrong(self, process, note)
+    if wrong:
+      self.fail("A8", f"{note}: {wrong}")
     leader = process.core().leader
     if leader is None or leader.over:
       return

@@ -346,7 +346,17 @@ class Process:
 
 
 class World:
-  """All of it; `run` lets it happen."""
+  """All of it; `run` lets it happen.
+
+  Attributes:
+    is_quiet: whether nothing strikes it.
+    looks_inside: whether deadlines are checked, which takes long.
+    copies_take: seconds that a snapshot or a fingerprint takes, beside the
+      usual ones.
+  """
+
+  is_quiet = looks_inside = False
+  copies_take = 0.0
 
   def __init__(self, setting: Setting, seed: int, checker: Any = None):
     self.setting, self.seed = setting, seed
@@ -373,11 +383,7 @@ class World:
     self.checker = checker
     # Whether a process was killed for good.
     self.spared = False
-    # Whether something has struck it, or will; and whether deadlines are checked,
-    # which takes long.
-    self.is_quiet, self.looks_inside = False, seed % 32 == 7
-    # Seconds that a snapshot or a fingerprint takes, beside the usual ones.
-    self.copies_take = 0.0
+    self.looks_inside = seed % 32 == 7
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
     self.silences = deadlines.silence(TIMEOUT)

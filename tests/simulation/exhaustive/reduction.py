@@ -46,7 +46,14 @@ _OF_NOBODY = ("store", "time")
 # As long as one of these may happen, no time passes.
 _URGENT = ("net", "answer", "compute", "due", "slow", "store")
 # What the checker may be told sooner or later.
-_COMMUTE = ("published", "admitted", "submitted", "resolved", "died")
+_COMMUTE = (
+  "published",
+  "admitted",
+  "submitted",
+  "resolved",
+  "has_all",
+  "died",
+)
 # So many states are looked at to see whether one process may send another one
 # anything; if that is not known by then, it may.
 _LOOK_AHEAD = 60

@@ -55,7 +55,7 @@ class _Seen:
     # The store is never lost or silent here, and nobody reads a transcript.
     self.store_lost, self.store_lost_at = False, math.inf
     self.store_silent_since = math.inf
-    self.transcript = None
+    self.transcript, self.is_quiet = None, False
 
   @property
   def all(self) -> list[parts.Facts]:
@@ -74,6 +74,9 @@ class _Seen:
 
   def blocked_until(self, a: Any, b: Any) -> float:
     return 0.0
+
+  def strike_at_the_end(self) -> None:
+    """Nothing strikes here but what a space has."""
 
   def tell(self, text: str) -> None:
     """Nobody reads a transcript of all orders of events."""
@@ -127,6 +130,24 @@ class _Checker(Checker):
 
   def applied(self, process: Any) -> None:
     pass
+
+  # What is inside the core, or in the journal beside commits: the schedules of
+  # faults check it.
+
+  def look_inside(self, process: Any, note: Any) -> None:
+    pass
+
+  def sums_as_asked(self, process: Any) -> None:
+    pass
+
+  def one_goes(self, leader: Any) -> None:
+    pass
+
+  def has_all(self, process: Any, attempt: Any) -> None:
+    pass
+
+  def could_have(self, process: Any) -> int:
+    return -1
 
 
 class States:
