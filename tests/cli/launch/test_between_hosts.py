@@ -67,7 +67,7 @@ class _Launched:
     environment = os.environ | {
       "JAX_NUM_CPU_DEVICES": "1",
       "JAX_PLATFORMS": "cpu",
-      "PYTHONPATH": str(_ROOT),
+      "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     self._logs = [folder / f"host-{rank}.log" for rank in (0, 1)]
     self.processes = []

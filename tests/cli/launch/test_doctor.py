@@ -1,5 +1,6 @@
 """`optax-dist doctor`, on two hosts that are this one."""
 
+import logging
 import subprocess
 import sys
 
@@ -109,6 +110,7 @@ def test_what_is_wrong_on_one_host_is_told_at_once(
   secret = ("--secret-file", str(tmp_path / "secret"))
   assert main.main(["doctor", *hosts, *secret, *flags]) == code
   assert words in "".join(capsys.readouterr())
+  assert logging.getLogger("optax_dist").level == logging.NOTSET
 
 
 def test_of_one_host_there_is_nothing_to_check(capsys):

@@ -83,13 +83,15 @@ class Doctor:
 
   def run(self) -> bool:
     """Checks everything; returns whether all was good."""
-    # What the transport logs is told as findings.
-    logging.getLogger("optax_dist").setLevel(logging.ERROR)
     url = self._store or f"tcp://{self._node.address}"
     place = urls.parse(url)
     if not self._check_name(place.host):
       return False
     with contextlib.ExitStack() as stack:
+      # The findings say what the transport would log.
+      logger = logging.getLogger("optax_dist")
+      stack.callback(logger.setLevel, logger.level)
+      logger.setLevel(logging.ERROR)
       if self._store is None and self._node.rank == 0:
         try:
           bind, port = self._node.listens_at()
