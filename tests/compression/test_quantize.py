@@ -82,7 +82,10 @@ def test_zeros_and_nothing_come_through():
   [
     ({"bits": 3}, "`bits` must be 8, 4, 2 or 1, got 3"),
     ({"bits": 8, "block": 0}, "`block` must be a positive integer, got 0"),
-    ({"bits": 8, "error_feedback": 1.5}, "from 0 to 1, or None.*got 1.5"),
+    (
+      {"bits": 8, "error_feedback": 1.5},
+      "None or a decay from 0 to 1, got 1.5",
+    ),
   ],
 )
 def test_bad_arguments_are_refused(arguments, message):

@@ -35,7 +35,7 @@ def test_there_are_enough():
 def test_a_planted_fault_is_found(fault):
   found = planted.find(fault, _FIRST.get(fault.name, 0), _MOST)
   assert found is not None
-  assert not faults.run(found.schedule).violation  # Without the fault.
+  assert not fault.kind.run(found.schedule).violation  # Without the fault.
 
 
 def test_a_fault_that_has_no_place_is_an_error():
