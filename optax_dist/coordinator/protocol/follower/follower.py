@@ -188,9 +188,9 @@ class Follower:
 
   def _proceed(self, now: float) -> None:
     """Does what follows from an input, and from the time."""
-    if self._called and now >= self._called_at + self._limits.patience:
-      self._lose_leader(self._called, now)  # Which may make it a member.
     self._admit()
+    if self._called and now >= self._called_at + self._limits.patience:
+      self._lose_leader(self._called, now)
     self._end_if_ended(now)
     if not self.over:
       self._check_rival(now)
