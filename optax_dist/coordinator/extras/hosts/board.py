@@ -111,7 +111,7 @@ class Board:
     return found
 
   def close(self, timeout: float) -> bool:
-    """Ensures that the last notice is written, and closes the board.
+    """Writes the last notice once more, and closes the board.
 
     Args:
       timeout: seconds to wait for that.
@@ -120,6 +120,8 @@ class Board:
       Whether it was written.
     """
     end = time.monotonic() + timeout
+    # Once more: a notice that never changes could be of an earlier launch.
+    self._written = None
     while not (done := self._is_written()) and time.monotonic() < end:
       self.poll(0.05)
       if self._store is None:

@@ -47,6 +47,18 @@ def test_what_one_writes_others_read_and_beats_grow():
     assert one.close(0.0)  # There was nothing to write.
 
 
+def test_a_notice_that_was_read_once_is_seen_to_change_before_the_end():
+  with process.start(_SECRET, port=0) as store:
+    one, two = (_board(store.address, host) for host in (0, 1))
+    two.publish(notices.Notice("second"))
+    _until(lambda host, n: host == 1 and n, two)
+    found = _until(lambda host, n: host == 1 and n, one)
+    first = max(n.beat for host, n in found if host == 1 and n)
+    assert two.close(60.0)
+    _until(lambda host, n: host == 1 and n and n.beat > first, one)
+    one.close(0.0)
+
+
 def test_a_store_that_was_started_anew_gets_the_notice_again():
   with process.start(_SECRET, port=addresses.free_ports()[0]) as store:
     address = store.address
