@@ -58,14 +58,14 @@ def test_what_long_runs_have_found_is_mended(seed):
 _HOLDS = {
   "a gradient in a committed sum is not sent again to a new leader": 9020012326,
   "a run of which all died before its first step begins anew": 9020001421,
-  "whoever becomes a member again has submitted nothing": 9032001576,
-  "who waits for one that is dead, after others have left, fails": 91001028154,
-  "who joins after an attempt has begun is no witness of it": 91001028348,
+  "a replica that becomes a member again submits anew": 9032001576,
+  "a replica that waits for a dead one, after others have left, fails": 91001028154,
+  "a replica that joins after an attempt has begun is no witness of it": 91001028348,
   "the end does not wait for an earlier membership": 91001064456,
   "one of two between which connections break may be removed": 91001091155,
-  "who looks for a leader of old is told of the new one": 91001099863,
-  "a fast clock gives up the only state before a slow one": 96002002211,
-  "an idle leader takes in who has skipped what no leader wrote": 94002004805,
+  "a replica that looks for a replaced leader gets the new one's record": 91001099863,
+  "a fast clock times out on the only state before a slow one": 96002002211,
+  "an idle leader admits a replica that skipped what no leader wrote": 94002004805,
 }
 
 

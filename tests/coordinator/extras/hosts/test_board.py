@@ -47,7 +47,7 @@ def test_what_one_writes_others_read_and_beats_grow():
     assert one.close(0.0)  # There was nothing to write.
 
 
-def test_a_notice_that_was_read_once_is_seen_to_change_before_the_end():
+def test_close_writes_the_last_notice_once_more():
   with process.start(_SECRET, port=0) as store:
     one, two = (_board(store.address, host) for host in (0, 1))
     two.publish(notices.Notice("second"))
