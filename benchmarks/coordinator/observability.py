@@ -1,4 +1,4 @@
-r"""The cost of observability per step: the journal, its timings, and metrics.
+r"""The cost of observability per step: the journal and its timings.
 
     python benchmarks/coordinator/observability.py
     python benchmarks/coordinator/observability.py --params 1000000
@@ -21,7 +21,7 @@ import time
 
 import processes
 
-KINDS = ("nothing", "timings and journal", "and metrics")
+KINDS = ("nothing", "timings and journal")
 GOAL = 1.03
 _BLOCK = 0.25  # Seconds.
 _WARM_UP = 100
@@ -140,22 +140,16 @@ class _Switch:
   """Changes what is observed of a running job, using its internals."""
 
   def __init__(self, replica, path: pathlib.Path):
-    from optax_dist.coordinator.metrics import reporter
     from optax_dist.coordinator.protocol import notes
     from optax_dist.coordinator.runtime import journal_lines
 
     self._replica, self._driver = replica, replica._driver
     self._submitted = replica._stopwatch.submitted
-    self._metrics = reporter.Reporter(port=0)
     describe = replica._describe()
-    lines = lambda kind, **more: journal_lines.JournalLines(
-      path.with_suffix(f".{KINDS.index(kind)}"), describe, **more
-    )
-    nothing, journal, metrics = KINDS
+    nothing, journal = KINDS
     self._lines = {
       nothing: journal_lines.JournalLines(None, describe),
-      journal: lines(journal),
-      metrics: lines(metrics, observer=self._metrics),
+      journal: journal_lines.JournalLines(path, describe),
     }
     for one in self._lines.values():
       one.open([])

@@ -24,7 +24,6 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -213,7 +212,6 @@ def join(
       ),
       told.silence,
     )
-    metrics = None
     try:
       line = channel.current()
       if on_sigterm is None and line is not None and launched.grace:
@@ -226,8 +224,6 @@ def join(
         )
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
-      if program.index == 0:
-        metrics = _reporter(told)
       made = replica_class(chosen)(
         where,
         chosen,
@@ -237,16 +233,13 @@ def join(
         opt_state=opt_state,
         global_step=global_step,
         preempted=preempted,
-        on_close=lambda one: _say_goodbye(one, line, preempted, metrics),
+        on_close=lambda one: _say_goodbye(one, line, preempted),
         on_stuck=_end if line is not None or told.step_timeout else None,
         processes=program,
         data=data,
         progress=progress,
-        metrics=metrics,
       )
     except BaseException:
-      if metrics is not None:
-        metrics.close()
       where.close()
       raise
     if preempted is not None:
@@ -357,7 +350,6 @@ def run_embedded(
         global_step=global_step,
         data=data,
         progress=progress,
-        metrics=metrics,
       )
       with one.start():
         # Otherwise a replica that is done at once ends the run before others
@@ -370,8 +362,6 @@ def run_embedded(
       # Errors caused by another replica's failure are raised last.
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
-  # One for all replicas, which share this process.
-  metrics = _reporter(told)
   target = threads.in_this_precision(run)
   made = [
     threading.Thread(target=target, args=(i,), name=f"optax-dist-embedded-{i}")
@@ -381,20 +371,9 @@ def run_embedded(
     thread.start()
   for thread in made:
     thread.join()
-  if metrics is not None:
-    metrics.close()
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
-
-
-def _reporter(told: options.Options) -> reporter.Reporter | None:
-  """The metrics reporter, or None if no metrics are requested."""
-  if told.metrics_port is None and told.tensorboard is None:
-    return None
-  return reporter.Reporter(
-    port=told.metrics_port, bind=told.metrics_bind, folder=told.tensorboard
-  )
 
 
 def _gradients_per_step(
@@ -464,10 +443,7 @@ def _say_goodbye(
   replica: replicas.Replica,
   line: channel.Channel | None,
   preempted: preemption.Preemption | None,
-  metrics: reporter.Reporter | None,
 ) -> None:
-  if metrics is not None:
-    metrics.close()
   if preempted is not None:
     preempted.remove()
   if line is None or replica.has_left:

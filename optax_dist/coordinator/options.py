@@ -1,4 +1,4 @@
-"""The options of a run; only journal and metrics may differ per replica."""
+"""The options of a run; only the journal may differ per replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from optax_dist.coordinator.aggregation import wire_formats as wires
-from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import deadlines as dl
 
@@ -50,11 +49,6 @@ class Options:
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: path that the leader writes events to; None for no journal.
     config: any JSON object to record in the journal.
-    metrics_port: port of this host on which Prometheus scrapes metrics while
-      the run goes on; 0 for any free one (`Replica.metrics_url` says which),
-      None for none. Each process needs its own port.
-    metrics_bind: address to serve metrics on; by default loopback only.
-    tensorboard: folder to write TensorBoard scalars to; None for none.
     run: a name that keeps runs on one store apart: two models that train at the
       same time, or a job that starts again while its store stays up.
   """
@@ -71,9 +65,6 @@ class Options:
   fingerprint_every: int = 0
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  metrics_port: int | None = None
-  metrics_bind: str = "127.0.0.1"
-  tensorboard: str | os.PathLike[str] | None = None
   run: str = ""
 
   def __post_init__(self) -> None:
@@ -117,20 +108,14 @@ class Options:
         "fingerprint_every must be an integer, 0 or more, got"
         f" {self.fingerprint_every!r}."
       )
-    for name in ("journal", "tensorboard"):
-      value = getattr(self, name)
-      if value is not None and not (
-        isinstance(value, str | os.PathLike) and os.fspath(value)
-      ):
-        raise ValueError(f"{name} must be a path or None, got {value!r}.")
+    if self.journal is not None and not (
+      isinstance(self.journal, str | os.PathLike) and os.fspath(self.journal)
+    ):
+      raise ValueError(f"journal must be a path or None, got {self.journal!r}.")
     if not isinstance(self.config, Mapping):
       raise ValueError(f"config must be a mapping, got {self.config!r}.")
     if not isinstance(self.run, str):
       raise ValueError(f"run must be a name, got {self.run!r}.")
-    port = self.metrics_port
-    if port is not None and not _is_whole(port):
-      raise ValueError(f"metrics_port must be an integer, got {port!r}.")
-    reporter.check(self.metrics_port, self.tensorboard)
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
     if self.mean_wire is not None:
       wires.check_mean_wire(self.wire, self.mean_wire)

@@ -29,7 +29,6 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.metrics import reporter, table
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
@@ -89,7 +88,6 @@ class Replica:
     processes: Processes | None = None,
     data: ledger.Batches | None = None,
     progress: ledger.Progress | None = None,
-    metrics: reporter.Reporter | None = None,
   ):
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
@@ -157,7 +155,6 @@ class Replica:
         settings.journal,
         self._describe(),
         transport.silences,
-        metrics,
       ),
       deadlines=settings.deadlines,
       processes=self.processes,
@@ -194,9 +191,6 @@ class Replica:
       self._driver.stalled,
       self._evict if ends else None,
     )
-    self._metrics = metrics
-    if metrics is not None:
-      metrics.add(self._numbers)
 
   def _check(self, settings: options.Options) -> None:
     """Refuses settings that this kind of replica can't use."""
@@ -377,36 +371,13 @@ class Replica:
     """Whether this replica has left the run gracefully."""
     return self._handover.left
 
-  @property
-  def metrics_url(self) -> str:
-    """The URL of the Prometheus metrics; "" without `Options.metrics_port`."""
-    return "" if self._metrics is None else self._metrics.url
-
   def stats(self) -> dict[str, Any]:
     """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
     return {
       "gradients": dict(self._submission.counts),
       **self._driver.stats(),
-      "rejoins": self._rejoins,
+      "rejoins": max(0, self._handover.admission - 1),
     }
-
-  @property
-  def _rejoins(self) -> int:
-    return max(0, self._handover.admission - 1)
-
-  def _numbers(self) -> table.Values:
-    """The metrics of this replica; any thread may call it."""
-    own, counts = str(self.replica), dict(self._submission.counts)
-    bytes_in, bytes_out = self._driver.moved()
-    found: dict[str, table.Cells] = {
-      "replica_step": {(own,): self.global_step},
-      "replica_leads": {(own,): int(self.is_leader)},
-      "replica_gradients": {(own, k): n for k, n in counts.items()},
-      "replica_moved_bytes": {(own, "in"): bytes_in, (own, "out"): bytes_out},
-      "replica_waited_seconds": {(own,): self._stopwatch.waited},
-      "replica_rejoins": {(own,): self._rejoins},
-    }
-    return found
 
   def fingerprint(self) -> str:
     """A digest of the shared state: equal on all replicas at equal steps.

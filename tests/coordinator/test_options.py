@@ -50,10 +50,8 @@ def test_options_out_of_range_are_refused_by_name(name):
     ("error_feedback", None),
     ("journal", 3),
     ("journal", ""),
-    ("tensorboard", 3),
     ("config", None),
     ("run", None),
-    ("metrics_port", "9464"),
   ],
 )
 def test_options_of_another_type_are_refused_by_name(name, value):

@@ -196,7 +196,7 @@ with process.start(secret.encode(), port=0) as store:
   with coordinator.join(
     optax.sgd(0.1), jnp.zeros(4), replica=0, total_num_replicas=1,
     coordinator_address=store.address.partition(",")[0], secret=secret,
-    start_store=False, on_sigterm="leave", metrics_port=0,
+    start_store=False, on_sigterm="leave",
   ) as replica:
     replica.step(jnp.ones(4))
     fork = multiprocessing.get_context("fork")

@@ -122,12 +122,13 @@ def _reporting(
     return
   from optax_dist.coordinator.metrics import reporter  # Slow.
 
+  assert journal is not None
   try:
     made = reporter.Reporter(
+      journal,
       port=args.metrics_port,
       bind=args.metrics_bind,
       folder=args.tensorboard,
-      follow=journal,
     )
   except ModuleNotFoundError as error:
     raise errors.CommandError(str(error)) from error
@@ -136,7 +137,7 @@ def _reporting(
     raise errors.CommandError(f"{what}: {error.strerror}") from error
   if made.url:
     parser.say(f"metrics at {made.url}")
-  with contextlib.closing(made):
+  with made:
     yield
 
 

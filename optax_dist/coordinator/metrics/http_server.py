@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import http.server
 import logging
-import os
 import socket
 import socketserver
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -59,31 +57,14 @@ class HttpServer:
       daemon=True,
     )
     self._thread.start()
-    _living.add(self)
     shown = f"[{bind}]" if ":" in bind else bind
     self.url = f"http://{shown}:{self._server.server_port}"
 
   def close(self) -> None:
     """Stops listening."""
-    _living.discard(self)
     self._server.shutdown()
     self._server.server_close()
     self._thread.join()
-
-  def leave_to_parent(self) -> None:
-    """In a forked child: the port belongs to the parent."""
-    self._server.socket.close()
-
-
-_living: weakref.WeakSet[HttpServer] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-  for server in list(_living):
-    server.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Listener(http.server.ThreadingHTTPServer):

@@ -67,7 +67,6 @@ class Number(NamedTuple):
 
 
 TABLE = (
-  # Of the run as a whole.
   Number("step", "gauge", "Committed steps of the model."),
   Number("steps", "counter", "Steps committed in this run."),
   Number("step_seconds", "histogram", "From one commit to the next."),
@@ -116,43 +115,6 @@ TABLE = (
     "goodput_ratio",
     "gauge",
     "The share of all replica-seconds that was useful.",
-  ),
-  # Of one replica.
-  Number(
-    "replica_step",
-    "gauge",
-    "The step that the replica's parameters have.",
-    ("replica",),
-  ),
-  Number(
-    "replica_leads",
-    "gauge",
-    "1 if the replica is the leader, who reports on the run.",
-    ("replica",),
-  ),
-  Number(
-    "replica_gradients",
-    "counter",
-    "Gradients that the replica has computed, by outcome.",
-    ("replica", "outcome"),
-  ),
-  Number(
-    "replica_moved_bytes",
-    "counter",
-    "Bytes of gradients, means and states that the replica has moved.",
-    ("replica", "direction"),
-  ),
-  Number(
-    "replica_waited_seconds",
-    "counter",
-    "From its submissions until it could compute on.",
-    ("replica",),
-  ),
-  Number(
-    "replica_rejoins",
-    "counter",
-    "How often the replica was readmitted.",
-    ("replica",),
   ),
 )
 

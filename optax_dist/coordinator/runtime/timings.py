@@ -25,24 +25,24 @@ class Stopwatch:
 
   Attributes:
     mark: when the computation began, or was last `computed`.
-    waited: seconds between submissions and the next computation, in all.
   """
 
   def __init__(self) -> None:
-    self.waited = 0.0
     self.mark = self._began = time.monotonic()
     self._compiled, self._cpu = compiled(), time.process_time()
     # Seconds of computation since the last gradient that was taken.
     self._computed = 0.0
-    # The last submission: when it was sent, and what was known then.
+    # When the last submission was sent, until the next computation begins.
     self._sent: float | None = None
-    self._waited, self._moved = 0.0, (0, 0)
+    # Seconds between them, since the last submission.
+    self._waited = 0.0
+    self._moved = 0, 0
 
   def begin(self, first: bool) -> float:
     """A computation begins, perhaps the first of a submission; returns when."""
     now = self.mark = time.monotonic()
     if self._sent is not None:
-      self.waited += now - self._sent
+      self._waited += now - self._sent
       self._sent = None
     if first:
       self._began = now
@@ -70,20 +70,20 @@ class Stopwatch:
       applied: seconds that the last update took.
       moved: bytes received and sent so far.
     """
-    now, waited = time.monotonic(), self.waited - self._waited
+    now = time.monotonic()
     made = Timings(
       self._began,
       now,
       compiled() - self._compiled,
       time.process_time() - self._cpu,
       now - self.mark,
-      waited,
+      self._waited,
       exchanged,
-      min(applied, waited),
+      min(applied, self._waited),
       moved[0] - self._moved[0],
       moved[1] - self._moved[1],
     )
-    self._sent, self._waited, self._moved = now, self.waited, moved
+    self._sent, self._waited, self._moved = now, 0.0, moved
     return made
 
 

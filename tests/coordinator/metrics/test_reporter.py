@@ -1,6 +1,5 @@
 """Tests of requests that can't be met, and of following a journal."""
 
-import itertools
 import pathlib
 import threading
 import urllib.request
@@ -8,31 +7,24 @@ import urllib.request
 import pytest
 import waiting
 
-from optax_dist import coordinator
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import reporter
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
   monkeypatch.setattr(reporter.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(
     ModuleNotFoundError,
     match=r'tensorboardX is not installed; .*"optax-dist\[metrics\]"',
   ):
-    coordinator.Options(tensorboard="folder")
-  coordinator.Options(metrics_port=0)  # It needs no package.
-
-
-def test_a_port_must_be_one():
-  with pytest.raises(ValueError, match=r"metrics_port must be .* got 70000"):
-    coordinator.Options(metrics_port=70000)
+    reporter.Reporter(tmp_path / "run.jsonl", folder="folder")
+  # The port needs no package.
+  reporter.Reporter(tmp_path / "run.jsonl", port=0).close()
 
 
 def test_a_journal_is_followed(tmp_path):
   path = tmp_path / "run.jsonl"
-  one = reporter.Reporter(port=0, follow=path)
-  one.add(lambda: {"replica_step": {("0",): 5}})
-  one.add(lambda: {"replica_step": {("1",): 6}})
+  one = reporter.Reporter(path, port=0)
 
   def text():
     with urllib.request.urlopen(one.url, timeout=60) as answer:
@@ -46,36 +38,20 @@ def test_a_journal_is_followed(tmp_path):
       assert "optax_dist_members 1.0" in text()
       file.write("lost", replica=0, incarnation=1, step=0)
     assert "optax_dist_members 0.0" in text()
-    # What several report under one name is one metric.
-    assert text().count("# TYPE optax_dist_replica_step gauge") == 1
-    assert 'optax_dist_replica_step{replica="1"} 6.0' in text()
   finally:
     one.close()
-    one.close()
-
-
-def test_only_the_leader_reports_on_the_run():
-  one = reporter.Reporter()
-  names = lambda: list(one.collect())
-  try:
-    assert names() == []
-    one.begin("a", [{"kind": "run", "time": 0.0, "step": 3}])
-    one.take({"kind": "join", "time": 0.1, "replica": 0})
-    assert "members" in names()
-    one.begin("b", [])
-    one.end("a")  # It was late to notice.
-    assert one.collect()["step"] == {(): 3}
-    one.end("b")
-    assert names() == []
-    one.begin("b", [])
-    one.take({"kind": "finish", "time": 0.2})
-    one.end("b")  # What was at the end can still be asked for.
-    assert "members" in names()
-  finally:
     one.close()
 
 
 FULL = pathlib.Path("/dev/full")
+
+
+def _journal(folder):
+  """The journal of a run that has taken a step."""
+  with journal.Journal(folder / "run.jsonl") as file:
+    file.write("run", strategy="sync_replicas", step=0)
+    file.write("commit", step=0, attempt=0, members=[])
+  return file.path
 
 
 def _closes(one):
@@ -94,14 +70,7 @@ def test_a_full_disk_ends_scalars_but_not_the_run(
 
   monkeypatch.setattr(reporter, "_PERIOD", 0.1)
   monkeypatch.setattr(record_writer, "open_file", lambda path: FULL.open("wb"))
-  steps = itertools.count(1)
-
-  def found():
-    step = next(steps)
-    return {"replica_step": {(str(i),): step for i in range(20)}}
-
-  one = reporter.Reporter(folder=tmp_path)
-  one.add(found)
+  one = reporter.Reporter(_journal(tmp_path), folder=tmp_path)
   waiting.until(lambda: caplog.records)
   assert _closes(one)
   (record,) = caplog.records
@@ -110,7 +79,9 @@ def test_a_full_disk_ends_scalars_but_not_the_run(
 
 
 @pytest.mark.parametrize("fails", ["write", "close"])
-def test_an_error_of_the_event_file_is_one_warning(monkeypatch, caplog, fails):
+def test_an_error_of_the_event_file_is_one_warning(
+  tmp_path, monkeypatch, caplog, fails
+):
   calls = []
 
   class Failing:
@@ -126,14 +97,14 @@ def test_an_error_of_the_event_file_is_one_warning(monkeypatch, caplog, fails):
         raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(reporter.tensorboard, "Scalars", lambda folder: Failing())
-  one = reporter.Reporter(folder="folder")
+  one = reporter.Reporter(_journal(tmp_path), folder="folder")
   one.close()
   assert calls == ["write", "close"]
   (record,) = caplog.records
   assert "scalars can't be written" in record.getMessage()
 
 
-def test_a_run_does_not_wait_for_its_last_points(monkeypatch, caplog):
+def test_a_run_does_not_wait_for_its_last_points(tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(reporter, "_PERIOD", 0.01)
   monkeypatch.setattr(reporter, "_PATIENCE", 0.1, raising=False)
   entered, release = threading.Event(), threading.Event()
@@ -146,9 +117,8 @@ def test_a_run_does_not_wait_for_its_last_points(monkeypatch, caplog):
     def close(self):
       pass
 
-  one = reporter.Reporter()
-  one._scalars = Stuck()
-  one.add(lambda: {"replica_step": {("0",): 1}})
+  monkeypatch.setattr(reporter.tensorboard, "Scalars", lambda folder: Stuck())
+  one = reporter.Reporter(_journal(tmp_path), folder="folder")
   try:
     assert entered.wait(60.0)
     assert _closes(one)

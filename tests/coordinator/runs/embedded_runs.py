@@ -89,7 +89,6 @@ def make(
   name: str | None = None,
   data: Any = None,
   progress: Any = None,
-  metrics: Any = None,
   **settings: Any,
 ) -> Replica:
   """A replica that has yet to start."""
@@ -105,7 +104,6 @@ def make(
     global_step=global_step,
     data=data,
     progress=progress,
-    metrics=metrics,
   )
 
 

@@ -33,20 +33,6 @@ def test_deadlines_are_written_where_they_have_changed(tmp_path):
   ]
 
 
-class _Observer:
-  def __init__(self):
-    self.told = []
-
-  def begin(self, owner, records):
-    self.told.append(("begin", len(list(records))))
-
-  def take(self, record):
-    self.told.append(record)
-
-  def end(self, owner):
-    self.told.append("end")
-
-
 def _commit(step):
   parts = tuple(
     entries.Part(4, name, 0, step, 0, 2, 1 / 3, data=data)
@@ -111,7 +97,7 @@ def test_each_line_is_written_at_once(tmp_path):
 def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
   path, first = _begun(tmp_path)
   first.write(_commit(0))
-  first._close_file()  # It is killed before it writes the next one.
+  first.close()  # It is killed before it writes the next one.
   second = journal_lines.JournalLines(path, {"strategy": "s"})
   second.open([_commit(step).commit for step in range(2)])
   second.close()
@@ -179,34 +165,6 @@ def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
   lines.close()
   found = journal.read(path).records
   assert [r["step"] for r in found if r["kind"] == "commit"] == [0, 1]
-
-
-def test_observers_get_the_same_records(tmp_path):
-  path = tmp_path / "run.jsonl"
-  for before in (0, 2):  # The second time with what is in the file.
-    observer = _Observer()
-    lines = journal_lines.JournalLines(
-      path, {"strategy": "s"}, observer=observer
-    )
-    lines.open([])
-    lines.write(notes.RunBegins(0))
-    lines.write(_commit(before))
-    lines.close()
-    (_, found), run, commit, end = observer.told
-    assert found == before
-    assert (run["kind"], run["time"]) == ("run", 0.0)
-    assert commit == journal.read(path).records[-1]
-    assert end == "end"
-
-
-def test_observers_need_no_file():
-  observer = _Observer()
-  lines = journal_lines.JournalLines(None, {"strategy": "s"}, observer=observer)
-  lines.open([_commit(7).commit])
-  lines.write(_commit(8))
-  lines.close()
-  _, commit, _ = observer.told
-  assert (commit["kind"], commit["step"]) == ("commit", 8)
 
 
 @pytest.mark.parametrize(
