@@ -12,9 +12,6 @@ from optax_dist.cli.launch import doctor
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import plan, simulate
 
-# Of the extra `train`; the table and pictures of a command need them.
-_EXTRA = ("matplotlib", "rich")
-
 
 def commands() -> parser.Parser:
   """The parser of the whole command line; ``shtab`` makes completions of it."""
@@ -63,11 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.say("interrupted")
     return 130
   except ModuleNotFoundError as error:
-    if error.name not in _EXTRA:
+    if error.name != "rich":
       raise
-    parser.say(
-      f"{error.name} is not installed; run: pip install 'optax-dist[train]'"
-    )
+    parser.say("rich is not installed; run: pip install 'optax-dist[train]'")
     return 2
   except BrokenPipeError:
     # The reader of the output has exited (`| head`). Otherwise Python would

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from optax_dist.cli import errors
@@ -31,28 +29,18 @@ def check(path: pathlib.Path | None, read: pathlib.Path | None = None) -> None:
     raise errors.CommandError(f"can't write {path}: it is also an input")
 
 
-@contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
-  """Reports errors with a file in one line, and where it was written.
-
-  Raises:
-    errors.CommandError: the file can't be written.
-  """
-  try:
-    yield
-  except OSError as error:
-    raise errors.CommandError(
-      f"can't write {path}: {error.strerror}"
-    ) from error
-  print(f"written: {path}")
-
-
 def write_json(path: pathlib.Path | None, report: Any) -> None:
   """Writes a report as JSON, if it was requested.
 
   Raises:
     errors.CommandError: the file can't be written.
   """
-  if path is not None:
-    with writing(path):
-      path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+  if path is None:
+    return
+  try:
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+  except OSError as error:
+    raise errors.CommandError(
+      f"can't write {path}: {error.strerror}"
+    ) from error
+  print(f"written: {path}")

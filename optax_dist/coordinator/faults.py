@@ -7,8 +7,8 @@ installs them. `optax_dist.coordinator.phases` reports the phase of a step.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Mapping
@@ -21,6 +21,8 @@ from optax_dist.coordinator.launch import channel, environment
 
 # Phases that every replica passes in each step, whatever the sizes.
 _PHASES = ("computing", "arrived", "applied")
+# For how many seconds a replica is stopped.
+_STOP_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,28 +35,68 @@ class Faults:
       killed, counted from 1.
     stop: probability that it is stopped for a while, per gradient.
     slow: by replica, the factor by which its computation is slower.
-    seconds: how long it is stopped.
-    seed: seed of the random draws.
   """
 
   kill: float = 0.0
   kill_at: Mapping[int, int] = dataclasses.field(default_factory=dict)
   stop: float = 0.0
   slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
-  seconds: float = 2.0
-  seed: int = 0
-
-  def dump(self) -> str:
-    """Serializes the faults as text, for the environment."""
-    return json.dumps(dataclasses.asdict(self))
 
   @classmethod
-  def load(cls, text: str) -> Faults:
-    """Parses the text of `dump`."""
-    fields = json.loads(text)
-    for name in ("kill_at", "slow"):
-      fields[name] = {int(k): v for k, v in fields[name].items()}
-    return cls(**fields)
+  def parse(cls, text: str) -> Faults:
+    """Parses the value of `optax-dist launch --chaos`.
+
+    Raises:
+      ValueError: the text is invalid; the message says what is expected.
+
+    Example:
+      >>> Faults.parse("kill:0.02,slow:2x5").slow
+      {2: 5.0}
+      >>> Faults.parse("kill:1@40").kill_at  # Replica 1, at its 40th gradient.
+      {1: 40}
+    """
+    kill = stop = 0.0
+    kill_at: dict[int, int] = {}
+    slow: dict[int, float] = {}
+    for part in text.split(","):
+      try:
+        match re.split("(:|@|x)", part):
+          case ["kill", ":", probability] if 0 <= float(probability) < 1:
+            kill = float(probability)
+          case ["stop", ":", probability] if 0 <= float(probability) < 1:
+            stop = float(probability)
+          case ["kill", ":", who, "@", nth] if int(nth) >= 1:
+            kill_at[_index(who)] = int(nth)
+          case ["slow", ":", who, "x", factor] if float(factor) >= 1:
+            slow[_index(who)] = float(factor)
+          case _:
+            raise ValueError(part)
+      except ValueError:
+        raise ValueError(
+          "faults must be kill:P, stop:P (probabilities below 1),"
+          " kill:REPLICA@GRADIENT or slow:REPLICAxFACTOR, with commas between,"
+          f" got {part!r}."
+        ) from None
+    return cls(kill, kill_at, stop, slow)
+
+  def check(self, replicas: int) -> None:
+    """Checks that the replicas named exist.
+
+    Raises:
+      ValueError: one does not.
+    """
+    for replica in (*self.kill_at, *self.slow):
+      if replica >= replicas:
+        raise ValueError(
+          f"faults name replica {replica}, but there are {replicas} replicas,"
+          f" numbered 0 to {replicas - 1}."
+        )
+
+
+def _index(text: str) -> int:
+  if not text.isdecimal():
+    raise ValueError(text)
+  return int(text)
 
 
 class _Random:
@@ -74,7 +116,7 @@ class _Random:
 
   def _draw(self) -> None:
     self._steps += 1
-    rng = np.random.default_rng([self._faults.seed, *self._place, self._steps])
+    rng = np.random.default_rng([0, *self._place, self._steps])
     kill, stop = rng.random(2)
     phase = str(rng.choice(_PHASES))
     replica, restarts = self._place
@@ -90,7 +132,7 @@ class _Random:
     self._channel.say("fault", fault=fault, phase=phase)
     if fault == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
-    self._channel.say("stop", seconds=self._faults.seconds)
+    self._channel.say("stop", seconds=_STOP_SECONDS)
     # Sent to this thread so that it stops here; another thread might get the
     # signal late.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
@@ -105,7 +147,7 @@ def install(told: environment.Environment, line: channel.Channel) -> None:
   """
   if told.faults is None or told.replica is None:
     return
-  faults = Faults.load(told.faults)
+  faults = Faults.parse(told.faults)
   place = (told.replica, told.restarts or 0)
   if faults.kill or faults.kill_at or faults.stop:
     phases.listen(_Random(faults, place, line))

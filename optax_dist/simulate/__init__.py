@@ -6,18 +6,12 @@ docs/simulate.md describes what is simulated and how accurate it is.
 from optax_dist.simulate.engine import Failures, simulate_timing
 from optax_dist.simulate.latency import (
   Distribution,
-  Empirical,
   Latency,
   SlowHosts,
   parse_latency,
 )
 from optax_dist.simulate.plan import Candidate, Plan, plan
-from optax_dist.simulate.predict import (
-  HeldOut,
-  Prediction,
-  held_out,
-  predict,
-)
+from optax_dist.simulate.predict import Prediction, held_out, predict
 from optax_dist.simulate.recorded import Recorded, from_journal
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.replay_run import Difference, Replay, replay_run
@@ -33,9 +27,7 @@ __all__ = [
   "Candidate",
   "Difference",
   "Distribution",
-  "Empirical",
   "Failures",
-  "HeldOut",
   "Latency",
   "Plan",
   "Prediction",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,50 +29,47 @@ class Latency(Protocol):
 
 
 class Family(NamedTuple):
-  """A kind of distribution; each field is a function of its parameters."""
+  """A kind of distribution.
+
+  Attributes:
+    names: of its parameters.
+    draw: draws values, given a generator, their number and the parameters.
+  """
 
   names: tuple[str, ...]
   draw: Callable[..., np.ndarray]
-  mean: Callable[..., float]
 
 
 FAMILIES = {
   "constant": Family(
     ("t",),
     lambda rng, size, t: np.full(size, t),
-    lambda t: t,
   ),
   "exponential": Family(
     ("mean",),
     lambda rng, size, mean: rng.exponential(mean, size),
-    lambda mean: mean,
   ),
   "shifted-exponential": Family(
     ("shift", "mean"),
     lambda rng, size, shift, mean: shift + rng.exponential(mean, size),
-    lambda shift, mean: shift + mean,
   ),
   "lognormal": Family(
     ("mu", "sigma"),
     lambda rng, size, mu, sigma: rng.lognormal(mu, sigma, size),
-    lambda mu, sigma: math.exp(mu + sigma**2 / 2),
   ),
   "pareto": Family(
     ("scale", "shape"),
     lambda rng, size, scale, shape: scale * (1 + rng.pareto(shape, size)),
-    lambda scale, shape: scale * shape / (shape - 1) if shape > 1 else math.inf,
   ),
   "gamma": Family(
     ("shape", "scale"),
     lambda rng, size, shape, scale: rng.gamma(shape, scale, size),
-    lambda shape, scale: shape * scale,
   ),
   "bernoulli": Family(
     ("fast", "slow", "p"),
     lambda rng, size, fast, slow, p: np.array([fast, slow])[
       (rng.random(size) < p).astype(np.intp)
     ],
-    lambda fast, slow, p: p * slow + (1 - p) * fast,
   ),
 }
 # Parameters that may be 0, or anything; all others must be positive.
@@ -92,9 +89,8 @@ class Distribution:
     ValueError: the family is unknown, or a parameter is invalid.
 
   Example:
-    >>> latency = Distribution("shifted-exponential", (1.0, 0.5))
-    >>> latency.mean, str(latency)
-    (1.5, 'shifted-exponential:1,0.5')
+    >>> str(Distribution("shifted-exponential", (1.0, 0.5)))
+    'shifted-exponential:1,0.5'
   """
 
   family: str
@@ -123,10 +119,6 @@ class Distribution:
           f"p of {self.family} must be at most 1, got {value:g}."
         )
 
-  @property
-  def mean(self) -> float:
-    return float(_family(self.family).mean(*self.parameters))
-
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """Draws values, a float64 array `[size]`."""
     return _family(self.family).draw(rng, size, *self.parameters)
@@ -137,52 +129,6 @@ class Distribution:
 
   def __str__(self) -> str:
     return f"{self.family}:{','.join(f'{p:g}' for p in self.parameters)}"
-
-
-class Empirical:
-  """Recorded times, all equally likely.
-
-  Example:
-    >>> Empirical([1.0, 3.0]).mean
-    2.0
-  """
-
-  def __init__(self, seconds: Sequence[float] | np.ndarray):
-    """Creates a latency from recorded times.
-
-    Args:
-      seconds: one time per gradient.
-
-    Raises:
-      ValueError: there are none, or one is not positive and finite.
-    """
-    self.seconds = np.sort(np.asarray(seconds, np.float64))
-    if not self.seconds.size:
-      raise ValueError("an empirical latency needs recorded times, got none.")
-    if not (self.seconds[0] > 0 and np.isfinite(self.seconds[-1])):
-      raise ValueError(
-        "recorded times must be finite and above 0, got"
-        f" {self.seconds[0]:g} to {self.seconds[-1]:g}."
-      )
-
-  @property
-  def mean(self) -> float:
-    return float(self.seconds.mean())
-
-  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values, a float64 array `[size]`."""
-    return rng.choice(self.seconds, size)
-
-  def resampled(self, rng: np.random.Generator) -> Empirical:
-    """A bootstrap sample of the recorded times."""
-    return Empirical(self.draw(rng, self.seconds.size))
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
-    """Those of n hosts, all equal."""
-    return [self] * n
-
-  def __str__(self) -> str:
-    return f"{self.seconds.size} recorded times, mean {self.mean:.4g} s"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,26 +23,16 @@ class Loss(NamedTuple):
   Attributes:
     replica: the replica.
     time: when it was detected, since the run's start.
-    reason: the leader's reason.
     unnoticed: seconds for which it was overdue by then.
-    restarted: seconds from then until it rejoined, or until the journal ended.
-    caught_up: seconds from rejoining until it computed, or until the journal
-      ended; 0 if unknown.
+    length: seconds until it computed again, or until the journal ended.
     ended: whether it computed again before the journal ended.
   """
 
   replica: Replica
   time: float
-  reason: str
   unnoticed: float
-  restarted: float
-  caught_up: float
+  length: float
   ended: bool = True
-
-  @property
-  def length(self) -> float:
-    """Seconds until it computed again, or until the journal ended."""
-    return self.restarted + self.caught_up
 
 
 class Losses(NamedTuple):
@@ -79,21 +69,15 @@ def losses_in(part: Sequence[journal.Record], usual: float) -> Losses:
       up += now - joined.get(replica, now)
       joined[replica] = last_seen[replica] = now
       if replica in open_:
-        lost = open_[replica]
-        open_[replica] = lost._replace(restarted=now - lost.time)
+        away = now - open_[replica].time
+        open_[replica] = open_[replica]._replace(length=away)
     elif kind in ("lost", "leave") and replica in joined:
       up += now - joined.pop(replica)
       if kind == "lost" and record.get("reason") != "replaced":
-        _close(open_, done, replica)
+        if replica in open_:  # Lost again before it computed.
+          done.append(open_[replica])
         overdue = now - last_seen.get(replica, now) - usual
-        open_[replica] = Loss(
-          replica,
-          now,
-          record.get("reason") or "",
-          max(0.0, overdue),
-          math.inf,
-          0.0,
-        )
+        open_[replica] = Loss(replica, now, max(0.0, overdue), math.inf)
     elif kind in ("commit", "drop", "exchange"):
       for gradient in contributions(record):
         who, timings = gradient["replica"], gradient.get("timings")
@@ -104,24 +88,17 @@ def losses_in(part: Sequence[journal.Record], usual: float) -> Losses:
         if record.get("reason") == "lost":
           # Its gradient had arrived: it waited for others, and was not overdue.
           open_[who] = loss._replace(unnoticed=0.0)
-          continue
-        if math.isinf(loss.restarted):
-          continue
-        if timings is not None:
-          back = loss.time + loss.restarted
-          caught_up = max(0.0, timings["start"] - back)
-          open_[who] = loss._replace(caught_up=caught_up)
-        _close(open_, done, who)
+        elif loss.length < math.inf:
+          if timings is not None:
+            begun = timings["start"] - loss.time
+            loss = loss._replace(length=max(loss.length, begun))
+          done.append(loss)
+          del open_[who]
   end = max((record["time"] for record in part), default=0.0)
-  for loss in open_.values():
-    restarted = min(loss.restarted, end - loss.time)
-    done.append(
-      loss._replace(
-        restarted=restarted,
-        caught_up=end - loss.time - restarted,
-        ended=False,
-      )
-    )
+  done += [
+    loss._replace(length=end - loss.time, ended=False)
+    for loss in open_.values()
+  ]
   up += sum(end - since for since in joined.values())
   losses = tuple(sorted(done, key=lambda loss: loss.time))
   return Losses(losses, up, _takeovers(part))
@@ -135,8 +112,8 @@ def downtimes(losses: Sequence[Loss]) -> tuple[float, ...]:
   end there (Efron's convention).
 
   Example:
-    >>> lost = Loss(0, 0.0, "", 0.0, 5.0, 0.0)
-    >>> downtimes([lost, lost, lost._replace(restarted=1.0, ended=False)])
+    >>> lost = Loss(0, time=0.0, unnoticed=0.0, length=5.0)
+    >>> downtimes([lost, lost, lost._replace(length=1.0, ended=False)])
     (5.0, 5.0, 5.0)
   """
   # Of equal lengths, the ended one was first.
@@ -149,13 +126,6 @@ def downtimes(losses: Sequence[Loss]) -> tuple[float, ...]:
       weights[i] = 0.0
   at = np.searchsorted(np.cumsum(weights), (np.arange(n) + 0.5) / n)
   return tuple(max(order[i].length, _LEAST) for i in at)
-
-
-def _close(
-  open_: dict[Replica, Loss], done: list[Loss], replica: Replica
-) -> None:
-  if replica in open_:
-    done.append(open_.pop(replica))
 
 
 def _takeovers(part: Sequence[journal.Record]) -> tuple[float, ...]:

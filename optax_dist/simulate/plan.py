@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optax_dist.simulate.engine import simulate_timing
-from optax_dist.simulate.latency import Empirical, Latency
+from optax_dist.simulate.latency import Latency
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import sync_replicas
 
@@ -147,7 +146,6 @@ def plan(
   steps: int | None = None,
   repetitions: int = 20,
   seed: int = 0,
-  progress: Callable[[float], None] = lambda share: None,
 ) -> Plan:
   """Recommends how many gradients to aggregate in a step.
 
@@ -166,7 +164,6 @@ def plan(
     repetitions: simulations of each number of gradients; numbers that are far
       from the best in the first ones are not simulated again.
     seed: equal seeds give equal plans.
-    progress: called with the fraction that is done.
 
   Returns:
     The plan.
@@ -203,16 +200,15 @@ def plan(
   wasted: dict[int, list[float]] = {k: [] for k in weights}
   mean = lambda k: weights[k] * float(np.mean(rates[k]))
   still = list(weights)
-  resampled = isinstance(latency, Empirical | Recording)
   for i, source in enumerate(np.random.SeedSequence(seed).spawn(repetitions)):
     rng = np.random.default_rng(source)
     drawn = latency
-    if isinstance(latency, Empirical | Recording):
+    if isinstance(latency, Recording):
       drawn = latency.resampled(rng)
     # All candidates get the same latencies, so that they differ by their number
     # and not by chance.
     common = int(rng.integers(2**32))
-    for j, k in enumerate(still):
+    for k in still:
       timing = simulate_timing(
         sync_replicas(k, max_staleness=max_staleness, cancel=cancel),
         drawn,
@@ -225,7 +221,6 @@ def plan(
       times = np.append(0.0, timing.commit_times)
       rates[k].append((steps - begin) / (times[-1] - times[begin]))
       wasted[k].append(timing.goodput().share("dropped"))
-      progress((i + (j + 1) / len(still)) / repetitions)
     if i + 1 == _FIRST:
       most = max(map(mean, still))
       still = [k for k in still if mean(k) >= _FAR * most]
@@ -257,7 +252,7 @@ def plan(
     int(ends[0]),
     int(ends[1]),
     repetitions,
-    resampled,
+    isinstance(latency, Recording),
   )
 
 

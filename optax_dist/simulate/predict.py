@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,44 +42,6 @@ class Prediction(NamedTuple):
     return (
       f"{self.steps_per_second:.4g} steps/s"
       f" ({_LEVEL} %: {self.low:.4g} to {self.high:.4g})"
-    )
-
-
-class HeldOut(NamedTuple):
-  """A prediction of a run's second half from its first.
-
-  Attributes:
-    predicted: from the first half of the steps.
-    measured: steps per second in the second half.
-  """
-
-  predicted: Prediction
-  measured: float
-
-  @property
-  def error(self) -> float:
-    """The relative error of the prediction; positive if it is too high."""
-    return self.predicted.steps_per_second / self.measured - 1
-
-  @property
-  def inside(self) -> bool:
-    """Whether the measured pace is within the interval."""
-    return self.predicted.low <= self.measured <= self.predicted.high
-
-  def report(self) -> dict[str, Any]:
-    """Everything as plain numbers, for JSON."""
-    return {
-      "predicted": self.predicted._asdict(),
-      "measured": self.measured,
-      "error": self.error,
-      "inside": self.inside,
-    }
-
-  def __str__(self) -> str:
-    where = "within" if self.inside else "OUTSIDE"
-    return (
-      f"the first half predicts {self.predicted}; in the second it was"
-      f" {self.measured:.4g} steps/s: {self.error:+.1%}, {where} the interval"
     )
 
 
@@ -175,7 +137,7 @@ def predict(
 
 def held_out(
   records: Sequence[journal.Record], *, repetitions: int = 20, seed: int = 0
-) -> HeldOut | None:
+) -> tuple[Prediction, float] | None:
   """Predicts the second half of a run from the first.
 
   Args:
@@ -184,7 +146,8 @@ def held_out(
     seed: see `predict`.
 
   Returns:
-    Both paces; None if a half has fewer than ten steps.
+    The prediction from the first half of the steps, and the steps per second in
+    the second; None if a half has fewer than ten steps.
   """
   parts = journal.segments(records)
   if not parts:
@@ -204,7 +167,7 @@ def held_out(
     repetitions=repetitions,
     seed=seed,
   )
-  return HeldOut(predicted, (len(ends) - 1) / (ends[-1] - ends[0]))
+  return predicted, (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 def _too_wide(

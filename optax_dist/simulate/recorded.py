@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
       once all replicas had begun; None if it has fewer than two steps.
     steps: number of steps in it.
     failures: failures of replicas; None if there were none.
-    losses: each of them, with its cause and length.
+    losses: each of them, with its length.
     doubts: why predictions from it may be wrong, one line each.
   """
 
@@ -89,7 +89,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
   each = tuple(loss for part in losses for loss in part.each)
   return Recorded(
     latency,
-    len(latency.latencies),
+    len(latency.seconds),
     strategy,
     communication,
     pace,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from optax_dist.simulate.latency import Empirical, Host
+from optax_dist.simulate.latency import Host
 
 _LEAST_BLOCKS = 4
 
@@ -21,7 +21,7 @@ class Recording:
   """The times of replicas that trained together.
 
   Attributes:
-    latencies: the latency of each replica, regardless of order.
+    seconds: how long each gradient of each replica took.
     block: how many steps are drawn together.
 
   Example:
@@ -52,8 +52,7 @@ class Recording:
     """
     if not starts:
       raise ValueError("a recording needs at least one replica, got none.")
-    self.latencies = [Empirical(times) for times in seconds]
-    self._seconds = [np.asarray(times, np.float64) for times in seconds]
+    self.seconds = [np.asarray(times, np.float64) for times in seconds]
     self._starts = [np.asarray(times, np.float64) for times in starts]
     self.marks = np.asarray(marks, np.float64)
     # The gradients of each replica between two marks, by index.
@@ -68,7 +67,7 @@ class Recording:
   def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
     """The times of each of n replicas; further replicas repeat the list."""
     seed = int(rng.integers(2**62))
-    m = len(self._seconds)
+    m = len(self.seconds)
     return [_Track(self, i % m, seed + i // m) for i in range(n)]
 
   def resampled(self, rng: np.random.Generator) -> Recording:
@@ -77,12 +76,12 @@ class Recording:
     if steps < 2 * _LEAST_BLOCKS:
       return Recording(
         self._starts,
-        [rng.choice(times, times.size) for times in self._seconds],
+        [rng.choice(times, times.size) for times in self.seconds],
         self.marks,
         self.block,
       )
-    starts: list[list[np.ndarray]] = [[] for _ in self._seconds]
-    seconds: list[list[np.ndarray]] = [[] for _ in self._seconds]
+    starts: list[list[np.ndarray]] = [[] for _ in self.seconds]
+    seconds: list[list[np.ndarray]] = [[] for _ in self.seconds]
     marks, now, left = [np.zeros(1)], 0.0, steps
     while left:
       begin = int(rng.integers(steps))
@@ -92,12 +91,12 @@ class Recording:
       for i, at in enumerate(self._at):
         part = slice(at[begin], at[end])
         starts[i].append(self._starts[i][part] - a + now)
-        seconds[i].append(self._seconds[i][part])
+        seconds[i].append(self.seconds[i][part])
       now, left = now + b - a, left - (end - begin)
     joined = [np.concatenate(parts) for parts in seconds]
     for i, times in enumerate(joined):
       if not times.size:  # It hardly took part.
-        joined[i] = rng.choice(self._seconds[i], 1)
+        joined[i] = rng.choice(self.seconds[i], 1)
         starts[i] = [np.zeros(1)]
     return Recording(
       [np.concatenate(parts) for parts in starts],
@@ -110,9 +109,9 @@ class Recording:
     """A replica's times in the block of steps from there on, cyclically."""
     at, steps = self._at[replica], self.steps
     end = begin + self.block
-    times = self._seconds[replica][at[begin] : at[min(end, steps)]]
+    times = self.seconds[replica][at[begin] : at[min(end, steps)]]
     if end > steps:
-      more = self._seconds[replica][at[0] : at[end - steps]]
+      more = self.seconds[replica][at[0] : at[end - steps]]
       times = np.concatenate([times, more])
     return times
 
@@ -130,7 +129,7 @@ class Recording:
     for begin in range(steps):
       parts = [
         times[at[begin] : at[begin + 1]]
-        for times, at in zip(self._seconds, self._at, strict=True)
+        for times, at in zip(self.seconds, self._at, strict=True)
       ]
       values = np.concatenate(parts)
       means.append(values.mean() if values.size else math.nan)
@@ -139,7 +138,7 @@ class Recording:
     series = np.array(means)
     series = np.where(np.isnan(series), np.nanmean(series), series)
     # With few gradients per step, a replica is only in one of several steps.
-    rounds = steps * len(self._seconds)
+    rounds = steps * len(self.seconds)
     rounds //= max(1, sum(int(at[-1] - at[0]) for at in self._at))
     block = max(
       round(steps ** (1 / 3)), math.ceil(2 * _memory(series)), 4 * rounds
@@ -147,18 +146,17 @@ class Recording:
     return int(min(block, max(1, steps // _LEAST_BLOCKS)))
 
   def __str__(self) -> str:
-    mean = np.mean([latency.mean for latency in self.latencies])
+    mean = np.mean([times.mean() for times in self.seconds])
     return (
-      f"{len(self.latencies)} recorded replicas, mean {mean:.4g} s,"
+      f"{len(self.seconds)} recorded replicas, mean {mean:.4g} s,"
       f" in blocks of {self.block} steps"
     )
 
 
-class _Track(Empirical):
+class _Track:
   """One replica's times, one stretch after the other."""
 
   def __init__(self, recording: Recording, replica: int, seed: int):
-    super().__init__(recording.latencies[replica].seconds)
     self._recording, self._replica = recording, replica
     self._starts = np.random.default_rng(seed)
     self._rest = np.empty(0)
@@ -166,7 +164,7 @@ class _Track(Empirical):
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """The next values; all replicas share the choice of stretches."""
     if not self._recording.has(self._replica):
-      return super().draw(rng, size)
+      return rng.choice(self._recording.seconds[self._replica], size)
     parts, have = [self._rest], self._rest.size
     while have < size:
       begin = int(self._starts.integers(self._recording.steps))

@@ -10,9 +10,9 @@ from optax_dist.cli import errors, output_files
 
 def test_a_directory_that_is_not_there_is_named_before_the_work(tmp_path):
   output_files.check(None)
-  output_files.check(tmp_path / "x.png")
+  output_files.check(tmp_path / "x.json")
   with pytest.raises(errors.CommandError, match="there is no directory"):
-    output_files.check(tmp_path / "no" / "x.png")
+    output_files.check(tmp_path / "no" / "x.json")
 
 
 def test_what_goes_wrong_is_one_line(tmp_path):

@@ -44,13 +44,9 @@ def line(monkeypatch):
   phases.slow_down(factor=1.0)
 
 
-def _strikes(line, steps, **fields):
+def _strikes(line, steps, text, replica=1, restarts=None):
   """In which step, counted from 1, what has struck, and in which phase."""
-  told = Environment(
-    replica=fields.pop("replica", 1),
-    restarts=fields.pop("restarts", None),
-    faults=faults.Faults(**fields).dump(),
-  )
+  told = Environment(replica=replica, restarts=restarts, faults=text)
   faults.install(told, line)
   found = []
   for step in range(1, steps + 1):
@@ -64,30 +60,47 @@ def _strikes(line, steps, **fields):
   return found
 
 
-def test_dumped_variables_are_loaded_again():
-  """Its keys are texts in between, which would be no replica's."""
-  made = faults.Faults(0.1, {3: 40}, 0.2, {1: 2.5}, 1.5, 7)
-  assert faults.Faults.load(made.dump()) == made
+def test_faults_are_read():
+  found = faults.Faults.parse("kill:0.02,kill:3@40,stop:0.1,slow:2x5,slow:0x2")
+  assert found == faults.Faults(0.02, {3: 40}, 0.1, {2: 5.0, 0: 2.0})
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    *("", "kill", "kill:1", "kill:-1@3", "kill:1@0", "kill:@3", "kill:1x3"),
+    *("stop:1", "stop:1@3", "slow:1", "slow:1x0.5", "slow:1@3", "slow@1x2"),
+  ],
+)
+def test_what_is_no_fault_is_refused(text):
+  with pytest.raises(ValueError, match="must be kill:P"):
+    faults.Faults.parse(text)
+
+
+@pytest.mark.parametrize("text", ["slow:2x2", "kill:2@40"])
+def test_only_existing_replicas_can_have_faults(text):
+  faults.Faults.parse(text).check(3)
+  with pytest.raises(ValueError, match=r"replica 2, .* numbered 0 to 1"):
+    faults.Faults.parse(text).check(2)
 
 
 def test_a_planned_kill_strikes_the_first_process_once(line):
-  plan = {"kill_at": {1: 3}}
-  assert _strikes(line, 5, **plan) == [(3, "arrived", "kill")]
+  plan = "kill:1@3"
+  assert _strikes(line, 5, plan) == [(3, "arrived", "kill")]
   assert line.said == [("SIGKILL", {})]
   # Its successor, and another replica, go on.
-  assert _strikes(line, 5, restarts=1, **plan) == []
-  assert _strikes(line, 5, replica=2, **plan) == []
+  assert _strikes(line, 5, plan, restarts=1) == []
+  assert _strikes(line, 5, plan, replica=2) == []
 
 
 def test_a_stop_tells_the_launcher_before_it_strikes(line):
   """Who would continue it otherwise?"""
-  assert len(_strikes(line, 1, stop=1.0, seconds=0.5)) == 1
-  assert line.said == [("stop", {"seconds": 0.5}), ("SIGSTOP", {})]
+  assert len(_strikes(line, 1, "stop:0.999")) == 1
+  assert line.said == [("stop", {"seconds": 2.0}), ("SIGSTOP", {})]
 
 
 def test_each_process_has_its_own_faults_and_the_same_ones_again(line):
-  chances = {"kill": 0.2, "stop": 0.3, "seed": 5}
-  drawn = lambda **place: _strikes(line, 60, **chances, **place)
+  drawn = lambda **place: _strikes(line, 60, "kill:0.2,stop:0.3", **place)
   first = drawn()
   assert drawn() == first
   assert {fault for _, _, fault in first} == {"kill", "stop"}
@@ -102,11 +115,10 @@ def test_each_process_has_its_own_faults_and_the_same_ones_again(line):
 def test_no_faults_are_installed_by_default(line):
   heard = []
   phases.listen(lambda *found: heard.append(found))
-  some = faults.Faults(kill=1.0, slow={2: 5.0}).dump()
+  some = "kill:0.999,slow:2x5"
   faults.install(Environment(replica=1), line)
   faults.install(Environment(faults=some), line)  # No replica's.
-  slow = faults.Faults(slow={2: 5.0}).dump()
-  faults.install(Environment(replica=1, faults=slow), line)
+  faults.install(Environment(replica=1, faults="slow:2x5"), line)
   phases.reach("computing", 1)
   assert heard == [("computing", 1)]
   assert line.said == []
@@ -117,8 +129,8 @@ def test_only_the_slow_replica_is_slow(line, monkeypatch):
   # Not for other threads, which may still pause.
   clock = types.SimpleNamespace(sleep=slept.append)
   monkeypatch.setattr(phases, "time", clock)
-  slow = faults.Faults(slow={2: 5.0}).dump()
   for replica in (1, 2):
-    faults.install(Environment(replica=replica, faults=slow), line)
+    told = Environment(replica=replica, faults="slow:2x5")
+    faults.install(told, line)
     phases.slow_down(1.0)
   assert slept == [4.0]

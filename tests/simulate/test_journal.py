@@ -40,7 +40,7 @@ def test_recorded_run_is_found_in_its_journal(tmp_path, k, communication):
   commits = [r["time"] for r in records if r["kind"] == "commit"]
   pace = (len(commits) - 1) / (commits[-1] - commits[0])
   assert recorded.steps_per_second == pytest.approx(pace, rel=0.01)
-  means = sorted(host.mean for host in recorded.latency.latencies)
+  means = sorted(times.mean() for times in recorded.latency.seconds)
   assert means[-1] > 1.7 * means[-2]
 
 
@@ -74,7 +74,7 @@ def test_elastic_exchange_is_a_step_of_one_replica():
   ]
   recorded = simulate.from_journal(records)
   assert recorded.strategy.replicas_to_aggregate == 1
-  assert np.mean([x.mean for x in recorded.latency.latencies]) == 1.5
+  assert np.mean([x.mean() for x in recorded.latency.seconds]) == 1.5
   assert recorded.steps_per_second == pytest.approx(0.5)
 
 
@@ -112,7 +112,7 @@ def test_pace_of_a_restarted_run_is_that_of_its_longest_part():
   recorded = simulate.from_journal([*first, *second, drop])
   assert recorded.steps_per_second == 0.25
   # Rounding must not make a latency 0.
-  assert all(latency.mean > 0 for latency in recorded.latency.latencies)
+  assert all((times > 0).all() for times in recorded.latency.seconds)
 
 
 def test_late_start_counts_as_computing():
@@ -137,9 +137,9 @@ def test_late_start_counts_as_computing():
   records += [drop, drop | {"arrived": end + 2.4, "local_step": 4, "step": 5}]
   recorded = simulate.from_journal(records)
   assert recorded.communication == pytest.approx(0.1)
-  first, second = recorded.latency.latencies
-  np.testing.assert_allclose(first.seconds, [1.0, 1.0, 1.0, 1.4])
-  np.testing.assert_allclose(second.seconds, [2.0, 2.3])
+  first, second = recorded.latency.seconds
+  np.testing.assert_allclose(first, [1.0, 1.0, 1.4, 1.0])
+  np.testing.assert_allclose(second, [2.0, 2.3])
   # A replica that was away in between was not late.
   back = {"kind": "join", "replica": 1, "time": end, "step": 4}
   recorded = simulate.from_journal([*records[:-1], back, records[-1]])
@@ -210,7 +210,7 @@ def test_failures_are_part_of_the_prediction(tmp_path):
   )
   assert recorded.failures.rate == pytest.approx(0.02, rel=0.3)
   assert len(recorded.losses) > 10
-  ended = [loss.restarted for loss in recorded.losses if loss.ended]
+  ended = [loss.length for loss in recorded.losses if loss.ended]
   assert ended == pytest.approx([10.0] * len(ended))
   assert recorded.failures.downtimes == pytest.approx(
     [10.0] * len(recorded.losses), rel=0.01
@@ -243,10 +243,9 @@ def test_second_half_of_a_journal_checks_the_prediction(tmp_path):
   records = _records(
     tmp_path / "run.jsonl", simulate.sync_replicas(3), steps=400
   )
-  found = simulate.held_out(records)
-  assert abs(found.error) < 0.1
-  assert found.inside
-  assert "within the interval" in str(found)
+  first, second = simulate.held_out(records)
+  assert first.steps_per_second == pytest.approx(second, rel=0.1)
+  assert first.low <= second <= first.high
   # The second half is another run, three times slower.
   commits = [r for r in records if r["kind"] == "commit"]
   middle = commits[len(commits) // 2]["time"]
@@ -255,10 +254,9 @@ def test_second_half_of_a_journal_checks_the_prediction(tmp_path):
     record["time"] = later(record["time"])
     for one in record.get("members", ()):
       one["arrived"] = later(one["arrived"])
-  slowed = simulate.held_out(records)
-  assert slowed.error == pytest.approx(2.0, rel=0.2)
-  assert not slowed.inside
-  assert "OUTSIDE" in str(slowed)
+  first, second = simulate.held_out(records)
+  assert first.steps_per_second == pytest.approx(3 * second, rel=0.1)
+  assert second < first.low
 
 
 def test_few_steps_have_no_second_half_to_check(tmp_path):
@@ -332,7 +330,7 @@ def _back(time, replica=2):
   return join, _commit(time + 0.25, [0, replica])
 
 
-def test_loss_has_a_cause_and_a_length():
+def test_loss_has_a_length():
   recorded = simulate.from_journal(
     [
       _run(lower_on_loss=True),
@@ -351,9 +349,9 @@ def test_loss_has_a_cause_and_a_length():
     ]
   )
   first, second = recorded.losses
-  assert (first.replica, first.reason, first.ended) == (1, "silent", True)
+  assert (first.replica, first.ended) == (1, True)
   assert first.unnoticed == pytest.approx(4.0 - 0.5)
-  assert (first.restarted, first.caught_up, first.length) == (3.0, 0.5, 3.5)
+  assert first.length == 3.5
   assert (second.replica, second.ended) == (0, False)
   assert second.length == 2.5
   # Two in 6 and 5.5 seconds of replica 1, 12 of replica 0.

@@ -7,31 +7,27 @@ import pytest
 
 from optax_dist import simulate
 
-SPECS = (
-  "constant:0.3",
-  "exponential:2",
-  "shifted-exponential:0.5,2",
-  "lognormal:0,1",
-  "pareto:1,3",
-  "gamma:0.5,1",
-  "bernoulli:1,5,0.1",
-)
+MEANS = {
+  "constant:0.3": 0.3,
+  "exponential:2": 2.0,
+  "shifted-exponential:0.5,2": 2.5,
+  "lognormal:0,1": math.exp(0.5),
+  "pareto:1,3": 1.5,
+  "gamma:0.5,1": 0.5,
+  "bernoulli:1,5,0.1": 1.4,
+}
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", MEANS)
 def test_named_latency_has_its_mean_and_its_name(spec):
   latency = simulate.parse_latency(spec)
   values = latency.draw(np.random.default_rng(0), 200_000)
   assert (values > 0).all()
   error = values.std() / math.sqrt(values.size)
-  assert abs(values.mean() - latency.mean) <= 4 * error + 1e-12
+  assert abs(values.mean() - MEANS[spec]) <= 4 * error + 1e-12
   assert str(latency) == spec
   slow = f"slow-hosts:0.25,5,{spec}"
   assert str(simulate.parse_latency(slow)) == slow
-
-
-def test_heavy_tail_has_no_mean():
-  assert simulate.parse_latency("pareto:1,1").mean == math.inf
 
 
 def test_slow_hosts_are_slow_for_good():
@@ -60,15 +56,6 @@ def test_slow_hosts_are_slow_for_good():
 def test_bad_latency_is_refused_with_what_is_allowed(text, said):
   with pytest.raises(ValueError, match=said):
     simulate.parse_latency(text)
-
-
-@pytest.mark.parametrize(
-  ("seconds", "said"),
-  [([], "got none"), ([1.0, 0.0], "above 0"), ([math.nan], "finite")],
-)
-def test_measured_times_must_be_positive_and_finite(seconds, said):
-  with pytest.raises(ValueError, match=said):
-    simulate.Empirical(seconds)
 
 
 def _recording(slow=0.0, steps=400, replicas=4):
@@ -103,7 +90,7 @@ def test_resampled_recording_has_the_same_length_and_other_times():
   recording = _recording(slow=5.0)
   others = [recording.resampled(np.random.default_rng(i)) for i in range(60)]
   assert {other.steps for other in others} == {recording.steps}
-  mean = lambda recording: np.mean([x.mean for x in recording.latencies])
+  mean = lambda recording: np.mean([x.mean() for x in recording.seconds])
   means = [mean(other) for other in others]
   assert np.mean(means) == pytest.approx(mean(recording), rel=0.1)
   # Much more spread than independent times would have.

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from optax_dist.cli import errors
-from optax_dist.cli.launch import chaos
+from optax_dist.coordinator import faults
 from optax_dist.coordinator.extras.hosts import nodes
 from optax_dist.coordinator.launch import environment, placement
 from optax_dist.coordinator.store import urls
@@ -53,6 +53,8 @@ class Job:
       self.node.places(
         self.replicas, args.processes_per_replica, args.nodes_per_replica
       )
+      if told.faults is not None:
+        faults.Faults.parse(told.faults).check(self.replicas)
       secret = told.find_secret()
       if told.store is not None:
         urls.parse(told.store)
@@ -60,7 +62,6 @@ class Job:
       raise errors.CommandError(f"{error}") from None
     aggregate = told.replicas_to_aggregate or self.replicas
     self.needed = told.min_replicas or min(aggregate, self.replicas)
-    chaos.check(args.chaos, self.replicas)
     if self.needed > self.replicas:
       raise errors.CommandError(
         f"--min-replicas {self.needed} is more than the {self.replicas} replicas"
@@ -85,7 +86,7 @@ class Job:
       output=None if output is None else str(output),
       journal=None if journal is None else str(journal.resolve()),
       step_timeout=told.step_timeout,
-      faults=chaos.dump(args.chaos),
+      faults=told.faults,
     )
 
   def placement(

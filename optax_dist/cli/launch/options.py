@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from optax_dist.cli import parser
-from optax_dist.cli.launch import chaos
 
 JOURNAL = "journal.jsonl"
 
@@ -93,8 +92,8 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
   )
   add(
     "--chaos",
+    dest="faults",
     metavar="FAULTS",
-    type=chaos.parse,
     help="inject faults into the replicas: kill:P and stop:P with a probability"
     " for each gradient, slow:REPLICAxFACTOR; such as kill:0.02,slow:2x5",
   )

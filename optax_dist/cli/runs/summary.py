@@ -55,6 +55,11 @@ class ReplicaSummary:
     """Its mean wait for a commit, in seconds."""
     return self.waits / self.arrivals if self.arrivals else 0.0
 
+  @property
+  def process(self) -> str:
+    """Its host and process id; "" if unknown."""
+    return "" if self.pid is None else f"{self.host}: {self.pid}"
+
 
 class RunSummary:
   """The summary of a run; a resumed one counts from its last start.

@@ -71,7 +71,7 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
       "waits": f"{1000 * one.wait:.0f} ms",
       "last seen": f"{max(0.0, now - one.seen):.1f} s ago",
       "deadline": "" if one.deadline is None else f"{one.deadline:.0f} s",
-      "process": "" if one.pid is None else f"{one.host}: {one.pid}",
+      "process": one.process,
       "ended": one.ended,
       "dropped as": ", ".join(
         f"{n} {reason}" for reason, n in one.dropped.most_common(3)

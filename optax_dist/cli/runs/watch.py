@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import pathlib
 import time
 from typing import TYPE_CHECKING
 
-from optax_dist.cli import errors, output_files, parser
+from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
 
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
@@ -50,21 +49,14 @@ def add_parser(commands) -> None:
     help="where the page is served; beyond loopback it needs the token that is"
     " printed with its address (default: %(default)s)",
   )
-  what = "save a picture at the end: a timeline, drops and waits"
-  parser.add_file(command, "--save", what)
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
-  output_files.check(args.save, args.journal)
   with journal_file.reading(args.journal):
     args.journal.open("rb").close()
   from optax_dist.cli.runs import table as run_table
 
-  if args.save:
-    from optax_dist.cli.runs import picture  # Slow.
-
-    picture.check(args.save)
   if args.web is not None:
     _serve(args)
   else:
@@ -84,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
         f"{args.journal}: bad lines: {live.bad_lines}; optax-dist report names"
         " them"
       )
-  if args.save:
-    _save(args.journal, args.save)
   return 0
 
 
@@ -98,21 +88,6 @@ def _follow(live: Live) -> None:
         time.sleep(_SLICE)
         live.update()
     live.update(force=True)
-
-
-def _save(journal_path: pathlib.Path, path: pathlib.Path) -> None:
-  from optax_dist.cli.runs import picture
-  from optax_dist.coordinator import journal
-  from optax_dist.coordinator.metrics import time_ledger
-
-  parts = journal.segments(journal.read(journal_path).records)
-  last = parts[-1] if parts else []
-  where = journal_path.absolute()
-  title = where.parent.name if where.name == "journal.jsonl" else where.name
-  try:
-    picture.save(path, last, time_ledger.of(last), title)
-  except ValueError as error:
-    raise errors.CommandError(f"{journal_path}: {error}") from error
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -53,9 +53,6 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
   output_files.check(args.json, args.journal)
-  import rich.console
-  import rich.progress
-
   latency, recorded, _ = latency_source.load(args)
   if recorded is not None and recorded.strategy.kind == "elastic_average":
     raise errors.CommandError(
@@ -64,23 +61,17 @@ def run(args: argparse.Namespace) -> int:
     )
   from optax_dist import simulate
 
-  console = rich.console.Console(stderr=True)
-  with rich.progress.Progress(
-    console=console, transient=True, disable=not console.is_terminal
-  ) as bar:
-    task = bar.add_task(f"planning for {args.replicas} replicas", total=1)
-    plan = simulate.plan(
-      latency,
-      args.replicas,
-      noise_scale=args.noise_scale,
-      cancel=args.cancel,
-      max_staleness=args.max_staleness,
-      communication=args.communication,
-      steps=args.steps,
-      repetitions=args.repetitions,
-      seed=args.seed,
-      progress=lambda done: bar.update(task, completed=done),
-    )
+  plan = simulate.plan(
+    latency,
+    args.replicas,
+    noise_scale=args.noise_scale,
+    cancel=args.cancel,
+    max_staleness=args.max_staleness,
+    communication=args.communication,
+    steps=args.steps,
+    repetitions=args.repetitions,
+    seed=args.seed,
+  )
   title = f"{args.replicas} replicas, {latency}"
   _show(plan, title)
   output_files.write_json(args.json, plan.report())

@@ -141,14 +141,18 @@ def _compare(
     "recorded_steps_per_second": measured,
     "prediction": predicted._asdict(),
   }
-  error = ""
+  line = f"recorded: {measured:.4g} steps/s; predicted: {predicted}"
   if args.backups is None and args.replicas == recorded.replicas:
-    error = f", {predicted.steps_per_second / measured - 1:+.1%}"
-  print(f"recorded: {measured:.4g} steps/s; predicted: {predicted}{error}")
+    line += f", {predicted.steps_per_second / measured - 1:+.1%}"
+  print(line)
   held_out = simulate.held_out(records, seed=args.seed)
   if held_out is not None:
-    print(f"check: {held_out}")
-    report["held_out"] = held_out.report()
+    first, second = held_out
+    print(
+      f"check: the first half predicts {first}, and the second took {second:.4g}"
+      f" steps/s, {first.steps_per_second / second - 1:+.1%}"
+    )
+    report["held_out"] = {"prediction": first._asdict(), "measured": second}
   return report
 
 

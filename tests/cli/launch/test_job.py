@@ -17,7 +17,7 @@ _SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
 
 def _job(environ=None, journal=None, **given):
   names = (
-    "num_replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
+    "num_replicas replicas_to_aggregate min_replicas faults output nodes node_rank"
     " address local_addr store run secret_file step_timeout nodes_per_replica"
   )
   args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
@@ -99,3 +99,11 @@ def test_how_long_a_step_may_take_is_told():
   before = {"OPTAX_DIST_STEP_TIMEOUT": "7.5"}
   assert _job(before).told.step_timeout == 7.5
   assert _job(before, step_timeout=0.0).told.step_timeout == 0.0
+
+
+def test_faults_are_those_of_existing_replicas():
+  assert _job(num_replicas=2, faults="kill:1@40").told.faults == "kill:1@40"
+  with pytest.raises(errors.CommandError, match="numbered 0 to 1"):
+    _job(num_replicas=2, faults="kill:2@40")
+  with pytest.raises(errors.CommandError, match="must be kill:P"):
+    _job(num_replicas=2, faults="kill:1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -84,18 +85,13 @@ class View:
       "awaited": summary.waiting_for(),
       "ended": (summary.finish or {}).get("reason") or "",
       "members": [
-        {
+        dataclasses.asdict(one)
+        | {
           "replica": _name(one.replica),
-          "state": one.state,
-          "accepted": one.accepted,
           "dropped": dict(one.dropped.most_common()),
-          "losses": one.losses,
-          "computed": one.computed,
           "wait": one.wait,
           "seen": max(0.0, now - one.seen),
-          "deadline": one.deadline,
-          "process": "" if one.pid is None else f"{one.host}: {one.pid}",
-          "ended": one.ended,
+          "process": one.process,
         }
         for one in (summary.replicas[r] for r in ordered(summary.replicas))
       ],

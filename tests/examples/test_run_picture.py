@@ -1,5 +1,9 @@
 """The picture of a run: its time, counts and waits where they belong."""
 
+import importlib.util
+import pathlib
+import sys
+
 import matplotlib.colors
 import matplotlib.figure
 import matplotlib.image
@@ -7,10 +11,13 @@ import numpy as np
 import pytest
 import run_journals
 
-from optax_dist.cli import errors
-from optax_dist.cli.runs import picture
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import time_ledger
+
+_PATH = pathlib.Path(__file__).resolve().parents[2] / "examples/run_picture.py"
+_SPEC = importlib.util.spec_from_file_location("run_picture", _PATH)
+picture = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(picture)
 
 
 @pytest.fixture
@@ -84,20 +91,13 @@ def test_a_long_run_has_no_gaps_that_were_not_there(tmp_path):
   assert found["exchanging"][1:-1].all()
 
 
-def test_a_run_has_one_picture_of_any_format(records, tmp_path):
-  ledger = time_ledger.of(records)
-  for name, start in (
-    ("x.png", b"\x89PNG"),
-    ("x.SVG", b"<?xml"),
-    ("x", b"\x89"),
-  ):
-    picture.check(tmp_path / name)
-    picture.save(tmp_path / name, records, ledger, "[a] $run$")
+def test_a_run_has_one_picture_of_any_format(tmp_path, monkeypatch):
+  path = run_journals.ended(tmp_path / "[a] $run$.jsonl")
+  for name, start in (("x.png", b"\x89PNG"), ("x.svg", b"<?xml")):
+    argv = ["run_picture.py", str(path), str(tmp_path / name)]
+    monkeypatch.setattr(sys, "argv", argv)
+    picture.main()
     assert (tmp_path / name).read_bytes().startswith(start)
-  with pytest.raises(errors.CommandError, match=r"x\.doc: .*\.png"):
-    picture.check(tmp_path / "x.doc")
-  with pytest.raises(errors.CommandError, match="can't write"):
-    picture.save(tmp_path / "no" / "x.png", records, ledger, "")
 
 
 def _bars(axes):

@@ -1,21 +1,20 @@
-"""The picture of a run: a timeline of each replica, drops, and waits."""
+"""The picture of a run: a timeline of each replica, drops, and waits.
 
-from __future__ import annotations
+    python examples/run_picture.py runs/killed/journal.jsonl timeline.png
 
+It reads the journal of a launched run. The picture's name ends in .png, .svg or .pdf.
+"""
+
+import argparse
 import pathlib
-from collections.abc import Sequence
-from typing import Any
 
-import matplotlib.axes
 import matplotlib.figure
 import matplotlib.style
 import numpy as np
 
-from optax_dist.cli import output_files
-from optax_dist.coordinator.metrics.time_ledger import Ledger
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.metrics import time_ledger
 from optax_dist.quorum.events import ordered
-
-Record = dict[str, Any]
 
 _INK, _GRID, _LOST = "#1f2933", "#e4e7eb", "#8a3ffc"
 COLORS = {
@@ -63,20 +62,9 @@ _STYLE = {
 }
 
 
-def save(
-  path: pathlib.Path, records: Sequence[Record], ledger: Ledger, title: str
-) -> None:
-  """Draws a run and saves the picture.
-
-  Args:
-    path: the output file; its extension is the format, PNG without one.
-    records: the records of a journal, of one run.
-    ledger: how it spent its time.
-    title: describes the run.
-
-  Raises:
-    errors.CommandError: the file can't be written, or not in this format.
-  """
+def save(path, records, title):
+  """Draws a run, from the records of its journal."""
+  ledger = time_ledger.of(records)
   with matplotlib.style.context(["default", _STYLE]):
     figure = matplotlib.figure.Figure(figsize=(19.8, 6.0), layout="constrained")
     figure.suptitle(title, fontsize=17, fontweight="bold", parse_math=False)
@@ -84,29 +72,10 @@ def save(
     draw_timeline(timeline, records, ledger)
     draw_fates(fates, records, ledger)
     draw_waits(waits, records)
-    with output_files.writing(path):
-      figure.savefig(path, dpi=100, format=path.suffix[1:].lower() or "png")
+    figure.savefig(path, dpi=100)
 
 
-def check(path: pathlib.Path) -> None:
-  """Raises an error if the path has no extension of a picture.
-
-  Raises:
-    errors.CommandError: the format is unknown.
-  """
-  from optax_dist.cli import errors
-
-  known = matplotlib.figure.Figure().canvas.get_supported_filetypes()
-  if path.suffix and path.suffix[1:].lower() not in known:
-    raise errors.CommandError(
-      f"can't write {path}: a picture's name ends in one of"
-      f" .{', .'.join(known)}"
-    )
-
-
-def draw_timeline(
-  axes: matplotlib.axes.Axes, records: Sequence[Record], ledger: Ledger
-) -> None:
+def draw_timeline(axes, records, ledger):
   """A row for each replica: where its time went, and when it was lost.
 
   A column shows the shares of the categories in its time, so that work that is
@@ -156,9 +125,7 @@ def draw_timeline(
   _name_rows(axes, ledger)
 
 
-def draw_fates(
-  axes: matplotlib.axes.Axes, records: Sequence[Record], ledger: Ledger
-) -> None:
+def draw_fates(axes, records, ledger):
   """How many gradients of each replica were applied, or dropped and why."""
   rows = {replica: row for row, replica in enumerate(ledger.replicas)}
   counts = {"applied": np.zeros(len(rows), int)}
@@ -179,9 +146,9 @@ def draw_fates(
   _name_rows(axes, ledger)
 
 
-def draw_waits(axes: matplotlib.axes.Axes, records: Sequence[Record]) -> None:
+def draw_waits(axes, records):
   """The waits of each replica for commits, sorted."""
-  waits: dict[Any, list[float]] = {}
+  waits = {}
   for record in records:
     for member in record["members"] if record["kind"] == "commit" else ():
       if member["arrived"] is not None:
@@ -200,7 +167,7 @@ def draw_waits(axes: matplotlib.axes.Axes, records: Sequence[Record]) -> None:
     axes.legend(loc="upper left", fontsize=12)
 
 
-def _name_rows(axes: matplotlib.axes.Axes, ledger: Ledger) -> None:
+def _name_rows(axes, ledger):
   names = [f"{replica}" for replica in ledger.replicas]
   axes.set_yticks(range(len(names)), names)
   axes.set_ylabel("replica")
@@ -209,3 +176,17 @@ def _name_rows(axes: matplotlib.axes.Axes, ledger: Ledger) -> None:
   axes.legend(
     loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=12
   )
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument("journal", type=pathlib.Path)
+  parser.add_argument("picture", type=pathlib.Path)
+  args = parser.parse_args()
+  # A resumed run has several parts.
+  last = journal.segments(journal.read(args.journal).records)[-1]
+  save(args.picture, last, args.journal.absolute().parent.name)
+
+
+if __name__ == "__main__":
+  main()
