@@ -27,6 +27,8 @@ Fault = tuple[float, str, tuple[Any, ...]]
 
 # Virtual seconds in which all must be over once faults have stopped.
 BOUND = 600.0
+# What becomes of a damaged state: a number, as a text differs between processes.
+_DAMAGE = 13
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,10 +356,10 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       if process.step > 0:
         world.tell(f"the state of {process.name} is damaged")
         world.checker.corrupt = True
-        process.version = digest(process.version, "damaged")
+        process.version = digest(process.version, _DAMAGE)
         if process.ahead is not None:
           step, version = process.ahead
-          process.ahead = (step, digest(version, "damaged"))
+          process.ahead = (step, digest(version, _DAMAGE))
     case "abort" | "leader aborts":
       world.tell(f"{process.name} aborts")
       process.aborted = True

@@ -36,7 +36,7 @@ def samples(leader: Any) -> str:
   or replaced member computed on is free again.
   """
   policy = leader._policy
-  if not isinstance(policy, LeaseManager):
+  if not isinstance(policy, LeaseManager) or leader._ended:
     return ""
   state = policy.state
   members = {member.member.incarnation for member in leader._roster}

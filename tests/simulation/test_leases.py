@@ -74,11 +74,16 @@ def test_no_guarantee_is_violated(batch):
   assert steps > 5 * _BATCH  # Most runs come to their end.
 
 
-# The end was to wait for those that are behind, and waited from before the last
-# step was in the log.
-@pytest.mark.parametrize("seed", [9100068, 8501000219])
-def test_what_long_runs_have_found_is_mended(seed):
-  assert not leases.run(leases.schedule(seed)).violation
+_HOLDS = {
+  "the end waits for replicas that are behind": 9100068,
+  "it waits from when the last step is in the log": 8501000219,
+  "a run that fails has no leases that could be wrong": 8800048,
+}
+
+
+@pytest.mark.parametrize("what", _HOLDS)
+def test_what_long_runs_have_found_holds(what):
+  assert not leases.run(leases.schedule(_HOLDS[what])).violation
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f[0] for f in FAULTS])

@@ -66,6 +66,8 @@ _HOLDS = {
   "a replica that looks for a replaced leader gets the new one's record": 91001099863,
   "a fast clock times out on the only state before a slow one": 96002002211,
   "an idle leader admits a replica that skipped what no leader wrote": 94002004805,
+  "a replaced leader does not note whom it would have replaced": 9243000064,
+  "the run goes on with a stopped replica once all others are lost": 9244000474,
 }
 
 

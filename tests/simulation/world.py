@@ -575,7 +575,10 @@ class World:
       self.gaps(process, peer).add(awake - last)
 
   def gaps(self, process: Process, peer: Process) -> arrivals.Arrivals:
-    return process.gaps.setdefault(peer.name, arrivals.Arrivals(self.silences))
+    gaps = process.gaps.get(peer.name)
+    if gaps is None:
+      gaps = process.gaps[peer.name] = arrivals.Arrivals(self.silences)
+    return gaps
 
   def silence(self, process: Process, peer: Process) -> float:
     """For how long a process bears not to hear of another one."""

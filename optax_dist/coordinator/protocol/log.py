@@ -62,7 +62,7 @@ class StoreDelay:
   def asked(self, effects: Iterable[Effect], now: float) -> None:
     """Requests among these effects go out now."""
     for effect in effects:
-      if isinstance(effect, Get | Put):
+      if isinstance(effect, (Get, Put)):
         self._asked[effect.request] = now
 
   def answered(self, answer: PutAnswered | GetAnswered, now: float) -> None:

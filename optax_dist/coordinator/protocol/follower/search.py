@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import (
@@ -75,8 +75,7 @@ class Elected:
 Finding: TypeAlias = LeaderFound | StartAt | LogRead | Elected | FellOff
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
   """What the search needs to know about its replica.
 
   Attributes:

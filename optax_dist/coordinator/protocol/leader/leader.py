@@ -502,6 +502,8 @@ class Leader:
 
   def _admit(self, member: Member) -> None:
     old = self._roster.of_replica(member.replica)
+    # First, since what follows from it is sent once it is in the log.
+    self._log.add(Joined(member))
     if old is not None:
       # The entry `Joined` removes it.
       self._roster.remove(old.member.incarnation)
@@ -512,7 +514,6 @@ class Leader:
     self._expected.pop(member.replica, None)
     self._next_incarnation += 1
     self._roster.add(MemberState(member))
-    self._log.add(Joined(member))
     self._note(
       notes.Join(
         member.replica,
@@ -537,28 +538,14 @@ class Leader:
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(state, left, reason)
     self._dismiss(incarnation)
-    if self._roster or left or not self._config.lower_on_loss:
-      self._step(self._departure(left)(replica, incarnation))
-    else:
-      self._last_is_lost(replica, incarnation, reason)
+    # A loss may lower the quorum, but not to nobody: the run would end well.
+    last = not self._roster and not left
+    departure = quorum.Lost if last else self._departure(left)
+    self._step(departure(replica, incarnation))
     self._reclaim(incarnation)
     self._members_changed()
     if not self._arrivals:
       self._waiting_since = None
-
-  def _last_is_lost(
-    self, replica: ReplicaId, incarnation: Incarnation, reason: str
-  ) -> None:
-    """No member is left, and the last one did not leave by its own wish.
-
-    A loss may lower the quorum, but nobody is left to take the other steps.
-    """
-    self._step(quorum.Lost(replica, incarnation))
-    if not self._is_untouched:
-      self._give_up(
-        f"All replicas are lost, the last one, {replica!r}, after step"
-        f" {self._quorum.step - 1}: {reason}. Restart from a checkpoint."
-      )
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""

@@ -1,6 +1,5 @@
 """Tests of leader election: a replica that is only cut off never claims it."""
 
-import dataclasses
 import itertools
 import math
 
@@ -120,7 +119,7 @@ def _claimed(answer, store=(), position=3):
   driven.run(20.0)
   (at, put) = driven.claims[0]
   # A leader was found meanwhile, which sent more, and was lost again.
-  driven.situation = dataclasses.replace(driven.situation, position=position)
+  driven.situation = driven.situation._replace(position=position)
   driven.store.update(store)
   if answer == "done":
     driven.store[put.key] = put.value
