@@ -29,7 +29,6 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar, overload
 
 from optax_dist.quorum import rules
 from optax_dist.quorum import state as _state
@@ -93,7 +92,6 @@ __all__ = [
   "Replica",
   "StartAttempt",
   "State",
-  "StrictRules",
   "Token",
   "Wait",
   "accepts",
@@ -107,22 +105,6 @@ __all__ = [
   "step",
   "tokens_per_step",
 ]
-
-
-class StrictRules(Protocol):
-  """A state with its own rules, such as TensorFlow's."""
-
-  def apply(self, event: Event) -> tuple[Any, tuple[Decision, ...]]:
-    """Returns the next state and the decisions; see :func:`step`."""
-
-  def missing(self) -> Missing:
-    """Returns the replicas that the current step waits for."""
-
-  def ledger(self) -> Ledger:
-    """Returns the outcomes of all gradients."""
-
-
-_R = TypeVar("_R", bound=StrictRules)
 
 
 def init(
@@ -188,17 +170,7 @@ def init(
   return _state.init(config, global_step)
 
 
-@overload
-def step(state: State, event: Event) -> tuple[State, tuple[Decision, ...]]: ...
-
-
-@overload
-def step(state: _R, event: Event) -> tuple[_R, tuple[Decision, ...]]: ...
-
-
-def step(
-  state: State | StrictRules, event: Event
-) -> tuple[State | StrictRules, tuple[Decision, ...]]:
+def step(state: State, event: Event) -> tuple[State, tuple[Decision, ...]]:
   """Applies one event.
 
   The same state and event always give the same result, and the old state stays
@@ -213,15 +185,12 @@ def step(
     The next state and the decisions, in the order they take effect.
 
   Raises:
-    ValueError: the event is impossible (a count below 1; in strict mode a step
-      of a replica that is blocked or has not joined).
+    ValueError: the event is impossible: a count below 1.
   """
-  if isinstance(state, State):
-    return rules.step(state, event)
-  return state.apply(event)
+  return rules.step(state, event)
 
 
-def missing(state: State | StrictRules) -> Missing:
+def missing(state: State) -> Missing:
   """The replicas that the current step waits for, by what is missing; O(n).
 
   Example:
@@ -229,12 +198,10 @@ def missing(state: State | StrictRules) -> Missing:
     >>> missing(state)
     Missing(computing=('a',), reporting=(), absent=('b',))
   """
-  if isinstance(state, State):
-    return _state.missing(state)
-  return state.missing()
+  return _state.missing(state)
 
 
-def ledger(state: State | StrictRules) -> Ledger:
+def ledger(state: State) -> Ledger:
   """The outcomes of all gradients.
 
   Example:
@@ -243,9 +210,7 @@ def ledger(state: State | StrictRules) -> Ledger:
     >>> ledger(state).arrived, ledger(state).dropped[Reason.NON_FINITE]
     (1, 1)
   """
-  if isinstance(state, State):
-    return _state.ledger(state)
-  return state.ledger()
+  return _state.ledger(state)
 
 
 def inverse_staleness(staleness: int) -> float:

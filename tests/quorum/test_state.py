@@ -75,20 +75,3 @@ def test_the_ledger_has_early_and_attempted_gradients_inside():
   state, _ = quorum.step(state, quorum.Done(1, 0, 1))
   found = quorum.ledger(state)
   assert (found.arrived, found.applied, found.inside) == (5, 4, 1)
-
-
-def test_a_state_with_rules_of_its_own_is_asked():
-  class Own:
-    def apply(self, event):
-      return "next", (event,)
-
-    def missing(self):
-      return "missing"
-
-    def ledger(self):
-      return "ledger"
-
-  event = quorum.Join(0)
-  assert quorum.step(Own(), event) == ("next", (event,))
-  assert quorum.missing(Own()) == "missing"
-  assert quorum.ledger(Own()) == "ledger"

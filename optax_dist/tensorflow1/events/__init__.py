@@ -1,7 +1,4 @@
-"""TensorFlow's sync replicas as values: accumulators, token queue, system.
-
-The strict mode of `optax_dist.quorum` is based on it.
-"""
+"""TensorFlow's sync replicas as values: accumulators, token queue, system."""
 
 from optax_dist.tensorflow1.events.accumulators import (
   Accumulator,
