@@ -34,7 +34,6 @@ class Draft:
     self.__dict__.update(zip(State._fields, state, strict=True))
     self.replicas = dict(state.replicas)
     self.inside = dict(state.inside)
-    self.early = dict(state.early)
     self.dropped = dict(state.dropped)
     self.decisions: list[ev.Decision] = []
     # The ranks of the live replicas, computed on first use.
@@ -48,7 +47,6 @@ class Draft:
   gathered: int
   attempt: Attempt | None
   attempts: int
-  early: dict[ev.Replica, ev.Arrive]
   live: int
   working: int
   awaited: int
@@ -100,13 +98,12 @@ class Draft:
 
   # Tokens and drops.
 
-  def ask(self, replica: ev.Replica, count: int, tell: bool = True) -> None:
+  def ask(self, replica: ev.Replica, count: int) -> None:
     """Gives the replica a token of the current step."""
     record = self.replicas[replica]
     self.working += not record.asked
     self.replicas[replica] = record._replace(asked=count)
-    if tell:
-      self.emit(ev.Token(replica, self.step, count))
+    self.emit(ev.Token(replica, self.step, count))
 
   def drop(
     self, replica: ev.Replica, local_step: int, reason: ev.Reason, count: int
@@ -120,12 +117,6 @@ class Draft:
     if inside is not None:
       self.gathered -= inside.count
       self.drop(replica, inside.local_step, reason, inside.count)
-
-  def unpark(self, replica: ev.Replica, reason: ev.Reason) -> None:
-    """Drops the replica's early gradients, on the outcome of the attempt."""
-    early = self.early.pop(replica, None)
-    if early is not None:
-      self.drop(replica, early.local_step, reason, early.count)
 
   # Attempts.
 
@@ -169,15 +160,14 @@ class Draft:
       old = inside.count if inside.local_step != self.step else 0
       self.ask(replica, each + old)
 
-  def commit(self) -> tuple[ev.Arrive, ...]:
-    """Ends the attempt and the step; returns early gradients, to arrive now."""
+  def commit(self) -> None:
+    """Ends the attempt and the step."""
     attempt = self.attempt
     assert attempt is not None
     self.emit(ev.Commit(self.step, attempt.members, attempt.number))
     self.attempt, self.attempts, self.closed = None, 0, False
     self.applied += sum(c.count for c in attempt.members)
     self.step += 1
-    early, self.early = self.early, {}
     # Gradients that came during the attempt are one step staler now.
     for replica in ev.ordered(self.inside):
       held = self.inside[replica]
@@ -190,9 +180,7 @@ class Draft:
       replica = member.replica
       record = self.replicas[replica]
       if record.live and record.incarnation == member.incarnation:
-        # A replica with an early gradient needs no token.
-        self.ask(replica, self.quota(replica), tell=replica not in early)
-    return tuple(early[r] for r in ev.ordered(early))
+        self.ask(replica, self.quota(replica))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:
     return self.contribution(
@@ -216,8 +204,6 @@ class Draft:
     assert attempt is not None
     self.emit(ev.Abandon(self.step, attempt.number, failed_replica))
     self.attempt = None
-    for replica in ev.ordered(self.early):
-      self.unpark(replica, ev.Reason.ABANDONED)
     for member in attempt.members:
       record = self.replicas[member.replica]
       here = record.live and record.incarnation == member.incarnation

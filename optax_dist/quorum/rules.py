@@ -58,14 +58,10 @@ def _is_awaited(draft: Draft, replica: ev.Replica) -> bool:
 
 
 def _arrive(draft: Draft, event: ev.Arrive) -> None:
+  """Accepts a gradient, or drops it, as a whole."""
   if type(event.count) is not int or event.count < 1:
     raise ValueError(f"count must be a positive integer, got {event.count!r}.")
   draft.arrived += event.count
-  _weigh(draft, event)
-
-
-def _weigh(draft: Draft, event: ev.Arrive) -> None:
-  """Accepts a gradient, or drops it, as a whole."""
   replica, local_step, count = event.replica, event.local_step, event.count
   record = draft.replicas.get(replica)
   reason = _fault(draft, event, record)
@@ -99,10 +95,6 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
       draft.emit(ev.Wait(replica, draft.step))
     return
   assert record is not None
-  if local_step > draft.step:
-    draft.early[replica] = event
-    draft.emit(ev.Wait(replica, draft.step))
-    return
   held = draft.inside.get(replica)
   if held is not None and held.local_step != local_step:
     draft.withdraw(replica, ev.Reason.SUPERSEDED)
@@ -139,7 +131,7 @@ def _fault(
   if event.incarnation not in (None, record.incarnation):
     return ev.Reason.OTHER_INCARNATION
   if event.local_step > draft.step:
-    return _fault_of_early(draft, event, record)
+    return ev.Reason.FUTURE
   if not record.asked:
     return ev.Reason.DUPLICATE
   if not accepts(event.local_step, draft.step, draft.config.max_staleness):
@@ -157,23 +149,6 @@ def _fault(
   if event.count > record.asked or draft.excess(event.count - replaced):
     return ev.Reason.OVER_QUOTA
   return None
-
-
-def _fault_of_early(
-  draft: Draft, event: ev.Arrive, record: ReplicaState
-) -> ev.Reason | None:
-  """Why a member's gradient on the attempt's outcome can't count, or None."""
-  attempt = draft.attempt
-  if (
-    attempt is None
-    or event.local_step != draft.step + 1
-    or event.replica in attempt.pending
-    or attempt.incarnations.get(event.replica) != record.incarnation
-  ):
-    return ev.Reason.FUTURE
-  if event.replica in draft.early:
-    return ev.Reason.DUPLICATE
-  return None if event.finite else ev.Reason.NON_FINITE
 
 
 def _leave(draft: Draft, event: ev.Leave) -> None:
@@ -222,7 +197,6 @@ def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
   draft.replicas[replica] = record._replace(
     live=False, left=reason is ev.Reason.LEFT, asked=0
   )
-  draft.unpark(replica, reason)
   draft.withdraw(replica, reason)
   attempt = draft.attempt
   if attempt is not None and replica in attempt.pending:
@@ -258,8 +232,7 @@ def _done(draft: Draft, event: ev.Done) -> None:
   pending = {r: i for r, i in attempt.pending.items() if r != event.replica}
   draft.attempt = attempt._replace(pending=pending)
   if not pending:
-    for early in draft.commit():
-      _weigh(draft, early)
+    draft.commit()
     draft.advance()
     _complain(draft)
 
@@ -293,11 +266,9 @@ def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
   """Drops all accepted gradients; `finished` is a state, not an error."""
   if draft.finished:
     return
-  held: list[ev.Contribution | ev.Arrive] = []
-  held += [draft.inside[r] for r in ev.ordered(draft.inside)]
+  held = [draft.inside[r] for r in ev.ordered(draft.inside)]
   if draft.attempt:
     held += draft.attempt.members
-  held += [draft.early[r] for r in ev.ordered(draft.early)]
   for gradient in held:
     draft.drop(
       gradient.replica,
@@ -306,7 +277,7 @@ def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
       gradient.count,
     )
   draft.inside, draft.gathered = {}, 0
-  draft.attempt, draft.early, draft.finished = None, {}, True
+  draft.attempt, draft.finished = None, True
   draft.emit(ev.Finished(draft.step))
 
 

@@ -105,7 +105,6 @@ class State(NamedTuple):
     gathered: the number of gradients in `inside`.
     attempt: the aggregation in progress, or None.
     attempts: how many attempts this step has had.
-    early: gradients on the outcome of the attempt, buffered until it commits.
     live: replicas that take part.
     working: of these, the ones that hold a token.
     awaited: expected replicas that have never joined.
@@ -124,7 +123,6 @@ class State(NamedTuple):
   gathered: int = 0
   attempt: Attempt | None = None
   attempts: int = 0
-  early: Mapping[ev.Replica, ev.Arrive] = EMPTY
   live: int = 0
   working: int = 0
   awaited: int = 0
@@ -175,7 +173,7 @@ def missing(state: State) -> Missing:
 
 def ledger(state: State) -> Ledger:
   """The outcomes of all gradients."""
-  inside = state.gathered + sum(e.count for e in state.early.values())
+  inside = state.gathered
   if state.attempt:
     inside += sum(c.count for c in state.attempt.members)
   return Ledger(state.arrived, state.applied, inside, dict(state.dropped))

@@ -186,21 +186,6 @@ def test_a_failed_part_leaves_only_the_failed_replica_out():
   assert kinds(decisions) == ["Accept", "Wait"]
 
 
-def test_a_member_may_be_early_on_the_outcome():
-  state = started(2, 2, two_phase=True)
-  state, _ = run(state, quorum.Arrive(0, 0), quorum.Arrive(1, 0))
-  _, decisions = run(state, quorum.Arrive(0, 1))
-  assert reason(decisions) == Reason.FUTURE
-  state, decisions = run(state, quorum.Done(0, 0, 1), quorum.Arrive(0, 1))
-  assert decisions == (quorum.Wait(0, 0),)
-  _, decisions = run(state, quorum.Done(1, 0, 1))
-  assert kinds(decisions) == ["Commit", "Token", "Accept", "Wait"]
-  assert decisions[1] == quorum.Token(1, 1)
-  # Without a commit there is no outcome, and what built on it is void.
-  _, decisions = run(state, quorum.Failed(1, 0, 1))
-  assert quorum.Drop(0, 1, Reason.ABANDONED) in decisions
-
-
 def test_more_gradients_than_replicas_are_shared_out():
   state = quorum.init(5, 2, two_phase=False)
   # The first one's share is not larger because others are yet to come.
@@ -324,19 +309,18 @@ def test_finished_is_a_state_and_no_error():
     assert run(state, event) == (state, ())
 
 
-def test_a_finish_drops_what_is_in_an_attempt_and_what_is_early_on_it():
+def test_a_finish_drops_what_is_in_an_attempt_and_what_is_not():
   state, decisions = run(
-    started(2, 2, two_phase=True),
+    started(2, 3, two_phase=True),
     quorum.Arrive(0, 0),
     quorum.Arrive(1, 0),
-    quorum.Done(0, 0, 1),
-    quorum.Arrive(0, 1),
+    quorum.Arrive(2, 0),
     quorum.Finish(),
   )
   assert decisions == (
+    quorum.Drop(2, 0, Reason.FINISHED),
     quorum.Drop(0, 0, Reason.FINISHED),
     quorum.Drop(1, 0, Reason.FINISHED),
-    quorum.Drop(0, 1, Reason.FINISHED),
     quorum.Finished(0),
   )
   assert quorum.ledger(state).inside == 0
@@ -476,22 +460,6 @@ def test_what_comes_during_an_attempt_is_a_step_later_after_it():
   assert kinds(decisions) == ["Commit", "Token", "StartAttempt"]
   (late,) = decisions[2].members
   assert (late.replica, late.staleness, late.weight) == (1, 1, 3.0)
-
-
-def test_an_early_gradient_is_lost_with_its_replica():
-  state = started(2, 3, two_phase=True)
-  state, _ = run(
-    state,
-    quorum.Arrive(0, 0),
-    quorum.Arrive(1, 0),
-    quorum.Done(0, 0, 1),
-    quorum.Arrive(0, 1),
-  )
-  state, decisions = run(state, quorum.Lost(0))
-  assert decisions == (quorum.Drop(0, 1, Reason.LOST),)
-  # Its gradient of this step is still committed: its part was done.
-  state, decisions = run(state, quorum.Done(1, 0, 1))
-  assert [m.replica for m in decisions[0].members] == [0, 1]
 
 
 def test_the_rest_is_not_asked_for_while_others_are_expected():

@@ -20,7 +20,7 @@ def members(state):
 
 def test_a_live_replica_has_a_token_or_a_gradient_in():
   def holds(event, before, decisions, after):
-    inside = {c.replica for c in members(after)} | {*after.inside, *after.early}
+    inside = {c.replica for c in members(after)} | {*after.inside}
     for replica, record in after.replicas.items():
       assert record.asked >= 0
       if record.live and not after.finished:
@@ -67,14 +67,6 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
       assert (outcome.local_step, outcome.count) == (step, event.count)
       # It counts until something later takes it out.
       assert after.replicas[replica].counted == step or after.step > before.step
-    elif isinstance(outcome, quorum.Wait):
-      # A member that has done its part computes on the outcome, once.
-      assert step == before.step + 1
-      assert before.attempt.incarnations[replica] == record.incarnation
-      assert replica not in before.attempt.pending
-      assert replica not in before.early
-      assert event.finite
-      assert after.early[replica] == event
     else:
       assert (outcome.local_step, outcome.count) == (step, event.count)
       assert holds_of_reason(outcome.reason, event, before, record, same)
@@ -117,7 +109,7 @@ def holds_of_reason(reason, event, before, record, same):
       counted = step <= record.counted and not (
         held and held.local_step == step
       )
-      return not record.asked or counted or event.replica in before.early
+      return not record.asked or counted
     case Reason.NON_FINITE:
       return not event.finite
     case Reason.OVER_QUOTA:
@@ -321,8 +313,6 @@ def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
         else:
           assert m.replica in dropped
       assert abandoned.failed_replica in dropped
-      for replica in before.early:
-        assert replica in dropped
       if after.attempt:
         assert after.attempt.number == attempt.number + 1
       failed = abandoned.failed_replica
@@ -405,9 +395,9 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
     if after.finished:
       assert decisions[-1] == quorum.Finished(before.step)
       assert not after.attempt
-      assert not {*after.inside, *after.early}
+      assert not after.inside
       assert after.gathered == quorum.ledger(after).inside == 0
-      held = (*before.inside.values(), *members(before), *before.early.values())
+      held = (*before.inside.values(), *members(before))
       drops = of(decisions, quorum.Drop)
       found = {(d.replica, d.local_step, d.count) for d in drops}
       assert found == {(g.replica, g.local_step, g.count) for g in held}
