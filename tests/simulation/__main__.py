@@ -109,19 +109,23 @@ def _replay(kind: Any, seed: int, events: bool) -> int:
 def _planted(which: str, most: int) -> int:
   chosen = [f for f in planted_faults.FAULTS if which in ("all", f.name)]
   missed = 0
+  seeds = {}
   for fault in chosen:
     began = time.perf_counter()
-    found = planted.find(fault, 0, most)
+    found = planted.find(fault, most)
     took = time.perf_counter() - began
     if found is None:
       missed += 1
       print(f"NOT FOUND in {most} schedules ({took:.0f} s): {fault.name}")
     else:
+      seeds[fault.name] = found.schedule.seed
       print(
         f"found by seed {found.schedule.seed} ({took:.1f} s): {fault.name}: "
         f"{found.violation:.100}",
         flush=True,
       )
+  if which == "all":
+    planted.record_seeds(seeds)
   print(f"{len(chosen) - missed} of {len(chosen)} planted faults found")
   return int(bool(missed))
 

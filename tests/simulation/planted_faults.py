@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation import faults, fragments, leases
+from tests.simulation import faults, fragments, groups, leases
 from tests.simulation.planted import Planted
 
 
@@ -507,5 +507,107 @@ FAULTS = (
     "      self._reclaim(old.member.incarnation)\n",
     "",
     leases,
+  ),
+  # Runs whose samples are leased.
+  _one(
+    "a sample counts twice: what is sent is taken in",
+    "leader.leases",
+    "    if sp.size(message.data) != message.count * self.state.unit:\n",
+    "    self._step(ledger.Claim(incarnation, message.data))\n"
+    "    if not ledger.fits(self.state, incarnation, message.data):\n"
+    "      inside = self.data(incarnation)\n"
+    "      mine = ledger.Held(message.data, inside)\n"
+    "      held = self.state.held | {incarnation: mine}\n"
+    "      self.state = self.state._replace(held=held)\n"
+    "    if sp.size(message.data) != message.count * self.state.unit:\n",
+    leases,
+  ),
+  _one(
+    "what is committed is not in what a replica starts with",
+    "membership",
+    "      self.ended,\n      self.progress,\n",
+    "      self.ended,\n",
+    leases,
+  ),
+  _one(
+    "a replica is not told of its samples",
+    "leader.leader",
+    "      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))",
+    "      pass",
+    leases,
+  ),
+  _one(
+    "samples of a sum are drawn again",
+    "submission",
+    "      if len(self.gradients) == self._sent and not self._round:\n",
+    "      if True:\n",
+    leases,
+  ),
+  _one(
+    "only the last gradient's samples are submitted",
+    "submission",
+    "      sp.join(*(gradient.data for gradient in found)),\n",
+    "      sp.join(*(gradient.data for gradient in found[-1:])),\n",
+    leases,
+  ),
+  _one(
+    "the samples of all but the last local step are forgotten",
+    "submission",
+    "      self._round.append(self.drawn)\n",
+    "      self._round = [self.drawn]\n",
+    leases,
+  ),
+  _one(
+    "a step of shares may be larger than the others",
+    "leader.leader",
+    "    finite = message.finite\n",
+    "    finite = message.finite\n"
+    "    config = self._quorum.config._replace(exact=False)\n"
+    "    self._quorum = self._quorum._replace(config=config)\n",
+    leases,
+  ),
+  # Replicas of several processes.
+  _one(
+    "a mean is there as soon as one process has it",
+    "speaker",
+    "    if found.done == self._everyone and not found.told:",
+    "    if not found.told:",
+    groups,
+  ),
+  _one(
+    "only process 0 looks whether numbers are finite",
+    "speaker",
+    "    finite = mine.finite and all(r.finite for r in self._ready.values())",
+    "    finite = mine.finite",
+    groups,
+  ),
+  _one(
+    "the others are not told of a snapshot",
+    "speaker",
+    "        self._tell(orders.RestoreState(step, transfer))\n",
+    "",
+    groups,
+  ),
+  # Learners that never wait.
+  _one(
+    "contributions count alike, whatever is in them",
+    "rounds",
+    "      codec.replace(part, weight=share * len(parts))\n",
+    "      codec.replace(part, weight=1.0)\n",
+    fragments,
+  ),
+  _one(
+    "what is in a contribution is not sent again",
+    "follower.follower",
+    "        pending.work,\n",
+    "        pending.work if self._office < 0 else b'',\n",
+    fragments,
+  ),
+  _one(
+    "a contribution to a round that is over is kept for the next",
+    "leader.leader",
+    "    local_step = message.local_step\n    held =",
+    "    local_step = max(message.local_step, self._quorum.step)\n    held =",
+    fragments,
   ),
 )

@@ -1,23 +1,37 @@
-"""Schedules of faults, all of whose guarantees hold; `faults` has what happens."""
+"""Schedules of faults, all of whose guarantees hold."""
 
 import pytest
 
-from tests.simulation import faults
+from tests.simulation import faults, fragments, group_leases, groups, leases
 
-_BATCH = 250
+# Schedules of each kind that run here, so many at a time, and the steps that
+# each commits at least, on average: most runs come to their end.
+_KINDS = {
+  "": (faults, 2000, 250, 8),
+  "--leases": (leases, 600, 150, 5),
+  "--groups": (groups, 300, 100, 6),
+  "--fragments": (fragments, 300, 100, 8),
+}
+_BATCHES = [
+  (options, first)
+  for options, (_, count, batch, _) in _KINDS.items()
+  for first in range(0, count, batch)
+]
 
 
-@pytest.mark.parametrize("batch", range(8))
-def test_no_guarantee_is_violated(batch):
+@pytest.mark.parametrize(("options", "first"), _BATCHES)
+def test_no_guarantee_is_violated(options, first):
+  kind, _, batch, average = _KINDS[options]
   bad = []
   steps = 0
-  for seed in range(batch * _BATCH, (batch + 1) * _BATCH):
-    result = faults.run(faults.schedule(seed))
+  for seed in range(first, first + batch):
+    result = kind.run(kind.schedule(seed))
     steps += result.steps
     if result.violation:
       bad.append((seed, result.violation))
-  assert not bad, f"python -m tests.simulation --replay {bad[0][0]}: {bad}"
-  assert steps > 8 * _BATCH  # Most runs come to their end.
+  command = f"python -m tests.simulation {options} --replay"
+  assert not bad, f"{command} {bad[0][0]}: {bad}"
+  assert steps > average * batch
 
 
 def test_a_seed_is_the_same_run_again():
@@ -56,21 +70,33 @@ def test_what_long_runs_have_found_is_mended(seed):
 
 # The same, each with what holds now.
 _HOLDS = {
-  "a gradient in a committed sum is not sent again to a new leader": 9020012326,
-  "a run of which all died before its first step begins anew": 9020001421,
-  "a replica that becomes a member again submits anew": 9032001576,
-  "a replica that waits for a dead one, after others have left, fails": 91001028154,
-  "a replica that joins after an attempt has begun is no witness of it": 91001028348,
-  "the end does not wait for an earlier membership": 91001064456,
-  "one of two between which connections break may be removed": 91001091155,
-  "a replica that looks for a replaced leader gets the new one's record": 91001099863,
-  "a fast clock times out on the only state before a slow one": 96002002211,
-  "an idle leader admits a replica that skipped what no leader wrote": 94002004805,
-  "a replaced leader does not note whom it would have replaced": 9243000064,
-  "the run goes on with a stopped replica once all others are lost": 9244000474,
+  faults: {
+    "a gradient in a committed sum is not sent again to a new leader": 9020012326,
+    "a run of which all died before its first step begins anew": 9020001421,
+    "a replica that becomes a member again submits anew": 9032001576,
+    "a replica that waits for a dead one, after others have left, fails": 91001028154,
+    "a replica that joins after an attempt has begun is no witness of it": 91001028348,
+    "the end does not wait for an earlier membership": 91001064456,
+    "one of two between which connections break may be removed": 91001091155,
+    "a replica that looks for a replaced leader gets the new one's record": 91001099863,
+    "a fast clock times out on the only state before a slow one": 96002002211,
+    "an idle leader admits a replica that skipped what no leader wrote": 94002004805,
+    "a replaced leader does not note whom it would have replaced": 9243000064,
+    "the run goes on with a stopped replica once all others are lost": 9244000474,
+  },
+  leases: {
+    "the end waits for replicas that are behind": 9100068,
+    "it waits from when the last step is in the log": 8501000219,
+    "a run that fails has no leases that could be wrong": 8800048,
+  },
+  group_leases: {
+    "samples given up after the last step are not left": 9010001552,
+  },
 }
 
 
-@pytest.mark.parametrize("what", _HOLDS)
-def test_what_long_runs_have_found_holds(what):
-  assert not faults.run(faults.schedule(_HOLDS[what])).violation
+@pytest.mark.parametrize(
+  ("kind", "what"), [(kind, what) for kind in _HOLDS for what in _HOLDS[kind]]
+)
+def test_what_long_runs_have_found_holds(kind, what):
+  assert not kind.run(kind.schedule(_HOLDS[kind][what])).violation
