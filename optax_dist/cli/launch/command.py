@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
   from optax_dist.cli.launch import shown
-  from optax_dist.coordinator.launch import launcher, placement
+  from optax_dist.coordinator.launch import launcher
 
   with (
     shown.Shown(journal, needed=_reports(args)) as screen,
@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     job = jobs.Job(args, screen.journal)
     launched = launcher.Launcher(
       command,
-      job.placement(args, lambda line: screen.echo("launch", line, True)),
+      job.replicas,
+      processes=args.processes_per_replica,
+      hosts=job.hosts(args, lambda line: screen.echo("launch", line, True)),
       folder=args.output and args.output / _LOGS,
       told=job.told,
       env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
       return launched.run()
-    except placement.LaunchError as error:
+    except launcher.LaunchError as error:
       parser.say(str(error))
       return error.code
     except RuntimeError as error:  # The store can't listen.

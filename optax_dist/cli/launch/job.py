@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from optax_dist.cli import errors
 from optax_dist.coordinator import faults
 from optax_dist.coordinator.extras.hosts import nodes
-from optax_dist.coordinator.launch import environment, placement
+from optax_dist.coordinator.launch import environment, launcher
 from optax_dist.coordinator.store import urls
 
 _SHORTEST = 16  # Bytes of a secret.
@@ -87,28 +87,27 @@ class Job:
       journal=None if journal is None else str(journal.resolve()),
       step_timeout=told.step_timeout,
       faults=told.faults,
+      local_addr=self.node.local_addr,
     )
 
-  def placement(
+  def hosts(
     self, args: argparse.Namespace, say: Callable[[str], None]
-  ) -> placement.Placement:
-    """Where the replicas run.
+  ) -> launcher.Hosts | None:
+    """The other hosts of the job; None if there are none.
 
     Args:
       args: the command's arguments.
       say: called with a line for people.
     """
-    processes = args.processes_per_replica
     if self.node.count == 1 and self.node.address is None:
-      return placement.Placement(self.replicas, processes, self.node.local_addr)
-    from optax_dist.coordinator.extras.hosts import agreement
-    from optax_dist.coordinator.extras.hosts import placement as hosts
+      return None
+    from optax_dist.coordinator.extras.hosts import agreement, placement
 
     longest = max(agreement.Patience().meet, args.host_timeout)
-    return hosts.HostPlacement(
+    return placement.HostPlacement(
       self.node,
       self.replicas,
-      processes,
+      args.processes_per_replica,
       nodes_per_replica=args.nodes_per_replica,
       patience=agreement.Patience(longest, args.host_timeout),
       say=say,

@@ -20,17 +20,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from optax_dist.coordinator import interrupts, journal
-from optax_dist.coordinator.launch import (
-  child,
-  output,
-  placement,
-  supervisor,
-  watcher,
-)
+from optax_dist.coordinator.launch import child, output, supervisor, watcher
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.launch.placement import LaunchError
+from optax_dist.coordinator.launch.supervisor import Effect
+from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -44,6 +40,77 @@ _KEEP_MEMORY = {
 }
 
 
+# Seconds that the store waits for replicas of other hosts, at the end.
+_LAST_CLIENTS, _FAREWELL = 30.0, 3.0
+
+
+class LaunchError(RuntimeError):
+  """A launched run can't continue.
+
+  Attributes:
+    failed: what failed: "replica 2", "the store", or "" if unknown.
+    code: the exit code of what failed.
+  """
+
+  def __init__(self, failed: str, message: str, code: int = 1):
+    super().__init__(message)
+    self.failed, self.code = failed, code
+
+
+class StoreAt(NamedTuple):
+  """Where the store of a job is.
+
+  Attributes:
+    address: ``host:port`` for its clients; None: any port.
+    bind: the address at which this launcher starts it; "" if it does not.
+    port: the port there; 0 for any.
+    advertise: the host that others connect to, if it isn't `bind`.
+  """
+
+  address: str | None
+  bind: str = ""
+  port: int = 0
+  advertise: str | None = None
+
+
+class Hosts(Protocol):
+  """The other hosts of a job that has several."""
+
+  def processes_here(self, replica: int) -> range:
+    """The indices of a replica's processes on this host."""
+    ...
+
+  def store_at(self) -> StoreAt:
+    """Where the store of the job is to be."""
+    ...
+
+  def supervisor(self, needed: int, restarts: int, told: Environment) -> Any:
+    """What decides about the replicas of this host, like a `Supervisor`.
+
+    Args:
+      needed: how many replicas the run needs to continue.
+      restarts: how many restarts are allowed on this host.
+      told: the environment of all replicas.
+    """
+    ...
+
+  def poll(self) -> Sequence[Effect]:
+    """Exchanges news with other hosts; returns what follows from them.
+
+    Raises:
+      LaunchError: this host can't take part in the run.
+    """
+    ...
+
+  def leave(self, words: str) -> None:
+    """Called when the launch ends, while the store still runs.
+
+    Args:
+      words: the reason, for people; "" if all replicas have ended.
+    """
+    ...
+
+
 class Launcher:
   """The replicas of one run on this host; see the module docstring.
 
@@ -54,8 +121,10 @@ class Launcher:
   def __init__(
     self,
     command: Sequence[str],
-    placed: placement.Placement,
+    replicas: int,
     *,
+    processes: int = 1,
+    hosts: Hosts | None = None,
     folder: pathlib.Path | None = None,
     told: Environment | None = None,
     env: Mapping[str, str] | None = None,
@@ -69,7 +138,9 @@ class Launcher:
 
     Args:
       command: a replica's program and its arguments.
-      placed: the replicas, and where they run.
+      replicas: replicas of the run.
+      processes: processes of each replica: if one dies, the replica restarts.
+      hosts: the other hosts of the job, if it has several.
       folder: where their output files go; it is created. None for no files.
       told: more variables for `coordinator.join`, such as
         `replicas_to_aggregate`; if it has `secret` or `store`, none is created.
@@ -85,12 +156,16 @@ class Launcher:
     Raises:
       ValueError: a number is out of range.
     """
-    if not 1 <= needed <= placed.replicas:
+    for name, value in (("replicas", replicas), ("processes", processes)):
+      if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not 1 <= needed <= replicas:
       raise ValueError(
-        f"needed must be from 1 to {placed.replicas}, the replicas; got"
-        f" {needed}."
+        f"needed must be from 1 to {replicas}, the replicas; got {needed}."
       )
-    self._command, self._placement, self._folder = command, placed, folder
+    self._command, self._folder = command, folder
+    self._replicas, self._processes, self._hosts = replicas, processes, hosts
+    self._store: store_process.StoreProcess | None = None
     self._needed, self._restarts, self._grace = needed, restarts, grace
     self._echo, self._on_tick = echo, on_tick
     told = told or Environment()
@@ -99,15 +174,14 @@ class Launcher:
       told,
       secret=told.find_secret() or secrets.token_hex(16),
       secret_file=None,
-      num_replicas=placed.replicas,
+      num_replicas=replicas,
       grace=grace or None,
-      local_addr=placed.local_addr,
     )
     self._token = secrets.token_hex(8)
     self._env = {**(env or {}), watcher.TOKEN_VARIABLE: self._token}
     # Variables set by the caller take precedence.
-    for name, value in _KEEP_MEMORY.items():
-      self._env.setdefault(name, os.environ.get(name, value))
+    for name, kept in _KEEP_MEMORY.items():
+      self._env.setdefault(name, os.environ.get(name, kept))
     # The processes of each running replica.
     self._running: dict[int, list[child.Child]] = {}
     self._everyone: list[child.Child] = []
@@ -141,36 +215,62 @@ class Launcher:
           self._pass_on(told)
           self._look()
           self._on_tick()
-        self._placement.leave("", self._code)
+        self._leave("")
         return self._code
       except BaseException as error:
         told.at_once = False
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         why = "its launcher was stopped" if stopped else str(error)
         why = why.partition("\n")[0] or repr(error)
-        self._placement.leave(why, None)
+        self._leave(why)
         raise
       finally:
         told.at_once = False
         self._end_all()
 
   def _launch(self) -> None:
-    told = self._told
-    if told.store is None:
-      assert told.secret is not None
-      address = self._placement.start_store(told.secret)
-      if self._placement.store is not None:
-        self._watcher.add(self._placement.store.process.pid)
-      self._told = dataclasses.replace(told, coordinator_address=address)
-    self._supervisor = self._placement.supervisor(
-      self._needed, self._restarts, self._told
+    if self._told.store is None:
+      self._start_store()
+    self._supervisor = (
+      supervisor.Supervisor(
+        range(self._replicas),
+        supervisor.Policy(needed=self._needed, restarts=self._restarts),
+      )
+      if self._hosts is None
+      else self._hosts.supervisor(self._needed, self._restarts, self._told)
     )
     self._execute(self._supervisor.start(time.monotonic()))
+
+  def _start_store(self) -> None:
+    """Starts the store of the job, if it belongs on this host."""
+    at = StoreAt(None, "127.0.0.1")
+    if self._hosts is not None:
+      at = self._hosts.store_at()
+    address = at.address
+    if at.bind:
+      assert self._told.secret is not None
+      self._store = store_process.start(
+        self._told.secret.encode(),
+        bind=at.bind,
+        port=at.port,
+        advertise=at.advertise,
+      )
+      self._watcher.add(self._store.process.pid)
+      address = address or self._store.address.partition(",")[0]
+    self._told = dataclasses.replace(self._told, coordinator_address=address)
+
+  def _leave(self, words: str) -> None:
+    """Tells the other hosts that this one ends, and why."""
+    if self._hosts is not None:
+      self._hosts.leave(words)
+      if self._store is not None:
+        # They still have to read the notice, or to finish.
+        self._store.drain(_LAST_CLIENTS if self._code == 0 else _FAREWELL)
 
   def _step(self, given: supervisor.Input) -> None:
     self._execute(self._supervisor.step(given, time.monotonic()))
 
-  def _execute(self, effects: Sequence[supervisor.Effect]) -> None:
+  def _execute(self, effects: Sequence[Effect]) -> None:
     for effect in effects:
       match effect:
         case supervisor.StartReplica(replica, restarts, address):
@@ -199,7 +299,7 @@ class Launcher:
   def _begin(self, replica: int, restarts: int, address: str) -> None:
     """Starts the processes of a replica that belong on this host."""
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
-    count = self._placement.processes
+    count = self._processes
     if count == 1:
       self._running[replica] = [self._spawn(told)]
       return
@@ -208,13 +308,18 @@ class Launcher:
       (port,) = addresses.free_ports()
       address = f"127.0.0.1:{port}"
     _log.info("replica %d meets at %s", replica, address)
+    here = (
+      range(count)
+      if self._hosts is None
+      else self._hosts.processes_here(replica)
+    )
     self._running[replica] = [
       self._spawn(
         dataclasses.replace(
           told, num_processes=count, process_index=i, group_address=address
         )
       )
-      for i in self._placement.processes_here(replica)
+      for i in here
     ]
 
   def _spawn(self, told: Environment) -> child.Child:
@@ -250,7 +355,8 @@ class Launcher:
     for replica, processes in list(self._running.items()):
       if self._running.get(replica) is processes:
         self._look_at(replica, processes)
-    self._execute(self._placement.poll())
+    if self._hosts is not None:
+      self._execute(self._hosts.poll())
     now = time.monotonic()
     for when, process in list(self._to_continue):
       if now >= when:
@@ -354,7 +460,7 @@ class Launcher:
       process.signal(number)
 
   def _check_store(self) -> None:
-    store = self._placement.store
+    store = self._store
     if store is None or self._supervisor.over or self._stop_at is not None:
       return
     if store.process.poll() is None:
@@ -379,8 +485,8 @@ class Launcher:
     # Exit callbacks run in reverse: the watcher is stopped last in any case.
     with contextlib.ExitStack() as stack:
       stack.callback(self._watcher.stop)
-      if self._placement.store is not None:
-        stack.callback(self._placement.store.stop)
+      if self._store is not None:
+        stack.callback(self._store.stop)
       for process in self._everyone:
         stack.callback(process.kill)
 

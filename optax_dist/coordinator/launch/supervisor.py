@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from optax_dist.coordinator.launch import losses
@@ -60,19 +60,6 @@ class LauncherStops:
 
 
 @dataclasses.dataclass(frozen=True)
-class StartedElsewhere:
-  """Input: a replica that another supervisor decides about was started.
-
-  Attributes:
-    replica: its index.
-    restarts: how often it was started before.
-  """
-
-  replica: int
-  restarts: int
-
-
-@dataclasses.dataclass(frozen=True)
 class CannotStart:
   """Input: a replica can't be started again.
 
@@ -91,14 +78,7 @@ class Tick:
 
 
 Input: TypeAlias = (
-  Joined
-  | Struck
-  | RunOver
-  | ReplicaEnded
-  | LauncherStops
-  | StartedElsewhere
-  | CannotStart
-  | Tick
+  Joined | Struck | RunOver | ReplicaEnded | LauncherStops | CannotStart | Tick
 )
 
 
@@ -144,19 +124,6 @@ class Say:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settled:
-  """Effect: a replica is not started again.
-
-  Attributes:
-    replica: its index.
-    words: why it was abandoned; "" if it has ended as it should.
-  """
-
-  replica: int
-  words: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class GiveUpRun:
   """Effect: the run can't continue.
 
@@ -183,13 +150,7 @@ class JobEnded:
 
 
 Effect: TypeAlias = (
-  StartReplica
-  | KillReplica
-  | SignalReplica
-  | Say
-  | Settled
-  | GiveUpRun
-  | JobEnded
+  StartReplica | KillReplica | SignalReplica | Say | GiveUpRun | JobEnded
 )
 
 
@@ -251,22 +212,14 @@ class Supervisor:
     losses: replicas that ended before the run did, in order.
   """
 
-  def __init__(
-    self,
-    replicas: Iterable[int],
-    policy: Policy,
-    followed: Collection[int] = (),
-  ):
+  def __init__(self, replicas: Iterable[int], policy: Policy):
     """Starts before any replica was started.
 
     Args:
-      replicas: the replicas on this host.
+      replicas: the replicas of this host.
       policy: what to do about those that end with an error.
-      followed: those about which another supervisor decides: they are started
-        and restarted when that one says so.
     """
     self._places = {replica: _Place() for replica in replicas}
-    self._followed = frozenset(followed)
     self._policy = policy
     self.over = False
     self._end_late_at: float | None = None
@@ -291,21 +244,16 @@ class Supervisor:
     self._start = now
     for place in self._places.values():
       place.began = now
-    return [StartReplica(r, 0) for r in self._places if r not in self._followed]
+    return [StartReplica(replica, 0) for replica in self._places]
 
   def step(self, given: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects."""
     if self._ended:
       return []
-    before = {replica: place.state for replica, place in self._places.items()}
     effects = self._process(given, now)
     if any(isinstance(e, GiveUpRun) for e in effects):
       self._ended = True
       return effects
-    for replica, place in self._places.items():
-      if place.state is not before[replica] and place.state in _SETTLED:
-        absent = place.state is State.ABSENT
-        effects.append(Settled(replica, "it was abandoned" if absent else ""))
     if all(p.state in _SETTLED for p in self._places.values()):
       self._ended = True
       stopped = self._stopped
@@ -325,10 +273,6 @@ class Supervisor:
         self._settle_waiting()
       case ReplicaEnded():
         return self._replica_ended(given, now)
-      case StartedElsewhere(replica, restarts):
-        place = self._places[replica]
-        place.restarts, place.began = restarts, now
-        place.joined = place.struck = False
       case CannotStart(replica, words):
         return self._give_up(replica, words)
       case Tick():

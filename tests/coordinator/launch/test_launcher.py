@@ -17,7 +17,7 @@ import pytest
 from optax_dist.coordinator.extras.hosts import agreement, board, nodes
 from optax_dist.coordinator.extras.hosts.placement import HostPlacement
 from optax_dist.coordinator.launch import child, environment, launcher
-from optax_dist.coordinator.launch.placement import LaunchError, Placement
+from optax_dist.coordinator.launch.launcher import LaunchError
 from optax_dist.coordinator.store import process as stores
 from optax_dist.coordinator.transport import addresses
 
@@ -28,7 +28,7 @@ def _launcher(folder, what, hear=lambda line: None, **options):
   """A launcher of two replicas; `hear` gets what they and it print."""
   return launcher.Launcher(
     [sys.executable, _PROGRAM, *what.split()],
-    Placement(2),
+    2,
     folder=folder,
     env={"JAX_PLATFORMS": "cpu"},
     echo=lambda label, line, error: hear(line),
@@ -91,10 +91,9 @@ def test_the_launcher_says_that_the_store_has_died(tmp_path):
     if line.startswith("step"):
       steps.append(line)
       if len(steps) == 5:
-        placed.store.process.kill()
+        made._store.process.kill()
 
   made = _launcher(tmp_path, "train 600", hear)
-  placed = made._placement
   with pytest.raises(LaunchError, match="SIGKILL") as caught:
     made.run()
   assert caught.value.failed == "the store"
@@ -109,14 +108,14 @@ import pathlib, signal, sys
 # It may be started where Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-from optax_dist.coordinator.launch import launcher, placement
-placed = placement.Placement(2)
+from optax_dist.coordinator.launch import launcher
 def echo(label, line, error):
   if line.startswith("placed"):
-    print(line.split()[-1], placed.store.process.pid, flush=True)
-launcher.Launcher(
-  [sys.executable, {_PROGRAM!r}, "stop"], placed,
-  folder=pathlib.Path({str(tmp_path)!r}), echo=echo).run()
+    print(line.split()[-1], made._store.process.pid, flush=True)
+made = launcher.Launcher(
+  [sys.executable, {_PROGRAM!r}, "stop"], 2,
+  folder=pathlib.Path({str(tmp_path)!r}), echo=echo)
+made.run()
 """
   process = subprocess.Popen(
     [sys.executable, "-c", code],
@@ -170,7 +169,7 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
     for _ in range(1024):
       stack.enter_context(open(os.devnull))
     ends = [sys.executable, "-c", "pass"]
-    assert launcher.Launcher(ends, Placement(2), folder=tmp_path).run() == 0
+    assert launcher.Launcher(ends, 2, folder=tmp_path).run() == 0
 
 
 def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
@@ -180,7 +179,8 @@ def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
   said = []
   made = launcher.Launcher(
     [sys.executable, "-c", "import time; time.sleep(600)"],
-    HostPlacement(
+    2,
+    hosts=HostPlacement(
       nodes.Node(1, 2, address),
       2,
       patience=agreement.Patience(meet=1.0),
@@ -259,6 +259,6 @@ def test_a_second_host_of_the_same_rank_ends():
 
 def test_wrong_numbers_are_refused(tmp_path):
   with pytest.raises(ValueError, match="replicas must be at least 1, got 0"):
-    Placement(0)
+    launcher.Launcher(["true"], 0)
   with pytest.raises(ValueError, match="needed must be from 1 to 2"):
     _launcher(tmp_path, "sleep", needed=3)

@@ -9,17 +9,16 @@ from optax_dist.coordinator.launch.supervisor import State
 class _Made:
   """A supervisor whose effects for people are apart from the others."""
 
-  def __init__(self, count=3, followed=(), **policy):
-    self.machine = sup.Supervisor(range(count), sup.Policy(**policy), followed)
-    self.said, self.settled = [], []
-    start = [sup.StartReplica(i, 0) for i in range(count) if i not in followed]
+  def __init__(self, count=3, **policy):
+    self.machine = sup.Supervisor(range(count), sup.Policy(**policy))
+    self.said = []
+    start = [sup.StartReplica(i, 0) for i in range(count)]
     assert self.machine.start(0.0) == start
 
   def step(self, given, now):
     effects = self.machine.step(given, now)
     self.said += [e.line for e in effects if isinstance(e, sup.Say)]
-    self.settled += [e for e in effects if isinstance(e, sup.Settled)]
-    return [e for e in effects if not isinstance(e, sup.Say | sup.Settled)]
+    return [e for e in effects if not isinstance(e, sup.Say)]
 
   def state(self, replica):
     return self.machine.state(replica)
@@ -28,9 +27,7 @@ class _Made:
 def test_all_end_well():
   made = _Made(2)
   assert made.step(sup.ReplicaEnded(0, 0), 1.0) == []
-  assert made.settled == [sup.Settled(0)]
   assert made.step(sup.ReplicaEnded(1, 0), 2.0) == [sup.JobEnded(0)]
-  assert made.settled == [sup.Settled(0), sup.Settled(1)]
   # Nothing comes after that.
   assert made.step(sup.LauncherStops(15), 3.0) == []
 
@@ -77,7 +74,6 @@ def test_it_goes_on_with_fewer_while_they_are_enough():
   made = _Made(3, restarts=0, needed=2)
   assert made.step(sup.ReplicaEnded(0, -9), 5.0) == []
   assert made.state(0) is State.ABSENT
-  assert made.settled == [sup.Settled(0, "it was abandoned")]
   [given_up] = made.step(sup.ReplicaEnded(1, -9), 6.0)
   assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
   made = _Made(3, restarts=0, needed=2)
@@ -186,19 +182,8 @@ def test_codes_are_those_of_shells(code, shells):
   assert sup.exit_code(code) == shells
 
 
-def test_another_supervisor_decides_about_some():
-  made = _Made(3, [1, 2], needed=2, restarts=1)
-  made.step(sup.Joined(1), 1.0)
-  assert made.step(sup.StartedElsewhere(1, 4), 2.0) == []
-  # It has to rejoin; a replica that does not is too late for the run.
-  made.step(sup.Joined(0), 2.0)
-  made.step(sup.Joined(2), 2.0)
-  made.step(sup.RunOver(), 3.0)
-  assert made.step(sup.Tick(), 5.0) == [sup.KillReplica(1)]
-
-
 def test_one_that_can_not_be_started_is_missed():
-  made = _Made(3, [0, 1, 2], needed=2)
+  made = _Made(3, needed=2)
   assert made.step(sup.CannotStart(1, "its host is gone"), 1.0) == []
   assert made.state(1) is State.ABSENT
   assert made.step(sup.CannotStart(2, "its host is gone"), 1.0) == [

@@ -1,13 +1,19 @@
 """Compares hosts' settings; starts replicas on several hosts as a whole.
 
 Launchers of one job that were started with different settings end, and so does
-one that runs as a host that has a launcher already. The launchers of a
-replica's hosts coordinate through their notices (`notices`): the first host
-decides, by the same rules as for its own replicas (`supervisor`), and starts
-the replica once the launchers of all its hosts are there; the others follow. A
-process that dies on any host ends the replica on all of them, and so does a
-host that is silent for too long. A pure state machine: it takes one input and
-the time, and returns effects.
+one that runs as a host that has a launcher already. A replica on several hosts
+is in every launcher's own hands, by the same rules as on one host
+(`supervisor`), but for two things: it starts once the launchers of all its
+hosts are ready for the same start, and it ends on all of them when it has
+failed on one, or when a launcher is silent for too long or was started anew.
+They know that from each other's notices (`notices`).
+
+    ready -> runs -> done, on all hosts: the replica has ended
+      ^       |
+      |       v
+      +---- ended: so it has on all other hosts
+
+A pure state machine: it takes one input and the time, and returns effects.
 """
 
 from __future__ import annotations
@@ -18,12 +24,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from optax_dist.coordinator.extras.hosts.nodes import Place
-from optax_dist.coordinator.extras.hosts.notices import (
-  Notice,
-  Part,
-  Plan,
-  Stage,
-)
+from optax_dist.coordinator.extras.hosts.notices import Notice, Part, Stage
 from optax_dist.coordinator.launch.supervisor import (
   CannotStart,
   GiveUpRun,
@@ -31,7 +32,6 @@ from optax_dist.coordinator.launch.supervisor import (
   LauncherStops,
   ReplicaEnded,
   RunOver,
-  Settled,
   SignalReplica,
   StartReplica,
   Tick,
@@ -63,15 +63,15 @@ class LauncherEnds:
   words: str
 
 
-# A `StartReplica` is a decision of this host, for all hosts; a `ReplicaEnded`
-# is about this host's processes only.
+# A `StartReplica` asks for a start, at this host's address; a `ReplicaEnded` is
+# about this host's processes only; a `CannotStart` abandons the replica.
 Input: TypeAlias = (
   Heard
   | LauncherEnds
   | StartReplica
-  | KillReplica
   | ReplicaEnded
-  | Settled
+  | KillReplica
+  | CannotStart
   | RunOver
   | LauncherStops
   | Tick
@@ -105,6 +105,7 @@ class Patience(NamedTuple):
 
 # Seconds after which a notice that doesn't change is of a launcher that ended.
 _SETTLED = 1.5
+_LONGEST_TAIL = 4096  # Characters sent to other hosts.
 
 
 @dataclasses.dataclass
@@ -120,19 +121,12 @@ class _Host:
 
 @dataclasses.dataclass
 class _Replica:
-  place: Place
-  wanted: StartReplica | None = None
-  until: float = 0.0  # Deadline of `wanted`, or for its first host.
-  plan: Plan | None = None  # Set if this host decides.
-  part: Part | None = None
-  settled: bool = False
+  hosts: list[int]  # The others.
+  first: int
+  part: Part
+  until: float = 0.0  # How long it waits for the other hosts to be ready.
   signalled: bool = False
-  closing: bool = False  # Done elsewhere.
-
-  @property
-  def runs(self) -> bool:
-    """Whether it has processes on this host."""
-    return self.part is not None and self.part.stage == Stage.RUNS
+  settled: bool = False  # Nothing more follows from what its hosts say.
 
 
 class Agreement:
@@ -143,21 +137,22 @@ class Agreement:
       no other launcher writes under the same key.
 
   Example:
-    >>> places = [Place(0, range(1), range(2))]
-    >>> first = Agreement(0, "a", places, Patience(), now=0.0)
+    >>> places = lambda host: [Place(0, range(host, host + 1), range(2))]
+    >>> first = Agreement(0, "a", places(0), Patience(), now=0.0)
+    >>> second = Agreement(1, "b", places(1), Patience(), now=0.0)
+    >>> first.step(Heard(1, None), 0.0) + second.step(Heard(0, None), 0.0)
+    []
     >>> first.step(StartReplica(0, 0, "10.0.0.1:29500"), 0.0)
     []
-    >>> first.step(Heard(1, None), 1.0)
+    >>> second.step(StartReplica(0, 0), 1.0)
     []
-    >>> first.step(Heard(1, Notice("b")), 2.0)
+    >>> second.step(Heard(0, first.notice), 2.0)
     [StartReplica(replica=0, restarts=0, address='10.0.0.1:29500')]
-    >>> second = Agreement(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
-    >>> second.step(Heard(0, None), 2.0)
-    []
-    >>> second.step(Heard(0, first.notice), 2.2)
+    >>> first.step(Heard(1, second.notice), 2.2)
     [StartReplica(replica=0, restarts=0, address='10.0.0.1:29500')]
-    >>> second.step(ReplicaEnded(0, -9, "process 1 was ended by SIGKILL"), 9.0)
-    []
+    >>> [gone] = second.step(ReplicaEnded(0, -9, "died", process="process 1"), 9.0)
+    >>> gone.words
+    'ended, because process 1 on host 1 died'
     >>> first.step(Heard(1, second.notice), 9.2)[0]
     KillReplica(replica=0)
   """
@@ -192,9 +187,12 @@ class Agreement:
     self._before_since = now
     self.writes = False
     self._replicas = {
-      p.replica: _Replica(p, until=now + patience.meet) for p in places
+      p.replica: _Replica(
+        [h for h in p.hosts if h != host], p.hosts[0], Part(p.replica)
+      )
+      for p in places
     }
-    shared = [h for p in self._replicas.values() for h in p.place.hosts]
+    shared = [h for one in self._replicas.values() for h in one.hosts]
     self._others = {h: _Host() for h in (*shared, *hosts) if h != host}
     self._written = self._over = False
     self._signal = 0
@@ -207,13 +205,11 @@ class Agreement:
   @property
   def notice(self) -> Notice:
     """The notice for the others; the writer adds the beat."""
-    every = self._replicas.values()
     return Notice(
       self._launcher,
       over=self._over,
       signal=self._signal,
-      plans=tuple(r.plan for r in every if r.plan is not None),
-      parts=tuple(r.part for r in every if r.part is not None),
+      parts=tuple(one.part for one in self._replicas.values()),
       settings=self._settings,
       process=self._process,
     )
@@ -226,22 +222,21 @@ class Agreement:
         effects += self._read_own(notice, now)
       case Heard(host, notice):
         effects += self._hear(self._others[host], notice, now)
-      case StartReplica(replica, restarts):
+      case StartReplica(replica, restarts, address):
         one = self._replicas[replica]
         wait = self._patience.silence if restarts else self._patience.meet
-        one.wanted, one.until = given, now + wait
+        one.until, one.signalled = now + wait, False
+        self._set(one, Stage.READY, start=one.part.start + 1, address=address)
       case ReplicaEnded(replica):
         effects += self._ended(self._replicas[replica], given)
       case KillReplica(replica):
-        effects += self._end_unwanted(self._replicas[replica])
-      case Settled(replica, words):
-        self._settle(self._replicas[replica], words)
+        self._settle(self._replicas[replica])
+      case CannotStart(replica, words):
+        self._set(self._replicas[replica], Stage.ABSENT, words=words)
       case LauncherEnds(words):
         for one in self._replicas.values():
-          if one.runs:
-            self._ended(one, ReplicaEnded(one.place.replica, 1, words))
-          if self._decides(one):
-            self._settle(one, words)
+          if one.part.stage in (Stage.READY, Stage.RUNS):
+            self._set(one, Stage.ENDED, code=1, words=words)
         return []
       case RunOver():
         self._over = True
@@ -250,25 +245,8 @@ class Agreement:
         self._signal = number
         effects += self._close()
     for one in self._replicas.values():
-      if not one.settled:
-        if self._decides(one):
-          effects += self._decide(one, now)
-        else:
-          effects += self._follow(one, now)
-        effects += self._pass_on(one)
+      effects += self._advance(one, now)
     return effects
-
-  def _settle(self, one: _Replica, words: str) -> None:
-    """Tells the other hosts that a replica is not started again."""
-    one.wanted, one.settled = None, True
-    plan = one.plan or Plan(one.place.replica, 0, "", ())
-    if plan.stage in (Stage.DONE, Stage.ABSENT):
-      return
-    stage = Stage.ABSENT if words else Stage.DONE
-    one.plan = codec.replace(plan, stage=stage, words=words)
-
-  def _decides(self, one: _Replica) -> bool:
-    return one.place.hosts[0] == self._host
 
   def _read_own(self, notice: Notice | None, now: float) -> list[Effect]:
     if notice is None:
@@ -339,181 +317,120 @@ class Agreement:
       return True
     return now - self._others[host].changed <= self._patience.silence
 
-  def _notice(self, host: int) -> Notice | None:
-    return self.notice if host == self._host else self._others[host].notice
+  def _set(self, one: _Replica, stage: str, **fields: object) -> None:
+    one.part = codec.replace(one.part, stage=stage, **fields)
 
-  # The processes on this host.
-
-  def _ended(self, one: _Replica, given: ReplicaEnded) -> list[Effect]:
-    assert one.part is not None
-    if not one.runs:
-      return []
-    one.part = codec.replace(
-      one.part,
-      stage=Stage.ENDED if given.code else Stage.DONE,
-      code=given.code,
-      words=given.words,
-      tail=given.tail,
-    )
-    if self._over or self._signal:
-      return self._gone(one, one.part)  # Nothing is restarted.
+  def _advance(self, one: _Replica, now: float) -> list[Effect]:
+    match one.part.stage:
+      case Stage.READY:
+        return self._meet(one, now)
+      case Stage.RUNS:
+        return self._check(one, now) or self._pass_on(one)
+      case Stage.DONE if not one.settled:
+        return self._check(one, now)
     return []
 
-  def _end_unwanted(self, one: _Replica) -> list[Effect]:
-    if one.runs:
-      return [
-        *self._kill(one, "it was no longer needed"),
-        *self._gone(one, one.part),
-      ]
-    one.wanted = None
-    return self._gone(one, None)
+  def _meet(self, one: _Replica, now: float) -> list[Effect]:
+    """Starts the replica once all of its hosts are ready for the same start."""
+    mine, all_ready = one.part, True
+    address = mine.address if one.first == self._host else ""
+    missing = [h for h in one.hosts if not self._is_there(h, now)]
+    for host in set(one.hosts).difference(missing):
+      part = self._part(host, mine.replica)
+      if part.stage == Stage.ABSENT:
+        return self._give_up(one, part.words)
+      if part.start > mine.start:
+        # It counts from before this launcher was started anew.
+        self._set(one, Stage.READY, start=part.start)
+        return self._meet(one, now)
+      all_ready &= part.start == mine.start and (
+        part.stage == Stage.READY or self._launcher in part.launchers
+      )
+      address = part.address if host == one.first else address
+    if all_ready and not missing:
+      launchers = tuple(self._notice(host).launcher for host in one.hosts)
+      self._set(one, Stage.RUNS, launchers=launchers)
+      return [StartReplica(mine.replica, mine.start, address)]
+    # Those that are there may have to notice a failure first, and to pause.
+    if now < one.until + (0.0 if missing else self._patience.meet):
+      return []
+    words = " and ".join(map(self._silent, missing))
+    return self._give_up(one, words or "its other hosts were not ready")
+
+  def _give_up(self, one: _Replica, words: str) -> list[Effect]:
+    self._set(one, Stage.ABSENT, words=words)
+    return [CannotStart(one.part.replica, words)]
+
+  def _check(self, one: _Replica, now: float) -> list[Effect]:
+    """Ends it if it has failed on another host; else once all are done."""
+    mine, done = one.part, one.part.stage == Stage.DONE
+    for host, launcher in zip(one.hosts, mine.launchers, strict=True):
+      part = self._part(host, mine.replica)
+      code, tail = 1, ""
+      if self._notice(host).launcher != launcher:
+        words = f"the launcher of host {host} was started anew"
+      elif part.start == mine.start and part.stage == Stage.DONE:
+        continue
+      elif part.start > mine.start or part.stage in (Stage.ENDED, Stage.ABSENT):
+        code, words, tail = part.code or 1, part.words, part.tail
+      elif not self._is_there(host, now):
+        words = self._silent(host)
+      else:
+        done = False
+        continue
+      self._set(one, Stage.ENDED, code=code, words=words, tail=tail)
+      kill = [] if mine.stage == Stage.DONE else [KillReplica(mine.replica)]
+      return [*kill, self._failed(one.part)]
+    return self._settle(one) if done else []
+
+  def _settle(self, one: _Replica) -> list[Effect]:
+    one.settled = True
+    self._set(one, Stage.DONE)
+    return [ReplicaEnded(one.part.replica, 0)]
+
+  def _failed(self, part: Part) -> ReplicaEnded:
+    words = f"ended, because {part.words}"
+    return ReplicaEnded(part.replica, part.code, words, part.tail)
+
+  def _ended(self, one: _Replica, given: ReplicaEnded) -> list[Effect]:
+    """Those of this host have ended."""
+    if given.code:
+      words = f"{given.process} on host {self._host} {given.words}"
+      tail = given.tail[-_LONGEST_TAIL:]
+      self._set(one, Stage.ENDED, code=given.code, words=words, tail=tail)
+      return [self._failed(one.part)]
+    self._set(one, Stage.DONE)
+    return self._settle(one) if self._over or self._signal else []
 
   def _close(self) -> list[Effect]:
     """Stops all starts; running processes end by themselves."""
     effects: list[Effect] = []
     for one in self._replicas.values():
-      if not (one.settled or one.runs):
-        one.wanted = None
-        effects += self._gone(one, None)
+      if one.part.stage in (Stage.READY, Stage.DONE) and not one.settled:
+        effects += self._settle(one)
     return effects
-
-  def _kill(self, one: _Replica, words: str) -> list[Effect]:
-    if not one.runs:
-      return []
-    assert one.part is not None
-    one.part = codec.replace(one.part, stage=Stage.ENDED, code=-9, words=words)
-    return [KillReplica(one.place.replica)]
-
-  def _gone(self, one: _Replica, part: Part | None) -> list[Effect]:
-    """It has ended; the supervisor decides what comes next."""
-    if one.plan is not None and one.plan.stage == Stage.RUNS:
-      words = "" if part is None else part.words
-      one.plan = codec.replace(one.plan, stage=Stage.ENDED, words=words)
-    if self._over or self._signal or not self._decides(one):
-      one.settled = True
-    replica = one.place.replica
-    if part is None:
-      return [ReplicaEnded(replica, 0)]
-    return [ReplicaEnded(replica, part.code, part.words, part.tail)]
-
-  def _give_up(self, one: _Replica, words: str) -> list[Effect]:
-    one.wanted, one.settled = None, True
-    return [
-      *self._kill(one, words),
-      CannotStart(one.place.replica, words),
-    ]
-
-  # On a replica's first host.
-
-  def _decide(self, one: _Replica, now: float) -> list[Effect]:
-    if one.wanted is not None:
-      return self._start(one, one.wanted, now)
-    plan = one.plan
-    if plan is None or plan.stage != Stage.RUNS:
-      return []
-    parts = []
-    for host, launcher in zip(one.place.hosts, plan.launchers, strict=True):
-      notice = self._notice(host)
-      assert notice is not None
-      part = notice.part(plan.replica, self._launcher, plan.start)
-      if part is not None and part.stage == Stage.ENDED:
-        return self._end(one, part)
-      if notice.launcher != launcher:
-        words = f"the launcher of host {host} was started anew"
-      elif self._is_there(host, now) or (
-        part is not None and part.stage == Stage.DONE
-      ):
-        parts.append(part)
-        continue
-      else:
-        words = self._silent(host)
-      lost = Part(plan.replica, self._launcher, plan.start, Stage.ENDED, 1)
-      return self._end(one, codec.replace(lost, words=words))
-    if all(part is not None and part.stage == Stage.DONE for part in parts):
-      return self._gone(one, parts[0])
-    return []
-
-  def _start(
-    self, one: _Replica, wanted: StartReplica, now: float
-  ) -> list[Effect]:
-    hosts = one.place.hosts
-    missing = [h for h in hosts if not self._is_there(h, now)]
-    if missing and now < one.until:
-      return []
-    one.wanted = None
-    plan = Plan(wanted.replica, wanted.restarts, wanted.address, ())
-    if missing:
-      words = " and ".join(map(self._silent, missing))
-      one.plan = codec.replace(plan, stage=Stage.ABSENT, words=words)
-      return self._give_up(one, words)
-    launchers = [n.launcher for n in map(self._notice, hosts) if n is not None]
-    one.plan = codec.replace(plan, launchers=tuple(launchers))
-    return self._begin(one, self._launcher, one.plan)
-
-  def _end(self, one: _Replica, part: Part) -> list[Effect]:
-    return [*self._kill(one, part.words), *self._gone(one, part)]
-
-  # On its other hosts.
-
-  def _follow(self, one: _Replica, now: float) -> list[Effect]:
-    first = one.place.hosts[0]
-    notice = self._others[first].notice
-    if one.closing:
-      if one.runs and now < one.until:
-        return []
-      return [*self._kill(one, "it did not end"), *self._gone(one, None)]
-    there = self._is_there(first, now)
-    if there:
-      one.until = now + self._patience.silence
-    if notice is None or not there:
-      effects = self._kill(one, self._silent(first))
-      if now >= one.until:
-        effects += self._give_up(one, self._silent(first))
-      return effects
-    plan = notice.plan(one.place.replica)
-    mine = one.part
-    same = (
-      plan is not None
-      and mine is not None
-      and (mine.decider, mine.start) == (notice.launcher, plan.start)
-    )
-    if plan is None or plan.stage == Stage.ENDED:
-      return self._kill(one, "" if plan is None else plan.words)
-    match plan.stage:
-      case Stage.ABSENT:
-        return self._give_up(one, plan.words)
-      case Stage.DONE:
-        one.closing = True  # The remaining processes end by themselves.
-        return [] if one.runs else self._gone(one, None)
-    effects = [] if same else self._kill(one, "another start of it was decided")
-    if not same and self._launcher in plan.launchers and not self._signal:
-      effects += self._begin(one, notice.launcher, plan)
-    return effects
-
-  # On all its hosts.
-
-  def _begin(self, one: _Replica, decider: str, plan: Plan) -> list[Effect]:
-    one.part = Part(plan.replica, decider, plan.start)
-    one.signalled = False
-    return [StartReplica(plan.replica, plan.start, plan.address)]
 
   def _pass_on(self, one: _Replica) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts has to stop."""
-    if not one.runs or one.signalled or self._signal:
-      return []
-    for host in one.place.hosts:
+    for host, launcher in zip(one.hosts, one.part.launchers, strict=True):
       notice = self._notice(host)
-      if notice is not None and notice.signal and self._counts(one, notice):
+      if (
+        notice.signal
+        and notice.launcher == launcher
+        and not (one.signalled or self._signal)
+      ):
         one.signalled = True
-        return [SignalReplica(one.place.replica, notice.signal)]
+        return [SignalReplica(one.part.replica, notice.signal)]
     return []
 
-  def _counts(self, one: _Replica, notice: Notice) -> bool:
-    """Whether a launcher takes part in the current start."""
-    assert one.part is not None
-    part = one.part
-    mine = notice.part(part.replica, part.decider, part.start)
-    return mine is not None or notice.launcher == part.decider
+  def _notice(self, host: int) -> Notice:
+    notice = self._others[host].notice
+    assert notice is not None
+    return notice
+
+  def _part(self, host: int, replica: int) -> Part:
+    parts = self._notice(host).parts
+    return next((p for p in parts if p.replica == replica), Part(replica))
 
   def _silent(self, host: int) -> str:
     if self._others[host].notice is None:

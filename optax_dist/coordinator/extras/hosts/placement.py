@@ -18,16 +18,13 @@ from collections.abc import Callable, Sequence
 
 from optax_dist.coordinator.extras.hosts import agreement, board, nodes
 from optax_dist.coordinator.extras.hosts.supervisor import HostSupervisor
-from optax_dist.coordinator.launch import placement, supervisor
+from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.launch.placement import LaunchError
+from optax_dist.coordinator.launch.launcher import LaunchError, StoreAt
 from optax_dist.coordinator.launch.supervisor import Effect
-from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses
 
-# Seconds that the store waits for replicas of other hosts, at the end.
-_LAST_CLIENTS = 30.0
 # Seconds to tell other hosts that this one ends.
 _FAREWELL = 3.0
 # Ports for process 0 of a replica on several hosts: the first free one.
@@ -103,8 +100,8 @@ def settings_of(
   return {flag: str(value) for flag, value in settings.items()}
 
 
-class HostPlacement(placement.Placement):
-  """The part of a job that runs on one of its hosts."""
+class HostPlacement:
+  """The part of a job that runs on one of its hosts; see `launcher.Hosts`."""
 
   def __init__(
     self,
@@ -116,7 +113,7 @@ class HostPlacement(placement.Placement):
     patience: agreement.Patience | None = None,
     say: Callable[[str], None] = lambda line: None,
   ):
-    """Places the replicas; `start_store` begins.
+    """Places the replicas; `supervisor` begins.
 
     Args:
       node: this host.
@@ -131,8 +128,8 @@ class HostPlacement(placement.Placement):
       ValueError: a number is out of range, or the replicas can't be distributed
         evenly.
     """
-    super().__init__(replicas, processes, node.local_addr)
     self._node, self._say = node, say
+    self._replicas, self._processes = replicas, processes
     self._patience = patience or agreement.Patience()
     self._places = {
       p.replica: p for p in node.places(replicas, processes, nodes_per_replica)
@@ -150,31 +147,25 @@ class HostPlacement(placement.Placement):
     """The indices of a replica's processes on this host."""
     return self._places[replica].processes
 
-  def start_store(self, secret: str) -> str:
-    """Starts the store on host 0; returns its address."""
+  def store_at(self) -> StoreAt:
+    """Where the store of the job is to be: host 0 starts it."""
     address = self._node.address
-    if self._node.rank == 0:
-      bind, port = self._node.listens_at()
-      at = None if address is None else addresses.parse(address)[-1].host
-      self.store = store_process.start(
-        secret.encode(), bind=bind, port=port, advertise=at
-      )
-      address = address or self.store.address.partition(",")[0]
-    assert address is not None
-    return address
+    if self._node.rank:
+      assert address is not None
+      return StoreAt(address)
+    at = None if address is None else addresses.parse(address)[-1].host
+    return StoreAt(address, *self._node.listens_at(), at)
 
   def supervisor(
     self, needed: int, restarts: int, told: Environment
-  ) -> supervisor.Supervisor:
-    """Connects to the launchers of other hosts; see the base class."""
-    if self._node.count == 1:
-      return super().supervisor(needed, restarts, told)
+  ) -> HostSupervisor:
+    """Connects to the launchers of other hosts, and decides with them."""
     assert told.secret is not None
     node, places = self._node, list(self._places.values())
     shared = [p for p in places if len(p.hosts) > 1]
     self._start = time.monotonic()
     settings = settings_of(
-      node, self.replicas, self.processes, self._each, told
+      node, self._replicas, self._processes, self._each, told
     )
     agreed = agreement.Agreement(
       node.rank,
@@ -188,13 +179,12 @@ class HostPlacement(placement.Placement):
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
     policy = supervisor.Policy(
-      needed=max(1, needed - (self.replicas - len(places))),
+      needed=max(1, needed - (self._replicas - len(places))),
       restarts=restarts,
-      whole=len(places) == self.replicas
-      and all(p.hosts[0] == node.rank for p in places),
+      whole=len(places) == self._replicas,
     )
     self._supervisor = HostSupervisor(
-      node.rank, places, policy, agreed, lambda: self._meeting_address(store)
+      places, policy, agreed, lambda: self._meeting_address(store)
     )
     self._board = board.Board(
       store,
@@ -220,7 +210,7 @@ class HostPlacement(placement.Placement):
       effects += self._supervisor.step(heard, time.monotonic())
     return effects
 
-  def leave(self, words: str, code: int | None) -> None:
+  def leave(self, words: str) -> None:
     """Tells other hosts that this one ends, and why."""
     if self._board is None or self._supervisor is None:
       return
@@ -230,15 +220,12 @@ class HostPlacement(placement.Placement):
     if agreed.writes:
       made.publish(agreed.notice)
     made.close(_FAREWELL if made.reached else 0.0)
-    if self.store is not None:
-      # Other hosts still have to read the notice, or to finish.
-      self.store.drain(_LAST_CLIENTS if code == 0 else _FAREWELL)
 
   def _meeting_address(self, store: urls.Place) -> str:
     """An address of this host for process 0 of a replica on several hosts."""
-    if self.local_addr is None and addresses.is_loopback(store.host):
+    if self._node.local_addr is None and addresses.is_loopback(store.host):
       return f"127.0.0.1:{addresses.free_ports()[0]}"
-    family, ip = own_address(self.local_addr, store.host)
+    family, ip = own_address(self._node.local_addr, store.host)
     for port in itertools.islice(self._ports, len(MEETING_PORTS)):
       with contextlib.suppress(OSError), socket.socket(family) as probe:
         probe.bind((ip, port))

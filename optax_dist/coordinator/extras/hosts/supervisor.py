@@ -1,12 +1,15 @@
 """Decides about a host's replicas, together with the job's other hosts.
 
-A pure state machine like the one it extends: a replica on this host alone is
-decided about here, and one on several hosts by agreement with them.
+A pure state machine in front of a host's own supervisor: an `Agreement` says
+when a replica on several hosts starts, and when it has ended.
+
+    this host's processes -> Agreement -> ReplicaEnded ... -> Supervisor
+                                 ^                                |
+    other hosts' notices --------+---------- StartReplica --------+
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
@@ -21,18 +24,15 @@ from optax_dist.coordinator.launch.supervisor import (
   LauncherStops,
   ReplicaEnded,
   RunOver,
-  Settled,
-  StartedElsewhere,
   StartReplica,
+  State,
   Tick,
 )
-
-_LONGEST_TAIL = 4096  # Characters sent to other hosts.
 
 Input: TypeAlias = supervisor.Input | agreement.Heard | agreement.LauncherEnds
 
 
-class HostSupervisor(supervisor.Supervisor):
+class HostSupervisor:
   """The state machine; see the module docstring.
 
   Attributes:
@@ -42,7 +42,6 @@ class HostSupervisor(supervisor.Supervisor):
 
   def __init__(
     self,
-    host: int,
     places: Iterable[Place],
     policy: supervisor.Policy,
     agreed: agreement.Agreement,
@@ -51,7 +50,6 @@ class HostSupervisor(supervisor.Supervisor):
     """Starts before any replica was started.
 
     Args:
-      host: the index of this host.
       places: the replicas that this host has processes of.
       policy: what to do about those that end with an error.
       agreed: the agreement with the other hosts.
@@ -59,83 +57,67 @@ class HostSupervisor(supervisor.Supervisor):
         replica on several hosts.
     """
     places = list(places)
-    shared = [p for p in places if len(p.hosts) > 1]
-    followed = [p.replica for p in shared if p.hosts[0] != host]
-    super().__init__([p.replica for p in places], policy, followed)
-    self._host, self._meeting_address = host, meeting_address
-    self._shared = {p.replica for p in shared}
-    self._decided = self._shared.difference(followed)
-    self._agreed: collections.deque[agreement.Effect] = collections.deque()
+    self._shared = {p.replica for p in places if len(p.hosts) > 1}
+    self._own = supervisor.Supervisor([p.replica for p in places], policy)
+    self._absent: set[int] = set()
+    self._meeting_address = meeting_address
     self.agreement, self.trouble = agreed, ""
 
+  @property
+  def over(self) -> bool:
+    """Whether the run has finished."""
+    return self._own.over
+
   def start(self, now: float) -> list[Effect]:
-    """The first effects: start the replicas decided about here."""
-    effects = self._route(super().start(now), now)
-    return effects + self._execute_all_agreed(now)
+    """The first effects: start all replicas."""
+    return self._share(self._own.start(now), now)
 
   def step(self, given: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects."""
     effects: list[Effect] = []
     match given:
       case ReplicaEnded(replica) if replica in self._shared:
-        words = given.words and (
-          f"{given.process} on host {self._host} {given.words}"
-        )
-        tail = given.tail[-_LONGEST_TAIL:]
-        self._agree(dataclasses.replace(given, words=words, tail=tail), now)
+        return self._agree(given, now)
       case agreement.Heard() | agreement.LauncherEnds():
-        self._agree(given, now)
+        return self._agree(given, now)
       case RunOver() | LauncherStops() | Tick():
-        effects += self._step_here(given, now)
-        self._agree(given, now)
-      case _:
-        effects += self._step_here(given, now)
-    return effects + self._execute_all_agreed(now)
+        effects += self._decide(given, now)
+        return effects + self._agree(given, now)
+    return self._decide(given, now)
 
-  def _execute_all_agreed(self, now: float) -> list[Effect]:
-    effects: list[Effect] = []
-    while self._agreed:  # An effect may cause new ones, which come after it.
-      effects += self._execute_agreed(self._agreed.popleft(), now)
-    return effects
+  def _decide(self, given: supervisor.Input, now: float) -> list[Effect]:
+    """What this host's supervisor decides, as far as the others agree."""
+    return self._share(self._own.step(given, now), now)
 
-  def _agree(self, given: agreement.Input, now: float) -> None:
-    self._agreed += self.agreement.step(given, now)
-
-  def _step_here(self, given: supervisor.Input, now: float) -> list[Effect]:
-    return self._route(super().step(given, now), now)
-
-  def _route(self, decided: Iterable[Effect], now: float) -> list[Effect]:
-    """Agrees on what concerns shared replicas; returns the rest."""
+  def _share(self, decided: Iterable[Effect], now: float) -> list[Effect]:
     effects: list[Effect] = []
     for effect in decided:
       match effect:
         case StartReplica(replica) if replica in self._shared:
           address = self._meeting_address()
-          self._agree(dataclasses.replace(effect, address=address), now)
+          wanted = dataclasses.replace(effect, address=address)
+          effects += self._agree(wanted, now)
         case KillReplica(replica) if replica in self._shared:
-          self._agree(effect, now)
-        case Settled(replica) if replica in self._decided:
-          self._agree(effect, now)
+          effects += [effect, *self._agree(effect, now)]
+        case _:
+          effects.append(effect)
+    for replica in self._shared - self._absent:
+      if self._own.state(replica) is State.ABSENT:
+        self._absent.add(replica)
+        words = "it was abandoned"
+        effects += self._agree(CannotStart(replica, words), now)
+    return effects
+
+  def _agree(self, given: agreement.Input, now: float) -> list[Effect]:
+    effects: list[Effect] = []
+    for effect in self.agreement.step(given, now):
+      match effect:
+        case ReplicaEnded() | RunOver():
+          effects += self._decide(effect, now)
+        case CannotStart(replica, words):
+          self._absent.add(replica)
+          words = f"{words}; {self.trouble}" if self.trouble else words
+          effects += self._decide(CannotStart(replica, words), now)
         case _:
           effects.append(effect)
     return effects
-
-  def _execute_agreed(
-    self, effect: agreement.Effect, now: float
-  ) -> list[Effect]:
-    match effect:
-      case StartReplica(replica, restarts):
-        return [
-          effect,
-          *self._step_here(StartedElsewhere(replica, restarts), now),
-        ]
-      case ReplicaEnded():
-        words = f"ended, because {effect.words}"
-        ended = dataclasses.replace(effect, words=words)
-        return self._step_here(ended, now)
-      case CannotStart(replica, words):
-        words = f"{words}; {self.trouble}" if self.trouble else words
-        return self._step_here(CannotStart(replica, words), now)
-      case RunOver():
-        return self._step_here(effect, now)
-    return [effect]

@@ -43,61 +43,77 @@ class _Two:
     assert again == notice
     return self.machines[reader].step(agreement.Heard(writer, again), now)
 
-  def start(self, number=0, now=1.0):
+  def ask(self, number, now, hosts=(0, 1)):
+    """Hosts want to start the replica; returns what follows at once."""
+    return [
+      self.tell(host, sup.StartReplica(0, number, f"h{host}:{number}"), now)
+      for host in hosts
+    ]
+
+  def start(self, now=1.0):
     """Both run the replica."""
-    begin = sup.StartReplica(0, number, "h:1")
     for host in (0, 1):
       self.tell(host, agreement.Heard(1 - host, None), now)
-    found = self.tell(0, sup.StartReplica(0, number, "h:1"), now)
-    found += self.read(0, now)
-    assert found[-1] == begin
-    assert self.read(1, now)[-1] == begin
+    assert self.ask(0, now) == [[], []]
+    assert self.read(0, now) == [BEGIN]
+    assert self.read(1, now) == [BEGIN]
+
+
+# All meet at the address of the first host.
+BEGIN = sup.StartReplica(0, 0, "h0:0")
 
 
 def _stages(machine):
   return [part.stage for part in machine.notice.parts]
 
 
-def test_a_replica_starts_once_all_hosts_are_there_and_ends_well():
+def test_a_replica_starts_once_all_hosts_are_ready_and_ends_well():
   two = _Two()
   two.start()
   assert two.tell(0, sup.ReplicaEnded(0, 0), 5.0) == []
   assert two.read(1, 5.1) == []  # It waits for its own.
-  assert two.tell(1, sup.ReplicaEnded(0, 0), 6.0) == []
+  assert two.tell(1, sup.ReplicaEnded(0, 0), 6.0) == [sup.ReplicaEnded(0, 0)]
   assert two.read(0, 6.1) == [sup.ReplicaEnded(0, 0)]
-  assert two.tell(0, sup.Settled(0), 6.1) == []
-  assert two.read(1, 6.2) == [sup.ReplicaEnded(0, 0)]
+  # Nothing follows from the end of the other launcher.
+  assert two.tell(0, sup.Tick(), 6.2 + _SILENCE) == []
 
 
 def test_a_process_that_dies_on_any_host_ends_the_replica_on_all():
   two = _Two()
   two.start()
+  killed = sup.ReplicaEnded(0, -9, "was killed", "a tail", "process 1")
+  gone = sup.ReplicaEnded(
+    0, -9, "ended, because process 1 on host 1 was killed", "a tail"
+  )
   # On the other host ...
-  assert two.tell(1, sup.ReplicaEnded(0, -9, "killed", "a tail"), 5.0) == []
-  gone = sup.ReplicaEnded(0, -9, "killed", "a tail")
+  assert two.tell(1, killed, 5.0) == [gone]
   assert two.read(0, 5.1) == [sup.KillReplica(0), gone]
-  assert two.tell(0, sup.StartReplica(0, 1, "h:2"), 5.1) == [
-    sup.StartReplica(0, 1, "h:2")
-  ]
-  assert two.read(1, 5.2) == [sup.StartReplica(0, 1, "h:2")]
+  assert two.ask(1, 5.1) == [[], []]
+  again = sup.StartReplica(0, 1, "h0:1")
+  assert two.read(1, 5.2) == [again]
+  assert two.read(0, 5.2) == [again]
   # ... and on the first one.
-  gone = sup.ReplicaEnded(0, 3, "failed")
-  assert two.tell(0, sup.ReplicaEnded(0, 3, "failed"), 9.0) == [gone]
-  assert two.read(1, 9.1) == [sup.KillReplica(0)]
-  # The notice of the second host is about the start before.
-  assert two.read(0, 9.2) == []
-  assert two.tell(0, sup.StartReplica(0, 2, "h:3"), 9.3) == [
-    sup.StartReplica(0, 2, "h:3")
-  ]
-  assert two.read(0, 9.3) == []
-  # A host that has not read that it ended sees the next start.
-  assert two.read(1, 9.4) == [sup.StartReplica(0, 2, "h:3")]
-  two.tell(0, sup.ReplicaEnded(0, 1), 10.0)
-  two.tell(0, sup.StartReplica(0, 3, "h:4"), 10.0)
-  assert two.read(1, 10.1) == [
-    sup.KillReplica(0),
-    sup.StartReplica(0, 3, "h:4"),
-  ]
+  failed = sup.ReplicaEnded(0, 3, "failed", process="process 0")
+  gone = sup.ReplicaEnded(0, 3, "ended, because process 0 on host 0 failed")
+  assert two.tell(0, failed, 9.0) == [gone]
+  # It is ready again before the other one has read that it had failed.
+  two.ask(2, 9.1, hosts=[0])
+  assert two.read(1, 9.2) == [sup.KillReplica(0), gone]
+  again = sup.StartReplica(0, 2, "h0:2")
+  assert two.ask(2, 9.3, hosts=[1]) == [[again]]
+  assert two.read(0, 9.4) == [again]
+
+
+def test_a_failure_on_one_host_undoes_the_good_end_on_another():
+  two = _Two()
+  two.start()
+  assert two.tell(0, sup.ReplicaEnded(0, 0), 5.0) == []
+  two.tell(1, sup.ReplicaEnded(0, -9, "was killed", "", "process 1"), 5.1)
+  [gone] = two.read(0, 5.2)
+  assert (gone.code, gone.words) == (
+    -9,
+    "ended, because process 1 on host 1 was killed",
+  )
 
 
 def test_a_host_that_does_not_come_is_named():
@@ -108,11 +124,19 @@ def test_a_host_that_does_not_come_is_named():
   assert one.step(sup.Tick(), _MEET - 0.1) == []
   [given_up] = one.step(sup.Tick(), _MEET)
   assert given_up == sup.CannotStart(0, "the launcher of host 2 has not come")
-  assert one.notice.plan(0).stage == notices.Stage.ABSENT
-  other = _agreement(1)
-  assert other.step(sup.Tick(), _MEET - 0.1) == []
-  [given_up] = other.step(sup.Tick(), _MEET)
-  assert "host 0 has not come" in given_up.words
+  assert _stages(one) == [notices.Stage.ABSENT]
+
+
+def test_a_replica_that_one_host_abandons_starts_on_none():
+  two = _Two()
+  two.start()
+  two.tell(1, sup.ReplicaEnded(0, 3, "failed", process="process 1"), 2.0)
+  two.tell(1, sup.CannotStart(0, "no restart is left"), 2.0)
+  _, gone = two.read(0, 2.1)
+  assert gone.code == 3
+  assert two.ask(1, 2.2, hosts=[0]) == [
+    [sup.CannotStart(0, "no restart is left")]
+  ]
 
 
 def test_a_host_that_is_silent_ends_the_replica_and_may_come_back():
@@ -126,38 +150,30 @@ def test_a_host_that_is_silent_ends_the_replica_and_may_come_back():
   assert gone.code != 0
   # It is wanted again, and waits; the host comes back in time.
   now = 12.0
-  assert two.tell(0, sup.StartReplica(0, 1, "h:2"), now) == []
+  assert two.ask(1, now, hosts=[0]) == [[]]
   assert two.tell(0, sup.Tick(), now + _SILENCE - 1.0) == []
-  assert two.read(0, now + _SILENCE - 0.5) == [sup.StartReplica(0, 1, "h:2")]
+  kill, gone = two.read(1, now + _SILENCE - 0.7)
+  assert "host 1 was silent" in gone.words
+  two.ask(1, now + _SILENCE - 0.6, hosts=[1])
+  again = sup.StartReplica(0, 1, "h0:1")
+  assert two.read(0, now + _SILENCE - 0.5) == [again]
   # And one that does not come back is given up.
   two.tell(0, sup.ReplicaEnded(0, -9), 20.0)
   now = 30.0
-  assert two.tell(0, sup.StartReplica(0, 2, "h:3"), now) == []
+  assert two.ask(2, now, hosts=[0]) == [[]]
   [given_up] = two.tell(0, sup.Tick(), now + _SILENCE)
   assert "host 1 was silent" in given_up.words
 
 
-def test_without_its_first_host_a_replica_is_ended_and_then_given_up():
-  two = _Two()
-  two.start()
-  assert two.tell(1, sup.Tick(), 1.0 + _SILENCE) == []
-  assert two.tell(1, sup.Tick(), 1.1 + _SILENCE) == [sup.KillReplica(0)]
-  assert two.tell(1, sup.Tick(), 0.9 + 2 * _SILENCE) == []
-  [given_up] = two.tell(1, sup.Tick(), 1.1 + 2 * _SILENCE)
-  assert "host 0 was silent" in given_up.words
-  assert two.tell(1, sup.Tick(), 100.0) == []
-
-
 def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
-  old = notices.Notice("old", 70)
+  ready = (notices.Part(0, 0, notices.Stage.READY),)
+  old = notices.Notice("old", 70, parts=ready)
   one = _agreement(0)
-  assert one.step(sup.StartReplica(0, 0, "h:1"), 0.0) == []
+  assert one.step(BEGIN, 0.0) == []
   assert one.step(agreement.Heard(1, old), 1.0) == []
   assert one.step(agreement.Heard(1, old), 1.2) == []
-  new = notices.Notice("new", 1)
-  assert one.step(agreement.Heard(1, new), 2.0) == [
-    sup.StartReplica(0, 0, "h:1")
-  ]
+  new = notices.Notice("new", 1, parts=ready)
+  assert one.step(agreement.Heard(1, new), 2.0) == [BEGIN]
   # An old one that comes late is of no effect.
   again = codec.replace(new, beat=9)
   assert one.step(agreement.Heard(1, again), 3.0) == []
@@ -165,46 +181,42 @@ def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
   assert one.step(sup.Tick(), 3.1 + _SILENCE)[0] == sup.KillReplica(0)
 
 
-def test_a_launcher_that_was_started_anew_has_none_of_the_processes():
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_launcher_that_was_started_anew_has_none_of_the_processes(host):
   two = _Two()
   two.start()
-  two.machines[1] = _agreement(1, "another", now=4.0)
-  assert two.read(1, 4.1) == []
-  assert two.read(1, 4.3) == []  # The plan is for the one before.
-  kill, gone = two.read(0, 4.4)
+  two.machines[host] = _agreement(host, "another", now=4.0)
+  two.ask(0, 4.0, hosts=[host])
+  assert two.read(host, 4.1) == []
+  assert two.read(host, 4.3) == []  # What runs is with the one before.
+  kill, gone = two.read(1 - host, 4.4)
   assert kill == sup.KillReplica(0)
-  assert "host 1 was started anew" in gone.words
-  assert two.tell(0, sup.StartReplica(0, 1, "h:2"), 4.5) == [
-    sup.StartReplica(0, 1, "h:2")
-  ]
-  assert two.read(1, 4.6) == [sup.StartReplica(0, 1, "h:2")]
-  # The first host as well: it counts from the start.
-  two.machines[0] = _agreement(0, "another one", now=8.0)
-  assert two.read(1, 8.1) == [sup.KillReplica(0)]
-  two.tell(0, sup.StartReplica(0, 0, "h:9"), 8.2)
-  two.read(0, 8.2)
-  assert two.read(0, 8.4) == [sup.StartReplica(0, 0, "h:9")]
-  assert two.read(1, 8.5) == [sup.StartReplica(0, 0, "h:9")]
+  assert f"host {host} was started anew" in gone.words
+  two.ask(1, 4.5, hosts=[1 - host])
+  # It counts its starts on from there.
+  [begins] = two.read(host, 4.6)
+  assert begins.restarts == 1
+  assert two.read(1 - host, 4.7) == [begins]
 
 
 def test_when_one_host_knows_that_the_run_is_over_all_do():
   two = _Two()
   two.start()
   # The second host has lost its processes; they will not be missed.
-  two.tell(1, sup.ReplicaEnded(0, -9), 5.0)
+  two.tell(1, sup.ReplicaEnded(0, -9, "was killed"), 5.0)
+  two.ask(1, 5.0, hosts=[1])
   assert two.tell(0, sup.RunOver(), 5.0) == []
   assert two.read(1, 5.1) == [
     sup.RunOver(),
     sup.ReplicaEnded(0, 0),
   ]
-  # What is left on the first one ends with it.
-  kill, gone = two.read(0, 5.2)
-  assert (kill, gone.code) == (sup.KillReplica(0), -9)
-  # A late one is ended.
+  # A late one is ended, and is missed by none.
   two = _Two()
   two.start()
   two.tell(0, sup.RunOver(), 5.0)
-  assert two.tell(0, sup.KillReplica(0), 6.0)[0] == sup.KillReplica(0)
+  two.tell(0, sup.KillReplica(0), 6.0)
+  assert two.read(1, 6.1) == [sup.RunOver()]
+  assert two.tell(1, sup.Tick(), 7.0) == []
 
 
 def test_what_is_left_on_other_hosts_ends_by_itself():
@@ -212,17 +224,8 @@ def test_what_is_left_on_other_hosts_ends_by_itself():
   two.start()
   two.tell(0, sup.RunOver(), 5.0)
   assert two.tell(0, sup.ReplicaEnded(0, 0), 5.1) == [sup.ReplicaEnded(0, 0)]
-  two.tell(0, sup.Settled(0), 5.1)
   assert two.read(1, 5.2) == [sup.RunOver()]
   assert two.tell(1, sup.ReplicaEnded(0, 0), 5.3) == [sup.ReplicaEnded(0, 0)]
-  # If it does not, it is ended.
-  two = _Two()
-  two.start()
-  two.tell(0, sup.Settled(0), 5.1)
-  assert two.read(1, 5.2) == []
-  assert two.tell(1, sup.Tick(), 5.1 + _SILENCE) == []
-  found = two.tell(1, sup.Tick(), 5.3 + _SILENCE)
-  assert found == [sup.KillReplica(0), sup.ReplicaEnded(0, 0)]
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
@@ -238,13 +241,16 @@ def test_a_host_that_is_to_end_has_the_replica_leave(stopped):
   assert two.tell(stopped, sup.ReplicaEnded(0, 0), 6.0) == [
     sup.ReplicaEnded(0, 0)
   ]
+  two.read(1 - stopped, 6.1)
+  assert two.tell(1 - stopped, sup.ReplicaEnded(0, 0), 6.2) == [
+    sup.ReplicaEnded(0, 0)
+  ]
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_host_that_waits_for_others_can_be_stopped(stopped):
   one = _agreement(stopped)
-  if stopped == 0:
-    assert one.step(sup.StartReplica(0, 0, "h:1"), 0.0) == []
+  assert one.step(sup.StartReplica(0, 0, "h:1"), 0.0) == []
   assert one.step(sup.LauncherStops(2), 1.0) == [sup.ReplicaEnded(0, 0)]
   assert one.step(sup.Tick(), 100.0) == []
 
@@ -307,7 +313,7 @@ class _Launcher:
     self.world, self.host = world, host
     self.name = f"{host}-{world.random.random()}"
     self.beat, self.alive, self.ended = 0, True, False
-    self.running = {}  # By replica: which start, and by whom.
+    self.running = {}  # By replica: which start.
     places = [
       Place(r, range(host, host + 1), range(world.hosts)) for r in range(2)
     ]
@@ -316,7 +322,7 @@ class _Launcher:
     )
     policy = sup.Policy(restarts=50, whole=False, pauses=(0.1, 0.5))
     self.supervisor = HostSupervisor(
-      host, places, policy, self.agreement, lambda: "h:1"
+      places, policy, self.agreement, lambda: f"h{host}:1"
     )
     self.execute(self.supervisor.start(now))
 
@@ -328,11 +334,8 @@ class _Launcher:
       match effect:
         case sup.StartReplica(replica, restarts, address):
           assert replica not in self.running
-          assert address == "h:1"
-          part = next(
-            p for p in self.agreement.notice.parts if p.replica == replica
-          )
-          self.running[replica] = part.decider, restarts
+          assert address == "h0:1"
+          self.running[replica] = restarts
         case sup.KillReplica(replica):
           del self.running[replica]
         case sup.JobEnded() | sup.GiveUpRun():
