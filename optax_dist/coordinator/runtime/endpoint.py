@@ -1,4 +1,4 @@
-"""How a replica reaches the others: within this process, or over sockets."""
+"""How a replica reaches the others, and the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from optax_dist.coordinator.store import in_process as local_store
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
-from optax_dist.coordinator.transport import in_process as local_transport
 from optax_dist.coordinator.transport import interface as transports
 
 
@@ -41,13 +40,12 @@ class World:
   """Connects replicas that are threads of one process."""
 
   def __init__(self) -> None:
-    self._hub = local_transport.Hub()
     self._store = local_store.InProcessStore()
 
   def connect(self, name: str) -> Endpoint:
     """An endpoint for one replica."""
     unique = process_name(name)
-    transport = local_transport.InProcessTransport(unique, self._hub)
+    transport = sockets.SocketTransport(unique)
     return Endpoint(transport, self._store.connect(unique))
 
 

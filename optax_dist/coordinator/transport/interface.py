@@ -95,7 +95,7 @@ class PeerUp:
   Attributes:
     peer: its name.
     near: whether arrays from `Transport.allocate` reach it without a copy,
-      because it is in this process or can map this process's memory.
+      because it is on this host, and can map this process's memory.
   """
 
   peer: str

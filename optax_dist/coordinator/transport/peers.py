@@ -24,7 +24,6 @@ class Peers:
     self,
     name: str,
     limits: interface.Limits | None,
-    share_memory: bool,
     time_source: Callable[[], float] = time.monotonic,
   ):
     self.name = name
@@ -32,7 +31,7 @@ class Peers:
     self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
     self._closed = False
     self._events: list[interface.Event] = []
-    self._pool = shared_memory.Pool(self._region_dropped, share_memory)
+    self._pool = shared_memory.Pool(self._region_dropped)
     # For peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
     self._lent: dict[tuple[str, int], session.Session] = {}

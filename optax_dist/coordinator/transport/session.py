@@ -126,7 +126,6 @@ class Session:
     peer: str,
     pool: shared_memory.Pool,
     emit: Callable[[interface.Event], None],
-    see: Callable[[str, int], np.ndarray] | None = None,
     connected: Callable[[], bool] = lambda: True,
     now: Callable[[], float] = time.monotonic,
   ):
@@ -136,8 +135,6 @@ class Session:
       peer: the other side's name.
       pool: buffers that can be lent.
       emit: called with each event.
-      see: finds a peer's buffer by its number if it is in this process;
-        otherwise descriptors come with the frames.
       connected: whether the peer is currently not lost; its memory is valid for
         as long.
       now: the transport's clock.
@@ -149,7 +146,6 @@ class Session:
     self.file: int | None = None
     self._pool = pool
     self._emit = emit
-    self._see = see
     self._connected = connected
     self._now = now
     self._keys: tuple[bytes, bytes] | None = None
@@ -425,15 +421,14 @@ class Session:
       return False
     (data,) = out.parts
     region = self._pool.find(data)
-    if region is None or (region.file < 0 and self._see is None):
+    if region is None or region.file < 0:
       return False
     out.begun, out.region = True, region
     region.lent += 1
     if region.number not in self._shown:
       self._shown.add(region.number)
       raw = _REGION_BODY.pack(region.array.size, region.inode)
-      file = region.file if region.file >= 0 else None
-      self._put(_REGION, region.number, raw, file)
+      self._put(_REGION, region.number, raw, region.file)
     start = shared_memory.address_within(data, region)
     self._put(_OFFER, transfer, _PLACE.pack(region.number, start, out.nbytes))
     return True
@@ -673,9 +668,6 @@ class Session:
   def _map(self, number: int, nbytes: int, inode: int) -> None:
     if len(self._mapped) >= _REGIONS or number in self._mapped:
       raise Faulty("too many buffers")
-    if self._see is not None:
-      self._mapped[number] = self._see(self.peer, number)
-      return
     file = self._files.popleft() if self._files else -1
     try:
       if file < 0 or not self.near:

@@ -66,13 +66,8 @@ class Pool:
     dropped: called with the number of a buffer that was freed.
   """
 
-  def __init__(
-    self,
-    dropped: Callable[[int], None] = lambda number: None,
-    shared: bool = True,
-  ):
+  def __init__(self, dropped: Callable[[int], None] = lambda number: None):
     self.dropped = dropped
-    self._shared = shared
     self._numbers = itertools.count(1)
     self._regions: dict[int, Region] = {}
 
@@ -88,8 +83,7 @@ class Pool:
     else:
       whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
       # Memory that is never lent needs no descriptor.
-      shared = self._shared and nbytes >= LEAST
-      region = Region(next(self._numbers), whole, shared)
+      region = Region(next(self._numbers), whole, nbytes >= LEAST)
       self._regions[region.number] = region
     region.free = False
     return region.array.data[:nbytes]
@@ -109,12 +103,6 @@ class Pool:
       if 0 <= start - region.start < region.array.size:
         return region
     return None
-
-  def seen(self, number: int) -> np.ndarray:
-    """A read-only view of a buffer, as peers see it."""
-    array = self._regions[number].array.view()
-    array.flags.writeable = False
-    return array
 
   def returned(self, region: Region) -> None:
     """Called when a reader has finished with it, or is lost."""

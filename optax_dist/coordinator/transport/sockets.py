@@ -134,7 +134,7 @@ class SocketTransport(peers.Peers):
       [PeerUp(peer='a', near=True), Message(peer='a', payload=b'hello')]
       >>> a.close(); b.close()
     """
-    super().__init__(handshake.check_name(name), limits, True, time_source)
+    super().__init__(handshake.check_name(name), limits, time_source)
     self._secret = secret
     self._key = handshake.job_key(secret, run)
     self._signs = bool(secret)

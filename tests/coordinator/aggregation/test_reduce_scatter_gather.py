@@ -4,6 +4,7 @@ import itertools
 import re
 import time
 
+import near_transports
 import numpy as np
 import pytest
 
@@ -19,9 +20,9 @@ from optax_dist.coordinator.protocol import (
   inputs,
 )
 from optax_dist.coordinator.transport import (
-  in_process,
   session,
   shared_memory,
+  sockets,
 )
 
 TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
@@ -43,12 +44,12 @@ class Group:
     template=TEMPLATE,
     mean_wire=None,
   ):
-    self.hub = in_process.Hub()
     self.members = members
     self.work = []
+    names = [f"p{i}" for i in range(members + readers)]
     self.sides = [
-      Side(self, i, wire, timeout, template, mean_wire)
-      for i in range(members + readers)
+      Side(self, i, transport, wire, timeout, template, mean_wire)
+      for i, transport in enumerate(near_transports.connected(*names))
     ]
     self.peers = tuple(
       effects.Peer(i, side.transport.name, side.transport.address)
@@ -87,9 +88,9 @@ class Group:
 
   def pump(self, without=()):
     """Until nothing happens any more."""
-    # A peer that was full goes on after it has been told.
+    # Not every frame is an event.
     quiet = 0
-    while quiet < 3:
+    while quiet < 10:
       quiet += 1
       if self.work:
         quiet = 0
@@ -111,8 +112,10 @@ class Group:
 
 
 class Side:
-  def __init__(self, group, index, wire, timeout, template, mean_wire=None):
-    self.transport = in_process.InProcessTransport(f"p{index}", group.hub)
+  def __init__(
+    self, group, index, transport, wire, timeout, template, mean_wire=None
+  ):
+    self.transport = transport
     self.encoder = encoder.Encoder(template, wire, mean_wire=mean_wire)
     rng = np.random.default_rng(index)
     self.leaves = [
@@ -225,7 +228,7 @@ def test_a_lost_member_is_reported_as_failed_by_all():
   group.begin(2)
   group.begin(3)
   group.pump()
-  group.sides[1].transport.kill()
+  near_transports.kill(group.sides[1].transport)
   group.pump(without=[1])
   for who in (0, 2, 3):
     (answer,) = group.sides[who].answers
@@ -235,7 +238,7 @@ def test_a_lost_member_is_reported_as_failed_by_all():
 
 def test_a_member_whose_address_is_none_is_reported_as_failed():
   group = Group(2)
-  group.peers = (group.peers[0], effects.Peer(1, "p1", "node-1\n:29400"))
+  group.peers = (group.peers[0], effects.Peer(1, "gone", "node-1\n:29400"))
   group.begin(0)
   group.pump()
   (answer,) = group.sides[0].answers
@@ -248,7 +251,7 @@ def test_a_failure_does_not_blame_waiting_members():
   group.begin(0)
   group.begin(2)
   group.pump()
-  group.sides[1].transport.kill()
+  near_transports.kill(group.sides[1].transport)
   group.pump(without=[1, 2])
   # Now the first has failed; the other hears of both.
   group.pump(without=[1])
@@ -377,7 +380,7 @@ def test_a_lender_that_is_lost_while_it_is_read_spoils_the_mean():
     if group.work:
       break
   assert len(group.work) == 1
-  group.sides[1].transport.kill()
+  near_transports.kill(group.sides[1].transport)
   group.pump(without=[1])
   (answer,) = group.sides[0].answers
   assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
@@ -404,16 +407,16 @@ def in_pieces(monkeypatch):
   """As between hosts, with slices of many megabytes; counts the pieces."""
   monkeypatch.setattr(shared_memory, "LEAST", 1 << 40)
   monkeypatch.setattr(session, "PIECE", 16 << 10)
-  monkeypatch.setattr(in_process, "_FULL", 20 << 10)
+  monkeypatch.setattr(sockets, "_TURN", 20 << 10)
   monkeypatch.setattr(aggregation, "_PIECE", 32 << 10)
   pushed = []
-  fill = in_process.InProcessTransport.fill
+  fill = sockets.SocketTransport.fill
 
   def counted(self, peer, transfer, filled):
     pushed.append(filled)
     fill(self, peer, transfer, filled)
 
-  monkeypatch.setattr(in_process.InProcessTransport, "fill", counted)
+  monkeypatch.setattr(sockets.SocketTransport, "fill", counted)
   return pushed
 
 
@@ -464,7 +467,7 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
     for event in first.transport.poll(0):
       first.all.handle(event)
   assert not first.all.answers
-  second.transport.kill()
+  near_transports.kill(second.transport)
   group.pump(without=[1])
   (answer,) = first.answers
   assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
@@ -612,7 +615,7 @@ def test_a_failed_attempt_keeps_the_residual():
   group.begin(0, second)
   group.begin(2, second)
   group.pump()
-  group.sides[1].transport.kill()
+  near_transports.kill(group.sides[1].transport)
   group.pump(without=[1])
   for who in (0, 2):
     answer = group.sides[who].answers[-1]

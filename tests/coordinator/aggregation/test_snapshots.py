@@ -3,19 +3,19 @@
 import re
 import time
 
+import near_transports
 import numpy as np
 import pytest
 
 from optax_dist.coordinator.aggregation import snapshots
 from optax_dist.coordinator.protocol import effects, inputs
-from optax_dist.coordinator.transport import in_process
 
 STATE = np.arange(640, dtype=np.uint8) % 251
 
 
 class Side:
-  def __init__(self, hub, name, timeout=5.0, nbytes=STATE.size):
-    self.transport = in_process.InProcessTransport(name, hub)
+  def __init__(self, transport, timeout=5.0, nbytes=STATE.size):
+    self.transport = transport
     self.work = []
     self.all = snapshots.Snapshots(
       self.transport, nbytes, lambda *both: self.work.append(both), timeout
@@ -31,8 +31,8 @@ class Side:
 
 
 def pair(**options):
-  hub = in_process.Hub()
-  return Side(hub, "a", **options), Side(hub, "b", **options)
+  a, b = near_transports.connected("a", "b")
+  return Side(a, **options), Side(b, **options)
 
 
 def serve(one, to, step=7, transfer=3):
@@ -77,7 +77,7 @@ def test_a_lost_source_is_reported():
   a, b = pair()
   fetch(b, a)
   pump(a, b)
-  a.transport.kill()
+  near_transports.kill(a.transport)
   b.pump()
   (answer,) = b.all.answers
   assert isinstance(answer, inputs.SnapshotFailed)
@@ -87,12 +87,12 @@ def test_a_lost_source_is_reported():
 def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
   a, b = pair()
   a.all.serve(
-    effects.ServeSnapshot(3, "b", "node-1\n:29400", 7),
+    effects.ServeSnapshot(3, "c", "node-1\n:29400", 7),
     lambda out: np.copyto(out, STATE),
   )
-  b.all.fetch(effects.FetchSnapshot(3, "a", "node-1\n:29400"))
+  b.all.fetch(effects.FetchSnapshot(3, "c", "node-1\n:29400"))
   pump(a, b)
-  assert b.all.answers == [inputs.SnapshotFailed(3, "'a' is not connected")]
+  assert b.all.answers == [inputs.SnapshotFailed(3, "'c' is not connected")]
   assert a.all.pending() == b.all.pending() == 0
 
 

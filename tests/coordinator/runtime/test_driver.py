@@ -55,7 +55,7 @@ def driven():
 
 
 def collect(peer):
-  return fx.Collect(ATTEMPT, PARTS, (fx.Peer(1, peer, "in-process:77"),))
+  return fx.Collect(ATTEMPT, PARTS, (fx.Peer(1, peer, "unix:gone"),))
 
 
 def until(one, core, kind):
@@ -74,7 +74,7 @@ def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
   one, core = driven
   core.does[inputs.Started] = [
     collect("gone"),
-    fx.FetchSnapshot(7, "gone", "in-process:77"),
+    fx.FetchSnapshot(7, "gone", "unix:gone"),
   ]
   one._inputs.append(inputs.Started("n"))
   one._on_event(driver.transports.PeerLost("gone", "broken", "it has died"))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.coordinator.transport import worlds
 
-KINDS = ("in process", "unix", "tcp", "tls")
+KINDS = ("unix", "tcp", "tls")
 
 
 @pytest.fixture(scope="session")
@@ -17,14 +17,6 @@ def certificate_folder(tmp_path_factory):
 @pytest.fixture(params=KINDS)
 def world(request, certificate_folder):
   """A world of each kind in turn."""
-  made = worlds.World(request.param, certificate_folder)
-  yield made
-  made.close()
-
-
-@pytest.fixture(params=KINDS[1:])
-def socket_world(request, certificate_folder):
-  """A world of each kind of socket in turn."""
   made = worlds.World(request.param, certificate_folder)
   yield made
   made.close()

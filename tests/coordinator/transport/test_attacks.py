@@ -21,18 +21,18 @@ _QUICK = interface.Limits(
 
 
 @pytest.fixture
-def attacked(socket_world):
+def attacked(world):
   """Two that are connected and keep on talking, whatever happens."""
-  socket_world._limits = _QUICK
-  a, b = socket_world.pair()
-  yield socket_world, a, b
-  socket_world.clear()
+  world._limits = _QUICK
+  a, b = world.pair()
+  yield world, a, b
+  world.clear()
   data = os.urandom(300_000)
   a.send("b", [b"still here"])
   a.send_array("b", 1, data)
   b.expect("a", 1, len(data))
-  socket_world.wait_for("b", interface.Message)
-  (got,) = socket_world.wait_for("b", interface.ArrayReceived)
+  world.wait_for("b", interface.Message)
+  (got,) = world.wait_for("b", interface.ArrayReceived)
   assert bytes(got.data) == data
   assert list(a.peers()) == ["b"]
   assert not a._strangers
@@ -171,17 +171,17 @@ def test_a_recorded_connection_can_not_be_played_again(new_world):
     random.Random(1).randbytes(10_000),
   ],
 )
-def test_a_member_that_sends_nonsense_is_lost(socket_world, frame):
-  _a, b = socket_world.pair()
-  c = socket_world.add("c")
-  socket_world.connect("c", "a")
-  socket_world.wait_for("a", interface.PeerUp)
+def test_a_member_that_sends_nonsense_is_lost(world, frame):
+  _a, b = world.pair()
+  c = world.add("c")
+  world.connect("c", "a")
+  world.wait_for("a", interface.PeerUp)
   (link,) = b._links
   link.sock.send(frame)
-  socket_world.wait_for("a", interface.PeerLost)
-  assert worlds.lost(socket_world, "a") == ["faulty"]
+  world.wait_for("a", interface.PeerLost)
+  assert worlds.lost(world, "a") == ["faulty"]
   c.send("a", [b"fine"])
-  socket_world.wait_for("a", interface.Message)
+  world.wait_for("a", interface.Message)
 
 
 def test_a_man_in_the_middle_can_change_nothing(new_world):

@@ -51,7 +51,7 @@ def test_both_sides_get_a_peer_up_event(world):
   world._limits = interface.Limits(heartbeat=1000.0, silence=3000.0)
   a, b = world.add("a"), world.add("b")
   world.connect("a", "b")
-  near = world.kind in ("in process", "unix")
+  near = world.kind == "unix"
   assert world.wait_for("a", interface.PeerUp) == [interface.PeerUp("b", near)]
   assert world.wait_for("b", interface.PeerUp) == [interface.PeerUp("a", near)]
   assert list(a.peers()) == ["b"]
@@ -260,8 +260,6 @@ def test_cancelled_transfers_fail_on_the_other_side(world, who, when):
     world.run(0.05)
     begin(other)
   else:
-    if world.kind == "in process":
-      pytest.skip("the array has been handed over by then")
     begin(a)
     begin(b)
     for _ in range(3):

@@ -264,8 +264,8 @@ def test_256_connections_in_one_loop(new_world):
     world.close()
 
 
-def test_100_reconnects_leave_nothing_behind(socket_world):
-  a = socket_world.add("a")
+def test_100_reconnects_leave_nothing_behind(world):
+  a = world.add("a")
 
   def files():
     gc.collect()
@@ -274,25 +274,25 @@ def test_100_reconnects_leave_nothing_behind(socket_world):
   for i in range(100):
     if i == 5:
       before = files(), threading.active_count()
-    b = socket_world.add("b")
-    b.connect("a", socket_world.address("a"))
-    socket_world.wait_for("a", interface.PeerUp)
+    b = world.add("b")
+    b.connect("a", world.address("a"))
+    world.wait_for("a", interface.PeerUp)
     memory = b.allocate(200_000)
     b.send_array("a", i, memory)
     a.expect("b", i, 200_000)
-    socket_world.wait_for("a", interface.ArrayReceived)
+    world.wait_for("a", interface.ArrayReceived)
     a.release("b", i)
     if i % 3 == 0:
       a.disconnect("b")
-      socket_world.wait_for("b", interface.PeerLost)
-    socket_world.all.pop("b").close()
+      world.wait_for("b", interface.PeerLost)
+    world.all.pop("b").close()
     if i % 3:
-      socket_world.wait_for("a", interface.PeerLost)
-    socket_world.clear()
+      world.wait_for("a", interface.PeerLost)
+    world.clear()
     del b, memory
   # Threads and files of other tests may end meanwhile.
   now = lambda: (files(), threading.active_count())
-  socket_world.run_until(
+  world.run_until(
     lambda: all(n <= b for n, b in zip(now(), before, strict=True))
   )
 

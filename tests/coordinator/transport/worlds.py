@@ -6,12 +6,7 @@ import time
 
 import pytest
 
-from optax_dist.coordinator.transport import (
-  channels,
-  in_process,
-  interface,
-  sockets,
-)
+from optax_dist.coordinator.transport import channels, interface, sockets
 from tests.coordinator.transport import proxies
 
 SECRET = b"a secret of a test"
@@ -78,24 +73,19 @@ class World:
     self._folder = folder
     self._limits = limits
     self._proxies = []
-    self._hub = in_process.Hub()
     self._made = []
     self.all = {}
     self.events = {}
 
   def add(self, name, **options):
     options.setdefault("limits", self._limits)
-    if self.kind == "in process":
-      made = in_process.InProcessTransport(name, self._hub, options["limits"])
-    elif self.kind == "unix":
-      made = sockets.SocketTransport(name, time_source=self.clock, **options)
-    else:
+    if self.kind != "unix":
       options.setdefault("secret", SECRET)
       options.setdefault("bind", "127.0.0.1")
       options.setdefault("ports", [0])
-      if self.kind == "tls":
-        options["certificates"] = certificates(self._folder)
-      made = sockets.SocketTransport(name, time_source=self.clock, **options)
+    if self.kind == "tls":
+      options["certificates"] = certificates(self._folder)
+    made = sockets.SocketTransport(name, time_source=self.clock, **options)
     self._made.append(made)
     self.all[name] = made
     self.events[name] = []
@@ -103,9 +93,7 @@ class World:
 
   def address(self, name):
     made = self.all[name]
-    return (
-      made.address if self.kind in ("in process", "unix") else (tcp_only(made))
-    )
+    return made.address if self.kind == "unix" else tcp_only(made)
 
   def connect(self, one, other):
     self.all[one].connect(other, self.address(other))
@@ -117,12 +105,18 @@ class World:
 
   def pair(self):
     """Two connected transports, a and b."""
-    a, b = self.add("a"), self.add("b")
-    self.connect("a", "b")
-    self.wait_for("a", interface.PeerUp)
-    self.wait_for("b", interface.PeerUp)
+    return self.connected("a", "b")
+
+  def connected(self, *names):
+    """Transports of these names, each connected to all others."""
+    made = [self.add(name) for name in names]
+    for index, name in enumerate(names):
+      for other in names[:index]:
+        self.connect(name, other)
+    for name in names:
+      self.wait_for(name, interface.PeerUp, len(names) - 1)
     self.clear()
-    return a, b
+    return made
 
   def clear(self):
     for events in self.events.values():
