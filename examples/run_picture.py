@@ -88,10 +88,7 @@ def draw_timeline(axes, records, ledger):
     if total.share(category) > 5e-4
   }
   for row, replica in enumerate(ledger.replicas):
-    own = ledger._replace(
-      spans=tuple(s for s in ledger.spans if s.replica == replica)
-    )
-    edges, found = own.over_time(_COLUMNS)
+    edges, found = shares(ledger.spans(replica), ledger.end)
     low = np.full(_COLUMNS, row - 0.4)
     for category, color in COLORS.items():
       high = low + 0.8 * found[category]
@@ -121,8 +118,22 @@ def draw_timeline(axes, records, ledger):
       axes.axvline(record["time"], color="#4a5568", linewidth=1, linestyle=":")
   axes.set_title("What each replica did")
   axes.set_xlabel("seconds (dotted: a leader takes the role)")
-  axes.set_xlim(0, ledger.seconds)
+  axes.set_xlim(0, ledger.end)
   _name_rows(axes, ledger)
+
+
+def shares(spans, seconds, columns=_COLUMNS):
+  """The edges of columns of equal time, and by category its share of each."""
+  edges = np.linspace(0.0, seconds, columns + 1)
+  width = seconds / columns
+  found = {category: np.zeros(columns) for category in COLORS}
+  for _, begin, end, category in spans:
+    first = min(int(begin / width), columns - 1)
+    last = min(int(end / width), columns - 1)
+    at = np.arange(first, last + 1)
+    inside = np.minimum(edges[at + 1], end) - np.maximum(edges[at], begin)
+    found[category][at] += np.maximum(inside, 0.0) / width
+  return edges, found
 
 
 def draw_fates(axes, records, ledger):

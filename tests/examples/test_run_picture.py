@@ -61,7 +61,7 @@ def _timeline(records, path, replicas=3):
 def test_each_replica_has_a_row_of_what_it_did(records, tmp_path):
   path = tmp_path / "x.png"
   ledger = _timeline(records, path)
-  at = lambda seconds: int(400 * seconds / ledger.seconds)
+  at = lambda seconds: int(400 * seconds / ledger.end)
   first, late = _pixels(path, 0, 3), _pixels(path, 2, 3)
   # Each gradient took 0.5 s, and came 0.2 s before its step.
   assert first["useful"][at(1.5)]

@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
   tables.show(shown)
   print(
     f"goodput {total.goodput:.1%} of {total.total:.4g} replica-seconds,"
-    f" {len(each)} replicas for {ledger.seconds:.4g} s"
+    f" {len(each)} replicas for {ledger.end:.4g} s"
   )
   report = {
-    "seconds": ledger.seconds,
+    "seconds": ledger.end,
     "goodput": total.report(),
     "replicas": {name: found.report() for name, found in each.items()},
   }

@@ -1,21 +1,16 @@
-"""How every replica spent its time, computed from a journal's records.
-
-`of` computes it for a whole run; `TimeLedger` updates it record by record.
-"""
+"""How every replica spent its time, computed from a journal's records."""
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import goodput
 from optax_dist.coordinator.metrics.goodput import Goodput
-from optax_dist.quorum.events import Replica
+from optax_dist.quorum.events import Replica, ordered
 
 # Intervals of a replica that are kept, unless all are.
 _MOST = 5000
@@ -34,49 +29,6 @@ class Span(NamedTuple):
   begin: float
   end: float
   category: str
-
-
-class Ledger(NamedTuple):
-  """The whole time of all replicas of a run.
-
-  Attributes:
-    spans: for each replica, without gap or overlap, from 0 to `seconds`.
-    seconds: how long the run took.
-    replicas: the replicas, in the order of tables.
-  """
-
-  spans: tuple[Span, ...]
-  seconds: float
-  replicas: tuple[Replica, ...]
-
-  def goodput(self, replica: Replica | None = None) -> Goodput:
-    """Replica-seconds by category: of all replicas, or of one."""
-    total = dict.fromkeys(goodput.CATEGORIES, 0.0)
-    for span in self.spans:
-      if replica is None or span.replica == replica:
-        total[span.category] += span.end - span.begin
-    return goodput.make(total)
-
-  def over_time(self, bins: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """How many replicas are in each category, on average, in each interval.
-
-    Args:
-      bins: the number of intervals of equal length.
-
-    Returns:
-      The edges of the intervals, float64 `[bins + 1]`, and for each category a
-      number of replicas, float64 `[bins]`; they add up to all replicas.
-    """
-    edges = np.linspace(0.0, self.seconds, bins + 1)
-    width = self.seconds / bins
-    found = {category: np.zeros(bins) for category in goodput.CATEGORIES}
-    for _, begin, end, category in self.spans:
-      first = min(int(begin / width), bins - 1)
-      last = min(int(end / width), bins - 1)
-      at = np.arange(first, last + 1)
-      inside = np.minimum(edges[at + 1], end) - np.maximum(edges[at], begin)
-      found[category][at] += np.maximum(inside, 0.0) / width
-    return edges, found
 
 
 class _Replica:
@@ -120,12 +72,12 @@ class _Replica:
     self.until(start, self.then)
     self.then = "exchanging"
 
-  def rest(self, end: float) -> tuple[float, float]:
+  def rest(self, end: float) -> dict[str, float]:
     """What to book if the run ended: seconds of waiting, and idle."""
     waits = 0.0
     if self.waits_until is not None:
       waits = max(0.0, min(self.waits_until, end) - self.now)
-    return waits, max(0.0, end - self.now - waits)
+    return {"waiting": waits, "idle": max(0.0, end - self.now - waits)}
 
 
 class TimeLedger:
@@ -149,7 +101,7 @@ class TimeLedger:
 
     Args:
       keep: for how many seconds the intervals are kept, the last 5,000 of each
-        replica at most; infinite for `ledger`, which needs all of them.
+        replica at most; infinite: all of them.
     """
     self._keep = keep
     self._begin()
@@ -211,49 +163,46 @@ class TimeLedger:
         total[category] += seconds
     return total
 
-  def goodput(self) -> Goodput:
-    """Replica-seconds up to `end`, as if the run ended there."""
-    total = self.booked()
-    for one in self._replicas.values():
-      waits, idle = one.rest(self.end)
-      total["waiting"] += waits
-      total["idle"] += idle
+  @property
+  def replicas(self) -> Sequence[Replica]:
+    """The replicas, in the order of tables."""
+    return ordered(self._replicas)
+
+  def goodput(self, replica: Replica | None = None) -> Goodput:
+    """Replica-seconds up to `end`, as if the run ended there.
+
+    Args:
+      replica: whose; None: of all.
+    """
+    total = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    for name, one in self._replicas.items():
+      if replica in (None, name):
+        for seconds in (one.seconds, one.rest(self.end)):
+          for category, more in seconds.items():
+            total[category] += more
     return goodput.make(total)
 
-  def spans(self) -> list[Span]:
-    """The intervals that were kept, in order for each replica."""
-    return [span for one in self._replicas.values() for span in one.spans]
+  def spans(self, replica: Replica | None = None) -> list[Span]:
+    """The intervals that were kept, in order for each replica.
 
-  def ledger(self) -> Ledger:
-    """All intervals, for a run that ends with the last record.
-
-    Raises:
-      ValueError: no replica took part for any time, or not all intervals were
-        kept.
+    Args:
+      replica: whose; None: of all.
     """
-    if not math.isinf(self._keep):
-      raise ValueError("ledger() needs TimeLedger(keep=math.inf).")
-    if not self._replicas or self.end <= 0:
-      raise ValueError(
-        "the journal has no replica that took part for any time, so there is"
-        " nothing to report."
-      )
-    spans: list[Span] = []
-    order = sorted(self._replicas, key=lambda x: (isinstance(x, str), x))
-    for name in order:
-      one = self._replicas[name]
-      spans += one.spans
-      for seconds, category in zip(
-        one.rest(self.end), ("waiting", "idle"), strict=True
-      ):
-        if seconds > 0:
-          begin = spans[-1].end if spans and spans[-1].replica == name else 0.0
-          last = self.end if category == "idle" else begin + seconds
-          spans.append(Span(name, begin, last, category))
-    return Ledger(tuple(spans), self.end, tuple(order))
+    return [
+      span
+      for name in self.replicas
+      if replica in (None, name)
+      for span in self._replicas[name].spans
+    ]
+
+  def close(self) -> None:
+    """Books the rest of the time: the run ends with the last record."""
+    for one in self._replicas.values():
+      for category, seconds in one.rest(self.end).items():
+        one.until(one.now + seconds, category)
 
 
-def of(records: Iterable[journal.Record]) -> Ledger:
+def of(records: Iterable[journal.Record]) -> TimeLedger:
   """How a recorded run spent its time.
 
   For a resumed run, its last part counts.
@@ -262,7 +211,8 @@ def of(records: Iterable[journal.Record]) -> Ledger:
     records: the records from `journal.read`.
 
   Returns:
-    The ledger.
+    The whole time of all replicas: their spans have neither gap nor overlap,
+    from 0 to its `end`.
 
   Raises:
     ValueError: the journal has no replica, or no time has passed in it.
@@ -270,7 +220,13 @@ def of(records: Iterable[journal.Record]) -> Ledger:
   times = TimeLedger(keep=math.inf)
   for record in records:
     times.update(record)
-  return times.ledger()
+  if not times.replicas or times.end <= 0:
+    raise ValueError(
+      "the journal has no replica that took part for any time, so there is"
+      " nothing to report."
+    )
+  times.close()
+  return times
 
 
 def _book(

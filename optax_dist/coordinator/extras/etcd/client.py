@@ -1,8 +1,9 @@
 """The store on an etcd cluster, which survives the loss of any of its servers.
 
 It uses etcd's JSON gateway and only the standard library, since the maintained
-Python clients know one server each. Each request is tried at one server after
-another until it times out; all can be repeated safely.
+Python clients know one server each. A thread executes the requests in order. It
+tries each at one server after another until the request times out; all can be
+repeated safely.
 
 Another process with access to the cluster could write keys of a run. So values
 are signed with the job's secret: a value that no member wrote ends the run.
@@ -10,19 +11,20 @@ are signed with the job's secret: a value that no member wrote ends the run.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import collections
 import contextlib
 import dataclasses
 import hmac
+import http.client
 import json
 import logging
+import queue
 import random
+import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from optax_dist.coordinator.store import interface, urls
@@ -47,11 +49,15 @@ class _Rejected(Exception):
   """The cluster refuses the request, and would refuse a retry."""
 
 
+class _Forged(Exception):
+  """The cluster holds something that this run did not write."""
+
+
 @dataclasses.dataclass
 class _Pending:
   request: interface.Request
   began: float
-  timer: asyncio.TimerHandle | None = None
+  timeout: float
   detail: str = ""
 
 
@@ -121,14 +127,15 @@ class EtcdStore:
     self._place, self._secret = place, secret
     self._folder = f"{place.prefix}/{run}/"
     self._wake = wake
-    self._events: collections.deque[interface.Event] = collections.deque()
-    self._ssl = _context(place) if place.tls else None
-    self._token = ""
+    self._servers = _Servers(place)
     self._cluster, self._revision = "", 0
+    self._closed = False
+    # Only the owner changes it; the thread gives up what is no longer there.
     self._pending: dict[int, _Pending] = {}
-    self._loop = asyncio.new_event_loop()
-    self._queue: asyncio.Queue[_Pending] = asyncio.Queue()
-    self._closed, self._ended = False, asyncio.Event()
+    self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+    self._answers: collections.deque[
+      tuple[_Pending, interface.Answer] | interface.StoreLost
+    ] = collections.deque()
     self._thread = threading.Thread(
       target=self._run, name="optax-dist-etcd", daemon=True
     )
@@ -138,100 +145,82 @@ class EtcdStore:
 
   def ask(self, request: interface.Request, timeout: float) -> None:
     interface.check(request)
-    pending = _Pending(request, time.monotonic())
-
-    def begin() -> None:
+    if not self._closed:
+      pending = _Pending(request, time.monotonic(), timeout)
       self._pending[request.request] = pending
-      self._queue.put_nowait(pending)
-      left = pending.began + timeout - time.monotonic()
-      pending.timer = self._loop.call_later(left, self._expire, pending)
-
-    self._call(begin)
+      self._queue.put(pending)
 
   def poll(self) -> list[interface.Event]:
-    found = []
-    while self._events:
-      found.append(self._events.popleft())
+    found: list[interface.Event] = []
+    while self._answers:
+      event = self._answers.popleft()
+      if isinstance(event, interface.StoreLost):
+        self._pending.clear()
+        found.append(event)
+        continue
+      pending, answer = event
+      if self._pending.get(answer.request) is pending:
+        del self._pending[answer.request]
+        found.append(answer)
+    now = time.monotonic()
+    for number, pending in list(self._pending.items()):
+      if now >= pending.began + pending.timeout:
+        del self._pending[number]
+        reason = (
+          f"{interface.describe(pending.request)} at {self.address}: no answer"
+          f" in {now - pending.began:.1f} s{pending.detail}"
+        )
+        found.append(interface.Unknown(number, reason))
     return found
 
   def handle(self, event: transports.Event) -> bool:
     return False
 
   def deadline(self) -> float | None:
-    return None
+    ends = [p.began + p.timeout for p in self._pending.values()]
+    return max(0.0, min(ends) - time.monotonic()) if ends else None
 
   def close(self) -> None:
-    self._call(self._ended.set)
     self._closed = True
+    self._pending.clear()
+    self._queue.put(None)
+    self._servers.interrupt()
     self._thread.join(5.0)
 
   # In its own thread.
 
   def _run(self) -> None:
-    with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-      runner.run(self._main())
+    with contextlib.closing(self._servers):
+      try:
+        while (pending := self._queue.get()) is not None:
+          self._execute(pending)
+      except Exception as error:
+        if not isinstance(error, _Rejected | _Forged):
+          _log.exception("the client of %s failed", self.address)
+        self._closed = True
+        reason = str(error) or repr(error)
+        self._answers.append(interface.StoreLost(f"{self.address}: {reason}"))
+        self._wake()
 
-  async def _main(self) -> None:
-    work = self._loop.create_task(self._safely(self._work()))
-    await self._ended.wait()
-    work.cancel()
-    await asyncio.wait([work])
-    await asyncio.sleep(0)  # Closing a connection takes one more iteration.
-
-  def _call(self, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # The loop was closed a moment ago.
-      if not self._closed:
-        self._loop.call_soon_threadsafe(function)
-
-  def _expire(self, pending: _Pending) -> None:
-    waited = time.monotonic() - pending.began
-    what = interface.describe(pending.request)
-    reason = f"{what} at {self.address}: no answer in {waited:.1f} s"
-    number = pending.request.request
-    self._answer(pending, interface.Unknown(number, reason + pending.detail))
-
-  def _answer(self, pending: _Pending, answer: interface.Answer) -> None:
-    if self._pending.get(answer.request) is pending:
-      del self._pending[answer.request]
-      if pending.timer is not None:
-        pending.timer.cancel()
-      self._tell(answer)
-
-  def _lose(self, reason: str) -> None:
-    self._closed = True
-    self._tell(interface.StoreLost(f"{self.address}: {reason}"))
-    self._ended.set()
-
-  def _tell(self, event: interface.Event) -> None:
-    self._events.append(event)
-    self._wake()
-
-  async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
-    """Runs the work, and reports the error that ends it."""
-    try:
-      await work
-    except Exception as error:
-      if not isinstance(error, _Rejected | _Forged):
-        _log.exception("the client of %s failed", self.address)
-      self._lose(str(error) or repr(error))
-
-  async def _work(self) -> None:
-    """Executes requests one after the other."""
-    with contextlib.closing(_Servers(self)) as servers:
-      while True:
-        pending = await self._queue.get()
-        request = pending.request
-        path, body = self._message(request)
-        while self._pending.get(request.request) is pending:
-          try:
-            found = await servers.post(path, body)
-            self._answer(pending, self._read(request, found))
-          except _Failed as error:
-            pending.detail = f" ({error})"
-            await servers.next()
-          except _Rejected as error:
-            refused = interface.Refused(request.request, str(error))
-            self._answer(pending, refused)
+  def _execute(self, pending: _Pending) -> None:
+    """Tries a request until it has an answer, or its owner gives it up."""
+    request = pending.request
+    path, body = self._message(request)
+    while self._pending.get(request.request) is pending:
+      asked_at = self._revision
+      try:
+        found = self._servers.post(path, body)
+        self._check_header(found["header"], asked_at)
+        answer = self._read(request, found)
+      except _Failed as error:
+        pending.detail = f" ({error})"
+        self._servers.next()
+        continue
+      except _Rejected as error:
+        answer = interface.Refused(request.request, str(error))
+      self._answers.append((pending, answer))
+      self._wake()
+      return
 
   def _message(self, request: interface.Request) -> tuple[str, dict[str, Any]]:
     match request:
@@ -295,7 +284,7 @@ class EtcdStore:
       )
     return value
 
-  def check_header(self, header: dict[str, Any], asked_at: int) -> None:
+  def _check_header(self, header: dict[str, Any], asked_at: int) -> None:
     """Raises `_Forged` unless it is still the same cluster."""
     revision = int(header.get("revision", 0))
     self._cluster = self._cluster or header["cluster_id"]
@@ -304,65 +293,81 @@ class EtcdStore:
     self._revision = max(self._revision, revision)
 
 
-class _Forged(Exception):
-  """The cluster holds something that this run did not write."""
-
-
 class _Servers:
   """A connection to one of the servers, and then to the next one."""
 
-  def __init__(self, store: EtcdStore):
-    self._store = store
-    self._endpoints = list(store._place.endpoints)
+  def __init__(self, place: Etcd):
+    self._place = place
+    self._ssl = _context(place) if place.tls else None
+    self._endpoints = list(place.endpoints)
     # Spreads the clients over the servers.
     random.shuffle(self._endpoints)
-    self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None
-    self._streams = None
+    self._connection: http.client.HTTPConnection | None = None
+    self._token = ""
     self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
 
-  async def next(self) -> None:
+  def next(self) -> None:
     """Switches to the next server, after a growing pause."""
     self.close()
     self._endpoints.append(self._endpoints.pop(0))
-    await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
+    time.sleep(self._backoff * random.uniform(0.5, 1.0))
     self._backoff = min(2 * self._backoff, _BACKOFF[1])
     self._patience = min(2 * self._patience, _ATTEMPT[1])
 
   def close(self) -> None:
     """Closes the connection, if there is one."""
-    if self._streams is not None:
-      self._streams[1].transport.abort()
-      self._streams = None
+    if self._connection is not None:
+      self._connection.close()
+      self._connection = None
 
-  @contextlib.asynccontextmanager
-  async def _attempt(self) -> AsyncIterator[None]:
-    """Raises connection errors inside the block as `_Failed`."""
-    try:
-      async with asyncio.timeout(self._patience):
-        yield
-    except (OSError, EOFError, ValueError, LookupError) as error:
-      self.close()
-      text = "it does not answer" if isinstance(error, TimeoutError) else error
-      raise _Failed(f"{self._endpoints[0]}: {text}") from error
+  def interrupt(self) -> None:
+    """Ends what the thread waits for; any thread may call it."""
+    connection = self._connection
+    sock = None if connection is None else connection.sock
+    if sock is not None:
+      with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
-  async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Sends one request and returns its answer."""
-    asked_at = self._store._revision
-    async with self._attempt():
-      await self._log_in()
-      found = json.loads(await self._send(path, body))
-      self._raise_for(found)
-      self._store.check_header(found["header"], asked_at)
+  def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Sends one request and returns its answer.
+
+    Raises:
+      _Failed: there is no answer, or none that says what came of it.
+      _Rejected: the cluster refuses the request.
+    """
+    place = self._place
+    if place.user and not self._token:
+      login = {"name": place.user, "password": place.password}
+      self._token = self._send("auth/authenticate", login)["token"]
+    found = self._send(path, body)
     self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
     return found
 
-  async def _log_in(self) -> None:
-    place = self._store._place
-    if place.user and not self._store._token:
-      body = {"name": place.user, "password": place.password}
-      found = json.loads(await self._send("auth/authenticate", body))
-      self._raise_for(found)
-      self._store._token = found["token"]
+  def _send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    server = self._endpoints[0]
+    if self._connection is None:
+      host, _, port = server.rpartition(":")
+      where = host.strip("[]"), int(port)
+      self._connection = (
+        http.client.HTTPConnection(*where)
+        if self._ssl is None
+        else http.client.HTTPSConnection(*where, context=self._ssl)
+      )
+    self._connection.timeout = self._patience
+    if self._connection.sock is not None:
+      self._connection.sock.settimeout(self._patience)
+    headers = {"Content-Type": "application/json"}
+    if self._token:
+      headers["Authorization"] = self._token
+    try:
+      data = json.dumps(body).encode()
+      self._connection.request("POST", f"/v3/{path}", data, headers)
+      found: dict[str, Any] = json.loads(self._connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+      text = "it does not answer" if isinstance(error, TimeoutError) else error
+      raise _Failed(f"{server}: {text}") from error
+    self._raise_for(found)
+    return found
 
   def _raise_for(self, found: dict[str, Any]) -> None:
     error = found.get("error")
@@ -370,54 +375,13 @@ class _Servers:
       return
     code = found.get("code", 0)
     text = f"{self._endpoints[0]}: {found.get('message', error)}"
-    if code == _UNAUTHENTICATED and self._store._token:
-      self._store._token = ""  # It has expired.
+    if code == _UNAUTHENTICATED and self._token:
+      self._token = ""  # It has expired.
     elif code in (_INVALID, _DENIED) or (
       code == _EXHAUSTED and "space" in text
     ):
       raise _Rejected(text)
     raise _Failed(text)
-
-  async def _send(self, path: str, body: dict[str, Any]) -> bytes:
-    """Sends a request; returns its answer."""
-    if self._streams is None:
-      host, _, port = self._endpoints[0].rpartition(":")
-      self._streams = await asyncio.open_connection(
-        host.strip("[]"), int(port), ssl=self._store._ssl
-      )
-    reader, writer = self._streams
-    data = json.dumps(body).encode()
-    token = self._store._token
-    head = [
-      f"POST /v3/{path} HTTP/1.1",
-      f"Host: {self._endpoints[0]}",
-      "Content-Type: application/json",
-      f"Content-Length: {len(data)}",
-      *([f"Authorization: {token}"] if token else ()),
-    ]
-    writer.write("\r\n".join([*head, "", ""]).encode() + data)
-    await writer.drain()
-    if not (await reader.readline()).startswith(b"HTTP/1."):
-      raise EOFError("the connection was closed")
-    headers = {}
-    while line := (await reader.readline()).strip():
-      name, _, text = line.partition(b":")
-      headers[name.lower()] = text.strip().lower()
-    return await _body(reader, headers)
-
-
-async def _body(
-  reader: asyncio.StreamReader, headers: dict[bytes, bytes]
-) -> bytes:
-  if headers.get(b"transfer-encoding") != b"chunked":
-    return await reader.readexactly(int(headers[b"content-length"]))
-  body = b""
-  while size := int((await reader.readline()).partition(b";")[0], 16):
-    body += await reader.readexactly(size)
-    await reader.readline()
-  while (await reader.readline()).strip():
-    pass
-  return body
 
 
 def _context(place: Etcd) -> ssl.SSLContext:

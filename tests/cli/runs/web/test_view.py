@@ -68,10 +68,10 @@ def test_the_timeline_has_the_categories_of_a_report():
   drop = {"kind": "drop", "time": 4.0, "replica": 1, "reason": "stale"}
   drop |= {"count": 1, "arrived": 4.0, "compute": 1.5}
   assert _state(_commit(0, 2.25, member), drop)["spans"] == [
-    {"replica": "a", "begin": 0.0, "end": 1.5, "category": "start"},
-    {"replica": "a", "begin": 1.5, "end": 2.0, "category": "useful"},
     {"replica": "1", "begin": 0.0, "end": 2.5, "category": "start"},
     {"replica": "1", "begin": 2.5, "end": 4.0, "category": "dropped"},
+    {"replica": "a", "begin": 0.0, "end": 1.5, "category": "start"},
+    {"replica": "a", "begin": 1.5, "end": 2.0, "category": "useful"},
   ]
 
 
