@@ -87,6 +87,10 @@ class Plain:
     except (BlockingIOError, InterruptedError):
       return None
 
+  def pending(self) -> int:
+    """Bytes that can be read though the socket is not readable."""
+    return 0
+
   def take_files(self) -> Sequence[int]:
     """Descriptors received with the data."""
     if not self.files:
@@ -115,6 +119,10 @@ class Tls(Plain):
   """A socket with TLS; the handshake happens with the first bytes."""
 
   drains = False
+
+  def pending(self) -> int:
+    assert isinstance(self.sock, ssl.SSLSocket)
+    return self.sock.pending()
 
   def receive(self, room: Sequence[memoryview]) -> int | None:
     self.reads_when_writable = self.writes_when_readable = False

@@ -319,8 +319,8 @@ class Transport(Protocol):
   ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
-    It must not be written to until then. The first MiB is sent at once, the
-    rest when the receiver expects it.
+    It must not be written to until then. An array of at most a MiB is sent at
+    once, a larger one when the receiver expects it.
 
     Args:
       peer: the receiver, which expects it now or later.
@@ -382,7 +382,7 @@ class Transport(Protocol):
     No event follows here, and the memory belongs to the caller again; at the
     peer the transfer fails, now or when it starts, unless the whole array is on
     its way. The sender of an array that will not be expected must cancel it too,
-    or the peer keeps its first bytes.
+    or the peer keeps its bytes.
     """
     ...
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from optax_dist.coordinator.transport import interface, shared_memory
 
-EAGER = 1 << 20  # Bytes of an array that may be sent before it is expected.
+EAGER = 1 << 20  # Size of an array that may be sent before it is expected.
 # Bytes of an array in one frame, for which messages wait: more (by the step) while
 # one is written in so many seconds, half otherwise, as TCP adapts its window.
 PIECE = 1 << 20
@@ -59,7 +59,7 @@ class Faulty(Exception):
 
 @dataclasses.dataclass(slots=True)
 class _Incoming:
-  """An array that is expected, or whose first bytes came before that."""
+  """An array that is expected, or that came before that."""
 
   nbytes: int
   memory: memoryview | None  # The destination; None: use it in place.
@@ -99,15 +99,6 @@ class _Outgoing:
       if piece.nbytes < first.nbytes:
         self.parts.insert(0, first[piece.nbytes :])
     return found
-
-
-class _Body:
-  """A message too large for the staging buffer."""
-
-  def __init__(self, head: bytes, tag: bytes, nbytes: int):
-    self.head, self.tag = head, tag
-    self.memory = memoryview(bytearray(nbytes))
-    self.received = 0
 
 
 class Session:
@@ -159,15 +150,15 @@ class Session:
     self._finishing: int | None = None
     self._piece = min(2 * _STEP, PIECE)
     self._piece_began: float | None = None
+    # In the order of their turns.
     self._outgoing: dict[int, _Outgoing] = {}
-    self._turns: collections.deque[int] = collections.deque()
     self._early_sent: dict[int, int] = {}
     self._shown: set[int] = set()
     # Receiving.
     self._staging = memoryview(bytearray(STAGING))
     self._start = self._end = 0
     self._scratch: memoryview | None = None
-    self._sink: _Incoming | _Body | None = None
+    self._sink: _Incoming | None = None
     self._sink_id = 0
     self._left = 0
     self._incoming: dict[int, _Incoming] = {}
@@ -188,9 +179,8 @@ class Session:
     """
     self._keys, self.near, self._lends = keys, near, near
     self._started = True
-    for transfer, out in list(self._outgoing.items()):
-      if self._offer(transfer, out):
-        self._turns.remove(transfer)
+    for transfer, out in self._outgoing.items():
+      self._offer(transfer, out)
 
   # Called by the transport.
 
@@ -236,16 +226,15 @@ class Session:
     out = _Outgoing(parts, size, transfer in self._ready, filled)
     self._ready.pop(transfer, None)
     self._outgoing[transfer] = out
-    if not self._offer(transfer, out):
-      self._turns.append(transfer)
+    self._offer(transfer, out)
 
   def fill(self, transfer: int, filled: int) -> None:
     """See `Transport.fill`."""
     out = self._outgoing.get(transfer)
     if out is not None:
       out.filled = filled
-      if not out.begun and self._offer(transfer, out):
-        self._turns.remove(transfer)
+      if not out.begun:
+        self._offer(transfer, out)
 
   def expect(
     self,
@@ -279,7 +268,10 @@ class Session:
       if found.nbytes != nbytes:
         self._wrong_size(transfer, found.nbytes, nbytes)
         return
-      self._move(found, memory)
+      if memory is not None:
+        if found.memory is not None:
+          memory[: found.received] = found.memory[: found.received]
+        found.memory = memory
     found.moved, found.in_parts = self._now(), in_parts
     if found.lent is not None:
       self._take_offer(transfer, found)
@@ -322,7 +314,6 @@ class Session:
         self._fail(transfer, False, reason)
     self._outgoing.clear()
     self._incoming.clear()
-    self._turns.clear()
     self._lent.clear()
     self._mapped.clear()
     self._frames.clear()
@@ -335,13 +326,9 @@ class Session:
 
   def output(self) -> list[memoryview | bytes]:
     """The next bytes to write; see `sent`."""
-    if not self._writing and self._started and (self._frames or self._turns):
+    if not self._writing and self._started:
       self._gather()
     return self._writing
-
-  def has_output(self) -> bool:
-    """Whether there may be bytes to write."""
-    return bool(self._frames or self._turns or self._writing)
 
   def sent(self, nbytes: int) -> None:
     """Reports how many bytes of `output` were written."""
@@ -379,29 +366,28 @@ class Session:
       small += [self._seal(kind, number, len(body), body), body]
     if small:
       self._writing.append(b"".join(small))
-    for _ in range(len(self._turns)):
-      transfer = self._turns[0]
-      self._turns.rotate(-1)
-      if self._gather_piece(transfer):
+    for transfer, out in self._outgoing.items():
+      if self._gather_piece(transfer, out):
+        self._outgoing[transfer] = self._outgoing.pop(transfer)
         break
 
-  def _gather_piece(self, transfer: int) -> bool:
+  def _gather_piece(self, transfer: int, out: _Outgoing) -> bool:
     """Queues a piece of the array, if one may be sent."""
-    out = self._outgoing[transfer]
     size = out.nbytes
+    if out.region is not None or (out.begun and out.taken == size):
+      return False
     if out.filled < size and self._lends and size >= shared_memory.LEAST:
       return False  # It is lent as a whole.
     if not out.begun:
-      cost = _cost(size)
       if not out.ready:
-        if sum(self._early_sent.values()) + cost > _BUDGET:
+        early = sum(self._early_sent.values())
+        if size > EAGER or early + _cost(size) > _BUDGET:
           return False
-        self._early_sent[transfer] = cost
+        self._early_sent[transfer] = _cost(size)
       out.begun = True
       raw = _WORD.pack(size)
       self._writing += [self._seal(_ARRAY, transfer, len(raw), raw), raw]
-    end = size if out.ready else min(size, EAGER)
-    end = min(end, out.filled, out.taken + self._piece)
+    end = min(size, out.filled, out.taken + self._piece)
     if end == out.taken and size:
       return False
     if size:
@@ -409,20 +395,19 @@ class Session:
       head = self._seal(_CHUNK, transfer, end - out.taken, b"")
       self._writing += [head, *out.take(end - out.taken)]
     if end == size:
-      self._turns.remove(transfer)
       self._finishing = transfer
     return True
 
-  def _offer(self, transfer: int, out: _Outgoing) -> bool:
+  def _offer(self, transfer: int, out: _Outgoing) -> None:
     """Lends the array instead of sending it, if its memory can be shared."""
     if not self._lends or out.nbytes < shared_memory.LEAST:
-      return False
+      return
     if out.filled < out.nbytes or len(out.parts) > 1:
-      return False
+      return
     (data,) = out.parts
     region = self._pool.find(data)
     if region is None or region.file < 0:
-      return False
+      return
     out.begun, out.region = True, region
     region.lent += 1
     if region.number not in self._shown:
@@ -431,7 +416,6 @@ class Session:
       self._put(_REGION, region.number, raw, region.file)
     start = shared_memory.address_within(data, region)
     self._put(_OFFER, transfer, _PLACE.pack(region.number, start, out.nbytes))
-    return True
 
   def _put(
     self, kind: int, number: int, body: bytes = b"", file: int | None = None
@@ -467,10 +451,15 @@ class Session:
       self._advance(taken)
       nbytes -= taken
     self._end += nbytes
-    while self._end - self._start >= _HEADER.size and self._parse():
-      pass
-    if self._start:
+    missing = 0
+    while self._end - self._start >= _HEADER.size and not missing:
+      missing = self._parse()
+    # A long message is gathered in a buffer of its size.
+    size = max(STAGING, self._end - self._start + missing)
+    if self._start or size != len(self._staging):
       rest = bytes(self._staging[self._start : self._end])
+      if size != len(self._staging):
+        self._staging = memoryview(bytearray(size))
       self._staging[: len(rest)] = rest
       self._start, self._end = 0, len(rest)
 
@@ -497,64 +486,50 @@ class Session:
     if sink is None:
       return
     sink.received += nbytes
-    if isinstance(sink, _Incoming):
-      sink.moved = self._now()
-      if sink.in_parts and 0 < sink.received < sink.nbytes:
-        assert sink.memory is not None
-        self._emit(
-          interface.ArrayPart(
-            self.peer, self._sink_id, sink.memory, sink.received
-          )
+    sink.moved = self._now()
+    if sink.in_parts and 0 < sink.received < sink.nbytes:
+      assert sink.memory is not None
+      self._emit(
+        interface.ArrayPart(
+          self.peer, self._sink_id, sink.memory, sink.received
         )
-    if self._left:
-      return
-    self._sink = None
-    if isinstance(sink, _Incoming):
+      )
+    if not self._left:
+      self._sink = None
       self._check_whole(self._sink_id, sink)
-    else:
-      body = bytes(sink.memory)
-      self._check(sink.head, sink.tag, body)
-      self._emit(interface.Message(self.peer, body))
 
-  def _parse(self) -> bool:
-    """Processes one frame, or the available part of it; False if too short."""
+  def _parse(self) -> int:
+    """Processes one frame, or what is here of a piece of an array.
+
+    Returns:
+      How many bytes are missing of it; 0 if it was processed.
+    """
     start = self._start
     length, kind, number = _HEADER.unpack_from(self._staging, start)
     body = start + _HEADER.size
     if self._keys is not None:
       body += _TAG
-    here = self._end - body
-    if here < 0:
-      return False
-    if kind == _CHUNK:
-      head, tag = self._head(start, body)
-      self._check(head, tag, b"")
-      self._begin_piece(number, length)
-    elif length > interface.MAX_MESSAGE or (kind != _MESSAGE and length > 512):
+    most = interface.MAX_MESSAGE if kind == _MESSAGE else 512
+    if kind != _CHUNK and length > most:
       raise Faulty(f"a frame of kind {kind} with {length:,} bytes")
-    elif body - start + length <= STAGING:
-      if here < length:
-        return False
-      head, tag = self._head(start, body)
-      text = bytes(self._staging[body : body + length])
-      self._check(head, tag, text)
-      self._start = body + length
+    end = body if kind == _CHUNK else body + length
+    if end > self._end:
+      return end - self._end
+    head = bytes(self._staging[start : start + _HEADER.size])
+    tag = bytes(self._staging[start + _HEADER.size : body])
+    text = bytes(self._staging[body:end])
+    self._check(head, tag, text)
+    self._start = end
+    if kind != _CHUNK:
       self._handle(kind, number, text)
-      return True
-    else:
-      self._sink = _Body(*self._head(start, body), length)
-      self._left = length
+      return 0
+    self._begin_piece(number, length)
     # The rest is read directly into its destination.
-    taken = min(here, self._left)
-    if taken:
-      self._sink_room()[:taken] = self._staging[body : body + taken]
-    self._start = body + taken
+    taken = min(self._end - end, length)
+    self._sink_room()[:taken] = self._staging[end : end + taken]
+    self._start += taken
     self._advance(taken)
-    return True
-
-  def _head(self, start: int, body: int) -> tuple[bytes, bytes]:
-    end = start + _HEADER.size
-    return bytes(self._staging[start:end]), bytes(self._staging[end:body])
+    return 0
 
   def _check(self, head: bytes, tag: bytes, body: bytes) -> None:
     if self._keys is None:  # Frames are not signed.
@@ -620,9 +595,9 @@ class Session:
     found = self._incoming.get(transfer)
     if found is None:
       self._early += _cost(nbytes)
-      if self._early > _BUDGET:
+      if nbytes > EAGER or self._early > _BUDGET:
         raise Faulty("too much of arrays that are not expected")
-      memory = np.empty(min(nbytes, EAGER), np.uint8).data
+      memory = np.empty(nbytes, np.uint8).data
       self._incoming[transfer] = _Incoming(nbytes, memory, False, begun=True)
       return
     if found.begun:
@@ -632,22 +607,8 @@ class Session:
       self._wrong_size(transfer, nbytes, found.nbytes)
       return
     if found.memory is None:
-      self._move(found, None)
+      found.memory = np.empty(nbytes, np.uint8).data
     self._check_whole(transfer, found)
-
-  def _move(self, found: _Incoming, memory: memoryview | None) -> None:
-    """Moves an array to its destination, with the bytes received so far."""
-    if found.lent is not None:
-      found.memory = memory
-      return
-    old = found.memory
-    if memory is None:
-      if old is not None and old.nbytes == found.nbytes:
-        return
-      memory = np.empty(found.nbytes, np.uint8).data
-    if old is not None:
-      memory[: found.received] = old[: found.received]
-    found.memory = memory
 
   def _check_whole(self, transfer: int, found: _Incoming) -> None:
     if found.expected and found.begun and found.received == found.nbytes:
@@ -746,7 +707,6 @@ class Session:
           del self._outgoing[transfer]
         else:
           out.begun = False
-          self._turns.append(transfer)
 
   def _end_lending(self, out: _Outgoing) -> None:
     region, out.region = out.region, None
@@ -775,8 +735,6 @@ class Session:
       out.cancelled = True  # Its memory is in use until it is released.
     elif out is not None:
       del self._outgoing[transfer]
-      if transfer in self._turns:
-        self._turns.remove(transfer)
       # A piece may be half written, and its memory is the caller's from now on.
       self._writing = [bytes(part) for part in self._writing]
     incoming = self._incoming.pop(transfer, None)
@@ -799,4 +757,4 @@ class Session:
 
 
 def _cost(nbytes: int) -> int:
-  return max(_LEAST, min(nbytes, EAGER))
+  return max(_LEAST, nbytes)

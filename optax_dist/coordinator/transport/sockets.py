@@ -147,7 +147,6 @@ class SocketTransport(peers.Peers):
     self._dirty: collections.OrderedDict[_Link, None] = (
       collections.OrderedDict()
     )
-    self._again: set[_Link] = set()
     self._last: dict[str, bytes] = {}
     self._make_gaps = gaps
     self._gaps: dict[str, interface.Gaps] = {}
@@ -317,7 +316,7 @@ class SocketTransport(peers.Peers):
     while True:
       self.flush()
       wait = 0.0
-      if not (self._events or self._again or self._woken):
+      if not (self._events or self._woken):
         until = self._next_check if end is None else min(end, self._next_check)
         wait = max(0.0, until - now)
       for key, mask in self._selector.select(wait):
@@ -325,10 +324,6 @@ class SocketTransport(peers.Peers):
           self._guarded(key.data, mask)
         else:
           self._woken |= self._handle_event(key.fileobj)
-      if self._again:
-        again, self._again = self._again, set()
-        for link in again:
-          self._guarded(link, selectors.EVENT_READ)
       now = self.now()
       if now >= self._next_check:
         self._check(now)
@@ -361,12 +356,7 @@ class SocketTransport(peers.Peers):
         return
       if mask & selectors.EVENT_READ or link.channel.reads_when_writable:
         self._read(link)
-      if not link.closed and (
-        link.session is None
-        or (link.handshake is not None and link.handshake.output)
-        or link.mask & selectors.EVENT_WRITE
-        or link.session.has_output()
-      ):
+      if not link.closed:
         self._write(link)
     except handshake.AlreadyConnected as error:
       self._end(link, "twice", str(error))
@@ -389,7 +379,7 @@ class SocketTransport(peers.Peers):
     channel = link.channel
     assert channel is not None
     done = 0
-    while done < _TURN:
+    while done < _TURN or channel.pending():
       current = link.session
       room = (
         [memoryview(bytearray(1024))] if current is None else current.room()
@@ -419,7 +409,6 @@ class SocketTransport(peers.Peers):
         return
       if channel.drains and (got < len(room[0]) or got < sum(map(len, room))):
         return
-    self._again.add(link)
 
   def _handle_handshake(self, link: _Link, data: bytes) -> None:
     shake = link.handshake
@@ -723,7 +712,6 @@ class SocketTransport(peers.Peers):
     self._links.discard(link)
     self._strangers.pop(link, None)
     self._dirty.pop(link, None)
-    self._again.discard(link)
     with contextlib.suppress(KeyError, ValueError):
       self._selector.unregister(link.sock)
     with contextlib.suppress(OSError):
