@@ -68,7 +68,7 @@ def _putter(
 
 def _client(name: str, address: str, secret: bytes = _SECRET) -> Any:
   """A client of a store process, and its `_putter`."""
-  transport = sockets.SocketTransport(name, secret=secret)
+  transport = sockets.Transport(name, secret=secret)
   store = client.StoreClient(transport, address)
 
   def wait() -> None:

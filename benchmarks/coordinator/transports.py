@@ -48,7 +48,7 @@ class Ours:
     files = [str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem")]
     self.name = "there" if address else "here"
     self.peer = "here" if address else "there"
-    self._transport = sockets.SocketTransport(
+    self._transport = sockets.Transport(
       self.name,
       secret=_SECRET,
       bind="127.0.0.1" if tcp else None,

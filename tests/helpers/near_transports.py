@@ -13,7 +13,7 @@ def connected(*names):
 
   One thread drives all of them. `close_all` closes them.
   """
-  made = [sockets.SocketTransport(name, limits=_PATIENT) for name in names]
+  made = [sockets.Transport(name, limits=_PATIENT) for name in names]
   _made.extend(made)
   for index, one in enumerate(made):
     for other in made[:index]:

@@ -34,6 +34,7 @@ from optax_dist.coordinator.protocol import (
   inputs,
 )
 from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
 
 # Slices up to this many bytes together are averaged at once, in about a
 # millisecond; larger ones in the background, so that messages go on meanwhile.
@@ -184,7 +185,7 @@ class Aggregations:
 
   def __init__(
     self,
-    transport: transports.Transport,
+    transport: sockets.Transport,
     place: layouts.Layout,
     mean_place: layouts.Layout,
     background: Background,

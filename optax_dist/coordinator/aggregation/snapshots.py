@@ -14,6 +14,7 @@ from optax_dist.coordinator.aggregation.reduce_scatter_gather import (
 )
 from optax_dist.coordinator.protocol import effects, inputs
 from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
 
 # The step comes first; the rest is aligned like the layout.
 HEADER = 64
@@ -49,7 +50,7 @@ class Snapshots:
 
   def __init__(
     self,
-    transport: transports.Transport,
+    transport: sockets.Transport,
     nbytes: int,
     background: Background,
     timeout: float,

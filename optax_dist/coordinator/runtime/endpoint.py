@@ -26,7 +26,7 @@ class Endpoint:
     use_run: tells the transport the nonce of its run.
   """
 
-  transport: transports.Transport
+  transport: sockets.Transport
   store: stores.Store
   use_run: Callable[[str], None] = lambda nonce: None
 
@@ -45,7 +45,7 @@ class World:
   def connect(self, name: str) -> Endpoint:
     """An endpoint for one replica."""
     unique = process_name(name)
-    transport = sockets.SocketTransport(unique)
+    transport = sockets.Transport(unique)
     return Endpoint(transport, self._store.connect(unique))
 
 
@@ -100,7 +100,7 @@ def connect(
     least = most = silence
     gaps = None
   limits = transports.Limits(heartbeat=min(1.0, least / 4), silence=most)
-  transport = sockets.SocketTransport(
+  transport = sockets.Transport(
     name,
     secret=secret,
     bind=bind,
@@ -116,7 +116,7 @@ def connect(
 
 
 def open_store(
-  place: urls.Place, transport: sockets.SocketTransport, secret: bytes
+  place: urls.Place, transport: sockets.Transport, secret: bytes
 ) -> stores.Store:
   """Creates a client of the store; if it can't, it closes the transport.
 

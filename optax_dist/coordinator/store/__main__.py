@@ -46,7 +46,7 @@ def _main(arguments: list[str] | None = None) -> int:
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: ended.set())
   try:
-    transport = sockets.SocketTransport(
+    transport = sockets.Transport(
       wire.STORE,
       secret=secret,
       run=options.run.encode(),

@@ -11,6 +11,7 @@ import time
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import interface, wire
 from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
 
 _PAUSES = (0.05, 0.3)  # Shortest and longest pause before reconnecting.
 
@@ -32,7 +33,7 @@ class StoreClient:
   """
 
   def __init__(
-    self, transport: transports.Transport, address: str, run: bytes = b""
+    self, transport: sockets.Transport, address: str, run: bytes = b""
   ):
     """Starts to connect.
 

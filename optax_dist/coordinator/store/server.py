@@ -13,6 +13,7 @@ import secrets
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import interface, table, wire
 from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -26,7 +27,7 @@ class StoreServer:
   """
 
   def __init__(
-    self, transport: transports.Transport, quota: table.Quota | None = None
+    self, transport: sockets.Transport, quota: table.Quota | None = None
   ):
     """Creates a store without keys.
 

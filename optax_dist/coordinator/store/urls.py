@@ -9,7 +9,7 @@ from typing import Protocol
 
 from optax_dist.coordinator import optional
 from optax_dist.coordinator.store import client, interface
-from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
 
 
 class Place(Protocol):
@@ -21,7 +21,7 @@ class Place(Protocol):
     ...
 
   def open(
-    self, transport: transports.Transport, secret: bytes
+    self, transport: sockets.Transport, secret: bytes
   ) -> interface.Store:
     """Creates a client of the store.
 
@@ -42,7 +42,7 @@ class InProcess:
   host: str = "127.0.0.1"
 
   def open(
-    self, transport: transports.Transport, secret: bytes
+    self, transport: sockets.Transport, secret: bytes
   ) -> interface.Store:
     """Raises an error."""
     raise ValueError("The store of one process is for run_embedded.")
@@ -64,7 +64,7 @@ class Tcp:
     return host(self.address)
 
   def open(
-    self, transport: transports.Transport, secret: bytes
+    self, transport: sockets.Transport, secret: bytes
   ) -> interface.Store:
     """Creates a client of the process."""
     # The store outlives runs, so it has no nonce.

@@ -20,6 +20,7 @@ from optax_dist.coordinator.protocol import (
   inputs,
 )
 from optax_dist.coordinator.transport import (
+  connections,
   session,
   shared_memory,
   sockets,
@@ -407,16 +408,16 @@ def in_pieces(monkeypatch):
   """As between hosts, with slices of many megabytes; counts the pieces."""
   monkeypatch.setattr(shared_memory, "LEAST", 1 << 40)
   monkeypatch.setattr(session, "PIECE", 16 << 10)
-  monkeypatch.setattr(sockets, "_TURN", 20 << 10)
+  monkeypatch.setattr(connections, "_TURN", 20 << 10)
   monkeypatch.setattr(aggregation, "_PIECE", 32 << 10)
   pushed = []
-  fill = sockets.SocketTransport.fill
+  fill = sockets.Transport.fill
 
   def counted(self, peer, transfer, filled):
     pushed.append(filled)
     fill(self, peer, transfer, filled)
 
-  monkeypatch.setattr(sockets.SocketTransport, "fill", counted)
+  monkeypatch.setattr(sockets.Transport, "fill", counted)
   return pushed
 
 

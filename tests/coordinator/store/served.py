@@ -75,7 +75,7 @@ class Served:
 
   def __init__(self, quota=None, port=0, limits=PATIENT):
     self._limits = limits
-    self._transport = sockets.SocketTransport(
+    self._transport = sockets.Transport(
       wire.STORE,
       secret=SECRET,
       bind="127.0.0.1",
@@ -99,9 +99,7 @@ class Served:
 
   def connect(self, name, wake, address=None, secret=SECRET):
     """A client, perhaps over another way or with another secret."""
-    transport = sockets.SocketTransport(
-      name, secret=secret, limits=self._limits
-    )
+    transport = sockets.Transport(name, secret=secret, limits=self._limits)
     return Driven(transport, address or self.address, wake)
 
   def owner(self, address=None, **options):

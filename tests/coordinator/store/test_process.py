@@ -21,7 +21,7 @@ SECRET = b"0123456789abcdef"
 
 
 def connect(address, certificates=None):
-  transport = sockets.SocketTransport(
+  transport = sockets.Transport(
     "client", secret=SECRET, certificates=certificates
   )
   return owners.Owner(

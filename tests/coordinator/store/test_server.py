@@ -117,7 +117,7 @@ class _Rude:
   """A member of the job that speaks as no client does."""
 
   def __init__(self, store):
-    self.transport = sockets.SocketTransport(
+    self.transport = sockets.Transport(
       "rude", secret=served.SECRET, limits=served.PATIENT
     )
     self.transport.connect(wire.STORE, store.address)

@@ -35,7 +35,7 @@ def attacked(world):
   (got,) = world.wait_for("b", interface.ArrayReceived)
   assert bytes(got.data) == data
   assert list(a.peers()) == ["b"]
-  assert not a._strangers
+  assert not a._connections._strangers
 
 
 def _stranger(transport, kind):
@@ -96,7 +96,9 @@ def test_random_bytes_end_their_own_connections_alone(attacked):
       sock.sendall(rng.randbytes(rng.choice([1, 8, 9, 100, 5000])))
     world.run(0.002)
     sock.close()
-  world.run_until(lambda: not a._strangers and not b._strangers)
+  world.run_until(
+    lambda: not a._connections._strangers and not b._connections._strangers
+  )
   assert world.events == {"a": [], "b": []}
 
 
@@ -119,11 +121,11 @@ def test_a_flood_of_connections_keeps_no_member_out(attacked):
       if i == 150:
         world.connect("c", "a")
       world.events["a"] += a.poll(0)
-      assert len(a._strangers) <= _QUICK.max_strangers
+      assert len(a._connections._strangers) <= _QUICK.max_strangers
     world.wait_for("c", interface.PeerUp)
   c.disconnect("a")
   world.wait_for("a", interface.PeerLost)
-  world.run_until(lambda: not a._strangers)
+  world.run_until(lambda: not a._connections._strangers)
 
 
 def test_the_secret_must_be_the_same_and_so_must_the_run(attacked):
@@ -176,7 +178,7 @@ def test_a_member_that_sends_nonsense_is_lost(world, frame):
   c = world.add("c")
   world.connect("c", "a")
   world.wait_for("a", interface.PeerUp)
-  (link,) = b._links
+  (link,) = b._connections._links
   link.sock.send(frame)
   world.wait_for("a", interface.PeerLost)
   assert worlds.lost(world, "a") == ["faulty"]

@@ -160,7 +160,7 @@ def test_how_long_a_peer_may_be_silent_is_learned(tcp):
   assert b.silences() == {"a": _SILENCE.silence}
   # It is not heard any more, and that is borne.
   tcp.all.pop("b")
-  (link,) = a._links
+  (link,) = a._connections._links
   # At the last check, which leaves out how long this process stood still.
   tcp.run_until(lambda: link.quiet > 2 * _SILENCE.silence)
   assert not worlds.lost(tcp, "a")
@@ -212,7 +212,7 @@ def test_a_stalled_transfer_has_a_growing_idle_time(tcp):
 def test_a_peer_silent_after_an_absence_is_lost_in_time(tcp):
   """It would be borne for as long as the absence was, once more."""
   a, b = tcp.pair()
-  (link,) = a._links
+  (link,) = a._connections._links
   b.send("a", [b"before"])
   b.poll(0)
   tcp.clock.advance(5 * _SILENCE.heartbeat)
@@ -346,7 +346,7 @@ def test_host_names_are_resolved_outside_of_the_event_loop(
 @_in_virtual_time
 def test_an_unreachable_address_does_not_hide_the_next_one(tcp):
   tcp.add("a"), tcp.add("b")
-  tcp.all["a"]._limits = dataclasses.replace(_PATIENT, handshake=1)
+  tcp.all["a"]._connections._limits = dataclasses.replace(_PATIENT, handshake=1)
   with socket.socket() as full:
     # It never answers: its queue of one is full.
     full.bind(("127.0.0.1", 0))
@@ -411,18 +411,18 @@ def test_connecting_is_retried_when_sockets_can_not_be_watched(
 ):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
-    patch.setattr(a._selector, "register", _out_of_watches)
+    patch.setattr(a._connections._selector, "register", _out_of_watches)
     a.connect("b", f"127.0.0.1:{b.port}")
-    tcp.run_until(lambda: "No space left" in a._dials["b"].reason)
+    tcp.run_until(lambda: "No space left" in a._connections._dials["b"].reason)
   tcp.wait_for("a", interface.PeerUp)
 
 
 def test_accepting_is_retried_when_sockets_can_not_be_watched(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
-    patch.setattr(a._selector, "register", _out_of_watches)
+    patch.setattr(a._connections._selector, "register", _out_of_watches)
     b.connect("a", f"127.0.0.1:{a.port}")
-    tcp.run_until(lambda: "closed" in b._dials["a"].reason)
+    tcp.run_until(lambda: "closed" in b._connections._dials["a"].reason)
   tcp.wait_for("a", interface.PeerUp)
 
 
@@ -441,9 +441,9 @@ def test_accepting_is_retried_without_free_descriptors(tcp, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(socket.socket, "accept", none_left)
     b.connect("a", f"127.0.0.1:{a.port}")
-    tcp.run_until(lambda: a._deaf)
+    tcp.run_until(lambda: a._connections._deaf)
   with monkeypatch.context() as patch:
-    patch.setattr(a._selector, "register", no_watch)
+    patch.setattr(a._connections._selector, "register", no_watch)
     tcp.run_until(lambda: len(attempts) > 1)
   tcp.wait_for("a", interface.PeerUp)
 
@@ -461,7 +461,7 @@ def test_lookup_is_retried_when_no_thread_can_start(tcp, monkeypatch):
     patch.setattr(threading.Thread, "start", none_left)
     a.connect("b", f"localhost:{b.port}")
     tcp.run_until(lambda: len(attempts) > 2)
-  assert "can't start new thread" in a._dials["b"].reason
+  assert "can't start new thread" in a._connections._dials["b"].reason
   tcp.wait_for("a", interface.PeerUp)
 
 
@@ -469,8 +469,8 @@ def test_ports_can_be_chosen():
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     with pytest.raises(OSError, match=f"No free port on 127.0.0.1 of {port}"):
-      sockets.SocketTransport("a", bind="127.0.0.1", ports=[port])
-    made = sockets.SocketTransport("a", bind="127.0.0.1", ports=[port, 0])
+      sockets.Transport("a", bind="127.0.0.1", ports=[port])
+    made = sockets.Transport("a", bind="127.0.0.1", ports=[port, 0])
     assert made.port not in (None, port)
     made.close()
 
@@ -478,10 +478,10 @@ def test_ports_can_be_chosen():
 def test_beyond_loopback_a_secret_is_needed():
   for bind in ("0.0.0.0", "::"):
     with pytest.raises(ValueError, match="secret"):
-      sockets.SocketTransport("a", bind=bind)
+      sockets.Transport("a", bind=bind)
   with pytest.raises(ValueError, match="at least 16 bytes"):
-    sockets.SocketTransport("a", bind="0.0.0.0", secret=b"x")
-  made = sockets.SocketTransport(
+    sockets.Transport("a", bind="0.0.0.0", secret=b"x")
+  made = sockets.Transport(
     "a", bind="0.0.0.0", secret=b"x" * 16, advertise="192.0.2.1:77", ports=[0]
   )
   assert made.address.startswith("192.0.2.1:77,unix:")
@@ -494,13 +494,13 @@ def test_beyond_loopback_a_secret_is_needed():
 def test_an_invalid_advertised_address_is_refused(told):
   """It failed in the others, which were told it."""
   with pytest.raises(ValueError, match="advertise must be a host"):
-    sockets.SocketTransport(
+    sockets.Transport(
       "a", bind="127.0.0.1", ports=[0], secret=b"x" * 16, advertise=told
     )
 
 
 def test_without_bind_no_port_is_open():
-  made = sockets.SocketTransport("a")
+  made = sockets.Transport("a")
   assert made.port is None
   assert made.address.startswith("unix:")
   made.close()
@@ -510,7 +510,7 @@ _PEER = """
 import os, sys, time
 from optax_dist.coordinator.transport import interface, sockets
 limits = interface.Limits(silence=200, connect=100, handshake=100)
-t = sockets.SocketTransport("child", limits=limits)
+t = sockets.Transport("child", limits=limits)
 t.connect("a", sys.argv[1])
 while not t.peers():
   t.poll(0.1)
@@ -548,7 +548,7 @@ def _until(a, kind, timeout=90.0):
 
 @pytest.fixture
 def alone(limits):
-  made = sockets.SocketTransport("a", limits=limits)
+  made = sockets.Transport("a", limits=limits)
   yield made
   made.close()
 
@@ -604,10 +604,10 @@ def test_a_stopped_process_is_silent_and_comes_back(alone):
   with _process(alone, code) as process:
     _until(alone, interface.Message)
     os.kill(process.pid, signal.SIGSTOP)
-    alone._limits = _QUICK
+    alone._connections._limits = _QUICK
     event = _until(alone, interface.PeerLost)
     assert event.how == "silent"
-    alone._limits = _PATIENT
+    alone._connections._limits = _PATIENT
     os.kill(process.pid, signal.SIGCONT)
     event = _until(alone, interface.Message)
     assert event.payload == b"broken"
@@ -631,7 +631,7 @@ def test_an_exception_in_a_running_process_is_reported(alone):
 
 def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
   a, b = tcp.pair()
-  waits, select = threading.Event(), a._selector.select
+  waits, select = threading.Event(), a._connections._selector.select
 
   def selecting(timeout):
     waits.set()
@@ -641,7 +641,7 @@ def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
     assert waits.wait(60.0)
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-  monkeypatch.setattr(a._selector, "select", selecting)
+  monkeypatch.setattr(a._connections._selector, "select", selecting)
   thread = threading.Thread(target=interrupt)
   thread.start()
   with pytest.raises(KeyboardInterrupt):
@@ -670,7 +670,7 @@ def test_arrays_are_sent_to_a_peer_that_can_not_map_memory(alone, monkeypatch):
 def test_small_socket_buffers_suffice(tcp):
   a, b = tcp.pair()
   for transport in (a, b):
-    for link in transport._links:
+    for link in transport._connections._links:
       link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
   data = np.arange(200_000)
   a.send_array("b", 1, data.data)

@@ -85,7 +85,7 @@ class World:
       options.setdefault("ports", [0])
     if self.kind == "tls":
       options["certificates"] = certificates(self._folder)
-    made = sockets.SocketTransport(name, time_source=self.clock, **options)
+    made = sockets.Transport(name, time_source=self.clock, **options)
     self._made.append(made)
     self.all[name] = made
     self.events[name] = []
@@ -181,6 +181,6 @@ def give_up(world, transport, peer, reason):
 
   As the end of their time would, which some attempts need more of than others.
   """
-  dial = transport._dials[peer]
+  dial = transport._connections._dials[peer]
   world.run_until(lambda: reason in dial.reason)
   dial.until = 0.0

@@ -29,6 +29,7 @@ from typing import Any
 
 from optax_dist.coordinator.store import interface, urls
 from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -92,7 +93,7 @@ class Etcd:
     return urls.host(self.endpoints[0])
 
   def open(
-    self, transport: transports.Transport, secret: bytes
+    self, transport: sockets.Transport, secret: bytes
   ) -> interface.Store:
     """Creates a client of the cluster."""
     return EtcdStore(self, secret, "runs", transport.wake)

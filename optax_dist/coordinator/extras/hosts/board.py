@@ -134,7 +134,7 @@ class Board:
 
   def _connect(self) -> None:
     name = endpoint.process_name(f"launcher-{self._host}")
-    self._transport = sockets.SocketTransport(name, secret=self._secret)
+    self._transport = sockets.Transport(name, secret=self._secret)
     self._store: interface.Store | None = endpoint.open_store(
       self._place, self._transport, self._secret
     )

@@ -1,0 +1,630 @@
+"""The connections of one process: one event loop for all of its sockets.
+
+    listeners --> _accept --+                   +--> session of a peer, `up`
+    Dial ------> _try ------+--> handshake -----+
+                                                +--> `lost`, or another attempt
+
+Nothing here blocks except `turn`, as long as it is told. What a connection
+carries is the session's; bytes go from one to the other.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import os
+import select
+import selectors
+import socket
+import ssl
+import struct
+import weakref
+from collections.abc import Callable, Mapping
+
+from optax_dist.coordinator.transport import (
+  addresses,
+  channels,
+  dialing,
+  handshake,
+  interface,
+  listening,
+  session,
+)
+
+_TURN = 2 << 20  # Bytes to read or write before other connections get a turn.
+_DEAF = 0.5  # Seconds without accepting when resources run out.
+_FORGOTTEN = 1024  # Ended connections whose names are kept.
+
+
+@dataclasses.dataclass(eq=False)
+class _Link:
+  """A socket, from dialing or accepting it until it is closed."""
+
+  channel: channels.Channel | None  # None while it is connecting.
+  sock: socket.socket
+  until: float  # Deadline of its handshake or its goodbye.
+  source: str = ""
+  handshake: handshake.Handshake | None = None
+  session: session.Session | None = None
+  peer: str = ""
+  endpoint: addresses.Endpoint | None = None
+  heard: float = 0.0
+  quiet: float = 0.0  # How long it was silent at the last check.
+  sent: float = 0.0
+  mask: int = 0
+  leaving: bool = False
+  closed: bool = False
+
+
+class Connections:
+  """The sockets of one process.
+
+  Attributes:
+    key: of the job's run: who has another one is refused.
+    woken: whether `wake` was called since this was last set to False.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    key: bytes,
+    signs: bool,
+    listeners: listening.Listeners,
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+    limits: interface.Limits,
+    gaps: Callable[[], interface.Gaps] | None,
+    now: Callable[[], float],
+    up: Callable[[str, bool], session.Session],
+    lost: Callable[[str, interface.How, str], None],
+  ):
+    """Starts to accept connections.
+
+    Args:
+      name: name of this process.
+      key: of the job's run; see `handshake.job_key`.
+      signs: whether frames are signed where they are not encrypted.
+      listeners: where this process listens; they are closed with the rest.
+      tls: contexts of `channels.Certificates`.
+      limits: bounds on time and memory.
+      gaps: see `sockets.Transport`.
+      now: the transport's clock.
+      up: called when a peer is connected, with whether it is on this host;
+        returns its session.
+      lost: called when a peer is lost; calls `cut`.
+    """
+    self.key, self.woken = key, False
+    self._name, self._signs, self._limits = name, signs, limits
+    self._tls, self._make_gaps, self._now = tls, gaps, now
+    self._notify_up, self._notify_lost = up, lost
+    self._up_links: dict[str, _Link] = {}
+    self._dials: dict[str, dialing.Dial] = {}
+    # Their attempts that are under way.
+    self._dialed: dict[str, _Link] = {}
+    self._links: set[_Link] = set()
+    self._strangers: dict[_Link, None] = {}
+    # In order, since others wait longest for what was sent first.
+    self._dirty: collections.OrderedDict[_Link, None] = (
+      collections.OrderedDict()
+    )
+    self._last: dict[str, bytes] = {}
+    self._gaps: dict[str, interface.Gaps] = {}
+    self._deaf: list[tuple[float, socket.socket]] = []
+    self._listeners = listeners.sockets
+    self._next_check = now()
+    self._selector = selectors.DefaultSelector()
+    self._wake_read, self._wake_write = socket.socketpair()
+    for sock in (*self._listeners, self._wake_read):
+      sock.setblocking(False)
+      self._selector.register(sock, selectors.EVENT_READ)
+    self._wake_write.setblocking(False)
+
+  # Called by the transport.
+
+  def dial(
+    self,
+    peer: str,
+    ways: list[addresses.Endpoint],
+    key: bytes | None,
+  ) -> None:
+    """Starts to connect to a peer; calls `up` or `lost` in the end.
+
+    Args:
+      peer: name of the peer.
+      ways: its endpoints.
+      key: of its run, if it belongs to another one.
+    """
+    now = self._now()
+    dial = dialing.Dial(ways, now, now + self._limits.connect, key)
+    self._dials[peer] = dial
+    self._try(peer, dial)
+
+  def peers(self) -> list[str]:
+    """The connected peers."""
+    return list(self._up_links)
+
+  def is_connected(self, peer: str) -> bool:
+    """Whether a peer is connected, as far as the system knows at this moment."""
+    link = self._up_links.get(peer)
+    return link is not None and not _is_cut(link.sock)
+
+  def trouble(self, peer: str) -> str:
+    """Why a peer is not connected yet; "" if nothing is known."""
+    dial, link = self._dials.get(peer), self._dialed.get(peer)
+    if dial is None:
+      return ""
+    if link is not None and link.channel is not None:
+      return _no_handshake(link)
+    return dial.reason
+
+  def silences(self) -> Mapping[str, float]:
+    """How long each peer may be silent, in seconds."""
+    usual, gaps = self._limits.silence, self._gaps
+    return {
+      peer: gaps[peer].deadline if peer in gaps else usual
+      for peer in self._up_links
+    }
+
+  def to_write(self, peer: str) -> None:
+    """A peer's session may have output: the next `flush` writes it."""
+    link = self._up_links.get(peer)
+    if link is not None:
+      self._dirty[link] = None
+
+  def flush(self) -> None:
+    """Writes what sessions have, as far as possible without waiting."""
+    while self._dirty:
+      link, _ = self._dirty.popitem(last=False)
+      if not link.closed:
+        self._guarded(link, selectors.EVENT_WRITE)
+
+  def turn(self, until: float | None) -> None:
+    """Waits for something to happen, and handles it.
+
+    Args:
+      until: when to return at the latest; None: whenever something is due.
+    """
+    due = self._next_check if until is None else min(until, self._next_check)
+    wait = 0.0 if self.woken else max(0.0, due - self._now())
+    for key, mask in self._selector.select(wait):
+      if key.data is not None:
+        self._guarded(key.data, mask)
+      elif key.fileobj is self._wake_read:
+        self.woken = True
+        with contextlib.suppress(BlockingIOError):
+          while len(self._wake_read.recv(4096)) == 4096:
+            pass
+      else:
+        assert isinstance(key.fileobj, socket.socket)
+        self._accept(key.fileobj)
+    now = self._now()
+    if now >= self._next_check:
+      self._check(now)
+
+  def wake(self) -> None:
+    """Ends the current `turn`, or else the next one; from any thread."""
+    with contextlib.suppress(OSError):
+      self._wake_write.send(b"\0")
+
+  def cut(self, peer: str) -> None:
+    """Closes a peer's connection, and stops dialing it."""
+    self._dials.pop(peer, None)
+    for links in (self._up_links, self._dialed):
+      if peer in links:
+        self._close(links.pop(peer))
+
+  def leave(self, peer: str) -> bool:
+    """Closes a peer's connection once its session's output is written.
+
+    Returns:
+      Whether it is connected; if not, the session is the caller's to close.
+    """
+    link = self._up_links.pop(peer, None)
+    self.cut(peer)
+    if link is None:
+      return False
+    link.leaving, link.until = True, self._now() + self._limits.handshake
+    self._guarded(link, selectors.EVENT_WRITE)
+    return True
+
+  def close(self) -> None:
+    """Closes all; what was not written is lost."""
+    for link in list(self._links):
+      if link.leaving and not link.closed:
+        # Unread input would reset the connection, and lose the goodbye.
+        with contextlib.suppress(OSError, ValueError):
+          link.sock.shutdown(socket.SHUT_WR)
+          for _ in range(64):
+            link.sock.recv(1 << 16)
+      self._close(link)
+    self.close_files()
+
+  def close_files(self) -> None:
+    """Closes all descriptors without saying goodbye."""
+    for link in self._links:
+      link.sock.close()
+    for sock in (*self._listeners, self._wake_read, self._wake_write):
+      sock.close()
+    self._selector.close()
+    self._links.clear()
+
+  # The event loop.
+
+  def _guarded(self, link: _Link, mask: int) -> None:
+    """Reads and writes; any error ends only this connection."""
+    if link.closed:
+      return
+    try:
+      if link.channel is None:
+        self._connected(link)
+        return
+      if mask & selectors.EVENT_READ or link.channel.reads_when_writable:
+        self._read(link)
+      if not link.closed:
+        self._write(link)
+    except handshake.AlreadyConnected as error:
+      self._end(link, "twice", str(error))
+    except handshake.AnotherAnswers as error:
+      self._end(link, "ended", str(error))
+    except handshake.Refused as error:
+      with contextlib.suppress(OSError):
+        self._write(link)  # The reason may be among the unread bytes.
+      self._end(link, "refused", str(error))
+    except (session.Faulty, struct.error, ValueError) as error:
+      self._end(link, "faulty", f"it sent {error}")
+    except OSError as error:
+      self._end(link, "broken", str(error))
+    except BaseException:
+      # Bytes may be lost when interrupted between two lines; don't continue.
+      self._end(link, "broken", "interrupted on this side")
+      raise
+
+  def _read(self, link: _Link) -> None:
+    channel = link.channel
+    assert channel is not None
+    done = 0
+    while done < _TURN or channel.pending():
+      current = link.session
+      room = (
+        [memoryview(bytearray(1024))] if current is None else current.room()
+      )
+      got = channel.receive(room)
+      if got is None:
+        return
+      if not got:
+        reason = "it closed the connection"
+        if current is None:
+          reason += " during the handshake"
+          if link.endpoint is not None and link.endpoint.host:
+            reason += " (does one side have certificates, the other none?)"
+        raise OSError(reason)
+      link.heard = self._now()
+      done += got
+      if link.leaving:
+        continue
+      if current is None:
+        self._handle_handshake(link, bytes(room[0][:got]))
+        if link.closed:
+          return
+        continue
+      current.received(got, channel.take_files() if channel.files else ())
+      if current.ended is not None:
+        self._end(link, "left", current.ended)
+        return
+      if channel.drains and (got < len(room[0]) or got < sum(map(len, room))):
+        return
+
+  def _handle_handshake(self, link: _Link, data: bytes) -> None:
+    shake = link.handshake
+    assert shake is not None
+    shake.feed(data)
+    if shake.undecided:
+      other = self._up_links.get(shake.peer)
+      if other is not None and (
+        link.endpoint is not None or self._last_of(other) != shake.last
+      ):
+        shake.refuse(handshake.TWICE)
+        raise handshake.AlreadyConnected("it has another connection")
+      shake.use()
+      shake.feed(b"")
+    if shake.done:
+      self._up(link, shake)
+
+  def _write(self, link: _Link) -> None:
+    channel, done = link.channel, 0
+    assert channel is not None
+    blocked = False
+    while not blocked and done < _TURN:
+      if link.handshake is not None and link.handshake.output:
+        sent = channel.send([link.handshake.output])
+        if sent:
+          link.handshake.output = link.handshake.output[sent:]
+        blocked = sent is None
+        continue
+      current = link.session
+      output = current.output() if current else []
+      if not output:
+        break
+      assert current is not None
+      sent = channel.send(output, current.file)
+      if sent is None:
+        blocked = True
+      else:
+        current.sent(sent)
+        done += sent
+    if done:
+      link.sent = self._now()
+    more = (blocked and not channel.writes_when_readable) or done >= _TURN
+    self._watch(link, more or channel.reads_when_writable)
+
+  def _watch(self, link: _Link, write: bool) -> None:
+    mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
+    if mask != link.mask and not link.closed:
+      link.mask = mask
+      self._selector.modify(link.sock, mask, link)
+
+  def _check(self, now: float) -> None:
+    """Does what is due by now: heartbeats, silence, deadlines, attempts."""
+    limits = self._limits
+    self._next_check = now + limits.heartbeat / 4
+    for link in list(self._links):
+      if link.session is None or link.leaving:
+        if now >= link.until:
+          self._end(link, "broken", _no_handshake(link))
+        continue
+      silent = now - link.heard
+      gaps = self._gaps.get(link.peer)
+      if gaps is not None:
+        if silent < link.quiet:
+          # A byte came at some time between the two checks.
+          gaps.add(link.quiet + limits.heartbeat / 4)
+        link.quiet = silent
+      if silent > (limits.silence if gaps is None else gaps.deadline):
+        # Not one of its gaps: an outage would allow longer ones from then on.
+        self._end(link, "silent", f"not a byte came for {silent:.1f} s")
+      elif now - link.sent >= limits.heartbeat:
+        link.session.ping()
+        self._dirty[link] = None
+    for peer, dial in list(self._dials.items()):
+      if now >= dial.until:
+        self._notify_lost(
+          peer,
+          "unreachable",
+          f"no connection within {limits.connect:g} s; last: {dial.reason}",
+        )
+      elif peer not in self._dialed and now >= dial.at:
+        self._try(peer, dial)
+      if peer not in self._dialed:
+        self._next_check = min(self._next_check, max(dial.at, now + 0.005))
+    for until, listener in list(self._deaf):
+      if now >= until:
+        self._deaf.remove((until, listener))
+        try:
+          self._selector.register(listener, selectors.EVENT_READ)
+        except OSError:  # Out of watches or memory.
+          self._deaf.append((now + _DEAF, listener))
+
+  # Opening connections.
+
+  def _accept(self, listener: socket.socket) -> None:
+    for _ in range(64):
+      try:
+        sock, place = listener.accept()
+      except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+          # Out of descriptors: otherwise the loop would spin here.
+          self._selector.unregister(listener)
+          self._deaf.append((self._now() + _DEAF, listener))
+        return
+      unix = sock.family == socket.AF_UNIX
+      if unix and not _is_own_user(sock):
+        sock.close()
+        continue
+      until = self._now() + self._limits.handshake
+      try:
+        link = self._add(sock, until, selectors.EVENT_READ)
+      except OSError:
+        continue  # The peer tries again.
+      link.source = "" if unix else str(place[0])
+      link.handshake = handshake.Handshake(self.key, self._name)
+      self._strangers[link] = None
+      self._guarded_open(link, server_side=True)
+      if len(self._strangers) > self._limits.max_strangers:
+        # Hosts with many unauthenticated connections make room for others.
+        counts = collections.Counter(s.source for s in self._strangers)
+        source = counts.most_common(1)[0][0]
+        self._end(
+          next(s for s in self._strangers if s.source == source),
+          "broken",
+          "too many handshakes at a time",
+        )
+
+  def _try(self, peer: str, dial: dialing.Dial) -> None:
+    living = weakref.ref(self)
+
+    def looked_up() -> None:
+      found = living()
+      if found is not None:
+        found._next_check = 0.0
+        found.wake()
+
+    try:
+      way = dial.way(looked_up)
+    except LookupError as error:
+      self._failed(peer, dial, "unreachable", str(error))
+      return
+    if way is None:
+      return
+    if way.unix:
+      family = socket.AF_UNIX
+      place: str | tuple[str, int] = "\0" + way.unix
+      if not addresses.has_unix():
+        self._failed(peer, dial, "unreachable", "no such sockets here")
+        return
+    else:
+      family = socket.AF_INET6 if ":" in way.host else socket.AF_INET
+      place = (way.host, way.port)
+    try:
+      sock = socket.socket(family, socket.SOCK_STREAM)
+      link = self._add(sock, dial.until, selectors.EVENT_WRITE)
+    except OSError as error:
+      # No IPv6 on this host, or out of descriptors, watches or memory.
+      self._failed(peer, dial, "unreachable", f"{way}: {error}")
+      return
+    link.peer, link.endpoint = peer, way
+    self._dialed[peer] = link
+    # With several endpoints left, none may use up all the time.
+    share = (dial.until - self._now()) / 2
+    link.until = self._now() + max(0.5, min(share, self._limits.handshake))
+    try:
+      code = sock.connect_ex(place)
+    except (OSError, TypeError, ValueError) as error:  # None can be this place.
+      self._end(link, "unreachable", f"{way}: {error}")
+      return
+    if code == 0:
+      self._guarded(link, selectors.EVENT_WRITE)
+    elif code not in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+      self._unconnected(link, code)
+    elif family == socket.AF_UNIX:
+      self._end(link, "unreachable", f"{way}: too many want to connect")
+
+  def _unconnected(self, link: _Link, code: int) -> None:
+    if code == errno.ECONNREFUSED:
+      self._dials[link.peer].refusals += 1
+    self._end(link, "unreachable", f"{link.endpoint}: {os.strerror(code)}")
+
+  def _connected(self, link: _Link) -> None:
+    code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+      self._unconnected(link, code)
+      return
+    last = self._last.get(link.peer, handshake.NO_SESSION)
+    key = self._dials[link.peer].key or self.key
+    link.handshake = handshake.Handshake(key, self._name, link.peer, last)
+    self._guarded_open(link, server_side=False)
+
+  def _guarded_open(self, link: _Link, server_side: bool) -> None:
+    tls = self._tls if link.sock.family != socket.AF_UNIX else None
+    try:
+      link.channel = channels.open_channel(
+        link.sock, tls, server_side, self._limits.silence
+      )
+      link.sock = link.channel.sock
+      link.mask = selectors.EVENT_READ
+      # TLS has created another object for the descriptor.
+      self._selector.modify(link.channel.sock, link.mask, link)
+      self._write(link)
+    except OSError as error:
+      self._end(link, "broken", str(error))
+
+  def _add(self, sock: socket.socket, until: float, mask: int) -> _Link:
+    """Watches a socket; closes it, and raises OSError, if that can't be."""
+    sock.setblocking(False)
+    link = _Link(None, sock, until, mask=mask)
+    try:
+      self._selector.register(sock, mask, link)
+    except OSError:
+      sock.close()
+      raise
+    self._links.add(link)
+    return link
+
+  def _up(self, link: _Link, shake: handshake.Handshake) -> None:
+    peer, keys = shake.peer, shake.keys
+    assert keys is not None
+    assert link.channel is not None
+    if peer in self._up_links:
+      self._notify_lost(peer, "replaced", "it has connected anew")
+    self._dials.pop(peer, None)
+    dialed = self._dialed.pop(peer, None)
+    if dialed is not None and dialed is not link:
+      self._close(dialed)
+    self._up_links[peer] = link
+    self._strangers.pop(link, None)
+    self._last[peer] = keys.session
+    if len(self._last) > _FORGOTTEN:
+      oldest = next(iter(self._last))
+      del self._last[oldest]
+      self._gaps.pop(oldest, None)
+    if self._make_gaps is not None and peer not in self._gaps:
+      self._gaps[peer] = self._make_gaps()
+    unix = link.sock.family == socket.AF_UNIX
+    plain = isinstance(link.channel, channels.Plain)
+    signed = plain and not unix and self._signs
+    link.peer, link.session = peer, self._notify_up(peer, unix)
+    link.sent = link.heard = self._now()
+    link.session.start((keys.send, keys.receive) if signed else None, unix)
+    link.channel.passes_files = unix
+    link.session.feed(shake.rest)
+    self._dirty[link] = None
+
+  # Closing connections.
+
+  def _end(self, link: _Link, how: str, reason: str) -> None:
+    """Handles the end of a connection, or of an attempt."""
+    if self._up_links.get(link.peer) is link:
+      if how in ("refused", "twice"):
+        how = "broken"
+      self._notify_lost(link.peer, how, reason)  # type: ignore[arg-type]
+      return
+    self._close(link)
+    if self._dialed.get(link.peer) is link:
+      self._failed(link.peer, self._dials[link.peer], how, reason)
+
+  def _failed(
+    self, peer: str, dial: dialing.Dial, how: str, reason: str
+  ) -> None:
+    """Handles a failed attempt: tries again, or gives up."""
+    self._dialed.pop(peer, None)
+    met = peer in self._last
+    loss = dial.failed(how, reason, self._now(), met)  # type: ignore[arg-type]
+    if loss is not None:
+      self._notify_lost(peer, *loss)
+    self._next_check = min(self._next_check, dial.at)
+
+  def _close(self, link: _Link) -> None:
+    if link.closed:
+      return
+    link.closed = True
+    self._links.discard(link)
+    self._strangers.pop(link, None)
+    self._dirty.pop(link, None)
+    with contextlib.suppress(KeyError, ValueError):
+      self._selector.unregister(link.sock)
+    with contextlib.suppress(OSError):
+      # A forked process may hold it too.
+      link.sock.shutdown(socket.SHUT_RDWR)
+    link.sock.close()
+    if link.channel is not None:
+      for file in link.channel.take_files():
+        os.close(file)
+    if link.leaving and link.session is not None:
+      link.session.close()
+
+  def _last_of(self, link: _Link) -> bytes:
+    shake = link.handshake
+    return shake.keys.session if shake and shake.keys else b""
+
+
+def _no_handshake(link: _Link) -> str:
+  if link.endpoint is None:
+    return "the handshake took too long"
+  if link.channel is None:
+    return f"{link.endpoint}: it does not accept the connection"
+  return (
+    f"what listens at {link.endpoint} is not {link.peer!r} of this job: it"
+    " accepts the connection, and does not answer"
+  )
+
+
+def _is_own_user(sock: socket.socket) -> bool:
+  raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+  return struct.unpack("3i", raw)[1] in (os.getuid(), 0)
+
+
+def _is_cut(sock: socket.socket) -> bool:
+  """Whether the other side has closed it, even if input is unread."""
+  poll = select.poll()
+  poll.register(sock, getattr(select, "POLLRDHUP", 0))
+  return bool(poll.poll(0))

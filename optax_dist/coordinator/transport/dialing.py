@@ -1,0 +1,124 @@
+"""Attempts to reach a peer: which endpoint comes next, and when it is lost.
+
+Endpoints are tried in their order, then again after a pause. There are no
+sockets here; the only thread looks up host names, since that may take long.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from optax_dist.coordinator.transport import addresses, interface
+
+_PAUSES = (0.05, 0.3)  # Shortest and longest pause between rounds.
+
+
+class Dial:
+  """Attempts to reach a peer.
+
+  Attributes:
+    until: when it is given up.
+    at: when the next attempt is due.
+    key: of the peer's run, if it belongs to another one.
+    reason: why the last attempt failed.
+    refusals: endpoints in a row that refused the connection.
+  """
+
+  def __init__(
+    self,
+    ways: Sequence[addresses.Endpoint],
+    now: float,
+    until: float,
+    key: bytes | None = None,
+  ):
+    """Starts with the first endpoint.
+
+    Args:
+      ways: the peer's endpoints, which may have host names.
+      now: the time.
+      until: when it is given up.
+      key: of the peer's run, if it belongs to another one.
+    """
+    self.until, self.at, self.key = until, now, key
+    self.reason = "no attempt has ended yet"
+    self.refusals = 0
+    self._ways = ways
+    self._index = 0
+    self._pause = _PAUSES[0]
+    # Endpoints with IP addresses, once they are known.
+    self._found: Sequence[addresses.Endpoint] | None = None
+
+  def way(self, looked_up: Callable[[], None]) -> addresses.Endpoint | None:
+    """The endpoint to try now; None while host names are looked up.
+
+    Args:
+      looked_up: called from another thread as soon as that is done.
+
+    Raises:
+      LookupError: there is none; the message says why.
+    """
+    if self._found is None:
+      if all(w.unix or addresses.is_ip(w.host) for w in self._ways):
+        self._found = self._ways
+      else:
+        self.at = self.until
+        try:
+          self._look_up(looked_up)
+        except RuntimeError as error:  # Out of threads.
+          raise LookupError(f"no look-up: {error}") from None
+        return None
+    if not self._found:
+      raise LookupError(self.reason)
+    return self._found[self._index]
+
+  def failed(
+    self, how: interface.How, reason: str, now: float, met: bool
+  ) -> tuple[interface.How, str] | None:
+    """An attempt has failed.
+
+    Args:
+      how: as the kind of a loss.
+      reason: explanation for people.
+      now: the time.
+      met: whether this process has been connected to the peer.
+
+    Returns:
+      How the peer is lost, and why; None if it is tried again.
+    """
+    self.reason = reason
+    self._index += 1
+    self.at = now
+    if self._index < len(self._found or ()):
+      return None
+    if how in ("refused", "ended"):
+      return how, reason
+    if self.refusals >= self._index and met:
+      # A process listens at its own address for as long as it lives.
+      reason = f"it has ended: its address refuses connections ({reason})"
+      return "unreachable", reason
+    self._index, self._found, self.refusals = 0, None, 0
+    self.at += self._pause
+    self._pause = min(2 * self._pause, _PAUSES[1])
+    return None
+
+  def _look_up(self, looked_up: Callable[[], None]) -> None:
+    def look() -> None:
+      found = []
+      for way in self._ways:
+        if way.unix or addresses.is_ip(way.host):
+          found.append(way)
+          continue
+        try:
+          for info in socket.getaddrinfo(
+            way.host, way.port, type=socket.SOCK_STREAM
+          ):
+            found.append(addresses.Endpoint(str(info[4][0]), way.port))
+        except (OSError, UnicodeError) as error:  # Unicode: an empty label.
+          self.reason = f"the name {way.host!r} can't be resolved: {error}"
+      self._found = found
+      self.at = 0.0
+      looked_up()
+
+    threading.Thread(target=look, name="optax-dist-dns", daemon=True).start()

@@ -1,0 +1,99 @@
+"""Where a process listens, and the address that it gives to others."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from optax_dist.coordinator.transport import addresses
+
+
+class Listeners(NamedTuple):
+  """The sockets on which a process listens.
+
+  Attributes:
+    sockets: the sockets.
+    address: what peers connect to.
+    port: the port; None if only this host can connect.
+  """
+
+  sockets: list[socket.socket]
+  address: str
+  port: int | None
+
+
+def listen(
+  bind: str | None,
+  ports: Sequence[int],
+  advertise: str | None,
+  towards: str | None,
+  secured: bool,
+) -> Listeners:
+  """Starts to listen; see `sockets.Transport`.
+
+  Args:
+    bind: host name or IP address, or None for this host only.
+    ports: the first one that is free is used.
+    advertise: what other hosts use instead of `bind`.
+    towards: a host that all replicas reach.
+    secured: whether those who connect have to authenticate.
+
+  Raises:
+    ValueError: an option is invalid; the message says why.
+    OSError: no port is free.
+  """
+  ways: list[addresses.Endpoint] = []
+  listeners: list[socket.socket] = []
+  port = None
+  if bind is None and not addresses.has_unix():
+    bind = "127.0.0.1"
+  if bind is not None:
+    family, ip = addresses.bound(bind)
+    if not (addresses.is_loopback(ip) or secured):
+      raise ValueError(
+        f"A secret or certificates are needed to listen on {ip}, where"
+        " anyone may connect. Pass secret=, of at least 16 bytes."
+      )
+    told = advertise or addresses.advertised(ip, towards)
+    is_host = addresses.is_ip(told) or ":" not in told
+    some_port = addresses.Endpoint(told, 1)
+    try:
+      ways = addresses.parse(str(some_port) if is_host else told)
+    except ValueError:
+      # Otherwise it would fail in each of the others.
+      raise ValueError(
+        "advertise must be a host that others reach, such as 10.0.0.3, or"
+        f" host:port, such as 10.0.0.3:29400; got {told!r:.200}."
+      ) from None
+    listeners.append(_bound(family, ip, ports))
+    port = listeners[0].getsockname()[1]
+    if is_host:
+      ways = [addresses.Endpoint(told, port)]
+  if addresses.has_unix():
+    unix = f"optax-dist-{secrets.token_hex(12)}"
+    listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    listeners[-1].bind("\0" + unix)
+    listeners[-1].listen(256)
+    ways.append(addresses.Endpoint(unix=unix))
+  return Listeners(listeners, ",".join(map(str, ways)), port)
+
+
+def _bound(
+  family: socket.AddressFamily, ip: str, ports: Sequence[int]
+) -> socket.socket:
+  for port in ports:
+    try:
+      return socket.create_server(
+        (ip, port),
+        family=family,
+        backlog=256,
+        dualstack_ipv6=ip == "::" and socket.has_dualstack_ipv6(),
+      )
+    except OSError as error:
+      if error.errno != errno.EADDRINUSE:
+        raise
+  some = f"{ports[0]} to {ports[-1]}" if ports else "(none)"
+  raise OSError(errno.EADDRINUSE, f"No free port on {ip} of {some}.")
