@@ -207,7 +207,6 @@ def processes(args):
     ).run()
     stopper.join()
     records = journal.read(path).records
-  silences = [r["silence"] for r in records if r["kind"] == "deadlines"]
   computed = [
     m["compute"]
     for r in records
@@ -222,7 +221,6 @@ def processes(args):
     "false": len(gone) - bool(lost),
     "stopped_out_seconds": lost[0] if lost else None,
     "own_p99_seconds": float(np.quantile(computed, 0.99)),
-    "deadlines": silences[-3:],
   }
 
 

@@ -154,7 +154,6 @@ class Replica:
       journal=journal_lines.JournalLines(
         settings.journal,
         self._describe(),
-        transport.silences,
       ),
       deadlines=settings.deadlines,
       processes=self.processes,

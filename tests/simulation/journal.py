@@ -57,10 +57,6 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
       digest = f"{params}-{state}" if state else params
       if checker.taken and (step, replica, digest) not in checker.taken:
         return "nobody has taken that"
-    case notes.DeadlinesSeen(members):
-      for replica, name in members:
-        if world.by_name[name].index != replica:
-          return f"{name} is another replica"
     case notes.Finish(step, reason, ledger):
       end = checker.end
       if end is None or (step, reason) != (end.step, end.reason):

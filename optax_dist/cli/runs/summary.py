@@ -28,7 +28,6 @@ class ReplicaSummary:
     arrivals: number of these arrivals.
     seen: when the journal last mentioned it, in seconds since the run's start.
     computed: seconds that its last gradient took; None if unknown.
-    deadline: seconds for which it may be silent; None if unknown.
     host: the host of its process; "" if unknown.
     pid: its process on that host; None if unknown.
     ended: how its last process has ended; "" if none has, or it is back.
@@ -45,7 +44,6 @@ class ReplicaSummary:
   arrivals: int = 0
   seen: float = 0.0
   computed: float | None = None
-  deadline: float | None = None
   host: str = ""
   pid: int | None = None
   ended: str = ""
@@ -200,10 +198,6 @@ class RunSummary:
 
   def _on_cannot_proceed(self, record: Record) -> None:
     self.stall = record
-
-  def _on_deadlines(self, record: Record) -> None:
-    for one in self.replicas.values():
-      one.deadline = record["silence"].get(str(one.replica))
 
   def _on_process(self, record: Record) -> None:
     number = record["replica"]

@@ -27,7 +27,6 @@ _COLUMNS = {
   "computes": 80,
   "waits": 80,
   "last seen": 56,
-  "deadline": 92,
   "process": 100,
   "ended": 110,
   "dropped as": 130,
@@ -70,7 +69,6 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
       "computes": "" if computed is None else f"{1000 * computed:.0f} ms",
       "waits": f"{1000 * one.wait:.0f} ms",
       "last seen": f"{max(0.0, now - one.seen):.1f} s ago",
-      "deadline": "" if one.deadline is None else f"{one.deadline:.0f} s",
       "process": one.process,
       "ended": one.ended,
       "dropped as": ", ".join(

@@ -3,10 +3,10 @@
 docs/simulate.md describes the file, which has one JSON object per record: its
 `kind`, its time, and its fields. Optional fields are null when unknown.
 
-Four notes have what only the leader knows, and the driver makes records of
-them: `RunBegins`, `StepCommitted`, `GradientDropped` and `DeadlinesSeen`. Their
-times are ages, in seconds before the note was made: the leader's clock means
-nothing to readers of a journal.
+Three notes have what only the leader knows, and the driver makes records of
+them: `RunBegins`, `StepCommitted` and `GradientDropped`. Their times are ages,
+in seconds before the note was made: the leader's clock means nothing to readers
+of a journal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from optax_dist.coordinator.protocol.codec import Finite, Struct
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Incarnation,
-  Process,
   ReplicaId,
 )
 
@@ -234,12 +233,6 @@ class CannotProceed(Record, tag="cannot_proceed"):
   final: bool
 
 
-class Deadlines(Record, tag="deadlines"):
-  """How long each replica may be silent, in seconds."""
-
-  silence: dict[str, Any]
-
-
 class Fingerprint(Record, tag="fingerprint"):
   """The first digests of a step that a replica has reported.
 
@@ -325,16 +318,4 @@ class GradientDropped(Struct):
   timings: Timings | None = None
 
 
-class DeadlinesSeen(Struct):
-  """The current deadlines, which the driver knows.
-
-  Attributes:
-    members: replicas and their processes.
-  """
-
-  members: tuple[tuple[ReplicaId, Process], ...]
-
-
-Note: TypeAlias = (
-  Record | RunBegins | StepCommitted | GradientDropped | DeadlinesSeen
-)
+Note: TypeAlias = Record | RunBegins | StepCommitted | GradientDropped

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optax_dist.coordinator import journal
@@ -32,14 +32,12 @@ class JournalLines:
     self,
     path: str | os.PathLike[str] | None,
     describe: Mapping[str, Any],
-    silences: Callable[[], Mapping[str, float]] = dict,
   ):
     """Creates the writer, without opening the file.
 
     Args:
       path: the file; None for no journal.
       describe: fields of a run's first line besides its step.
-      silences: how long each process may currently be silent.
 
     Raises:
       ValueError: a field is not a JSON value.
@@ -49,7 +47,7 @@ class JournalLines:
       for name, value in describe.items():
         journal.check_json(name, value)
     self._path = path
-    self._records = records.Records(describe, silences)
+    self._records = records.Records(describe)
     self._file: journal.Journal | None = None
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
@@ -87,8 +85,6 @@ class JournalLines:
     if self._file is None:
       return
     record = self._records.make(note, self._file.time())
-    if record is None:
-      return
     try:
       if isinstance(note, notes.RunBegins):
         # The caller's config may have arrays; and the file's time restarts.

@@ -5,7 +5,7 @@
 Most notes are the record. Here are added: the time of the run, on which ages
 and the members' own clocks are expressed; what the members reported as text or
 bytes, if it can be read; and what only this process knows: its options, the
-silences that it allows, the load of its host.
+load of its host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,36 +25,27 @@ from optax_dist.coordinator.runtime import timings
 # How deep lists may be nested in each other. Python's limit depends on the caller,
 # so what one function can read, another could fail to write.
 _DEEPEST = 50
-# By how much a deadline changes until it is written again.
-_CHANGE = 0.1
 
 
 class Records:
   """Makes the records of one leader's notes.
 
   Example:
-    >>> Records({}, dict).make(notes.Leader(3, 20, 1), 2.5)
+    >>> Records({}).make(notes.Leader(3, 20, 1), 2.5)
     {'kind': 'leader', 'time': 2.5, 'replica': 3, 'step': 20, 'term': 1}
   """
 
-  def __init__(
-    self,
-    describe: Mapping[str, Any],
-    silences: Callable[[], Mapping[str, float]],
-  ):
+  def __init__(self, describe: Mapping[str, Any]):
     """Creates it for a run.
 
     Args:
       describe: fields of a run's first record besides its step.
-      silences: how long each process may currently be silent, in seconds.
     """
-    self._describe, self._silences = describe, silences
+    self._describe = describe
     self._clocks = timings.Clocks()
-    # The deadlines last written.
-    self._deadlines: list[float] = []
 
-  def make(self, note: notes.Note, now: float) -> journal.Record | None:
-    """The record of a note; None for deadlines that have hardly changed.
+  def make(self, note: notes.Note, now: float) -> journal.Record:
+    """The record of a note.
 
     Args:
       note: the leader's note.
@@ -76,11 +67,6 @@ class Records:
           "reason": note.reason,
           **self._gradient(note, note, note.timings, now),
         }
-      case notes.DeadlinesSeen(members):
-        silence = self._changed_silence(members)
-        if silence is None:
-          return None
-        fields = {"kind": "deadlines", "silence": silence}
       case notes.Finish():
         fields = _plain(note) | {"load": _load()}
       case _:
@@ -137,25 +123,6 @@ class Records:
       "arrived": arrived,
       "timings": times,
     }
-
-  def _changed_silence(
-    self, members: Sequence[tuple[Any, str]]
-  ) -> dict[str, float] | None:
-    """How long each replica may be silent; None if that has hardly changed."""
-    silences = self._silences()
-    found = {
-      str(replica): silences[process]
-      for replica, process in members
-      if process in silences
-    }
-    before, self._deadlines = self._deadlines, list(found.values())
-    if len(before) == len(found) and all(
-      abs(new - old) <= _CHANGE * old
-      for new, old in zip(found.values(), before, strict=True)
-    ):
-      self._deadlines = before
-      return None
-    return found
 
 
 def batches(text: str) -> list[Any] | None:

@@ -21,7 +21,7 @@ import socket
 import ssl
 import struct
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from optax_dist.coordinator.transport import (
   addresses,
@@ -157,14 +157,6 @@ class Connections:
     if link is not None and link.channel is not None:
       return _no_handshake(link)
     return dial.reason
-
-  def silences(self) -> Mapping[str, float]:
-    """How long each peer may be silent, in seconds."""
-    usual, gaps = self._limits.silence, self._gaps
-    return {
-      peer: gaps[peer].deadline if peer in gaps else usual
-      for peer in self._up_links
-    }
 
   def to_write(self, peer: str) -> None:
     """A peer's session may have output: the next `flush` writes it."""

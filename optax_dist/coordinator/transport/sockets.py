@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from optax_dist.coordinator.transport import (
   addresses,
@@ -186,10 +186,6 @@ class Transport:
   def trouble(self, peer: str) -> str:
     """Why a peer is not connected yet; "" if nothing is known."""
     return self._connections.trouble(peer)
-
-  def silences(self) -> Mapping[str, float]:
-    """How long each peer may be silent, in seconds."""
-    return self._connections.silences()
 
   def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
     """Sends a message; its parts are copied, and may be reused.

@@ -140,16 +140,6 @@ def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
   assert summary.waiting_for() == "replica 0, for 10.0 s"
 
 
-def test_deadlines_are_those_of_now():
-  deadlines = _record("deadlines", 1.0, silence={"0": 3.0})
-  summary = run_journals.summary_of(
-    _record("join", 0.0, replica=0), _record("join", 0.0, replica=1), deadlines
-  )
-  assert [r.deadline for r in summary.replicas.values()] == [3.0, None]
-  summary.update([deadlines | {"silence": {"1": 4.0}}])
-  assert [r.deadline for r in summary.replicas.values()] == [None, 4.0]
-
-
 def test_process_of_a_replica_and_its_end_are_known():
   process = _record("process", 2.0, replica=1, host="h", pid=7, ended=None)
   summary = run_journals.summary_of(_record("join", 1.0, replica=1), process)

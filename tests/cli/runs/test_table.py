@@ -62,7 +62,6 @@ def test_the_title_has_what_is_known():
     {"kind": "leader", "time": 0.0, "replica": 3},
     {"kind": "leader", "time": 0.0, "replica": 4},
     {"kind": "abandon", "time": 0.0},
-    {"kind": "deadlines", "time": 0.0, "silence": {}},
   )
   assert run_table.table(summary).title == (
     "step 0, 0.0 steps/s, leader 4 (term 2), 1 attempts abandoned"

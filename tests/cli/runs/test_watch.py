@@ -26,17 +26,6 @@ def test_it_is_shown_once(path, capsys):
   assert "4 stale" in row
 
 
-def test_deadlines_are_shown(path, capsys):
-  with path.open("a") as file:
-    deadlines = {"silence": {"2": 12.0}}
-    record = {"kind": "deadlines", "time": 5.0} | deadlines
-    file.write(json.dumps(record) + "\n")
-  assert main.main(["watch", str(path), "--once"]) == 0
-  shown = capsys.readouterr().out
-  row = next(line for line in shown.splitlines() if line.startswith(" 2 "))
-  assert "12 s" in row
-
-
 def test_it_follows_a_run_until_its_end(tmp_path, capsys):
   path = tmp_path / "run.jsonl"
   codes, said = [], []

@@ -11,28 +11,6 @@ from optax_dist.coordinator.protocol import codec, entries, notes
 from optax_dist.coordinator.runtime import journal_lines, timings
 
 
-def test_deadlines_are_written_where_they_have_changed(tmp_path):
-  silences = {"p1": 30.0, "store": 30.0}
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"}, lambda: silences)
-  lines.open([])
-  lines.write(notes.RunBegins(0))
-  known = ((0, "p0"), (1, "p1"))
-  lines.write(notes.DeadlinesSeen(known))
-  silences["p1"] = 29.0
-  lines.write(notes.DeadlinesSeen(known))
-  silences["p1"] = 5.0
-  lines.write(notes.DeadlinesSeen(known))
-  lines.write(notes.DeadlinesSeen(((0, "p0"),)))
-  lines.close()
-  _, *found = journal.read(path, strict=True).records
-  assert [(r["kind"], r["silence"]) for r in found] == [
-    ("deadlines", {"1": 30.0}),
-    ("deadlines", {"1": 5.0}),
-    ("deadlines", {}),
-  ]
-
-
 def _commit(step):
   parts = tuple(
     entries.Part(4, name, 0, step, 0, 2, 1 / 3, data=data)

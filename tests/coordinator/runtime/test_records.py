@@ -38,7 +38,7 @@ def _note(age=None, raw=(), details=None, **part):
 
 def _read(note, now=2.0, maker=None):
   """The record of a note, after it was a line of a journal."""
-  maker = maker or records.Records({}, dict)
+  maker = maker or records.Records({})
   text = json.dumps(maker.make(note, now))
   record, wrong = journal.parse(text.encode())
   assert wrong == ""
@@ -106,7 +106,7 @@ def test_times_are_those_of_the_run_and_never_before_it():
 
 
 def test_timings_are_on_the_run_s_clock():
-  maker = records.Records({}, dict)
+  maker = records.Records({})
   arrived = entries.Details("", None, 0.5)
   (member,) = _read(_note(raw=(_SENT,), details=arrived), 2.0, maker)["members"]
   assert member["timings"] == msgspec.structs.asdict(_SENT) | {
@@ -138,7 +138,7 @@ def test_each_member_has_its_own_details():
   """Those of another one would be worse than none."""
   note = _note(raw=(None, None))
   with pytest.raises(ValueError, match="zip"):
-    records.Records({}, dict).make(note, 2.0)
+    records.Records({}).make(note, 2.0)
 
 
 def _fields(note, maker=None):
@@ -155,7 +155,7 @@ def test_only_the_record_of_a_lost_replica_has_a_reason():
 
 
 def test_a_replica_that_joins_again_has_another_clock():
-  maker = records.Records({}, dict)
+  maker = records.Records({})
   arrived = entries.Details("", None, 0.0)
   sent = lambda now: _read(_note(raw=(_SENT,), details=arrived), now, maker)[
     "members"
@@ -166,7 +166,7 @@ def test_a_replica_that_joins_again_has_another_clock():
 
 
 def test_a_new_run_has_new_clocks():
-  maker = records.Records({"strategy": "s"}, dict)
+  maker = records.Records({"strategy": "s"})
   arrived = entries.Details("", None, 0.0)
   sent = lambda now: _read(_note(raw=(_SENT,), details=arrived), now, maker)[
     "members"

@@ -62,8 +62,6 @@ _ASK_LAG = 4
 # A member that is so much nearer to the store, in seconds and as a part of this
 # leader's own distance, becomes leader: each step waits for the store.
 _NEARER, _NEARER_PART = 0.005, 0.5
-# Heartbeats to the store between journal lines about deadlines.
-_BEATS = 8
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 
@@ -1218,8 +1216,6 @@ class Leader:
         first = max(0, self._log.position // config.block - 1) * config.block
       beat = Beat(self.term, config.process, config.address, self._beats, first)
       self._out.append(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
-      if self._beats % _BEATS == 1:
-        self._note_deadlines()
       probe = self._log.probe()
       if probe is not None:
         self._out.append(probe)
@@ -1274,11 +1270,6 @@ class Leader:
     """A member has said how far its aggregation is."""
     if self._attempt is not None:
       self._attempt.answered(state.member.incarnation, attempt)
-
-  def _note_deadlines(self) -> None:
-    members = self._view.members.values()
-    known = tuple((m.replica, m.process) for m in members)
-    self._note(notes.DeadlinesSeen(known))
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:

@@ -511,13 +511,6 @@ def test_a_witness_that_still_fetches_the_mean_is_waited_for():
   assert driven.logged(Removed) == []
 
 
-def test_deadlines_are_noted_in_the_journal():
-  driven = Driven()
-  told = [e.note for e in driven.did if isinstance(e, fx.WriteJournal)]
-  (note,) = [note for note in told if isinstance(note, notes.DeadlinesSeen)]
-  assert note.members == ((0, "p0"),)
-
-
 def test_a_mean_helps_only_a_replica_that_has_the_steps_before_it():
   """A gradient of an older step may come from one that lacks a mean yet."""
   driven = Driven(replicas_to_aggregate=1, max_staleness=1)
