@@ -176,6 +176,7 @@ def join(
       lower_on_leave,
       lower_on_loss,
     ),
+    data,
   )
   told = options.of("join", settings)
   place = urls.parse(store or f"tcp://{address}")
@@ -339,7 +340,7 @@ def run_embedded(
 
   def run(index: int) -> None:
     try:
-      chosen = _strategy(opt, strategy, quorum)
+      chosen = _strategy(opt, strategy, quorum, data)
       one = replica_class(chosen)(
         world.connect(str(index)),
         chosen,
@@ -382,7 +383,7 @@ def _gradients_per_step(
   """How many gradients a step takes.
 
   Args:
-    data: the samples that are leased; with a constant global batch, they say it.
+    data: the samples that are leased; those of a deterministic run say it.
     replicas: the number of replicas.
     told: what was asked for; None for nothing.
     default: what it is then.
@@ -393,21 +394,20 @@ def _gradients_per_step(
   k = default if told is None else told
   if not isinstance(data, ledger.Batches):
     return k
-  if data.constant_global_batch:
-    found = data.gradients_per_step(replicas)
-    if told not in (None, found):
+  if data.deterministic:
+    if told not in (None, data.slots):
       raise ValueError(
-        "replicas_to_aggregate follows from data with constant_global_batch, and"
-        f" is {found} here; got {told!r}."
+        "replicas_to_aggregate follows from data with deterministic=True, and is"
+        f" {data.slots} here: a step takes all of its micro-batches. Got {told!r}."
       )
-    return found
+    return data.slots
   if isinstance(k, int) and k > replicas and k % replicas:
     raise ValueError(
       "replicas_to_aggregate must be at most the number of replicas"
       f" ({replicas}), or a multiple of it, where samples are leased (data=);"
       f" got {k}: each replica would sum {-(-k // replicas)} gradients, and a"
       " step have more samples than global_batch. For another number use"
-      " Batches(constant_global_batch=True)."
+      " Batches(micro_batch=..., deterministic=True)."
     )
   return k
 
@@ -469,7 +469,13 @@ def _strategy(
   opt: optax.GradientTransformation,
   factory: strategies.Factory | None,
   quorum: strategies.Quorum,
+  data: ledger.Batches | None,
 ) -> strategies.Strategy:
+  if factory is not None and data is not None and data.deterministic:
+    raise ValueError(
+      "deterministic=True can't be combined with strategy=: replicas have states"
+      " of their own there, which depend on who computed what."
+    )
   rules.check_sync_arguments(
     quorum.replicas_to_aggregate,
     quorum.total_num_replicas,

@@ -94,9 +94,9 @@ class Replica:
     self._strategy, self._settings = strategy, settings
     self.processes = processes or OneProcess()
     self._check(settings)
-    _check_data(strategy, data, progress)
-    self._data_spec = data
     global_step = checks.count("global_step", global_step, least=0)
+    _check_data(strategy, data, progress, global_step)
+    self._data_spec = data
     params = trees.as_params(params)
     shared = strategy.shared(params)
     if opt_state is not None:
@@ -173,6 +173,9 @@ class Replica:
       add,
       max_staleness=strategy.quorum.max_staleness if waits else None,
       samples=0 if self._indices is None else self._indices.samples,
+      window=data.global_batch
+      if data is not None and data.deterministic
+      else 0,
     )
     # The last step announced, and its state until the next outcome.
     self._saved = -1
@@ -241,7 +244,6 @@ class Replica:
       fingerprint_every=settings.fingerprint_every,
       data=data,
       progress=progress,
-      exact=data is not None and data.constant_global_batch,
       policy=strategy.policy,
     )
 
@@ -905,6 +907,7 @@ def _check_data(
   strategy: strategies.Strategy,
   data: ledger.Batches | None,
   progress: ledger.Progress | None,
+  step: int,
 ) -> None:
   """Refuses data that is none, or that the strategy can't use."""
   for name, value, kind in (
@@ -919,14 +922,36 @@ def _check_data(
       " several steps, one for each fragment. Each learner has data of its own"
       " there."
     )
-  if (
-    data is not None
-    and data.constant_global_batch
-    and strategy.name != "sync_replicas"
+  if data is not None and data.deterministic:
+    _check_deterministic(strategy, data, progress or ledger.NOTHING_DONE, step)
+
+
+def _check_deterministic(
+  strategy: strategies.Strategy,
+  data: ledger.Batches,
+  progress: ledger.Progress,
+  step: int,
+) -> None:
+  """Refuses what would make parameters depend on who computed what."""
+  numbers = strategy.quorum
+  for refused, what in (
+    (
+      numbers.max_staleness > 0,
+      f"max_staleness={numbers.max_staleness}: what is stale depends on who is"
+      " slow",
+    ),
+    (
+      numbers.weight is not None,
+      "staleness_weight: all micro-batches of a step count alike",
+    ),
   ):
+    if refused:
+      raise ValueError(f"deterministic=True can't be combined with {what}.")
+  if progress != ledger.Progress(step * data.global_batch):
     raise ValueError(
-      "constant_global_batch is for sync replicas, whose gradients are summed"
-      f" in shares; this strategy is {strategy.name!r}."
+      f"deterministic=True needs the progress of its checkpoint: step {step}"
+      f" begins at position {step * data.global_batch} of the data, and {progress}"
+      " is done."
     )
 
 

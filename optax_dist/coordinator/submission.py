@@ -21,6 +21,10 @@ what was added is superseded. A gradient that is known to be stale is reported
 without its numbers. Whatever happens, each gradient gets one outcome, which
 `counts` has.
 
+In a deterministic run a lease may become smaller while its replica computes:
+others have taken its last slots. A gradient of a slot that is not leased any
+more is not added, and if an addition is dropped, the partial sum goes on.
+
 There is no clock, no thread and no array here: gradients and states are opaque,
 and what the event loop has notified is read from `Seen`.
 """
@@ -120,6 +124,7 @@ class Submission:
     *,
     max_staleness: int | None,
     samples: int = 0,
+    window: int = 0,
   ):
     """Creates the submission of a replica.
 
@@ -128,6 +133,8 @@ class Submission:
       add: adds two gradients.
       max_staleness: largest staleness of a gradient, in steps; None: any.
       samples: of one call of `draw`; 0: samples are not leased.
+      window: samples of a step, if step s has those from s * window on; 0:
+        they may be any.
     """
     self.base = base
     self.admission = self.sequence = 0
@@ -140,12 +147,11 @@ class Submission:
     self.settled: list[Resolved] = []
     self.counts: dict[str, int] = {"applied": 0}
     self._add, self._max_staleness = add, max_staleness
-    self._samples = samples
-    # How many of the gradients are in the partial sum.
-    self._sent = 0
-    # Leased for this sum and not drawn yet; and drawn for the next gradient,
-    # which with local steps has the samples of all of them.
-    self._left: Spans = ()
+    self._samples, self._window = samples, window
+    # How many of the gradients are in the partial sum, and that sum.
+    self._sent, self._sent_total = 0, None
+    # Drawn for the next gradient, which with local steps has the samples of all
+    # of them.
     self._round: list[Spans] = []
 
   # Samples.
@@ -153,24 +159,41 @@ class Submission:
   def draw(self, seen: Seen) -> Spans | None:
     """The samples to compute on; None if none are leased, or the sum ends."""
     self._supersede(seen)
+    if self._window and self._is_behind(seen):
+      self._revert(Reason.SUPERSEDED.value)
     if not (self.gradients or self._round) and self._is_behind(seen):
       # Compute on the newest parameters.
       self.end(seen, "")
       return None
+    if self._window:
+      self.is_complete = self._is_all(seen)
     if self.drawn is None:
-      if len(self.gradients) == self._sent and not self._round:
-        self._left = _leased(seen)
-      if not self._left:
-        return None
-      self.drawn, self._left = sp.head(self._left, self._samples)
+      self.drawn = sp.head(self._left(seen), self._samples)[0] or None
     return self.drawn
+
+  def _left(self, seen: Seen) -> Spans:
+    """What is leased for this sum and not drawn yet."""
+    spans = self._leased(seen)
+    drawn = [*self._round, *(g.data for g in self.gradients)]
+    return sp.minus(spans, (span for part in drawn for span in part))
+
+  def _leased(self, seen: Seen) -> Spans:
+    """What is leased to the current membership, for the step it is at."""
+    incarnation, spans = seen.lease
+    if incarnation != seen.incarnation or not spans:
+      return ()
+    if self._window and spans[0][0] // self._window != self.base.step:
+      return ()
+    return spans
 
   def can_draw(self, seen: Seen) -> bool:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
-      bool(_leased(seen))
+      bool(self._left(seen))
       or seen.admission != self.admission
       or self._resolved(seen, self.partial) is not None
+      or (self.partial < 0 and self._is_behind(seen))
+      or self._is_all(seen)
     )
 
   def keep_drawn(self) -> None:
@@ -203,20 +226,41 @@ class Submission:
   ) -> None:
     """Adds a gradient to the sum, which may make it complete."""
     self._supersede(seen)
+    data = sp.join(*self._round)
+    self._round = []
+    if self._window and sp.minus(data, self._leased(seen)):
+      # Another replica has been faster, perhaps with the whole step.
+      self.count(Reason.SUPERSEDED.value, 1)
+      self.is_complete = self._is_all(seen)
+      return
     late, total = self.is_late(seen), None
     if not late:
       total = part if self.total is None else self._add(self.total, part)
-    data = sp.join(*self._round)
-    self.total, self._round = total, []
+    self.total = total
     self.gradients.append(Gradient(batch, seconds, data))
+    self.is_complete = late or self._is_all(seen)
+
+  def _is_all(self, seen: Seen) -> bool:
+    """Whether what was added since the last submission is all of it."""
     added = len(self.gradients) - self._sent
-    more = bool(self._left) if self._samples else added < seen.asked
-    self.is_complete = late or not more
+    if not self._samples:
+      return added >= seen.asked
+    return added > 0 and not self._left(seen)
+
+  def _revert(self, reason: str) -> None:
+    """Drops what was added since the last submission that was buffered."""
+    self.count(reason, len(self.gradients) - self._sent)
+    self.gradients, self.total = self.gradients[: self._sent], self._sent_total
+    self.drawn, self._round, self.is_complete = None, [], False
 
   def abandon(self, seen: Seen) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
     self._supersede(seen)
-    if self.is_late(seen):
+    if self._window:
+      self.count(Reason.ABANDONED.value, 1)
+      self.drawn, self._round = None, []
+      self.draw(seen)
+    elif self.is_late(seen):
       # How long it would have taken is unknown.
       self.total, self.is_complete = None, True
       self.gradients.append(Gradient("null", None, ()))
@@ -274,8 +318,7 @@ class Submission:
       answer = seen.answer(self.pending)
       if answer is None:
         return "for this step's commit"
-      apart = isinstance(answer, Resolved) and answer.apart
-      if apart and self._resolved(seen, self.partial) is None:
+      if self._is_apart(seen) and not self._window:
         return "for the commit of its partial sum"
     elif self.ended is not None:
       if self.ended.reason == Reason.FINISHED:
@@ -293,9 +336,14 @@ class Submission:
 
   def conclude(self, seen: Seen) -> None:
     """Handles the answer to what is pending; without one the run is over."""
-    if isinstance(seen.answer(self.pending), Taken):
+    answer = seen.answer(self.pending)
+    if isinstance(answer, Taken):
       self.partial, self.pending = self.pending, -1
-      self._sent = len(self.gradients)
+      self._sent, self._sent_total = len(self.gradients), self.total
+    elif self._window and isinstance(answer, Resolved) and self._is_apart(seen):
+      self.settled.append(answer)
+      self.pending = -1
+      self._revert(answer.reason)
     else:
       self.end(seen, Reason.FINISHED.value)
 
@@ -355,6 +403,12 @@ class Submission:
     self.count(reason if pending is None else pending.reason, rest)
     self.settled += [r for r in (partial, pending) if r is not None]
 
+  def _is_apart(self, seen: Seen) -> bool:
+    """Whether only what was added is decided, and the partial sum goes on."""
+    pending = self._resolved(seen, self.pending)
+    partial = self._resolved(seen, self.partial)
+    return pending is not None and pending.apart and partial is None
+
   def _resolved(self, seen: Seen, sequence: int) -> Resolved | None:
     answer = seen.answer(sequence) if sequence >= 0 else None
     return answer if isinstance(answer, Resolved) else None
@@ -362,10 +416,4 @@ class Submission:
   def _clear(self) -> None:
     self.pending = self.partial = -1
     self.total, self.gradients, self._sent = None, [], 0
-    self.drawn, self._left, self.is_complete = None, (), False
-
-
-def _leased(seen: Seen) -> Spans:
-  """What is leased to the current membership."""
-  incarnation, spans = seen.lease
-  return spans if incarnation == seen.incarnation else ()
+    self.drawn, self._sent_total, self.is_complete = None, None, False

@@ -29,11 +29,12 @@ class Batches:
       of it (different ones in each epoch). "streaming": there is no waiting and
       nothing is left out; samples that return late are in the next epoch's
       first steps.
-    constant_global_batch: whether each committed step has `global_batch`
-      samples, however many replicas take part: each sums its share of
-      micro-batches.
-    micro_batch: samples in such a micro-batch; by default the largest number
-      that divides the work evenly among the expected replicas.
+    micro_batch: samples in a micro-batch, or slot, of a deterministic run; it
+      divides `global_batch`.
+    deterministic: whether step s always has the micro-batches at positions
+      s * global_batch up to (s + 1) * global_batch, whoever computes them. What
+      a step adds up does then not depend on the number of replicas, on losses,
+      or on who was fast.
 
   Example:
     >>> data = Batches(num_samples=10, global_batch=4, seed=1, epochs=2)
@@ -49,8 +50,8 @@ class Batches:
   epochs: int | None = 1
   shuffle: bool = True
   mode: Literal["exact", "streaming"] = "exact"
-  constant_global_batch: bool = False
   micro_batch: int | None = None
+  deterministic: bool = False
 
   def __post_init__(self) -> None:
     _check("num_samples", self.num_samples, 1)
@@ -67,10 +68,15 @@ class Batches:
       raise ValueError(
         f"mode must be 'exact' or 'streaming', got {self.mode!r}."
       )
+    if self.deterministic and self.micro_batch is None:
+      raise ValueError(
+        "deterministic=True needs micro_batch, the samples of a gradient: it may"
+        " not depend on the number of replicas."
+      )
     if self.micro_batch is not None:
       _check("micro_batch", self.micro_batch, 1)
-      if not self.constant_global_batch:
-        raise ValueError("micro_batch needs constant_global_batch=True.")
+      if not self.deterministic:
+        raise ValueError("micro_batch needs deterministic=True.")
       if self.global_batch % self.micro_batch:
         raise ValueError(
           f"micro_batch must divide global_batch={self.global_batch}, got "
@@ -89,43 +95,20 @@ class Batches:
     """The total number of positions; None if there is no limit."""
     return None if self.epochs is None else self.per_epoch * self.epochs
 
-  def gradients_per_step(self, replicas: int) -> int:
-    """Micro-batches in a step with a constant global batch.
-
-    Args:
-      replicas: number of replicas expected.
-
-    Returns:
-      Their number; more than `replicas`, so that each sums a share of them.
+  @property
+  def slots(self) -> int:
+    """Micro-batches in a step of a deterministic run.
 
     Raises:
-      ValueError: there are too few samples or micro-batches.
+      ValueError: it is not deterministic.
 
     Example:
-      >>> data = Batches(100, 24, constant_global_batch=True)
-      >>> data.gradients_per_step(4)
-      8
+      >>> Batches(100, 24, micro_batch=2, deterministic=True).slots
+      12
     """
-    if self.micro_batch is not None:
-      found = self.global_batch // self.micro_batch
-      if found <= replicas:
-        raise ValueError(
-          "micro_batch must be such that a global batch has more micro-batches "
-          f"than there are replicas ({replicas}), got {found} of "
-          f"{self.micro_batch} samples."
-        )
-      return found
-    parts = [
-      self.global_batch // size
-      for size in range(1, self.global_batch)
-      if self.global_batch % size == 0 and self.global_batch // size > replicas
-    ]
-    if not parts:
-      raise ValueError(
-        f"constant_global_batch needs a global_batch above the {replicas} "
-        f"replicas, got {self.global_batch}."
-      )
-    return min([p for p in parts if p % replicas == 0] or parts)
+    if self.micro_batch is None:
+      raise ValueError("slots needs deterministic=True.")
+    return self.global_batch // self.micro_batch
 
   def unit(self, gradients_per_step: int) -> int:
     """Samples in one gradient.

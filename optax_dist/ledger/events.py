@@ -88,9 +88,15 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-  """A step takes this many gradients from now on."""
+  """What is needed from now on.
+
+  Attributes:
+    gradients: how many a step takes.
+    replicas: how many take part.
+  """
 
   gradients: int
+  replicas: int = 1
 
 
 Event: TypeAlias = Ask | Claim | Accept | Drop | Gone | Commit | Need

@@ -19,7 +19,7 @@ def scaled_by_batch(
   """A learning rate that depends on the number of samples in a step.
 
   For runs whose global batch is not constant: with fewer replicas, or growing
-  by a schedule. With `Batches.constant_global_batch` no scaling is needed.
+  by a schedule. With `Batches.deterministic` no scaling is needed.
 
   Args:
     learning_rate: the rate for `reference` samples in a step: a number or a

@@ -38,6 +38,7 @@ class _Draft:
   giving_up: Spans
   waiting: tuple[tuple[ev.Holder, int], ...]
   numbers: int
+  replicas: int
 
   def __init__(self, state: State):
     # Field by field: this is done for every gradient of a run.
@@ -55,6 +56,7 @@ class _Draft:
       self.giving_up,
       self.waiting,
       self.numbers,
+      self.replicas,
     ) = state
     self.held, self.strikes = dict(held), dict(strikes)
     self.leases: list[ev.Lease] = []
@@ -102,10 +104,11 @@ class _Draft:
     left = left_of(self)
     if left is not None and left < self.need * self.unit:
       return
+    deterministic = self.data.deterministic
     for holder, count in self.waiting:
-      spans = self.take(count)
+      spans = self.take(self.share() if deterministic else count)
       copied = False
-      if not spans:
+      if not spans and not deterministic:
         spans, copied = self.copy(holder, count), True
       if spans:
         self.stop_waiting(holder)
@@ -113,6 +116,16 @@ class _Draft:
         self.hold(holder, Held(spans, inside, self.numbers, copied))
         self.numbers += 1
         self.leases.append(ev.Lease(holder, spans))
+
+  def share(self) -> int:
+    """How many slots of a deterministic step a replica gets at once.
+
+    Half of what an even split of the rest would give it (guided
+    self-scheduling), so that fast replicas do more.
+    """
+    assert self.limit is not None
+    free = sp.size(self.pool) + self.limit - self.cursor
+    return max(1, -(-free // (2 * self.replicas * self.unit)))
 
   def take(self, count: int) -> Spans:
     """Takes free samples: returned ones first, then new ones."""
@@ -219,17 +232,18 @@ def _ask(draft: _Draft, event: ev.Ask) -> None:
 def _claim(draft: _Draft, event: ev.Claim) -> None:
   state, holder, spans = draft, event.holder, event.spans
   draft.return_out(holder)
-  others = (h for other, h in state.held.items() if other != holder)
-  taken = any(
-    sp.overlap(held.out, spans) or sp.overlap(held.inside, spans)
-    for held in others
-  )
-  inside = draft.of(holder).inside
-  total = state.data.total
+  taken = [state.of(holder).inside]
+  for other, held in state.held.items():
+    if other != holder:
+      taken += [held.out, held.inside]
+  if state.data.deterministic:
+    # A slot may be leased twice; the rest of such a lease stays.
+    spans = sp.minus(spans, (span for part in taken for span in part))
+    spans = sp.minus(spans, ((0, state.progress.next),))
+  total = state.limit if state.data.deterministic else state.data.total
   if (
     not spans
-    or taken
-    or sp.overlap(inside, spans)
+    or any(sp.overlap(part, spans) for part in taken)
     or not state.progress.is_open(spans)
     or sp.overlap(state.giving_up, spans)
     or sp.size(spans) % state.unit
@@ -317,9 +331,12 @@ def _commit(draft: _Draft, event: ev.Commit) -> None:
     draft.giving_up = sp.minus(draft.giving_up, event.skipped)
   draft.settle_doubts()
   draft.limit = limit_of(draft)
+  if draft.data.deterministic:
+    draft.waiting = ()  # All ask for a part of the next step.
 
 
 def _need(draft: _Draft, event: ev.Need) -> None:
+  draft.replicas = max(1, event.replicas)
   if event.gradients != draft.need:
     draft.need = event.gradients
     draft.limit = limit_of(draft)

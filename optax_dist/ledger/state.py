@@ -46,6 +46,7 @@ class State(NamedTuple):
     giving_up: spans with too many of them, to be named in the next `Commit`.
     waiting: replicas that wait for samples, and for how many gradients.
     numbers: number of leases so far.
+    replicas: how many take part; they share a deterministic step.
   """
 
   data: Batches
@@ -61,6 +62,7 @@ class State(NamedTuple):
   giving_up: Spans = ()
   waiting: tuple[tuple[Holder, int], ...] = ()
   numbers: int = 0
+  replicas: int = 1
 
   @property
   def left(self) -> int | None:
@@ -121,8 +123,11 @@ def limit_of(state: Any) -> int | None:
   samples = state.need * state.unit
   size = data.per_epoch
   total = None if data.epochs is None else size * data.epochs
-  if data.mode == "streaming":
+  if data.deterministic:
+    limit = done + samples
+  elif data.mode == "streaming":
     return total
-  # An epoch stays open until the rest of it is too small for a step.
-  limit = -(-(done + samples) // size) * size
+  else:
+    # An epoch stays open until the rest of it is too small for a step.
+    limit = -(-(done + samples) // size) * size
   return limit if total is None else min(limit, total)

@@ -140,9 +140,9 @@ def init(
     two_phase: whether a commit waits until each member has reported `Done`.
     replicas: the expected ids, if `missing` should name them.
     global_step: the step to start from.
-    exact: for shares (`replicas_to_aggregate` above `total_num_replicas`):
-      whether a step has exactly that many gradients. Shares then differ by at
-      most one, and a sum that would exceed the number is dropped
+    exact: whether a step has exactly `replicas_to_aggregate` gradients, however
+      few or many replicas there are: a replica that has submitted some is asked
+      for more at once, and a sum that would exceed the number is dropped
       (`over_quota`).
     window: whether a step that has `replicas_to_aggregate` gradients waits for
       more: until `Close`, or until all live replicas have contributed.
@@ -159,6 +159,10 @@ def init(
     replicas_to_aggregate, total_num_replicas, max_staleness
   )
   n = k if n is None else n
+  if exact and late:
+    raise ValueError(
+      f"max_staleness must be 0 for an exact number of gradients, got {late}."
+    )
   ids = None if replicas is None else frozenset(replicas)
   if ids is not None and len(ids) != n:
     raise ValueError(

@@ -22,7 +22,8 @@ def needed(state: State | Draft) -> int:
   """
   config = state.config
   k = config.replicas_to_aggregate
-  if config.lower_on_leave and k <= config.total_num_replicas:
+  few = not config.exact and k <= config.total_num_replicas
+  if config.lower_on_leave and few:
     return max(1, min(k, state.live + state.awaited + state.lost))
   return k
 
@@ -36,8 +37,6 @@ class Draft:
     self.inside = dict(state.inside)
     self.dropped = dict(state.dropped)
     self.decisions: list[ev.Decision] = []
-    # The ranks of the live replicas, computed on first use.
-    self._ranks: dict[ev.Replica, int] | None = None
 
   # The fields of State; mypy cannot see that __dict__ defines them.
   config: Config
@@ -66,35 +65,35 @@ class Draft:
   # How many gradients are needed, and how many each replica must bring.
 
   @property
-  def shared(self) -> bool:
-    """Whether each replica sums several gradients (k > N)."""
-    return self.config.replicas_to_aggregate > self.config.total_num_replicas
-
-  @property
   def exact(self) -> bool:
     """Whether a step has exactly as many gradients as it needs."""
-    return self.shared and self.config.exact
+    return self.config.exact
+
+  @property
+  def shared(self) -> bool:
+    """Whether each replica sums several gradients (k > N)."""
+    config = self.config
+    return (
+      self.exact or config.replicas_to_aggregate > config.total_num_replicas
+    )
 
   def quorum(self) -> int:
     return needed(self)
 
   def quota(self, replica: ev.Replica) -> int:
+    if self.exact:
+      return max(1, self.quorum() - self.gathered)
     if not self.shared:
       return 1
-    needed, sharers = self.quorum(), self.live + self.awaited
-    if not self.exact:
-      return -(-needed // sharers)
-    if self._ranks is None:
-      live = ev.ordered(r for r, m in self.replicas.items() if m.live)
-      self._ranks = {r: rank for rank, r in enumerate(live)}
-    each, more = divmod(needed, sharers)
-    return max(1, each + (self._ranks[replica] < more))
+    return -(-self.quorum() // (self.live + self.awaited))
 
   def excess(self, count: int) -> int:
     """The number of gradients in excess of a step with this many more."""
     if not self.exact:
       return 0
-    return max(0, self.gathered + count - self.quorum())
+    attempt = self.attempt.members if self.attempt is not None else ()
+    held = self.gathered + sum(member.count for member in attempt)
+    return max(0, held + count - self.quorum())
 
   # Tokens and drops.
 
@@ -124,8 +123,8 @@ class Draft:
     """Starts an attempt if there are enough gradients, or asks for the rest."""
     while self.attempt is None and self.gathered >= self.quorum():
       open_ = self.config.window and not self.closed
-      if open_ and self.working and not self.exact:
-        return  # More may come.
+      if open_ and self.working:
+        break  # More may come.
       self.start()
       if self.config.two_phase:
         return
@@ -144,21 +143,29 @@ class Draft:
     self.attempt = Attempt(self.attempts, members, who, who)
 
   def ask_for_the_rest(self) -> None:
-    """K > N: asks for more if no replica computes and too few are in."""
+    """K > N: asks for more if no replica computes and too few are in.
+
+    In an exact step whoever has brought its gradients is asked at once.
+    """
+    if self.exact:
+      known = self.replicas.items()
+      for replica in ev.ordered(r for r, m in known if m.live and not m.asked):
+        self.ask(replica, self.quota(replica))
+      return
     if self.working or self.awaited or not self.live:
       return
     lacks = self.quorum() - self.gathered
     each = -(-lacks // self.live)
     for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
-      if self.exact:
-        each = min(each, lacks)
-        lacks -= each
-        if not each:
-          return
       # A sum cannot mix steps: an older one is replaced as a whole.
       inside = self.inside[replica]
       old = inside.count if inside.local_step != self.step else 0
       self.ask(replica, each + old)
+
+  def is_here(self, member: ev.Contribution) -> bool:
+    """Whether the replica of an accepted gradient is still the same one."""
+    record = self.replicas[member.replica]
+    return record.live and record.incarnation == member.incarnation
 
   def commit(self) -> None:
     """Ends the attempt and the step."""
@@ -176,11 +183,13 @@ class Draft:
       else:
         self.withdraw(replica, ev.Reason.STALE)
         self.ask(replica, self.quota(replica))
-    for member in attempt.members:
-      replica = member.replica
-      record = self.replicas[replica]
-      if record.live and record.incarnation == member.incarnation:
-        self.ask(replica, self.quota(replica))
+    if self.exact:
+      # What others compute for this step was for nothing: they begin the next.
+      free = ev.ordered(r for r, m in self.replicas.items() if m.live)
+    else:
+      free = tuple(m.replica for m in attempt.members if self.is_here(m))
+    for replica in free:
+      self.ask(replica, self.quota(replica))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:
     return self.contribution(
@@ -205,8 +214,7 @@ class Draft:
     self.emit(ev.Abandon(self.step, attempt.number, failed_replica))
     self.attempt = None
     for member in attempt.members:
-      record = self.replicas[member.replica]
-      here = record.live and record.incarnation == member.incarnation
+      record, here = self.replicas[member.replica], self.is_here(member)
       if here and member.replica != failed_replica:
         self.inside[member.replica] = member
         self.gathered += member.count

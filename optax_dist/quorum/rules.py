@@ -69,7 +69,8 @@ def _arrive(draft: Draft, event: ev.Arrive) -> None:
     draft.drop(replica, local_step, reason, count)
     inside = draft.inside.get(replica)
     if (
-      (reason is ev.Reason.NON_FINITE or _is_too_much(draft, event, reason))
+      reason is ev.Reason.NON_FINITE
+      and not draft.exact
       and inside is not None
       and inside.local_step == local_step
     ):
@@ -114,12 +115,6 @@ def _arrive(draft: Draft, event: ev.Arrive) -> None:
   draft.advance()
 
 
-def _is_too_much(draft: Draft, event: ev.Arrive, reason: ev.Reason) -> bool:
-  """Whether a sum is dropped because it would make a step too large."""
-  too_much = draft.excess(event.count) > 0
-  return reason is ev.Reason.OVER_QUOTA and too_much
-
-
 def _fault(
   draft: Draft, event: ev.Arrive, record: ReplicaState | None
 ) -> ev.Reason | None:
@@ -146,7 +141,8 @@ def _fault(
   if not event.finite:
     return ev.Reason.NON_FINITE
   replaced = held.count if held and held.local_step != event.local_step else 0
-  if event.count > record.asked or draft.excess(event.count - replaced):
+  too_many = event.count > record.asked and not draft.exact
+  if too_many or draft.excess(event.count - replaced):
     return ev.Reason.OVER_QUOTA
   return None
 

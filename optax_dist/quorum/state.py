@@ -24,8 +24,7 @@ class Config(NamedTuple):
     name: name of the optimizer.
     expected: the ids of the replicas expected at the start; None accepts the
       first `total_num_replicas` that join.
-    exact: whether a step of shares has exactly `replicas_to_aggregate`
-      gradients.
+    exact: whether a step has exactly `replicas_to_aggregate` gradients.
     window: whether a step that has enough waits for more, until `Close` or
       until all live replicas have contributed.
   """

@@ -148,11 +148,11 @@ def test_the_samples_of_a_round_are_shared_by_its_steps():
       coordinator.decoupled_diloco(fragments=1),
       coordinator.Batches(40, 8),
     )
-  constant = coordinator.Batches(24, 12, constant_global_batch=True)
-  with pytest.raises(ValueError, match="constant_global_batch is for sync"):
+  slots = coordinator.Batches(24, 12, micro_batch=2, deterministic=True)
+  with pytest.raises(ValueError, match="replicas have states"):
     run(
       lambda replica: None,
       1,
-      coordinator.elastic_average(moving_rate=0.5),
-      constant,
+      coordinator.local_updates(communication_period=2),
+      slots,
     )

@@ -41,6 +41,11 @@ def event_of(choice, state):
     if missing.reporting:
       return quorum.Done(replica, state.step, number)
     asked = state.replicas.get(replica).asked
+    if state.config.exact:
+      # Others bring some of the rest meanwhile.
+      asked = min(choice.count, quorum.needed(state) - state.gathered)
+    if not asked:
+      return quorum.Close(state.step)
     return quorum.Arrive(replica, state.step, count=asked)
   match kind:
     case "arrive":
@@ -92,13 +97,14 @@ KINDS = {"any": ANY, "healthy": HEALTHY, "crowded": CROWDED}
 def options_of(r, kind):
   # In a crowd there are more replicas than were expected.
   n = r.randrange(1, 3 if kind == "crowded" else 5)
+  exact = r.random() < 0.5
   return {
     "replicas_to_aggregate": r.randrange(1, 8),
     "total_num_replicas": n,
-    "max_staleness": r.choice((0, 0, 1, 2)),
+    "max_staleness": 0 if exact else r.choice((0, 0, 1, 2)),
     "two_phase": r.random() < 0.6,
     "window": r.random() < 0.3,
-    "exact": r.random() < 0.5,
+    "exact": exact,
     "lower_on_leave": r.random() < 0.5,
     "weight": r.choice((None, lambda late: late + 2)),
     "replicas": r.choice((None, range(n))),

@@ -43,12 +43,13 @@ def test_without_shuffling_they_count_up():
     ({"epochs": 0}, "epochs must be a positive integer"),
     ({"mode": "fast"}, "mode must be 'exact' or 'streaming'"),
     (
-      {"micro_batch": 0, "constant_global_batch": True},
+      {"micro_batch": 0, "deterministic": True},
       "micro_batch must be a positive integer, got 0",
     ),
-    ({"micro_batch": 2}, "micro_batch needs constant_global_batch"),
+    ({"deterministic": True}, "deterministic=True needs micro_batch"),
+    ({"micro_batch": 2}, "micro_batch needs deterministic=True"),
     (
-      {"micro_batch": 3, "constant_global_batch": True},
+      {"micro_batch": 3, "deterministic": True},
       "micro_batch must divide global_batch=4",
     ),
   ],
@@ -58,30 +59,12 @@ def test_what_cannot_be_is_refused(arguments, what):
     ledger.Batches(**{"num_samples": 10, "global_batch": 4} | arguments)
 
 
-def test_a_constant_global_batch_is_shared_out_in_micro_batches():
-  data = ledger.Batches(100, 24, constant_global_batch=True)
-  # The most samples in a micro-batch that give all replicas equal shares.
-  assert [data.gradients_per_step(n) for n in (1, 2, 3, 4)] == [2, 4, 6, 8]
-  assert data.gradients_per_step(5) == 6
-  told = ledger.Batches(100, 24, constant_global_batch=True, micro_batch=2)
-  assert told.gradients_per_step(4) == 12
-  with pytest.raises(ValueError, match="more micro-batches than there are"):
-    told.gradients_per_step(12)
-  with pytest.raises(ValueError, match="a global_batch above the 24"):
-    data.gradients_per_step(24)
-
-
-def test_micro_batches_are_as_large_as_an_even_share_allows():
-  for batch in range(1, 25):
-    data = ledger.Batches(24, batch, constant_global_batch=True)
-    for replicas in range(1, batch):
-      numbers = [
-        p for p in range(1, batch + 1) if batch % p == 0 and p > replicas
-      ]
-      even = [p for p in numbers if p % replicas == 0]
-      assert data.gradients_per_step(replicas) == min(even or numbers)
-  told = ledger.Batches(24, 4, constant_global_batch=True, micro_batch=1)
-  assert told.gradients_per_step(3) == 4
+def test_a_deterministic_step_has_a_fixed_number_of_slots():
+  data = ledger.Batches(100, 24, micro_batch=2, deterministic=True)
+  assert data.slots == 12
+  assert data.unit(data.slots) == 2
+  with pytest.raises(ValueError, match="slots needs deterministic=True"):
+    _ = ledger.Batches(100, 24).slots
 
 
 def test_without_a_seed_it_is_zero():

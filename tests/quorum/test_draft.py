@@ -45,28 +45,37 @@ def test_only_leaves_for_good_lower_the_quorum(k, n, number, left, lost):
   assert needed(kept) == k
 
 
-@given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3), st.booleans())
-def test_shares_are_enough_for_a_step_and_exact_ones_no_more(
-  n, more, spare, exact
-):
+@given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
+def test_shares_are_enough_for_a_step(n, more, spare):
   k, number = n + more, n + spare
-  draft = Draft(joined(k, n, number, exact=exact))
+  draft = Draft(joined(k, n, number))
   quotas = [draft.quota(replica) for replica in range(number)]
-  assert max(quotas) - min(quotas) <= (1 if exact else 0)
-  assert min(quotas) >= 1
-  if exact and number <= k:
-    assert sum(quotas) == k
-  else:
-    assert sum(quotas) >= k
-    assert sum(quotas) - k < len(quotas)
+  assert len({*quotas}) == 1
+  assert k <= sum(quotas) < k + len(quotas)
+
+
+@given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
+def test_any_replica_may_bring_the_rest_of_an_exact_step(k, n, inside):
+  inside = min(inside, k - 1)
+  draft = Draft(joined(k, n, n, exact=True)._replace(gathered=inside))
+  assert draft.quota(0) == k - inside
 
 
 def test_one_gradient_each_where_there_are_enough_replicas():
-  state, _ = quorum.step(joined(3, 3, 3, exact=True), quorum.Lost(2))
+  state, _ = quorum.step(joined(3, 3, 3), quorum.Lost(2))
   draft = Draft(state)
   assert not draft.shared
   assert draft.quota(0) == draft.quota("unknown") == 1
   assert draft.excess(100) == 0
+
+
+def test_leaves_do_not_make_an_exact_step_smaller():
+  state = joined(3, 3, 3, exact=True, lower_on_leave=True)
+  state, decisions = quorum.step(state, quorum.Leave(2))
+  assert needed(state) == 3
+  assert not decisions
+  state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=3))
+  assert isinstance(decisions[-1], quorum.StartAttempt)
 
 
 @given(st.integers(0, 12), st.integers(0, 12))
@@ -77,28 +86,48 @@ def test_excess_is_what_an_exact_step_has_no_place_for(inside, count):
   assert Draft(loose).excess(count) == 0
 
 
-@pytest.mark.parametrize(
-  ("exact", "expected"), [(True, {0: 3, 1: 2}), (False, {0: 3, 1: 3})]
-)
-def test_the_rest_of_a_lost_replica_is_shared_out(exact, expected):
+def test_the_rest_of_a_lost_replica_is_shared_out():
   """All have given theirs when the third is lost: the others give its, too."""
-  state = joined(15, 3, 3, exact=exact)
+  state = joined(15, 3, 3)
   for replica in range(2):
     state, _ = quorum.step(state, quorum.Arrive(replica, 0, count=5))
   state, decisions = quorum.step(state, quorum.Lost(2))
-  assert {d.replica: d.count for d in decisions} == expected
-  assert all(isinstance(d, quorum.Token) for d in decisions)
+  assert decisions == (quorum.Token(0, 0, 3), quorum.Token(1, 0, 3))
   assert state.working == 2
 
 
-def test_more_that_live_than_are_needed_are_not_all_asked():
-  state = joined(3, 2, 3, exact=True)
-  for replica in range(2):
-    state, _ = quorum.step(state, quorum.Arrive(replica, 0))
-  state, decisions = quorum.step(state, quorum.Lost(2))
-  # One is lacking, so one of the two gives it.
-  assert decisions == (quorum.Token(0, 0, 1),)
-  assert state.working == 1
+def test_a_replica_of_an_exact_step_is_asked_again_at_once():
+  state = joined(6, 2, 2, exact=True)
+  state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=2))
+  assert decisions[-1] == quorum.Token(0, 0, 4)
+  state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=3))
+  assert decisions[-1] == quorum.Token(0, 0, 1)
+  # The last one is another replica's: with it, the step is complete.
+  state, decisions = quorum.step(state, quorum.Arrive(1, 0, count=1))
+  assert [m.count for m in decisions[-1].members] == [5, 1]
+
+
+def test_a_commit_of_an_exact_step_asks_all_that_live():
+  """Also one that still computes: what for is decided without it."""
+  state = joined(2, 3, 3, exact=True, two_phase=False)
+  state, decisions = quorum.step(state, quorum.Arrive(1, 0, count=2))
+  tokens = [d for d in decisions if isinstance(d, quorum.Token)]
+  assert tokens == [quorum.Token(replica, 1, 2) for replica in range(3)]
+
+
+def test_a_dropped_addition_leaves_the_sum_of_an_exact_step():
+  """Another replica had brought its last gradient before."""
+  state = joined(4, 2, 2, exact=True)
+  state, _ = quorum.step(state, quorum.Arrive(0, 0, count=2))
+  held = state.inside
+  state, decisions = quorum.step(state, quorum.Arrive(0, 0, finite=False))
+  assert [type(d) for d in decisions] == [quorum.Drop, quorum.Token]
+  assert state.inside == held
+
+
+def test_an_exact_step_has_no_stale_gradients():
+  with pytest.raises(ValueError, match="max_staleness must be 0 for an exact"):
+    quorum.init(3, exact=True, max_staleness=1)
 
 
 def test_a_token_twice_is_one_working_replica():

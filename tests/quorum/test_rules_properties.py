@@ -61,7 +61,7 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
     if isinstance(outcome, quorum.Accept):
       assert same
       assert event.finite
-      assert record.asked >= event.count
+      assert record.asked >= event.count or before.config.exact
       assert before.step - late.max_staleness <= step <= before.step
       assert outcome.staleness == before.step - step
       assert (outcome.local_step, outcome.count) == (step, event.count)
@@ -116,8 +116,9 @@ def holds_of_reason(reason, event, before, record, same):
       # A sum of a newer step takes the place of the older one.
       replaced = held.count if held and held.local_step != step else 0
       number = before.gathered + event.count - replaced
+      number += sum(m.count for m in members(before))
       full = before.config.exact and number > quorum.needed(before)
-      return event.count > record.asked or full
+      return full or (event.count > record.asked and not before.config.exact)
   return False
 
 
@@ -133,11 +134,9 @@ def test_a_sum_stands_or_falls_as_a_whole():
     if drops[0].reason in (Reason.NON_FINITE, Reason.OVER_QUOTA) and held:
       seen += 1
       record = before.replicas[event.replica]
-      full = before.config.exact and before.gathered + event.count > (
-        quorum.needed(before)
-      )
       continues = held.local_step == event.local_step
-      if continues and (drops[0].reason == Reason.NON_FINITE or full):
+      non_finite = drops[0].reason == Reason.NON_FINITE
+      if continues and non_finite and not before.config.exact:
         assert drops[1:] == [
           quorum.Drop(
             event.replica, held.local_step, Reason.SUPERSEDED, held.count
@@ -146,8 +145,7 @@ def test_a_sum_stands_or_falls_as_a_whole():
         assert event.replica not in after.inside
         # All of it is to be computed again, and no step that counted before.
         asked = after.replicas[event.replica].asked
-        exact = before.config.exact
-        assert asked == record.asked + held.count or exact
+        assert asked == record.asked + held.count
         assert after.replicas[event.replica].counted == held.local_step - 1
       else:
         assert after.inside[event.replica] == held
@@ -181,7 +179,7 @@ def test_what_was_asked_for_is_accepted():
       and event.count == record.asked
       # What a member adds to its sum waits until the attempt is over.
       and event.replica not in {m.replica for m in members(before)}
-      and not (before.config.exact and before.gathered)
+      and not (before.config.exact and (before.gathered or before.attempt))
     ):
       kinds = [type(d) for d in decisions]
       assert kinds.index(quorum.Accept) <= 1  # One that it replaces is first.
@@ -197,10 +195,9 @@ def test_a_step_has_enough_fresh_gradients_with_their_weights():
         sorted(commit.members, key=lambda m: m.replica)
       )
       number = sum(m.count for m in commit.members)
-      shared = config.replicas_to_aggregate > config.total_num_replicas
       if not config.lower_on_leave:
         assert number >= config.replicas_to_aggregate
-      if config.exact and shared:
+      if config.exact:
         assert number == config.replicas_to_aggregate
       for m in commit.members:
         assert m.staleness == commit.step - m.local_step
@@ -245,10 +242,7 @@ def test_what_healthy_replicas_are_asked_for_fills_the_step():
     if after.attempt:
       return
     asked = sum(record.asked for record in after.replicas.values())
-    missing = config.replicas_to_aggregate - after.gathered
-    assert asked >= missing
-    if config.exact and config.replicas_to_aggregate >= after.live:
-      assert asked == missing
+    assert asked >= config.replicas_to_aggregate - after.gathered
 
   check(holds, "healthy")
 
@@ -257,7 +251,7 @@ def test_who_cannot_proceed_is_told_why():
   def holds(event, before, decisions, after):
     have, need = after.live + after.awaited, quorum.needed(after)
     config = after.config
-    if config.replicas_to_aggregate > config.total_num_replicas:
+    if config.exact or config.replicas_to_aggregate > config.total_num_replicas:
       need = 1
     for told in of(decisions, quorum.CannotProceed):
       assert (told.step, told.have, told.needed) == (after.step, have, need)
@@ -440,6 +434,10 @@ def test_enough_live_replicas_always_get_on():
         # Some replica has a token, or the run would stall.
         (worker, *_) = quorum.missing(state).computing
         asked = state.replicas.get(worker).asked
+        if state.config.exact:
+          asked = quorum.needed(state) - state.gathered
         event = quorum.Arrive(worker, state.step, count=asked)
+        if not asked:  # The step has all, and its window is open.
+          event = quorum.Close(state.step)
       state, _ = quorum.step(state, event)
     assert state.step >= target, seed

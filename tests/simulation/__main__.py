@@ -7,6 +7,7 @@ python -m tests.simulation --exhaustive
 python -m tests.simulation --exhaustive "3 replicas, 2 steps"
 python -m tests.simulation --groups --schedules 20000
 python -m tests.simulation --leases --schedules 20000
+python -m tests.simulation --slots --schedules 20000
 python -m tests.simulation --fragments --schedules 20000
 python -m tests.simulation --groups --leases --schedules 20000
 """
@@ -30,6 +31,7 @@ from tests.simulation import (
   planted,
   planted_faults,
   shrink,
+  slots,
 )
 from tests.simulation.exhaustive import explore
 
@@ -38,12 +40,13 @@ _SPREAD = 1_000_000
 _BATCH = 100
 
 
-# Replicas of one process, of several, with samples that are leased, and learners
-# that merge fragments.
+# Replicas of one process, of several, with samples that are leased, with steps of
+# fixed micro-batches, and learners that merge fragments.
 _KINDS: dict[str, Any] = {
   "": faults,
   "--groups": groups,
   "--leases": leases,
+  "--slots": slots,
   "--groups --leases": group_leases,
   "--fragments": fragments,
 }
@@ -173,9 +176,10 @@ def main() -> int:
   add("--states", type=int, default=500_000, help="at most, in each space")
   add("--groups", action="store_true", help="replicas of several processes")
   add("--leases", action="store_true", help="samples that are leased")
+  add("--slots", action="store_true", help="steps of fixed micro-batches")
   add("--fragments", action="store_true", help="learners that never wait")
   options = parser.parse_args()
-  kinds = ("groups", "leases", "fragments")
+  kinds = ("groups", "leases", "slots", "fragments")
   name = " ".join(f"--{kind}" for kind in kinds if getattr(options, kind))
   if name not in _KINDS:
     parser.error(f"there are no schedules with {name}")

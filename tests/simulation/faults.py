@@ -221,7 +221,7 @@ def _can_spare_one(world: World) -> bool:
     return False
   if any(p.wants_leave or p.over for p in world.all):
     return False
-  if setting.needed < setting.replicas:
+  if setting.least < setting.replicas:
     return True
   # One that is still expected is waited for.
   joined = set(world.checker.processes.values())

@@ -258,12 +258,12 @@ class Checker:
     self.positions.append(self.end_of_log - 1)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
-    if setting.exact and total != setting.needed:
+    if setting.window and total != setting.needed:
       self.fail("A10", f"step {step} has {total} of {setting.needed} shares")
     lowered = (setting.lower_on_leave or setting.lower_on_loss) and self.left
     lowered = lowered or (setting.lower_on_loss and self.lost)
     if total < setting.needed and not (
-      lowered and setting.needed <= setting.replicas
+      lowered and setting.needed <= setting.replicas and not setting.window
     ):
       self.fail("A2", f"step {step} has {total} gradients")
     if setting.alone and len(commit.parts) != 1:
@@ -861,7 +861,7 @@ class Checker:
       return "nobody holds the latest state"
     left = setting.replicas - len(self.gone)
     lowered = setting.lower_on_leave or setting.lower_on_loss
-    needed = min(setting.needed, left) if lowered else setting.needed
+    needed = min(setting.least, left) if lowered else setting.least
     # One that was killed for good is waited for, unless a loss lowers that.
     living = left - (self.world.spared and not setting.lower_on_loss)
     if living < needed and setting.needed <= setting.replicas:

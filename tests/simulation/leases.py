@@ -28,9 +28,8 @@ def with_data(found: faults.Schedule, seed: int) -> faults.Schedule:
     epochs=r.choice((1, 2, 3, None)),
     mode=r.choice(("exact", "exact", "streaming")),
   )
-  exact = shared and r.random() < 0.5
   halves = not shared and batch > setting.needed and r.random() < 0.5
   setting = dataclasses.replace(
-    setting, data=data, exact=exact, local_steps=2 if halves else 1
+    setting, data=data, local_steps=2 if halves else 1
   )
   return dataclasses.replace(found, setting=setting)

@@ -38,7 +38,6 @@ def _smaller(schedule: faults.Schedule) -> Iterator[faults.Schedule]:
     "rates",
     "compute",
     "data",
-    "exact",
   ):
     if getattr(setting, name) != getattr(plain, name) and not setting.alone:
       yield changed(**{name: getattr(plain, name)})

@@ -68,7 +68,6 @@ class Setting:
     leaves: whether each replica leaves after its last step; otherwise the first
       one there finishes the run for all.
     data: whose samples are leased, if any.
-    exact: as in `Config`.
     adaptive: whether deadlines follow what is seen; there are heartbeats then.
     policy: as in `Config`.
     local_steps: own steps from one submission to the next.
@@ -91,11 +90,21 @@ class Setting:
   same_start: bool = True
   leaves: bool = False
   data: ledger.Batches | None = None
-  exact: bool = False
   adaptive: bool = False
   policy: Any = None
   local_steps: int = 1
   coded: bool = False
+
+  @property
+  def window(self) -> int:
+    """Samples of a step that is always the same slots; 0: it is not."""
+    data = self.data
+    return 0 if data is None or not data.deterministic else data.global_batch
+
+  @property
+  def least(self) -> int:
+    """Replicas that a step needs: any one can compute all slots."""
+    return 1 if self.window else self.needed
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -291,7 +300,6 @@ class Process:
       fingerprint_every=setting.fingerprint_every,
       block=BLOCK,
       data=setting.data,
-      exact=setting.exact,
       policy=setting.policy,
     )
     self.config = config
@@ -305,6 +313,7 @@ class Process:
       digest,
       max_staleness=None if learns else setting.max_staleness,
       samples=samples,
+      window=setting.window,
     )
 
   # As `submission.Seen`.
@@ -1190,7 +1199,7 @@ class World:
     process.ahead = None
     if effect.save:
       process.saved[process.step] = process.version
-    if process.submission.ended is not None:
+    if process.submission.ended is not None or self.setting.window:
       self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
       self.checker.applied(process)
@@ -1204,7 +1213,7 @@ class World:
     process.step, process.version = effect.state  # type: ignore[misc]
     process.ahead = None
     assert process.step == effect.step
-    if process.submission.ended is not None:
+    if process.submission.ended is not None or self.setting.window:
       self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
       self.checker.published(process)
@@ -1414,7 +1423,7 @@ class World:
     if self.setting.data is not None and (
       submission.expire(seen) or submission.draw(seen) is None
     ):
-      if submission.ended is not None:
+      if submission.ended is not None or submission.is_complete:
         self.at(self.now, self.next_gradient, process)
       return
     self.compute(process)
@@ -1477,7 +1486,9 @@ class World:
 
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
+    # In a deterministic run, gradients that are not finite count as zeros.
     finite = total is None or self.random.random() > NOT_FINITE
+    finite = finite or bool(self.setting.window)
     if total is not None and finite and self.setting.inline:
       payload = struct.pack("<q", total)
     submitted = process.submission.submit(finite, payload, work=work)

@@ -42,8 +42,6 @@ class Config:
     block: records of the log that are deleted together; one to two blocks stay.
     data: the data that is leased; None: replicas have their own data.
     progress: the samples in committed steps before the first step.
-    exact: whether a step of sums has neither more nor fewer gradients than
-      `replicas_to_aggregate`.
     policy: makes the policy of a new leader, given `timeout`; a step is then
       open until the policy closes it, and has the policy's weights. None: a
       step closes by itself.
@@ -71,13 +69,17 @@ class Config:
   block: int = 128
   data: ledger.Batches | None = None
   progress: ledger.Progress = ledger.NOTHING_DONE
-  exact: bool = False
   policy: Callable[[float], Policy] | None = None
 
   @property
   def inline(self) -> bool:
     """Whether gradients and means are sent inline in messages."""
     return self.inline_bytes is not None
+
+  @property
+  def deterministic(self) -> bool:
+    """Whether a step is always the same micro-batches."""
+    return self.data is not None and self.data.deterministic
 
   @functools.cached_property
   def deadlines(self) -> deadlines.Deadlines:
@@ -93,7 +95,7 @@ class Config:
       weight=quorum.inverse_staleness if self.weight else None,
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
       two_phase=not self.inline,
-      exact=self.exact,
+      exact=self.deterministic,
       window=self.policy is not None,
       global_step=step,
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optax_dist import quorum
+from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.leader.policy import Policy
 
@@ -30,8 +30,13 @@ def test_an_empty_gradient_may_be_sent_inline_too():
       {"lower_on_leave": True},
     ),
     ({"policy": lambda timeout: Policy()}, {"window": True}),
+    ({"data": ledger.Batches(8, 4)}, {"exact": False}),
     (
-      {"exact": True, "replicas_to_aggregate": 4, "total_num_replicas": 2},
+      {
+        "data": ledger.Batches(8, 4, micro_batch=1, deterministic=True),
+        "replicas_to_aggregate": 4,
+        "total_num_replicas": 2,
+      },
       {"exact": True},
     ),
     (

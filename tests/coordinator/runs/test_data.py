@@ -123,7 +123,7 @@ def test_a_replica_that_fails_returns_its_samples():
 def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
   """Four replicas, three, two, four: 24 samples in every committed step."""
   data = coordinator.Batches(
-    24 * 40, 24, seed=1, constant_global_batch=True, micro_batch=2
+    24 * 40, 24, seed=1, micro_batch=2, deterministic=True
   )
   journal = tmp_path / "journal.jsonl"
   world = runs.endpoint.World()
@@ -390,16 +390,25 @@ def test_mistakes_are_named():
   thirds = coordinator.Batches(num_samples=12, global_batch=6)
   with pytest.raises(ValueError, match=r"at most the number of replicas \(2\)"):
     run(lambda replica: None, n=2, data=thirds, replicas_to_aggregate=3)
-  constant = coordinator.Batches(24, 12, constant_global_batch=True)
-  with pytest.raises(ValueError, match="replicas_to_aggregate follows from"):
-    run(lambda replica: None, data=constant, replicas_to_aggregate=1)
+  slots = coordinator.Batches(24, 12, micro_batch=2, deterministic=True)
+  for refused, arguments in (
+    ("replicas_to_aggregate follows from", {"replicas_to_aggregate": 1}),
+    ("max_staleness=1: what is stale", {"max_staleness": 1}),
+    ("all micro-batches of a step count", {"staleness_weight": "inverse"}),
+    ("needs the progress of its checkpoint", {"global_step": 2}),
+    ("step 0 begins at position 0", {"progress": ledger.Progress(12)}),
+  ):
+    with pytest.raises(ValueError, match=refused):
+      run(lambda replica: None, data=slots, **arguments)
 
 
-@pytest.mark.parametrize("constant", [False, True])
-def test_a_journal_replays_without_batches_of_its_own(tmp_path, constant):
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_journal_replays_without_batches_of_its_own(tmp_path, micro_batch):
   """The samples are in it, also of sums; the parameters come out the same."""
   journal = tmp_path / "journal.jsonl"
-  data = coordinator.Batches(50, 12, seed=2, constant_global_batch=constant)
+  data = coordinator.Batches(
+    50, 12, seed=2, micro_batch=micro_batch, deterministic=bool(micro_batch)
+  )
   points = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
   gradient = jax.jit(lambda w, x: jnp.mean(x, 0) * jnp.tanh(w))
   opt, start = optax.sgd(0.1, momentum=0.9), jnp.ones(4)

@@ -488,7 +488,7 @@ class Follower:
         self._out += self.session.dropped(sequence, reason, whole)
         self._ask(count)
       case msg.Asked(sequence, count, lease):
-        if lease:
+        if lease or self._config.deterministic:
           self._leased(lease, more=sequence >= 0)
         if sequence >= 0:
           taken = self.session.asked_for_more(sequence, count)
@@ -520,7 +520,7 @@ class Follower:
     """Sets the samples to compute on; with `more`, adds to buffered ones."""
     if self._config.data is None or self.incarnation < 0:
       return
-    self._lease = sp.join(self._lease, spans) if more else spans
+    self._lease = sp.union(self._lease, spans) if more else spans
     self._out.append(fx.Leased(self.incarnation, spans))
 
   def _ask(self, count: int) -> None:
@@ -678,6 +678,9 @@ class Follower:
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
+    if self.recent:
+      # It may have read of its first samples before it was told that they are its.
+      self._lend(self.recent[-1])
     self.applier.begin(self.view, step)
     self._tell_wishes()
 

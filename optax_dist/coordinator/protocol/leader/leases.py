@@ -39,8 +39,8 @@ class LeaseManager(Policy):
     """
     super().__init__()
     self.state = ledger.init(data, replicas_to_aggregate, progress)
-    # Leases that are not announced yet.
-    self._pending: dict[Incarnation, Spans] = {}
+    # Members whose leases are not announced yet, in order.
+    self._pending: dict[Incarnation, None] = {}
 
   @property
   def exhausted(self) -> bool:  # type: ignore[override]
@@ -50,12 +50,15 @@ class LeaseManager(Policy):
     self.state, leases = ledger.step(self.state, *events)
     for lease in leases:
       assert isinstance(lease.holder, int)
-      self._pending[lease.holder] = lease.spans
+      self._pending[lease.holder] = None
 
   def announcements(self) -> list[Ask]:
     unit = self.state.unit
-    pending, self._pending = self._pending, {}
-    return [Ask(i, sp.size(s) // unit, s) for i, s in pending.items()]
+    leases = [
+      (incarnation, self.lease(incarnation)) for incarnation in self._pending
+    ]
+    self._pending.clear()
+    return [Ask(i, sp.size(s) // unit, s) for i, s in leases if s]
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member computes on."""
@@ -67,14 +70,11 @@ class LeaseManager(Policy):
     return found.inside if found is not None else ()
 
   def members_changed(self, state: quorum.State) -> None:
-    self._step(ledger.Need(quorum.needed(state)))
+    self._step(ledger.Need(quorum.needed(state), state.live))
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
     self._step(ledger.Claim(incarnation, lease, max(1, count)))
-    if incarnation not in self._pending:
-      confirmed = self.lease(incarnation)
-      if confirmed:
-        self._pending[incarnation] = confirmed
+    self._pending[incarnation] = None
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
     self._step(ledger.Ask(incarnation, count))
@@ -122,7 +122,12 @@ class LeaseManager(Policy):
     order = [*inside, *(i for i in tokens if i not in inside)]
     asks = [ledger.Ask(holder, tokens[holder]) for holder in order]
     self._step(ledger.Commit(held, skipped), *asks)
-    leases = tuple([self._pending.pop(p.incarnation, ()) for p in parts])
-    others = tuple(Leased(i, spans) for i, spans in self._pending.items())
+    members = [part.incarnation for part in parts]
+    leases = tuple(
+      [self.lease(i) if i in self._pending else () for i in members]
+    )
+    others = tuple(
+      Leased(i, self.lease(i)) for i in self._pending if i not in members
+    )
     self._pending.clear()
     return Next(leases, others, skipped)

@@ -186,13 +186,17 @@ def test_each_process_exchanges_its_own_shards_and_no_more():
       assert 4 * each * 0.9 <= moved <= 5 * each * 1.1
 
 
-@pytest.mark.parametrize("constant", [False, True])
-def test_all_processes_compute_on_the_same_samples(constant):
-  data = ledger.Batches(26, 12, seed=3, constant_global_batch=constant)
-  needed = data.gradients_per_step(2) if constant else 2
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_all_processes_compute_on_the_same_samples(micro_batch):
+  slots = {"micro_batch": micro_batch, "deterministic": bool(micro_batch)}
+  data = ledger.Batches(26, 12, seed=3, **slots)
+  needed = data.slots if micro_batch else 2
   job = Job(2, needed, data=data)
+  # One replica may take all steps of a deterministic run.
+  together = threading.Barrier(2 * SIZE)
 
   def train(replica, process):
+    together.wait(60.0)
     drawn, sums, counted = [], [], []
     for indices in replica.batches():
       drawn.append(indices.tolist())

@@ -1,0 +1,41 @@
+"""Schedules of deterministic runs: a step is always the same micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from optax_dist import ledger
+from tests.simulation import faults
+from tests.simulation.world import TIMEOUT
+
+run = faults.run
+
+
+def schedule(seed: int, steps: int = 0) -> faults.Schedule:
+  """The schedule of a seed."""
+  found = faults.schedule(seed, steps)
+  r = random.Random(f"slots of {seed}")
+  slots = r.choice((1, 2, 3, 5, 8, 16))
+  micro = r.choice((1, 3))
+  batch = slots * micro
+  data = ledger.Batches(
+    batch * r.choice((1, 3, 5)) + r.randrange(batch),
+    batch,
+    epochs=r.choice((2, 3, None)),
+    mode=r.choice(("exact", "streaming")),
+    micro_batch=micro,
+    deterministic=True,
+  )
+  setting = dataclasses.replace(
+    found.setting,
+    needed=slots,
+    alone=False,
+    max_staleness=0,
+    data=data,
+    compute=tuple(
+      seconds if seconds >= TIMEOUT else seconds / slots
+      for seconds in found.setting.compute
+    ),
+  )
+  return dataclasses.replace(found, setting=setting)
