@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation import faults, fragments, groups, leases
+from tests.simulation import faults, fragments, groups, leases, slots
 from tests.simulation.planted import Planted
 
 
@@ -539,8 +539,8 @@ FAULTS = (
   _one(
     "samples of a sum are drawn again",
     "submission",
-    "      if len(self.gradients) == self._sent and not self._round:\n",
-    "      if True:\n",
+    "    drawn = [*self._round, *(g.data for g in self.gradients)]\n",
+    "    drawn = [*self._round]\n",
     leases,
   ),
   _one(
@@ -557,14 +557,29 @@ FAULTS = (
     "      self._round = [self.drawn]\n",
     leases,
   ),
+  # Deterministic runs.
   _one(
-    "a step of shares may be larger than the others",
+    "a step may have more than its slots",
     "leader.leader",
     "    finite = message.finite\n",
     "    finite = message.finite\n"
     "    config = self._quorum.config._replace(exact=False)\n"
     "    self._quorum = self._quorum._replace(config=config)\n",
-    leases,
+    slots,
+  ),
+  _one(
+    "slots of the next step are leased before this one is committed",
+    "ledger.state",
+    "    limit = done + samples\n",
+    "    limit = done + 2 * samples\n",
+    slots,
+  ),
+  _one(
+    "a replica that reads of its slots before it is a member forgets them",
+    "follower.follower",
+    "      self._lend(self.recent[-1])\n",
+    "      pass\n",
+    slots,
   ),
   # Replicas of several processes.
   _one(

@@ -2,13 +2,21 @@
 
 import pytest
 
-from tests.simulation import faults, fragments, group_leases, groups, leases
+from tests.simulation import (
+  faults,
+  fragments,
+  group_leases,
+  groups,
+  leases,
+  slots,
+)
 
 # Schedules of each kind that run here, so many at a time, and the steps that
 # each commits at least, on average: most runs come to their end.
 _KINDS = {
   "": (faults, 2000, 250, 8),
   "--leases": (leases, 600, 150, 5),
+  "--slots": (slots, 600, 150, 5),
   "--groups": (groups, 300, 100, 6),
   "--fragments": (fragments, 300, 100, 8),
 }
