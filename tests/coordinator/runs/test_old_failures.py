@@ -26,7 +26,7 @@ def _members(commit):
 
 def test_a_stuck_replica_is_named_and_the_others_go_on(machine, tmp_path):
   """JAX issue 38503: it lives and sends heartbeats, but does nothing else."""
-  run = process_runs.Run(machine, tmp_path, 2, 3, attempt_timeout=4.0)
+  run = process_runs.Run(machine, tmp_path, 2, 3, attempt_timeout=2.0)
   fault = {"phase": "reduce_scatter", "time": 2, "what": "hang"}
   jobs = {f"replica_{i}": {"period": 0.05} for i in range(2)}
   *others, stuck = run.start(
@@ -51,26 +51,6 @@ def test_a_stuck_replica_is_named_and_the_others_go_on(machine, tmp_path):
   assert stuck.result["stats"]["rejoins"] >= 1
   # As it has heard of the failure first, or of having been given up.
   assert {"failed", "lost"} & set(stuck.result["reasons"].values())
-
-
-def test_the_error_of_each_replica_names_the_stuck_one(machine, tmp_path):
-  """The same where no step can be made without it: an error, in time."""
-  run = process_runs.Run(
-    machine, tmp_path, 2, 2, timeout=4.0, attempt_timeout=2.0
-  )
-  fault = {"phase": "computing", "time": 3, "what": "hang"}
-  waiting, stuck = run.start(2, first_alone=True, replica_1={"fault": fault})
-  machine.wait(lambda: stuck.said("struck"), "the hang")
-  # It is released only after that.
-  machine.wait(lambda: waiting.over, "the error of who waits")
-  stuck.tell("release")
-  machine.wait(lambda: stuck.over, "the error of who was stuck")
-  for member in (waiting, stuck):
-    error = member.result["error"]
-    assert "no progress" in error
-    assert "computing: replica 1" in error
-    machine.give_back(member.process)
-  assert [c["step"] for c in run.records("commit")] == [0, 1]
 
 
 @pytest.mark.parametrize(

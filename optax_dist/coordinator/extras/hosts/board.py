@@ -80,7 +80,9 @@ class Board:
       not written one.
     """
     if self._store is None:
-      if time.monotonic() < self._connect_at:
+      pause = self._connect_at - time.monotonic()
+      if pause > 0:
+        time.sleep(min(pause, timeout))
         return []
       self._connect()
     assert self._store is not None

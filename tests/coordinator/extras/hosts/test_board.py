@@ -73,6 +73,20 @@ def test_a_store_that_was_started_anew_gets_the_notice_again():
     two.close(0.0)
 
 
+def test_poll_waits_where_the_store_has_refused_this_launcher():
+  """A caller polls until its time is over, which kept a core busy."""
+  with process.start(b"another secret of enough bytes", port=0) as store:
+    one = _board(store.address, 0)
+    end = time.monotonic() + 60.0
+    while not one.trouble:
+      assert time.monotonic() < end
+      one.poll(0.01)
+    began = time.monotonic()
+    assert one.poll(0.2) == []
+    assert time.monotonic() - began > 0.15
+    one.close(0.0)
+
+
 def test_a_store_that_is_not_there_is_said_and_nothing_waits_for_it():
   began = time.monotonic()
   one = board.Board(urls.Tcp("127.0.0.1:9"), _SECRET, "", 0, [0])
