@@ -60,8 +60,8 @@ def train(steps=100, batch_size=16):
   params = jax.jit(init, out_shardings=everywhere)(jax.random.key(0))
   shapes = jax.eval_shape(tx.init, params)
   specs = optax_dist.states.state_specs(shapes, "data")
-  shardings = optax_dist.states.state_shardings(mesh, shapes, "data")
-  state = jax.jit(tx.init, out_shardings=shardings)(params)
+  with jax.set_mesh(mesh):
+    state = jax.jit(tx.init, out_shardings=specs)(params)
 
   def step(params, state, images, labels, arrived):
     own = optax_dist.local_params(params, "data")

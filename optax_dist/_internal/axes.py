@@ -114,6 +114,11 @@ def axes_size(names: Iterable[AxisName]) -> int:
   return size
 
 
+def index(names: tuple[AxisName, ...]) -> jax.Array:
+  """Returns the replica's index along the (bound) axes, the first one outermost."""
+  return jax.lax.axis_index(names if len(names) > 1 else names[0])
+
+
 def is_tracked(name: AxisName) -> bool:
   """Whether types indicate which values vary over the (bound) axis ``name``.
 

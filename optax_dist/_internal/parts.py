@@ -117,10 +117,8 @@ def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   def part(x: jax.Array) -> jax.Array:
     shape = shape_of(x.shape, count)
     at = _dimension(_filled(x.shape), count)
-    index = jax.lax.axis_index(names if len(names) > 1 else names[0])
-    return jax.lax.dynamic_slice_in_dim(
-      _padded(x, count), index * shape[at], shape[at], at
-    )
+    begin = axes.index(names) * shape[at]
+    return jax.lax.dynamic_slice_in_dim(_padded(x, count), begin, shape[at], at)
 
   return axes.in_auto(part, _sharding(x, count), x)
 
@@ -181,5 +179,5 @@ def _scatter(x: jax.Array, names: Names, at: int) -> jax.Array:
     return jax.lax.psum_scatter(x, name, scatter_dimension=at, tiled=True)
   (total,) = collectives.sum_leaves([x], [names])
   each = x.shape[at] // axes.axes_size(names)
-  index = jax.lax.axis_index(names)
-  return jax.lax.dynamic_slice_in_dim(total, index * each, each, at)
+  begin = axes.index(names) * each
+  return jax.lax.dynamic_slice_in_dim(total, begin, each, at)

@@ -10,6 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+#: What to do if a replica does not see its own state.
+PASS_STATE = (
+  "Pass the state into the map with in_specs=optax_dist.states.state_specs(state,"
+  " axis_name) for jax.shard_map, or in_axes=optax_dist.states.state_axes(state) for"
+  " jax.vmap and jax.pmap, and out of it in the same way."
+)
+
 
 class PerReplica(NamedTuple):
   """Marks a part of a state that differs between replicas.
@@ -90,10 +97,7 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
   if jnp.shape(scalar) != (1,):
     raise ValueError(
       f"{user}: this replica sees the state of {jnp.shape(scalar)[0]} replicas."
-      " Pass the state into the map with"
-      " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
-      " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
-      " out of it in the same way."
+      f" {PASS_STATE}"
     )
   return row(node.value), True
 

@@ -1,245 +1,22 @@
-"""A transform's view of its replicas: number, own block, parameters.
-
-The transforms are written for one replica, as in their papers: scalars,
-parameters, a center. Everything else is handled here, and only here: the number
-of replicas, blocks with a leading axis of size 1 under ``jax.shard_map``, which
-parameters take part, and which axes of a sharded model must agree on a
-decision.
-"""
+"""Replicas that train their own parameters: which take part, and their center."""
 
 import dataclasses
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, collectives, replicas
-from optax_dist._internal.leaves import (
-  precision,
-  update_leaves,
-)
-from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import (
-  PerReplica,
-  as_block,
-  own_block,
-)
+from optax_dist._internal import axes, collectives
+from optax_dist._internal.leaves import precision, update_leaves
+from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
 _NO_REPLICAS = (
   "Under plain jax.jit there is one set of parameters, and no replica that trains"
   " its own: map the step over a leading replica axis of the parameters."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Replicas:
-  """The replicas of a transform.
-
-  Attributes:
-    user: the transform, for messages.
-    names: names of the axes over the replicas.
-    number: their number; None for the size of the axes.
-    model_axes: further axes, over which each replica's parameters are sharded;
-      None for those that types show.
-    argument: the transform's name for the number.
-  """
-
-  user: str
-  names: tuple[axes.AxisName, ...]
-  number: int | None
-  model_axes: tuple[axes.AxisName, ...] | None
-  argument: str = "num_replicas"
-
-  @classmethod
-  def of(
-    cls,
-    user: str,
-    axis_name: axes.AxisNames,
-    number: Any,
-    model_axes: axes.AxisNames | None,
-    argument: str = "num_replicas",
-  ) -> "Replicas":
-    """Checks the arguments of the transform.
-
-    Raises:
-      ValueError: if they are not axis names and a positive integer or None, or
-        if the replicas and the model share an axis.
-    """
-    names = axes.canonical_names(axis_name)
-    sharded: tuple[axes.AxisName, ...] | None = None
-    if model_axes is not None:
-      none = model_axes in ((), [])
-      sharded = () if none else axes.canonical_names(model_axes)
-    both = set(names) & set(sharded or ())
-    if both:
-      raise ValueError(
-        f"{user}: the replicas lie along {sorted(map(str, both))}, so these can't"
-        " be `model_axes` too."
-      )
-    number = checks.count_or_none(argument, number)
-    return cls(user, names, number, sharded, argument)
-
-  def at_init(self) -> int:
-    """Returns their number when ``init`` is called, see :mod:`replicas`."""
-    return replicas.at_init(self.user, self.names, self.number, self.argument)
-
-  def start(self, own: Any, size: int) -> PerReplica:
-    """Returns the replicas' part of a state, each starting from ``own``."""
-    return replicas.start(own, size, self.names)
-
-  def enter_with_params(
-    self, state: Any, params: Any, updates: Any
-  ) -> tuple["Replica", "Leaves", list, list, list]:
-    """Returns a replica with its own parameters, inside ``update``.
-
-    Args:
-      state: the transform's state, with the fields ``iterations``, ``center`` and
-        ``replica``.
-      params: this replica's parameters.
-      updates: their gradients, with None for parameters that don't take part.
-
-    Returns:
-      The replica, the leaves of the parameters that take part, and lists of
-      these, of their gradients and of their centers.
-
-    Raises:
-      UnboundAxisError, ValueError: as in :meth:`enter`; if there are no
-        parameters, if an update has no parameter, if a parameter is, by its
-        type, equal on all replicas, or if a center has another shape.
-      TypeError: if an update is not floating-point or complex.
-    """
-    axes.check_bound(self.names, self.user, _NO_REPLICAS)
-    replicas.check_counter(self.user, state.iterations, self.names)
-    xs, gradients, treedef = _flatten_with_updates(self, params, updates)
-    _check_center(self.user, params, state.center)
-    at = [i for i, g in enumerate(gradients) if g is not None]
-    leaves = Leaves(treedef, at)
-    return (
-      self.enter(state.replica, state.iterations),
-      leaves,
-      [xs[i] for i in at],
-      [gradients[i] for i in at],
-      leaves.of(state.center),
-    )
-
-  def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
-    """Returns a replica inside ``update``.
-
-    Args:
-      node: the replicas' part of the state, including a ``local_step``.
-      counter: the counter that decides when to communicate.
-
-    Raises:
-      UnboundAxisError: if an axis is not bound.
-      ValueError: if the number of replicas differs, if the counter may differ
-        between replicas, or if the block is not a single replica's.
-    """
-    size = replicas.in_update(self.user, self.names, self.number, self.argument)
-    axes.check_bound(self.model_axes or (), self.user)
-    replicas.check_counter(self.user, counter, self.names)
-    own, leading = own_block(node, node.value.local_step, self.user)
-    return Replica(self, size, own, leading, axes.varying_axes(counter))
-
-
-@dataclasses.dataclass(frozen=True)
-class Replica:
-  """One replica inside ``update``.
-
-  Attributes:
-    of: the replicas of the transform.
-    size: the number of replicas.
-    own: the state of this replica.
-    leading: whether its arrays are blocks with a leading axis of size 1.
-    undecided: tracked axes over which decisions may differ, because they belong
-      to a transform around this one.
-  """
-
-  of: Replicas
-  size: int
-  own: Any
-  leading: bool
-  undecided: frozenset[axes.AxisName]
-
-  def leave(self, own: Any) -> PerReplica:
-    """Returns the replica's part of the new state."""
-    return as_block(axes.cast_to_varying(own, self.of.names), self.leading)
-
-  def sum(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    """Sums each array over the replicas."""
-    return collectives.sum_leaves(leaves, [self.of.names] * len(leaves))
-
-  def agree(self, flag: jax.Array, like: Any = ()) -> jax.Array:
-    """Whether ``flag`` is true on all shards of this replica's model.
-
-    Args:
-      flag: a boolean scalar.
-      like: a pytree of arrays; with tracked axes, those over which they vary
-        are included, besides ``model_axes``.
-
-    Raises:
-      ValueError: if it can't be told over which axes the model is sharded.
-    """
-    self._check_model_axes()
-    over = axes.all_varying_axes((flag, dense_values(like)))
-    over = over.union(self.of.model_axes or ())
-    names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
-    if not names:
-      return flag
-    against = axes.cast_to_varying((~flag).astype(jnp.int32), names)
-    return collectives.sum_leaves([against], [names])[0] == 0
-
-  def _check_model_axes(self) -> None:
-    """Raises an error where neither types nor the caller tell the model axes."""
-    unknown = {
-      name
-      for name in axes.mesh_axes() - set(self.of.names)
-      if axes.axes_size([name]) > 1 and not axes.is_tracked(name)
-    }
-    if self.of.model_axes is None and unknown:
-      raise ValueError(
-        f"{self.of.user}: JAX does not track here (check_vma=False) whether a"
-        f" replica's parameters are sharded over axis {axes.listed(unknown)}, and"
-        " all shards must make the same decision. Give `model_axes`: these axes"
-        " if they are, and () if not."
-      )
-
-  def all_finite(self, tree: Any) -> jax.Array:
-    """Whether every element is finite, on all shards of this replica."""
-    flags = [jnp.all(jnp.isfinite(x)) for x in dense_values(tree)]
-    varying = axes.all_varying_axes(flags)
-    yes = functools.reduce(
-      jnp.logical_and,
-      axes.cast_to_varying(flags, varying),
-      jnp.asarray(True),
-    )
-    return materialize(self.agree(yes, tree))
-
-  def where_finite(
-    self, points: list, center: list, reject: bool
-  ) -> tuple[list, jax.Array]:
-    """Returns this replica's position, in the dtype of the center.
-
-    Args:
-      points: the replica's parameters.
-      center: the center's parameters.
-      reject: whether a replica with non-finite parameters counts as being at
-        the center, where it moves nothing.
-
-    Returns:
-      The points, and a boolean scalar: whether they are the replica's own.
-    """
-    points = [cast_like(x, c) for x, c in zip(points, center, strict=True)]
-    if not reject:
-      return points, jnp.asarray(True)
-    finite = self.all_finite(points)
-    return [
-      jnp.where(finite, x, c) for x, c in zip(points, center, strict=True)
-    ], finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,10 +49,41 @@ class Leaves:
     return self.treedef.unflatten(new)
 
 
-def dense_values(tree: Any) -> list:
-  """Returns the arrays of a tree of gradients; for a sparse one, its values."""
-  leaves = jax.tree.leaves(tree, is_leaf=is_indexed_slices)
-  return [values_of(x) for x in leaves]
+def enter(
+  replicas: Replicas, state: Any, params: Any, updates: Any
+) -> tuple[Replica, Leaves, list, list, list]:
+  """Returns a replica with its own parameters, inside ``update``.
+
+  Args:
+    replicas: the replicas of the transform.
+    state: the transform's state, with the fields ``iterations``, ``center`` and
+      ``replica``.
+    params: this replica's parameters.
+    updates: their gradients, with None for parameters that don't take part.
+
+  Returns:
+    The replica, the leaves of the parameters that take part, and lists of
+    these, of their gradients and of their centers.
+
+  Raises:
+    UnboundAxisError, ValueError: as in :meth:`Replicas.enter`; if there are no
+      parameters, if an update has no parameter, if a parameter is, by its
+      type, equal on all replicas, or if a center has another shape.
+    TypeError: if an update is not floating-point or complex.
+  """
+  axes.check_bound(replicas.names, replicas.user, _NO_REPLICAS)
+  replicas.check_counter(state.iterations)
+  xs, gradients, treedef = _flatten_with_updates(replicas, params, updates)
+  _check_center(replicas.user, params, state.center)
+  at = [i for i, g in enumerate(gradients) if g is not None]
+  leaves = Leaves(treedef, at)
+  return (
+    replicas.enter(state.replica, state.iterations),
+    leaves,
+    [xs[i] for i in at],
+    [gradients[i] for i in at],
+    leaves.of(state.center),
+  )
 
 
 def dense(leaves: list) -> list:
@@ -320,9 +128,7 @@ def common(
   if not axes.bound_axes().keys() >= set(names):
     return treedef.unflatten(leaves)
   tracked = any(axes.is_tracked(name) for name in names)
-  is_first = jnp.asarray(True)
-  for name in names:
-    is_first &= jax.lax.axis_index(name) == 0
+  is_first = axes.index(names) == 0
   differs = [
     i
     for i, x in enumerate(leaves)

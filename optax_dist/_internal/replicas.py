@@ -1,127 +1,296 @@
-"""The replicas of a transform: their number, and their initial states.
+"""The replicas of a transform: their number, their states, and decisions.
 
 A user calls ``init`` inside or outside of the map, on any mesh, and each replica's part
-of the state is created on its own devices.
+of the state is created on its own devices. Inside ``update`` a transform is written for
+one replica, as in its paper: blocks with a leading axis of size 1 under
+``jax.shard_map``, and the axes of a sharded model that must agree on a decision, are
+handled here.
 """
 
+import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from optax_dist._internal import axes
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal import axes, checks, collectives
+from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal.replica_blocks import (
+  PASS_STATE,
+  PerReplica,
+  as_block,
+  own_block,
+)
+from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
 
-def in_update(
-  user: str,
-  names: tuple[axes.AxisName, ...],
-  given: int | None,
-  argument: str = "num_replicas",
-) -> int:
-  """Returns the number of replicas along the bound axes ``names``.
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+  """The replicas of a transform.
 
-  Args:
-    user: the transform, for the message.
+  Attributes:
+    user: the transform, for messages.
     names: names of the axes over the replicas.
-    given: the number that ``user`` was created with; None for that of the axes.
-    argument: the name of that argument.
-
-  Raises:
-    UnboundAxisError: if an axis is not bound.
-    ValueError: if the number differs from ``given``.
+    number: their number; None for the size of the axes.
+    model_axes: further axes, over which each replica's parameters are sharded;
+      None for those that types show.
+    argument: the transform's name for the number.
   """
-  sizes = axes.check_bound(names, user)
-  return _count(user, names, sizes, given, argument)
+
+  user: str
+  names: tuple[axes.AxisName, ...]
+  number: int | None
+  model_axes: tuple[axes.AxisName, ...] | None
+  argument: str = "num_replicas"
+
+  @classmethod
+  def of(
+    cls,
+    user: str,
+    axis_name: axes.AxisNames,
+    number: Any,
+    model_axes: axes.AxisNames | None,
+    argument: str = "num_replicas",
+  ) -> "Replicas":
+    """Checks the arguments of the transform.
+
+    Raises:
+      ValueError: if they are not axis names and a positive integer or None, or
+        if the replicas and the model share an axis.
+    """
+    names = axes.canonical_names(axis_name)
+    sharded: tuple[axes.AxisName, ...] | None = None
+    if model_axes is not None:
+      none = model_axes in ((), [])
+      sharded = () if none else axes.canonical_names(model_axes)
+    both = set(names) & set(sharded or ())
+    if both:
+      raise ValueError(
+        f"{user}: the replicas lie along {sorted(map(str, both))}, so these can't"
+        " be `model_axes` too."
+      )
+    number = checks.count_or_none(argument, number)
+    return cls(user, names, number, sharded, argument)
+
+  def in_update(self) -> int:
+    """Returns their number along the bound axes.
+
+    Raises:
+      UnboundAxisError: if an axis is not bound.
+      ValueError: if the number differs from that of the transform.
+    """
+    return self._count(axes.check_bound(self.names, self.user))
+
+  def at_init(self) -> int:
+    """Returns their number when ``init`` is called, in a map or not.
+
+    Raises:
+      ValueError: if it is unknown, or contradicts that of the transform.
+    """
+    if axes.bound_axes().keys() & set(self.names):
+      return self.in_update()
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    if sizes.keys() >= set(self.names):
+      return self._count(sizes)
+    if self.number is None:
+      raise ValueError(
+        f"{self.user}: the number of replicas is not known in `init`. Give"
+        f" `{self.argument}`, or call init inside the map or under jax.set_mesh."
+      )
+    return self.number
+
+  def _count(self, sizes: dict[axes.AxisName, int]) -> int:
+    count = math.prod(sizes[name] for name in self.names)
+    if self.number not in (None, count):
+      raise ValueError(
+        f"{self.user}: `{self.argument}` is {self.number}, but there are {count}"
+        f" replicas along {self.names!r}. Leave it out to use the size of the axis."
+      )
+    return count
+
+  def start(self, own: Any, count: int) -> PerReplica:
+    """Returns the replicas' part of a state, each starting from ``own``.
+
+    Inside the map a replica creates only its own block. Outside of it, under
+    ``jax.set_mesh`` or if ``own`` is on a mesh already, each replica's block is
+    created on its own devices. Random keys are made different: replicas must not
+    draw the same noise.
+
+    Args:
+      own: the state of one replica.
+      count: the number of replicas.
+    """
+    own = jax.tree.map(jnp.asarray, own)
+    if axes.bound_axes().keys() >= set(self.names):
+      index = axes.index(self.names)
+      blocks = jax.tree.map(lambda x: _of_replica(x, index)[None], own)
+      return PerReplica(axes.cast_to_varying(blocks, self.names))
+
+    def stack(own):
+      return jax.tree.map(lambda x: _of_replicas(x, count), own)
+
+    mesh = _mesh(own, self.names)
+    if mesh is None:
+      return PerReplica(stack(own))
+    specs = jax.tree.map(lambda x: _spec(x, mesh, self.names), own)
+    if isinstance(mesh, jax.sharding.Mesh):
+      specs = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    if all(kind == AxisType.Explicit for kind in mesh.axis_types):
+      blocks = jax.jit(stack, out_shardings=specs)(own)
+      return PerReplica(jax.sharding.reshard(blocks, specs))
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(own)):
+      # The compiler chooses the sharding of each replica's part.
+      free = jax.tree.map(
+        lambda x: PartitionSpec(
+          _entry(self.names), *[PartitionSpec.UNCONSTRAINED] * x.ndim
+        ),
+        own,
+      )
+      return PerReplica(jax.lax.with_sharding_constraint(stack(own), free))
+    return PerReplica(jax.jit(stack, out_shardings=specs)(own))
+
+  def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
+    """Returns a replica inside ``update``.
+
+    Args:
+      node: the replicas' part of the state, including a ``local_step``.
+      counter: the counter that decides when to communicate.
+
+    Raises:
+      UnboundAxisError: if an axis is not bound.
+      ValueError: if the number of replicas differs, if the counter may differ
+        between replicas, or if the block is not a single replica's.
+    """
+    size = self.in_update()
+    axes.check_bound(self.model_axes or (), self.user)
+    self.check_counter(counter)
+    own, leading = own_block(node, node.value.local_step, self.user)
+    return Replica(self, size, own, leading, axes.varying_axes(counter))
+
+  def check_counter(self, counter: Any) -> None:
+    """Checks that a counter that decides on communication is equal everywhere.
+
+    Raises:
+      ValueError: if its type says that it varies over one of the axes, or if it
+        is not a scalar.
+    """
+    if axes.varying_axes(counter) & set(self.names):
+      raise ValueError(
+        f"{self.user}: the state's counters vary over axis {self.names!r}, so"
+        f" replicas could disagree on when to communicate. {PASS_STATE}"
+      )
+    if jnp.ndim(counter):
+      raise ValueError(
+        f"{self.user}: the state's counters have shape {jnp.shape(counter)}, which must"
+        f" be (). {PASS_STATE}"
+      )
 
 
-def at_init(
-  user: str,
-  names: tuple[axes.AxisName, ...],
-  given: int | None,
-  argument: str = "num_replicas",
-) -> int:
-  """Returns the number of replicas when ``init`` is called, in a map or not.
+@dataclasses.dataclass(frozen=True)
+class Replica:
+  """One replica inside ``update``.
 
-  The arguments are those of :func:`in_update`.
-
-  Raises:
-    ValueError: if it is unknown, or contradicts ``given``.
+  Attributes:
+    of: the replicas of the transform.
+    size: the number of replicas.
+    own: the state of this replica.
+    leading: whether its arrays are blocks with a leading axis of size 1.
+    undecided: tracked axes over which decisions may differ, because they belong
+      to a transform around this one.
   """
-  if axes.bound_axes().keys() & set(names):
-    return in_update(user, names, given, argument)
-  sizes = dict(jax.sharding.get_abstract_mesh().shape)
-  if sizes.keys() >= set(names):
-    return _count(user, names, sizes, given, argument)
-  if given is None:
-    raise ValueError(
-      f"{user}: the number of replicas is not known in `init`. Give"
-      f" `{argument}`, or call init inside the map or under jax.set_mesh."
+
+  of: Replicas
+  size: int
+  own: Any
+  leading: bool
+  undecided: frozenset[axes.AxisName]
+
+  def leave(self, own: Any) -> PerReplica:
+    """Returns the replica's part of the new state."""
+    return as_block(axes.cast_to_varying(own, self.of.names), self.leading)
+
+  def sum(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Sums each array over the replicas."""
+    return collectives.sum_leaves(leaves, [self.of.names] * len(leaves))
+
+  def agree(self, flag: jax.Array, like: Any = ()) -> jax.Array:
+    """Whether ``flag`` is true on all shards of this replica's model.
+
+    Args:
+      flag: a boolean scalar.
+      like: a pytree of arrays; with tracked axes, those over which they vary
+        are included, besides ``model_axes``.
+
+    Raises:
+      ValueError: if it can't be told over which axes the model is sharded.
+    """
+    self._check_model_axes()
+    over = axes.all_varying_axes((flag, dense_values(like)))
+    over = over.union(self.of.model_axes or ())
+    names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
+    if not names:
+      return flag
+    against = axes.cast_to_varying((~flag).astype(jnp.int32), names)
+    return collectives.sum_leaves([against], [names])[0] == 0
+
+  def _check_model_axes(self) -> None:
+    """Raises an error where neither types nor the caller tell the model axes."""
+    unknown = {
+      name
+      for name in axes.mesh_axes() - set(self.of.names)
+      if axes.axes_size([name]) > 1 and not axes.is_tracked(name)
+    }
+    if self.of.model_axes is None and unknown:
+      raise ValueError(
+        f"{self.of.user}: JAX does not track here (check_vma=False) whether a"
+        f" replica's parameters are sharded over axis {axes.listed(unknown)}, and"
+        " all shards must make the same decision. Give `model_axes`: these axes"
+        " if they are, and () if not."
+      )
+
+  def all_finite(self, tree: Any) -> jax.Array:
+    """Whether every element is finite, on all shards of this replica."""
+    flags = [jnp.all(jnp.isfinite(x)) for x in dense_values(tree)]
+    varying = axes.all_varying_axes(flags)
+    yes = functools.reduce(
+      jnp.logical_and,
+      axes.cast_to_varying(flags, varying),
+      jnp.asarray(True),
     )
-  return given
+    return materialize(self.agree(yes, tree))
+
+  def where_finite(
+    self, points: list, center: list, reject: bool
+  ) -> tuple[list, jax.Array]:
+    """Returns this replica's position, in the dtype of the center.
+
+    Args:
+      points: the replica's parameters.
+      center: the center's parameters.
+      reject: whether a replica with non-finite parameters counts as being at
+        the center, where it moves nothing.
+
+    Returns:
+      The points, and a boolean scalar: whether they are the replica's own.
+    """
+    points = [cast_like(x, c) for x, c in zip(points, center, strict=True)]
+    if not reject:
+      return points, jnp.asarray(True)
+    finite = self.all_finite(points)
+    return [
+      jnp.where(finite, x, c) for x, c in zip(points, center, strict=True)
+    ], finite
 
 
-def _count(
-  user: str,
-  names: tuple[axes.AxisName, ...],
-  sizes: dict[axes.AxisName, int],
-  given: int | None,
-  argument: str,
-) -> int:
-  count = math.prod(sizes[name] for name in names)
-  if given not in (None, count):
-    raise ValueError(
-      f"{user}: `{argument}` is {given}, but there are {count} replicas along"
-      f" {names!r}. Leave it out to use the size of the axis."
-    )
-  return count
-
-
-def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
-  """Returns the replicas' part of a state, each starting from ``own``.
-
-  Inside the map a replica creates only its own block. Outside of it, under
-  ``jax.set_mesh`` or if ``own`` is on a mesh already, each replica's block is created
-  on its own devices. Random keys are made different: replicas must not draw the same
-  noise.
-
-  Args:
-    own: the state of one replica.
-    count: the number of replicas.
-    names: names of the axes over the replicas.
-  """
-  own = jax.tree.map(jnp.asarray, own)
-  if axes.bound_axes().keys() >= set(names):
-    index: Any = 0
-    for name in names:
-      index = index * axes.axes_size([name]) + jax.lax.axis_index(name)
-    blocks = jax.tree.map(lambda x: _of_replica(x, index)[None], own)
-    return PerReplica(axes.cast_to_varying(blocks, names))
-
-  def stack(own):
-    return jax.tree.map(lambda x: _of_replicas(x, count), own)
-
-  mesh = _mesh(own, names)
-  if mesh is None:
-    return PerReplica(stack(own))
-  specs = jax.tree.map(lambda x: _spec(x, mesh, names), own)
-  if isinstance(mesh, jax.sharding.Mesh):
-    specs = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-  if all(kind == AxisType.Explicit for kind in mesh.axis_types):
-    blocks = jax.jit(stack, out_shardings=specs)(own)
-    return PerReplica(jax.sharding.reshard(blocks, specs))
-  if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(own)):
-    # The compiler chooses the sharding of each replica's part.
-    free = jax.tree.map(
-      lambda x: PartitionSpec(
-        _entry(names), *[PartitionSpec.UNCONSTRAINED] * x.ndim
-      ),
-      own,
-    )
-    return PerReplica(jax.lax.with_sharding_constraint(stack(own), free))
-  return PerReplica(jax.jit(stack, out_shardings=specs)(own))
+def dense_values(tree: Any) -> list:
+  """Returns the arrays of a tree of gradients; for a sparse one, its values."""
+  leaves = jax.tree.leaves(tree, is_leaf=is_indexed_slices)
+  return [values_of(x) for x in leaves]
 
 
 def _mesh(own: Any, names: tuple[axes.AxisName, ...]) -> Any:
@@ -171,29 +340,3 @@ def _entry(names: tuple[axes.AxisName, ...]) -> Any:
 def _uses(spec: Any, names: tuple[axes.AxisName, ...]) -> bool:
   used = [part if isinstance(part, tuple) else (part,) for part in spec]
   return any(name in names for part in used for name in part)
-
-
-def check_counter(
-  user: str, counter: Any, names: tuple[axes.AxisName, ...]
-) -> None:
-  """Checks that a counter that decides on communication is equal everywhere.
-
-  Raises:
-    ValueError: if its type says that it varies over one of ``names``, or if it
-      is not a scalar.
-  """
-  remedy = (
-    "Pass the state into the map with in_specs=optax_dist.states.state_specs(state,"
-    " axis_name) for jax.shard_map, or in_axes=optax_dist.states.state_axes(state) for"
-    " jax.vmap and jax.pmap, and out of it in the same way."
-  )
-  if axes.varying_axes(counter) & set(names):
-    raise ValueError(
-      f"{user}: the state's counters vary over axis {names!r}, so replicas could"
-      f" disagree on when to communicate. {remedy}"
-    )
-  if jnp.ndim(counter):
-    raise ValueError(
-      f"{user}: the state's counters have shape {jnp.shape(counter)}, which must"
-      f" be (). {remedy}"
-    )

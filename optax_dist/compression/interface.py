@@ -36,8 +36,6 @@ class Compression(NamedTuple):
       state.
     sent: takes a tree like the updates; returns how many bytes a replica sends
       in one update.
-    round_trip: takes an array; returns it as received, without error feedback:
-      for inspecting a method.
     error_feedback: the share of its residual that a replica adds to its next
       update, from 0 to 1; None without error feedback.
   """
@@ -49,7 +47,6 @@ class Compression(NamedTuple):
     tuple[Any, CompressionState],
   ]
   sent: Callable[[Any], int]
-  round_trip: Callable[[jax.Array], jax.Array]
   error_feedback: float | None
 
 

@@ -46,11 +46,12 @@ def quantize(
     ValueError: if an argument is invalid.
 
   Example:
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from optax_dist import compression
-    >>> method = compression.quantize(2, error_feedback=None)
-    >>> method.round_trip(jnp.array([0.9, -0.2, 0.0, -1.0])).tolist()
-    [1.0, 0.0, 0.0, -1.0]
+    >>> method = compression.quantize(2)
+    >>> mean = lambda x: method.reduce(x, method.init(x), ("data",))[0]
+    >>> jax.vmap(mean, axis_name="data")(jnp.array([[0.9, -0.2, 0.0, -1.0]])).tolist()
+    [[1.0, 0.0, 0.0, -1.0]]
 
   References:
     Alistarh et al. 2017, `QSGD <https://arxiv.org/abs/1610.02132>`_; Seide et al.

@@ -45,11 +45,12 @@ def top_k(
     ValueError: if an argument is invalid.
 
   Example:
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from optax_dist import compression
-    >>> method = compression.top_k(0.5, error_feedback=None)
-    >>> method.round_trip(jnp.array([0.1, -3.0, 2.0, 0.5])).tolist()
-    [0.0, -3.0, 2.0, 0.0]
+    >>> method = compression.top_k(0.5)
+    >>> mean = lambda x: method.reduce(x, method.init(x), ("data",))[0]
+    >>> jax.vmap(mean, axis_name="data")(jnp.array([[0.1, -3.0, 2.0, 0.5]])).tolist()
+    [[0.0, -3.0, 2.0, 0.0]]
 
   References:
     Sarfi et al. 2025, `Communication Efficient LLM Pre-training with SparseLoCo

@@ -57,6 +57,8 @@ _IGNORED = ("name", "use_locking")
 _IGNORED_OF: dict[Factory, tuple[str, ...]] = {
   ftrl: ("accum_name", "linear_name")
 }
+# RETURNN's wrapper of Keras's classes doesn't clip gradients, whatever they are given.
+_NOT_CLIPPED = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def from_returnn_config(
@@ -88,7 +90,7 @@ def from_returnn_config(
       classes with a ``momentum``.
     frozen_iterations: For Keras's classes, see
       :func:`~optax_dist.optimizers.keras`: as in RETURNN, whose wrapper never
-      advances Keras's ``iterations``.
+      advances Keras's ``iterations``, and ignores clipping arguments.
 
   Returns:
     The transformation.
@@ -131,6 +133,8 @@ def from_returnn_config(
     )
   multiplier = arguments.pop("learning_rate_multiplier", None)
   ignored = (*_IGNORED, *_IGNORED_OF.get(factory, ()))
+  if isinstance(factory, functools.partial) and frozen_iterations:
+    ignored += _NOT_CLIPPED
   unknown = sorted(set(arguments) - set(known) - set(ignored))
   if unknown:
     extra = ("learning_rate_multiplier", *ignored)

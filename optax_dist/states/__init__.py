@@ -14,7 +14,7 @@ if TYPE_CHECKING:
   from optax_dist.states.resize import resize_replicas
   from optax_dist.states.resize_parts import resize_sharded
   from optax_dist.states.slots import get_slot, slot_names
-  from optax_dist.states.specs import state_axes, state_shardings, state_specs
+  from optax_dist.states.specs import state_axes, state_specs
 else:
   __getattr__, __dir__ = lazy.names(
     __name__,
@@ -24,11 +24,7 @@ else:
       "optax_dist.states.resize": ("resize_replicas",),
       "optax_dist.states.resize_parts": ("resize_sharded",),
       "optax_dist.states.slots": ("get_slot", "slot_names"),
-      "optax_dist.states.specs": (
-        "state_axes",
-        "state_shardings",
-        "state_specs",
-      ),
+      "optax_dist.states.specs": ("state_axes", "state_specs"),
     },
   )
 
@@ -41,6 +37,5 @@ __all__ = [
   "resize_sharded",
   "slot_names",
   "state_axes",
-  "state_shardings",
   "state_specs",
 ]

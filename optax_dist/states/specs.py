@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes
 from optax_dist._internal.gradient_sum import SparseSum
@@ -32,12 +32,15 @@ def state_specs(
 ) -> Any:
   """Returns the PartitionSpecs of an optimizer state.
 
-  They are valid ``in_specs`` and ``out_specs`` of ``jax.shard_map``, and specs
-  for :func:`optax_dist.states.place`. With ``param_specs``, each array that mirrors a
-  parameter (a momentum, a center, a sum of gradients) is sharded like that
-  parameter, after the replica axis if it belongs to one replica. Such arrays
-  are found as by ``optax.tree.map_params``: they are in a tree with the
-  structure of the parameters, in which masked ones may be missing.
+  They are valid ``in_specs`` and ``out_specs`` of ``jax.shard_map``, specs for
+  :func:`optax_dist.states.place` and, under ``jax.set_mesh``, ``out_shardings`` of
+  ``jax.jit(tx.init)``, which creates a state in its final sharding.
+
+  With ``param_specs``, each array that mirrors a parameter (a momentum, a center, a
+  sum of gradients) is sharded like that parameter, after the replica axis if it
+  belongs to one replica. Such arrays are found as by ``optax.tree.map_params``: they
+  are in a tree with the structure of the parameters, in which masked ones may be
+  missing.
 
   Args:
     state: an optax state, or its ``jax.eval_shape``, that contains states of
@@ -84,16 +87,6 @@ def state_specs(
     P('data',)
   """
   _check_wrappers(state)
-  return _specs(state, axis_name, inner_axes, param_specs, params)
-
-
-def _specs(
-  state: Any,
-  axis_name: axes.AxisNames,
-  inner_axes: Sequence[axes.AxisNames],
-  param_specs: Any,
-  params: Any,
-) -> Any:
   levels = tuple(
     _joint(axes.canonical_names(names)) for names in (axis_name, *inner_axes)
   )
@@ -104,52 +97,6 @@ def _specs(
   if mirrors is not None:
     mirrors.check_shapes()
   return specs
-
-
-def state_shardings(
-  mesh: jax.sharding.Mesh,
-  state: Any,
-  axis_name: axes.AxisNames,
-  *,
-  inner_axes: Sequence[axes.AxisNames] = (),
-  param_specs: Any = None,
-  params: Any = None,
-) -> Any:
-  """Returns the shardings of an optimizer state, for ``jax.jit``.
-
-  Args:
-    mesh: the mesh.
-    state: see :func:`state_specs`, like the other arguments.
-    axis_name: see :func:`state_specs`.
-    inner_axes: see :func:`state_specs`.
-    param_specs: see :func:`state_specs`.
-    params: see :func:`state_specs`.
-
-  Returns:
-    A pytree like ``state`` of ``jax.sharding.NamedSharding``.
-
-  Example:
-    A state that is created directly in its final sharding:
-
-    >>> import jax, jax.numpy as jnp, optax, optax_dist
-    >>> mesh = jax.make_mesh((1,), ("data",))
-    >>> tx = optax_dist.sync_replicas(
-    ...   optax.adam(1e-3), "data", replicas_to_aggregate=1, total_num_replicas=1
-    ... )
-    >>> params = {"w": jnp.zeros(2)}
-    >>> shardings = optax_dist.states.state_shardings(
-    ...   mesh, jax.eval_shape(tx.init, params), "data"
-    ... )
-    >>> state = jax.jit(tx.init, out_shardings=shardings)(params)
-    >>> state.replica.value.local_step.sharding.spec
-    P('data',)
-  """
-  # Not checked: under jax.jit a wrapper may be around `under_jit`, where it sees
-  # all replicas and its state is one for all.
-  specs = _specs(state, axis_name, inner_axes, param_specs, params)
-  return jax.tree.map(
-    lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec
-  )
 
 
 def state_axes(state: Any, *, depth: int = 0) -> Any:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, replica_params
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_params import Leaves, Replica
+from optax_dist._internal.replica_params import Leaves
+from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,

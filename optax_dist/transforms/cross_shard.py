@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, collectives, provenance
-from optax_dist._internal.adasum import adasum
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist.compression.interface import Compression
 from optax_dist.compression.transform import compressed
@@ -19,6 +18,7 @@ from optax_dist.sparse.indexed_slices import (
   sum_duplicates,
 )
 from optax_dist.states.specs import specs_of_updates
+from optax_dist.transforms._adasum import by_adasum
 
 _USER = "cross_shard"
 _REDUCTIONS = ("mean", "sum", "adasum")
@@ -150,6 +150,8 @@ def cross_shard(
     if reduction == "adasum":
       raise ValueError("`compression` has no `reduction` 'adasum'.")
     return compressed(_USER, compression, names, num_replicas, reduction)
+  if reduction == "adasum":
+    return by_adasum(_USER, names)
 
   def init_fn(params: optax.Params) -> optax.OptState:
     del params
@@ -203,18 +205,6 @@ def cross_shard(
       leaves.append(leaf)
       kinds.append(kind)
     own = [tuple(a for a in names if kind[a] == "own") for kind in kinds]
-    if reduction == "adasum":
-      for (path, leaf), over in zip(paths_and_leaves, own, strict=True):
-        _check_own(path, leaf, frozenset(names) - set(over))
-
-      def total(x: jax.Array) -> jax.Array:
-        rows = collectives.gather_replicas(x, names)
-        return precision.cast_like(adasum(precision.for_sums(rows)), x)
-
-      with provenance.reduced_over(names):
-        return treedef.unflatten(
-          [axes.in_auto(total, x, x) for x in leaves]
-        ), state
     results = []
     wide = [map_values(precision.for_sums, x) for x in leaves]
     sums = _sum(wide, own, groups)
@@ -235,21 +225,6 @@ def cross_shard(
     return treedef.unflatten(results), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check_own(
-  path: jax.tree_util.KeyPath, leaf: Any, missing: frozenset[axes.AxisName]
-) -> None:
-  """Raises an error if the updates can't be told apart by replica."""
-  what = f"{_USER}: {update_leaves.name_of(path)}"
-  if is_indexed_slices(leaf):
-    raise ValueError(f"{what} is sparse, which reduction='adasum' can't be.")
-  if missing:
-    raise ValueError(
-      f"{what} does not vary over axis {axes.listed(missing)}: it"
-      " arrived already reduced. Differentiate with respect to"
-      " optax_dist.local_params(params, axis_name)."
-    )
 
 
 def _sum(

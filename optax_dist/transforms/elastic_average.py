@@ -12,7 +12,7 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica, nodes
-from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.elastic_exchange import elastic_exchange
 
@@ -214,8 +214,8 @@ def elastic_average(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ElasticAverageState]:
-    me, leaves, x, gradients, center = replicas.enter_with_params(
-      state, params, updates
+    me, leaves, x, gradients, center = replica_params.enter(
+      replicas, state, params, updates
     )
     own = me.own
     local_center = leaves.of(own.local_center)

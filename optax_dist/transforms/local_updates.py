@@ -12,7 +12,7 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
@@ -233,7 +233,7 @@ def local_updates(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, LocalUpdatesState]:
-    me, leaves, x, _, _ = replicas.enter_with_params(state, params, updates)
+    me, leaves, x, _, _ = replica_params.enter(replicas, state, params, updates)
     own = me.own
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)

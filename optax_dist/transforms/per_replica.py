@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, replicas
+from optax_dist._internal import axes, checks
 from optax_dist._internal.replica_blocks import (
   PerReplica,
   as_block,
@@ -15,6 +15,7 @@ from optax_dist._internal.replica_blocks import (
   is_per_replica,
   own_block,
 )
+from optax_dist._internal.replicas import Replicas
 from optax_dist.states.specs import children
 
 _USER = "per_replica"
@@ -92,15 +93,14 @@ def per_replica(
     >>> updates, state[0].value.value.trace
     (Array([3., 3.], dtype=float32), Array([2., 4.], dtype=float32))
   """
-  names = axes.canonical_names(axis_name)
-  num_replicas = checks.count_or_none("num_replicas", num_replicas)
+  replicas = Replicas.of(_USER, axis_name, num_replicas, ())
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
   checks.transformation("tx", tx)
   tx = optax.with_extra_args_support(tx)
 
   def init_fn(params: optax.Params) -> optax.OptState:
-    count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
+    count = replicas.at_init()
 
     def mark(part: Any) -> PerReplica:
       if has_replicas(part):
@@ -111,7 +111,7 @@ def per_replica(
           ' axis_name, "acc_grads").'
         )
       own = OwnState(jnp.zeros([], jnp.int32), part)
-      return replicas.start(own, count, names)
+      return replicas.start(own, count)
 
     return _on_parts(mark, tx.init(params), fields)
 
@@ -121,7 +121,7 @@ def per_replica(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
-    replicas.in_update(_USER, names, num_replicas, "num_replicas")
+    replicas.in_update()
     steps = []
 
     def take(node: PerReplica) -> Any:
@@ -131,7 +131,7 @@ def per_replica(
 
     def put_back(part: Any) -> PerReplica:
       step, leading = steps.pop(0)
-      own = axes.cast_to_varying(OwnState(step, part), names)
+      own = axes.cast_to_varying(OwnState(step, part), replicas.names)
       return as_block(own, leading)
 
     updates, state = tx.update(

@@ -12,12 +12,16 @@ from optax_dist._internal import (
   axes,
   checks,
   parts,
-  replicas,
   shard_scope,
 )
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
-from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
+from optax_dist._internal.replica_blocks import (
+  PASS_STATE,
+  PerReplica,
+  is_per_replica,
+)
+from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 from optax_dist.states.specs import children
@@ -126,9 +130,9 @@ def sharded(
     2020, `Automatic Cross-Replica Sharding of Weight Update
     <https://arxiv.org/abs/2004.13336>`_.
   """
-  names = axes.canonical_names(axis_name)
+  replicas = Replicas.of(_USER, axis_name, num_replicas, ())
+  names = replicas.names
   checks.one_of("reduction", reduction, _REDUCTIONS)
-  checks.count_or_none("num_replicas", num_replicas)
   inner = with_steady_state(inner)
   checked: set[Any] = set()
 
@@ -141,7 +145,7 @@ def sharded(
       checked.add(key)
 
   def init_fn(params: optax.Params) -> ShardedState:
-    count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
+    count = replicas.at_init()
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     try:
       check(params, params, count, {})
@@ -174,7 +178,7 @@ def sharded(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ShardedState]:
-    count = replicas.in_update(_USER, names, num_replicas, "num_replicas")
+    count = replicas.in_update()
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
@@ -237,10 +241,7 @@ def _take(node: Any, like: Any) -> Any:
   raise ValueError(
     f"{_USER}: a part of an array of the state has shape {like.shape}, but this"
     f" replica sees {jnp.shape(x)}: the state of several replicas, or of another"
-    " number of them. Pass the state into the map with"
-    " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
-    " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
-    " out of it in the same way."
+    f" number of them. {PASS_STATE}"
   )
 
 
@@ -314,13 +315,6 @@ def _check_inner(
   """
   params, updates = jax.tree.map(_struct, (params, updates))
   of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
-  extra, extra_def = jax.tree.flatten(extra_args)
-  is_array = [hasattr(x, "shape") for x in extra]
-  arrays = [
-    jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-    for x, yes in zip(extra, is_array, strict=True)
-    if yes
-  ]
   like = updates if params is None else params
   wholes = (updates, params)
   of_parts = (of_part(wholes[0]), of_part(wholes[1]))
@@ -335,18 +329,13 @@ def _check_inner(
       programs = []
       for (grads, own), state in zip((wholes, of_parts), states, strict=True):
         flat, treedef = jax.tree.flatten((grads, own, state))
-        programs.append(
-          (
-            _flat_update(inner, treedef, extra, is_array, extra_def),
-            [*flat, *arrays],
-          )
-        )
+        programs.append((_flat_update(inner, treedef, extra_args), flat))
       count_leaves = len(jax.tree.leaves(wholes))
       out = len(jax.tree.leaves(wholes[0]))
       elementwise.check(
         programs[0],
         programs[1],
-        [True] * count_leaves + part_leaves + [False] * len(arrays),
+        [True] * count_leaves + part_leaves,
         lambda i: i < out or part_leaves[i - out],
       )
   except elementwise.NotElementwise as error:
@@ -436,21 +425,10 @@ def _owner(state: Any, path: jax.tree_util.KeyPath) -> str:
 def _flat_update(
   inner: optax.GradientTransformationExtraArgs,
   treedef: Any,
-  extra: list[Any],
-  is_array: list[bool],
-  extra_def: Any,
+  extra_args: dict[str, Any],
 ) -> Callable[..., Any]:
-  def update(*args: Any) -> list[Any]:
-    flat = list(args)
-    given = treedef.num_leaves
-    arrays = iter(flat[given:])
-    extra_args = extra_def.unflatten(
-      [
-        next(arrays) if yes else x
-        for x, yes in zip(extra, is_array, strict=True)
-      ]
-    )
-    updates, params, state = treedef.unflatten(flat[:given])
+  def update(*flat: Any) -> list[Any]:
+    updates, params, state = treedef.unflatten(flat)
     return jax.tree.leaves(inner.update(updates, state, params, **extra_args))
 
   return update

@@ -5,15 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import PerReplica, nodes
-from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
@@ -35,7 +34,7 @@ class StreamingUpdatesState(NamedTuple):
   Attributes:
     iterations: steps taken, modulo the period (int32 scalar, equal on all replicas).
     syncs: how often each fragment was sent (int32 array with one element per
-      fragment, equal on all). See :func:`streaming_traffic`.
+      fragment, equal on all).
     center: the parameters that the replicas last agreed on, equal on all. See
       :func:`optax_dist.center_params`.
     pending: the replicas' mean change that was sent and is not yet applied,
@@ -126,8 +125,8 @@ def streaming_updates(
     ...   communication_period=100, fragments=2, delay=5, mix=0.5, num_replicas=4,
     ... )
     >>> state = tx.init({"a": jnp.zeros(3), "b": jnp.zeros(5)})
-    >>> streaming_traffic(state, fragments=2)
-    array([0, 0])
+    >>> state.syncs
+    Array([0, 0], dtype=int32)
 
   References:
     Douillard et al. 2025, `Streaming DiLoCo with overlapping communication
@@ -196,7 +195,7 @@ def streaming_updates(
     return leaves.of(apply_updates(start, steps)), outer_state
 
   def turn(
-    me: replica_params.Replica,
+    me: Replica,
     params: Any,
     leaves: replica_params.Leaves,
     of: list[int],
@@ -259,7 +258,7 @@ def streaming_updates(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, StreamingUpdatesState]:
-    me, moving, _, _, _ = replicas.enter_with_params(state, params, updates)
+    me, moving, _, _, _ = replica_params.enter(replicas, state, params, updates)
     own = me.own
     members = _members(fragments, params)
     if len(members) != len(state.outer_state):
@@ -312,42 +311,6 @@ def streaming_updates(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def streaming_traffic(
-  state: Any, fragments: Fragments, compression: Compression | None = None
-) -> np.ndarray:
-  """Returns the bytes that each replica has submitted, for each fragment.
-
-  Args:
-    state: a complete state that contains one of :func:`streaming_updates`.
-    fragments: see ``streaming_updates``.
-    compression: see ``streaming_updates``.
-
-  Returns:
-    An int64 array with one element per fragment: how often it was sent, times
-    the size of its parameters, or of their compressed form. The bytes moved by
-    a collective depend on its algorithm; a ring moves about twice as many.
-
-  Raises:
-    ValueError: if there is not exactly one such state.
-  """
-  is_state = lambda node: isinstance(node, StreamingUpdatesState)
-  found = nodes(state, is_state)
-  if len(found) != 1:
-    raise ValueError(
-      "There must be one state of streaming_updates in the state; there are"
-      f" {len(found)}."
-    )
-  leaves = jax.tree.leaves(found[0].center)
-  members = [
-    [leaves[i] for i in at] for at in _members(fragments, found[0].center)
-  ]
-  if compression is None:
-    sizes = [sum(x.nbytes for x in member) for member in members]
-  else:
-    sizes = [compression.sent(member) for member in members]
-  return np.asarray(found[0].syncs, np.int64) * np.asarray(sizes, np.int64)
 
 
 def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:

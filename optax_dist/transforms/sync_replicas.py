@@ -19,7 +19,7 @@ from optax_dist._internal import (
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replica_params import Replica, Replicas
+from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,

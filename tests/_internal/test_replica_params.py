@@ -11,7 +11,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from optax_dist._internal import replica_params
-from optax_dist._internal.replica_params import Leaves, Replica, Replicas
+from optax_dist._internal.replica_params import Leaves
+from optax_dist._internal.replicas import Replica, Replicas, dense_values
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
 N = 4
@@ -154,8 +155,8 @@ def test_only_parameters_with_a_gradient_take_part(map_name):
       "w": params["w"],
     }
     state = _State(jnp.int32(0), center, _OF.start(_Own(jnp.int32(7)), N))
-    me, leaves, xs, gs, cs = _OF.enter_with_params(state, params, grads)
-    (values,) = replica_params.dense_values(gs[:1])
+    me, leaves, xs, gs, cs = replica_params.enter(_OF, state, params, grads)
+    (values,) = dense_values(gs[:1])
     table = replica_params.dense(gs)[0]
     moved = leaves.put(params, [x - c for x, c in zip(xs, cs, strict=True)])
     return moved, values, table, me.own.local_step, me.leave(me.own)

@@ -56,26 +56,6 @@ def test_it_sends_as_many_bytes_as_it_says(name):
   assert sent == method.sent(jax.eval_shape(lambda: gradients))
 
 
-@pytest.mark.parametrize(
-  "name", [name for name in _METHODS if "stochastic" not in name]
-)
-def test_a_replica_alone_gets_the_round_trip_of_its_first_update(name):
-  method = _METHODS[name]
-
-  def alone(x):
-    reduce = lambda x: method.reduce(x, method.init(x), (maps.AXIS,))[0]
-    return jax.vmap(reduce, axis_name=maps.AXIS)(x[None])[0]
-
-  @jax.jit
-  def both(leaves):
-    return [jax.tree.map(fun, leaves) for fun in (alone, method.round_trip)]
-
-  got, want = both(_gradients())
-  for key, x in _gradients().items():
-    assert got[key].shape == want[key].shape == x.shape
-    np.testing.assert_allclose(got[key], want[key], rtol=1e-5, atol=1e-6)
-
-
 @every_method
 def test_the_state_keeps_its_types(name):
   """So that steps can be repeated in a loop of the compiler."""

@@ -179,7 +179,7 @@ def test_a_replica_that_is_not_finite_moves_nothing():
 
 @maps.every_map
 def test_adasum_is_the_formula_in_each_map(map_name):
-  from optax_dist._internal.adasum import adasum
+  from optax_dist.transforms._adasum import adasum
 
   tx = optax_dist.cross_shard(maps.AXIS, reduction="adasum")
   fn = lambda g: tx.update(g, tx.init(g))[0]

@@ -41,10 +41,6 @@ def _updates(optimizer):
     ({"class": "adagrad", "use_locking": True}, optimizers.adagrad(0.1)),
     ({"class": "ftrl", "accum_name": "x"}, optimizers.ftrl(0.1)),
     (
-      {"class": "sgd", "clipnorm": 0.5},
-      optimizers.keras("SGD", learning_rate=0.1, clipnorm=0.5),
-    ),
-    (
       {"class": "RMSPropOptimizer", "name": "x"},
       optimizers.rmsprop(0.1, epsilon=1e-16),
     ),
@@ -57,6 +53,15 @@ def _updates(optimizer):
 def test_config(config, want):
   got = optimizers.from_returnn_config(config, 0.1)
   np.testing.assert_array_equal(_updates(got), _updates(want))
+
+
+def test_keras_classes_do_not_clip_as_in_returnn():
+  config = {"class": "sgd", "clipnorm": 0.5}
+  got = optimizers.from_returnn_config(config, 0.1, frozen_iterations=True)
+  want = optimizers.keras("SGD", learning_rate=0.1, frozen_iterations=True)
+  np.testing.assert_array_equal(_updates(got), _updates(want))
+  with pytest.raises(ValueError, match="got clipnorm"):
+    optimizers.from_returnn_config(config, 0.1)
 
 
 def test_global_options():

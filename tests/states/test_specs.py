@@ -92,10 +92,6 @@ def test_wrappers_with_state_of_each_replica_are_named():
     ):
       with pytest.raises(ValueError, match=remedy):
         of(state)
-    shardings = optax_dist.states.state_shardings(
-      maps.mesh(N), state, maps.AXIS
-    )
-    assert jax.tree.structure(shardings) == jax.tree.structure(state)
   inside = _tx(optax.apply_if_finite(optax.sgd(1.0), 2)).init(PARAMS)
   assert (
     optax_dist.states.state_axes(inside).inner_state.total_notfinite is None
@@ -450,13 +446,14 @@ def test_a_level_without_an_axis_is_refused():
   assert specs.center == P("model")
 
 
-def test_a_state_is_made_on_its_shardings():
+def test_a_state_is_made_in_its_final_sharding():
   mesh = maps.mesh(N)
   tx = _tx(optax.adam(0.1))
-  shardings = optax_dist.states.state_shardings(
-    mesh, jax.eval_shape(tx.init, PARAMS), maps.AXIS
+  specs = optax_dist.states.state_specs(
+    jax.eval_shape(tx.init, PARAMS), maps.AXIS
   )
-  state = jax.jit(tx.init, out_shardings=shardings)(PARAMS)
+  with jax.set_mesh(mesh):
+    state = jax.jit(tx.init, out_shardings=specs)(PARAMS)
   total = state.replica.value.gradient_sum["w"]
   assert {x.data.shape for x in total.addressable_shards} == {(1, 2)}
   assert state.inner_state[0].mu["w"].sharding.is_fully_replicated

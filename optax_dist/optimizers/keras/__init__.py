@@ -12,7 +12,6 @@ from typing import Any
 import optax
 
 from optax_dist._internal import checks
-from optax_dist.optimizers.keras import clipping as keras_clipping
 from optax_dist.optimizers.keras import rules as keras_rules
 
 _MAKERS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
@@ -25,8 +24,6 @@ _MAKERS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
 }
 
 KERAS_NAMES = tuple(_MAKERS)
-
-_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def keras(
@@ -66,16 +63,15 @@ def keras(
     :math:`w \leftarrow w - \eta m / ((1 - \beta_1^t) (v + \epsilon))`. Slots
     ``m``, ``v``. Lazy.
 
-  An epsilon of 0 or ``None`` means 1e-7, as in Keras. All classes also take
-  ``clipvalue`` (for each element), ``clipnorm`` (for each leaf's norm) or
-  ``global_clipnorm``, and clip the gradients first.
+  An epsilon of 0 or ``None`` means 1e-7, as in Keras. Instead of the classes'
+  clipping arguments, put ``optax.clip`` or ``optax.clip_by_global_norm`` before them
+  in a chain.
 
   Args:
     name: The class name; case does not matter.
     frozen_iterations: Whether Keras's ``iterations`` stays at 0, as it does in
       RETURNN's wrapper: everything that depends on the step keeps its first
-      value. Only a ``learning_rate`` that is a schedule advances. The wrapper
-      does not clip gradients either, so clipping arguments have no effect.
+      value. Only a ``learning_rate`` that is a schedule advances.
     **arguments: Arguments of the class. ``learning_rate`` may be a schedule.
 
   Returns:
@@ -113,10 +109,7 @@ def keras(
       f"arguments of {name} must be among {', '.join(known)}, got"
       f" {', '.join(unknown)}"
     )
-  clipping = {key: arguments.pop(key, None) for key in _CLIPPING}
-  optimizer = maker(**arguments, frozen=frozen_iterations)
-  clipped = keras_clipping.clipped(optimizer, **clipping)
-  return optimizer if frozen_iterations else clipped
+  return maker(**arguments, frozen=frozen_iterations)
 
 
 def keras_arguments(name: str) -> tuple[str, ...]:
@@ -134,4 +127,4 @@ def keras_arguments(name: str) -> tuple[str, ...]:
   """
   makers = {key.lower(): maker for key, maker in _MAKERS.items()}
   parameters = inspect.signature(makers[name.lower()]).parameters
-  return (*(key for key in parameters if key != "frozen"), *_CLIPPING)
+  return tuple(key for key in parameters if key != "frozen")

@@ -36,12 +36,6 @@ MORE = {
   "keras SGD(momentum)": lambda rate: optimizers.keras(
     "SGD", learning_rate=rate, momentum=0.5, nesterov=True
   ),
-  "keras SGD(clipnorm)": lambda rate: optimizers.keras(
-    "SGD", learning_rate=rate, clipnorm=0.5
-  ),
-  "keras SGD(global_clipnorm)": lambda rate: optimizers.keras(
-    "SGD", learning_rate=rate, global_clipnorm=0.5
-  ),
 }
 FACTORIES = {
   **{name: every_optimizer.BY_NAME[name] for name in SUPPORTED},

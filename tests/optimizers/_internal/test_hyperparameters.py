@@ -80,13 +80,13 @@ _MAKERS = {
     schedule_decay=0.5,
   ),
   "keras rmsprop": functools.partial(
-    optimizers.keras, "RMSprop", rho=0.75, epsilon=0.125, clipvalue=1.0
+    optimizers.keras, "RMSprop", rho=0.75, epsilon=0.125
   ),
   "keras rmsprop momentum": functools.partial(
     optimizers.keras, "RMSprop", rho=0.75, epsilon=0.125, momentum=0.5
   ),
   "keras sgd": functools.partial(
-    optimizers.keras, "SGD", momentum=0.5, decay=0.5, clipnorm=1.0
+    optimizers.keras, "SGD", momentum=0.5, decay=0.5
   ),
   "momentum": functools.partial(optimizers.momentum, momentum=0.5),
   "nadam": functools.partial(

@@ -198,7 +198,7 @@ _ARGUMENTS = [
   (name, argument)
   for name in KERAS_NAMES
   for argument in keras_arguments(name)
-  if argument != "learning_rate" and "clip" not in argument
+  if argument != "learning_rate"
 ]
 
 

@@ -8,7 +8,8 @@ import maps
 import numpy as np
 import pairwise
 
-from optax_dist._internal.replica_params import Leaves, Replica, Replicas
+from optax_dist._internal.replica_params import Leaves
+from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist.transforms._outer_gradient import OuterGradient
 
 N = 4

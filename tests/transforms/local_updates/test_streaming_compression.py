@@ -14,7 +14,6 @@ from own_params import normal, stack, take_step
 
 import optax_dist
 from optax_dist import compression
-from optax_dist.transforms.streaming import streaming_traffic
 
 N = 4
 RATE = 0.1
@@ -162,18 +161,6 @@ def test_error_feedback_is_each_replicas_own():
     None,
     None,
   )
-
-
-def test_traffic_counts_what_the_method_makes():
-  method, start = METHODS["top_k"], _start()
-  tx = _tx(method)
-  params, state = stack(start), tx.init(start)
-  run = maps.stepper("vmap", functools.partial(take_step, tx), state, N)
-  for i in range(6):
-    params, state = run(state, params, _gradients(i))
-  sent = streaming_traffic(state, _fragment_of, method)
-  sizes = [method.sent([start["a"], start["c"]]), method.sent([start["b"]])]
-  assert sent.tolist() == [2 * sizes[0], sizes[1]]
 
 
 def test_invalid_methods_are_refused():

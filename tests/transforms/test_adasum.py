@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_dist._internal.adasum import adasum
+from optax_dist.transforms._adasum import adasum
 
 
 def _by_hand(rows):

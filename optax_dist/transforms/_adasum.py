@@ -3,8 +3,54 @@
 It serves ``cross_shard(reduction="adasum")``.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import axes, collectives, provenance
+from optax_dist._internal.leaves import precision, update_leaves
+from optax_dist.sparse.indexed_slices import is_indexed_slices
+
+_SCATTERED = (
+  "so no replica has a gradient of its own to combine. Use cross_shard(...,"
+  " param_specs=...) for it (optax.partition)."
+)
+
+
+def by_adasum(
+  user: str, names: tuple[axes.AxisName, ...]
+) -> optax.GradientTransformationExtraArgs:
+  """Replaces each replica's own updates with their Adasum over the replicas.
+
+  Args:
+    user: the transform that this is part of, for messages.
+    names: names of the axes over the replicas.
+  """
+
+  def update_fn(updates, state, params=None, **extra_args):
+    del params, extra_args
+    axes.check_bound(names, user)
+    update_leaves.check_gradients(user, updates, names, _SCATTERED)
+    if any(map(is_indexed_slices, _leaves(updates))):
+      raise ValueError(f"{user}: reduction='adasum' takes no sparse updates.")
+
+    def total(x):
+      rows = collectives.gather_replicas(x, names)
+      return precision.cast_like(adasum(precision.for_sums(rows)), x)
+
+    with provenance.reduced_over(names):
+      new = jax.tree.map(lambda x: axes.in_auto(total, x, x), updates)
+    return new, state
+
+  return optax.GradientTransformationExtraArgs(
+    optax.init_empty_state, update_fn
+  )
+
+
+def _leaves(updates: Any) -> list[Any]:
+  return jax.tree.leaves(updates, is_leaf=is_indexed_slices)
 
 
 def adasum(rows: jax.Array) -> jax.Array:
