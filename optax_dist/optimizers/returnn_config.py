@@ -128,7 +128,7 @@ def from_returnn_config(
   factory, known = _find(name, frozen_iterations)
   if "learning_rate" in arguments:
     raise ValueError(
-      "learning_rate must be given apart from config, as in RETURNN, got"
+      "learning_rate must be an argument, not part of config, as in RETURNN, got"
       f" {arguments['learning_rate']} in config"
     )
   multiplier = arguments.pop("learning_rate_multiplier", None)

@@ -29,14 +29,19 @@ def by_adasum(
     names: names of the axes over the replicas.
   """
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.OptState]:
     del params, extra_args
     axes.check_bound(names, user)
     update_leaves.check_gradients(user, updates, names, _SCATTERED)
     if any(map(is_indexed_slices, _leaves(updates))):
       raise ValueError(f"{user}: reduction='adasum' takes no sparse updates.")
 
-    def total(x):
+    def total(x: jax.Array) -> jax.Array:
       rows = collectives.gather_replicas(x, names)
       return precision.cast_like(adasum(precision.for_sums(rows)), x)
 

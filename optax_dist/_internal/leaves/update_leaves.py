@@ -123,6 +123,6 @@ def check_own(
     raise ValueError(
       f"{user}: {name_of(path)} does not vary over axis"
       f" {axes.listed(missing)}: it arrived already summed over"
-      " the replicas, and can't be taken apart again. Differentiate with respect"
+      " the replicas, and can't be split again. Differentiate with respect"
       " to optax_dist.local_params(params, axis_name)."
     )

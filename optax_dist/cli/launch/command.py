@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
       processes=args.processes_per_replica,
       hosts=job.hosts(args, lambda line: screen.echo("launch", line, True)),
       folder=args.output and args.output / _LOGS,
-      told=job.told,
+      told=job.settings,
       env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
       needed=job.needed,
       restarts=args.restarts,

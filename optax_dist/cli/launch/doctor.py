@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     )
   from optax_dist.coordinator.extras.hosts import doctor, placement
 
-  told = job.told
-  assert told.secret is not None
+  settings = job.settings
+  assert settings.secret is not None
   good = doctor.Doctor(
     job.node,
     placement.settings_of(
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
       job.replicas,
       args.processes_per_replica,
       args.nodes_per_replica,
-      told,
+      settings,
     ),
-    secret=told.secret,
-    store=told.store,
-    run=f"{told.run or ''}-doctor",
+    secret=settings.secret,
+    store=settings.store,
+    run=f"{settings.run or ''}-doctor",
     timeout=args.host_timeout,
     tell=lambda found: print(
       f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True

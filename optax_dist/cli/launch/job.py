@@ -25,7 +25,7 @@ class Job:
     node: this host.
     replicas: of the job, on all hosts.
     needed: how many replicas the job needs to continue.
-    told: the environment of all replicas.
+    settings: the environment of all replicas.
   """
 
   def __init__(
@@ -46,30 +46,30 @@ class Job:
     """
     environ = os.environ if environ is None else environ
     try:
-      told = _told(args, environ)
-      self.node = nodes.find(told)
+      settings = _settings(args, environ)
+      self.node = nodes.find(settings)
       each = args.nodes_per_replica or 1
-      self.replicas = told.num_replicas or max(1, self.node.count // each)
+      self.replicas = settings.num_replicas or max(1, self.node.count // each)
       self.node.places(
         self.replicas, args.processes_per_replica, args.nodes_per_replica
       )
-      if told.faults is not None:
-        faults.Faults.parse(told.faults).check(self.replicas)
-      secret = told.find_secret()
-      if told.store is not None:
-        urls.parse(told.store)
+      if settings.faults is not None:
+        faults.Faults.parse(settings.faults).check(self.replicas)
+      secret = settings.find_secret()
+      if settings.store is not None:
+        urls.parse(settings.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
-    aggregate = told.replicas_to_aggregate or self.replicas
-    self.needed = told.min_replicas or min(aggregate, self.replicas)
+    aggregate = settings.replicas_to_aggregate or self.replicas
+    self.needed = settings.min_replicas or min(aggregate, self.replicas)
     if self.needed > self.replicas:
       raise errors.CommandError(
         f"--min-replicas {self.needed} is more than the {self.replicas} replicas"
       )
     _check_secret(secret, self.node.count)
     run = None
-    if told.store is not None:
-      run = _run_name(told.run, environ)
+    if settings.store is not None:
+      run = _run_name(settings.run, environ)
       if run is None and self.node.count > 1:
         raise errors.CommandError(
           "several hosts with a store of their own need --run NAME, the"
@@ -77,16 +77,16 @@ class Job:
         )
       run = run or secrets.token_hex(8)
     output = args.output and args.output.resolve()
-    self.told = environment.Environment(
-      store=told.store,
+    self.settings = environment.Environment(
+      store=settings.store,
       secret=secret,
       run=run,
       replicas_to_aggregate=aggregate,
-      min_replicas=told.min_replicas,
+      min_replicas=settings.min_replicas,
       output=None if output is None else str(output),
       journal=None if journal is None else str(journal.resolve()),
-      step_timeout=told.step_timeout,
-      faults=told.faults,
+      step_timeout=settings.step_timeout,
+      faults=settings.faults,
       local_addr=self.node.local_addr,
     )
 
@@ -114,19 +114,19 @@ class Job:
     )
 
 
-def _told(
+def _settings(
   args: argparse.Namespace, environ: Mapping[str, str]
 ) -> environment.Environment:
-  """What was given, by arguments or else by variables."""
-  given = {
+  """The settings by arguments or else by variables."""
+  arguments = {
     field.name: value
     for field in dataclasses.fields(environment.Environment)
     if (value := getattr(args, field.name, None)) is not None
   }
-  if "secret_file" in given:
-    given["secret"] = None
+  if "secret_file" in arguments:
+    arguments["secret"] = None
   before = environment.Environment.read(environ)
-  return dataclasses.replace(before, **given)
+  return dataclasses.replace(before, **arguments)
 
 
 def _check_secret(secret: str | None, hosts: int) -> None:
@@ -143,8 +143,8 @@ def _check_secret(secret: str | None, hosts: int) -> None:
     )
 
 
-def _run_name(given: str | None, environ: Mapping[str, str]) -> str | None:
+def _run_name(name: str | None, environ: Mapping[str, str]) -> str | None:
   job = environ.get("SLURM_JOB_ID")
-  if given or not job:
-    return given
+  if name or not job:
+    return name
   return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT', '0')}"

@@ -209,7 +209,7 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
   add(
     "--run",
     metavar="NAME",
-    help="keeps runs on one store apart: a new name for each start of a job"
+    help="separates runs on one store: a new name for each start of a job"
     " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",
   )
   what = "file with the secret of the job; for several hosts"

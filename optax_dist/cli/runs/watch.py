@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
 for each replica how many of its gradients were applied or dropped, how long it
-computes and waits, when it was last heard from, and which one holds up the others.
+computes and waits, when it was last seen, and which ones the others wait for.
 Ends with the run, or at Ctrl-C."""
 
 _SLICE = 0.25

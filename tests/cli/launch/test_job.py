@@ -28,17 +28,17 @@ def test_of_one_host():
   made = _job(num_replicas=4, replicas_to_aggregate=3)
   assert (made.replicas, made.needed) == (4, 3)
   assert (made.node.rank, made.node.count) == (0, 1)
-  assert made.told.replicas_to_aggregate == 3
-  assert made.told.secret is None  # The launcher makes one.
+  assert made.settings.replicas_to_aggregate == 3
+  assert made.settings.secret is None  # The launcher makes one.
   assert _job(num_replicas=2, replicas_to_aggregate=8).needed == 2
   few = _job(num_replicas=4, replicas_to_aggregate=3, min_replicas=2)
-  assert (few.needed, few.told.min_replicas) == (2, 2)
+  assert (few.needed, few.settings.min_replicas) == (2, 2)
 
 
 def test_of_several_hosts():
   made = _job(_HOSTS | _SECRET)
   assert (made.replicas, made.node.rank, made.node.count) == (2, 1, 2)
-  assert made.told.secret == "sixteen bytes or more"
+  assert made.settings.secret == "sixteen bytes or more"
   with pytest.raises(errors.CommandError, match="need a secret"):
     _job(_HOSTS)
   with pytest.raises(errors.CommandError, match="at least 2 processes, got 1"):
@@ -63,11 +63,11 @@ def test_the_address_of_a_host_with_several_networks_can_be_given():
 def test_the_secret_may_be_in_a_file(tmp_path):
   file = tmp_path / "secret"
   file.write_text("of a file, long enough\n")
-  assert _job(secret_file=file).told.secret == "of a file, long enough"
+  assert _job(secret_file=file).settings.secret == "of a file, long enough"
   mounted = {"OPTAX_DIST_SECRET_FILE": str(file)}
-  assert _job(mounted).told.secret == "of a file, long enough"
+  assert _job(mounted).settings.secret == "of a file, long enough"
   # Arguments take precedence over variables.
-  assert _job(_SECRET, secret_file=file).told.secret.startswith("of a file")
+  assert _job(_SECRET, secret_file=file).settings.secret.startswith("of a file")
   file.write_text("short")
   with pytest.raises(errors.CommandError, match="at least 16 bytes") as caught:
     _job(mounted)
@@ -77,16 +77,16 @@ def test_the_secret_may_be_in_a_file(tmp_path):
 def test_a_store_that_lives_on_needs_a_name_for_the_run():
   etcd = {"store": "etcd://a,b,c"}
   one, two = _job(**etcd), _job(**etcd)
-  assert one.told.store == "etcd://a,b,c"
-  assert one.told.run != two.told.run
+  assert one.settings.store == "etcd://a,b,c"
+  assert one.settings.run != two.settings.run
   several = _HOSTS | _SECRET
   with pytest.raises(errors.CommandError, match="need --run NAME"):
     _job(several, **etcd)
-  assert _job(several, run="mine", **etcd).told.run == "mine"
+  assert _job(several, run="mine", **etcd).settings.run == "mine"
   slurm = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
-  assert _job(several | slurm, **etcd).told.run == "slurm-7.2"
+  assert _job(several | slurm, **etcd).settings.run == "slurm-7.2"
   # The store of a launcher is a new one each time.
-  assert _job(several | slurm).told.run is None
+  assert _job(several | slurm).settings.run is None
 
 
 def test_wrong_variables_are_named():
@@ -95,14 +95,14 @@ def test_wrong_variables_are_named():
 
 
 def test_how_long_a_step_may_take_is_told():
-  assert _job().told.step_timeout is None
+  assert _job().settings.step_timeout is None
   before = {"OPTAX_DIST_STEP_TIMEOUT": "7.5"}
-  assert _job(before).told.step_timeout == 7.5
-  assert _job(before, step_timeout=0.0).told.step_timeout == 0.0
+  assert _job(before).settings.step_timeout == 7.5
+  assert _job(before, step_timeout=0.0).settings.step_timeout == 0.0
 
 
 def test_faults_are_those_of_existing_replicas():
-  assert _job(num_replicas=2, faults="kill:1@40").told.faults == "kill:1@40"
+  assert _job(num_replicas=2, faults="kill:1@40").settings.faults == "kill:1@40"
   with pytest.raises(errors.CommandError, match="numbered 0 to 1"):
     _job(num_replicas=2, faults="kill:2@40")
   with pytest.raises(errors.CommandError, match="must be kill:P"):

@@ -77,8 +77,8 @@ def test_what_a_replica_takes_is_in_milliseconds():
   )
   shown = run_table.table(summary)
   rows = {column.header: list(column.cells) for column in shown.columns}
-  assert rows["computes"] == ["62 ms", ""]
-  assert rows["waits"] == ["250 ms", "0 ms"]
+  assert rows["compute"] == ["62 ms", ""]
+  assert rows["wait"] == ["250 ms", "0 ms"]
   assert rows["last seen"] == ["0.2 s ago", "1.0 s ago"]
 
 
