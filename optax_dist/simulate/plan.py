@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,17 +91,6 @@ class Plan(NamedTuple):
       f" {percent(pace, 'more', 'fewer')} steps/s, than"
       f" k = {other.replicas_to_aggregate}"
     )
-
-  def report(self) -> dict[str, Any]:
-    """Everything as plain numbers, for JSON."""
-    noise = self.noise_scale
-    return self._asdict() | {
-      "noise_scale": noise if math.isfinite(noise) else None,
-      "candidates": [c._asdict() for c in self.candidates],
-      "recommended": self.recommended._asdict(),
-      "runner_up": self.runner_up and self.runner_up._asdict(),
-      "reason": self.reason,
-    }
 
 
 def weight_of_step(gradients: int, replicas: int, noise_scale: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,28 +82,3 @@ class Timing(NamedTuple):
   def goodput(self) -> Goodput:
     """All replicas' time by category, in replica-seconds."""
     return goodput.make({c: float(x.sum()) for c, x in self.seconds.items()})
-
-  def report(self) -> dict[str, Any]:
-    """Everything as plain numbers, for JSON."""
-    per_replica = {
-      category: [round(float(x), 6) for x in seconds]
-      for category, seconds in self.seconds.items()
-    }
-    return {
-      "strategy": self.strategy._asdict(),
-      "replicas": self.replicas,
-      "steps": self.commit_times.size,
-      "steps_asked": self.steps_asked,
-      "seconds": self.duration,
-      "steps_per_second": self.steps_per_second,
-      "gradients_per_second": self.gradients_per_second,
-      "dropped_share": self.dropped_share,
-      "mean_staleness": self.mean_staleness,
-      "goodput": self.goodput().report(),
-      "per_replica": {
-        "applied": self.applied.tolist(),
-        "dropped": self.dropped.tolist(),
-        "lost": self.lost.tolist(),
-        "seconds": per_replica,
-      },
-    }

@@ -153,10 +153,6 @@ def cross_shard(
   if reduction == "adasum":
     return by_adasum(_USER, names)
 
-  def init_fn(params: optax.Params) -> optax.OptState:
-    del params
-    return optax.EmptyState()
-
   def update_fn(
     updates: optax.Updates,
     state: optax.OptState,
@@ -168,63 +164,76 @@ def cross_shard(
     if groups:
       collectives.check_groups_partition(groups, sizes[names[0]])
       sizes = {names[0]: len(groups[0])}
-    tracked = axes.tracked_axes(names)
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
     )
     param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
     sharded_over = _sharded_over(param_specs, updates, names)
-    leaves, kinds = [], []
     known = provenance.Known(warned=param_specs is not None)
-    for (path, leaf), shards in zip(
-      paths_and_leaves, sharded_over, strict=True
-    ):
-      update_leaves.check_dtype(_USER, path, leaf)
-      leaf = leaf if is_indexed_slices(leaf) else jnp.asarray(leaf)
-      _check_shards(path, leaf, names, shards, tracked, known)
-      invariant = tracked - axes.all_varying_axes(leaf)
-      equal = frozenset(a for a in invariant if _is_reduced(leaf, a, known))
-      again = frozenset(
-        a for a in shards if provenance.was_reduced(leaf, a, known)
-      )
-      if invariant:
-        _check_invariant(
-          path,
-          leaf,
-          invariant if invariant_updates == "error" else invariant - equal,
-          invariant_updates,
-          groups,
-          param_of.get(path),
-        )
-      kind = dict.fromkeys(names, "own")
-      kind |= dict.fromkeys(shards | invariant, "summed")
-      kind |= dict.fromkeys(equal | again, "equal")
-      if invariant_updates == "reduced":
-        kind |= dict.fromkeys(invariant, "final")
-      leaves.append(leaf)
-      kinds.append(kind)
-    own = [tuple(a for a in names if kind[a] == "own") for kind in kinds]
-    results = []
+    leaves, kinds = [], []
+    for (path, x), shards in zip(paths_and_leaves, sharded_over, strict=True):
+      update_leaves.check_dtype(_USER, path, x)
+      x = x if is_indexed_slices(x) else jnp.asarray(x)
+      leaves.append(x)
+      kinds.append(kind_of(path, x, shards, param_of.get(path), known))
+
+    # The sum over the axes along which replicas have updates of their own.
+    over = [tuple(a for a in names if kind[a] == "own") for kind in kinds]
     wide = [map_values(precision.for_sums, x) for x in leaves]
-    sums = _sum(wide, own, groups)
-    for x, leaf, kind, shards in zip(
-      sums, leaves, kinds, sharded_over, strict=True
-    ):
-      size = lambda *which, kind=kind: math.prod(
+    sums = _sum(wide, over, groups)
+
+    def of_all(total: Any, kind: dict[Any, str], shards: Any) -> Any:
+      """The mean or the sum over all axes."""
+      size = lambda *which: math.prod(
         sizes[a] for a in names if kind[a] in which
       )
-      # Marks the result for later cross_shards, even if nothing is left to do.
-      with provenance.reduced_over(names):
-        if reduction == "mean":
-          result = _divide(x, size("own", "summed"))
-        else:
-          marks = bool(tracked or shards)
-          result = _multiply(x, size("equal"), marks)
-        results.append(_like(result, leaf))
+      if reduction == "mean":
+        return _divide(total, size("own", "summed"))
+      marks = bool(axes.tracked_axes(names) or shards)
+      return _multiply(total, size("equal"), marks)
+
+    # Marks the results for later cross_shards, even if nothing is left to do.
+    with provenance.reduced_over(names):
+      results = [
+        _like(of_all(total, kind, shards), x)
+        for total, kind, shards, x in zip(
+          sums, kinds, sharded_over, leaves, strict=True
+        )
+      ]
     return treedef.unflatten(results), state
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def kind_of(
+    path: jax.tree_util.KeyPath,
+    leaf: Any,
+    shards: frozenset[axes.AxisName],
+    param: Any,
+    known: provenance.Known,
+  ) -> dict[axes.AxisName, str]:
+    """What an update is along each axis.
+
+    Each replica's "own"; "summed" already; "equal" on all replicas, such as a mean;
+    or "final", as the caller says.
+    """
+    tracked = axes.tracked_axes(names)
+    _check_shards(path, leaf, names, shards, tracked, known)
+    invariant = tracked - axes.all_varying_axes(leaf)
+    equal = frozenset(a for a in invariant if _is_reduced(leaf, a, known))
+    again = frozenset(
+      a for a in shards if provenance.was_reduced(leaf, a, known)
+    )
+    unknown = invariant if invariant_updates == "error" else invariant - equal
+    _check_invariant(path, leaf, unknown, invariant_updates, groups, param)
+    kind = dict.fromkeys(names, "own")
+    kind |= dict.fromkeys(shards | invariant, "summed")
+    kind |= dict.fromkeys(equal | again, "equal")
+    if invariant_updates == "reduced":
+      kind |= dict.fromkeys(invariant, "final")
+    return kind
+
+  return optax.GradientTransformationExtraArgs(
+    optax.init_empty_state, update_fn
+  )
 
 
 def _sum(

@@ -108,7 +108,10 @@ def test_every_class_by_all_its_names(name):
   [
     ({"class": "adamm"}, "'AdamOptimizer'.*got 'adamm'"),
     ({"class": "adam", "rho": 1}, "among beta1, beta2, epsilon.*got rho"),
-    ({"class": "adam", "learning_rate": 1}, "learning_rate must be an argument"),
+    (
+      {"class": "adam", "learning_rate": 1},
+      "learning_rate must be an argument",
+    ),
     ({"beta1": 0.9}, "must have a 'class', one of"),
     ({"class": "momentum"}, "momentum needs the arguments momentum"),
     ({"class": "BaseCustom"}, "abstract"),

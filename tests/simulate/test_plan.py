@@ -1,6 +1,5 @@
 """The plan: what it recommends, why, and how uncertain it is."""
 
-import json
 import math
 import re
 
@@ -102,14 +101,10 @@ def test_many_replicas_have_fewer_candidates():
 
 
 def test_equal_seeds_give_equal_plans():
-  run = lambda seed, **options: json.dumps(
-    simulate.plan(
-      _times([1.0, 2.0, 5.0]), 4, steps=20, seed=seed, **options
-    ).report(),
-    allow_nan=False,
+  run = lambda seed: simulate.plan(
+    _times([1.0, 2.0, 5.0]), 4, steps=20, seed=seed
   )
   assert run(0) == run(0) != run(1)
-  assert "null" in run(0, noise_scale=math.inf)
 
 
 @pytest.mark.parametrize(

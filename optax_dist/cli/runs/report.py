@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 
-from optax_dist.cli import errors, output_files, parser
+from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
 
 _DESCRIPTION = """\
@@ -26,12 +27,13 @@ def add_parser(commands) -> None:
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
-  parser.add_file(command, "--json", "write all figures")
+  command.add_argument(
+    "--json", action="store_true", help="print all figures as JSON"
+  )
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``report`` command with its parsed arguments."""
-  output_files.check(args.json, args.journal)
   from optax_dist.cli import tables
   from optax_dist.coordinator.metrics import goodput, time_ledger
 
@@ -41,6 +43,14 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(f"{args.journal}: {error}") from error
   total = ledger.goodput()
   each = {f"{name}": ledger.goodput(name) for name in ledger.replicas}
+  if args.json:
+    report = {
+      "seconds": ledger.end,
+      "goodput": total.report(),
+      "replicas": {name: found.report() for name, found in each.items()},
+    }
+    print(json.dumps(report, indent=1, allow_nan=False))
+    return 0
   columns = {"all": total} | dict(list(each.items())[:_REPLICAS])
   shown = tables.table(f"where the time went: {args.journal}")
   shown.add_column("")
@@ -55,10 +65,4 @@ def run(args: argparse.Namespace) -> int:
     f"goodput {total.goodput:.1%} of {total.total:.4g} replica-seconds,"
     f" {len(each)} replicas for {ledger.end:.4g} s"
   )
-  report = {
-    "seconds": ledger.end,
-    "goodput": total.report(),
-    "replicas": {name: found.report() for name, found in each.items()},
-  }
-  output_files.write_json(args.json, report)
   return 0

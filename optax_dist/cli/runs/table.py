@@ -31,7 +31,6 @@ _COLUMNS = {
   "ended": 110,
   "dropped as": 130,
 }
-_PLAIN_EVERY = 5.0  # Seconds between lines if there is no terminal.
 
 
 def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
@@ -85,7 +84,7 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
 
 
 class Live:
-  """Follows a journal; shows a table, or plain lines if there is no terminal.
+  """Follows a journal, and shows a table on a terminal.
 
   Use it as a context manager, and call `update` often.
   """
@@ -105,7 +104,11 @@ class Live:
       console=self._console, auto_refresh=False, transient=False
     )
     self._next = 0.0
-    self._said = ""
+
+  @property
+  def is_terminal(self) -> bool:
+    """Whether the table is shown while the run goes on."""
+    return self._console.is_terminal
 
   @property
   def bad_lines(self) -> int:
@@ -125,18 +128,10 @@ class Live:
     """Shows the current state, if it is time for it."""
     self.read()
     now = time.monotonic()
-    if now < self._next and not force:
-      return
-    if self._console.is_terminal:
+    if self._console.is_terminal and (force or now >= self._next):
       self._next = now + 1 / _PER_SECOND
       shown = table(self.summary, self._console.width)
       self._live.update(shown, refresh=True)
-      return
-    self._next = now + _PLAIN_EVERY
-    line = _line(self.summary)
-    if self.summary.run is not None and line != self._said:
-      self._console.print(line, soft_wrap=True)
-      self._said = line
 
   def print_above(self, line: str) -> None:
     """Prints a line, above the table if there is one."""
@@ -151,17 +146,3 @@ class Live:
     if self._console.is_terminal:
       self.update(force=True)
       self._live.stop()
-
-
-def _line(summary: RunSummary) -> str:
-  present = sum(r.state == "in" for r in summary.replicas.values())
-  dropped = sum(r.dropped.total() for r in summary.replicas.values())
-  lost = sum(r.losses for r in summary.replicas.values())
-  line = (
-    f"step {summary.step}  {summary.rate():.1f} steps/s  {present} replicas"
-    f"  {dropped} dropped  {lost} lost"
-  )
-  if summary.reported:
-    line += f"  {summary.reported}"
-  awaited = summary.waiting_for()
-  return f"{line}  waiting for {awaited}" if awaited else line

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _follow(live: Live) -> None:
-  """Shows the run until its end, or Ctrl-C."""
+  """Shows the run until its end, or Ctrl-C; without a terminal, only then."""
   with live:
     with contextlib.suppress(KeyboardInterrupt):
       live.update()
@@ -88,6 +88,8 @@ def _follow(live: Live) -> None:
         time.sleep(_SLICE)
         live.update()
     live.update(force=True)
+  if not live.is_terminal:
+    live.show()
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -73,7 +73,6 @@ def add_command(
     default=0,
     help="seed of the simulation; equal seeds give equal output",
   )
-  parser.add_file(command, "--json", "write all figures")
   return command
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from optax_dist.cli import errors, output_files, parser
+from optax_dist.cli import errors, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
@@ -52,7 +52,6 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
-  output_files.check(args.json, args.journal)
   latency, recorded, _ = latency_source.load(args)
   if recorded is not None and recorded.strategy.kind == "elastic_average":
     raise errors.CommandError(
@@ -74,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
   )
   title = f"{args.replicas} replicas, {latency}"
   _show(plan, title)
-  output_files.write_json(args.json, plan.report())
   return 0
 
 

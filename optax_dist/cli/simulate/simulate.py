@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
 
-from optax_dist.cli import errors, output_files, parser
+from optax_dist.cli import errors, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
@@ -54,7 +53,6 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
-  output_files.check(args.json, args.journal)
   latency, recorded, records = latency_source.load(args)
   from optax_dist import simulate
 
@@ -78,14 +76,8 @@ def run(args: argparse.Namespace) -> int:
       raise errors.CommandError(f"{strategy.name}: {error}") from error
     timings.append(timing)
   _show(title, timings)
-  report: dict[str, Any] = {
-    "latency": str(latency),
-    "communication": args.communication,
-    "simulations": [timing.report() for timing in timings],
-  }
   if recorded is not None and recorded.steps_per_second is not None:
-    report |= _compare(args, recorded, chosen[0], records)
-  output_files.write_json(args.json, report)
+    _compare(args, recorded, chosen[0], records)
   return 0
 
 
@@ -120,9 +112,7 @@ def _show(title: str, timings: list) -> None:
       )
 
 
-def _compare(
-  args: argparse.Namespace, recorded, strategy, records
-) -> dict[str, Any]:
+def _compare(args: argparse.Namespace, recorded, strategy, records) -> None:
   """Prints the recorded and the predicted pace, with its uncertainty."""
   from optax_dist import simulate
 
@@ -137,10 +127,6 @@ def _compare(
   for doubt in predicted.doubts:
     if doubt not in recorded.doubts:
       parser.say(f"{args.journal}: {doubt}")
-  report: dict[str, Any] = {
-    "recorded_steps_per_second": measured,
-    "prediction": predicted._asdict(),
-  }
   line = f"recorded: {measured:.4g} steps/s; predicted: {predicted}"
   if args.backups is None and args.replicas == recorded.replicas:
     line += f", {predicted.steps_per_second / measured - 1:+.1%}"
@@ -152,8 +138,6 @@ def _compare(
       f"check: the first half predicts {first}, and the second took {second:.4g}"
       f" steps/s, {first.steps_per_second / second - 1:+.1%}"
     )
-    report["held_out"] = {"prediction": first._asdict(), "measured": second}
-  return report
 
 
 def _strategies(args: argparse.Namespace, recorded) -> list:

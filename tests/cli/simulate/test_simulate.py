@@ -24,30 +24,33 @@ def _recorded(path, steps=300, n=4, k=3, **options):
   return str(path)
 
 
-def test_numbers_of_backups_are_compared_in_one_table(tmp_path, capsys):
-  figures = tmp_path / "out.json"
+def _row(printed, name):
+  """The cells of a row of the table."""
+  (line,) = (x for x in printed.splitlines() if x.strip().startswith(name))
+  return re.split(r"\s{2,}", line.strip())
+
+
+def test_numbers_of_backups_are_compared_in_one_table(capsys):
   argv = ["simulate", "--latency", "slow-hosts:0.25,3,gamma:4,0.25"]
   argv += ["--replicas", "8", "--backups", "0", "2", "--steps", "200"]
-  argv += ["--communication", "0.1", "--json", str(figures)]
+  argv += ["--communication", "0.1"]
   assert main.main(argv) == 0
   printed = capsys.readouterr().out
   for name in ("0 backups", "2 backups", "exchanging"):
     assert name in printed
-  none, two = json.loads(figures.read_text())["simulations"]
-  assert two["steps_per_second"] > none["steps_per_second"]
-  assert none["dropped_share"] == 0.0 < two["dropped_share"]
-  assert sum(two["per_replica"]["applied"]) == 200 * 6
-  before = figures.read_bytes()
+  none, two = _row(printed, "0 backups"), _row(printed, "2 backups")
+  assert float(two[1]) > float(none[1])
+  assert none[3] == "0.0%" != two[3]
   assert main.main(argv) == 0
-  assert figures.read_bytes() == before
+  assert capsys.readouterr().out == printed
 
 
 def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
-  path, figures = _recorded(tmp_path / "run.jsonl"), tmp_path / "out.json"
+  path = _recorded(tmp_path / "run.jsonl")
   with open(path, "a") as file:
     file.write("{not JSON\n")
   argv = ["simulate", "--journal", path, "--steps", "300"]
-  assert main.main([*argv, "--json", str(figures)]) == 0
+  assert main.main(argv) == 0
   captured = capsys.readouterr()
   assert "recorded: sync, 3 of N" in captured.out
   assert "; predicted: " in captured.out
@@ -57,14 +60,9 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
   assert "run.jsonl: line " in bad
   assert "not JSON" in bad
   assert "going on with the other" in rest
-  report = json.loads(figures.read_text())
-  assert report["prediction"]["steps_per_second"] == pytest.approx(
-    report["recorded_steps_per_second"], rel=0.1
-  )
-  held_out = report["held_out"]
-  assert held_out["prediction"]["steps_per_second"] == pytest.approx(
-    held_out["measured"], rel=0.15
-  )
+  *_, line, check = captured.out.splitlines()
+  assert abs(float(re.search(r"([+-][\d.]+)%$", line)[1])) < 10
+  assert abs(float(re.search(r"([+-][\d.]+)%$", check)[1])) < 15
   # Another number of gradients has a prediction, and nothing to compare with.
   assert main.main([*argv, "--backups", "0"]) == 0
   last = capsys.readouterr().out.splitlines()[-2]
@@ -81,17 +79,14 @@ def test_time_of_failures_is_in_the_table(capsys):
   assert "stopped" not in printed
 
 
-def test_simulation_that_stopped_early_says_so(tmp_path, capsys):
+def test_simulation_that_stopped_early_says_so(capsys):
   argv = ["simulate", "--latency", "constant:1", "--replicas", "2"]
   argv += ["--failures", "0.01,inf", "--steps", "20000"]
-  figures = tmp_path / "out.json"
-  assert main.main([*argv, "--json", str(figures)]) == 0
-  printed = capsys.readouterr().out
-  (found,) = json.loads(figures.read_text())["simulations"]
-  assert found["steps"] < found["steps_asked"] == 20_000
-  assert (
-    f"0 backups: stopped after {found['steps']} of 20,000 steps, since too"
-    " few replicas were left" in printed
+  assert main.main(argv) == 0
+  assert re.search(
+    r"0 backups: stopped after [\d,]+ of 20,000 steps, since too few replicas"
+    " were left",
+    capsys.readouterr().out,
   )
 
 
@@ -111,7 +106,6 @@ def test_simulation_that_stopped_early_says_so(tmp_path, capsys):
       ["--latency", "constant:9", "--failures", "99,inf"],
       "0 backups: no step is ever taken",
     ),
-    (["--latency", "constant:1", "--json", "."], "can't write ."),
   ],
 )
 def test_error_is_one_line(more, said, capsys, tmp_path, monkeypatch):
@@ -124,21 +118,18 @@ def test_error_is_one_line(more, said, capsys, tmp_path, monkeypatch):
   assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_plan_has_a_recommendation_and_a_reason(tmp_path, capsys):
-  figures = tmp_path / "plan.json"
+def test_plan_has_a_recommendation_and_a_reason(capsys):
   argv = ["plan", "--latency", "bernoulli:1,10,0.05", "--replicas", "8"]
-  argv += ["--steps", "50", "--json", str(figures)]
+  argv += ["--steps", "50"]
   assert main.main(argv) == 0
   printed = capsys.readouterr().out
-  report = json.loads(figures.read_text())
-  best = report["recommended"]["replicas_to_aggregate"]
-  second = report["runner_up"]["replicas_to_aggregate"]
+  best, second = re.search(r"reason: k = (\d+): .* k = (\d+)", printed).groups()
   assert f"recommended: replicas_to_aggregate={best} of 8" in printed
   assert f"runner-up: k = {second} of 8" in printed
   assert f"reason: k = {best}: each step makes " in printed
   assert f" steps/s, than k = {second}\n" in printed
   assert "of 20 repetitions, simulated" in printed
-  assert len(report["candidates"]) == 8
+  assert all(_row(printed, f"{k} ")[0] == str(k) for k in range(1, 8))
 
 
 def test_plan_resamples_a_journal(tmp_path, capsys):
@@ -162,7 +153,6 @@ def test_plan_says_what_a_journal_cannot_know(tmp_path, capsys):
   [
     (["--latency", "gamma:1"], "gamma takes 2 numbers, gamma:shape,scale"),
     (["--latency", "constant:1", "--noise-scale", "-1"], "got '-1'"),
-    (["--latency", "constant:1", "--json", "no/x.json"], "no directory no"),
     (["--journal", "elastic.jsonl"], "it is of elastic averaging"),
   ],
 )
