@@ -74,6 +74,17 @@ class Gone:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+  """A replica that waits gets samples that another one computes on.
+
+  The first gradient on them counts.
+  """
+
+  holder: Holder
+  spans: Spans
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Commit:
   """A step with these gradients is committed.
 
@@ -99,7 +110,7 @@ class Need:
   replicas: int = 1
 
 
-Event: TypeAlias = Ask | Claim | Accept | Drop | Gone | Commit | Need
+Event: TypeAlias = Ask | Claim | Accept | Drop | Gone | Copy | Commit | Need
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -111,11 +111,15 @@ class _Draft:
       if not spans and not deterministic:
         spans, copied = self.copy(holder, count), True
       if spans:
-        self.stop_waiting(holder)
-        inside = self.of(holder).inside
-        self.hold(holder, Held(spans, inside, self.numbers, copied))
-        self.numbers += 1
-        self.leases.append(ev.Lease(holder, spans))
+        self.lend(holder, spans, copied)
+
+  def lend(self, holder: ev.Holder, spans: Spans, copied: bool) -> None:
+    """Leases samples to a replica that waits for some."""
+    self.stop_waiting(holder)
+    inside = self.of(holder).inside
+    self.hold(holder, Held(spans, inside, self.numbers, copied))
+    self.numbers += 1
+    self.leases.append(ev.Lease(holder, spans))
 
   def share(self) -> int:
     """How many slots of a deterministic step a replica gets at once.
@@ -278,6 +282,15 @@ def _accept(draft: _Draft, event: ev.Accept) -> None:
       if other != holder and sp.overlap(theirs.out, spans):
         out = _minus(theirs.out, spans)
         draft.hold(other, theirs._replace(out=out))
+        if draft.data.deterministic and not out:
+          draft.wait(other, 1)  # It has a token, and nothing to compute.
+
+
+def _copy(draft: _Draft, event: ev.Copy) -> None:
+  for other, theirs in list(draft.held.items()):
+    if sp.overlap(theirs.out, event.spans):
+      draft.hold(other, theirs._replace(copied=True))
+  draft.lend(event.holder, event.spans, True)
 
 
 def _drop(draft: _Draft, event: ev.Drop) -> None:
@@ -353,6 +366,7 @@ _HANDLERS: dict[type, Callable[[_Draft, Any], None]] = {
   ev.Accept: _accept,
   ev.Drop: _drop,
   ev.Gone: _gone,
+  ev.Copy: _copy,
   ev.Commit: _commit,
   ev.Need: _need,
 }

@@ -150,7 +150,7 @@ class Leader:
 
   def begin(self, now: float) -> list[Effect]:
     """Announces its leadership to members, and asks for pending requests."""
-    self._now = now
+    self._now = self._policy.now = now
     config, view, recorded = self._config, self._view, self._publisher.oldest
     (term,) = recorded.record.entries
     assert isinstance(term, Term)
@@ -191,7 +191,7 @@ class Leader:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
-    self._now = now
+    self._now = self._policy.now = now
     if not self.over:
       self._handle(input_)
     return self._finish_step()
@@ -1241,6 +1241,7 @@ class Leader:
     if policy.closes(self._quorum, first, self._now):
       self._step(quorum.Close(step))
       policy.closes(self._quorum, first, self._now)
+    self._announce_asks()
 
   def _check_attempt(self) -> None:
     """Asks the members of an attempt that have not reported how far they are.

@@ -9,9 +9,12 @@ replica, and are not in an earlier accepted gradient.
 
 from __future__ import annotations
 
+import math
+
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
 from optax_dist.coordinator.protocol.leader.policy import Ask, Next, Policy
+from optax_dist.coordinator.protocol.leader.stealing import Stealing, Theft
 from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
@@ -41,27 +44,55 @@ class LeaseManager(Policy):
     self.state = ledger.init(data, replicas_to_aggregate, progress)
     # Members whose leases are not announced yet, in order.
     self._pending: dict[Incarnation, None] = {}
+    self._deterministic = data.deterministic
+    self._stealing = Stealing(self.state.unit)
 
   @property
   def exhausted(self) -> bool:  # type: ignore[override]
     return self.state.exhausted
 
+  @property
+  def deadline(self) -> float:  # type: ignore[override]
+    theft = self._theft()
+    return math.inf if theft is None else theft.time
+
   def _step(self, *events: ledger.Event) -> None:
     self.state, leases = ledger.step(self.state, *events)
     for lease in leases:
       assert isinstance(lease.holder, int)
+      self._stealing.lend(lease.holder, lease.spans, self.now)
       self._pending[lease.holder] = None
 
   def announcements(self) -> list[Ask]:
-    unit = self.state.unit
-    leases = [
-      (incarnation, self.lease(incarnation)) for incarnation in self._pending
-    ]
+    while (theft := self._theft()) is not None and self.now >= theft.time:
+      if theft.is_left:
+        rest = sp.minus(self.lease(theft.owner), theft.slot)
+        self._stealing.trim(theft.owner, rest)
+        self._pending[theft.owner] = None
+      self._step(ledger.Copy(theft.thief, theft.slot))
+    asks = [self._ask_of(incarnation) for incarnation in self._pending]
     self._pending.clear()
-    return [Ask(i, sp.size(s) // unit, s) for i, s in leases if s]
+    # That there is nothing (more) to compute is news in a deterministic step.
+    return [ask for ask in asks if ask.lease or self._deterministic]
+
+  def _ask_of(self, incarnation: Incarnation) -> Ask:
+    lease = self.lease(incarnation)
+    return Ask(incarnation, max(1, sp.size(lease) // self.state.unit), lease)
+
+  def _theft(self) -> Theft | None:
+    """The next slot that a member takes from a slow one, if there is one."""
+    waiting = self.state.waiting if self._deterministic else ()
+    idle = [holder for holder, _ in waiting if isinstance(holder, int)]
+    return self._stealing.next(idle, self.now) if idle else None
 
   def lease(self, incarnation: Incarnation) -> Spans:
-    """The samples that a member computes on."""
+    """The samples that a member is to compute on."""
+    if self._deterministic:
+      return self._stealing.lease(incarnation)
+    return self._out(incarnation)
+
+  def _out(self, incarnation: Incarnation) -> Spans:
+    """The samples that a member may submit a gradient of."""
     found = self.state.held.get(incarnation)
     return found.out if found is not None else ()
 
@@ -74,9 +105,12 @@ class LeaseManager(Policy):
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
     self._step(ledger.Claim(incarnation, lease, max(1, count)))
-    self._pending[incarnation] = None
+    if incarnation not in self._pending:
+      self._stealing.lend(incarnation, self._out(incarnation), self.now)
+      self._pending[incarnation] = None
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
+    self._stealing.lend(incarnation, (), self.now)
     self._step(ledger.Ask(incarnation, count))
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
@@ -87,7 +121,11 @@ class LeaseManager(Policy):
   def accepted(
     self, incarnation: Incarnation, message: Arrive, now: float
   ) -> bool:
+    self._stealing.accepted(incarnation, message.count, self.now)
     self._step(ledger.Accept(incarnation, message.data))
+    for other in self._stealing.members if self._deterministic else ():
+      if self._stealing.trim(other, self._out(other)):
+        self._pending[other] = None
     return False
 
   def dropped(
@@ -106,6 +144,7 @@ class LeaseManager(Policy):
     return self.lease(incarnation)
 
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
+    self._stealing.removed(incarnation)
     self._step(ledger.Gone(incarnation, keep))
     self._pending.pop(incarnation, None)
 
@@ -121,6 +160,7 @@ class LeaseManager(Policy):
     inside = [p.incarnation for p in parts if p.incarnation in tokens]
     order = [*inside, *(i for i in tokens if i not in inside)]
     asks = [ledger.Ask(holder, tokens[holder]) for holder in order]
+    self._stealing.next_step()
     self._step(ledger.Commit(held, skipped), *asks)
     members = [part.incarnation for part in parts]
     leases = tuple(

@@ -44,10 +44,13 @@ class Policy:
   """Each replica has its own data, and a step begins with its first gradient.
 
   Attributes:
-    deadline: when the leader must call `begins` and `closes` at the latest.
+    now: the time of the leader's clock.
+    deadline: when the leader must call `begins`, `closes` and `announcements` at
+      the latest.
     exhausted: whether the remaining samples no longer fill a step.
   """
 
+  now: float = -math.inf
   deadline: float = math.inf
   exhausted: bool = False
 
