@@ -142,3 +142,97 @@ def test_samples_of_a_past_membership_are_not_drawn():
   submission = begin(seen, samples=2)
   assert submission.draw(seen) is None
   assert not submission.can_draw(seen)
+
+
+def draws(seen, spans):
+  """A deterministic run of steps of eight samples, in slots of two."""
+  seen.lease = (1, spans)
+  return begin(seen, samples=2, window=8)
+
+
+def test_a_lease_that_becomes_smaller_ends_the_sum_earlier():
+  seen = Told()
+  submission = draws(seen, ((0, 6),))
+  assert submission.draw(seen) == ((0, 2),)
+  assert give(submission, seen, 3) is None
+  assert submission.draw(seen) == ((2, 4),)
+  # Another replica has taken the rest before this one had begun it.
+  seen.lease = (1, ((0, 4),))
+  submitted = give(submission, seen, 4)
+  assert (submitted.total, submitted.data) == (2, ((0, 4),))
+  assert submission.total == 7
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_slot_that_another_replica_has_computed_is_not_added(before):
+  seen = Told()
+  submission = draws(seen, ((0, 2 + 2 * before),))
+  for number in range(before):
+    submission.draw(seen)
+    assert give(submission, seen, number) is None
+  submission.draw(seen)
+  seen.lease = (1, ((0, 2 * before),))
+  submitted = give(submission, seen, 9)
+  assert submission.counts == {"applied": 0, "superseded": 1}
+  # What it had added to the sum before is submitted.
+  assert (submitted.total if submitted else 0) == before
+
+
+def test_a_sum_is_submitted_when_the_rest_is_taken_between_two_slots():
+  seen = Told()
+  submission = draws(seen, ((0, 4),))
+  submission.draw(seen)
+  assert give(submission, seen, 3) is None
+  seen.lease = (1, ((0, 2),))
+  assert submission.can_draw(seen)
+  assert submission.draw(seen) is None
+  assert submission.is_complete
+
+
+def test_slots_of_the_next_step_wait_for_its_parameters():
+  seen = Told()
+  submission = draws(seen, ((8, 10),))
+  assert not submission.can_draw(seen)
+  assert submission.draw(seen) is None
+  seen.publish()
+  assert submission.can_draw(seen)
+  assert submission.draw(seen) is None
+  submission.resume(seen.admission, seen.published)
+  assert submission.draw(seen) == ((8, 10),)
+
+
+def test_a_dropped_addition_leaves_the_partial_sum():
+  seen = Told()
+  submission = draws(seen, ((0, 2),))
+  submission.draw(seen)
+  give(submission, seen, 3)
+  seen.lease = (1, ((4, 6),))
+  seen.answers[0] = Taken(0, 1)
+  submission.conclude(seen)
+  submission.draw(seen)
+  assert give(submission, seen, 4).total == 2
+  answer(seen, "returned", 1, apart=True)
+  seen.lease = (1, ((6, 8),))
+  assert not submission.waits(seen)
+  submission.conclude(seen)
+  assert (submission.total, submission.partial) == (3, 0)
+  assert submission.draw(seen) == ((6, 8),)
+  submitted = give(submission, seen, 5)
+  assert (submission.total, submitted.extends) == (8, 0)
+  assert submitted.data == ((0, 2), (6, 8))
+  assert submission.counts == {"applied": 0, "returned": 1}
+
+
+def test_what_is_computed_for_a_step_that_is_over_is_superseded():
+  seen = Told()
+  submission = draws(seen, ((0, 4),))
+  submission.draw(seen)
+  give(submission, seen, 3)
+  submission.draw(seen)
+  # The others have repeated its slots: the step is committed without it.
+  seen.lease = (1, ((8, 12),))
+  seen.publish()
+  assert give(submission, seen, 4) is None
+  assert submission.draw(seen) is None
+  assert submission.ended is not None
+  assert submission.counts == {"applied": 0, "superseded": 2}
