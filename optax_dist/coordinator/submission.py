@@ -180,11 +180,14 @@ class Submission:
   def _leased(self, seen: Seen) -> Spans:
     """What is leased to the current membership, for the step it is at."""
     incarnation, spans = seen.lease
-    if incarnation != seen.incarnation or not spans:
-      return ()
-    if self._window and spans[0][0] // self._window != self.base.step:
+    if incarnation != seen.incarnation or self._is_over(seen):
       return ()
     return spans
+
+  def _is_over(self, seen: Seen) -> bool:
+    """Whether the lease is of another step than the one it is at."""
+    spans = seen.lease[1] if self._window else ()
+    return bool(spans) and spans[0][0] // self._window != self.base.step
 
   def can_draw(self, seen: Seen) -> bool:
     """Whether there are samples, or there is a reason not to wait for them."""
@@ -245,7 +248,7 @@ class Submission:
     added = len(self.gradients) - self._sent
     if not self._samples:
       return added >= seen.asked
-    return added > 0 and not self._left(seen)
+    return added > 0 and not self._left(seen) and not self._is_over(seen)
 
   def _revert(self, reason: str) -> None:
     """Drops what was added since the last submission that was buffered."""
