@@ -341,17 +341,22 @@ def run_embedded(
   def run(index: int) -> None:
     try:
       chosen = _strategy(opt, strategy, quorum, data)
-      one = replica_class(chosen)(
-        world.connect(str(index)),
-        chosen,
-        params,
-        replica=index,
-        settings=told,
-        opt_state=opt_state,
-        global_step=global_step,
-        data=data,
-        progress=progress,
-      )
+      place = world.connect(str(index))
+      try:
+        one = replica_class(chosen)(
+          place,
+          chosen,
+          params,
+          replica=index,
+          settings=told,
+          opt_state=opt_state,
+          global_step=global_step,
+          data=data,
+          progress=progress,
+        )
+      except BaseException:
+        place.close()
+        raise
       with one.start():
         # Otherwise a replica that is done at once ends the run before others
         # join.

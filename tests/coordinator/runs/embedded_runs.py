@@ -94,17 +94,22 @@ def make(
   """A replica that has yet to start."""
   numbers = strategies.Quorum(k, n, **(quorum or {}))
   chosen = (strategy or _sync)(opt or OPT, numbers)
-  return joining.replica_class(chosen)(
-    world.connect(name or str(index)),
-    chosen,
-    PARAMS if params is None else params,
-    replica=index,
-    settings=Options(**(PATIENT | settings)),
-    opt_state=opt_state,
-    global_step=global_step,
-    data=data,
-    progress=progress,
-  )
+  place = world.connect(name or str(index))
+  try:
+    return joining.replica_class(chosen)(
+      place,
+      chosen,
+      PARAMS if params is None else params,
+      replica=index,
+      settings=Options(**(PATIENT | settings)),
+      opt_state=opt_state,
+      global_step=global_step,
+      data=data,
+      progress=progress,
+    )
+  except BaseException:
+    place.close()
+    raise
 
 
 def to_step(target: int) -> Callable[[Replica, Result], None]:

@@ -297,6 +297,7 @@ def test_a_learner_of_several_processes_is_refused():
       settings=Options(),
       processes=group,
     )
+  place.close()
   assert not asked
 
 
