@@ -132,21 +132,6 @@ class Layout:
         return position - inside % group.codec.quantum
     return position
 
-  def pieces(self, start: int, stop: int, nbytes: int) -> tuple[int, ...]:
-    """Cuts what is between two cuts into pieces of about so many bytes.
-
-    Returns:
-      Positions at which every codec allows it, from `start` to `stop`.
-    """
-    low, high = self.bytes_of(start, stop)
-    count = max(1, (high - low) // nbytes)
-    found = [start]
-    for i in range(1, count):
-      position = self._allowed(start + (stop - start) * i // count)
-      if position > found[-1]:
-        found.append(position)
-    return (*found, stop)
-
   def parts(self, start: int, stop: int) -> list[Part]:
     """The ranges of groups between two positions from `cuts`."""
     if (start, stop) not in self._parts:

@@ -4,8 +4,7 @@ Of k members each is pushed one slice of every gradient, averages it in the
 order of the attempt, and pushes the mean to all members and readers. A member
 moves 2P(k-1)/k bytes in each direction, plus a slice for each reader; a reader
 takes P in. Everything is pushed as soon as it is there, so a mean is two one-way
-trips away from the gradients. Of a large slice the front is averaged and pushed
-while the rest is on its way: the wire does not wait for the averaging.
+trips away from the gradients.
 
 A failed attempt is kept until it is cancelled: if its transfers ended at once,
 peers that wait for the same bytes would consider this replica failed.
@@ -13,11 +12,9 @@ peers that wait for the same bytes would consider this replica failed.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -39,9 +36,6 @@ from optax_dist.coordinator.transport import sockets
 # Slices up to this many bytes together are averaged at once, in about a
 # millisecond; larger ones in the background, so that messages go on meanwhile.
 _AT_ONCE = 4 << 20
-# Of a slice that comes in parts at least so many bytes are averaged at a time,
-# and there are at most so many times.
-_PIECE, _MOST_PIECES = 512 << 10, 16
 
 Answer = inputs.Aggregated | inputs.AggregateFailed
 
@@ -79,17 +73,18 @@ class _Part:
   Attributes:
     incarnation: its membership.
     process: its process.
-    gradient: its bytes of this replica's slice, once any of them are here;
-      not used for this replica itself.
-    here: how many of them are.
+    ids: of the transfers of its gradient's slices ("part") and of its slice of the
+      mean ("mean").
+    gradient: its bytes of this replica's slice, once they are here; not used for
+      this replica itself.
     lent: whether these lie in the memory of that process.
     has_mean: whether its slice of the mean is here.
   """
 
   incarnation: int
   process: str
+  ids: dict[str, int]
   gradient: memoryview | None = None
-  here: int = 0
   lent: bool = False
   has_mean: bool = False
 
@@ -104,20 +99,16 @@ class _Attempt:
     weights: by which their gradients are multiplied.
     count: how many gradients are in the mean.
     cuts: where slices begin and end, in elements.
-    pieces: of the own slice.
-    ends: the byte of the slice at which each piece ends.
-    done: how many pieces are averaged.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
-    left_out: what the mean of this replica's slice left out, by the first element
-      of each piece, until the mean is known to be committed or not.
+    left_out: what the mean of this replica's slice left out, until the mean is
+      known to be committed or not.
     readers: processes that fetch the mean besides.
     sending: transfers under way from here, as pairs of peer and transfer id.
     expected: transfers under way to here.
     gradient: this replica's own.
     reading: whether it is read until this replica's slice is averaged.
     averaging: whether another thread reads the gradients now.
-    pushing: whether its front, at least, is on its way to the others.
     averaged: whether this replica's slice is there.
     timed: since when it fails if nothing moves; None: it may wait for gradients
       that are still computed.
@@ -131,19 +122,15 @@ class _Attempt:
   weights: list[float]
   count: int
   cuts: tuple[int, ...]
-  pieces: tuple[int, ...]
-  ends: tuple[int, ...]
   me: int | None
   mean: memoryview
   readers: list[str]
   gradient: Gradient | None = None
   reading: bool = False
-  left_out: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+  left_out: np.ndarray | None = None
   sending: set[tuple[str, int]] = dataclasses.field(default_factory=set)
   expected: set[tuple[str, int]] = dataclasses.field(default_factory=set)
-  done: int = 0
   averaging: bool = False
-  pushing: bool = False
   averaged: bool = False
   timed: float | None = None
   answered: bool = False
@@ -154,6 +141,12 @@ class _Attempt:
   def order(self) -> tuple[int, int, int]:
     """Later attempts are larger."""
     return (self.id.step, self.id.term, self.id.number)
+
+  @property
+  def own(self) -> tuple[int, int]:
+    """The elements of this replica's slice."""
+    assert self.me is not None
+    return self.cuts[self.me], self.cuts[self.me + 1]
 
 
 class _Transfer(NamedTuple):
@@ -224,23 +217,21 @@ class Aggregations:
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
     first, last = self._slice(attempt, effect.me)
-    mine.here = last - first
     gradient.users += 1  # While `reading`.
     for index, part in enumerate(attempt.parts):
       if part is mine:
         continue
       self._expect_mean(attempt, index)
-      number = transfer_id("part", attempt.id, mine.incarnation)
+      number = mine.ids["part"]
       low, high = self._slice(attempt, index)
       if low < high:
         gradient.users += 1
         transfer = _Transfer(attempt, index, True)
         self._send(part.process, number, gradient.parts(low, high), transfer)
       if first < last:
-        number = transfer_id("part", attempt.id, part.incarnation)
+        number = part.ids["part"]
         transfer = _Transfer(attempt, index, True)
-        in_parts = len(attempt.ends) > 1
-        self._expect(number, last - first, None, transfer, in_parts)
+        self._expect(number, last - first, None, transfer)
       else:
         part.gradient = memoryview(b"")
     self._average(attempt)
@@ -266,10 +257,10 @@ class Aggregations:
   def applied(self, attempt: entries.AttemptId) -> None:
     """A received mean was committed: keeps what it left out."""
     found = self._attempts.get(attempt)
-    if found is not None and self._feedback is not None:
-      for start, left_out in found.left_out.items():
-        self._feedback.keep(start, left_out, attempt.step)
-      found.left_out = {}
+    if found is not None and found.left_out is not None:
+      assert self._feedback is not None
+      self._feedback.keep(found.own[0], found.left_out, attempt.step)
+      found.left_out = None
 
   def lose(self) -> None:
     """It is unknown which of the means that were not applied were committed."""
@@ -290,12 +281,6 @@ class Aggregations:
           found.attempt.expected.discard((peer, transfer))
           self.bytes_in += len(data)
           self._received(found, data)
-      case transports.ArrayPart(peer, transfer, data, received):
-        found = self._transfers.get((peer, transfer, False))
-        if found is not None:
-          part = found.attempt.parts[found.at]
-          part.gradient, part.here = data, received
-          self._average(found.attempt)
       case transports.ArraySent(peer, transfer):
         found = self._transfers.pop((peer, transfer, True), None)
         if found is not None:
@@ -361,14 +346,12 @@ class Aggregations:
 
   def _forget(self, before: int | None = None) -> None:
     """Drops the residuals of means that may or may not have been committed."""
-    if self._feedback is None:
-      return
     for attempt in self._attempts.values():
       if attempt.reported and (before is None or attempt.id.step < before):
-        for start, left_out in attempt.left_out.items():
-          stop = start + left_out.size
-          self._feedback.lose(start, stop, attempt.id.step)
-        attempt.left_out = {}
+        if attempt.left_out is not None:
+          assert self._feedback is not None
+          self._feedback.lose(*attempt.own, attempt.id.step)
+        attempt.left_out = None
 
   def _made(
     self,
@@ -388,24 +371,22 @@ class Aggregations:
         # Without a connection, the transfers fail, and nothing else.
         with contextlib.suppress(ValueError):  # It advertises no address.
           self._transport.connect(peer.process, peer.address)
-    cuts = self._place.cuts(len(effect.parts))
-    pieces: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-    if me is not None:
-      base, end = self._place.bytes_of(cuts[me], cuts[me + 1])
-      nbytes = max(_PIECE, (end - base) // _MOST_PIECES)
-      pieces = self._place.pieces(cuts[me], cuts[me + 1], nbytes)
-      bytes_of = self._place.bytes_of
-      pairs = itertools.pairwise(pieces)
-      ends = tuple(max(0, bytes_of(a, b)[1] - base) for a, b in pairs)
     made = _Attempt(
       effect.attempt,
-      [_Part(p.incarnation, p.process) for p in effect.peers],
+      [
+        _Part(
+          peer.incarnation,
+          peer.process,
+          {
+            kind: transfer_id(kind, effect.attempt, peer.incarnation)
+            for kind in ("part", "mean")
+          },
+        )
+        for peer in effect.peers
+      ],
       [part.weight for part in effect.parts],
       sum(part.count for part in effect.parts),
-      cuts,
-      pieces,
-      ends,
+      self._place.cuts(len(effect.parts)),
       me,
       self._transport.allocate(self._mean_place.nbytes),
       [peer.process for peer in readers],
@@ -429,11 +410,10 @@ class Aggregations:
     number: int,
     data: Sequence[memoryview],
     transfer: _Transfer,
-    filled: int | None = None,
   ) -> None:
     self._transfers[to, number, True] = transfer
     transfer.attempt.sending.add((to, number))
-    self._transport.send_array(to, number, data, filled)
+    self._transport.send_array(to, number, data)
 
   def _expect(
     self,
@@ -441,12 +421,11 @@ class Aggregations:
     nbytes: int,
     into: memoryview | None,
     transfer: _Transfer,
-    in_parts: bool = False,
   ) -> None:
     process = transfer.attempt.parts[transfer.at].process
     self._transfers[process, number, False] = transfer
     transfer.attempt.expected.add((process, number))
-    self._transport.expect(process, number, nbytes, into, in_parts)
+    self._transport.expect(process, number, nbytes, into)
 
   def _expect_mean(self, attempt: _Attempt, index: int) -> None:
     low, high = self._mean_slice(attempt, index)
@@ -454,14 +433,14 @@ class Aggregations:
     if low == high:
       part.has_mean = True
       return
-    number = transfer_id("mean", attempt.id, part.incarnation)
+    number = part.ids["mean"]
     into = attempt.mean[low:high]
     self._expect(number, high - low, into, _Transfer(attempt, index, False))
 
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
     part = transfer.attempt.parts[transfer.at]
     if transfer.is_part:
-      part.gradient, part.here, part.lent = data, len(data), True
+      part.gradient, part.lent = data, True
       self._average(transfer.attempt)
     else:
       part.has_mean = True
@@ -474,32 +453,22 @@ class Aggregations:
       transfer.attempt.gradient.done()
 
   def _average(self, attempt: _Attempt) -> None:
-    """Averages of the own slice what is here of all gradients."""
+    """Averages the own slice once it is here of all gradients."""
     if attempt.answered or attempt.averaging or attempt.averaged:
       return
-    parts, ends = attempt.parts, attempt.ends
+    parts = attempt.parts
     others = [part for i, part in enumerate(parts) if i != attempt.me]
     if any(part.gradient is None for part in others):
       return
-    here = min(part.here for part in parts)
-    until = bisect.bisect_right(ends, here)
-    if until < len(ends) and (
-      until == attempt.done
-      # What is lent may be spoilt, and nothing may go out before that is known.
-      or any(_is_lent(part) for part in others)
-    ):
-      return
     assert attempt.me is not None
     assert attempt.gradient is not None
-    start, stop = attempt.pieces[attempt.done], attempt.pieces[until]
-    base, _ = self._slice(attempt, attempt.me)
-    low, high = self._place.bytes_of(start, stop)
-    first, last = self._mean_place.bytes_of(start, stop)
+    start, stop = attempt.own
+    first, last = self._mean_slice(attempt, attempt.me)
     out = np.frombuffer(attempt.mean, np.uint8)[first:last]
     gradients = [
-      attempt.gradient.read(low, high)
+      attempt.gradient.read(*self._slice(attempt, attempt.me))
       if part.gradient is None
-      else np.frombuffer(part.gradient, np.uint8)[low - base : high - base]
+      else np.frombuffer(part.gradient, np.uint8)
       for part in parts
     ]
     feedback, step = self._feedback, attempt.id.step
@@ -523,10 +492,9 @@ class Aggregations:
           error,
           gaps,
         )
-      if error is not None:
-        attempt.left_out[start] = error
+      attempt.left_out = error
 
-    attempt.averaging, attempt.done = True, until
+    attempt.averaging = True
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:
       work()
       self._averaged(attempt, None)
@@ -534,24 +502,19 @@ class Aggregations:
       self._background(work, lambda error: self._averaged(attempt, error))
 
   def _averaged(self, attempt: _Attempt, error: BaseException | None) -> None:
-    """A piece of the mean is there, and perhaps it was the last."""
+    """The slice of the mean is there."""
     attempt.averaging = False
-    last = attempt.done == len(attempt.ends)
-    if attempt.dropped or last or error is not None:
-      spoilt = self._give_back(attempt)
-      if attempt.dropped:
-        self._free(attempt)
-        return
-      if error is not None:
-        self._fail(attempt, None, f"averaging raised {error!r}")
-      elif spoilt is not None:
-        self._fail(attempt, spoilt, "it was lost while its gradient was read")
+    spoilt = self._give_back(attempt)
+    if attempt.dropped:
+      self._free(attempt)
+      return
+    if error is not None:
+      self._fail(attempt, None, f"averaging raised {error!r}")
+    elif spoilt is not None:
+      self._fail(attempt, spoilt, "it was lost while its gradient was read")
     if attempt.answered:
       return
     self._push(attempt)
-    if not last:
-      self._average(attempt)  # More may be here by now.
-      return
     attempt.averaged = True
     assert attempt.me is not None
     attempt.parts[attempt.me].has_mean = True
@@ -564,28 +527,19 @@ class Aggregations:
     low, high = self._mean_slice(attempt, attempt.me)
     if low == high:
       return
-    start, stop = attempt.pieces[0], attempt.pieces[attempt.done]
-    filled = self._mean_place.bytes_of(start, stop)[1] - low
-    number = transfer_id("mean", attempt.id, mine.incarnation)
+    number = mine.ids["mean"]
     others = [p.process for p in attempt.parts if p is not mine]
-    if not attempt.pushing:
-      attempt.pushing = True
-      self._reach("gather")
-      for process in (*others, *attempt.readers):
-        transfer = _Transfer(attempt, attempt.me, False)
-        data = [attempt.mean[low:high]]
-        self._send(process, number, data, transfer, filled)
-      return
+    self._reach("gather")
     for process in (*others, *attempt.readers):
-      if (process, number) in attempt.sending:
-        self._transport.fill(process, number, filled)
+      transfer = _Transfer(attempt, attempt.me, False)
+      self._send(process, number, [attempt.mean[low:high]], transfer)
 
   def _give_back(self, attempt: _Attempt) -> int | None:
     """Ends reading all gradients; returns whose was not whole, if any."""
     spoilt = None
     for part in attempt.parts:
       if part.lent:
-        number = transfer_id("part", attempt.id, part.incarnation)
+        number = part.ids["part"]
         part.lent, part.gradient = False, None
         if not self._transport.release(part.process, number):
           spoilt = part.incarnation
@@ -615,7 +569,7 @@ class Aggregations:
     return not attempt.answered and attempt.timed is not None
 
   def _idle(self, attempt: _Attempt, part: _Part, kind: str) -> float | None:
-    number = transfer_id(kind, attempt.id, part.incarnation)
+    number = part.ids[kind]
     if (part.process, number) not in attempt.expected:
       return None
     progress = self._transport.progress(part.process, number)
@@ -639,8 +593,3 @@ class Aggregations:
   def _free(self, attempt: _Attempt) -> None:
     self._transport.free(attempt.mean)
     attempt.mean = memoryview(b"")
-
-
-def _is_lent(part: _Part) -> bool:
-  """Whether its bytes are in the memory of its process."""
-  return part.gradient is not None and part.gradient.readonly

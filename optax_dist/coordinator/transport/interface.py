@@ -143,23 +143,6 @@ class ArrayReceived:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ArrayPart:
-  """The front of an array that was expected in parts has been received.
-
-  Attributes:
-    peer: its sender.
-    transfer: its transfer id.
-    data: the memory of the whole array.
-    received: how many bytes of it have been received.
-  """
-
-  peer: str
-  transfer: int
-  data: memoryview
-  received: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class ArraySent:
   """An array was sent: its memory belongs to the caller again.
 
@@ -188,13 +171,7 @@ class ArrayFailed:
 
 
 Event: TypeAlias = (
-  PeerUp
-  | PeerLost
-  | Message
-  | ArrayReceived
-  | ArrayPart
-  | ArraySent
-  | ArrayFailed
+  PeerUp | PeerLost | Message | ArrayReceived | ArraySent | ArrayFailed
 )
 
 

@@ -64,7 +64,6 @@ class _Incoming:
   nbytes: int
   memory: memoryview | None  # The destination; None: use it in place.
   expected: bool
-  in_parts: bool = False  # Whether to report its front.
   begun: bool = False
   received: int = 0
   moved: float = 0.0
@@ -81,7 +80,6 @@ class _Outgoing:
   parts: list[memoryview]
   nbytes: int
   ready: bool
-  filled: int  # Bytes that are ready.
   begun: bool = False
   taken: int = 0  # Bytes that were handed over for writing.
   region: shared_memory.Region | None = None  # Set if it is lent.
@@ -209,7 +207,6 @@ class Session:
     self,
     transfer: int,
     data: interface.Buffer | Sequence[interface.Buffer],
-    filled: int | None = None,
   ) -> None:
     """See `Transport.send_array`."""
     if isinstance(data, bytes | bytearray | memoryview):
@@ -222,26 +219,16 @@ class Session:
       del self._dead[transfer]
       self._fail(transfer, True, "the receiver does not want it")
       return
-    filled = size if filled is None else filled
-    out = _Outgoing(parts, size, transfer in self._ready, filled)
+    out = _Outgoing(parts, size, transfer in self._ready)
     self._ready.pop(transfer, None)
     self._outgoing[transfer] = out
     self._offer(transfer, out)
-
-  def fill(self, transfer: int, filled: int) -> None:
-    """See `Transport.fill`."""
-    out = self._outgoing.get(transfer)
-    if out is not None:
-      out.filled = filled
-      if not out.begun:
-        self._offer(transfer, out)
 
   def expect(
     self,
     transfer: int,
     nbytes: int,
     into: interface.Buffer | None,
-    in_parts: bool = False,
   ) -> None:
     """See `Transport.expect`."""
     memory = None if into is None else memoryview(into).cast("B")
@@ -272,7 +259,7 @@ class Session:
         if found.memory is not None:
           memory[: found.received] = found.memory[: found.received]
         found.memory = memory
-    found.moved, found.in_parts = self._now(), in_parts
+    found.moved = self._now()
     if found.lent is not None:
       self._take_offer(transfer, found)
       return
@@ -376,8 +363,6 @@ class Session:
     size = out.nbytes
     if out.region is not None or (out.begun and out.taken == size):
       return False
-    if out.filled < size and self._lends and size >= shared_memory.LEAST:
-      return False  # It is lent as a whole.
     if not out.begun:
       if not out.ready:
         early = sum(self._early_sent.values())
@@ -387,9 +372,7 @@ class Session:
       out.begun = True
       raw = _WORD.pack(size)
       self._writing += [self._seal(_ARRAY, transfer, len(raw), raw), raw]
-    end = min(size, out.filled, out.taken + self._piece)
-    if end == out.taken and size:
-      return False
+    end = min(size, out.taken + self._piece)
     if size:
       self._piece_began = self._now()
       head = self._seal(_CHUNK, transfer, end - out.taken, b"")
@@ -402,7 +385,7 @@ class Session:
     """Lends the array instead of sending it, if its memory can be shared."""
     if not self._lends or out.nbytes < shared_memory.LEAST:
       return
-    if out.filled < out.nbytes or len(out.parts) > 1:
+    if len(out.parts) > 1:
       return
     (data,) = out.parts
     region = self._pool.find(data)
@@ -487,13 +470,6 @@ class Session:
       return
     sink.received += nbytes
     sink.moved = self._now()
-    if sink.in_parts and 0 < sink.received < sink.nbytes:
-      assert sink.memory is not None
-      self._emit(
-        interface.ArrayPart(
-          self.peer, self._sink_id, sink.memory, sink.received
-        )
-      )
     if not self._left:
       self._sink = None
       self._check_whole(self._sink_id, sink)

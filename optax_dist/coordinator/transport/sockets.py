@@ -231,7 +231,6 @@ class Transport:
     peer: str,
     transfer: int,
     data: interface.Buffer | Sequence[interface.Buffer],
-    filled: int | None = None,
   ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
@@ -244,25 +243,13 @@ class Transport:
         this direction.
       data: contiguous bytes, which are not copied, or parts of the array that
         are.
-      filled: how many bytes at its front are ready; the others may be written
-        until `fill` reports them. None: all.
     """
     found = self._session(peer, transfer)
     if found is None:
       self._not_connected(peer, transfer, True)
       return
-    found.send_array(transfer, data, filled)
+    found.send_array(transfer, data)
     self._connections.to_write(peer)
-
-  def fill(self, peer: str, transfer: int, filled: int) -> None:
-    """Reports that more bytes at the front of an array are ready to send.
-
-    Does nothing if the transfer has ended.
-    """
-    found = self._session(peer, transfer)
-    if found is not None:
-      found.fill(transfer, filled)
-      self._connections.to_write(peer)
 
   def expect(
     self,
@@ -270,7 +257,6 @@ class Transport:
     transfer: int,
     nbytes: int,
     into: interface.Buffer | None = None,
-    in_parts: bool = False,
   ) -> None:
     """Expects an array; ends in one `ArrayReceived` or `ArrayFailed`.
 
@@ -280,13 +266,12 @@ class Transport:
       nbytes: its size; an array of another size fails.
       into: contiguous writable memory of `nbytes` bytes for the result. None:
         wherever it is cheapest, which for near peers is where it already is.
-      in_parts: whether to report progress by `ArrayPart` until it is complete.
     """
     found = self._session(peer, transfer)
     if found is None:
       self._not_connected(peer, transfer, False)
       return
-    found.expect(transfer, nbytes, into, in_parts)
+    found.expect(transfer, nbytes, into)
     self._connections.to_write(peer)
 
   def progress(self, peer: str, transfer: int) -> interface.Progress | None:
@@ -388,10 +373,6 @@ class Transport:
     self._events.append(interface.PeerLost(peer, how, reason))
 
   def _emit(self, event: interface.Event) -> None:
-    if isinstance(event, interface.ArrayPart) and self._events:
-      last = self._events[-1]
-      if isinstance(last, interface.ArrayPart) and last.data is event.data:
-        self._events.pop()  # More of the same array.
     self._events.append(event)
     if isinstance(event, interface.ArrayReceived) and event.data.readonly:
       lender = self._sessions[event.peer]

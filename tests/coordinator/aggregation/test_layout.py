@@ -76,26 +76,6 @@ def test_a_mean_is_cut_where_its_gradients_are(drawn, parts):
     assert [p.elements for p in ours] == [p.elements for p in theirs]
 
 
-@given(leaves_of, st.sampled_from(wire_formats.WIRES), st.integers(1, 4))
-def test_pieces_of_a_slice_lie_where_a_mean_can_be_cut(drawn, kind, parts):
-  place = layout.layout(specs(drawn), kind)
-  mean_kind = wire_formats.mean_wire(kind)
-  mean_place = layout.layout(specs(drawn), mean_kind, like=place)
-  for start, stop in itertools.pairwise(place.cuts(parts)):
-    low, high = place.bytes_of(start, stop)
-    pieces = place.pieces(start, stop, 256)
-    assert (pieces[0], pieces[-1]) == (start, stop)
-    assert len(pieces) - 1 <= max(1, (high - low) // 256)
-    for one in (place, mean_place):
-      first, last = one.bytes_of(start, stop)
-      ranges = [one.bytes_of(a, b) for a, b in itertools.pairwise(pieces)]
-      if start < stop:
-        assert (ranges[0][0], ranges[-1][1]) == (first, last)
-        assert all(a < b for a, b in itertools.pairwise(pieces))
-        # What is between two is padding between dtypes.
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
-
-
 def test_slices_are_nearly_equal():
   place = layout.layout([np.zeros(100_003, np.float32)])
   for parts in (3, 4, 5, 8):

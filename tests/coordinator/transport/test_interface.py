@@ -107,34 +107,6 @@ def test_arrays_arrive_whole(world, nbytes, first, given, lent):
   assert len(world.events["a"]) == len(world.events["b"]) == 1
 
 
-def test_the_front_of_an_array_goes_before_the_rest_is_there(world):
-  a, b = world.pair()
-  nbytes, front = 3_000_000, 1_500_000
-  data = _array(nbytes).tobytes()
-  memory = a.allocate(nbytes)
-  memory[:front] = data[:front]
-  b.expect("a", 7, nbytes, in_parts=True)
-  a.send_array("b", 7, memory, front)
-  if world.kind in ("tcp", "tls"):
-    here = lambda: [e.received for e in world.of("b", interface.ArrayPart)]
-    world.run_until(lambda: here()[-1:] == [front])
-    assert here() == sorted(set(here()))
-    part = world.of("b", interface.ArrayPart)[0]
-    assert bytes(part.data[: part.received]) == data[: part.received]
-  else:
-    world.run(0.02)  # It is lent as a whole.
-    assert not world.events["b"]
-  memory[front:] = data[front:]
-  a.fill("b", 7, nbytes)
-  (got,) = world.wait_for("b", interface.ArrayReceived)
-  assert bytes(got.data) == data
-  b.release("a", 7)
-  world.wait_for("a", interface.ArraySent)
-  a.fill("b", 7, nbytes)  # Too late, and no harm.
-  world.run(0.01)
-  assert len(world.events["a"]) == 1
-
-
 def test_lent_memory_is_not_reused_before_it_is_released(world):
   if world.kind in ("tcp", "tls"):
     pytest.skip("no memory is shared")

@@ -127,7 +127,6 @@ def test_a_freed_buffer_is_unmapped_by_all_peers(connect):
   [
     lambda one: one.send("b", [b"x"]),
     lambda one: one.send_array("b", 1, b"x"),
-    lambda one: one.fill("b", 1, 1),
     lambda one: one.expect("b", 1, 1),
     lambda one: one.cancel("b", 1),
   ],
@@ -149,7 +148,6 @@ def test_a_transfer_number_out_of_range_is_refused_without_a_peer(
     lambda: a.send_array("nobody", transfer, b"x"),
     lambda: a.expect("nobody", transfer, 1),
     lambda: a.cancel("nobody", transfer),
-    lambda: a.fill("nobody", transfer, 1),
   ):
     with pytest.raises(ValueError, match=f"from 0 to .*, got {transfer}"):
       call()
