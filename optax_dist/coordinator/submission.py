@@ -303,7 +303,6 @@ class Submission:
       len(found),
       finite,
       payload,
-      self.pending,
       f"[{','.join(gradient.batch for gradient in found)}]",
       None if None in seconds else sum(s for s in seconds if s is not None),
       timings,

@@ -599,8 +599,8 @@ FAULTS = (
   _one(
     "the others are not told of a snapshot",
     "speaker",
-    "        self._tell(orders.RestoreState(step, transfer))\n",
-    "",
+    "        self._fetch = None\n        self._all(effect)\n",
+    "        self._fetch = None\n        self._out.append(effect)\n",
     groups,
   ),
   # Learners that never wait.

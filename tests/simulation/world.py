@@ -264,6 +264,8 @@ class Process:
     # What has come before it was asked for, and from whom; lost with them.
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
     self.fetching: tuple[int, str, float] | None = None
+    # The step and the number of the snapshot that has come.
+    self.fetched = -1, 0
     self.fail_snapshots = 0
     # Seconds until its event loop has what its training loop submits; and what it
     # has told its leader of gradients and attempts, over which connection.
@@ -1051,8 +1053,7 @@ class World:
       aggregation.ended = True
       if me >= 0 and self.checker is not None:
         self.checker.has_all(process, aggregation.attempt)
-      mean = digest(*(aggregation.means[j] for j in range(n)))
-      self.input(process, ins.Aggregated(aggregation.attempt, mean))
+      self.input(process, ins.Aggregated(aggregation.attempt))
 
   def peer_lost(
     self, process: Process, aggregation: Aggregation, peer: str
@@ -1095,8 +1096,8 @@ class World:
       failed = ins.SnapshotFailed(transfer, "it was cut short")
       self.input(process, failed)
       return
-    found = ins.SnapshotFetched(transfer, step, (step, value))
-    self.input(process, found)
+    process.fetched = step, value
+    self.input(process, ins.SnapshotFetched(transfer, step))
 
   def fetch_times_out(self, process: Process, transfer: int) -> None:
     if process.paused_until > self.now:
@@ -1185,9 +1186,11 @@ class World:
     process.aggregations.pop(effect.attempt, None)
 
   def on_apply(self, process: Process, effect: fx.Apply) -> None:
-    mean = effect.mean
-    if effect.inline:
-      (mean,) = struct.unpack("<q", mean)
+    if isinstance(effect.mean, bytes):
+      (mean,) = struct.unpack("<q", effect.mean)
+    else:
+      means = process.aggregations[effect.mean].means
+      mean = digest(*(means[j] for j in sorted(means)))
     assert effect.step == process.step, "applied to another state"
     process.ahead = (effect.step + 1, digest(process.version, mean))
 
@@ -1210,7 +1213,7 @@ class World:
 
   def on_restore(self, process: Process, effect: fx.Restore) -> None:
     process.needs_since, process.settled_at = math.inf, self.now
-    process.step, process.version = effect.state  # type: ignore[misc]
+    process.step, process.version = process.fetched
     process.ahead = None
     assert process.step == effect.step
     if process.submission.ended is not None or self.setting.window:

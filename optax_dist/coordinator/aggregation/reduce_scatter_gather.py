@@ -552,7 +552,7 @@ class Aggregations:
   def _finish(self, attempt: _Attempt) -> None:
     if not attempt.answered and self._has_mean(attempt):
       attempt.answered = attempt.reported = True
-      self.answers.append(inputs.Aggregated(attempt.id, attempt.id))
+      self.answers.append(inputs.Aggregated(attempt.id))
 
   def _has_mean(self, attempt: _Attempt) -> bool:
     return all(part.has_mean for part in attempt.parts)

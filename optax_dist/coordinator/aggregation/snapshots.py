@@ -146,7 +146,7 @@ class Snapshots:
         raw = np.frombuffer(data, np.uint8)
         self._fetched[transfer] = raw
         step = int(raw[:8].view(np.int64)[0])
-        self.answers.append(inputs.SnapshotFetched(transfer, step, transfer))
+        self.answers.append(inputs.SnapshotFetched(transfer, step))
       case transports.ArraySent(peer, number):
         if (peer, number) not in self._sending:
           return False

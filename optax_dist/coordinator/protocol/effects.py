@@ -20,7 +20,6 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
   StoreValue,
 )
-from optax_dist.coordinator.protocol.inputs import Handle
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.coordinator.protocol.notes import Note
 from optax_dist.ledger import Progress, Spans
@@ -207,14 +206,12 @@ class Apply(Struct):
 
   Attributes:
     step: the step of the published state; the new one has one more.
-    mean: the handle from `Aggregated`, or the bytes of an inline mean.
-    inline: whether it is the bytes of an inline mean.
+    mean: the attempt that has made it, or the bytes of an inline mean.
     parts: how many gradients or sums the mean includes.
   """
 
   step: int
-  mean: Handle
-  inline: bool
+  mean: AttemptId | bytes
   parts: int
 
 
@@ -242,10 +239,10 @@ class Discard(Struct):
 
 
 class Restore(Struct):
-  """Publishes the state of `SnapshotFetched`."""
+  """Publishes the state of `SnapshotFetched`, by the transfer's id."""
 
   step: int
-  state: Handle
+  transfer: int
 
 
 class ServeSnapshot(Struct):

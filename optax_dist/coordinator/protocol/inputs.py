@@ -2,12 +2,12 @@
 
 The driver creates them, one at a time and in the order of the events, and adds
 the time: seconds of a monotonic clock. The core never asks for the time, and
-never waits. `Handle`s belong to the driver: it gets them back unchanged.
+never waits. It has no arrays: the driver knows those of an aggregation by the
+attempt, those of a state by the transfer, and gradients by the submission.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
@@ -21,8 +21,6 @@ from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
-# An array or arrays held by the driver.
-Handle: TypeAlias = Hashable
 # Done: the key has this value. Conflict: it has another value. Unknown: it may
 # or may not have been put, because there was no answer (in time).
 PutAnswer: TypeAlias = Literal["done", "conflict", "unknown"]
@@ -125,7 +123,6 @@ class Aggregated(Struct):
   """`Aggregate` or `Collect` has succeeded: the whole mean is here."""
 
   attempt: AttemptId
-  mean: Handle
 
 
 class AggregateFailed(Struct):
@@ -148,12 +145,10 @@ class SnapshotFetched(Struct):
   Attributes:
     transfer: transfer id of the `FetchSnapshot`.
     step: the step of the state.
-    state: handle for `Restore`.
   """
 
   transfer: int
   step: int
-  state: Handle
 
 
 class SnapshotFailed(Struct):
@@ -180,8 +175,8 @@ class Submitted(Struct):
     local_step: the step of the parameters it was computed on.
     total: how many gradients are summed in it.
     finite: whether every number of it is finite.
-    payload: its bytes, if gradients are sent inline and it is finite.
-    gradient: its handle otherwise; the driver keeps it until `Resolved`.
+    payload: its bytes, if gradients are sent inline and it is finite; otherwise
+      the driver keeps the gradient until `Resolved`.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal.
@@ -196,7 +191,6 @@ class Submitted(Struct):
   total: int
   finite: bool
   payload: bytes
-  gradient: Handle
   batches: str = ""
   compute: float | None = None
   timings: Timings | None = None

@@ -546,9 +546,9 @@ class Driver:
           self._aggregations.drop(attempt)
       case fx.Discard():
         self._states.discard()
-      case fx.Restore(step, state):
+      case fx.Restore(step, transfer):
         self._aggregations.lose()
-        self._states.restore(step, self._snapshots.take(state))  # type: ignore[arg-type]
+        self._states.restore(step, self._snapshots.take(transfer))
         self._notify(handover.Published(self._states.published, False))
       case fx.ServeSnapshot():
         phases.reach("serving", self._replica)
@@ -656,15 +656,13 @@ class Driver:
     # The others compute the same meanwhile.
     self._transport.flush()
     self._ahead = None
-    if effect.inline:
+    if isinstance(effect.mean, bytes):
       raw = effect.mean
-      assert isinstance(raw, bytes)
       self._inline_in += len(raw)
       read = lambda: self._encoder.read(raw)
       self._states.apply(read, effect.parts, lambda: None)
       return
     attempt = effect.mean
-    assert isinstance(attempt, entries.AttemptId)
     mean = self._aggregations.mean(attempt)
     self._applying[attempt] += 1
     self._ahead = attempt

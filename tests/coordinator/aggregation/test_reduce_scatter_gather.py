@@ -156,7 +156,7 @@ def everyone_has(group, want, attempt=None):
   """Asserts that all sides have a mean, and have reported it once."""
   attempt = attempt or attempt_id()
   for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt, attempt)]
+    assert side.answers == [inputs.Aggregated(attempt)]
     for got, mean in zip(side.mean(attempt), want, strict=True):
       np.testing.assert_array_equal(got, mean)
 
@@ -424,7 +424,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
     members,
   )
   for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
+    assert side.answers == [inputs.Aggregated(attempt_id())]
     for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
       np.testing.assert_array_equal(got, want)
   for side in group.sides:

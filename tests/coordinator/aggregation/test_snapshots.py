@@ -67,7 +67,7 @@ def test_a_state_comes_with_its_step(order):
   if order == "fetch first":
     serve(a, b)
     pump(a, b)
-  assert b.all.answers == [inputs.SnapshotFetched(3, 7, 3)]
+  assert b.all.answers == [inputs.SnapshotFetched(3, 7)]
   np.testing.assert_array_equal(b.all.take(3), STATE)
   assert a.all.pending() == b.all.pending() == 0
   assert a.all.bytes_out == b.all.bytes_in == 64 + STATE.size
@@ -119,7 +119,7 @@ def test_another_fetch_replaces_the_first():
   serve(a, b, transfer=3)
   serve(a, b, transfer=4)
   pump(a, b)
-  assert b.all.answers == [inputs.SnapshotFetched(4, 7, 4)]
+  assert b.all.answers == [inputs.SnapshotFetched(4, 7)]
   assert a.all.pending() == 0
 
 

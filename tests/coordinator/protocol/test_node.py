@@ -86,7 +86,7 @@ class Cluster:
       case fx.Average(task):
         answer = ins.Averaged(task, b"mean")
       case fx.ServeSnapshot(transfer, to, _, step):
-        found = ins.SnapshotFetched(transfer, step, f"state of {process}")
+        found = ins.SnapshotFetched(transfer, step)
         self.todo.append((to, found))
     if answer is not None:
       self.todo.append((process, answer))
@@ -511,7 +511,7 @@ def test_who_is_given_up_after_its_part_of_a_step_is_told_lost():
   for process in ("p1", "p2"):
     cluster.give(process, submitted)
   (aggregate,) = cluster.done("p1", fx.Aggregate)
-  done = ins.Aggregated(aggregate.attempt, "mean")
+  done = ins.Aggregated(aggregate.attempt)
   cluster.give("p1", done)
   # Its leader gives it up, and hears that the other has done its part before
   # that one knows.

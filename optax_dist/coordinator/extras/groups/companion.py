@@ -12,7 +12,7 @@ from typing import cast
 from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import AttemptId, Process, Run
+from optax_dist.coordinator.protocol.entries import Process, Run
 from optax_dist.coordinator.protocol.log import RUN_KEY
 
 
@@ -42,8 +42,6 @@ class Companion:
     # Whether all are to save, which process 0 can't be told yet.
     self._saving = False
     self._retry_at = self._give_up_at = math.inf
-    self._means: dict[AttemptId, ins.Handle] = {}
-    self._state: tuple[int, ins.Handle] = (-1, None)
 
   def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
     """Processes an input; returns the effects, in order."""
@@ -101,29 +99,14 @@ class Companion:
           return self._obey(what)
         text = f"{peer} gives orders, and does not speak for this replica"
         return [fx.Log("warning", text)]
-      case ins.Submitted():
-        return self._report(
-          orders.Ready(
-            given.sequence,
-            given.extends,
-            given.admission,
-            given.local_step,
-            given.total,
-            given.finite,
-            given.data,
-          )
-        )
-      case ins.Aggregated(attempt, mean):
-        self._means[attempt] = mean
-        return self._report(orders.MeanHere(attempt))
-      case ins.SnapshotFetched(transfer, step, state):
-        self._state = (transfer, state)
-        return self._report(orders.SnapshotHere(transfer, step))
       case ins.SaveWanted() if not self._welcome:
         self._saving = True
         return []
       case (
-        ins.AggregateFailed()
+        ins.Submitted()
+        | ins.Aggregated()
+        | ins.AggregateFailed()
+        | ins.SnapshotFetched()
         | ins.SnapshotFailed()
         | ins.FingerprintTaken()
         | ins.SaveWanted()
@@ -152,15 +135,6 @@ class Companion:
       case orders.Welcomed():
         self._welcome = True
         return self._report(ins.SaveWanted()) if self._saving else []
-      case orders.ApplyMean(step, attempt, parts):
-        return [fx.Apply(step, self._means[attempt], False, parts)]
-      case orders.RestoreState(step, transfer):
-        assert self._state[0] == transfer
-        state, self._state = self._state[1], (-1, None)
-        return [fx.Restore(step, state)]
-      case fx.Cancel(attempt) | fx.Release(attempt):
-        self._means.pop(attempt, None)
-        return [order]
       case fx.Left() | fx.Finished():
         self._ended = True
         return [order]

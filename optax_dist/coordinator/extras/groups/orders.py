@@ -3,8 +3,7 @@
 Process 0 speaks for the replica: only it has the protocol's core. An *order* is
 an effect of that core which every process executes. A *report* is an event in
 another process that would have been the core's input there. So most orders and
-reports are plain effects and inputs; those with a `Handle` have a separate
-form, because handles are only valid in one process.
+reports are plain effects and inputs.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.codec import (
   Codec,
   Natural,
-  Positive,
   Struct,
 )
 from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
   Process,
 )
-from optax_dist.ledger import Spans
 
 # Reports, to process 0.
 
@@ -36,54 +32,11 @@ class Present(Struct):
   """A process is connected, and waits for orders; answered by `Welcomed`."""
 
 
-class Ready(Struct):
-  """A process submits its shards of a gradient; like `inputs.Submitted`.
-
-  The replica submits once all of its processes have submitted the same.
-  """
-
-  sequence: Natural
-  extends: int
-  admission: Natural
-  local_step: Natural
-  total: Positive
-  finite: bool
-  data: Spans = ()
-
-
-class MeanHere(Struct):
-  """Like `inputs.Aggregated`: the mean of a process's shards is there."""
-
-  attempt: AttemptId
-
-
-class SnapshotHere(Struct):
-  """Like `inputs.SnapshotFetched`: a process's shards of a state are there."""
-
-  transfer: Natural
-  step: Natural
-
-
 # Orders, from process 0.
 
 
 class Welcomed(Struct):
   """The answer to `Present`: from now on a lost connection ends the replica."""
-
-
-class ApplyMean(Struct):
-  """Like `effects.Apply`, with the mean of this attempt."""
-
-  step: Natural
-  attempt: AttemptId
-  parts: Positive
-
-
-class RestoreState(Struct):
-  """Like `effects.Restore`, with the state from this transfer."""
-
-  step: Natural
-  transfer: Natural
 
 
 class Failure(Struct):
@@ -125,10 +78,10 @@ class EndGroup(Struct):
 
 Report: TypeAlias = (
   Present
-  | Ready
-  | MeanHere
+  | ins.Submitted
+  | ins.Aggregated
   | ins.AggregateFailed
-  | SnapshotHere
+  | ins.SnapshotFetched
   | ins.SnapshotFailed
   | ins.FingerprintTaken
   | ins.SaveWanted
@@ -142,10 +95,10 @@ Order: TypeAlias = (
   | fx.Collect
   | fx.Cancel
   | fx.Release
-  | ApplyMean
+  | fx.Apply
   | fx.Publish
   | fx.Discard
-  | RestoreState
+  | fx.Restore
   | fx.ServeSnapshot
   | fx.FetchSnapshot
   | fx.TakeFingerprint

@@ -23,10 +23,9 @@ from optax_dist.coordinator.protocol.node import Node
 
 @dataclasses.dataclass(slots=True)
 class _Aggregation:
-  """An attempt: the processes that have its mean, and this one's handle."""
+  """An attempt: the processes that have its mean."""
 
   done: set[int]
-  mean: ins.Handle = None
   told: bool = False
 
 
@@ -36,7 +35,6 @@ class _Fetch:
 
   transfer: int
   steps: dict[int, int]
-  state: ins.Handle = None
 
 
 class Speaker:
@@ -76,7 +74,7 @@ class Speaker:
     # Orders for processes that are not there yet.
     self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
     self._mine: ins.Submitted | None = None
-    self._ready: dict[int, orders.Ready] = {}
+    self._ready: dict[int, ins.Submitted] = {}
     # Since when a process waits for another one.
     self._since: float | None = None
     self._attempts: dict[AttemptId, _Aggregation] = {}
@@ -130,16 +128,12 @@ class Speaker:
       case ins.Submitted():
         self._mine = given
         self._submit(now)
-      case ins.Aggregated(attempt, mean):
-        if attempt in self._attempts:
-          self._attempts[attempt].mean = mean
-          self._mean_here(0, attempt, now)
+      case ins.Aggregated(attempt):
+        self._mean_here(0, attempt, now)
       case ins.AggregateFailed():
         self._mean_failed(given, now)
-      case ins.SnapshotFetched(transfer, step, state):
-        if self._fetch is not None and self._fetch.transfer == transfer:
-          self._fetch.state = state
-          self._snapshot_here(0, transfer, step, now)
+      case ins.SnapshotFetched(transfer, step):
+        self._snapshot_here(0, transfer, step, now)
       case ins.SnapshotFailed():
         self._snapshot_failed(given, now)
       case ins.FingerprintTaken(step, digest):
@@ -173,14 +167,14 @@ class Speaker:
           held, self._held = self._held, []
           for answer in held:
             self._decide(answer, now)
-      case orders.Ready():
+      case ins.Submitted():
         self._ready[rank] = what
         self._submit(now)
-      case orders.MeanHere(attempt):
+      case ins.Aggregated(attempt):
         self._mean_here(rank, attempt, now)
       case ins.AggregateFailed():
         self._mean_failed(what, now)
-      case orders.SnapshotHere(transfer, step):
+      case ins.SnapshotFetched(transfer, step):
         self._snapshot_here(rank, transfer, step, now)
       case ins.SnapshotFailed():
         self._snapshot_failed(what, now)
@@ -199,12 +193,11 @@ class Speaker:
     mine = self._mine
     if mine is None or len(self._ready) < len(self._companions):
       return
-    for rank, ready in self._ready.items():
-      theirs = codec.replace(ready, finite=mine.finite)
-      if theirs != _ready_of(mine):
+    for rank, theirs in self._ready.items():
+      if _step_of(theirs) != _step_of(mine):
         self._lose(
           "its processes do not take the same steps: process 0 submits"
-          f" {_ready_of(mine)}, process {rank} {ready}",
+          f" {_step_of(mine)}, process {rank} {_step_of(theirs)}",
           now,
         )
         return
@@ -220,7 +213,7 @@ class Speaker:
     found.done.add(rank)
     if found.done == self._everyone and not found.told:
       found.told = True
-      self._decide(ins.Aggregated(attempt, attempt), now)
+      self._decide(ins.Aggregated(attempt), now)
 
   def _mean_failed(self, failed: ins.AggregateFailed, now: float) -> None:
     found = self._attempts.get(failed.attempt)
@@ -241,7 +234,7 @@ class Speaker:
       text = f"its processes were sent different steps: {found.steps}"
       self._snapshot_failed(ins.SnapshotFailed(transfer, text), now)
     else:
-      self._decide(ins.SnapshotFetched(transfer, step, transfer), now)
+      self._decide(ins.SnapshotFetched(transfer, step), now)
 
   def _snapshot_failed(self, failed: ins.SnapshotFailed, now: float) -> None:
     found = self._fetch
@@ -318,25 +311,17 @@ class Speaker:
           # It is still running in some process.
           effect = fx.Cancel(attempt)
         self._all(effect)
-      case fx.Apply(step, mean, inline, parts):
-        assert not inline  # Gradients of shards are never sent inline.
-        assert isinstance(mean, AttemptId)
-        self._tell(orders.ApplyMean(step, mean, parts))
-        handle = self._attempts[mean].mean
-        self._out.append(fx.Apply(step, handle, False, parts))
       case fx.FetchSnapshot(transfer):
         self._fetch = _Fetch(transfer, {})
         self._each(lambda rank: at_rank(effect, rank))
       case fx.ServeSnapshot():
         self._each(lambda rank: at_rank(effect, rank))
-      case fx.Restore(step, transfer):
-        assert self._fetch is not None
-        assert isinstance(transfer, int)
-        self._tell(orders.RestoreState(step, transfer))
-        self._out.append(fx.Restore(step, self._fetch.state))
+      case fx.Restore():
         self._fetch = None
+        self._all(effect)
       case (
         fx.LimitWait()
+        | fx.Apply()
         | fx.Publish()
         | fx.Discard()
         | fx.TakeFingerprint()
@@ -388,16 +373,10 @@ class Speaker:
       self._out.append(orders.Tell(peer, order))
 
 
-def _ready_of(submitted: ins.Submitted) -> orders.Ready:
-  """A submission as another process would report it."""
-  return orders.Ready(
-    submitted.sequence,
-    submitted.extends,
-    submitted.admission,
-    submitted.local_step,
-    submitted.total,
-    submitted.finite,
-    submitted.data,
+def _step_of(submitted: ins.Submitted) -> ins.Submitted:
+  """What the submissions of all processes of a replica have in common."""
+  return codec.replace(
+    submitted, finite=True, batches="", compute=None, timings=None
   )
 
 

@@ -27,7 +27,6 @@ from optax_dist.coordinator.protocol.follower.session import Session
 from optax_dist.coordinator.protocol.inputs import (
   Aggregated,
   AggregateFailed,
-  Handle,
   SnapshotFailed,
   SnapshotFetched,
 )
@@ -59,7 +58,6 @@ class _Work:
   answers: bool
   lag: int = 0
   status: Literal["runs", "done", "failed"] = "runs"
-  mean: Handle = None
   committed: bool = False
 
 
@@ -247,7 +245,7 @@ class Applier:
     if work is None:
       self._out.append(fx.Release(done.attempt))
       return
-    work.status, work.mean = "done", done.mean
+    work.status = "done"
     if work.answers:
       self.tell(Done(done.attempt))
     if self.current and done.attempt.step == self.step:
@@ -314,7 +312,7 @@ class Applier:
       return False
     if commit.inline:
       parts = len(commit.parts)
-      self._out.append(fx.Apply(self.step, commit.mean, True, parts))
+      self._out.append(fx.Apply(self.step, commit.mean, parts))
       return True
     work = self._work.get(commit.attempt)
     if work is None or work.status == "failed":
@@ -328,8 +326,7 @@ class Applier:
 
   def _apply(self, attempt: AttemptId, work: _Work) -> None:
     self._ahead = attempt
-    parts = len(work.parts)
-    self._out.append(fx.Apply(self.step, work.mean, False, parts))
+    self._out.append(fx.Apply(self.step, attempt, len(work.parts)))
 
   def _discard(self) -> None:
     if self._ahead is not None:
@@ -428,7 +425,7 @@ class Applier:
     self.start = origin if began else None
     self._ahead = None
     self.step = found.step
-    self._out.append(fx.Restore(found.step, found.state))
+    self._out.append(fx.Restore(found.step, found.transfer))
     self._arrived_at_step()
     self.pump()
     if not self.needs:

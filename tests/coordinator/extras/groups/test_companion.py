@@ -69,17 +69,14 @@ def test_it_does_not_look_for_longer_than_it_may(run, what):
 
 def test_it_reports_and_applies_what_process_0_says():
   companion = welcome()
-  submitted = ins.Submitted(0, -1, 1, 0, 1, True, b"", 0)
-  (told,) = companion.step(submitted, 1.0)
-  assert told.what == orders.Ready(0, -1, 1, 0, 1, True)
-  (told,) = companion.step(ins.Aggregated(ATTEMPT, "mine"), 1.0)
-  assert told == orders.Tell("a0", orders.MeanHere(ATTEMPT))
-  order = orders.Heard("a0", orders.ApplyMean(0, ATTEMPT, 2))
-  assert companion.step(order, 1.0) == [fx.Apply(0, "mine", False, 2)]
-  (told,) = companion.step(ins.SnapshotFetched(3, 9, "state"), 1.0)
-  assert told.what == orders.SnapshotHere(3, 9)
-  order = orders.Heard("a0", orders.RestoreState(9, 3))
-  assert companion.step(order, 1.0) == [fx.Restore(9, "state")]
+  for report in (
+    ins.Submitted(0, -1, 1, 0, 1, True, b""),
+    ins.Aggregated(ATTEMPT),
+    ins.SnapshotFetched(3, 9),
+  ):
+    assert companion.step(report, 1.0) == [orders.Tell("a0", report)]
+  for order in (fx.Apply(0, ATTEMPT, 2), fx.Restore(9, 3)):
+    assert companion.step(orders.Heard("a0", order), 1.0) == [order]
 
 
 def test_it_ends_with_process_0():

@@ -18,8 +18,9 @@ PLACES = [
 PEERS = (fx.Peer(0, "a0", PLACES[0]), fx.Peer(1, "b0", PLACES[1]))
 PARTS = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(1, 1, 0, 0, 0, 1, 1.0))
 AGGREGATE = fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 0, 0)
-SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"", 0)
-READY = orders.Ready(0, -1, 1, 0, 1, True)
+SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"")
+# The same, of another process.
+READY = ins.Submitted(0, -1, 1, 0, 1, True, b"", "[7]", 0.5)
 
 
 class Core:
@@ -72,7 +73,7 @@ def test_a_gradient_is_submitted_once_all_have_it():
 def test_a_gradient_is_finite_where_all_of_it_is():
   replica = Replica()
   replica.hear(2, READY)
-  replica.hear(1, orders.Ready(0, -1, 1, 0, 1, False))
+  replica.hear(1, ins.Submitted(0, -1, 1, 0, 1, False, b""))
   replica.give(SUBMITTED)
   assert not replica.core.given[0].finite
 
@@ -80,7 +81,7 @@ def test_a_gradient_is_finite_where_all_of_it_is():
 def test_processes_at_different_places_of_the_program_are_an_error():
   replica = Replica()
   replica.hear(2, READY)
-  replica.hear(1, orders.Ready(1, -1, 1, 0, 1, True))
+  replica.hear(1, ins.Submitted(1, -1, 1, 0, 1, True, b""))
   wanted = replica.give(SUBMITTED)
   assert isinstance(replica.core.given[0], ins.Aborted)
   assert "do not take the same steps" in wanted[-1].reason
@@ -111,15 +112,14 @@ def test_each_process_exchanges_with_its_like():
 def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
   replica = Replica()
   replica.want(AGGREGATE)
-  replica.give(ins.Aggregated(ATTEMPT, "mine"))
-  replica.hear(1, orders.MeanHere(ATTEMPT))
+  replica.give(ins.Aggregated(ATTEMPT))
+  replica.hear(1, ins.Aggregated(ATTEMPT))
   assert ins.Aggregated not in map(type, replica.core.given)
-  replica.hear(2, orders.MeanHere(ATTEMPT))
-  done = replica.core.given[-1]
-  assert done == ins.Aggregated(ATTEMPT, ATTEMPT)
-  wanted = replica.want(fx.Apply(0, done.mean, False, 2))
-  assert wanted[-1] == fx.Apply(0, "mine", False, 2)
-  order = orders.ApplyMean(0, ATTEMPT, 2)
+  replica.hear(2, ins.Aggregated(ATTEMPT))
+  assert replica.core.given[-1] == ins.Aggregated(ATTEMPT)
+  order = fx.Apply(0, ATTEMPT, 2)
+  wanted = replica.want(order)
+  assert wanted[-1] == order
   assert wanted[:-1] == [orders.Tell("a1", order), orders.Tell("a2", order)]
 
 
@@ -129,13 +129,13 @@ def test_one_failure_fails_the_attempt_and_is_told_once():
   failed = ins.AggregateFailed(ATTEMPT, 1, "nothing moves")
   replica.hear(1, failed)
   replica.give(ins.AggregateFailed(ATTEMPT, 0, "another reason"))
-  replica.hear(2, orders.MeanHere(ATTEMPT))
-  replica.hear(1, orders.MeanHere(ATTEMPT))
+  replica.hear(2, ins.Aggregated(ATTEMPT))
+  replica.hear(1, ins.Aggregated(ATTEMPT))
   told = [g for g in replica.core.given if not isinstance(g, ins.TimePassed)]
   assert told == [failed]
   # It still runs where it has not failed.
   assert replica.want(fx.Release(ATTEMPT))[-1] == fx.Cancel(ATTEMPT)
-  assert replica.hear(2, orders.MeanHere(ATTEMPT)) == []
+  assert replica.hear(2, ins.Aggregated(ATTEMPT)) == []
 
 
 def test_a_snapshot_is_there_once_all_have_it_of_one_step():
@@ -143,17 +143,16 @@ def test_a_snapshot_is_there_once_all_have_it_of_one_step():
   fetch = fx.FetchSnapshot(7, "b0", PLACES[1])
   wanted = replica.want(fetch)
   assert wanted[0].what.source == "b1"
-  replica.give(ins.SnapshotFetched(7, 4, "mine"))
-  replica.hear(1, orders.SnapshotHere(7, 4))
-  replica.hear(2, orders.SnapshotHere(7, 4))
-  assert replica.core.given[-1] == ins.SnapshotFetched(7, 4, 7)
+  replica.give(ins.SnapshotFetched(7, 4))
+  replica.hear(1, ins.SnapshotFetched(7, 4))
+  replica.hear(2, ins.SnapshotFetched(7, 4))
+  assert replica.core.given[-1] == ins.SnapshotFetched(7, 4)
   wanted = replica.want(fx.Restore(4, 7))
-  assert wanted[-1] == fx.Restore(4, "mine")
-  assert wanted[0].what == orders.RestoreState(4, 7)
+  assert wanted[-1] == wanted[0].what == fx.Restore(4, 7)
   replica.want(fx.FetchSnapshot(8, "b0", PLACES[1]))
-  replica.give(ins.SnapshotFetched(8, 5, "mine"))
-  replica.hear(1, orders.SnapshotHere(8, 6))
-  replica.hear(2, orders.SnapshotHere(8, 5))
+  replica.give(ins.SnapshotFetched(8, 5))
+  replica.hear(1, ins.SnapshotFetched(8, 6))
+  replica.hear(2, ins.SnapshotFetched(8, 5))
   assert "different steps" in replica.core.given[-1].reason
 
 

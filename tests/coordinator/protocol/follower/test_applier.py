@@ -53,7 +53,7 @@ def attempt(step=0, number=1, readers=(), witness=None, parts=(0, 1)):
 
 
 def submit(driven):
-  driven.session.submit(ins.Submitted(0, -1, 1, 0, 1, True, b"", "g"))
+  driven.session.submit(ins.Submitted(0, -1, 1, 0, 1, True, b""))
 
 
 def test_a_member_reports_before_it_applies():
@@ -63,9 +63,9 @@ def test_a_member_reports_before_it_applies():
   (aggregate,) = driven.did()
   assert isinstance(aggregate, fx.Aggregate)
   assert (aggregate.me, aggregate.sequence) == (0, 0)
-  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
   assert driven.told == [msg.Done(attempt_id())]
-  assert driven.did() == [fx.Apply(0, "mean", False, 2)]
+  assert driven.did() == [fx.Apply(0, attempt_id(), 2)]
   driven.applier.committed(committed(0, b""))
   assert driven.did()[0] == fx.Publish(1, False)
 
@@ -77,7 +77,7 @@ def test_a_reader_collects_and_only_a_witness_reports():
     driven.applier.attempt(message, 2, MEMBERS)
     (collect,) = driven.did()
     assert isinstance(collect, fx.Collect)
-    driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+    driven.applier.aggregated(ins.Aggregated(attempt_id()))
     assert bool(driven.told) == (witness == 2)
 
 
@@ -87,7 +87,7 @@ def test_a_commit_waits_for_its_mean_and_those_behind_it_wait_too():
   driven.applier.committed(committed(0, b""))
   driven.applier.committed(committed(1))
   driven.did()
-  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
   published = [e for e in driven.did() if isinstance(e, fx.Publish)]
   assert [e.step for e in published] == [1, 2]
 
@@ -100,9 +100,9 @@ def test_without_its_mean_a_snapshot_is_needed_and_later_commits_follow_it():
   driven.applier.committed(committed(1))
   driven.applier.committed(committed(2))
   driven.did()
-  driven.applier.fetched(ins.SnapshotFetched(9, 2, "state"))
+  driven.applier.fetched(ins.SnapshotFetched(9, 2))
   did = driven.did()
-  assert fx.Restore(2, "state") in did
+  assert fx.Restore(2, 9) in did
   assert did[-1] == fx.Publish(3, False)
   assert driven.told[-1] == msg.Applied(3)
 
@@ -111,14 +111,14 @@ def test_a_stale_snapshot_is_not_taken():
   driven = Driven(sound=False)
   driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
   driven.did()
-  driven.applier.fetched(ins.SnapshotFetched(9, 1, "state"))
+  driven.applier.fetched(ins.SnapshotFetched(9, 1))
   assert driven.did() == []
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
 
 
 def test_only_the_snapshot_that_is_fetched_is_taken():
   driven = Driven(sound=False)
-  other = ins.SnapshotFetched(8, 2, "state")
+  other = ins.SnapshotFetched(8, 2)
   driven.applier.fetched(other)
   driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
   driven.did()
@@ -126,15 +126,15 @@ def test_only_the_snapshot_that_is_fetched_is_taken():
   driven.applier.fetch_failed(ins.SnapshotFailed(8, "it was cut"))
   assert driven.did() == [] == driven.told
   assert not driven.applier.sound
-  driven.applier.fetched(ins.SnapshotFetched(9, 2, "state"))
-  assert driven.did() == [fx.Restore(2, "state")]
+  driven.applier.fetched(ins.SnapshotFetched(9, 2))
+  assert driven.did() == [fx.Restore(2, 9)]
   assert driven.told == [msg.Applied(2)]
 
 
 def test_who_needs_no_snapshot_says_so():
   driven = Driven()
   driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 0))
-  driven.applier.fetched(ins.SnapshotFetched(9, 0, "state"))
+  driven.applier.fetched(ins.SnapshotFetched(9, 0))
   assert driven.told == [msg.Applied(0)]
   assert driven.did() == []
 
@@ -176,7 +176,7 @@ def test_the_leader_is_told_how_far_an_attempt_is(status):
   submit(driven)
   driven.applier.attempt(attempt(), 0, MEMBERS)
   if status == "done":
-    driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+    driven.applier.aggregated(ins.Aggregated(attempt_id()))
   if status == "failed":
     driven.applier.aggregate_failed(ins.AggregateFailed(attempt_id(), 1, "no"))
   driven.did(), driven.told.clear()
@@ -203,7 +203,7 @@ def test_what_was_reported_is_kept_when_the_membership_ends():
   driven = Driven()
   submit(driven)
   driven.applier.attempt(attempt(), 0, MEMBERS)
-  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
   driven.applier.end()
   driven.did()
   driven.applier.committed(committed(0, b""))
@@ -213,7 +213,7 @@ def test_what_was_reported_is_kept_when_the_membership_ends():
 def test_means_are_released_when_nobody_can_need_them():
   driven = Driven()
   driven.applier.attempt(attempt(readers=(2,)), 2, MEMBERS)
-  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
   driven.applier.committed(committed(0, b""))
   released = []
   for step in range(1, 5):
@@ -257,7 +257,7 @@ def test_a_commit_whose_mean_is_nowhere_is_hopeless():
 
 def fetch_at(driven, step, at_least=0):
   driven.applier.fetch(msg.Fetch(1, "p1", "at p1", at_least))
-  driven.applier.fetched(ins.SnapshotFetched(1, step, "state"))
+  driven.applier.fetched(ins.SnapshotFetched(1, step))
 
 
 def test_it_knows_which_start_state_it_has():

@@ -127,9 +127,7 @@ class Driven:
 
   def submit(self, sequence, admission=1, step=0, **changes):
     fields = {"total": 1, "finite": True, "payload": b"g"} | changes
-    given = ins.Submitted(
-      sequence, -1, admission, step, gradient=None, **fields
-    )
+    given = ins.Submitted(sequence, -1, admission, step, **fields)
     self.give(given)
 
   def begin(self):
@@ -606,8 +604,8 @@ def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
     return
   driven.hear(msg.Fetch(7, "p2", "at p2", 2))
   driven.pass_time(10 * driven.config.deadlines.patience)  # It is large.
-  driven.give(ins.SnapshotFetched(7, 2, "state"))
-  assert driven.done(fx.Restore) == [fx.Restore(2, "state")]
+  driven.give(ins.SnapshotFetched(7, 2))
+  assert driven.done(fx.Restore) == [fx.Restore(2, 7)]
   assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
 
 

@@ -9,7 +9,7 @@ ME = 7
 
 
 def submission(sequence, total=1, extends=-1):
-  return Submitted(sequence, extends, 1, 0, total, True, b"", sequence)
+  return Submitted(sequence, extends, 1, 0, total, True, b"")
 
 
 def commit(sequence, step=0):
