@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -454,14 +455,9 @@ def test_each_step_is_reachable_by_an_addition(dtype):
   p = {"w": jnp.asarray(rng.normal(size=size.size) * size, dtype)}
   g = {"w": jnp.asarray(rng.normal(size=size.size), dtype)}
 
-  # Only optimized kernels fuse the multiplication and the addition.
-  optimized = {
-    "xla_backend_optimization_level": 3,
-    "xla_llvm_disable_expensive_passes": False,
-  }
-
   def unreachable(optimizer):
-    @functools.partial(jax.jit, compiler_options=optimized)
+    # Only optimized kernels fuse the multiplication and the addition.
+    @functools.partial(jax.jit, compiler_options=compiling.OPTIMIZED)
     def step(p, g):
       updates, _ = optimizer.update(g, optimizer.init(p), p)
       return optax.apply_updates(p, updates)
@@ -540,11 +536,10 @@ def test_two_devices_under_jit_are_refused_with_the_way_that_works():
   assert "'d'" in printed
 
 
-@pytest.mark.parametrize("step", ["whole", "parts"])
-def test_a_program_that_fails_in_its_loop_ends_at_once(step):
-  text = f"""
+def test_a_program_that_fails_in_its_loop_ends_at_once():
+  text = """
 for batch in k_of_n.until_finished(range(20)):
-  params, state = {step}(params, state, x)
+  params, state = whole(params, state, x)
   if batch == 3: raise ZeroDivisionError
 """
   code, _, errors = program(text, JAX_NUM_CPU_DEVICES="1")
@@ -552,14 +547,13 @@ for batch in k_of_n.until_finished(range(20)):
   assert errors.rstrip().endswith("ZeroDivisionError")
 
 
-@pytest.mark.parametrize("step", ["whole", "parts"])
-def test_on_sigterm_the_replica_leaves_after_its_step(step):
-  text = f"""
+def test_on_sigterm_the_replica_leaves_after_its_step():
+  text = """
 def batches():
   for i in range(20):
     if i == 5: os.kill(os.getpid(), signal.SIGTERM)
     yield i
-train({step}, k_of_n.until_finished(batches()))
+train(whole, k_of_n.until_finished(batches()))
 print("left", k_of_n.replica.has_left)
 """
   code, printed, errors = program(text, JAX_NUM_CPU_DEVICES="1")

@@ -14,6 +14,11 @@ _FLAGS = [
 # jaxlib 0.11 has one emitter of kernels; of the two of 0.10 the older is quicker.
 if jaxlib.version.__version_info__ < (0, 11):
   _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+# For programs that compute for longer than they take to compile.
+OPTIMIZED = {
+  "xla_backend_optimization_level": 3,
+  "xla_llvm_disable_expensive_passes": False,
+}
 _chosen = {}
 
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import optax_dist
 
 N = 4
-TICKS = 4
+STEPS = 4
 PARAMS = {
   "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
   "b": np.linspace(0, 1, 5, dtype=np.float32),
@@ -68,7 +68,7 @@ EVERY = SHARED | OWN
 
 def _gradients():
   rng = np.random.default_rng(0)
-  draw = lambda x: rng.normal(size=(TICKS, N, *x.shape)).astype(np.float32)
+  draw = lambda x: rng.normal(size=(STEPS, N, *x.shape)).astype(np.float32)
   return jax.tree.map(draw, PARAMS)
 
 
@@ -131,14 +131,14 @@ def test_numbers_states_and_messages_of_shard_map(name):
   )
   results, messages = [], []
   for run, (params, state) in (_by_shard_map(name), _by_plain_jit(name)):
-    for t in range(TICKS):
-      at = jax.tree.map(lambda x, t=t: x[t], gradients)
-      params, new_state = run(params, state, at)
+    each = [jax.tree.map(lambda x, t=t: x[t], gradients) for t in range(STEPS)]
+    step = run.lower(params, state, each[0]).compile()
+    for at in each:
+      params, new_state = step(params, state, at)
       chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
       state = new_state
     results.append((params, state))
-    text = run.lower(params, state, at).compile().as_text()
-    messages.append(collections.Counter(_COLLECTIVE.findall(text)))
+    messages.append(collections.Counter(_COLLECTIVE.findall(step.as_text())))
   chex.assert_trees_all_close(*results, rtol=1e-6)
   assert messages[0] == messages[1]
   assert messages[0].total() >= 1

@@ -104,7 +104,7 @@ def test_a_process_may_listen_where_the_lost_leader_did():
     "from optax_dist import coordinator;"
     "joined = coordinator.join(optax.sgd(0.1), jnp.zeros(2), replica=0,"
     " total_num_replicas=1, bind='127.0.0.1', ports=os.environ['PORT'],"
-    " timeout=60.0);"
+    " timeout=60.0, leader_timeout=1.0, attempt_timeout=2.0);"
     "print('at step', joined.global_step, flush=True);"
     "os._exit(0)"  # Without saying goodbye.
   )

@@ -6,6 +6,7 @@ The gradient is ``h * x - sigma * noise``; one parameter of 4096 elements serves
 
 import functools
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +21,9 @@ CHAINS = 4096
 
 
 @functools.partial(
-  jax.jit, static_argnames=("tx", "p", "exchanges", "tau", "chains")
+  jax.jit,
+  static_argnames=("tx", "p", "exchanges", "tau", "chains"),
+  compiler_options=compiling.OPTIMIZED,
 )
 def _run(tx, p, eta, h, sigma, exchanges, tau, start=0.0, chains=CHAINS):
   """Trains; returns the center and the replicas after each exchange, as moments.
