@@ -1,6 +1,8 @@
 """Test set-up: 8 CPU devices, strict dtype promotion, no work left pending."""
 
+import collections
 import gc
+import itertools
 import os
 import pathlib
 import shutil
@@ -78,22 +80,38 @@ def pytest_configure_node(node):
   node.workerinput["compiled"] = node.config.stash[_COMPILED]
 
 
-# Whose files have few tests and take minutes: what begins last ends last.
-_FIRST = (
+# Where tests wait for processes, clocks and networks more than they compute.
+_WAITING = (
   "tests/cli/launch",
+  "tests/coordinator/extras",
+  "tests/coordinator/launch",
   "tests/coordinator/runs",
+  "tests/coordinator/runtime",
+  "tests/coordinator/store",
+  "tests/coordinator/transport",
   "tests/examples",
-  "tests/docs",
   "tests/processes",
-  "tests/simulation",
-  "tests/transforms",
-  "tests/compression",
 )
+# Other files with few tests that take minutes: what begins last ends last.
+_LONG = ("tests/docs", "tests/simulation", "tests/transforms")
 
 
 def pytest_collection_modifyitems(items):
-  """Orders files, which xdist gives out in this order: long ones first."""
-  items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+  """Orders files, which xdist gives out in this order.
+
+  One that waits and one that computes in turn: more processes than cores run tests,
+  and so there is always something to compute.
+  """
+  files = collections.defaultdict(list)
+  for item in items:
+    files[item.nodeid.partition("::")[0]].append(item)
+  waiting = [file for file in files if file.startswith(_WAITING)]
+  waiting.sort(key=lambda file: not file.startswith("tests/examples"))
+  computing = [file for file in files if file not in waiting]
+  computing.sort(key=lambda file: not file.startswith(_LONG))
+  pairs = itertools.zip_longest(waiting, computing)
+  order = itertools.chain.from_iterable(pairs)
+  items[:] = [item for file in order if file for item in files[file]]
 
 
 def pytest_runtest_setup(item):
@@ -122,7 +140,7 @@ def pytest_terminal_summary(terminalreporter):
 
 # Compiled programs of earlier files that are worth keeping, small ones of `jnp`
 # above all, as long as the process has no more than this.
-_ENOUGH_MEMORY = 2 << 30
+_ENOUGH_MEMORY = 3 << 29
 
 
 def _memory():
