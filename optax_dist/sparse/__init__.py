@@ -8,12 +8,11 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
-from optax_dist.sparse.rows import global_norm, row_wise, to_dense
+from optax_dist.sparse.rows import row_wise, to_dense
 
 __all__ = [
   "IndexedSlices",
   "apply_updates",
-  "global_norm",
   "is_indexed_slices",
   "lookup_value_and_grad",
   "map_values",

@@ -212,57 +212,6 @@ class IndexedSlices:
       f" dense_shape={self.dense_shape})"
     )
 
-  @classmethod
-  def from_dense(
-    cls, dense: jax.typing.ArrayLike, size: int | None = None
-  ) -> "IndexedSlices":
-    """Extracts the rows of an array that are not all zero.
-
-    Args:
-      dense: Array of one dimension or more.
-      size: Number of slots. It is required under ``jax.jit``; rows beyond it
-        are lost there, so it must be a bound on the number of rows in use.
-
-    Returns:
-      Slices with ascending indices, unused slots last.
-
-    Raises:
-      ValueError: If ``dense`` is a scalar, if it is traced and ``size`` is not
-        given, or if it is not traced and has more than ``size`` rows in use.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> dense = jnp.zeros((9, 2)).at[5].set(1.0)
-      >>> IndexedSlices.from_dense(dense).indices.tolist()
-      [5]
-      >>> IndexedSlices.from_dense(dense, size=2).indices.tolist()
-      [5, 9]
-    """
-    dense = jnp.asarray(dense)
-    if not dense.ndim:
-      raise ValueError("dense must have a dimension of rows, got a scalar")
-    # NaN counts as in use: it compares unequal to zero.
-    used = jnp.any(dense != 0, axis=tuple(range(1, dense.ndim)))
-    used = _gathered(used)
-    if not isinstance(used, jax.core.Tracer):
-      found = int(used.sum())
-      if size is not None and found > size:
-        raise ValueError(
-          f"size must be >= {found}, the rows in use, got {size}"
-        )
-      size = found if size is None else size
-    elif size is None:
-      raise ValueError(
-        "size must be given under jax.jit, where the number of rows in use is"
-        " not known: pass a bound on it"
-      )
-    (indices,) = jnp.nonzero(used, size=size, fill_value=dense.shape[0])
-    indices = indices.astype(jnp.int32)
-    values = dense.at[indices].get(
-      mode="fill", fill_value=0, out_sharding=_by_columns(dense)
-    )
-    return cls(values, indices, dense.shape)
-
   def to_dense(self) -> jax.Array:
     """Builds the array, of shape ``dense_shape``; repeated indices add up."""
     zeros = jnp.zeros(self.dense_shape, self.values.dtype)
@@ -302,14 +251,13 @@ def values_of(x: Any) -> Any:
   return x.values if is_indexed_slices(x) else x
 
 
-def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+def map_values(fun: Callable[[Any], Any], tree: Any) -> Any:
   """Maps a function over gradients, and over the values of sparse ones.
 
   Args:
-    fun: Takes an array (and the leaves of ``rest``) and returns an array of the
-      same shape. For sparse leaves it gets the values.
+    fun: Takes an array and returns an array of the same shape. For sparse leaves
+      it gets the values.
     tree: Tree of arrays, :class:`IndexedSlices` and ``None``.
-    *rest: Trees like ``tree``, with slices of the same indices.
 
   Returns:
     A tree like ``tree``. ``None`` stays ``None``.
@@ -321,13 +269,13 @@ def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     [[2.0, 2.0]]
   """
 
-  def on_leaf(leaf: Any, *others: Any) -> Any:
+  def on_leaf(leaf: Any) -> Any:
     if not is_indexed_slices(leaf):
-      return fun(leaf, *others)
-    values = fun(leaf.values, *(other.values for other in others))
-    return IndexedSlices.tree_unflatten(leaf.dense_shape, (values, leaf._rows))
+      return fun(leaf)
+    arrays = fun(leaf.values), leaf._rows
+    return IndexedSlices.tree_unflatten(leaf.dense_shape, arrays)
 
-  return jax.tree.map(on_leaf, tree, *rest, is_leaf=is_indexed_slices)
+  return jax.tree.map(on_leaf, tree, is_leaf=is_indexed_slices)
 
 
 def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:

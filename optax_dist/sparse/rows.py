@@ -157,32 +157,6 @@ def to_dense() -> optax.GradientTransformation:
   return optax.stateless(dense)
 
 
-def global_norm(updates: optax.Updates) -> jax.Array:
-  """Like ``optax.tree.norm``, for updates of which some may be sparse.
-
-  Args:
-    updates: Tree of arrays, :class:`~optax_dist.IndexedSlices` and ``None``.
-
-  Returns:
-    The norm of the dense updates, a scalar.
-
-  Example:
-    >>> import jax.numpy as jnp, optax_dist
-    >>> update = optax_dist.IndexedSlices(jnp.ones(2), jnp.array([5, 7]), (9,))
-    >>> round(float(global_norm({"table": update})), 4)
-    1.4142
-  """
-  return optax.tree.norm(
-    jax.tree.map(
-      lambda x: (
-        indexed_slices.sum_duplicates(x).values if is_indexed_slices(x) else x
-      ),
-      updates,
-      is_leaf=is_indexed_slices,
-    )
-  )
-
-
 def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:
   """Flattens gradients; ``None`` and IndexedSlices are one leaf each."""
   return jax.tree.flatten(

@@ -55,21 +55,16 @@ def slot_names(state: optax.OptState) -> list[str]:
 
 def get_slot(
   state: optax.OptState,
-  path_or_param: Any,
+  path: str | Sequence[Any],
   name: str,
-  *,
-  params: optax.Params | None = None,
 ) -> jax.Array:
   """Returns the slot of one parameter.
 
   Args:
     state: State of any optax transformation, including chains and wrappers.
-    path_or_param: The parameter's path, as ``"layer/kernel"``, as a sequence of
-      keys ``("layer", "kernel")`` or as JAX's key path; or the parameter
-      itself, if ``params`` is given too, or if no other one has its shape and
-      dtype.
+    path: The parameter's path, as ``"layer/kernel"``, as a sequence of keys
+      ``("layer", "kernel")`` or as JAX's key path.
     name: A name from :func:`slot_names`, or the name of the state's field.
-    params: The tree that contains the parameter, to distinguish it from others.
 
   Returns:
     The slot, an array like the parameter.
@@ -92,30 +87,24 @@ def get_slot(
       f"no slot {name!r}: the state has {slot_names(state) or 'none'}"
     )
   leaves = [
-    (path_keys(path), leaf)
+    (path_keys(key_path), leaf)
     for tree in trees
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   ]
   known = sorted({"/".join(keys) for keys, _ in leaves})
-  if _is_array(path_or_param) and params is None:
-    found = [
-      leaf
-      for _, leaf in leaves
-      if leaf.shape == path_or_param.shape and leaf.dtype == path_or_param.dtype
-    ]
-    wanted = f"of shape {path_or_param.shape} and type {path_or_param.dtype}"
-  else:
-    keys = _path_of(path_or_param, params)
-    found = [leaf for other, leaf in leaves if other == keys]
-    wanted = repr("/".join(keys))
+  if isinstance(path, str):
+    path = [key for key in path.split("/") if key]
+  keys = path_keys(path)
+  found = [leaf for other, leaf in leaves if other == keys]
+  wanted = repr("/".join(keys))
   if not found:
     raise KeyError(
       f"no parameter {wanted} with a slot {name!r}: there are {known}"
     )
   if len(found) > 1:
     raise ValueError(
-      f"{len(found)} slots {name!r} fit a parameter {wanted}: give its path,"
-      f" one of {known}, or look in the part of the state that is meant"
+      f"the parameter {wanted} has {len(found)} slots {name!r}: look in the part"
+      " of the state that is meant"
     )
   return found[0]
 
@@ -176,18 +165,6 @@ def _is_like_parameters(value: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
   return isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-
-
-def _path_of(path_or_param: Any, params: Any) -> tuple[str, ...]:
-  """The keys of a parameter, given as a path or as the array itself."""
-  if isinstance(path_or_param, str):
-    return tuple(key for key in path_or_param.split("/") if key)
-  if isinstance(path_or_param, Sequence):
-    return path_keys(path_or_param)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    if leaf is path_or_param:
-      return path_keys(path)
-  raise KeyError("the parameter given is not in params")
 
 
 def path_keys(path: Sequence[Any]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Elastic averaging: replicas that explore, tied to a center."""
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import PerReplica, nodes
+from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.elastic_exchange import elastic_exchange
@@ -105,9 +104,10 @@ def elastic_average(
       negative. None for ``moving_rate / learning_rate`` (0 with
       ``"same_point"``, where the exchange is the pull).
     learning_rate: the inner learning rate, for ``rho``: a positive number, a
-      scalar array, or a schedule, called with the replica's local step. None to
-      read it from the state of an ``optax.inject_hyperparams`` in ``inner``,
-      which gives the current value. While it is 0, so is ``rho``.
+      scalar array, or a schedule, called with the replica's local step; required
+      unless ``rho`` is given. While it is 0, so is ``rho``. For one that changes
+      otherwise, put ``optax.inject_hyperparams`` around a function that makes both
+      ``inner`` and this transformation.
     exchange: where the distance to the center is measured in an exchange:
       ``"after_step"``, as in TensorFlow, or at the ``"same_point"`` as the
       gradient, before the step, as in the paper's synchronous form.
@@ -131,8 +131,8 @@ def elastic_average(
     first replica's.
 
   Raises:
-    ValueError: at construction, if an argument is invalid; in ``init``, if the
-      number of replicas or the learning rate is unknown; in ``update``, if the
+    ValueError: at construction, if an argument is invalid or the learning rate
+      unknown; in ``init``, if the number of replicas is; in ``update``, if the
       axis has another size, there are no parameters, or by their type they are
       not each replica's own, or the state was not passed as one replica's.
     TypeError: in ``update``, if an update is not floating-point or complex.
@@ -173,6 +173,11 @@ def elastic_average(
   precision.check_dtype("center_dtype", center_dtype)
   if rho is None and exchange == "same_point":
     rho = 0.0
+  if rho is None and learning_rate is None:
+    raise ValueError(
+      f"{_USER}: `rho` is moving_rate / learning_rate: give `learning_rate`, or"
+      " `rho`."
+    )
   inner = with_steady_state(inner)
 
   def init_fn(params: optax.Params) -> ElasticAverageState:
@@ -182,31 +187,17 @@ def elastic_average(
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     own = ElasticReplica(zero(), center, inner.init(params), zero())
-    if rho is None and learning_rate is None:
-      _injected_learning_rate(own.inner_state)
     return ElasticAverageState(
       zero(), zero(), center, replicas.start(own, size)
     )
 
-  def strengths(
-    size: int, own: ElasticReplica, *args: Any, **extra_args: Any
-  ) -> tuple[Any, Any]:
+  def strengths(size: int, local_step: jax.Array) -> tuple[Any, Any]:
     """The moving rate and rho of this step."""
-    rate = moving_rate
-    if rate is None:
-      rate = 0.9 / period / size
+    rate = 0.9 / period / size if moving_rate is None else moving_rate
     if rho is not None:
       return rate, rho
-    step_size = learning_rate
-    if step_size is None:
-      # Only the update knows a schedule's value at this step. It does not
-      # depend on the gradient, so the compiler removes everything else.
-      step_size = _injected_learning_rate(
-        own.inner_state, lambda: inner.update(*args, **extra_args)
-      )
-    elif callable(step_size):
-      step_size = step_size(own.local_step)
-    return rate, _ratio(rate, step_size)
+    at = learning_rate(local_step) if callable(learning_rate) else learning_rate
+    return rate, _ratio(rate, at)
 
   def update_fn(
     updates: optax.Updates,
@@ -224,7 +215,7 @@ def elastic_average(
     updates = leaves.put(updates, gradients)
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
-    rate, pull = strengths(me.size, own, *args, **extra_args)
+    rate, pull = strengths(me.size, own.local_step)
 
     # 1. The gradient, with the pull towards the center: rho * (x - center).
     if not _is_zero(pull):
@@ -269,40 +260,6 @@ def elastic_average(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _injected_learning_rate(
-  state: Any, update: Callable[[], tuple[Any, Any]] | None = None
-) -> Any:
-  """Returns the learning rate in the state of ``optax.inject_hyperparams``.
-
-  Args:
-    state: the inner state.
-    update: computes the update whose learning rate is requested, if it differs
-      from the one in ``state``.
-  """
-  found = _injected(state)
-  if len(found) != 1:
-    what = "no" if not found else f"{len(found)} times a"
-    raise ValueError(
-      f"{_USER}: `rho` is moving_rate / learning_rate, and the inner optimizer's"
-      f" state holds {what} learning rate. Give `learning_rate` or `rho`, or wrap"
-      " the (one) inner optimizer: optax.inject_hyperparams(optax.sgd)("
-      "learning_rate=...)."
-    )
-  scheduled = "learning_rate" in getattr(found[0], "hyperparams_states", ())
-  if update is not None and scheduled:
-    found = _injected(update()[1])
-  return found[0].hyperparams["learning_rate"]
-
-
-def _injected(state: Any) -> list:
-  found = []
-  for node in nodes(state, lambda node: hasattr(node, "hyperparams")):
-    if "learning_rate" in node.hyperparams:
-      found.append(node)
-    found += _injected(node.inner_state)
-  return found
 
 
 def _ratio(rate: Any, learning_rate: Any) -> Any:

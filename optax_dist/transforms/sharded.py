@@ -24,7 +24,6 @@ from optax_dist._internal.replica_blocks import (
 from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
-from optax_dist.states.specs import children
 
 _USER = "sharded"
 _REDUCTIONS = ("mean", "sum")
@@ -370,26 +369,18 @@ def _check_init(inner: Any, like: Any, parts: Any, is_part: list[bool]) -> None:
 
 def _check_structure(whole: Any, of_part: Any) -> None:
   """Raises an error if two states differ in structure; names the difference."""
-  names = sorted(_unlike(whole, of_part, "it"))
-  if names:
-    raise elementwise.NotElementwise(
-      f"{' and '.join(names)} in its state differs in structure for whole leaves"
-      " and for parts"
-    )
-
-
-def _unlike(whole: Any, of_part: Any, owner: str) -> set[str]:
-  """Returns the names of the innermost states that differ in structure."""
   treedefs: list[Any] = [jax.tree.structure(x) for x in (whole, of_part)]
   if treedefs[0] == treedefs[1]:
-    return set()
-  if type(whole).__name__.endswith("State"):
-    owner = type(whole).__name__
-  (first, treedef), (second, other) = children(whole), children(of_part)
-  if treedef != other:
-    return {owner}
-  return set().union(
-    *(_unlike(a, b, owner) for a, b in zip(first, second, strict=True))
+    return
+  names = set()
+  for state, other in ((whole, of_part), (of_part, whole)):
+    known = {path for path, _ in jax.tree_util.tree_leaves_with_path(other)}
+    for path, _ in jax.tree_util.tree_leaves_with_path(state):
+      if path not in known:
+        names.add(_owner(state, path))
+  raise elementwise.NotElementwise(
+    f"{' and '.join(sorted(names)) or 'a part'} in its state differs in structure"
+    " for whole leaves and for parts"
   )
 
 

@@ -45,17 +45,6 @@ def test_to_dense_adds_repeated_rows(slices):
 
 
 @hypothesis.settings(max_examples=25)
-@hypothesis.given(_slices())
-def test_from_dense_inverts_to_dense(slices):
-  dense = slices.to_dense()
-  np.testing.assert_array_equal(
-    IndexedSlices.from_dense(dense).to_dense(), dense
-  )
-  padded = jax.jit(IndexedSlices.from_dense, static_argnums=1)(dense, ROWS)
-  np.testing.assert_array_equal(padded.to_dense(), dense)
-
-
-@hypothesis.settings(max_examples=25)
 @hypothesis.given(_slices(), st.permutations(range(SLOTS)))
 def test_sum_duplicates(slices, order):
   order = np.array(order)
@@ -179,16 +168,6 @@ def test_updates_of_a_table_on_an_explicit_mesh(spec, wrap, columns):
   new = wrap(indexed_slices.apply_updates)(_explicit(table, *spec), update)
   assert new.sharding.spec == P(*spec)
   np.testing.assert_array_equal(np.asarray(new)[:, 0], [1, 5, 1, 3])
-
-
-@_EVERY_SPEC
-def test_rows_of_a_table_on_an_explicit_mesh(spec):
-  table = np.zeros((4, 4), np.float32)
-  table[[1, 2]] = 3.0
-  found = IndexedSlices.from_dense(_explicit(table, *spec))
-  assert found.indices.tolist() == [1, 2]
-  np.testing.assert_array_equal(found.values, table[1:3])
-  assert found.values.sharding.spec == P(None, spec[1])
 
 
 @_EVERY_SPEC
@@ -340,13 +319,3 @@ def test_is_a_pytree_of_two_arrays():
 def test_bad_slices(values, indices, shape, error, message):
   with pytest.raises(error, match=message):
     IndexedSlices(values.astype(np.float32), indices, shape)
-
-
-def test_from_dense_errors():
-  dense = jnp.ones((3, 2))
-  with pytest.raises(ValueError, match="size must be >= 3"):
-    IndexedSlices.from_dense(dense, size=2)
-  with pytest.raises(ValueError, match=r"under jax\.jit"):
-    jax.jit(lambda x: IndexedSlices.from_dense(x).values)(dense)
-  with pytest.raises(ValueError, match="scalar"):
-    IndexedSlices.from_dense(1.0)

@@ -41,14 +41,9 @@ def test_bad_arguments(name, value, what):
 
 
 def test_an_unknown_learning_rate():
-  tx = elastic_average(optax.adam(0.1), "i", num_replicas=2)
-  with pytest.raises(ValueError, match=r"holds no learning rate. Give"):
-    tx.init(jnp.zeros(2))
-  inject = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
-  tx = elastic_average(optax.chain(inject, inject), "i", num_replicas=2)
-  with pytest.raises(ValueError, match="holds 2 times a learning rate"):
-    tx.init(jnp.zeros(2))
-  elastic_average(optax.adam(0.1), "i", num_replicas=2, rho=0.0).init(0.0)
+  with pytest.raises(ValueError, match="give `learning_rate`, or `rho`"):
+    elastic_average(optax.adam(0.1), "i", num_replicas=2)
+  elastic_average(optax.adam(0.1), "i", num_replicas=2, rho=0.0)
 
 
 def test_an_unknown_number_of_replicas():

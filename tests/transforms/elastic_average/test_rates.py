@@ -32,29 +32,14 @@ def _pulls(tx, steps=3, params=3.0):
 _SCHEDULE = optax.linear_schedule(0.0, 0.3, 3)
 
 
-@pytest.mark.parametrize(
-  ("inner", "learning_rate"),
-  [
-    (optax.sgd(_SCHEDULE), _SCHEDULE),
-    (optax.inject_hyperparams(optax.sgd)(learning_rate=_SCHEDULE), None),
-    (
-      optax.chain(
-        optax.clip(9.0),
-        optax.inject_hyperparams(optax.sgd)(learning_rate=_SCHEDULE),
-      ),
-      None,
-    ),
-  ],
-  ids=["argument", "injected", "injected_in_a_chain"],
-)
-def test_rho_follows_a_schedule(inner, learning_rate):
+def test_rho_follows_a_schedule():
   """At every step the pull moves by moving_rate, but where nothing moves."""
   tx = elastic_average(
-    inner,
+    optax.sgd(_SCHEDULE),
     "i",
     num_replicas=1,
     moving_rate=0.25,
-    learning_rate=learning_rate,
+    learning_rate=_SCHEDULE,
   )
   np.testing.assert_allclose(_pulls(tx), [0, -0.75, -0.75], rtol=1e-6)
 
@@ -69,31 +54,28 @@ def test_rates_may_be_numbers_and_arrays(kind):
       moving_rate=kind(0.5),
       learning_rate=kind(0.1),
     ),
-    elastic_average(
-      optax.inject_hyperparams(optax.sgd)(learning_rate=kind(0.1)),
-      "i",
-      num_replicas=1,
-      moving_rate=kind(0.5),
-    ),
     elastic_average(optax.sgd(0.1), "i", num_replicas=1, rho=kind(5.0)),
   ):
     np.testing.assert_allclose(_pulls(tx), [-1.5] * 3, rtol=1e-6)
 
 
 def test_a_changed_learning_rate_counts_at_once():
-  tx = elastic_average(
-    optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
-    "i",
-    num_replicas=1,
-    moving_rate=0.5,
-  )
+  tx = optax.inject_hyperparams(
+    lambda learning_rate: elastic_average(
+      optax.sgd(learning_rate),
+      "i",
+      num_replicas=1,
+      moving_rate=0.5,
+      learning_rate=learning_rate,
+    )
+  )(learning_rate=0.1)
   step = jax.vmap(
     lambda state, g: tx.update(g, state, jnp.float32(3.0)),
     axis_name="i",
     in_axes=(None, 0),
   )
   state = tx.init(jnp.float32(0.0))
-  state = optax.tree.set(state, learning_rate=jnp.full((1,), 0.2))
+  state = optax.tree.set(state, learning_rate=jnp.float32(0.2))
   updates, _ = step(state, jnp.ones(1))
   np.testing.assert_allclose(updates, [-0.2 - 0.5 * 3.0], rtol=1e-6)
 
@@ -151,10 +133,11 @@ def test_sparse_gradients_with_a_scheduled_learning_rate():
   table, center = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[0.0], [2], [3]])
   schedule = optax.linear_schedule(1.0, 0.0, 10)
   tx = elastic_average(
-    optax.inject_hyperparams(optax.sgd)(learning_rate=schedule),
+    optax.sgd(schedule),
     "i",
     num_replicas=1,
     moving_rate=0.5,
+    learning_rate=schedule,
   )
   state = tx.init(center)
 
