@@ -127,8 +127,8 @@ def test_defaults():
     updates, _ = drift(state)
     np.testing.assert_allclose(updates, -event["expect"]["rho"], rtol=1e-6)
     # In an exchange, the center gets its part from each.
-    ticks = jnp.int32(event["period"] - 1)
-    updates, state = drift(state._replace(iterations=ticks))
+    iterations = jnp.int32(event["period"] - 1)
+    updates, state = drift(state._replace(iterations=iterations))
     moved = (1 - event["expect"]["rho"]) * event["expect"]["moving_rate"]
     np.testing.assert_allclose(state.center, workers * moved, rtol=1e-6)
   for bad in ({"num_replicas": 0}, {"communication_period": 0}):
