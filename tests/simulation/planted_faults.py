@@ -592,7 +592,7 @@ FAULTS = (
   _one(
     "only process 0 looks whether numbers are finite",
     "speaker",
-    "    finite = mine.finite and all(r.finite for r in self._ready.values())",
+    "    finite = all(ready.finite for ready in self._ready.values())",
     "    finite = mine.finite",
     groups,
   ),

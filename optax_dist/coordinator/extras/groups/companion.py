@@ -102,18 +102,10 @@ class Companion:
       case ins.SaveWanted() if not self._welcome:
         self._saving = True
         return []
-      case (
-        ins.Submitted()
-        | ins.Aggregated()
-        | ins.AggregateFailed()
-        | ins.SnapshotFetched()
-        | ins.SnapshotFailed()
-        | ins.FingerprintTaken()
-        | ins.SaveWanted()
-      ):
-        return self._report(given)
       case ins.Aborted():
         self.over = True
+        return self._report(given)
+      case _ if isinstance(given, orders.REPORTS):
         return self._report(given)
       case _:
         # Process 0 gets the same request, and acts on it for all.

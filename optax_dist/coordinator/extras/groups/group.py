@@ -13,7 +13,6 @@ import json
 import logging
 import threading
 import time
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -35,10 +34,6 @@ from optax_dist.coordinator.runtime.states import State
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds for a program to end by itself when its replica can't continue.
 _GRACE = 5.0
-# Messages between the processes of one replica.
-_OF_GROUP = frozenset(
-  (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
-)
 
 
 class Group:
@@ -121,7 +116,7 @@ class Group:
     return GroupHandover(published, None if self.index else feed, patience)
 
   def received(self, peer: str, message: Any) -> Any:
-    if type(message) in _OF_GROUP:
+    if isinstance(message, orders.REPORTS + orders.ORDERS):
       return orders.Heard(peer, message)
     return inputs.Received(peer, message)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import typing
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -116,6 +117,8 @@ Order: TypeAlias = (
   | Advance
   | EndGroup
 )
+
+REPORTS, ORDERS = typing.get_args(Report), typing.get_args(Order)
 
 # Everything that is sent on a connection.
 WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec
@@ -73,7 +73,7 @@ class Speaker:
     self._held: list[ins.Input] = []
     # Orders for processes that are not there yet.
     self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
-    self._mine: ins.Submitted | None = None
+    # What each process has submitted.
     self._ready: dict[int, ins.Submitted] = {}
     # Since when a process waits for another one.
     self._since: float | None = None
@@ -122,24 +122,11 @@ class Speaker:
           text = f"{peer} is no process of this replica, and reports {what}"
           self._out.append(fx.Log("warning", text))
         else:
-          self._report(rank, peer, what, now)
+          self._report(rank, what, now)
       case orders.Advance():
         self._tell(given)
-      case ins.Submitted():
-        self._mine = given
-        self._submit(now)
-      case ins.Aggregated(attempt):
-        self._mean_here(0, attempt, now)
-      case ins.AggregateFailed():
-        self._mean_failed(given, now)
-      case ins.SnapshotFetched(transfer, step):
-        self._snapshot_here(0, transfer, step, now)
-      case ins.SnapshotFailed():
-        self._snapshot_failed(given, now)
-      case ins.FingerprintTaken(step, digest):
-        self._fingerprint(0, step, digest, now)
-      case ins.Aborted(reason):
-        self._lose(f"its process 0 goes: {reason}", now)
+      case _ if isinstance(given, orders.REPORTS):
+        self._report(0, given, now)
       case ins.PeerLost(peer, how, reason) if peer in self._ranks:
         rank = self._ranks[peer]
         if peer not in self._kept and not self._ended:
@@ -152,14 +139,12 @@ class Speaker:
         self._decide(given, now)
 
   def _report(
-    self,
-    rank: int,
-    peer: Process,
-    what: orders.Order | orders.Report,
-    now: float,
+    self, rank: int, what: orders.Order | orders.Report, now: float
   ) -> None:
+    """Handles what has happened in a process, this one included."""
     match what:
       case orders.Present():
+        peer = self._companions[rank - 1]
         self._out.append(orders.Tell(peer, orders.Welcomed()))
         for order in self._kept.pop(peer, ()):
           self._out.append(orders.Tell(peer, order))
@@ -190,9 +175,9 @@ class Speaker:
 
   def _submit(self, now: float) -> None:
     """Submits a gradient once all processes have submitted their shards."""
-    mine = self._mine
-    if mine is None or len(self._ready) < len(self._companions):
+    if self._ready.keys() != self._everyone:
       return
+    mine = self._ready[0]
     for rank, theirs in self._ready.items():
       if _step_of(theirs) != _step_of(mine):
         self._lose(
@@ -201,8 +186,7 @@ class Speaker:
           now,
         )
         return
-    finite = mine.finite and all(r.finite for r in self._ready.values())
-    self._mine = None
+    finite = all(ready.finite for ready in self._ready.values())
     self._ready.clear()
     self._decide(codec.replace(mine, finite=finite), now)
 
@@ -269,14 +253,10 @@ class Speaker:
 
   def _lacking(self) -> list[int]:
     """Processes that others wait for."""
-    submitting = self._mine is not None or bool(self._ready)
     return [
       rank
       for rank, peer in enumerate(("", *self._companions))
-      if peer in self._kept
-      or (
-        submitting and (rank not in self._ready if rank else self._mine is None)
-      )
+      if peer in self._kept or (self._ready and rank not in self._ready)
     ]
 
   def _lose(self, reason: str, now: float) -> None:
@@ -304,7 +284,7 @@ class Speaker:
         self._out.append(fx.Connect(peer, own))
       case fx.Aggregate(attempt) | fx.Collect(attempt):
         self._attempts[attempt] = _Aggregation(set())
-        self._each(lambda rank: at_rank(effect, rank))
+        self._all(effect)
       case fx.Cancel(attempt) | fx.Release(attempt):
         found = self._attempts.pop(attempt, None)
         if found is not None and found.done != self._everyone:
@@ -313,27 +293,9 @@ class Speaker:
         self._all(effect)
       case fx.FetchSnapshot(transfer):
         self._fetch = _Fetch(transfer, {})
-        self._each(lambda rank: at_rank(effect, rank))
-      case fx.ServeSnapshot():
-        self._each(lambda rank: at_rank(effect, rank))
+        self._all(effect)
       case fx.Restore():
         self._fetch = None
-        self._all(effect)
-      case (
-        fx.LimitWait()
-        | fx.Apply()
-        | fx.Publish()
-        | fx.Discard()
-        | fx.TakeFingerprint()
-        | fx.Admitted()
-        | fx.Suspended()
-        | fx.Leased()
-        | fx.Progressed()
-        | fx.SetAsked()
-        | fx.Called()
-        | fx.Taken()
-        | fx.Resolved()
-      ):
         self._all(effect)
       case fx.Left() | fx.Finished():
         self._ended = True
@@ -344,23 +306,22 @@ class Speaker:
         self._drop_submission("lost")
         self._tell(orders.Failure(error, reason))
         self._out.append(effect)
+      case _ if isinstance(effect, orders.ORDERS):
+        self._all(effect)
       case _:
         self._out.append(effect)
 
   def _drop_submission(self, reason: str) -> None:
     """Drops a submission that is too late for the remaining processes."""
-    mine, self._mine = self._mine, None
+    mine = self._ready.get(0)
     self._ready.clear()
     if mine is not None:
       self._all(fx.Resolved(mine.sequence, reason, 0))
 
   def _all(self, effect: fx.Effect) -> None:
-    self._each(lambda rank: effect)
-
-  def _each(self, effect_of: Callable[[int], fx.Effect]) -> None:
     for peer, rank in self._ranks.items():
-      self._tell_one(peer, effect_of(rank))  # type: ignore[arg-type]
-    self._out.append(effect_of(0))
+      self._tell_one(peer, at_rank(effect, rank))  # type: ignore[arg-type]
+    self._out.append(at_rank(effect, 0))
 
   def _tell(self, order: orders.Order) -> None:
     for peer in self._companions:
