@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import logging
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from optax_dist.coordinator import (
   preemption,
   strategies,
 )
+from optax_dist.coordinator import probe as probes
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
@@ -58,6 +60,7 @@ def join(
   global_step: int = 0,
   data: ledger.Batches | None = None,
   progress: ledger.Progress | None = None,
+  probe: probes.Probe | types.EllipsisType | None = ...,
   secret: bytes | str | None = None,
   certificates: channels.Certificates | None = None,
   bind: str | None = None,
@@ -107,6 +110,11 @@ def join(
       local steps those of a whole exchange; None: each replica reads its own
       data.
     progress: of a checkpoint: which samples are in committed steps.
+    probe: required with deterministic data, and only then: a function of
+      parameters and a `micro_batches.Slot` that returns a gradient, by the
+      program of the training loop. It is called once, on pseudo-random
+      parameters, and a replica that gets other bits than the job's is refused
+      (docs/deterministic.md). None to go without.
     secret: shared secret of the job, at least 16 bytes; by default
       OPTAX_DIST_SECRET, or the content of the file OPTAX_DIST_SECRET_FILE.
       Required if other hosts can connect.
@@ -140,6 +148,7 @@ def join(
       in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
+  probe = _checked_probe(probe, data)
   launched = Environment.read()
   if store is None and coordinator_address is None:
     store = launched.store
@@ -239,6 +248,7 @@ def join(
         processes=program,
         data=data,
         progress=progress,
+        probe=probe,
       )
     except BaseException:
       where.close()
@@ -380,6 +390,34 @@ def run_embedded(
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
+
+
+def _checked_probe(
+  probe: probes.Probe | types.EllipsisType | None, data: Any
+) -> probes.Probe | None:
+  """The probe; None for none.
+
+  Raises:
+    ValueError: it is missing, or there is nothing to probe.
+    TypeError: it is no function.
+  """
+  deterministic = isinstance(data, ledger.Batches) and data.deterministic
+  if isinstance(probe, types.EllipsisType):
+    if deterministic:
+      raise ValueError(
+        "deterministic data needs probe=, a function of parameters and a"
+        " micro-batch (Slot) that returns a gradient: replicas that would compute"
+        " other bits are found by it. Pass probe=None to go without."
+      )
+    return None
+  if probe is not None and not callable(probe):
+    raise TypeError(f"probe must be a function or None, got {probe!r:.100}.")
+  if probe is not None and not deterministic:
+    raise ValueError(
+      "probe= is for data=Batches(..., deterministic=True): other runs don't"
+      " promise equal bits."
+    )
+  return probe
 
 
 def _gradients_per_step(

@@ -21,13 +21,15 @@ from optax_dist._internal import checks
 from optax_dist.coordinator import (
   errors,
   leases,
+  micro_batches,
   options,
   phases,
   preemption,
   strategies,
 )
+from optax_dist.coordinator import probe as probes
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import wire_formats
+from optax_dist.coordinator.aggregation import nodes, wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
@@ -88,6 +90,7 @@ class Replica:
     processes: Processes | None = None,
     data: ledger.Batches | None = None,
     progress: ledger.Progress | None = None,
+    probe: probes.Probe | None = None,
   ):
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
@@ -130,6 +133,16 @@ class Replica:
     nothing = self._encoder.read(self._encoder.no_mean())
     members = strategy.quorum.replicas_to_aggregate
     self._update.apply(shared, nothing, members)
+    self._indices: leases.Indices | None = None
+    if data is not None:
+      unit = data.unit(members)
+      assert strategy.period is not None
+      self._indices = leases.Indices(data, unit, strategy.period)
+    self._slots: micro_batches.Slots | None = None
+    if data is not None and data.deterministic:
+      self._slots = micro_batches.Slots(data, data.indices)
+      self._summing = nodes.Summing(self._encoder.place, data.slots)
+      alike += (("gradient of a probe", self._probed(probe, params)),)
     transport = place.transport
     own_place = transport.name, transport.address
     address, digest = self.processes.meet(own_place, fingerprint(shared))
@@ -159,14 +172,14 @@ class Replica:
       processes=self.processes,
       shards=parts.state,
       own=own,
+      data=None if self._slots is None else data,
     )
     self._handover = self._driver.handover
-    add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
-    self._indices: leases.Indices | None = None
-    if data is not None:
-      unit = data.unit(strategy.quorum.replicas_to_aggregate)
-      assert strategy.period is not None
-      self._indices = leases.Indices(data, unit, strategy.period)
+    add: Callable[[Any, Any], Any]
+    if self._slots is not None:
+      add = self._summing.add
+    else:
+      add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     waits = strategy.policy is None
     self._submission = Submission(
       self._handover.published,
@@ -209,6 +222,20 @@ class Replica:
         f" {self._strategy.name!r} does not add them up as they are. Use"
         " mean_wire='bfloat16' or 'float32', or decoupled_diloco(merge='mean')."
       )
+
+  def _probed(self, probe: probes.Probe | None, params: Any) -> str:
+    """What a probe found; "" without one."""
+    if probe is None:
+      return ""
+    assert self._slots is not None
+    unit = self._indices.samples if self._indices is not None else 0
+
+    def update(start: Any, grads: Any) -> Any:
+      leaves = jax.tree.leaves(self._template.fit(grads))
+      arrays = [np.asarray(leaf) for leaf in leaves]
+      return self._update.apply(self._strategy.shared(start), arrays, 1)
+
+    return probes.result(probe, params, self._slots(((0, unit),)), update)
 
   @property
   def _mean_wire(self) -> str:
@@ -421,13 +448,50 @@ class Replica:
       ... )
       [([[5, 2, 4, 0]], 1)]
     """
-    indices = self._data("batches()")
+    yield from map(self._data("batches()"), self._drawn())
+
+  def micro_batches(self) -> Iterator[micro_batches.Slot]:
+    """Yields the micro-batches to compute gradients on, until all data is used.
+
+    For deterministic data. The next call is `step` with the gradient of the slot,
+    computed on `params`, its samples and its key, and on nothing else. Like
+    `batches`, but for what it yields.
+
+    Raises:
+      ValueError: `join` or `run_embedded` was given no deterministic `data`.
+      CoordinatorError: the run can't go on.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from optax_dist import coordinator
+      >>> data = coordinator.Batches(6, 4, micro_batch=2, deterministic=True)
+      >>> def train(replica):
+      ...   found = []
+      ...   for slot in replica.micro_batches():
+      ...     found.append((slot.step, slot.number, slot.indices.tolist()))
+      ...     replica.step(jnp.ones(()))
+      ...   return found
+      >>> coordinator.run_embedded(
+      ...   train, 1, optax.sgd(0.1), jnp.zeros(()), data=data
+      ... )
+      [[(0, 0, [4, 5]), (0, 1, [2, 3])]]
+    """
+    if self._slots is None:
+      raise ValueError(
+        "micro_batches() needs data=Batches(..., deterministic=True), given to"
+        " join or run_embedded."
+      )
+    for spans in self._drawn():
+      yield self._slots(spans)
+
+  def _drawn(self) -> Iterator[ledger.Spans]:
+    """The positions of the next gradient, until there are none."""
     while True:
       with self._one_thread():
         spans = self._draw()
       if spans is None:
         return
-      yield indices(spans)
+      yield spans
 
   def report_data(self) -> tuple[ledger.EpochReport, ...]:
     """What became of each epoch's samples, as of `params`, by index.
@@ -555,10 +619,15 @@ class Replica:
     payload, self._local = self._strategy.contribute(
       self._shared, self._local, grads
     )
+    zeros = 0
+    if self._slots is not None and submission.drawn is not None:
+      number = self._slots.number(submission.drawn)
+      payload = self._summing.encode(number, self._update.split(payload))
+      zeros = payload.zeros
     submission.keep_drawn()
     if payload is not None:
       submission.add(seen, payload, text, self._stopwatch.take())
-    return self._conclude() or self._outcome()
+    return (self._conclude() or self._outcome())._replace(zeros=zeros)
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -744,7 +813,9 @@ class Replica:
     finite, memory = True, None
     parts: Sequence[memoryview] = ()
     # Stale gradients are reported without their numbers.
-    if submission.total is not None:
+    if self._slots is not None and submission.total is not None:
+      parts = [array.data for array in submission.total.arrays]
+    elif submission.total is not None:
       written = self._write(np.frombuffer(self._memory(), np.uint8))
       finite = written is not None
       if written is not None:

@@ -23,9 +23,20 @@ class Pool:
   A context manager; no process is left when it exits.
   """
 
-  def __init__(self, folder: pathlib.Path):
-    """Sets an existing folder for journals and outputs."""
-    self.folder = folder
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    module: str = "tests.chaos.replica",
+    ready: int = REPLICAS,
+  ):
+    """Sets an existing folder for journals and outputs.
+
+    Args:
+      folder: the folder.
+      module: what the processes run.
+      ready: how many processes wait for a job.
+    """
+    self.folder, self._module, self._ready = folder, module, ready
     # Marks the processes, to find any that are left over.
     self.token = secrets.token_hex(8)
     self._idle: list[child.Child] = []
@@ -37,7 +48,7 @@ class Pool:
 
   def __enter__(self) -> Pool:
     self._store = store_process.start(self.secret.encode(), port=0)
-    for _ in range(REPLICAS + 2):
+    for _ in range(self._ready + 2):
       self._start()
     return self
 
@@ -56,6 +67,12 @@ class Pool:
       self._store = store_process.start(self.secret.encode(), port=0)
     return self._store.address.partition(",")[0]
 
+  def kill_store(self) -> None:
+    """Kills the store; `address` is that of another one then."""
+    assert self._store is not None
+    self._store.process.kill()
+    self._store.process.wait()
+
   def store_died(self) -> bool:
     """Whether the store has died."""
     assert self._store is not None
@@ -65,7 +82,7 @@ class Pool:
     self._started += 1
     process = logged_child.LoggedChild(
       f"process {self._started}",
-      [sys.executable, "-m", "tests.chaos.replica"],
+      [sys.executable, "-m", self._module],
       self.folder / f"process-{self._started}.log",
       {
         "JAX_PLATFORMS": "cpu",
@@ -89,7 +106,7 @@ class Pool:
 
   def top_up(self) -> None:
     """Starts processes for future runs."""
-    while len(self._idle) < REPLICAS:
+    while len(self._idle) < self._ready:
       self._start()
 
   def give_back(self, process: child.Child) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
+from optax_dist.ledger import Spans, tree
 
 # A smaller leaf is copied: to send it by itself would cost more.
 _IN_PLACE = 64 << 10
@@ -181,6 +183,7 @@ class Encoder:
     gradients: Sequence[bytes],
     weights: Sequence[float],
     count: int,
+    nodes: Sequence[Spans] | None = None,
   ) -> bytes:
     """The mean of encoded gradients; it counts.
 
@@ -188,13 +191,22 @@ class Encoder:
       gradients: in replica order.
       weights: the weight of each.
       count: divisor of their sum.
+      nodes: those of each, of a tree with `count` slots; None: each gradient is
+        one array, and they are added from the first to the last.
 
     Raises:
       ValueError: a gradient has another size than the layout.
     """
-    for raw in gradients:
-      if len(raw) != self.place.nbytes:
-        self._check(raw, self.place, "gradient")
+    rows_of = [1] * len(gradients) if nodes is None else list(map(len, nodes))
+    for raw, number in zip(gradients, rows_of, strict=True):
+      if len(raw) != number * self.place.nbytes:
+        raise ValueError(
+          f"A gradient of this model has {number * self.place.nbytes:,} bytes,"
+          f" got {len(raw):,}."
+        )
+    order = (
+      None if nodes is None else tree.whole(itertools.chain(*nodes), count)
+    )
     out = np.zeros(self.mean_place.nbytes, np.uint8)
     # One array for all members, of which there may be hundreds.
     rows = np.frombuffer(b"".join(gradients), np.uint8)
@@ -202,7 +214,7 @@ class Encoder:
     error = None if feedback is None else feedback.owed(0, whole)
     with np.errstate(all="ignore"):
       means.mean_slice(
-        rows.reshape(len(gradients), self.place.nbytes),
+        rows.reshape(sum(rows_of), self.place.nbytes),
         weights,
         count,
         self.place,
@@ -212,6 +224,7 @@ class Encoder:
         out,
         error,
         () if feedback is None else feedback.gaps(),
+        order,
       )
     if feedback is not None and error is not None:
       feedback.keep(0, error)
@@ -232,15 +245,10 @@ class Encoder:
       ValueError: it has another size than the layout.
     """
     raw = np.frombuffer(mean, np.uint8)
-    self._check(raw, self.mean_place, "mean")
+    if raw.nbytes != self.mean_place.nbytes:
+      raise ValueError(
+        f"A mean of this model has {self.mean_place.nbytes:,} bytes, got"
+        f" {raw.nbytes:,}."
+      )
     whole = (0, self.mean_place.elements)
     return means.read(self.mean_place, [raw], whole, np.empty(0, np.uint8))
-
-  def _check(
-    self, raw: bytes | np.ndarray, place: layouts.Layout, what: str
-  ) -> None:
-    nbytes = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
-    if nbytes != place.nbytes:
-      raise ValueError(
-        f"A {what} of this model has {place.nbytes:,} bytes, got {nbytes:,}."
-      )

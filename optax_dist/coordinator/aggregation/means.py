@@ -161,13 +161,14 @@ def mean_slice(
   out: np.ndarray,
   error: np.ndarray | None = None,
   gaps: Sequence[tuple[int, int]] = (),
+  order: Sequence[tuple[int, int]] | None = None,
 ) -> None:
   """Averages one slice over all members.
 
   Args:
     members: the slice's bytes of each, in replica order; or one array with a row
-      for each.
-    weights: the weight of each; 1.0 is skipped.
+      for each. With an order, of each node of a tree instead.
+    weights: the weight of each; 1.0 is skipped. With an order they are all 1.0.
     count: divisor of the sum: gradients, not members.
     place: the layout of the members' gradients.
     mean_place: the layout of the mean, with the same elements.
@@ -178,6 +179,8 @@ def mean_slice(
       it is added, and replaced by the new residual. None without error feedback.
     gaps: of the layout, see `Layout.gaps`; a mean in few bits does not depend on
       the numbers there.
+    order: the additions, see `ledger.tree.additions`, after which the sum is in the
+      row `order[-1][0]`; None: from the first member to the last.
   """
   base, _ = place.bytes_of(start, stop)
   mean_base, _ = mean_place.bytes_of(start, stop)
@@ -207,7 +210,11 @@ def mean_slice(
         mine: Sequence[np.ndarray] | np.ndarray = members[:, low:high]
       else:
         mine = [raw[low:high] for raw in members]
-      _add_up(codec, mine, weights, total)
+      if order is None:
+        _add_up(codec, mine, weights, total)
+      else:
+        row = order[-1][0] if order else 0
+        np.copyto(total, codec.decode(added_up(codec, list(mine), order)[row]))
       if count != 1:
         np.divide(total, divisor, out=total)
       if mean_codec.blocks:
@@ -286,6 +293,34 @@ def _add_up(
     np.copyto(out, numbers[0])
   for i, more in enumerate(numbers[1:]):
     np.add(out if i else numbers[0], more, out=out)
+
+
+def added_up(
+  codec: wires.Codec,
+  rows: Sequence[np.ndarray],
+  order: Sequence[tuple[int, int]],
+) -> list[np.ndarray]:
+  """Adds encoded numbers in an order, and rounds each sum as it is sent.
+
+  Args:
+    codec: how they are encoded.
+    rows: the bytes of each; they stay as they are.
+    order: pairs of rows: the second is added to the first.
+
+  Returns:
+    The bytes of each row after all additions.
+  """
+  found, made = list(rows), set()
+  for left, right in order:
+    numbers = codec.decode(found[left]), codec.decode(found[right])
+    if left not in made:
+      made.add(left)
+      found[left] = np.empty(found[left].size, np.uint8)
+    if isinstance(codec, wires.Plain) and codec.stored == codec.work:
+      np.add(*numbers, out=found[left].view(codec.work))
+    else:
+      codec.encode(np.add(*numbers), found[left])
+  return found
 
 
 def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from optax_dist import ledger
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation.gradient import Gradient
@@ -32,6 +34,7 @@ from optax_dist.coordinator.protocol import (
 )
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
+from optax_dist.ledger import Spans, tree
 
 # Slices up to this many bytes together are averaged at once, in about a
 # millisecond; larger ones in the background, so that messages go on meanwhile.
@@ -67,25 +70,37 @@ def transfer_id(kind: str, *names: object) -> int:
 
 
 @dataclasses.dataclass
+class _Row:
+  """One encoded array of a member: its gradient, or a node of a tree.
+
+  Attributes:
+    id: of the transfers of its slices.
+    data: its bytes of this replica's slice, once they are here; not used for this
+      replica itself.
+    lent: whether these lie in the memory of that process.
+  """
+
+  id: int
+  data: memoryview | None = None
+  lent: bool = False
+
+
+@dataclasses.dataclass
 class _Part:
   """One member of an attempt, as seen by another.
 
   Attributes:
     incarnation: its membership.
     process: its process.
-    ids: of the transfers of its gradient's slices ("part") and of its slice of the
-      mean ("mean").
-    gradient: its bytes of this replica's slice, once they are here; not used for
-      this replica itself.
-    lent: whether these lie in the memory of that process.
+    rows: what it adds to the sum: one array, or one for each of its nodes.
+    mean: the id of the transfers of its slice of the mean.
     has_mean: whether its slice of the mean is here.
   """
 
   incarnation: int
   process: str
-  ids: dict[str, int]
-  gradient: memoryview | None = None
-  lent: bool = False
+  rows: list[_Row]
+  mean: int
   has_mean: bool = False
 
 
@@ -97,6 +112,7 @@ class _Attempt:
     id: its id.
     parts: its members, in order.
     weights: by which their gradients are multiplied.
+    additions: of their rows, see `ledger.tree`; None: from first to last.
     count: how many gradients are in the mean.
     cuts: where slices begin and end, in elements.
     me: which slice this replica averages; None for a reader.
@@ -120,6 +136,7 @@ class _Attempt:
   id: entries.AttemptId
   parts: list[_Part]
   weights: list[float]
+  additions: Sequence[tuple[int, int]] | None
   count: int
   cuts: tuple[int, ...]
   me: int | None
@@ -157,11 +174,13 @@ class _Transfer(NamedTuple):
     at: of the other side in `parts`; of this replica for a slice of a mean
       that is sent.
     is_part: whether it is a slice of a gradient; otherwise of the mean.
+    row: which of the rows of the member, for what comes of a gradient.
   """
 
   attempt: _Attempt
   at: int
   is_part: bool
+  row: int = 0
 
 
 class Aggregations:
@@ -185,6 +204,7 @@ class Aggregations:
     limits: deadlines.Deadlines,
     reach: Callable[[str], None] = lambda phase: None,
     feedback: MeanFeedback | None = None,
+    data: ledger.Batches | None = None,
   ):
     """Makes one without attempts.
 
@@ -196,6 +216,8 @@ class Aggregations:
       limits: how long an attempt may go on without a byte.
       reach: called at each phase, "reduce_scatter" and "gather".
       feedback: the residuals of this replica's means; None if it rounds none.
+      data: deterministic data, whose micro-batches are added in the order of a
+        tree; None: members are added from first to last.
     """
     self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
@@ -205,6 +227,7 @@ class Aggregations:
     self._limits = limits
     self._reach = reach
     self._feedback = feedback
+    self._data = data
     self._attempts: dict[entries.AttemptId, _Attempt] = {}
     # By peer, transfer id, and whether it is sent.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
@@ -222,18 +245,18 @@ class Aggregations:
       if part is mine:
         continue
       self._expect_mean(attempt, index)
-      number = mine.ids["part"]
       low, high = self._slice(attempt, index)
-      if low < high:
+      for i, row in enumerate(mine.rows if low < high else ()):
         gradient.users += 1
+        data = gradient.parts(*self._within(i, low, high))
         transfer = _Transfer(attempt, index, True)
-        self._send(part.process, number, gradient.parts(low, high), transfer)
-      if first < last:
-        number = part.ids["part"]
-        transfer = _Transfer(attempt, index, True)
-        self._expect(number, last - first, None, transfer)
-      else:
-        part.gradient = memoryview(b"")
+        self._send(part.process, row.id, data, transfer)
+      for i, row in enumerate(part.rows):
+        if first < last:
+          transfer = _Transfer(attempt, index, True, i)
+          self._expect(row.id, last - first, None, transfer)
+        else:
+          row.data = memoryview(b"")
     self._average(attempt)
 
   def collect(self, effect: effects.Collect) -> None:
@@ -371,20 +394,25 @@ class Aggregations:
         # Without a connection, the transfers fail, and nothing else.
         with contextlib.suppress(ValueError):  # It advertises no address.
           self._transport.connect(peer.process, peer.address)
+    nodes = [self._nodes(part) for part in effect.parts]
     made = _Attempt(
       effect.attempt,
       [
         _Part(
           peer.incarnation,
           peer.process,
-          {
-            kind: transfer_id(kind, effect.attempt, peer.incarnation)
-            for kind in ("part", "mean")
-          },
+          [
+            _Row(transfer_id("part", effect.attempt, peer.incarnation, i))
+            for i in range(len(rows) or 1)
+          ],
+          transfer_id("mean", effect.attempt, peer.incarnation),
         )
-        for peer in effect.peers
+        for peer, rows in zip(effect.peers, nodes, strict=True)
       ],
       [part.weight for part in effect.parts],
+      None
+      if self._data is None or me is None
+      else tree.whole(itertools.chain(*nodes), self._data.slots),
       sum(part.count for part in effect.parts),
       self._place.cuts(len(effect.parts)),
       me,
@@ -395,6 +423,15 @@ class Aggregations:
       made.timed = self._transport.now()
     self._attempts[effect.attempt] = made
     return made
+
+  def _nodes(self, part: entries.Part) -> Spans:
+    """What a member's gradient consists of; nothing without a tree."""
+    return () if self._data is None else tree.nodes_at(self._data, part.data)
+
+  def _within(self, row: int, low: int, high: int) -> tuple[int, int]:
+    """A slice's bytes in a row of the own gradient."""
+    start = row * self._place.nbytes
+    return start + low, start + high
 
   def _slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
     cuts = attempt.cuts
@@ -433,14 +470,15 @@ class Aggregations:
     if low == high:
       part.has_mean = True
       return
-    number = part.ids["mean"]
+    number = part.mean
     into = attempt.mean[low:high]
     self._expect(number, high - low, into, _Transfer(attempt, index, False))
 
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
     part = transfer.attempt.parts[transfer.at]
     if transfer.is_part:
-      part.gradient, part.lent = data, True
+      row = part.rows[transfer.row]
+      row.data, row.lent = data, True
       self._average(transfer.attempt)
     else:
       part.has_mean = True
@@ -458,7 +496,7 @@ class Aggregations:
       return
     parts = attempt.parts
     others = [part for i, part in enumerate(parts) if i != attempt.me]
-    if any(part.gradient is None for part in others):
+    if any(row.data is None for part in others for row in part.rows):
       return
     assert attempt.me is not None
     assert attempt.gradient is not None
@@ -466,10 +504,13 @@ class Aggregations:
     first, last = self._mean_slice(attempt, attempt.me)
     out = np.frombuffer(attempt.mean, np.uint8)[first:last]
     gradients = [
-      attempt.gradient.read(*self._slice(attempt, attempt.me))
-      if part.gradient is None
-      else np.frombuffer(part.gradient, np.uint8)
+      attempt.gradient.read(
+        *self._within(i, *self._slice(attempt, attempt.me))
+      )
+      if row.data is None
+      else np.frombuffer(row.data, np.uint8)
       for part in parts
+      for i, row in enumerate(part.rows)
     ]
     feedback, step = self._feedback, attempt.id.step
     error = None if feedback is None else feedback.owed(start, stop, step)
@@ -491,6 +532,7 @@ class Aggregations:
           out,
           error,
           gaps,
+          attempt.additions,
         )
       attempt.left_out = error
 
@@ -527,7 +569,7 @@ class Aggregations:
     low, high = self._mean_slice(attempt, attempt.me)
     if low == high:
       return
-    number = mine.ids["mean"]
+    number = mine.mean
     others = [p.process for p in attempt.parts if p is not mine]
     self._reach("gather")
     for process in (*others, *attempt.readers):
@@ -538,11 +580,11 @@ class Aggregations:
     """Ends reading all gradients; returns whose was not whole, if any."""
     spoilt = None
     for part in attempt.parts:
-      if part.lent:
-        number = part.ids["part"]
-        part.lent, part.gradient = False, None
-        if not self._transport.release(part.process, number):
-          spoilt = part.incarnation
+      for row in part.rows:
+        if row.lent:
+          row.lent, row.data = False, None
+          if not self._transport.release(part.process, row.id):
+            spoilt = part.incarnation
     if attempt.reading:
       attempt.reading = False
       assert attempt.gradient is not None
@@ -569,13 +611,17 @@ class Aggregations:
     return not attempt.answered and attempt.timed is not None
 
   def _idle(self, attempt: _Attempt, part: _Part, kind: str) -> float | None:
-    number = part.ids[kind]
-    if (part.process, number) not in attempt.expected:
+    """How long no byte has come of anything that is expected of a member."""
+    ids = [part.mean] if kind == "mean" else [row.id for row in part.rows]
+    found = []
+    for number in ids:
+      if (part.process, number) in attempt.expected:
+        progress = self._transport.progress(part.process, number)
+        if progress is not None:
+          found.append(progress.idle)
+    if not found or attempt.timed is None:
       return None
-    progress = self._transport.progress(part.process, number)
-    if progress is None or attempt.timed is None:
-      return None
-    return min(progress.idle, self._transport.now() - attempt.timed)
+    return min(*found, self._transport.now() - attempt.timed)
 
   def _drop(self, attempt: _Attempt) -> None:
     attempt.answered = attempt.dropped = True

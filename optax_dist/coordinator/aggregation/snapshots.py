@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -16,8 +17,9 @@ from optax_dist.coordinator.protocol import effects, inputs
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
-# The step comes first; the rest is aligned like the layout.
+# The step comes first, then a digest; the rest is aligned like the layout.
 HEADER = 64
+_DIGEST = 16
 
 Answer = inputs.SnapshotFetched | inputs.SnapshotFailed
 
@@ -72,6 +74,8 @@ class Snapshots:
     self._served: dict[int, _Served] = {}
     self._sending: dict[tuple[str, int], int] = {}
     self._fetching: tuple[int, str, int] | None = None
+    # The fetched state whose digest is being computed.
+    self._checking: int | None = None
     self._fetched: dict[int, np.ndarray] = {}
 
   def serve(
@@ -104,12 +108,17 @@ class Snapshots:
       self._connect(effect.to, effect.address)
       self._transport.send_array(*served.key, memory)
 
-    self._background(lambda: write(raw[HEADER:]), done)
+    def work() -> None:
+      write(raw[HEADER:])
+      raw[8 : 8 + _DIGEST] = _digest(raw)
+
+    self._background(work, done)
 
   def fetch(self, effect: effects.FetchSnapshot) -> None:
     """Starts to fetch a state; cancels any other fetch."""
     if self._fetching is not None:
       self.drop(self._fetching[0])
+    self._checking = None
     self._fetched.clear()
     number = transfer_id("snapshot", effect.transfer)
     self._fetching = (effect.transfer, effect.source, number)
@@ -127,6 +136,8 @@ class Snapshots:
     if self._fetching is not None and self._fetching[0] == transfer:
       self._transport.cancel(*self._fetching[1:])
       self._fetching = None
+    if self._checking == transfer:
+      self._checking = None
     self._fetched.pop(transfer, None)
     served = self._served.get(transfer)
     if served is not None:
@@ -143,10 +154,7 @@ class Snapshots:
           return False
         transfer, self._fetching = self._fetching[0], None
         self.bytes_in += len(data)
-        raw = np.frombuffer(data, np.uint8)
-        self._fetched[transfer] = raw
-        step = int(raw[:8].view(np.int64)[0])
-        self.answers.append(inputs.SnapshotFetched(transfer, step))
+        self._check_digest(transfer, np.frombuffer(data, np.uint8))
       case transports.ArraySent(peer, number):
         if (peer, number) not in self._sending:
           return False
@@ -164,6 +172,27 @@ class Snapshots:
         return False
     return True
 
+  def _check_digest(self, transfer: int, raw: np.ndarray) -> None:
+    """Accepts a state if its bytes are those that were served."""
+    self._checking = transfer
+    found: list[np.ndarray] = []
+
+    def done(error: BaseException | None) -> None:
+      if self._checking != transfer:
+        return
+      self._checking = None
+      if error is not None:
+        raise error
+      if not np.array_equal(found[0], raw[8 : 8 + _DIGEST]):
+        reason = "it has changed on the way: its digest is another one"
+        self.answers.append(inputs.SnapshotFailed(transfer, reason))
+        return
+      self._fetched[transfer] = raw
+      step = int(raw[:8].view(np.int64)[0])
+      self.answers.append(inputs.SnapshotFetched(transfer, step))
+
+    self._background(lambda: found.append(_digest(raw)), done)
+
   def deadline(self) -> float | None:
     """Seconds until `check` is due; None if it isn't needed."""
     return None if self._fetching is None else self._timeout / 8
@@ -180,7 +209,8 @@ class Snapshots:
 
   def pending(self) -> int:
     """The number of transfers in progress."""
-    return len(self._served) + (self._fetching is not None)
+    fetching = self._fetching is not None or self._checking is not None
+    return len(self._served) + fetching
 
   def close(self) -> None:
     """Stops all transfers."""
@@ -188,6 +218,7 @@ class Snapshots:
       self.drop(transfer)
     if self._fetching is not None:
       self.drop(self._fetching[0])
+    self._checking = None
 
   def _connect(self, peer: str, address: str) -> None:
     # Without a connection, the transfer fails, and nothing else.
@@ -203,3 +234,10 @@ class Snapshots:
     served = self._served.pop(transfer)
     del self._sending[served.key]
     self._transport.free(served.memory)
+
+
+def _digest(raw: np.ndarray) -> np.ndarray:
+  """The digest of a step and its state."""
+  found = hashlib.blake2b(raw[:8].data, digest_size=_DIGEST)
+  found.update(raw[HEADER:].data)
+  return np.frombuffer(found.digest(), np.uint8)

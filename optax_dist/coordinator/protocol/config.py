@@ -11,6 +11,7 @@ from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
 from optax_dist.coordinator.protocol.leader.leases import LeaseManager
 from optax_dist.coordinator.protocol.leader.policy import Policy
+from optax_dist.ledger import Spans, tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Config:
     replica: the replica's id.
     address: address of its transport.
     agreement: what all replicas must agree on, as pairs of a name and a
-      readable text.
+      readable text, of which the first line is compared.
     step: the step of the state that the replica starts with.
     digest: digest of that state: equal for equal states.
     replicas_to_aggregate: gradients in a step.
@@ -80,6 +81,14 @@ class Config:
   def deterministic(self) -> bool:
     """Whether a step is always the same micro-batches."""
     return self.data is not None and self.data.deterministic
+
+  def inline_size(self, data: Spans) -> int:
+    """The bytes of an inline gradient on these samples; 0 if none is inline."""
+    whole = self.inline_bytes or 0
+    if not self.deterministic:
+      return whole
+    assert self.data is not None
+    return whole * len(tree.nodes_at(self.data, data))
 
   @functools.cached_property
   def deadlines(self) -> deadlines.Deadlines:

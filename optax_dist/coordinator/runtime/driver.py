@@ -28,6 +28,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
+from optax_dist import ledger
 from optax_dist.coordinator import errors, phases
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import (
@@ -49,6 +50,7 @@ from optax_dist.coordinator.runtime import (
 from optax_dist.coordinator.runtime.processes import Core, Processes
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
+from optax_dist.ledger import tree
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
@@ -83,6 +85,7 @@ class Driver:
     processes: Processes,
     shards: states.Shards | None = None,
     own: Any = None,
+    data: ledger.Batches | None = None,
   ):
     """Creates the driver; nothing happens before `start`.
 
@@ -101,6 +104,7 @@ class Driver:
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
+      data: deterministic data, whose gradients are nodes of a tree.
     """
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
@@ -108,7 +112,7 @@ class Driver:
     self._core, self._replica, self._encoder = core, replica, encoder
     self._transport, self._store = place.transport, place.store
     self._use_run, self._prefix = place.use_run, endpoint.key_prefix(run)
-    self._inline, self._journal = inline, journal
+    self._inline, self._journal, self._data = inline, journal, data
     # Identifies the run, if this replica is its first.
     self._nonce = secrets.token_hex(16)
     # After so long a request to the store has no known outcome.
@@ -132,6 +136,7 @@ class Driver:
       deadlines,
       self._reach,
       encoder.mean_feedback,
+      data,
     )
     # What the state that is computed ahead was computed with; None: it was inline.
     self._ahead: entries.AttemptId | None = None
@@ -156,6 +161,8 @@ class Driver:
     # Why the store's last answer is unknown; "" if it is known.
     self._unanswered = ""
     self._gradients: dict[int, gradient.Gradient] = {}
+    # The nodes of sums that may still grow, and are in memory of their own.
+    self._sums: dict[int, Sequence[memoryview]] = {}
     # Attempts whose mean is being applied, and those to drop afterwards.
     self._applying: collections.Counter[entries.AttemptId] = (
       collections.Counter()
@@ -191,9 +198,9 @@ class Driver:
 
     Args:
       submitted: the submission.
-      memory: one of `handover.memory`, for the gradient; None if it is not finite,
-        or too stale to count.
-      parts: the gradient's bytes, in this memory or elsewhere.
+      memory: one of `handover.memory`, for the gradient; None if it is elsewhere.
+      parts: the gradient's bytes, in this memory or elsewhere; none if it is not
+        finite, or too stale to count.
     """
     self.check_process()
     self.post(lambda: self._submit(submitted, memory, parts))
@@ -383,6 +390,7 @@ class Driver:
         _log.exception("replica %r could not close all", self._replica)
     self._posted.clear()
     self._gradients.clear()
+    self._sums.clear()
 
   # Inputs.
 
@@ -469,17 +477,36 @@ class Driver:
     memory: memoryview | None,
     parts: Sequence[memoryview],
   ) -> None:
-    if memory is not None and self._inline:
+    if parts and self._inline:
       submitted = codec.replace(submitted, payload=b"".join(parts))
-      self.handover.memory.put(memory)
+      if memory is not None:
+        self.handover.memory.put(memory)
     elif memory is not None:
       self._gradients[submitted.sequence] = gradient.Gradient(
         parts, lambda: self._transport.free(memory)
       )
       self._make_memory()
+    elif parts:
+      self._sums[submitted.sequence] = parts
     self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
+
+  def _share(self, sequence: int, peers: Sequence[fx.Peer]) -> None:
+    """Copies a sum to where near peers can read it, now that it counts."""
+    parts = self._sums.pop(sequence)
+    others = {peer.process for peer in peers} - {self._transport.name}
+    if others <= self._far:
+      self._gradients[sequence] = gradient.Gradient(parts, lambda: None)
+      return
+    memory = self._transport.allocate(sum(part.nbytes for part in parts))
+    np.concatenate(
+      [np.frombuffer(part, np.uint8) for part in parts],
+      out=np.frombuffer(memory, np.uint8),
+    )
+    self._gradients[sequence] = gradient.Gradient(
+      [memory], lambda: self._transport.free(memory)
+    )
 
   def _make_memory(self) -> None:
     """Allocates memory for the next gradient."""
@@ -520,7 +547,12 @@ class Driver:
         self._put(request, key, value, overwrite)
       case fx.Average(task, parts, payloads):
         mean = self._encoder.average(
-          payloads, [p.weight for p in parts], sum(p.count for p in parts)
+          payloads,
+          [p.weight for p in parts],
+          sum(p.count for p in parts),
+          None
+          if self._data is None
+          else [tree.nodes_at(self._data, p.data) for p in parts],
         )
         self._inputs.append(inputs.Averaged(task, mean))
       case fx.UseRun(nonce):
@@ -643,6 +675,8 @@ class Driver:
     if isinstance(effect, fx.Collect):
       self._aggregations.collect(effect)
       return
+    if effect.sequence in self._sums:
+      self._share(effect.sequence, effect.peers)
     found = self._gradients.get(effect.sequence)
     if found is None:
       self._inputs.append(
@@ -689,9 +723,12 @@ class Driver:
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.
-    for sequence in [s for s in self._gradients if s <= resolved.sequence]:
+    known = (*self._gradients, *self._sums)
+    for sequence in [s for s in known if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
-        self._gradients.pop(sequence).resolve()
+        self._sums.pop(sequence, None)
+        if sequence in self._gradients:
+          self._gradients.pop(sequence).resolve()
     self._notify(resolved)
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:

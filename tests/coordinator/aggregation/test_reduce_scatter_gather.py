@@ -1,6 +1,7 @@
 """Members average among themselves: numbers, bytes, and what fails."""
 
 import itertools
+import random
 import re
 import time
 
@@ -8,7 +9,8 @@ import near_transports
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.aggregation import encoder, wire_formats
+from optax_dist import ledger
+from optax_dist.coordinator.aggregation import encoder, nodes, wire_formats
 from optax_dist.coordinator.aggregation import gradient as gradients
 from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather as aggregation,
@@ -43,12 +45,13 @@ class Group:
     timeout=5.0,
     template=TEMPLATE,
     mean_wire=None,
+    slots=None,
   ):
-    self.members = members
+    self.members, self.slots = members, slots
     self.work = []
     names = [f"p{i}" for i in range(members + readers)]
     self.sides = [
-      Side(self, i, transport, wire, timeout, template, mean_wire)
+      Side(self, i, transport, wire, timeout, template, mean_wire, slots)
       for i, transport in enumerate(near_transports.connected(*names))
     ]
     self.peers = tuple(
@@ -59,7 +62,14 @@ class Group:
   def parts(self, weights=None, counts=None):
     return tuple(
       entries.Part(
-        i, i, 0, 3, 0, (counts or {}).get(i, 1), (weights or {}).get(i, 1.0)
+        i,
+        i,
+        0,
+        3,
+        0,
+        len(self.slots[i]) if self.slots else (counts or {}).get(i, 1),
+        (weights or {}).get(i, 1.0),
+        tuple((2 * s, 2 * s + 2) for s in self.slots[i]) if self.slots else (),
       )
       for i in range(self.members)
     )
@@ -113,7 +123,15 @@ class Group:
 
 class Side:
   def __init__(
-    self, group, index, transport, wire, timeout, template, mean_wire=None
+    self,
+    group,
+    index,
+    transport,
+    wire,
+    timeout,
+    template,
+    mean_wire=None,
+    slots=None,
   ):
     self.transport = transport
     self.encoder = encoder.Encoder(template, wire, mean_wire=mean_wire)
@@ -122,9 +140,18 @@ class Side:
       (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
     ]
     self.idle = []
-    data = self.transport.allocate(self.encoder.place.nbytes)
-    out = np.frombuffer(data, np.uint8)
-    self.written = self.encoder.write(self.leaves, out)
+    data = None
+    if slots is None:
+      memory = self.transport.allocate(self.encoder.place.nbytes)
+      out = np.frombuffer(memory, np.uint8)
+      self.written = self.encoder.write(self.leaves, out)
+    else:
+      count = sum(map(len, slots))
+      data = ledger.Batches(
+        2 * count, 2 * count, micro_batch=2, deterministic=True
+      )
+      own = slots[index] if index < len(slots) else ()
+      self.written = self.nodes(own, count)
     idle = lambda: self.idle.append(True)
     self.gradient = gradients.Gradient(self.written, idle)
     self.answers = []
@@ -135,7 +162,20 @@ class Side:
       group.background,
       deadlines.of(300.0, attempt_timeout=timeout),
       feedback=self.encoder.mean_feedback,
+      data=data,
     )
+
+  def nodes(self, slots, count):
+    """The sum of slots, each with a gradient of its own."""
+    summing = nodes.Summing(self.encoder.place, count)
+    total = None
+    for slot in slots:
+      rng = np.random.default_rng(slot)
+      leaves = [rng.normal(size=x.shape).astype(x.dtype) for x in self.leaves]
+      leaves[0].reshape(-1)[:9] *= np.float32(1e-40)
+      part = summing.encode(slot, leaves)
+      total = part if total is None else summing.add(total, part)
+    return [a.data for a in total.arrays] if total else []
 
   def mean(self, attempt=None):
     return self.encoder.read(self.all.mean(attempt or attempt_id()))
@@ -209,6 +249,32 @@ def test_a_tree_smaller_than_the_members_are_many():
   group.average()
   for side in group.sides:
     np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):
+  """Members have several nodes each, and slices in several pieces."""
+  template = [np.zeros((1300, 401), np.float32), np.zeros(7, np.float64)]
+  count, rng = 9, random.Random(members)
+  alone = Group(1, wire=wire, template=template, slots=[range(count)])
+  alone.average()
+  want = alone.sides[0].mean()
+  order = rng.sample(range(count), count)
+  group = Group(
+    members,
+    readers=1,
+    wire=wire,
+    template=template,
+    slots=[order[i::members] for i in range(members)],
+  )
+  assert members == 1 or max(len(s.written) for s in group.sides) > 1
+  group.begin_all()
+  for _ in range(200):  # Parts of large arrays move without an event.
+    group.pump()
+  everyone_has(group, want)
+  for side in group.sides:
+    assert side.all.pending() == 0
 
 
 def test_a_member_that_begins_late_is_waited_for():

@@ -73,6 +73,39 @@ def test_a_state_comes_with_its_step(order):
   assert a.all.bytes_out == b.all.bytes_in == 64 + STATE.size
 
 
+def test_a_state_that_changes_on_the_way_is_not_accepted():
+  a, b = pair()
+  flipped = lambda memory: memory.__setitem__(64 + 100, memory[64 + 100] ^ 4)
+  sent = a.transport.send_array
+  a.transport.send_array = lambda peer, number, memory: (
+    flipped(memory),
+    sent(peer, number, memory),
+  )
+  serve(a, b)
+  fetch(b, a)
+  pump(a, b)
+  (answer,) = b.all.answers
+  assert isinstance(answer, inputs.SnapshotFailed)
+  assert "its digest is another one" in answer.reason
+  assert b.all.pending() == 0
+
+
+def test_a_state_dropped_while_it_is_checked_is_no_answer():
+  a, b = pair()
+  serve(a, b)
+  fetch(b, a)
+  pump(a)
+  for event in b.transport.poll(0):
+    b.all.handle(event)
+  pump(a)
+  for event in b.transport.poll(0):
+    b.all.handle(event)
+  assert len(b.work) == 1
+  b.all.drop(3)
+  pump(a, b)
+  assert (b.all.answers, b.all.pending()) == ([], 0)
+
+
 def test_a_lost_source_is_reported():
   a, b = pair()
   fetch(b, a)

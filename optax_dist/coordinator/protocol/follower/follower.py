@@ -828,6 +828,7 @@ class Follower:
       self._optimistic_at == (self.view.term, step)
       or config.inline
       or config.alone
+      or config.deterministic  # Only the leader knows who has which slots.
       or config.policy is not None  # Only the leader knows the weights.
       or not pending.finite
       or (count, pending.total) != (1, 1)

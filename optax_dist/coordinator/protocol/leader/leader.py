@@ -747,17 +747,19 @@ class Leader:
     fresh = quorum.accepts(
       local_step, self._quorum.step, self._config.max_staleness
     )
-    expected = self._config.inline_bytes or 0
-    if fresh and message.finite and len(message.payload) != expected:
-      found = len(message.payload)
-      self._remove(
-        state, f"it sent a gradient of {found:,} bytes, not {expected:,}"
-      )
-      return
     finite = message.finite
-    if finite:
+    if fresh and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = not fresh or self._policy.fits(incarnation, message)
+      finite = self._policy.fits(incarnation, message)
+      found, expected = len(message.payload), 0
+      if finite:
+        before = self._policy.data(incarnation) if inside else ()
+        expected = self._config.inline_size((*before, *message.data))
+      if finite and found != expected:
+        self._remove(
+          state, f"it sent a gradient of {found:,} bytes, not {expected:,}"
+        )
+        return
     arrival = _Arrival(message, self._now)
     event = quorum.Arrive(
       replica, local_step, finite, incarnation, message.count
@@ -1314,10 +1316,21 @@ def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
     )
   theirs = dict(hello.agreement)
   for name, text in ours:
-    other = theirs.get(name)
-    if other != text:
+    other = theirs.get(name, "")
+    if name not in theirs or _compared(other) != _compared(text):
       return (
-        f"it differs in its {name}: it has {other!r:.300}, the job"
-        f" {text!r:.300}"
+        f"it differs in its {name}: it has {_shown(other)}, the job"
+        f" {_shown(text)}"
       )
   return ""
+
+
+def _compared(text: str) -> str:
+  """The first line of a text that replicas must agree on."""
+  return text.partition("\n")[0]
+
+
+def _shown(text: str) -> str:
+  """All lines of it, for people."""
+  first, _, about = text.partition("\n")
+  return f"{first!r:.300}" + (f" ({about:.300})" if about else "")

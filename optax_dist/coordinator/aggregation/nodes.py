@@ -1,0 +1,123 @@
+"""Encoded gradients, added up in the order of a fixed tree.
+
+All additions of micro-batches are made here, on the numbers as they are sent, by
+the replica that computed them and by the one that averages a slice. So a sum has
+the same bits whoever makes it: each addition is made in the codec's `work` dtype
+and rounded to the one that is sent (and NumPy, unlike XLA, keeps denormals).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.aggregation import wire_formats as wires
+from optax_dist.ledger import spans as sp
+from optax_dist.ledger import tree
+from optax_dist.ledger.spans import Span
+
+
+class Nodes(NamedTuple):
+  """The sum of some micro-batches; its arrays do not change once it is submitted.
+
+  Attributes:
+    spans: the nodes of the tree, sorted; see `ledger.tree`.
+    arrays: the encoded sum of each, uint8.
+    zeros: how many of the micro-batches count as zeros, as they were not finite.
+  """
+
+  spans: tuple[Span, ...]
+  arrays: tuple[np.ndarray, ...]
+  zeros: int = 0
+
+
+class Summing:
+  """Encodes the micro-batches of a replica, and adds them up.
+
+  Example:
+    >>> place = layouts.layout([np.zeros(3, np.float32)])
+    >>> summing = Summing(place, slots=4)
+    >>> total = summing.encode(2, [np.ones(3, np.float32)])
+    >>> total = summing.add(total, summing.encode(3, [np.full(3, 2.0, "f")]))
+    >>> total.spans, total.arrays[0].view("f")[:3].tolist()
+    (((2, 4),), [3.0, 3.0, 3.0])
+  """
+
+  def __init__(self, place: layouts.Layout, slots: int):
+    """Sets the layout of a gradient, and how many micro-batches a step has.
+
+    Raises:
+      ValueError: numbers are sent in few bits, so their sum is not exact.
+    """
+    for group in place.groups:
+      if not isinstance(group.codec, wires.Plain):
+        raise ValueError(
+          "deterministic data needs wire='float32' or 'bfloat16': what a wire of"
+          " few bits leaves out differs by replica."
+        )
+    self._place, self._slots = place, slots
+    # Between leaves there are bytes that nobody reads: they are zeros here, so
+    # that equal gradients have equal bytes.
+    self._gaps = list(_gaps(place))
+
+  def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes:
+    """The gradient of one micro-batch; zeros if not all numbers are finite.
+
+    Args:
+      slot: the number of the micro-batch in its step.
+      leaves: arrays, in the order of the layout.
+    """
+    out = np.empty(self._place.nbytes, np.uint8)
+    finite = means.write(leaves, self._place, out)
+    for gap in self._gaps if finite else [slice(None)]:
+      out[gap] = 0
+    return Nodes(((slot, slot + 1),), (out,), int(not finite))
+
+  def add(self, total: Nodes, more: Nodes) -> Nodes:
+    """The sum of both.
+
+    Args:
+      total: stays as it is, for it may be on its way to others.
+      more: of one micro-batch, from `encode`; its memory is used for the sum.
+    """
+    spans = (*total.spans, *more.spans)
+    rows = (*total.arrays, *more.arrays)
+    wanted = tree.nodes(sp.union(spans), self._slots)
+    order = tree.additions(spans, wanted)
+    found = dict(zip(spans, rows, strict=True))
+    for span in wanted:
+      if span not in found:
+        out = found[span] = more.arrays[0]
+        self._make(rows, order, [s[0] for s in spans].index(span[0]), out)
+    arrays = tuple([found[span] for span in wanted])
+    return Nodes(wanted, arrays, total.zeros + more.zeros)
+
+  @np.errstate(all="ignore")
+  def _make(
+    self,
+    rows: Sequence[np.ndarray],
+    order: Sequence[tuple[int, int]],
+    row: int,
+    out: np.ndarray,
+  ) -> None:
+    """Makes the additions, and writes what is then in a row."""
+    for group in self._place.groups:
+      codec = group.codec
+      for first in range(0, group.elements, means.CHUNK):
+        last = min(group.elements, first + means.CHUNK)
+        low = group.offset + codec.nbytes(first)
+        high = group.offset + codec.nbytes(last)
+        some = [array[low:high] for array in rows]
+        out[low:high] = means.added_up(codec, some, order)[row]
+
+
+def _gaps(place: layouts.Layout) -> Iterator[slice]:
+  end = 0
+  for start, stop in sorted(map(place.bytes_of_leaf, place.leaves)):
+    yield slice(end, start)
+    end = stop
+  yield slice(end, place.nbytes)

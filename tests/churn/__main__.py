@@ -1,0 +1,92 @@
+"""Replicas come and go, and nothing changes: real processes.
+
+python -m tests.churn --seeds 0:300
+
+Each run trains a small model (digits, or a transformer with dropout) with
+deterministic data, while replicas are killed in a phase of a step, stopped, join
+and leave, the leader is killed, the store is lost, or all processes are killed at
+once; the job then goes on from its last checkpoint, with another number of replicas
+from 1 to 5. Checked is that all replicas had, after each step, the parameters and
+optimizer state of an undisturbed run of one replica, bit for bit; that each sample
+was in exactly one slot of each committed step; and that no process is left. The
+exit code is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pathlib
+import sys
+import tempfile
+
+# Where helpers of the tests lie, as pytest has it.
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
+
+from tests.chaos.__main__ import seeds
+from tests.chaos.pool import Pool
+from tests.churn import plans
+from tests.churn import run as runs
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the seeds, prints a line for each, and returns the exit code."""
+  parser = argparse.ArgumentParser(
+    prog="python -m tests.churn",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("--seeds", metavar="FIRST:END", type=seeds, default=range(50))
+  add(
+    "--output",
+    metavar="DIR",
+    type=pathlib.Path,
+    help="keep journals and outputs there (default: nowhere)",
+  )
+  args = parser.parse_args(argv)
+  with tempfile.TemporaryDirectory() as temporary:
+    # Processes are killed all the time: their successors need not compile.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = temporary
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    folder = args.output or pathlib.Path(temporary)
+    folder.mkdir(parents=True, exist_ok=True)
+    return 1 if run(folder, args.seeds) else 0
+
+
+def run(folder: pathlib.Path, seeds: range) -> bool:
+  """Runs the seeds; returns whether any was wrong."""
+  results: list[runs.Result] = []
+  ready = plans.MOST_REPLICAS
+  with Pool(folder, "tests.churn.replica", ready) as pool:
+    references = runs.References(pool)
+    try:
+      for plan in map(plans.plan, seeds):
+        want = references(plan.setting)
+        result = runs.run(pool, plan, want)
+        results.append(result)
+        problems = "; ".join(result.problems) or "ok"
+        print(
+          f"seed {plan.seed}, {plan}: {result.compared} digests in"
+          f" {result.seconds:.0f} s, {problems}",
+          flush=True,
+        )
+    except KeyboardInterrupt:
+      print(f"interrupted after {len(results)} of {len(seeds)} runs")
+  left = pool.orphans()
+  if left:
+    print(f"processes are left: {left}")
+  happened = collections.Counter(k for r in results for k in r.happened)
+  good = sum(not result.problems for result in results)
+  print(
+    f"{good} of {len(results)} runs were good, in"
+    f" {sum(r.seconds for r in results):.0f} s:"
+    f" {sum(r.compared for r in results):,} digests compared, "
+    + ", ".join(f"{n} {kind}" for kind, n in sorted(happened.items()))
+  )
+  return bool(left or good < len(seeds))
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())

@@ -1,0 +1,125 @@
+"""The two models of churn runs: what they train on, and their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+MODELS = ("digits", "transformer")
+# Of the transformer.
+_LENGTH, _WIDTH, _HEADS, _TEXTS = 12, 16, 2, 300
+_DROPOUT = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A model to train.
+
+  Attributes:
+    params: the initial parameters.
+    samples: a tree of arrays with samples along the first axis.
+    gradient: of parameters, samples and a key.
+  """
+
+  params: Any
+  samples: Any
+  gradient: Callable[[Any, Any, jax.Array], Any]
+
+
+def optimizer() -> optax.GradientTransformation:
+  """Clipping depends on all of the mean, Adam on all means before."""
+  return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-3))
+
+
+@functools.cache
+def model(name: str, dtype: str) -> Model:
+  """A model with parameters of this dtype, compiled once for each process."""
+  params, samples, loss = {"digits": _digits, "transformer": _transformer}[
+    name
+  ]()
+  params = jax.tree.map(lambda x: x.astype(dtype), params)
+  return Model(params, samples, jax.jit(jax.grad(loss)))
+
+
+def _normal(key: int, *shape: int) -> jax.Array:
+  numbers = jax.random.normal(jax.random.key(key), shape)
+  return numbers / np.sqrt(shape[0])
+
+
+def _digits() -> tuple[Any, Any, Any]:
+  # Without the import of scikit-learn, which takes seconds in each process.
+  spec = importlib.util.find_spec("sklearn")
+  assert spec is not None
+  assert spec.submodule_search_locations is not None
+  folder = pathlib.Path(spec.submodule_search_locations[0])
+  table = np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=",")
+  samples = {
+    "images": (table[:, :-1] / 16).astype(np.float32),
+    "labels": table[:, -1].astype(np.int32),
+  }
+  params = {
+    "in": _normal(1, 64, 48),
+    "middle": jnp.zeros(48),
+    "out": _normal(2, 48, 10),
+  }
+
+  def loss(params: Any, samples: Any, key: jax.Array) -> jax.Array:
+    noise = 0.1 * jax.random.normal(key, samples["images"].shape)
+    hidden = (samples["images"] + noise).astype(params["in"].dtype)
+    hidden = jax.nn.gelu(hidden @ params["in"] + params["middle"])
+    return _cross_entropy(hidden @ params["out"], samples["labels"])
+
+  return params, samples, loss
+
+
+def _transformer() -> tuple[Any, Any, Any]:
+  """Sums of two numbers modulo 10, with dropout in two places."""
+  rng = np.random.default_rng(0)
+  texts = rng.integers(0, 10, (_TEXTS, _LENGTH), np.int32)
+  labels = texts.sum(1, dtype=np.int32) % 10
+  params = {
+    "embedding": _normal(1, 10, _WIDTH),
+    "position": _normal(2, _LENGTH, _WIDTH),
+    "qkv": _normal(3, _WIDTH, 3 * _WIDTH),
+    "project": _normal(4, _WIDTH, _WIDTH),
+    "up": _normal(5, _WIDTH, 2 * _WIDTH),
+    "down": _normal(6, 2 * _WIDTH, _WIDTH),
+    "out": _normal(7, _WIDTH, 10),
+  }
+
+  def loss(params: Any, samples: Any, key: jax.Array) -> jax.Array:
+    first, second = jax.random.split(key)
+    x = params["embedding"][samples["texts"]] + params["position"]
+    split = (*x.shape[:2], 3, _HEADS, _WIDTH // _HEADS)
+    q, k, v = jnp.moveaxis((_norm(x) @ params["qkv"]).reshape(split), 2, 0)
+    seen = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    x += _drop(first, seen.reshape(x.shape)) @ params["project"]
+    x += _drop(second, jax.nn.gelu(_norm(x) @ params["up"])) @ params["down"]
+    return _cross_entropy(_norm(x[:, -1]) @ params["out"], samples["labels"])
+
+  return params, {"texts": texts, "labels": labels}, loss
+
+
+def _norm(x: jax.Array) -> jax.Array:
+  return jax.nn.standardize(x, axis=-1)
+
+
+def _drop(key: jax.Array, x: jax.Array) -> jax.Array:
+  kept = jax.random.bernoulli(key, 1 - _DROPOUT, x.shape)
+  return jnp.where(kept, x / (1 - _DROPOUT), 0).astype(x.dtype)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  losses = optax.softmax_cross_entropy_with_integer_labels(
+    logits.astype(jnp.float32), labels
+  )
+  return losses.mean()

@@ -1,0 +1,192 @@
+"""Micro-batches add up to the same bits, whoever computes them."""
+
+import itertools
+import random
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import ledger
+from optax_dist.coordinator.aggregation import encoder, layout, nodes
+from optax_dist.ledger import spans as sp
+
+BFLOAT16 = jnp.dtype(jnp.bfloat16)
+TEMPLATE = [
+  np.zeros((300, 401), np.float32),
+  np.zeros(7, np.float64),
+  np.zeros(33, BFLOAT16),
+  np.zeros(5, np.float16),
+]
+DENORMAL = 1e-40
+
+
+def gradient(slot, template=TEMPLATE):
+  """Numbers whose sum depends on the order, some of them denormal."""
+  rng = np.random.default_rng(slot)
+  found = []
+  for like in template:
+    numbers = rng.normal(size=like.shape) * 10.0 ** rng.integers(-3, 4)
+    tiny = rng.random(like.shape) < 0.2
+    found.append(np.where(tiny, numbers * DENORMAL, numbers).astype(like.dtype))
+  return found
+
+
+def by_hand(slots, wire, start, stop):
+  """The node's arrays in NumPy, each sum rounded as it is sent."""
+  if stop - start == 1:
+    leaves = gradient(start)
+    if wire == "bfloat16":
+      leaves[0] = leaves[0].astype(BFLOAT16)
+    return leaves
+  middle = start + (1 << (stop - start - 1).bit_length() - 1)
+  left = by_hand(slots, wire, start, middle)
+  right = by_hand(slots, wire, middle, stop)
+  work = lambda x: x.astype(np.float32) if x.dtype.itemsize < 4 else x
+  pairs = zip(left, right, strict=True)
+  return [(work(a) + work(b)).astype(a.dtype) for a, b in pairs]
+
+
+def decoded(place, raw):
+  found = []
+  for leaf in place.leaves:
+    start, stop = place.bytes_of_leaf(leaf)
+    codec = place.groups[leaf.group].codec
+    found.append(raw[start:stop].view(codec.stored).reshape(leaf.shape))
+  return found
+
+
+def same_bits(found, want):
+  for a, b in zip(found, want, strict=True):
+    assert a.dtype == b.dtype
+    assert a.tobytes() == b.tobytes()
+
+
+def summed(summing, slots):
+  parts = [summing.encode(slot, gradient(slot)) for slot in slots]
+  total = parts[0]
+  for part in parts[1:]:
+    total = summing.add(total, part)
+  return total
+
+
+def assignments(count, replicas, seed):
+  """The slots of each replica, as a run might have given them out."""
+  rng = random.Random(seed)
+  owner = [rng.randrange(replicas) for _ in range(count)]
+  owner[:replicas] = range(replicas)
+  found = []
+  for replica in range(replicas):
+    own = [slot for slot in range(count) if owner[slot] == replica]
+    rng.shuffle(own)
+    found.append(own)
+  return found
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_a_sum_has_the_bits_of_the_tree(wire):
+  place = layout.layout(TEMPLATE, wire)
+  summing = nodes.Summing(place, slots=7)
+  for order in itertools.permutations([2, 3, 4, 5]):
+    total = summed(summing, order)
+    assert total.spans == ((2, 4), (4, 6))
+    for span, raw in zip(total.spans, total.arrays, strict=True):
+      same_bits(decoded(place, raw), by_hand(7, wire, *span))
+  whole = summed(summing, [6, 0, 5, 1, 4, 2, 3])
+  assert whole.spans == ((0, 7),)
+  same_bits(decoded(place, whole.arrays[0]), by_hand(7, wire, 0, 7))
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
+  """As the leader averages what came in messages."""
+  one = encoder.Encoder(TEMPLATE, wire)
+  summing = nodes.Summing(one.place, slots=11)
+  want = one.average(
+    [summed(summing, range(11)).arrays[0].tobytes()], [1.0], 11, [((0, 11),)]
+  )
+  for seed in range(4):
+    sums = [summed(summing, s) for s in assignments(11, replicas, seed)]
+    found = one.average(
+      [b"".join(a.tobytes() for a in total.arrays) for total in sums],
+      [1.0] * replicas,
+      11,
+      [total.spans for total in sums],
+    )
+    assert found == want
+
+
+def test_denormals_are_not_lost():
+  template = [np.zeros(64, np.float32)]
+  one = encoder.Encoder(template, "float32")
+  summing = nodes.Summing(one.place, slots=2)
+  least = [np.full(64, 3e-45, np.float32)]
+  total = summing.add(summing.encode(0, least), summing.encode(1, least))
+  raw = one.average([total.arrays[0].tobytes()], [1.0], 2, [total.spans])
+  np.testing.assert_array_equal(one.read(raw)[0], least[0])
+
+
+def test_a_sum_that_was_submitted_stays_as_it_is():
+  summing = nodes.Summing(layout.layout(TEMPLATE), slots=8)
+  total = summed(summing, [0, 1, 2])
+  before = [array.tobytes() for array in total.arrays]
+  after = summed(summing, [0, 1, 2, 3])
+  more = summing.add(total, summing.encode(3, gradient(3)))
+  assert more.spans == ((0, 4),)
+  assert more.arrays[0].tobytes() == after.arrays[0].tobytes()
+  assert [array.tobytes() for array in total.arrays] == before
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("leaf", [0, 2])
+def test_a_gradient_that_is_not_finite_counts_as_zeros(bad, leaf):
+  place = layout.layout(TEMPLATE)
+  summing = nodes.Summing(place, slots=4)
+  grads = gradient(1)
+  grads[leaf].reshape(-1)[-1] = bad
+  total = summing.add(summed(summing, [0]), summing.encode(1, grads))
+  assert total.zeros == 1
+  zeros = [np.zeros_like(x) for x in grads]
+  want = [a + b for a, b in zip(gradient(0), zeros, strict=True)]
+  same_bits(decoded(place, total.arrays[0]), want)
+
+
+def test_what_rounds_to_infinity_counts_as_zeros():
+  template = [np.zeros(32, np.float32)]
+  largest = [np.full(32, np.finfo(np.float32).max, np.float32)]
+  for wire, zeros in (("float32", 0), ("bfloat16", 1)):
+    summing = nodes.Summing(layout.layout(template, wire), slots=2)
+    assert summing.encode(0, largest).zeros == zeros
+
+
+def test_equal_gradients_have_equal_bytes():
+  """Also between leaves, so that their digests can be compared."""
+  summing = nodes.Summing(layout.layout(TEMPLATE), slots=2)
+  np.full(1 << 20, 255, np.uint8)  # Likely the memory that is used next.
+  first = summing.encode(0, gradient(0)).arrays[0].copy()
+  assert summing.encode(0, gradient(0)).arrays[0].tobytes() == first.tobytes()
+
+
+def test_wires_of_few_bits_are_refused():
+  with pytest.raises(ValueError, match="float32' or 'bfloat16"):
+    nodes.Summing(layout.layout(TEMPLATE, "int8"), slots=2)
+
+
+def test_a_gradient_of_another_size_than_its_nodes_is_refused():
+  one = encoder.Encoder(TEMPLATE, "float32")
+  with pytest.raises(ValueError, match="got 3"):
+    one.average([b"abc"], [1.0], 3, [((0, 2), (2, 3))])
+
+
+def test_slots_that_are_missing_are_refused():
+  one = encoder.Encoder([np.zeros(3, np.float32)], "float32")
+  raw = bytes(one.place.nbytes)
+  with pytest.raises(ValueError, match="don't make up"):
+    one.average([raw], [1.0], 3, [((0, 2),)])
+
+
+def test_all_slots_of_a_step_are_its_root():
+  data = ledger.Batches(22, 22, micro_batch=2, deterministic=True)
+  assert ledger.tree.nodes_at(data, ((0, 22),)) == ((0, 11),)
+  assert sp.size(ledger.tree.slots(data, ((0, 22),))) == 11

@@ -1,0 +1,214 @@
+"""Parameters do not depend on who computes, how many they are, and who is lost."""
+
+import functools
+import itertools
+import threading
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator, ledger
+from optax_dist.coordinator import phases
+
+STEPS = 8
+PARAMS = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}
+SAMPLES = np.linspace(0.1, 2.0, 64, dtype=np.float32)
+OPT = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
+
+
+def batches(slots=8, **options):
+  return coordinator.Batches(
+    4 * 4 * slots,
+    4 * slots,
+    seed=3,
+    epochs=STEPS // 4,
+    micro_batch=4,
+    deterministic=True,
+    **options,
+  )
+
+
+@jax.jit
+def gradient(params, samples, key):
+  """With random numbers, and some denormals."""
+
+  def loss(params):
+    noise = jax.random.normal(key, (600,))
+    waves = jnp.sin(params["w"][None] * samples[:, None])
+    near = (params["b"] - samples[:, None]) ** 2
+    return jnp.mean(waves**2 * noise) + jnp.sum(near)
+
+  return jax.grad(loss)(params)
+
+
+def gradient_of(replica, slot):
+  found = gradient(replica.params, SAMPLES[slot.indices % 64], slot.key)
+  # NumPy's: XLA flushes what is denormal to zero.
+  w = np.array(found["w"])
+  w[:5] *= np.float32(1e-39)
+  return {**found, "w": w}
+
+
+def train(replica, result):
+  """Trains to the end, and notes the digest after each step."""
+  for slot in replica.micro_batches():
+    result.outcomes.append((slot.step, slot.number))
+    replica.step(gradient_of(replica, slot))
+    result.prints[replica.global_step] = replica.fingerprint()
+  result.prints[replica.global_step] = replica.fingerprint()
+
+
+def begin(world, index, data, inline, wire="float32", name=None, how=train):
+  result = runs.Result()
+  one = runs.make(
+    world,
+    index,
+    k=data.slots,
+    n=5,
+    quorum={"lower_on_loss": True},
+    params=PARAMS,
+    opt=OPT,
+    name=name,
+    data=data,
+    wire=wire,
+    inline_bytes=65536 if inline else 0,
+  )
+  return result, runs.start(one, how, result)
+
+
+@functools.cache
+def undisturbed(slots, wire):
+  """The digest after each step of one replica."""
+  world = runs.endpoint.World()
+  result, thread = begin(world, 0, batches(slots), True, wire)
+  runs.finish([thread])
+  assert result.error is None
+  assert result.outcomes == list(itertools.product(range(STEPS), range(slots)))
+  return result.prints
+
+
+def same_as_undisturbed(results, slots, wire):
+  want = undisturbed(slots, wire)
+  for result in results:
+    for step, digest in result.prints.items():
+      assert step == 0 or digest == want[step]
+  assert any(STEPS in result.prints for result in results)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_any_number_of_replicas_has_the_same_bits(replicas, wire, inline):
+  """With five slots each of five replicas may have one: no sum is partial."""
+  slots = 5 if replicas == 5 else 8
+  world, data = runs.endpoint.World(), batches(slots)
+  both = [begin(world, i, data, inline, wire) for i in range(replicas)]
+  runs.finish([thread for _, thread in both])
+  results = [result for result, _ in both]
+  assert [result.error for result in results] == [None] * replicas
+  same_as_undisturbed(results, slots, wire)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_a_replica_lost_in_the_middle_of_a_step_changes_nothing(
+  replicas, wire, inline
+):
+  world, data = runs.endpoint.World(), batches()
+
+  def lost(replica, result):
+    """It dies once it has computed slots of step 2 that nobody else has."""
+    for slot in replica.micro_batches():
+      grads = gradient_of(replica, slot)
+      if slot.step >= 2:
+        raise runs.Killed
+      replica.step(grads)
+
+  both = [begin(world, i, data, inline, wire) for i in range(replicas - 1)]
+  victim, thread = begin(world, replicas - 1, data, inline, wire, how=lost)
+  runs.finish([thread, *(thread for _, thread in both)])
+  results = [result for result, _ in both]
+  assert [result.error for result in results] == [None] * (replicas - 1)
+  assert isinstance(victim.error, runs.Killed)
+  same_as_undisturbed(results, 8, wire)
+
+
+@pytest.mark.parametrize("phase", ["reduce_scatter", "gather", "arrived"])
+def test_a_replica_lost_in_an_exchange_changes_nothing(phase):
+  world, data, killed = runs.endpoint.World(), batches(), threading.Event()
+
+  def strike(reached, replica):
+    if (reached, replica) == (phase, 2) and not killed.is_set():
+      killed.set()
+      raise runs.Killed
+
+  phases.listen(strike)
+  try:
+    both = [begin(world, i, data, inline=False) for i in range(3)]
+    runs.finish([thread for _, thread in both])
+  finally:
+    phases.listen(None)
+  results = [result for result, _ in both]
+  assert [result.error for result in results[:2]] == [None] * 2
+  assert killed.is_set()
+  same_as_undisturbed(results[:2], 8, "float32")
+
+
+def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run():
+  """The step counts nevertheless, with all of its slots."""
+
+  def run(replicas):
+    zeros = []
+
+    def bad(replica):
+      for slot in replica.micro_batches():
+        grads = gradient_of(replica, slot)
+        if (slot.step, slot.number) == (1, 3):
+          grads["w"][7] = np.nan
+        zeros.append(replica.step(grads).zeros)
+      return replica.fingerprint(), replica.global_step
+
+    found = coordinator.run_embedded(bad, replicas, OPT, PARAMS, data=batches())
+    return set(found), sum(zeros)
+
+  (alone, zeros), (three, _) = run(1), run(3)
+  assert zeros == 1
+  assert alone == three
+  ((digest, step),) = alone
+  assert step == STEPS
+  assert digest != undisturbed(8, "float32")[STEPS]
+
+
+def test_a_key_follows_from_seed_step_and_number():
+  seen = []
+
+  def look(replica):
+    for slot in replica.micro_batches():
+      seen.append(slot)
+      replica.step(PARAMS)
+
+  data = batches()
+  coordinator.run_embedded(look, 1, OPT, PARAMS, data=data)
+  for slot in seen:
+    want = jax.random.key(data.seed)
+    for number in (slot.step, slot.number):
+      want = jax.random.fold_in(want, number)
+    assert slot.key == want
+    start = slot.step * data.global_batch + slot.number * 4
+    want = data.indices(((start, start + 4),))
+    np.testing.assert_array_equal(slot.indices, want)
+  assert len(seen) == STEPS * data.slots
+
+
+def test_micro_batches_need_deterministic_data():
+  def look(replica):
+    next(replica.micro_batches())
+
+  data = ledger.Batches(8, 4)
+  with pytest.raises(ValueError, match=r"data=Batches\(..., deterministic="):
+    coordinator.run_embedded(look, 1, OPT, PARAMS, data=data)

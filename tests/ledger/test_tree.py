@@ -1,0 +1,111 @@
+"""The sum of a step is one tree, whoever adds up which of its slots."""
+
+import itertools
+import random
+
+import pytest
+
+from optax_dist.ledger import batches, tree
+from optax_dist.ledger import spans as sp
+
+
+def expression(count):
+  """The sum of a step as text, by the definition of its nodes."""
+
+  def node(level, i):
+    if i << level >= count:
+      return None
+    if level == 0:
+      return str(i)
+    left, right = node(level - 1, 2 * i), node(level - 1, 2 * i + 1)
+    return left if right is None else f"({left}+{right})"
+
+  return node((count - 1).bit_length(), 0)
+
+
+def add(rows, texts, wanted):
+  """The texts of wanted nodes, by the additions of the rows."""
+  texts = list(texts)
+  for left, right in tree.additions(rows, wanted):
+    texts[left] = f"({texts[left]}+{texts[right]})"
+  by_start = {row[0]: text for row, text in zip(rows, texts, strict=True)}
+  return [by_start[start] for start, _ in wanted]
+
+
+def sum_of(own, count, rng):
+  """What a replica has that adds its slots one by one, in any order."""
+  slots = list(own)
+  rng.shuffle(slots)
+  spans, texts = (), []
+  for slot in slots:
+    rows = (*spans, (slot, slot + 1))
+    spans = tree.nodes(sp.union(rows), count)
+    texts = add(rows, [*texts, str(slot)], spans)
+  return spans, texts
+
+
+@pytest.mark.parametrize("count", [*range(1, 20), 31, 32, 33, 64, 67])
+def test_any_assignment_in_any_order_makes_the_same_sum(count):
+  rng = random.Random(count)
+  for _ in range(30):
+    replicas = rng.randint(1, 5)
+    owner = [rng.randrange(replicas) for _ in range(count)]
+    rows, texts = [], []
+    for replica in rng.sample(range(replicas), replicas):
+      own = [slot for slot in range(count) if owner[slot] == replica]
+      spans, some = sum_of(own, count, rng)
+      rows += spans
+      texts += some
+    order = tree.whole(rows, count)
+    for left, right in order:
+      texts[left] = f"({texts[left]}+{texts[right]})"
+    root = order[-1][0] if order else 0
+    assert texts[root] == expression(count)
+
+
+def all_nodes(count):
+  levels = range((count - 1).bit_length() + 1)
+  return {
+    (i << level, min(count, (i + 1) << level))
+    for level in levels
+    for i in range(count)
+    if i << level < count
+  }
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_slots_have_the_fewest_nodes(count):
+  known = sorted(all_nodes(count))
+  fewest = {}
+  for size in range(count + 1):
+    for some in itertools.combinations(known, size):
+      slots = frozenset(s for node in some for s in range(*node))
+      if len(slots) == sp.size(some):
+        fewest.setdefault(slots, size)
+  for size in range(count + 1):
+    for slots in itertools.combinations(range(count), size):
+      found = tree.nodes(sp.union([(s, s + 1) for s in slots]), count)
+      assert set(found) <= all_nodes(count)
+      assert [s for node in found for s in range(*node)] == list(slots)
+      assert len(found) == fewest[frozenset(slots)]
+
+
+@pytest.mark.parametrize(
+  ("rows", "wanted", "message"),
+  [
+    ([(0, 1), (2, 4)], [(0, 4)], r"don't make up the node \(1, 2\)"),
+    ([(0, 2), (0, 1)], [(0, 2)], "A slot is in two"),
+    ([(0, 2), (2, 4), (1, 2)], [(0, 4)], "are more than"),
+    ([(0, 4)], [(0, 2)], r"don't make up the node \(0, 2\)"),
+    ([(1, 3), (0, 1), (3, 4)], [(0, 4)], r"don't make up the node \(1, 2\)"),
+  ],
+)
+def test_nodes_that_do_not_fit_are_refused(rows, wanted, message):
+  with pytest.raises(ValueError, match=message):
+    tree.additions(rows, wanted)
+
+
+def test_slots_are_counted_from_the_first_sample_of_their_step():
+  data = batches.Batches(64, 12, micro_batch=3, deterministic=True)
+  assert tree.slots(data, ((15, 18), (21, 24), (12, 15))) == ((0, 2), (3, 4))
+  assert tree.nodes_at(data, ((3, 12),)) == ((1, 2), (2, 4))
