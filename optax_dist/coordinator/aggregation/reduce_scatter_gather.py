@@ -504,9 +504,7 @@ class Aggregations:
     first, last = self._mean_slice(attempt, attempt.me)
     out = np.frombuffer(attempt.mean, np.uint8)[first:last]
     gradients = [
-      attempt.gradient.read(
-        *self._within(i, *self._slice(attempt, attempt.me))
-      )
+      attempt.gradient.read(*self._within(i, *self._slice(attempt, attempt.me)))
       if row.data is None
       else np.frombuffer(row.data, np.uint8)
       for part in parts

@@ -506,7 +506,7 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
   group = Group(2)
   group.begin_all()
   first, second = group.sides
-  number = aggregation.transfer_id("part", attempt_id(), 1)
+  number = aggregation.transfer_id("part", attempt_id(), 1, 0)
   while not first.transport.progress("p1", number).received:
     second.transport.poll(0)
     for event in first.transport.poll(0):

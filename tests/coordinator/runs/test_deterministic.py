@@ -37,9 +37,9 @@ def gradient(params, samples, key):
   """With random numbers, and some denormals."""
 
   def loss(params):
-    noise = jax.random.normal(key, (600,))
+    noise = jax.random.normal(key, (1, 600))
     waves = jnp.sin(params["w"][None] * samples[:, None])
-    near = (params["b"] - samples[:, None]) ** 2
+    near = (params["b"][None] - samples[:, None]) ** 2
     return jnp.mean(waves**2 * noise) + jnp.sum(near)
 
   return jax.grad(loss)(params)
