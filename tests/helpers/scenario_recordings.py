@@ -99,7 +99,7 @@ def same(actual, recorded, dtype):
 
 
 class AccumulatorReplay:
-  """Runs a recording of accumulators and a queue through the strict rules.
+  """Runs a recording of accumulators and a queue through the model of TensorFlow.
 
   `on_apply(var, event, accepted)`, `on_take(var, done)` and
   `on_step(var, step)` are told what the rules decide; `on_take` returns what to
@@ -210,7 +210,7 @@ def sparse_shape(values, event, config):
 
 
 class SparseReplay:
-  """Runs a recording of a sparse accumulator through the strict rules.
+  """Runs a recording of a sparse accumulator through the model of TensorFlow.
 
   `on_apply(event, shape, accepted)` and `on_take(done)` as in `AccumulatorReplay`.
   """

@@ -87,7 +87,7 @@ def _program(inner, lr, size, needed, sparse, averages, dtype):
 
 
 class TransformSystem(sync.StrictSystem):
-  """The strict rules' order of events, and the transform's everything else."""
+  """TensorFlow's order of events, and the transform's everything else."""
 
   def __init__(self, config):
     sparse = config.get("sparse_vars", ())

@@ -143,7 +143,7 @@ def test_late_start_counts_as_computing():
   # A replica that was away in between was not late.
   back = {"kind": "join", "replica": 1, "time": end, "step": 4}
   recorded = simulate.from_journal([*records[:-1], back, records[-1]])
-  np.testing.assert_allclose(recorded.latency.latencies[1].seconds, [2.0, 2.0])
+  np.testing.assert_allclose(recorded.latency.seconds[1], [2.0, 2.0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Replays TensorFlow's recordings through the strict rules."""
+"""Replays TensorFlow's recordings through the model of TensorFlow."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Replays TensorFlow's SyncReplicasOptimizer: strict rules, jitted sums.
+"""Replays TensorFlow's SyncReplicasOptimizer: the model of it, jitted sums.
 
 The rules say which gradient counts where, and when a mean is taken; the
 accumulators of `optax_dist` compute it under `jax.jit`; the update itself is
