@@ -76,11 +76,13 @@ class Gradient(NamedTuple):
     batch: its data for the journal, as JSON text.
     seconds: that computing it took; None if unknown.
     data: its samples, if samples are leased.
+    work: its digest, if it is to be compared with another replica's.
   """
 
   batch: str
   seconds: float | None
   data: Spans
+  work: bytes = b""
 
 
 class Result(NamedTuple):
@@ -199,6 +201,11 @@ class Submission:
       or self._is_all(seen)
     )
 
+  @property
+  def computed(self) -> Spans:
+    """The samples of the gradient that is added next."""
+    return sp.join(*self._round)
+
   def keep_drawn(self) -> None:
     """Adds the drawn samples to those of the next gradient."""
     if self.drawn is not None:
@@ -225,12 +232,24 @@ class Submission:
       self._clear()
 
   def add(
-    self, seen: Seen, part: Any, batch: str, seconds: float | None
+    self,
+    seen: Seen,
+    part: Any,
+    batch: str,
+    seconds: float | None,
+    work: bytes = b"",
   ) -> None:
-    """Adds a gradient to the sum, which may make it complete."""
+    """Adds a gradient to the sum, which may make it complete.
+
+    Args:
+      seen: what was notified.
+      part: the gradient.
+      batch: its data for the journal, as JSON text.
+      seconds: that computing it took; None if unknown.
+      work: its digest, if it is to be compared with another replica's.
+    """
     self._supersede(seen)
-    data = sp.join(*self._round)
-    self._round = []
+    data, self._round = self.computed, []
     if self._window and sp.minus(data, self._leased(seen)):
       # Another replica has been faster, perhaps with the whole step.
       self.count(Reason.SUPERSEDED.value, 1)
@@ -240,7 +259,7 @@ class Submission:
     if not late:
       total = part if self.total is None else self._add(self.total, part)
     self.total = total
-    self.gradients.append(Gradient(batch, seconds, data))
+    self.gradients.append(Gradient(batch, seconds, data, work))
     self.is_complete = late or self._is_all(seen)
 
   def _is_all(self, seen: Seen) -> bool:
@@ -286,7 +305,7 @@ class Submission:
       finite: whether all numbers of the sum are finite.
       payload: the encoded sum, if it is sent inline.
       timings: as in `Submitted`.
-      work: as in `Submitted`.
+      work: as in `Submitted`, besides the digests of the gradients.
     """
     # What is reported is not in the sum that the leader has.
     reported = self.total is None
@@ -307,7 +326,7 @@ class Submission:
       None if None in seconds else sum(s for s in seconds if s is not None),
       timings,
       sp.join(*(gradient.data for gradient in found)),
-      work,
+      b"".join([work, *(gradient.work for gradient in found)]),
     )
 
   # Its outcome.

@@ -35,6 +35,8 @@ class Batches:
       s * global_batch up to (s + 1) * global_batch, whoever computes them. What
       a step adds up does then not depend on the number of replicas, on losses,
       or on who was fast.
+    audit: the part of all micro-batches of a deterministic run that two replicas
+      compute, to find replicas whose gradients are wrong: from 0 to 1.
 
   Example:
     >>> data = Batches(num_samples=10, global_batch=4, seed=1, epochs=2)
@@ -52,6 +54,7 @@ class Batches:
   mode: Literal["exact", "streaming"] = "exact"
   micro_batch: int | None = None
   deterministic: bool = False
+  audit: float = 0.0
 
   def __post_init__(self) -> None:
     _check("num_samples", self.num_samples, 1)
@@ -83,6 +86,12 @@ class Batches:
           f"{self.micro_batch}."
         )
 
+    is_number = isinstance(self.audit, int | float)
+    if not is_number or not 0 <= self.audit <= 1:
+      raise ValueError(f"audit must be from 0 to 1, got {self.audit!r}.")
+    if self.audit and not self.deterministic:
+      raise ValueError("audit needs deterministic=True.")
+
   @property
   def per_epoch(self) -> int:
     """Positions in an epoch; in exact mode full batches only."""
@@ -109,6 +118,24 @@ class Batches:
     if self.micro_batch is None:
       raise ValueError("slots needs deterministic=True.")
     return self.global_batch // self.micro_batch
+
+  def audited(self, spans: Spans) -> tuple[int, ...]:
+    """The first positions of the micro-batches that two replicas compute.
+
+    Args:
+      spans: whole micro-batches.
+
+    Example:
+      >>> data = Batches(100, 24, micro_batch=2, deterministic=True, audit=0.1)
+      >>> data.audited(((0, 48),))
+      (0,)
+    """
+    if not self.audit:
+      return ()
+    size = self.micro_batch
+    assert size is not None
+    places = [p for start, stop in spans for p in range(start, stop, size)]
+    return tuple(p for p in places if shuffle.share(self.seed, p) < self.audit)
 
   def unit(self, gradients_per_step: int) -> int:
     """Samples in one gradient.

@@ -54,6 +54,17 @@ def permuted(
   return found.astype(np.int64)
 
 
+def share(seed: int, position: int) -> float:
+  """A number from 0 up to 1 for a position: the same on all replicas.
+
+  Example:
+    >>> [round(share(0, position), 3) for position in range(3)]
+    [0.05, 0.187, 0.739]
+  """
+  (key, *_) = _keys(seed, position)
+  return key / 2**63
+
+
 def _rounds(x: np.ndarray, a: int, b: int, keys: list[int]) -> np.ndarray:
   base, other = np.uint64(a), np.uint64(b)
   right: np.ndarray = x // base

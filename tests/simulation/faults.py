@@ -352,6 +352,9 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "stranger":
       if world.checker.commits:  # Otherwise the run may be the stranger's.
         world.start(process.index, stranger=True)
+    case "wrong gradients":
+      world.tell(f"{process.name} computes wrong gradients")
+      process.is_faulty = True
     case "damage":
       if process.step > 0:
         world.tell(f"the state of {process.name} is damaged")

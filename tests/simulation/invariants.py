@@ -461,6 +461,10 @@ class Checker:
       return
     if not process.alive or process.over or process.aborted:
       return
+    if "is not what replicas" in reason:
+      if not process.is_faulty:
+        self.fail("A13", f"{process.name} computes right gradients: {reason}")
+      return
     if process is leader:
       self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
     # Two members that can't reach each other, and the leader reaches both.
@@ -596,6 +600,10 @@ class Checker:
       ].submitted
       if sp.union(submitted.data) != sp.union(part.data):
         self.fail("A10", f"{part} was computed on {submitted.data}")
+    if setting.window:
+      first = step * setting.window
+      if found != {*range(first, first + setting.window)}:
+        self.fail("A18", f"step {step} has not its slots: {commit.parts}")
     if len(found) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
     if found & (self.samples | self.skipped):
@@ -837,6 +845,9 @@ class Checker:
     now = self.world.now
     if self.world.store_lost:
       return "the store is lost"
+    faulty = any(process.is_faulty for process in self.world.all)
+    if faulty and len(self.members) < 3:
+      return "of two replicas one computes wrong gradients"
     if max(setting.compute) >= TIMEOUT:
       return "a gradient takes longer than the run waits"
     if now - self.world.store_silent_since >= _LONGEST:
@@ -886,7 +897,8 @@ class Checker:
       error, reason = process.error
       if error == "Diverged" and not self.corrupt:
         self.fail("A4", reason)
-      if error == "JoinRefused" and not process.stranger:
+      refused = process.stranger or process.is_faulty
+      if error == "JoinRefused" and not refused:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:
         self.fail("A9", f"{self.left_in_peace} left with what others need")

@@ -26,6 +26,7 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
     mode=r.choice(("exact", "streaming")),
     micro_batch=micro,
     deterministic=True,
+    audit=r.choice((0.0, 0.0, 0.3, 1.0)),
   )
   setting = dataclasses.replace(
     found.setting,
@@ -38,4 +39,8 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
       for seconds in found.setting.compute
     ),
   )
-  return dataclasses.replace(found, setting=setting)
+  struck = found.faults
+  if data.audit and r.random() < 0.5:
+    fault = (r.random() * slots * 0.05, "wrong gradients", (r.randrange(2),))
+    struck = (*struck, fault)
+  return dataclasses.replace(found, setting=setting, faults=struck)

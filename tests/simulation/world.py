@@ -32,6 +32,7 @@ from optax_dist.coordinator.protocol.entries import (
   STORE_VALUES,
   AttemptId,
 )
+from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.log import record_key
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.submission import Submission
@@ -278,6 +279,8 @@ class Process:
     # with the others, and has to be refused.
     self.lost_at: dict[str, float] = {}
     self.aborted = self.stranger = False
+    # Whether it computes wrong gradients.
+    self.is_faulty = False
     # When it was admitted, or its state was replaced.
     self.settled_at = math.inf
     # When its latest request to the store failed.
@@ -1485,7 +1488,19 @@ class World:
   def give_gradient(self, process: Process, seen: Process) -> None:
     """Adds a gradient, whose number stands for its batch."""
     part, batch = digest(process.uid, process.computed), str(process.computed)
-    process.submission.add(seen, part, batch, None)
+    process.submission.add(seen, part, batch, None, self.work(process))
+
+  def work(self, process: Process) -> bytes:
+    """The digest of a slot that was just computed, if it is audited."""
+    data, submission = self.setting.data, process.submission
+    found = b""
+    if data is not None and data.audit:
+      for position in data.audited(submission.computed):
+        gradient = digest(submission.base.version, position)
+        if process.is_faulty:
+          gradient = digest(gradient, process.uid)
+        found += audit.pack(position, gradient.to_bytes(16))
+    return found
 
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""

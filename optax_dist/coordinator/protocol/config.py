@@ -90,6 +90,11 @@ class Config:
     assert self.data is not None
     return whole * len(tree.nodes_at(self.data, data))
 
+  @property
+  def audits(self) -> bool:
+    """Whether some micro-batches are computed by two replicas."""
+    return self.data is not None and self.data.audit > 0
+
   @functools.cached_property
   def deadlines(self) -> deadlines.Deadlines:
     """How long everybody waits."""
@@ -105,7 +110,7 @@ class Config:
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
       two_phase=not self.inline,
       exact=self.deterministic,
-      window=self.policy is not None,
+      window=self.policy is not None or self.audits,
       global_step=step,
     )
 

@@ -93,6 +93,22 @@ class Lost(Record, tag="lost"):
   reason: str | None = None
 
 
+class Audit(Record, tag="audit"):
+  """Two replicas have computed different gradients of the same micro-batch.
+
+  Attributes:
+    slot: its number in the step.
+    digests: of the gradient, by replica.
+    evicted: the replicas that differ from two that agree; none if no other one
+      was left to decide.
+  """
+
+  step: int
+  slot: int
+  digests: dict[str, str]
+  evicted: list[_Id]
+
+
 class Stuck(Record, tag="stuck"):
   """A replica detected that its training loop is stuck, and leaves.
 

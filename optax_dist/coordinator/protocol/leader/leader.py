@@ -127,6 +127,8 @@ class Leader:
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     self._void: dict[ReplicaId, Incarnation] = {}
     self._strikes = Strikes()
+    # Processes whose gradients are wrong, and what was found.
+    self._wrong: dict[Process, str] = {}
     self._averages: dict[int, tuple[Slot, Committed]] = {}
     self._transfers = 0
     # How many gradients are in commits, and how many were dropped.
@@ -410,6 +412,7 @@ class Leader:
     self, peer: Process, hello: msg.Hello, waited: bool = False
   ) -> None:
     why = _difference(self._config.agreement, hello)
+    why = why or self._wrong.get(peer, "")
     if why:
       self._send(peer, msg.Refused(why))
       return
@@ -1201,6 +1204,7 @@ class Leader:
       if now >= state.until:
         self._remove(state, "it has not come to the new leader")
     self._stop_expecting()
+    self._judge()
     self._check_window()
     self._check_attempt()
     self._check_waiting()
@@ -1229,6 +1233,30 @@ class Leader:
     log = self._log
     if log.record is not None and now >= log.since + self._limits.pace:
       self._resign("the store doesn't answer")
+
+  def _judge(self) -> None:
+    """Evicts members whose gradients were found to be wrong."""
+    while not self._ended and (verdict := self._policy.verdict()) is not None:
+      states = {i: self._roster[i] for i in verdict.digests}
+      names = [state.member.replica for state in states.values()]
+      wrong = [states[i].member.replica for i in verdict.wrong]
+      digests = {
+        str(states[i].member.replica): d for i, d in verdict.digests.items()
+      }
+      step, slot = self._quorum.step, verdict.slot
+      self._note(notes.Audit(step, slot, digests, wrong))
+      what = f"gradient of micro-batch {slot} of step {step}"
+      if not wrong:
+        self._give_up(
+          f"Replicas {names} have computed different values of the {what}, and no"
+          " other replica is left to decide which is wrong. Resume from the last"
+          " checkpoint with three replicas, which can."
+        )
+      for incarnation in verdict.wrong:
+        others = [name for name in names if name not in wrong]
+        why = f"its {what} is not what replicas {others} have computed"
+        self._wrong[states[incarnation].member.process] = why
+        self._remove(states[incarnation], why)
 
   def _check_window(self) -> None:
     """Begins a step that no gradient has begun, and closes one that is over."""

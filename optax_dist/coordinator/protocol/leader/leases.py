@@ -13,6 +13,7 @@ import math
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.leader.audit import Audit, Verdict
 from optax_dist.coordinator.protocol.leader.policy import Ask, Next, Policy
 from optax_dist.coordinator.protocol.leader.stealing import Stealing, Theft
 from optax_dist.coordinator.protocol.messages import Arrive
@@ -46,6 +47,9 @@ class LeaseManager(Policy):
     self._pending: dict[Incarnation, None] = {}
     self._deterministic = data.deterministic
     self._stealing = Stealing(self.state.unit)
+    self._audit: Audit | None = None
+    if data.audit:
+      self._audit = Audit(data, progress.done // data.global_batch)
 
   @property
   def exhausted(self) -> bool:  # type: ignore[override]
@@ -61,15 +65,23 @@ class LeaseManager(Policy):
     for lease in leases:
       assert isinstance(lease.holder, int)
       self._stealing.lend(lease.holder, lease.spans, self.now)
+      if self._audit is not None:
+        self._audit.stop(lease.holder)
       self._pending[lease.holder] = None
 
   def announcements(self) -> list[Ask]:
+    while (idle := self._idle) and (slot := self._left_out()):
+      self._step(ledger.Copy(idle[0], slot))
     while (theft := self._theft()) is not None and self.now >= theft.time:
       if theft.is_left:
         rest = sp.minus(self.lease(theft.owner), theft.slot)
         self._stealing.trim(theft.owner, rest)
         self._pending[theft.owner] = None
       self._step(ledger.Copy(theft.thief, theft.slot))
+    if self._audit is not None:
+      computing = map(self._stealing.lease, self._stealing.members)
+      for incarnation in self._audit.assign(self._idle, list(computing)):
+        self._pending[incarnation] = None
     asks = [self._ask_of(incarnation) for incarnation in self._pending]
     self._pending.clear()
     # That there is nothing (more) to compute is news in a deterministic step.
@@ -81,15 +93,33 @@ class LeaseManager(Policy):
 
   def _theft(self) -> Theft | None:
     """The next slot that a member takes from a slow one, if there is one."""
+    return self._stealing.next(self._idle, self.now) if self._idle else None
+
+  def _left_out(self) -> Spans:
+    """A slot that nobody computes, though it is leased; empty for none.
+
+    Its member leaves it out, for another one had it, which has gone or got others.
+    """
+    out = sp.union(*(held.out for held in self.state.held.values()))
+    computed = map(self._stealing.lease, self._stealing.members)
+    rest = sp.minus(out, [span for spans in computed for span in spans])
+    return sp.head(rest, self.state.unit)[0]
+
+  @property
+  def _idle(self) -> list[Incarnation]:
+    """Members that have nothing to compute in this step."""
     waiting = self.state.waiting if self._deterministic else ()
-    idle = [holder for holder, _ in waiting if isinstance(holder, int)]
-    return self._stealing.next(idle, self.now) if idle else None
+    found = [holder for holder, _ in waiting if isinstance(holder, int)]
+    return [incarnation for incarnation in found if not self.lease(incarnation)]
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member is to compute on."""
-    if self._deterministic:
-      return self._stealing.lease(incarnation)
-    return self._out(incarnation)
+    if not self._deterministic:
+      return self._out(incarnation)
+    found = self._stealing.lease(incarnation)
+    if self._audit is not None and not found:
+      found = self._audit.lease(incarnation)
+    return found
 
   def _out(self, incarnation: Incarnation) -> Spans:
     """The samples that a member may submit a gradient of."""
@@ -112,6 +142,19 @@ class LeaseManager(Policy):
   def ask(self, incarnation: Incarnation, count: int) -> None:
     self._stealing.lend(incarnation, (), self.now)
     self._step(ledger.Ask(incarnation, count))
+
+  def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+    if self._audit is None:
+      return ""
+    return self._audit.arrived(incarnation, message.data, message.work)
+
+  def closes(self, state: quorum.State, first: float, now: float) -> bool:
+    has_all = state.gathered >= quorum.needed(state) and not state.closed
+    return self._audit is not None and has_all and self._audit.is_settled
+
+  def verdict(self) -> Verdict | None:
+    audit = self._audit
+    return None if audit is None else audit.verdict(self.state.replicas)
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     if sp.size(message.data) != message.count * self.state.unit:
@@ -145,6 +188,8 @@ class LeaseManager(Policy):
 
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
     self._stealing.removed(incarnation)
+    if self._audit is not None:
+      self._audit.removed(incarnation)
     self._step(ledger.Gone(incarnation, keep))
     self._pending.pop(incarnation, None)
 
@@ -161,6 +206,8 @@ class LeaseManager(Policy):
     order = [*inside, *(i for i in tokens if i not in inside)]
     asks = [ledger.Ask(holder, tokens[holder]) for holder in order]
     self._stealing.next_step()
+    if self._audit is not None:
+      self._audit.begin(parts[0].local_step + 1)
     self._step(ledger.Commit(held, skipped), *asks)
     members = [part.incarnation for part in parts]
     leases = tuple(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.leader.audit import Verdict
 from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.ledger import Spans
 
@@ -157,6 +158,10 @@ class Policy:
   def closes(self, state: quorum.State, first: float, now: float) -> bool:
     """Whether the step takes no more gradients: its window is over."""
     return False
+
+  def verdict(self) -> Verdict | None:
+    """What was found where members' gradients differ; None if none do."""
+    return None
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
     """A member gets a token: it should compute so many gradients."""

@@ -1,0 +1,183 @@
+"""Which members' gradients are wrong: some slots are computed twice, and compared.
+
+In a deterministic run all members get the same gradient of a slot, bit by bit. A
+part of all slots (`Batches.audit`) is computed by two members before the step is
+committed, each of which sends a digest. If two digests differ, further members
+compute the slot, until two agree; then those that sent another one are wrong.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from optax_dist.coordinator.protocol.entries import Incarnation
+from optax_dist.ledger import Batches, Spans
+
+# A digest in `Arrive.work`: the first position of the slot, and the digest.
+_ENTRY = struct.Struct("<q16s")
+
+
+def pack(position: int, digest: bytes) -> bytes:
+  """A slot's digest, as it is sent in `Arrive.work`.
+
+  Args:
+    position: the first position of the slot.
+    digest: of the gradient's bytes, 16 bytes.
+  """
+  return _ENTRY.pack(position, digest)
+
+
+class Verdict(NamedTuple):
+  """What was found of one slot.
+
+  Attributes:
+    slot: its number in the step.
+    digests: what each member has sent, in hexadecimal digits.
+    wrong: members with another digest than two that agree; none if it can't be
+      decided, because no other member is left.
+  """
+
+  slot: int
+  digests: dict[Incarnation, str]
+  wrong: tuple[Incarnation, ...]
+
+
+class Audit:
+  """The audited slots of the current step, and the digests that were sent."""
+
+  def __init__(self, data: Batches, step: int):
+    """Starts without digests.
+
+    Args:
+      data: its `audit` says which part of the slots is compared.
+      step: the next step.
+    """
+    self._data = data
+    self._votes: dict[int, dict[Incarnation, bytes]] = {}
+    # What members compute again, by the first position of the slot.
+    self._checks: dict[Incarnation, int] = {}
+    # Members that have computed something: others may be compiling yet.
+    self._able: set[Incarnation] = set()
+    self.begin(step)
+
+  def begin(self, step: int) -> None:
+    """Another step begins."""
+    start = step * self._data.global_batch
+    window = ((start, start + self._data.global_batch),)
+    self._votes = {p: {} for p in self._data.audited(window)}
+    self._checks.clear()
+
+  def removed(self, incarnation: Incarnation) -> None:
+    """A member is gone, and what it has sent doesn't count."""
+    self._able.discard(incarnation)
+    self._checks.pop(incarnation, None)
+    for votes in self._votes.values():
+      votes.pop(incarnation, None)
+
+  def arrived(self, incarnation: Incarnation, data: Spans, work: bytes) -> str:
+    """A member has submitted slots; returns what is wrong with that, if it is.
+
+    Args:
+      incarnation: the member.
+      data: the samples of its slots.
+      work: the digests of those that are audited.
+    """
+    if len(work) % _ENTRY.size:
+      return f"{len(work)} bytes of digests"
+    sent = dict(_ENTRY.iter_unpack(work))
+    if any(p not in sent and _is_in(p, data) for p in self._votes):
+      return "a gradient without the digests of its slots"
+    self._able.add(incarnation)
+    self._checks.pop(incarnation, None)
+    for position, digest in sent.items():
+      if position in self._votes:
+        self._votes[position].setdefault(incarnation, digest)
+    return ""
+
+  def lease(self, incarnation: Incarnation) -> Spans:
+    """The slot that a member computes again; empty for none."""
+    position = self._checks.get(incarnation)
+    return () if position is None else self._slot(position)
+
+  def stop(self, incarnation: Incarnation) -> None:
+    """A member is told to compute other slots, which nobody has computed."""
+    self._checks.pop(incarnation, None)
+
+  def assign(
+    self, idle: Iterable[Incarnation], computing: Sequence[Spans]
+  ) -> list[Incarnation]:
+    """Has idle members compute slots again; returns those that get one.
+
+    Args:
+      idle: members without a lease.
+      computing: the leases of all others.
+    """
+    found = []
+    for incarnation in idle:
+      for position, votes in self._votes.items():
+        if incarnation in self._checks or self._is_settled(votes):
+          continue
+        at_work = sum(p == position for p in self._checks.values())
+        at_work += any(
+          start <= position < stop
+          for lease in computing
+          for start, stop in lease
+        )
+        if incarnation not in votes and at_work < self._lacks(votes):
+          self._checks[incarnation] = position
+          found.append(incarnation)
+    return found
+
+  @property
+  def is_settled(self) -> bool:
+    """Whether no slot of the step has to be computed again."""
+    if len(self._able) < 2:
+      return True
+    return all(self._is_settled(votes) for votes in self._votes.values())
+
+  def verdict(self, members: int) -> Verdict | None:
+    """A slot of which somebody has sent a wrong digest; None if there is none.
+
+    Args:
+      members: how many take part now.
+    """
+    for position, votes in self._votes.items():
+      times = collections.Counter(votes.values())
+      if len(times) < 2:
+        continue
+      ((right, most),) = times.most_common(1)
+      if most < 2 and len(votes) < members:
+        continue  # Another one decides.
+      wrong = [i for i, digest in votes.items() if digest != right]
+      return Verdict(
+        self._number(position),
+        {i: digest.hex() for i, digest in votes.items()},
+        tuple(wrong) if most > 1 else (),
+      )
+    return None
+
+  def _slot(self, position: int) -> Spans:
+    size = self._data.micro_batch
+    assert size is not None
+    return ((position, position + size),)
+
+  def _number(self, position: int) -> int:
+    size = self._data.micro_batch
+    assert size is not None
+    return position % self._data.global_batch // size
+
+  def _lacks(self, votes: dict[Incarnation, bytes]) -> int:
+    """How many more digests a slot needs."""
+    if len(set(votes.values())) > 1:
+      return 1
+    return 2 - len(votes)
+
+  def _is_settled(self, votes: dict[Incarnation, bytes]) -> bool:
+    return len(votes) > 1 and len(set(votes.values())) == 1
+
+
+def _is_in(position: int, spans: Spans) -> bool:
+  return any(start <= position < stop for start, stop in spans)
