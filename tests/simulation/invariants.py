@@ -30,6 +30,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
   Trimmed,
 )
+from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.ledger import spans as sp
 from tests.simulation import inside, journal, transcript
 from tests.simulation.world import (
@@ -108,6 +109,10 @@ class Checker:
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
+    # Who has computed each slot; and the term in which each process had a gradient
+    # in a commit last.
+    self.computed: dict[int, set[str]] = collections.defaultdict(set)
+    self.took_part: dict[str, int] = {}
     self.done: dict[int, int] = {0: 0}
     # Why the run ended with an error; "" where nothing excused that. And all that
     # was excused, for whoever counts it.
@@ -600,6 +605,7 @@ class Checker:
       ].submitted
       if sp.union(submitted.data) != sp.union(part.data):
         self.fail("A10", f"{part} was computed on {submitted.data}")
+    self.compared(commit)
     if setting.window:
       first = step * setting.window
       if found != {*range(first, first + setting.window)}:
@@ -619,6 +625,30 @@ class Checker:
     self.samples |= found
     self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
     self.done[step + 1] = len(self.samples) + len(self.skipped)
+
+  def compared(self, commit: Committed) -> None:
+    """Two members have computed each audited slot, if two had computed before."""
+    data, step, term = (
+      self.setting.data,
+      commit.attempt.step,
+      commit.attempt.term,
+    )
+    if data is None or not data.audit:
+      return
+    able = [
+      name
+      for name in self.members.values()
+      if self.took_part.get(name) == term and self.world.by_name[name].alive
+    ]
+    window = ((step * data.global_batch, (step + 1) * data.global_batch),)
+    for position in data.audited(window):
+      names = self.computed[position]
+      if len(able) > 1 and len(names) < 2:
+        self.fail(
+          "A18", f"step {step} has {position}, only computed by {names}"
+        )
+    for part in commit.parts:
+      self.took_part[self.processes[part.incarnation]] = term
 
   def given_up(self) -> int:
     """Samples that were never finite, and that no commit came to name."""
@@ -684,6 +714,9 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
+    for position in range(0, len(submitted.work), audit.ENTRY.size):
+      (slot, _) = audit.ENTRY.unpack_from(submitted.work, position)
+      self.computed[slot].add(process.name)
     self.sums_as_asked(process)
     self.world.tell(transcript.submission(process, submitted))
 

@@ -678,9 +678,6 @@ class Follower:
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
-    if self.recent:
-      # It may have read of its first samples before it was told that they are its.
-      self._lend(self.recent[-1])
     self.applier.begin(self.view, step)
     self._tell_wishes()
 

@@ -17,7 +17,7 @@ from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.ledger import Batches, Spans
 
 # A digest in `Arrive.work`: the first position of the slot, and the digest.
-_ENTRY = struct.Struct("<q16s")
+ENTRY = struct.Struct("<q16s")
 
 
 def pack(position: int, digest: bytes) -> bytes:
@@ -27,7 +27,7 @@ def pack(position: int, digest: bytes) -> bytes:
     position: the first position of the slot.
     digest: of the gradient's bytes, 16 bytes.
   """
-  return _ENTRY.pack(position, digest)
+  return ENTRY.pack(position, digest)
 
 
 class Verdict(NamedTuple):
@@ -85,9 +85,9 @@ class Audit:
       data: the samples of its slots.
       work: the digests of those that are audited.
     """
-    if len(work) % _ENTRY.size:
+    if len(work) % ENTRY.size:
       return f"{len(work)} bytes of digests"
-    sent = dict(_ENTRY.iter_unpack(work))
+    sent = dict(ENTRY.iter_unpack(work))
     if any(p not in sent and _is_in(p, data) for p in self._votes):
       return "a gradient without the digests of its slots"
     self._able.add(incarnation)
