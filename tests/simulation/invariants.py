@@ -1,4 +1,7 @@
-"""The coordinator's guarantees A1 to A16, checked after every event.
+"""The coordinator's guarantees A1 to A19, checked after every event.
+
+In a deterministic run each slot of a step counts once (A18), and the mean is the
+same whoever has computed what (A19, where others have A14).
 
 A17, that a silence that ended in a loss does not lengthen the next deadline, is
 a rule of the transport, which `World.lose` follows and which
@@ -32,7 +35,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.ledger import spans as sp
-from tests.simulation import inside, journal, transcript
+from tests.simulation import inside, journal, sums, transcript
 from tests.simulation.world import (
   ATTEMPT_TIMEOUT,
   BLOCK,
@@ -277,7 +280,9 @@ class Checker:
       self.held_by_all(commit)
       self.copied(process, commit)
     elif commit.mean != struct.pack("<q", self.mean(commit)):
-      self.fail("A14", f"step {step} has not the mean of its parts")
+      what = "its slots" if setting.window else "its parts"
+      guarantee = "A19" if setting.window else "A14"
+      self.fail(guarantee, f"step {step} has not the mean of {what}")
     if setting.policy is None and any(p.weight != 1.0 for p in commit.parts):
       self.fail("A14", f"step {step} has other weights: {commit.parts}")
     self.saves(process, commit)
@@ -340,12 +345,21 @@ class Checker:
 
   def mean(self, commit: Committed, process: Any = None) -> int:
     """What must come out of a step, computed here from what was submitted."""
-    gradients = self.gradients(commit, process)
     weights = tuple(part.weight for part in commit.parts)
+    total = self.sum(commit, weights, process)
     if commit.inline:
-      return digest(gradients, weights)
-    parts = range(len(weights))
-    return digest(*(digest(j, gradients, weights) for j in parts))
+      return total
+    return digest(*(digest(j, total) for j in range(len(weights))))
+
+  def sum(
+    self, commit: Committed, weights: tuple[float, ...], process: Any
+  ) -> int:
+    """The sum of a step, which in a deterministic run is always the same."""
+    data, step = self.setting.data, commit.attempt.step
+    faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
+    if data is not None and data.deterministic and not faulty:
+      return sums.right(data, self.versions[step], step)
+    return self.world.sum(self.gradients(commit, process), weights)
 
   def applied(self, process: Any) -> None:
     """A process has applied the mean of the latest step that it knows."""
@@ -353,9 +367,9 @@ class Checker:
       return
     commit = self.commits[process.step - 1]
     if process.version != digest(process.before, self.mean(commit, process)):
-      self.fail(
-        "A14", f"{process.name} applied another mean than step {process.step}'s"
-      )
+      guarantee = "A19" if self.setting.window else "A14"
+      text = f"{process.name} applied another mean than step {process.step}'s"
+      self.fail(guarantee, text)
 
   def copied(self, leader: Any, commit: Committed) -> None:
     """With a single gradient, another replica has the mean too, if one can."""

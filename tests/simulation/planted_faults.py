@@ -575,6 +575,20 @@ FAULTS = (
     slots,
   ),
   _one(
+    "slots are added in the order in which they come",
+    "ledger.tree",
+    "    middle = start + (1 << (stop - start - 1).bit_length() - 1)\n",
+    "    middle = next(s for s in sorted(starts) if s > start)\n",
+    slots,
+  ),
+  _one(
+    "an addition that was dropped stays in the sum",
+    "submission",
+    "    self.gradients, self.total = self.gradients[: self._sent], self._sent_total\n",
+    "    self.gradients = self.gradients[: self._sent]\n",
+    slots,
+  ),
+  _one(
     "a slot that two replicas compute counts twice",
     "ledger.rules",
     "      if other != holder and sp.overlap(theirs.out, spans):\n",

@@ -36,6 +36,8 @@ from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.log import record_key
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.submission import Submission
+from optax_dist.ledger import tree
+from tests.simulation import sums
 
 _MASK = (1 << 63) - 1
 # A value in the store that no replica wrote.
@@ -313,9 +315,12 @@ class Process:
     if setting.data is not None:
       samples = setting.data.unit(setting.needed) // setting.local_steps
     learns = setting.policy is not None
+    add = digest
+    if setting.window:
+      add = functools.partial(sums.added, setting.data)
     self.submission = Submission(
       self.published,
-      digest,
+      add,
       max_staleness=None if learns else setting.max_staleness,
       samples=samples,
       window=setting.window,
@@ -1039,7 +1044,7 @@ class World:
         return
       gradients = tuple(aggregation.gradients[j] for j in range(n))
       weights = tuple(p.weight for p in aggregation.parts)
-      mean = digest(me, gradients, weights)
+      mean = digest(me, self.sum(gradients, weights))
       aggregation.means[me] = mean
       others = [p for j, p in enumerate(aggregation.peers) if j != me]
       if process.half_means and others:
@@ -1147,9 +1152,25 @@ class World:
 
   def on_average(self, process: Process, effect: fx.Average) -> None:
     weights = tuple(part.weight for part in effect.parts)
-    values = tuple(struct.unpack("<q", p)[0] for p in effect.payloads)
-    mean = struct.pack("<q", digest(values, weights))
+    values: tuple[Any, ...]
+    if self.setting.window:
+      assert self.setting.data is not None
+      nodes = [tree.nodes_at(self.setting.data, p.data) for p in effect.parts]
+      values = tuple(
+        tuple(zip(spans, struct.unpack(f"<{len(spans)}q", p), strict=True))
+        for spans, p in zip(nodes, effect.payloads, strict=True)
+      )
+    else:
+      values = tuple(struct.unpack("<q", p)[0] for p in effect.payloads)
+    mean = struct.pack("<q", self.sum(values, weights))
     self.at(self.now, self.input, process, ins.Averaged(effect.task, mean))
+
+  def sum(self, gradients: tuple[Any, ...], weights: tuple[float, ...]) -> int:
+    """The sum of a step: of its parts, or of its slots in a tree's order."""
+    if self.setting.window:
+      assert self.setting.data is not None
+      return sums.whole(self.setting.data, gradients)
+    return digest(gradients, weights)
 
   def on_aggregate(self, process: Process, effect: fx.Aggregate) -> None:
     self.begin(
@@ -1487,20 +1508,24 @@ class World:
 
   def give_gradient(self, process: Process, seen: Process) -> None:
     """Adds a gradient, whose number stands for its batch."""
-    part, batch = digest(process.uid, process.computed), str(process.computed)
-    process.submission.add(seen, part, batch, None, self.work(process))
+    part: Any = digest(process.uid, process.computed)
+    batch, work = str(process.computed), b""
+    if self.setting.window:
+      part, work = self.slot(process)
+    process.submission.add(seen, part, batch, None, work)
 
-  def work(self, process: Process) -> bytes:
-    """The digest of a slot that was just computed, if it is audited."""
+  def slot(self, process: Process) -> tuple[sums.Nodes, bytes]:
+    """The gradient of a slot, and its digest if it is audited."""
     data, submission = self.setting.data, process.submission
-    found = b""
-    if data is not None and data.audit:
-      for position in data.audited(submission.computed):
-        gradient = digest(submission.base.version, position)
-        if process.is_faulty:
-          gradient = digest(gradient, process.uid)
-        found += audit.pack(position, gradient.to_bytes(16))
-    return found
+    assert data is not None
+    position = submission.computed[0][0]
+    ((span, value),) = sums.slot(data, submission.base.version, position)
+    if process.is_faulty:
+      value = digest(value, process.uid)
+    work = b""
+    if data.audited(submission.computed):
+      work = audit.pack(position, value.to_bytes(16))
+    return ((span, value),), work
 
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
@@ -1508,10 +1533,12 @@ class World:
     finite = total is None or self.random.random() > NOT_FINITE
     finite = finite or bool(self.setting.window)
     if total is not None and finite and self.setting.inline:
-      payload = struct.pack("<q", total)
+      numbers = [v for _, v in total] if self.setting.window else [total]
+      payload = struct.pack(f"<{len(numbers)}q", *numbers)
     submitted = process.submission.submit(finite, payload, work=work)
     if total is not None:
       process.gradients[submitted.sequence] = total
+    if total is not None and not self.setting.window:
       parts = [digest(process.uid, n) for n in json.loads(submitted.batches)]
       assert total == functools.reduce(digest, parts), (
         "another sum is submitted"
