@@ -1,7 +1,23 @@
 """The frames of one connection, after the handshake.
 
 Frames carry messages and pieces of arrays in turn; bytes in and bytes out, no
-sockets. Each frame is a header (length, kind, id), a tag if frames are signed,
+sockets. An array takes one of two ways:
+
+    sender                               receiver
+    send_array                           expect
+        |  <----------- READY ---------------|   first, if it is larger than `EAGER`
+        |  ------------ ARRAY, its size ---->|
+        |  ------------ CHUNK, CHUNK ... --->|   into the memory passed to `expect`
+    ArraySent                            ArrayReceived
+
+    on one host, if it is in memory of `allocate`
+        |  ------------ REGION, its file --->|   once for each buffer, until DROP
+        |  ------------ OFFER, the place --->|   copied, or read where it is
+        |  <----------- RELEASE -------------|
+    ArraySent                            ArrayReceived
+
+CANCEL ends either, in both directions; UNMAPPED turns the second into the first.
+Each frame is a header (length, kind, id), a tag if frames are signed,
 and a body. The tag is HMAC-SHA256 over the frame's sequence number, its header
 and its body; for an array's pieces the body is left out.
 """
