@@ -16,6 +16,7 @@ from optax_dist import ledger
 from optax_dist import quorum as rules
 from optax_dist._internal import checks
 from optax_dist.coordinator import (
+  cluster,
   errors,
   faults,
   options,
@@ -152,10 +153,10 @@ def join(
   launched = Environment.read()
   if store is None and coordinator_address is None:
     store = launched.store
-  address, total, number = _place(
+  address, total, number = cluster.detect(
     coordinator_address if store is None else "127.0.0.1:1",
-    total_num_replicas,
-    replica,
+    checks.count_or_none("total_num_replicas", total_num_replicas),
+    None if replica is None else checks.count("replica", replica, least=0),
   )
   replicas_to_aggregate = _gradients_per_step(
     data, total, replicas_to_aggregate, launched.replicas_to_aggregate or total
@@ -212,15 +213,13 @@ def join(
       place,
       program.name(number),
       key,
-      endpoint.Network(
-        bind,
-        sockets.DEFAULT_PORTS
-        if ports is None
-        else addresses.parse_ports(ports),
-        advertise,
-        certificates,
-      ),
       told.silence,
+      bind=bind,
+      ports=sockets.DEFAULT_PORTS
+      if ports is None
+      else addresses.parse_ports(ports),
+      advertise=advertise,
+      certificates=certificates,
     )
     try:
       line = channel.current()
@@ -453,17 +452,6 @@ def _gradients_per_step(
       " Batches(micro_batch=..., deterministic=True)."
     )
   return k
-
-
-def _place(
-  address: str | None, total: int | None, number: int | None
-) -> tuple[str, int, int]:
-  total = checks.count_or_none("total_num_replicas", total)
-  if number is not None:
-    number = checks.count("replica", number, least=0)
-  from optax_dist.coordinator import cluster
-
-  return cluster.detect(address, total, number)
 
 
 def _start_store(

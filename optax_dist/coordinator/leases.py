@@ -9,7 +9,6 @@ from optax_dist.ledger import Spans
 
 # Indices are computed in blocks of this size, since that is cheaper,
 _BLOCK = 8192
-_BLOCKS = 4
 # unless other replicas draw this many per step: a call costs as much as these.
 _OTHERS = 2048
 
@@ -41,38 +40,18 @@ class Indices:
       )
     self.data, self.samples = data, unit // period
     self._apart = data.global_batch - self.samples > _OTHERS
-    self._blocks: dict[int, np.ndarray] = {}
+    # The indices of the samples from `_first` on.
+    self._first, self._block = 0, np.zeros(0, np.int64)
 
   def __call__(self, spans: Spans) -> np.ndarray:
     """The samples' indices, as a read-only array."""
-    if self._apart:
+    if self._apart or len(spans) != 1:
       return self.data.indices(spans)
-    if len(spans) == 1:
-      # Most often it is one range, within a block.
-      ((start, stop),) = spans
-      number = start // _BLOCK
-      first = number * _BLOCK
-      if stop <= first + _BLOCK:
-        return self._block(number)[start - first : stop - first]
-    parts: list[np.ndarray] = []
-    for start, stop in spans:
-      while start < stop:
-        number = start // _BLOCK
-        end = min(stop, (number + 1) * _BLOCK)
-        first = number * _BLOCK
-        parts.append(self._block(number)[start - first : end - first])
-        start = end
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-  def _block(self, number: int) -> np.ndarray:
-    found = self._blocks.get(number)
-    if found is None:
-      first, last = number * _BLOCK, (number + 1) * _BLOCK
+    ((start, stop),) = spans
+    if not self._first <= start <= stop <= self._first + len(self._block):
+      last = max(stop, start + _BLOCK)
       if self.data.total is not None:
         last = min(last, self.data.total)
-      found = self.data.indices(((first, last),))
-      found.flags.writeable = False
-      while len(self._blocks) >= _BLOCKS:
-        del self._blocks[next(iter(self._blocks))]
-      self._blocks[number] = found
-    return found
+      self._first, self._block = start, self.data.indices(((start, last),))
+      self._block.flags.writeable = False
+    return self._block[start - self._first : stop - self._first]

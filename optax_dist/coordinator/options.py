@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from optax_dist.coordinator.aggregation import wire_formats as wires
@@ -68,66 +67,63 @@ class Options:
   run: str = ""
 
   def __post_init__(self) -> None:
-    for name in ("timeout", "attempt_timeout", "leader_timeout"):
-      value = getattr(self, name)
-      if value is None and name != "timeout":
-        continue
-      if not (_is_number(value) and 0 < value <= _LONGEST):
-        raise ValueError(
-          f"{name} must be positive seconds, at most {_LONGEST:.0e}, got"
-          f" {value!r}."
-        )
-    if (self.leader_timeout or math.inf) < _SHORTEST_SILENCE:
-      raise ValueError(
-        f"leader_timeout must be at least {_SHORTEST_SILENCE} seconds, got"
-        f" {self.leader_timeout!r}."
-      )
-    if self.step_timeout is not None and not (
-      _is_number(self.step_timeout) and 0 <= self.step_timeout <= _LONGEST
-    ):
-      raise ValueError(
-        "step_timeout must be seconds, 0 or more (0 for no watchdog), got"
-        f" {self.step_timeout!r}."
-      )
-    if not (_is_number(self.stall_warning) and self.stall_warning >= 0):
-      raise ValueError(
-        f"stall_warning must be seconds, 0 or more, got {self.stall_warning!r}."
-      )
-    if (self.attempt_timeout or 0.0) > self.timeout:
-      raise ValueError(
-        f"attempt_timeout must be at most timeout={self.timeout!r}, got "
-        f"{self.attempt_timeout!r}."
-      )
-    if not (_is_whole(self.inline_bytes) and 0 <= self.inline_bytes <= 1 << 20):
-      raise ValueError(
-        "inline_bytes must be an integer from 0 to 1048576, got"
-        f" {self.inline_bytes!r}."
-      )
-    if not (_is_whole(self.fingerprint_every) and self.fingerprint_every >= 0):
-      raise ValueError(
-        "fingerprint_every must be an integer, 0 or more, got"
-        f" {self.fingerprint_every!r}."
-      )
-    if self.journal is not None and not (
-      isinstance(self.journal, str | os.PathLike) and os.fspath(self.journal)
-    ):
-      raise ValueError(f"journal must be a path or None, got {self.journal!r}.")
-    if not isinstance(self.config, Mapping):
-      raise ValueError(f"config must be a mapping, got {self.config!r}.")
-    if not isinstance(self.run, str):
-      raise ValueError(f"run must be a name, got {self.run!r}.")
+    most = f"positive seconds, at most {_LONGEST:.0e}"
+    seconds = lambda x: _is_number(x) and 0 < x <= _LONGEST
+    self._check("timeout", seconds, most)
+    for name in ("attempt_timeout", "leader_timeout"):
+      self._check(name, lambda x: x is None or seconds(x), most)
+    self._check(
+      "leader_timeout",
+      lambda x: x is None or x >= _SHORTEST_SILENCE,
+      f"at least {_SHORTEST_SILENCE} seconds",
+    )
+    self._check(
+      "step_timeout",
+      lambda x: x is None or x == 0 or seconds(x),
+      "seconds, 0 or more (0 for no watchdog)",
+    )
+    self._check(
+      "stall_warning",
+      lambda x: _is_number(x) and x >= 0,
+      "seconds, 0 or more",
+    )
+    self._check(
+      "attempt_timeout",
+      lambda x: (x or 0.0) <= self.timeout,
+      f"at most timeout={self.timeout!r}",
+    )
+    self._check(
+      "inline_bytes",
+      lambda x: _is_whole(x) and 0 <= x <= 1 << 20,
+      "an integer from 0 to 1048576",
+    )
+    self._check(
+      "fingerprint_every",
+      lambda x: _is_whole(x) and x >= 0,
+      "an integer, 0 or more",
+    )
+    path = lambda x: isinstance(x, str | os.PathLike) and bool(os.fspath(x))
+    self._check("journal", lambda x: x is None or path(x), "a path or None")
+    self._check("config", lambda x: isinstance(x, Mapping), "a mapping")
+    self._check("run", lambda x: isinstance(x, str), "a name")
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
     if self.mean_wire is not None:
       wires.check_mean_wire(self.wire, self.mean_wire)
-    if not (_is_number(self.error_feedback) and 0 <= self.error_feedback <= 1):
-      raise ValueError(
-        f"error_feedback must be from 0 to 1, got {self.error_feedback!r}."
-      )
+    self._check(
+      "error_feedback", lambda x: _is_number(x) and 0 <= x <= 1, "from 0 to 1"
+    )
     if self.error_feedback != 1 and not wires.feeds_back(self.wire):
       raise ValueError(
         f"error_feedback={self.error_feedback!r} is for wires of few bits; what"
         f" wire={self.wire!r} leaves out is not fed back."
       )
+
+  def _check(
+    self, name: str, fits: Callable[[Any], bool], allowed: str
+  ) -> None:
+    value = getattr(self, name)
+    if not fits(value):
+      raise ValueError(f"{name} must be {allowed}, got {value!r}.")
 
   # What follows from them.
 

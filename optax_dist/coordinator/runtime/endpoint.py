@@ -49,30 +49,16 @@ class World:
     return Endpoint(transport, self._store.connect(unique))
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
-  """Where a process listens.
-
-  Attributes:
-    bind: host name or IP address to listen on; None: loopback if the store is
-      on loopback, and all addresses otherwise.
-    ports: ports to try; the first free one is used.
-    advertise: the address that other hosts use, a host or ``host:port``.
-    certificates: encrypt all traffic that leaves this host.
-  """
-
-  bind: str | None = None
-  ports: Iterable[int] = sockets.DEFAULT_PORTS
-  advertise: str | None = None
-  certificates: channels.Certificates | None = None
-
-
 def connect(
   place: urls.Place,
   replica: object,
   secret: bytes,
-  network: Network,
   silence: float | arrivals.Rule,
+  *,
+  bind: str | None = None,
+  ports: Iterable[int] = sockets.DEFAULT_PORTS,
+  advertise: str | None = None,
+  certificates: channels.Certificates | None = None,
 ) -> Endpoint:
   """Creates an endpoint over sockets.
 
@@ -80,9 +66,13 @@ def connect(
     place: address of the store.
     replica: the replica's id.
     secret: of the job; may be empty if only this host can connect.
-    network: where to listen.
     silence: seconds without a byte after which a peer is lost, or the rule that
       adapts them.
+    bind: host name or IP address to listen on; None: loopback if the store is
+      on loopback, and all addresses otherwise.
+    ports: ports to try; the first free one is used.
+    advertise: the address that other hosts use, a host or ``host:port``.
+    certificates: encrypt all traffic that leaves this host.
 
   Raises:
     ValueError: an option is invalid; the message says why.
@@ -90,7 +80,6 @@ def connect(
   """
   name = process_name(replica)
   host = place.host
-  bind = network.bind
   if bind is None and not addresses.is_loopback(host):
     bind = "::" if ":" in host else "0.0.0.0"
   if isinstance(silence, arrivals.Rule):
@@ -104,10 +93,10 @@ def connect(
     name,
     secret=secret,
     bind=bind,
-    ports=network.ports,
-    advertise=network.advertise,
+    ports=ports,
+    advertise=advertise,
     towards=host,
-    certificates=network.certificates,
+    certificates=certificates,
     limits=limits,
     gaps=gaps,
   )
@@ -124,9 +113,6 @@ def open_store(
     place: address of the store.
     transport: of the client.
     secret: of the job.
-
-  Raises:
-    ValueError: it is the store of one process.
   """
   try:
     return place.open(transport, secret)

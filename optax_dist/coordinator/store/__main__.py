@@ -31,7 +31,6 @@ def _main(arguments: list[str] | None = None) -> int:
   parser.add_argument(
     "--certificates", nargs=3, metavar=("CERTIFICATE", "KEY", "AUTHORITY")
   )
-  parser.add_argument("--run", default="", help="the run's name")
   parser.add_argument(
     "--idle", type=float, help="seconds without a client after which it exits"
   )
@@ -49,7 +48,6 @@ def _main(arguments: list[str] | None = None) -> int:
     transport = sockets.Transport(
       wire.STORE,
       secret=secret,
-      run=options.run.encode(),
       bind=options.bind,
       ports=[options.port],
       advertise=options.advertise,

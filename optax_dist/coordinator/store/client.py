@@ -32,22 +32,19 @@ class StoreClient:
   sent again over the next one, in order, until they time out.
   """
 
-  def __init__(
-    self, transport: sockets.Transport, address: str, run: bytes = b""
-  ):
+  def __init__(self, transport: sockets.Transport, address: str):
     """Starts to connect.
 
     Args:
       transport: the owner's, with the name of this process and the job's
         secret.
       address: address of the store, for `transport.connect`.
-      run: the name under which the store was started.
 
     Raises:
       ValueError: the address is invalid.
     """
     self.address = f"tcp://{address}"
-    self._transport, self._where, self._run = transport, address, run
+    self._transport, self._where = transport, address
     self._events: collections.deque[interface.Event] = collections.deque()
     self._numbers = itertools.count()
     self._pending: dict[int, _Pending] = {}
@@ -111,7 +108,8 @@ class StoreClient:
 
   def _connect(self) -> None:
     self._connect_at = math.inf
-    self._transport.connect(wire.STORE, self._where, self._run)
+    # The store outlives runs, so it has no nonce.
+    self._transport.connect(wire.STORE, self._where, b"")
 
   def _receive(self, reply: wire.Reply) -> None:
     if isinstance(reply, wire.Welcome):

@@ -79,7 +79,6 @@ class StoreProcess:
 
 def start(
   secret: bytes,
-  run: str = "",
   *,
   bind: str = "127.0.0.1",
   port: int = PORT,
@@ -93,7 +92,6 @@ def start(
 
   Args:
     secret: the job's secret; without one it listens on loopback only.
-    run: the run's name; clients of another run are refused.
     bind: the host or address to listen on.
     port: the port; 0 for any free one.
     advertise: the host that others connect to, if it isn't `bind`.
@@ -107,7 +105,7 @@ def start(
     TimeoutError: it is not ready in time.
   """
   command = [sys.executable, "-m", __package__, "--bind", bind]
-  command += ["--port", str(port), "--run", run]
+  command += ["--port", str(port)]
   command += [] if advertise is None else ["--advertise", advertise]
   if certificates is not None:
     command += ["--certificates", *dataclasses.astuple(certificates)]

@@ -28,24 +28,8 @@ class Place(Protocol):
     Args:
       transport: of the client.
       secret: of the job.
-
-    Raises:
-      ValueError: it is the store of one process.
     """
     ...
-
-
-@dataclasses.dataclass(frozen=True)
-class InProcess:
-  """The store of this process."""
-
-  host: str = "127.0.0.1"
-
-  def open(
-    self, transport: sockets.Transport, secret: bytes
-  ) -> interface.Store:
-    """Raises an error."""
-    raise ValueError("The store of one process is for run_embedded.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +51,6 @@ class Tcp:
     self, transport: sockets.Transport, secret: bytes
   ) -> interface.Store:
     """Creates a client of the process."""
-    # The store outlives runs, so it has no nonce.
     return client.StoreClient(transport, self.address)
 
 
@@ -85,7 +68,7 @@ def register(scheme: str, parser: Callable[[str], Place]) -> None:
 
 
 def parse(url: str) -> Place:
-  """Parses ``in-process``, ``tcp://host:port`` or the URL of an optional store.
+  """Parses ``tcp://host:port`` or the URL of an optional store.
 
   Raises:
     ValueError: it is not a store URL.
@@ -96,8 +79,6 @@ def parse(url: str) -> Place:
     >>> parse("etcd://a:2379,b:2379").host
     'a'
   """
-  if url == "in-process":
-    return InProcess()
   scheme, mark, _ = url.partition("://")
   if mark and scheme not in _parsers:
     # An optional store registers itself.
@@ -157,6 +138,6 @@ def wrong(url: str, why: str) -> ValueError:
   """The error of a URL, without its password."""
   shown = url.rpartition("@")[2]
   return ValueError(
-    "A store is in-process, tcp://host:port or"
+    "A store is tcp://host:port or"
     f" etcd://host:2379,host:2379,host:2379; got {shown!r}: {why}."
   )

@@ -309,7 +309,7 @@ def test_jax_processes_that_ignore_sigterm_are_ended(start):
       ("--nodes", "2", "--node-rank", "0", _LIGHT),
       "--address (OPTAX_DIST_ADDRESS) is missing",
     ),
-    (("--store", "redis://x", _LIGHT), "A store is in-process"),
+    (("--store", "redis://x", _LIGHT), "A store is tcp"),
     (("--resume", _LIGHT), "--resume needs --output"),
     (("--grace", "-1", _LIGHT), "--grace"),
   ],

@@ -26,9 +26,9 @@ class Driven:
   See `interface.Store`; its owner is another thread.
   """
 
-  def __init__(self, transport, address, wake=lambda: None, run=b""):
+  def __init__(self, transport, address, wake=lambda: None):
     self._transport, self._wake = transport, wake
-    self._client = client.StoreClient(transport, address, run)
+    self._client = client.StoreClient(transport, address)
     self.address = self._client.address
     self._asked, self._events = collections.deque(), collections.deque()
     self._closed = False

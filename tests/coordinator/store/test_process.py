@@ -24,13 +24,11 @@ def connect(address, certificates=None):
   transport = sockets.Transport(
     "client", secret=SECRET, certificates=certificates
   )
-  return owners.Owner(
-    lambda wake: served.Driven(transport, address, wake, b"run")
-  )
+  return owners.Owner(lambda wake: served.Driven(transport, address, wake))
 
 
 def test_clients_survive_a_killed_store():
-  with process.start(SECRET, "run", port=0) as store:
+  with process.start(SECRET, port=0) as store:
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
     os.kill(store.process.pid, signal.SIGKILL)
@@ -50,7 +48,7 @@ def test_a_store_that_outlives_its_owner_leaves_nothing_open():
 
 
 def test_draining_waits_for_the_last_client():
-  with process.start(SECRET, "run", port=0) as store:
+  with process.start(SECRET, port=0) as store:
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
     assert not store.drain(0.2)
@@ -77,7 +75,7 @@ def test_the_command_line_shows_the_address_and_no_secret():
 
 
 def test_the_end_of_the_store_is_reported():
-  with process.start(SECRET, "run", port=0) as store:
+  with process.start(SECRET, port=0) as store:
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
     store.stop()
@@ -88,7 +86,7 @@ def test_the_end_of_the_store_is_reported():
 
 def test_it_encrypts_where_certificates_are_given(tmp_path):
   files = worlds.certificates(tmp_path)
-  with process.start(SECRET, "run", port=0, certificates=files) as store:
+  with process.start(SECRET, port=0, certificates=files) as store:
     tcp = next(w for w in store.address.split(",") if not w.startswith("unix"))
     one, plain = connect(tcp, files), connect(tcp)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)

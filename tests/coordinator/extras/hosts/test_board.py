@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 from optax_dist.coordinator.extras.hosts import board, notices
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses
@@ -94,5 +92,3 @@ def test_a_store_that_is_not_there_is_said_and_nothing_waits_for_it():
   assert one.poll() == []
   assert not one.close(0.2)
   assert time.monotonic() - began < 30.0
-  with pytest.raises(ValueError, match="run_embedded"):
-    board.Board(urls.InProcess(), _SECRET, "", 0, [0])
