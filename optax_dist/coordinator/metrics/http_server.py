@@ -47,9 +47,13 @@ class HttpServer:
       port: the port; 0 for any free one.
 
     Raises:
-      OSError: it can't listen on the address.
+      OSError: it can't listen on the address, which the message names.
     """
-    self._server = _Listener(answer, bind, port)
+    try:
+      self._server = _Listener(answer, bind, port)
+    except OSError as error:
+      words = f"can't listen at {bind} port {port}: {error.strerror}"
+      raise OSError(error.errno, words) from error
     self._thread = threading.Thread(
       target=self._server.serve_forever,
       args=(0.1,),  # Seconds until it notices `close`.

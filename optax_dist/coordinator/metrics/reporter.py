@@ -70,7 +70,7 @@ class Reporter:
     self._server: http_server.HttpServer | None = None
     self._scalars: tensorboard.Scalars | None = None
     if port is not None:
-      self._server = _serve(self, bind, port)
+      self._server = prometheus.serve(self.collect, bind, port)
       self.url = f"{self._server.url}/metrics"
     try:
       if folder is not None:
@@ -157,14 +157,3 @@ class Reporter:
 
   def __exit__(self, *exception: object) -> None:
     self.close()
-
-
-def _serve(reporter: Reporter, bind: str, port: int) -> http_server.HttpServer:
-  try:
-    return prometheus.serve(reporter.collect, bind, port)
-  except OSError as error:
-    raise OSError(
-      error.errno,
-      f"metrics: can't listen at {bind} port {port} ({error.strerror}); give"
-      " each launcher on this host a port of its own, or 0 for any",
-    ) from error

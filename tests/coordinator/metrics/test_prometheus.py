@@ -154,6 +154,6 @@ def test_a_port_in_use_is_named(tmp_path):
   with reporter.Reporter(tmp_path / "run.jsonl", port=0) as first:
     port = int(first.url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(
-      OSError, match=f"can't listen at 127.0.0.1 port {port} "
+      OSError, match=f"can't listen at 127.0.0.1 port {port}:"
     ):
       reporter.Reporter(tmp_path / "run.jsonl", port=port)

@@ -53,9 +53,7 @@ class Server:
     try:
       self._server = http_server.HttpServer(self._answer, bind, port)
     except OSError as error:
-      raise errors.CommandError(
-        f"can't listen on {bind} port {port}: {error.strerror}"
-      ) from error
+      raise errors.CommandError(f"{error.strerror}") from error
     self.url = f"{self._server.url}/"
     if self.token:
       self.url += f"?token={self.token}"
