@@ -119,17 +119,28 @@ def test_any_number_of_replicas_has_the_same_bits(replicas, wire, inline):
 def test_a_replica_lost_in_the_middle_of_a_step_changes_nothing(
   replicas, wire, inline
 ):
-  world, data = runs.endpoint.World(), batches()
+  world, data, struck = runs.endpoint.World(), batches(), threading.Event()
 
   def lost(replica, result):
-    """It dies once it has computed slots of step 2 that nobody else has."""
+    """It dies once it has computed a slot of step 2 that nobody else has."""
     for slot in replica.micro_batches():
       grads = gradient_of(replica, slot)
       if slot.step >= 2:
+        struck.set()
         raise runs.Killed
       replica.step(grads)
 
-  both = [begin(world, i, data, inline, wire) for i in range(replicas - 1)]
+  def waits(replica, result):
+    """So that some slots are left for the other one."""
+    for slot in replica.micro_batches():
+      assert slot.step < 2 or struck.wait(30.0)
+      replica.step(gradient_of(replica, slot))
+      result.prints[replica.global_step] = replica.fingerprint()
+    result.prints[replica.global_step] = replica.fingerprint()
+
+  both = [
+    begin(world, i, data, inline, wire, how=waits) for i in range(replicas - 1)
+  ]
   victim, thread = begin(world, replicas - 1, data, inline, wire, how=lost)
   runs.finish([thread, *(thread for _, thread in both)])
   results = [result for result, _ in both]
