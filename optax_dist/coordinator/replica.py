@@ -34,6 +34,7 @@ from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
+from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
@@ -619,14 +620,19 @@ class Replica:
     payload, self._local = self._strategy.contribute(
       self._shared, self._local, grads
     )
-    zeros = 0
+    zeros, work = 0, b""
     if self._slots is not None and submission.drawn is not None:
-      number = self._slots.number(submission.drawn)
-      payload = self._summing.encode(number, self._update.split(payload))
+      spans = submission.drawn
+      leaves = self._update.split(payload)
+      payload = self._summing.encode(self._slots.number(spans), leaves)
       zeros = payload.zeros
+      for position in (
+        self._indices.data.audited(spans) if self._indices else ()
+      ):
+        work = audit.pack(position, payload.digest())
     submission.keep_drawn()
     if payload is not None:
-      submission.add(seen, payload, text, self._stopwatch.take())
+      submission.add(seen, payload, text, self._stopwatch.take(), work)
     return (self._conclude() or self._outcome())._replace(zeros=zeros)
 
   def abandon(self) -> Outcome:

@@ -1,8 +1,10 @@
 """Parameters do not depend on who computes, how many they are, and who is lost."""
 
+import collections
 import functools
 import itertools
 import threading
+import time
 
 import embedded_runs as runs
 import jax
@@ -62,7 +64,9 @@ def train(replica, result):
   result.prints[replica.global_step] = replica.fingerprint()
 
 
-def begin(world, index, data, inline, wire="float32", name=None, how=train):
+def begin(
+  world, index, data, inline, wire="float32", name=None, how=train, journal=None
+):
   result = runs.Result()
   one = runs.make(
     world,
@@ -76,6 +80,7 @@ def begin(world, index, data, inline, wire="float32", name=None, how=train):
     data=data,
     wire=wire,
     inline_bytes=65536 if inline else 0,
+    journal=journal,
   )
   return result, runs.start(one, how, result)
 
@@ -223,3 +228,39 @@ def test_micro_batches_need_deterministic_data():
   data = ledger.Batches(8, 4)
   with pytest.raises(ValueError, match=r"data=Batches\(..., deterministic="):
     coordinator.run_embedded(look, 1, OPT, PARAMS, data=data)
+
+
+def test_a_replica_whose_gradients_are_wrong_is_evicted_and_changes_nothing(
+  tmp_path,
+):
+  """All slots are audited, so none of its gradients is in a step."""
+  world, data = runs.endpoint.World(), batches(audit=1.0)
+  path = tmp_path / "journal.jsonl"
+
+  def wrong(replica, result):
+    for slot in replica.micro_batches():
+      grads = gradient_of(replica, slot)
+      if slot.step >= 1:
+        grads["w"].view(np.uint32)[17] ^= 1 << 3
+      replica.step(grads)
+
+  def waits(replica, result):
+    """Until the other one is gone, which computes one of the slots."""
+    for slot in replica.micro_batches():
+      if slot.step >= 1:
+        time.sleep(0.01)
+      replica.step(gradient_of(replica, slot))
+      result.prints[replica.global_step] = replica.fingerprint()
+
+  both = [
+    begin(world, i, data, True, how=how, journal=path)
+    for i, how in enumerate((waits, waits, wrong))
+  ]
+  runs.finish([thread for _, thread in both])
+  results = [result for result, _ in both]
+  assert [result.error for result in results[:2]] == [None] * 2
+  same_as_undisturbed(results[:2], 8, "float32")
+  kinds = collections.Counter(r["kind"] for r in runs.records(path))
+  assert kinds["audit"] == 1
+  assert isinstance(results[2].error, coordinator.JoinRefused)
+  assert "is not what replicas [" in str(results[2].error)
