@@ -4,24 +4,26 @@ import pathlib
 
 import jax
 import launch
-import pytest
 
 from optax_dist.coordinator import checkpoint
 
 
-def _latest(folder):
-  own = pathlib.Path(folder, str(jax.process_index()))
-  found = checkpoint.latest(own)
-  return found and found.relative_to(own)
+def _latest(folders):
+  found = []
+  for folder in folders:
+    own = pathlib.Path(folder, str(jax.process_index()))
+    latest = checkpoint.latest(own)
+    found.append(latest and latest.relative_to(own))
+  return found
 
 
-# What each process sees: another replica saves one in between.
-@pytest.mark.parametrize(
-  ("first", "second"), [([], ["step-2"]), (["step-2"], ["step-2", "step-12"])]
-)
-def test_the_first_process_decides(tmp_path, first, second):
-  for i, names in enumerate((first, second)):
-    for name in names:
-      (tmp_path / str(i) / name).mkdir(parents=True)
-  expected = pathlib.Path(first[0]) if first else None
-  assert launch.run(_latest, str(tmp_path), processes=2) == [expected] * 2
+def test_the_first_process_decides(tmp_path):
+  # What each process sees: another replica saves one in between.
+  cases = [([], ["step-2"]), (["step-2"], ["step-2", "step-12"])]
+  for case, seen in enumerate(cases):
+    for process, names in enumerate(seen):
+      for name in names:
+        (tmp_path / str(case) / str(process) / name).mkdir(parents=True)
+  folders = [str(tmp_path / str(case)) for case in range(len(cases))]
+  expected = [None, pathlib.Path("step-2")]
+  assert launch.run(_latest, folders, processes=2) == [expected] * 2

@@ -214,10 +214,6 @@ def test_each_replica_over_both_hosts(tmp_path):
     assert min(steps) >= int(alone[0])
     before = len(re.findall(together, run.text(0)))
     run.wait_for(0, together, before + 5)
-    # The first process of the other one; its like on the second host goes too.
-    os.kill(pids[0, 0], signal.SIGKILL)
-    again = [run.wait_for(host, _JOINS, 4)[3] for host in (0, 1)]
-    assert [x[:2] for x in again] == [("0", "0"), ("0", "1")]
     together = r"\[replica 0\.1\] step \d+ of 2"
     before = len(re.findall(together, run.text(1)))
     run.wait_for(1, together, before + 20)

@@ -93,13 +93,14 @@ def test_a_replica_starts_again_on_all_of_its_hosts(job):
   assert first[2][:2] == first[3][:2]
   assert first[0][1].startswith("127.0.0.2:")
   assert first[2][1].startswith("127.0.0.4:")
-  # A process that is killed on the second host of a replica.
-  os.kill(first[3][2], signal.SIGKILL)
+  # A process that is killed on the first host of a replica; one on the second
+  # host is killed in test_between_hosts.py.
+  os.kill(first[2][2], signal.SIGKILL)
   again = [job.starts(rank, 2) for rank in (2, 3)]
   assert again[0][:2] == again[1][:2]
   assert again[0][0] == 1
   assert again[0][1] != first[2][1]
-  assert not is_running(first[2][2])
+  assert not is_running(first[3][2])
   # A host whose launcher is killed, and comes back.
   job.launchers[3].kill()
   job.launchers[3].wait()
