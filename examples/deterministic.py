@@ -9,13 +9,15 @@ same eight micro-batches, with the same keys for dropout, whoever computes them,
 their gradients are added in one order. See docs/deterministic.md.
 
 Writes a line with step, test loss and digest for each step to steps.jsonl in the
-launcher's --output. Needs the extra [train]. Options: --epochs 10.
+launcher's --output. Needs the extra [train]. Options: --epochs 10 --pause 0.0 (seconds
+before each micro-batch, to have time to lose replicas).
 """
 
 import argparse
 import json
 import os
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,7 @@ def loss(params, images, labels, key=None):
 def main():
   parser = argparse.ArgumentParser()
   parser.add_argument("--epochs", type=int, default=10)
+  parser.add_argument("--pause", type=float, default=0.0)
   args = parser.parse_args()
 
   (images, labels), test = load()
@@ -75,6 +78,7 @@ def main():
   with coordinator.join(tx, init(), data=data, probe=gradient) as replica:
     step = replica.global_step
     for slot in replica.micro_batches():
+      time.sleep(args.pause)
       replica.step(gradient(replica.params, slot))
       if replica.global_step > step:
         step = replica.global_step

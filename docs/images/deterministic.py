@@ -2,7 +2,7 @@
 
 python docs/images/deterministic.py --losses 40
 
-Runs examples/deterministic.py twice: with one replica, and with three, of which one
+Runs examples/deterministic.py twice: with one replica, and with five, of which one
 after the other is killed with SIGKILL and started again. Draws the test loss after each
 step of both, and whether their digests of parameters and optimizer state are equal.
 """
@@ -23,16 +23,17 @@ from optax_dist.coordinator.store import process
 
 _HERE = pathlib.Path(__file__).parent
 _EXAMPLE = _HERE.parents[1] / "examples/deterministic.py"
-_REPLICAS = 3
+_REPLICAS = 5
 
 
 class Run:
   """Replicas as processes, which write what they see to one file."""
 
-  def __init__(self, folder, address, replicas, epochs):
+  def __init__(self, folder, address, replicas, epochs, pause=0.0):
     folder.mkdir()
     self._folder, self._address = folder, address
-    self._replicas, self._epochs = replicas, epochs
+    self._replicas = replicas
+    self._options = ["--epochs", str(epochs), "--pause", str(pause)]
     self._live = {index: self._start(index) for index in range(replicas)}
 
   def _start(self, index):
@@ -46,7 +47,7 @@ class Run:
       "JAX_PLATFORMS": "cpu",
     }
     return subprocess.Popen(
-      [sys.executable, _EXAMPLE, "--epochs", str(self._epochs)],
+      [sys.executable, _EXAMPLE, *self._options],
       env=os.environ | variables,
       stdout=subprocess.DEVNULL,
     )
@@ -59,20 +60,20 @@ class Run:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
   def lose(self, losses, rng):
-    """Kills a replica whenever all have taken part; returns after which steps."""
-    found = []
-    while len(found) < losses and not self.has_ended():
-      recent = self.records[-60:]
-      seen = {r["replica"] for r in recent if r["step"] > (found or [0])[-1]}
-      if len(seen) < self._replicas:
-        time.sleep(0.02)
+    """Kills a replica once two have seen new steps; returns after which steps."""
+    found = [0]
+    while len(found) <= losses and not self.has_ended():
+      time.sleep(0.02)
+      new = [r for r in self.records if r["step"] > found[-1]]
+      seen = sorted({record["replica"] for record in new})
+      if len(seen) < 2:
         continue
-      victim = rng.randrange(self._replicas)
+      victim = rng.choice(seen)
       self._live[victim].kill()
       self._live[victim].wait()
-      found.append(recent[-1]["step"])
+      found.append(max(record["step"] for record in new))
       self._live[victim] = self._start(victim)
-    return found
+    return found[1:]
 
   def has_ended(self):
     return any(one.poll() == 0 for one in self._live.values())
@@ -121,6 +122,7 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--losses", type=int, default=40)
   parser.add_argument("--epochs", type=int, default=20)
+  parser.add_argument("--pause", type=float, default=0.15)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--output", default=_HERE / "deterministic.png")
   args = parser.parse_args()
@@ -134,7 +136,7 @@ def main():
     address = store.address.partition(",")[0]
     one = Run(folder / "alone", address, 1, args.epochs)
     one.wait()
-    several = Run(folder / "churn", address, _REPLICAS, args.epochs)
+    several = Run(folder / "churn", address, _REPLICAS, args.epochs, args.pause)
     lost = several.lose(args.losses, random.Random(args.seed))
     several.wait()
     same, steps = draw(args.output, one.records, several.records, lost)
