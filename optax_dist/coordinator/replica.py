@@ -100,6 +100,12 @@ class Replica:
     self._check(settings)
     global_step = checks.count("global_step", global_step, least=0)
     _check_data(strategy, data, progress, global_step)
+    alone = isinstance(self.processes, OneProcess)
+    if data is not None and data.audit and not alone:
+      raise ValueError(
+        "audit= compares gradients of replicas of one process: here each process"
+        " has a part of them. Leave it out."
+      )
     self._data_spec = data
     params = trees.as_params(params)
     shared = strategy.shared(params)

@@ -1,0 +1,88 @@
+"""Replicas whose gradients are wrong are found, and evicted with the evidence."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator
+
+POINTS = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
+GRADIENT = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
+
+
+def run(replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16):
+  """What each replica ends with; one of them flips a bit from step 2 on."""
+  data = coordinator.Batches(
+    96, 16, seed=1, micro_batch=2, deterministic=True, audit=audit
+  )
+  ends = {}
+
+  def train(replica):
+    for slot in replica.micro_batches():
+      grads = GRADIENT(replica.params, POINTS[slot.indices])
+      if replica.replica == wrong and slot.step >= 2:
+        bits = np.array(grads)
+        bits.view(np.uint32)[0] ^= 1 << 12
+        grads = jnp.asarray(bits)
+      replica.step(grads)
+    ends[replica.replica] = np.asarray(replica.params)
+
+  error = None
+  try:
+    coordinator.run_embedded(
+      train,
+      replicas,
+      optax.sgd(0.5),
+      jnp.ones(4),
+      data=data,
+      journal=journal,
+      inline_bytes=inline_bytes,
+    )
+  except coordinator.CoordinatorError as found:
+    error = found
+  lines = [json.loads(line) for line in journal.read_text().splitlines()]
+  return ends, error, lines
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+def test_a_replica_whose_gradients_are_wrong_is_evicted(tmp_path, inline_bytes):
+  right, error, _ = run(1, None, tmp_path / "right.jsonl")
+  assert error is None
+  ends, error, lines = run(
+    3, 1, tmp_path / "wrong.jsonl", inline_bytes=inline_bytes
+  )
+  assert isinstance(error, coordinator.JoinRefused)
+  assert "replica 1" in str(error)
+  assert "is not what replicas" in str(error)
+  (evidence,) = [line for line in lines if line["kind"] == "audit"]
+  assert evidence["evicted"] == [1]
+  assert evidence["step"] >= 2
+  digests = evidence["digests"]
+  assert len(set(digests.values())) == 2
+  assert digests["0"] == digests["2"] != digests["1"]
+  # None of its gradients counts: they end as one replica alone does.
+  assert sorted(ends) == [0, 2]
+  for end in ends.values():
+    assert end.tobytes() == right[0].tobytes()
+
+
+def test_of_two_replicas_that_differ_none_is_evicted(tmp_path):
+  _, error, lines = run(2, 1, tmp_path / "journal.jsonl")
+  assert "have computed different values" in str(error)
+  assert "no other replica is left to decide" in str(error)
+  (evidence,) = [line for line in lines if line["kind"] == "audit"]
+  assert evidence["evicted"] == []
+  assert sorted(evidence["digests"]) == ["0", "1"]
+
+
+def test_right_replicas_stay(tmp_path):
+  right, *_ = run(1, None, tmp_path / "alone.jsonl", audit=0.0)
+  ends, error, lines = run(3, None, tmp_path / "journal.jsonl", audit=0.5)
+  assert error is None
+  assert not [line for line in lines if line["kind"] == "audit"]
+  for end in ends.values():
+    assert end.tobytes() == right[0].tobytes()
