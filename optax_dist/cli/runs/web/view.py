@@ -25,6 +25,7 @@ _EVENTS = {
   "leave": "left",
   "lost": "lost",
   "stuck": "is evicted by its watchdog",
+  "audit": "gradients differ",
   "stall": "waiting",
   "cannot_proceed": "can't go on",
   "process": "process",
