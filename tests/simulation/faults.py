@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from tests.simulation import moments, outages
+from tests.simulation import moments, nonsense, outages
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
@@ -96,12 +96,13 @@ _STORE = ("answer lost", "request lost", "late")
 _LONG = (6, 14)
 
 
-def schedule(seed: int, steps: int = 0) -> Schedule:
+def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
   """The schedule of a seed.
 
   Args:
     seed: it.
     steps: of the run; 0: mostly few, with faults in all of them.
+    aims: whether some aim at a moment.
   """
   if not steps and seed % 16 in _LONG:
     steps = 12
@@ -148,8 +149,8 @@ def schedule(seed: int, steps: int = 0) -> Schedule:
     time += r.choice((0, 0, 0, 5.0))
     kind_ = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
     faults.append((time, kind_, _details(kind_, r, replicas)))
-  if seed % 16 == moments.RESIDUE:
-    return Schedule(seed, *moments.schedule(seed, setting, r))
+  if aims and moments.is_aimed(seed):
+    return Schedule(seed, *moments.schedule(seed, setting))
   if seed % 16 in outages.RESIDUES:
     return Schedule(seed, *outages.schedule(seed, setting, pace))
   return Schedule(seed, setting, tuple(faults))
@@ -275,6 +276,14 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       members = [p for p in _all_living(world) if not leads(p)]
       for one, other in itertools.permutations(members[:2], 2):
         world.cut(one, other, details[1])
+    case "kill member":
+      leads = process.node.leader is not None
+      for one in _others(world, process, index) if leads else [process]:
+        world.kill(one)
+        again = details[1] >= 0.0 or not _can_spare_one(world)
+        world.spared = world.spared or not again
+        if again:
+          world.at(world.now + abs(details[1]), world.start, one.index)
     case "kill members":
       for one in _all_living(world) if _all_are_members(world) else ():
         world.spared = True
@@ -287,9 +296,16 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "dies at the end":
       process.dies_at_the_end = process.node.leader is None
     case "echo":
+      world.has_nonsense = True
       world.echo(process)
     case "foreign value":
       world.put_foreign()
+    case "nonsense":
+      world.has_nonsense = True
+      others = [p for p in _all_living(world) if p is not process]
+      nonsense.send(world, process, others, random.Random(details[1]))
+    case "wrong size":
+      process.wrong_sizes += 1
     case "cut":
       other = _living(world, details[1])
       if other is not None:
@@ -341,6 +357,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "store is lost":
       world.lose_store()
     case "bytes":
+      world.has_nonsense = True
       others = [p for p in world.all if p.alive and p is not process]
       for other in others:
         world.garble(process, other, details[1])
@@ -390,13 +407,13 @@ def run(
   world = world_class(schedule.setting, schedule.seed)
   checker = checker_class(world)
   world.checker = checker
-  world.is_quiet = not schedule.faults
   if trace:
     world.trace, world.transcript = [], []
   # A world is full of cycles, and goes as a whole.
   gc.set_threshold(100_000, 50, 100)
   for time, kind, details in schedule.faults:
     world.at(time, strike, world, kind, details)
+    world.is_struck(time, _over(time, kind, details))
   last = max([_over(*fault) for fault in schedule.faults], default=0.0)
   violation = ""
   try:

@@ -105,6 +105,8 @@ class Checker:
     # Who has each membership; and all that ever were.
     self.members: dict[int, str] = {}
     self.processes: dict[int, str] = {}
+    # The step at which each began.
+    self.joined_at: dict[int, int] = {}
     self.counted: dict[tuple[str, int], Committed] = {}
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
@@ -211,6 +213,7 @@ class Checker:
             self.fail("A5", f"incarnation {entry.incarnation} is given twice")
           self.members[entry.incarnation] = entry.leader
           self.processes[entry.incarnation] = entry.leader
+          self.joined_at[entry.incarnation] = len(self.commits)
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
@@ -223,6 +226,7 @@ class Checker:
         }
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
+        self.joined_at[member.incarnation] = len(self.commits)
       case Removed(incarnation, left, reason):
         self.departures[incarnation] = left, reason
         name = self.members.pop(incarnation, None)
@@ -311,6 +315,9 @@ class Checker:
         self.fail("A1", f"{key} was {submitted}, and counts as {part}")
       if not submitted.finite:
         self.fail("A1", f"{key} is not finite")
+      size = 8 if commit.inline else 0
+      if len(submitted.payload) != size and not setting.window:
+        self.fail("A1", f"{key} has another size")
       # "Lost" says that it isn't known; it was given up, and may count yet.
       if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
@@ -318,10 +325,17 @@ class Checker:
   def no_stall(self, step: int) -> None:
     """Where nothing goes wrong, no step waits for a deadline."""
     setting, world = self.setting, self.world
-    most = _STALL + 3 * max(setting.compute) * max(1, setting.needed)
+    most = self.longest_stall()
+    most += 3 * max(setting.compute) * max(1, setting.needed)
     since = max(self.committed_at, 0.0)
-    if world.is_quiet and world.now - since > most:
+    if world.was_calm(since) and world.now - since > most:
       self.fail("A9", f"step {step} took {world.now - since:.1f} s")
+
+  def longest_stall(self) -> float:
+    """Seconds that all but computing takes at most, if nothing goes wrong."""
+    setting = self.setting
+    store = setting.store_latency * max(setting.store_distance)
+    return _STALL + 6 * _LATE * (store + setting.latency)
 
   # Means, and where they are.
 
@@ -439,6 +453,17 @@ class Checker:
         taken.digest, self.world.now
       )
 
+  def may_have_failed(self, step: int, number: int) -> bool:
+    """Whether a member has failed in an attempt, or was lost meanwhile."""
+    began = [
+      time
+      for attempt, time in self.world.begun.items()
+      if (attempt.step, attempt.number) == (step, number)
+    ]
+    lost = self.changed_at >= min(began, default=0.0)
+    failed = {(attempt.step, attempt.number) for attempt in self.world.failed}
+    return lost or (step, number) in failed
+
   # Who is given up.
 
   def unheard(self, leader: Any, process: Any) -> float:
@@ -483,6 +508,8 @@ class Checker:
     if "is not what replicas" in reason:
       if not process.is_faulty:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
+      return
+    if process.sent_wrong_size and "it sent a gradient of" in reason:
       return
     if process is leader:
       self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
@@ -595,6 +622,11 @@ class Checker:
     """A run ends well after its steps, or because that was asked for."""
     asked = any(p.wants_finish for p in self.world.all)
     used = self.setting.data is not None and end.reason == "all data is used"
+    calm = self.commits and self.world.was_calm(self.committed_at)
+    if calm and not end.error:
+      waited = self.world.now - self.committed_at
+      if waited > self.longest_stall():
+        self.fail("A9", f"the end took {waited:.1f} s")
     if end.error or asked or used:
       return
     if not self.left_last:
@@ -630,6 +662,7 @@ class Checker:
       self.fail("A10", f"samples of step {step} were committed before")
     if data.total is not None and max(found) >= data.total:
       self.fail("A10", f"step {step} has samples of no epoch")
+    self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
     size = data.per_epoch
     before = max(found) // size * size
     if data.mode == "exact" and found:
@@ -637,7 +670,6 @@ class Checker:
       if left >= setting.needed * unit:
         self.fail("A10", f"step {step} begins an epoch with {left} left")
     self.samples |= found
-    self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
     self.done[step + 1] = len(self.samples) + len(self.skipped)
 
   def compared(self, commit: Committed) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from optax_dist.coordinator.protocol import notes
-from tests.simulation.world import FASTEST
+from tests.simulation.world import FASTEST, LEADER_TIMEOUT
 
 
 def wrong(checker: Any, process: Any, note: notes.Note) -> str:
@@ -41,10 +42,17 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
     case notes.GradientDropped():
       checker.drops[note.reason] += note.count
       return _dropped(checker, note)
-    case notes.Abandon(failed_replica=replica):
+    case notes.Abandon(step, number, replica):
       if replica not in range(checker.setting.replicas):
         return "there is no such replica"
+      if not checker.may_have_failed(step, number):
+        return "nobody has failed"
     case notes.Stall(_, waited, missing):
+      # The leader has decided on that step before it stood in the log.
+      since = max(checker.committed_at, 0.0) - LEADER_TIMEOUT
+      leads = checker.terms[-1].leader == process.name
+      if leads and waited > FASTEST * (world.now - since):
+        return f"a step was committed at {checker.committed_at:.1f} s"
       who = {r for some in missing.values() for r in some}
       if waited <= 0 or not who <= {*range(checker.setting.replicas)}:
         return "nobody is waited for"
@@ -102,9 +110,36 @@ def _dropped(checker: Any, note: notes.GradientDropped) -> str:
     for (name, _), submission in checker.submissions.items()
     if name == member.name and submission.submitted.batches == note.batches
   ]
+  # Each process of the replica has a part of the gradient.
+  numbers = {submitted.sequence for submitted in found}
+  finite = all(
+    submission.submitted.finite
+    for (name, sequence), submission in checker.submissions.items()
+    if name.partition(".")[0] == member.name and sequence in numbers
+  )
+  wrong = _reason(checker, note, finite)
+  if wrong:
+    return wrong
   # What is added to a sum that was decided is of no step.
   steps = {-1, *(submitted.local_step for submitted in found)}
   totals = [submitted.total for submitted in found]
   if note.local_step not in steps or note.count > max(totals, default=0):
     return f"it was submitted as {found}"
+  return ""
+
+
+def _reason(checker: Any, note: notes.GradientDropped, finite: bool) -> str:
+  """Whether a gradient was dropped for the reason that is named."""
+  late = note.step - note.local_step
+  match note.reason:
+    case "stale" if 0 <= late <= checker.setting.max_staleness:
+      return f"it is {late} steps late"
+    case "non_finite" if finite:
+      return "it is finite"
+    case "future" | "unknown_replica":
+      return "nobody has sent such a one"
+    case "other_incarnation" if (
+      note.local_step > checker.joined_at.get(note.incarnation, math.inf) + 1
+    ):
+      return "it is of this membership"
   return ""

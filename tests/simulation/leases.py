@@ -30,6 +30,9 @@ def with_data(found: faults.Schedule, seed: int) -> faults.Schedule:
   )
   halves = not shared and batch > setting.needed and r.random() < 0.5
   setting = dataclasses.replace(
-    setting, data=data, local_steps=2 if halves else 1
+    setting,
+    data=data,
+    local_steps=2 if halves else 1,
+    not_finite=r.choice((0.01, 0.01, 0.01, 0.4)),
   )
   return dataclasses.replace(found, setting=setting)

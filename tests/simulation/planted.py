@@ -14,7 +14,7 @@ import inspect
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests.simulation import faults, moments
@@ -109,9 +109,10 @@ def find(fault: Planted, most: int) -> faults.Result | None:
   The one that found it last runs first: the others only after a change of the
   core, by which it may no longer get to the fault.
   """
-  seeds = range(most)
+  seeds: Iterable[int] = range(most)
   if fault.aimed:
-    seeds = range(moments.RESIDUE, 16 * most, 16)
+    aims = (seed for seed in itertools.count() if moments.is_aimed(seed))
+    seeds = itertools.islice(aims, most)
   recorded = recorded_seeds().get(fault.name)
   first = () if recorded is None else (recorded,)
   with plant(fault):

@@ -674,4 +674,84 @@ FAULTS = (
     "    local_step = max(message.local_step, self._quorum.step)\n    held =",
     fragments,
   ),
+  # What is forgotten when something else happens.
+  _one(
+    "the answer of a member that was removed is still waited for",
+    "leader.leader",
+    "    self._note_removed(state, left, reason)\n    self._dismiss(incarnation)\n",
+    "    self._note_removed(state, left, reason)\n",
+  ),
+  _one(
+    "a new leader expects replicas that have left",
+    "leader.leader",
+    "      self._quorum, _ = quorum.step(\n"
+    "        self._quorum, self._departure(left)(replica)\n      )\n",
+    "",
+  ),
+  _one(
+    "members are asked how far they are without a pause",
+    "leader.leader",
+    "    attempt.asked = self._now\n",
+    "",
+  ),
+  _one(
+    "members that do not come to a new leader stay",
+    "leader.leader",
+    "      until = now + self._limits.pace\n      self._roster.add",
+    "      until = now + 1e6\n      self._roster.add",
+  ),
+  _one(
+    "a leader forgets which submission of a member was the latest",
+    "leader.leader",
+    "    state.sequence = message.sequence\n",
+    "",
+  ),
+  _one(
+    "a leader that does not reach the store stays",
+    "leader.leader",
+    "    if log.record is not None and now >= log.since + self._limits.pace:\n",
+    "    if False:\n",
+  ),
+  _one(
+    "sums count as one gradient in the journal",
+    "leader.leader",
+    "    self._applied += sum(part.count for part in parts)\n",
+    "    self._applied += len(parts)\n",
+  ),
+  _one(
+    "queued gradients count before they may",
+    "leader.leader",
+    "      if not self._may_count(state, message):\n        return\n",
+    "",
+  ),
+  _one(
+    "a commit names another attempt than its members took part in",
+    "leader.leader",
+    "      id_ = attempt.id\n",
+    "      id_ = attempt.message.attempt\n",
+  ),
+  _one(
+    "a gradient that is dropped still counts as gathered",
+    "quorum.draft",
+    "      self.gathered -= inside.count\n",
+    "",
+  ),
+  _one(
+    "after a failed attempt the same step counts as taken",
+    "quorum.draft",
+    "        counted = member.local_step - 1\n",
+    "        counted = member.local_step\n",
+  ),
+  _one(
+    "a replica joins with the state of another step",
+    "follower.applier",
+    "    elif not self._todo and self.step != step:\n",
+    "    elif False:\n",
+  ),
+  _one(
+    "a process that is no member claims leadership at once",
+    "follower.search",
+    "return self._heard + (2 * silence if situation.position else 0.0)",
+    "return self._heard",
+  ),
 )

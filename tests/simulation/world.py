@@ -64,6 +64,7 @@ class Setting:
     steps: the run is to end after so many.
     latency: seconds that a message takes, about.
     store_latency: the same, to the store and back each.
+    store_distance: by how much longer that takes for each replica.
     compute: seconds that a gradient takes, about, for each replica.
     rates: the speed of each replica's clock.
     fingerprint_every: as in `Config`.
@@ -75,6 +76,7 @@ class Setting:
     policy: as in `Config`.
     local_steps: own steps from one submission to the next.
     coded: whether messages and the store's values travel as bytes.
+    not_finite: how often a gradient is not finite.
   """
 
   replicas: int = 3
@@ -87,6 +89,7 @@ class Setting:
   steps: int = 12
   latency: float = 0.001
   store_latency: float = 0.001
+  store_distance: tuple[float, ...] = (1.0,) * 8
   compute: tuple[float, ...] = (0.05,) * 8
   rates: tuple[float, ...] = (1.0,) * 8
   fingerprint_every: int = 0
@@ -97,6 +100,7 @@ class Setting:
   policy: Any = None
   local_steps: int = 1
   coded: bool = False
+  not_finite: float = 0.01
 
   @property
   def window(self) -> int:
@@ -121,8 +125,7 @@ FINGERPRINT = 0.5
 MOST_EVENTS = 300_000
 # Of the store by one process in a second.
 MOST_REQUESTS = 200
-# How often a gradient is not finite, and what else becomes of a gradient.
-NOT_FINITE = 0.01
+# What else becomes of a gradient, and how often.
 MISHAPS = (
   ("is abandoned", 0.02),
   ("is interrupted before it submits", 0.01),
@@ -275,6 +278,8 @@ class Process:
     self.hand_over, self.hands_over = 0.0, False
     self.said: list[tuple[Connection, Any]] = []
     self.dies_at_the_end = False
+    # How many of its submissions have a byte too many; and whether one had.
+    self.wrong_sizes, self.sent_wrong_size = 0, False
     # How often a connection breaks when it sends its part of a mean.
     self.half_means = 0
     # When each peer was lost last; whether it has aborted; whether it can't agree
@@ -368,13 +373,13 @@ class World:
   """All of it; `run` lets it happen.
 
   Attributes:
-    is_quiet: whether nothing strikes it.
+    has_nonsense: whether a process sends what has to be refused.
     looks_inside: whether deadlines are checked, which takes long.
     copies_take: seconds that a snapshot or a fingerprint takes, beside the
       usual ones.
   """
 
-  is_quiet = looks_inside = False
+  has_nonsense = looks_inside = False
   copies_take = 0.0
 
   def __init__(self, setting: Setting, seed: int, checker: Any = None):
@@ -390,6 +395,8 @@ class World:
     self.absences: list[tuple[tuple[str, ...], float, float]] = []
     # When the first process began an attempt.
     self.begun: dict[AttemptId, float] = {}
+    # Those that somebody could not complete.
+    self.failed: set[AttemptId] = set()
     # When the store was lost for good, or fell silent for all.
     self.store_lost, self.store_lost_at = False, math.inf
     self.store_silent_since = math.inf
@@ -405,12 +412,26 @@ class World:
     self.looks_inside = seed % 32 == 7
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
+    # From when to when faults may keep a step from being taken.
+    self.troubles: list[tuple[float, float]] = []
     self.silences = deadlines.silence(TIMEOUT)
     self.longest_silence = (
       self.silences.ceiling if setting.adaptive else SILENCE
     )
     for index in range(setting.replicas):
       self.start(index)
+
+  def is_struck(self, begin: float, end: float) -> None:
+    """A fault lasts from then to then; then all find each other again."""
+    rest = self.longest_silence + CONNECT + 3 * LEADER_TIMEOUT
+    self.troubles.append((begin, end + rest))
+
+  def was_calm(self, since: float) -> bool:
+    """Whether no fault could keep a step from being taken since then."""
+    troubled = any(
+      begin <= self.now and end >= since for begin, end in self.troubles
+    )
+    return not (troubled or self.spared)
 
   # Time.
 
@@ -726,6 +747,12 @@ class World:
   def send(self, process: Process, peer: str, item: Any) -> None:
     if isinstance(item, msg.NeedsSnapshot):
       process.needs_since = self.now
+    if isinstance(item, msg.Failed):
+      self.failed.add(item.attempt)
+    if isinstance(item, msg.Rejected) and not self.has_nonsense:
+      self.checker.fail(
+        "A1", f"{process.name} refuses what {peer} says: {item}"
+      )
     if isinstance(item, msg.TakeOver) and peer in self.by_name:
       self.by_name[peer].is_successor = True
     if self.setting.coded and isinstance(item, msg.Message):
@@ -848,7 +875,7 @@ class World:
     fault = process.store_faults.pop(0) if process.store_faults else ""
     if process.store_cut_until > self.now:
       fault = "request lost"
-    arrives = self.now + self.delay(self.setting.store_latency)
+    arrives = self.now + self.store_delay(process)
     if fault == "late":
       arrives += 1.5 * STORE_TIMEOUT * self.random.random()
     if fault != "request lost":
@@ -883,8 +910,13 @@ class World:
     else:
       answer = ins.PutAnswered(effect.request, "conflict")
     if not lost:
-      time = self.now + self.delay(self.setting.store_latency)
+      time = self.now + self.store_delay(process)
       self.at(time, self.input, process, answer)
+
+  def store_delay(self, process: Process) -> float:
+    setting = self.setting
+    distance = setting.store_distance[process.index]
+    return self.delay(setting.store_latency * distance)
 
   def stored(self, value: Any) -> Any:
     if self.setting.coded:
@@ -1078,6 +1110,7 @@ class World:
     self, process: Process, aggregation: Aggregation, j: int, reason: str
   ) -> None:
     aggregation.ended = True
+    self.failed.add(aggregation.attempt)
     if self.checker is not None:
       self.checker.changed_at = self.now
     process.aggregations.pop(aggregation.attempt, None)
@@ -1530,11 +1563,14 @@ class World:
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
     # In a deterministic run, gradients that are not finite count as zeros.
-    finite = total is None or self.random.random() > NOT_FINITE
+    finite = total is None or self.random.random() > self.setting.not_finite
     finite = finite or bool(self.setting.window)
     if total is not None and finite and self.setting.inline:
       numbers = [v for _, v in total] if self.setting.window else [total]
       payload = struct.pack(f"<{len(numbers)}q", *numbers)
+    if process.wrong_sizes and finite:
+      process.wrong_sizes, process.sent_wrong_size = 0, True
+      payload += b"x"
     submitted = process.submission.submit(finite, payload, work=work)
     if total is not None:
       process.gradients[submitted.sequence] = total

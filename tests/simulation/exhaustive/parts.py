@@ -243,7 +243,7 @@ class Local(worlds.World):
     self.setting, self.seed, self.now = setting, 0, 0.0
     self.random = _Always()  # type: ignore[assignment]
     self.trace = self.transcript = None
-    self.store_lost, self.begun = False, {}
+    self.store_lost, self.begun, self.failed = False, {}, set()
     self.cuts = {}
     # So many were there before: a process is named and numbered by that.
     self.all = list(range(index))  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ class _Seen:
     # The store is never lost or silent here, and nobody reads a transcript.
     self.store_lost, self.store_lost_at = False, math.inf
     self.store_silent_since = math.inf
-    self.transcript, self.is_quiet = None, False
+    self.transcript = None
 
   @property
   def all(self) -> list[parts.Facts]:
@@ -74,6 +74,10 @@ class _Seen:
 
   def blocked_until(self, a: Any, b: Any) -> float:
     return 0.0
+
+  def was_calm(self, since: float) -> bool:
+    """No state here remembers for how long it was."""
+    return False
 
   def strike_at_the_end(self) -> None:
     """Nothing strikes here but what a space has."""
@@ -104,6 +108,9 @@ class _Checker(Checker):
 
   def deposed(self, leader: Any, process: Any) -> None:
     pass
+
+  def may_have_failed(self, step: int, number: int) -> bool:
+    return True
 
   def removed(self, leader: Any, process: Any, left: bool, reason: str) -> None:
     pass

@@ -188,9 +188,9 @@ class Follower:
 
   def _proceed(self, now: float) -> None:
     """Does what follows from an input, and from the time."""
-    self._admit()
     if self._called and now >= self._called_at + self._limits.patience:
-      self._lose_leader(self._called, now)
+      self._lose_leader(self._called, now)  # Which may make it a member.
+    self._admit()
     self._end_if_ended(now)
     if not self.over:
       self._check_rival(now)
@@ -662,8 +662,6 @@ class Follower:
       self._office = entry.term
       self.elected = (position, tuple(one.record for one in self._latest))
     self._search.trust()
-    if self._leader and self._leader != entry.leader:
-      self._leader = ""
     self._call(entry.leader, entry.address, now)
 
   def _tell_progress(self, found: list[tuple[int, Progress]]) -> None:
