@@ -760,8 +760,9 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
-    for position in range(0, len(submitted.work), audit.ENTRY.size):
-      (slot, _) = audit.ENTRY.unpack_from(submitted.work, position)
+    digests = submitted.work if self.setting.window else b""
+    for position in range(0, len(digests), audit.ENTRY.size):
+      (slot, _) = audit.ENTRY.unpack_from(digests, position)
       self.computed[slot].add(process.name)
     self.sums_as_asked(process)
     self.world.tell(transcript.submission(process, submitted))
