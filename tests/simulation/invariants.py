@@ -114,10 +114,10 @@ class Checker:
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
-    # Who has computed each slot; and the term in which each process had a gradient
+    # Who has computed each slot; and the term in which each member had a gradient
     # in a commit last.
     self.computed: dict[int, set[str]] = collections.defaultdict(set)
-    self.took_part: dict[str, int] = {}
+    self.took_part: dict[int, int] = {}
     self.done: dict[int, int] = {0: 0}
     # Why the run ended with an error; "" where nothing excused that. And all that
     # was excused, for whoever counts it.
@@ -506,7 +506,7 @@ class Checker:
     if not process.alive or process.over or process.aborted:
       return
     if "is not what replicas" in reason:
-      if not process.is_faulty:
+      if not process.is_faulty and not self.corrupt:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
@@ -683,8 +683,9 @@ class Checker:
       return
     able = [
       name
-      for name in self.members.values()
-      if self.took_part.get(name) == term and self.world.by_name[name].alive
+      for incarnation, name in self.members.items()
+      if self.took_part.get(incarnation) == term
+      and self.world.by_name[name].alive
     ]
     window = ((step * data.global_batch, (step + 1) * data.global_batch),)
     for position in data.audited(window):
@@ -694,7 +695,7 @@ class Checker:
           "A18", f"step {step} has {position}, only computed by {names}"
         )
     for part in commit.parts:
-      self.took_part[self.processes[part.incarnation]] = term
+      self.took_part[part.incarnation] = term
 
   def given_up(self) -> int:
     """Samples that were never finite, and that no commit came to name."""
@@ -925,7 +926,7 @@ class Checker:
     now = self.world.now
     if self.world.store_lost:
       return "the store is lost"
-    faulty = any(process.is_faulty for process in self.world.all)
+    faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
     if faulty and len(self.members) < 3:
       return "of two replicas one computes wrong gradients"
     if max(setting.compute) >= TIMEOUT:
@@ -977,7 +978,7 @@ class Checker:
       error, reason = process.error
       if error == "Diverged" and not self.corrupt:
         self.fail("A4", reason)
-      refused = process.stranger or process.is_faulty
+      refused = process.stranger or process.is_faulty or self.corrupt
       if error == "JoinRefused" and not refused:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:
