@@ -1271,7 +1271,8 @@ class Leader:
     if policy.closes(self._quorum, first, self._now):
       self._step(quorum.Close(step))
       policy.closes(self._quorum, first, self._now)
-    self._announce_asks()
+    if not self._ended:
+      self._announce_asks()
 
   def _check_attempt(self) -> None:
     """Asks the members of an attempt that have not reported how far they are.
