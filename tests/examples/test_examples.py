@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+_HERE = pathlib.Path(__file__).parent
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -70,14 +71,13 @@ def test_digits_refuses_a_batch_that_devices_can_not_share():
     run("digits.py", "--batch", "63")
 
 
-def launch(output, *flags, replicas, epochs):
-  """Returns what the launched example prints; all replicas take each step."""
+def launch(output, *flags, program):
+  """Returns what a launched example prints."""
+  name, *arguments = program
   done = subprocess.run(
     [
       *(sys.executable, "-m", "optax_dist", "launch", "--output", str(output)),
-      *("--replicas", str(replicas), "--replicas-to-aggregate", str(replicas)),
-      *(*flags, str(_FOLDER / "digits_launched.py"), "--epochs", str(epochs)),
-      *("--save-every", "20"),
+      *(*flags, str(_FOLDER / name), *arguments),
     ],
     env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
     cwd=_FOLDER.parent,
@@ -90,14 +90,17 @@ def launch(output, *flags, replicas, epochs):
 
 
 def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
-  printed = launch(tmp_path, "--chaos", "kill:1@10", replicas=2, epochs=2)
+  program = ["digits_launched.py", "--save-every", "20", "--epochs"]
+  flags = ("--replicas", "2", "--chaos", "kill:1@10")
+  printed = launch(tmp_path, *flags, program=[*program, "2"])
   assert len(set(re.findall(r"ends at step 44, (\w+)", printed))) == 1
   saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
   assert saved == ["step-00000020", "step-00000040"]
   lost = [r for r in records(tmp_path / "journal.jsonl") if r["kind"] == "lost"]
   assert [r["replica"] for r in lost] == [1]
   # As if the last epoch had been lost.
-  printed = launch(tmp_path, "--resume", replicas=1, epochs=3)
+  flags = ("--replicas", "1", "--resume")
+  printed = launch(tmp_path, *flags, program=[*program, "3"])
   assert re.findall(r"joins at step (\d+)", printed) == ["40"]
   assert numbers(r"step 66: test accuracy ([\d.]+)%", printed)[0] > 90
   steps = [r["step"] for r in records(tmp_path / "metrics.jsonl")]
@@ -110,6 +113,16 @@ _KILLED = (
   *("--replicas", "3", "--replicas-to-aggregate", "2"),
   *("--chaos", "kill:1@10"),
 )
+
+
+def test_deterministic_ends_with_the_bits_of_one_replica(tmp_path):
+  ends = []
+  for replicas, flags in (("1", ()), ("2", ("--chaos", "kill:1@10"))):
+    output, program = tmp_path / replicas, ["deterministic.py", "--epochs", "1"]
+    printed = launch(output, "--replicas", replicas, *flags, program=program)
+    ends.append(set(re.findall(r"ends at step 22, (\w+)", printed)))
+  assert ends[0] == ends[1]
+  assert len(ends[0]) == 1
 
 
 def any_trainer(output, name, *flags, steps, start=subprocess.run, **options):
@@ -213,9 +226,7 @@ def test_port_from_tensorflow1():
 
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=str)
 def test_each_example_has_its_test(path):
-  here = pathlib.Path(__file__).read_text("utf-8")
+  here = "".join(p.read_text("utf-8") for p in _HERE.glob("test_*.py"))
   # Those for the launcher are run as on this page, by the test of its name.
   page = _FOLDER.parent / "docs" / "first_launch.md"
-  assert (
-    f'"{path.name}"' in here or f"examples/{path.name} " in page.read_text()
-  )
+  assert f'{path.name}"' in here or f"examples/{path.name} " in page.read_text()
