@@ -82,6 +82,10 @@ class LeaseManager(Policy):
       computing = map(self._stealing.lease, self._stealing.members)
       for incarnation in self._audit.assign(self._idle, list(computing)):
         self._pending[incarnation] = None
+        slot = self._audit.lease(incarnation)
+        if any(sp.overlap(slot, h.out) for h in self.state.held.values()):
+          # Nobody has brought it yet, so this result may be the one that counts.
+          self._step(ledger.Copy(incarnation, slot))
     asks = [self._ask_of(incarnation) for incarnation in self._pending]
     self._pending.clear()
     # That there is nothing (more) to compute is news in a deterministic step.
