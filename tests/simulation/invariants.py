@@ -454,15 +454,12 @@ class Checker:
       )
 
   def may_have_failed(self, step: int, number: int) -> bool:
-    """Whether a member has failed in an attempt, or was lost meanwhile."""
-    began = [
-      time
-      for attempt, time in self.world.begun.items()
-      if (attempt.step, attempt.number) == (step, number)
-    ]
-    lost = self.changed_at >= min(began, default=0.0)
+    """Whether a member has failed in an attempt, or was lost in this step.
+
+    A member may begin an attempt after its leader has already lost another.
+    """
     failed = {(attempt.step, attempt.number) for attempt in self.world.failed}
-    return lost or (step, number) in failed
+    return self.changed_at >= self.committed_at or (step, number) in failed
 
   # Who is given up.
 
