@@ -128,6 +128,10 @@ class _Work:
           want = data.indices(((first, first + (data.micro_batch or 0)),))
           if not np.array_equal(slot.indices, want):
             raise AssertionError(f"slot {slot} has other samples")
+          # Others may have taken the steps that this one had no slot in.
+          if replica.global_step > last:
+            last = replica.global_step
+            self._says_step(replica)
           while slot.step >= self.limit and not self.leaves:
             time.sleep(0.002)
           if self.leaves:
