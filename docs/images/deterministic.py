@@ -79,9 +79,12 @@ class Run:
     return any(one.poll() == 0 for one in self._live.values())
 
   def wait(self):
+    """Waits for the end of one, and ends those that come too late to have it."""
+    while not self.has_ended():
+      time.sleep(0.1)
     for one in self._live.values():
-      if one.wait():
-        raise RuntimeError(f"A replica ended with {one.returncode}.")
+      one.kill()
+      one.wait()
 
 
 def draw(path, alone, churn, lost):
