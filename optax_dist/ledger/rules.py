@@ -244,7 +244,6 @@ def _claim(draft: _Draft, event: ev.Claim) -> None:
     # A slot may be leased twice; the rest of such a lease stays.
     spans = sp.minus(spans, (span for part in taken for span in part))
     spans = sp.minus(spans, ((0, state.progress.next),))
-  total = state.limit if state.data.deterministic else state.data.total
   if (
     not spans
     or any(sp.overlap(part, spans) for part in taken)
@@ -252,7 +251,8 @@ def _claim(draft: _Draft, event: ev.Claim) -> None:
     or sp.overlap(state.giving_up, spans)
     or sp.size(spans) % state.unit
     or sp.size(sp.union(spans)) != sp.size(spans)
-    or (total is not None and max(stop for _, stop in spans) > total)
+    # An earlier leader may have given up samples that are open again.
+    or (state.limit is not None and max(b for _, b in spans) > state.limit)
   ):
     draft.wait(holder, event.count)
     return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record, segments
 from optax_dist.coordinator.strategies import SharedState
+from optax_dist.ledger import tree
 
 
 class Difference(NamedTuple):
@@ -127,8 +129,9 @@ def replay_run(
     if difference is not None:
       break
     encoded = [
-      exchange.encoded(_state_of(states, member, step), member)
+      gradient
       for member in commit["members"]
+      for gradient in exchange.encoded(_state_of(states, member, step), member)
     ]
     state = strategy.apply(state, exchange.mean(encoded, commit))
     state = jax.block_until_ready(state)
@@ -163,21 +166,48 @@ class _Exchange:
     self._of_gradients: dict[Any, np.ndarray] = {}
     self._of_means: dict[Any, MeanFeedback] = {}
 
-  def encoded(self, state: SharedState, member: Record) -> np.ndarray:
-    """A member's gradient as it was sent."""
-    total = None
-    for batch in _batches(self._run, member):
-      one = self._gradient(state.params, batch)
-      total = one if total is None else self._add(total, one)
-    out = np.zeros(self._place.nbytes, np.uint8)
+  def encoded(self, state: SharedState, member: Record) -> list[np.ndarray]:
+    """A member's gradient as it was sent; in a deterministic run, each slot's."""
+    gradients = (
+      self._gradient(state.params, batch)
+      for batch in _batches(self._run, member)
+    )
+    if self._is_deterministic:
+      return [self._write(gradient, None) for gradient in gradients]
     error = None
     if wires.feeds_back(self._wire):
       # A replica's residual is added to its next gradient that counts.
       zeros = np.zeros(self._place.elements, np.float32)
       error = self._of_gradients.setdefault(_owner(member), zeros)
       error *= np.float32(self._decay)
-    means.write(jax.tree.leaves(total), self._place, out, error)
-    return out
+    return [self._write(functools.reduce(self._add, gradients), error)]
+
+  def _write(self, gradient: Any, error: np.ndarray | None) -> np.ndarray:
+    out = np.zeros(self._place.nbytes, np.uint8)
+    finite = means.write(jax.tree.leaves(gradient), self._place, out, error)
+    # Only in a deterministic run do such gradients count: as zeros.
+    return out if finite else np.zeros_like(out)
+
+  @property
+  def _is_deterministic(self) -> bool:
+    data = _data(self._run)
+    return data is not None and data.deterministic
+
+  def _order(
+    self, members: Iterable[Record]
+  ) -> Sequence[tuple[int, int]] | None:
+    """In which order a deterministic run adds the slots of all members up."""
+    data = _data(self._run)
+    if data is None or not data.deterministic:
+      return None
+    unit = data.unit(data.slots)
+    slots = [
+      position % data.global_batch // unit
+      for member in members
+      for start, stop in member["data"]
+      for position in range(start, stop, unit)
+    ]
+    return tree.whole([(slot, slot + 1) for slot in slots], data.slots)
 
   def mean(self, gradients: Sequence[np.ndarray], commit: Record) -> Any:
     """The mean of a step as each replica has received it."""
@@ -209,6 +239,7 @@ class _Exchange:
           out[first:last],
           error,
           feedback.gaps(),
+          self._order(members),
         )
       feedback.keep(start, error)
     whole = [0, mean_place.elements]
@@ -303,8 +334,13 @@ def _owner(member: Record) -> tuple[Any, Any]:
 
 def _batches(run: Record, member: Record) -> Sequence[Any]:
   """What each gradient of a sum was computed on."""
-  if not member.get("data"):
+  data = _data(run)
+  if data is None or not member.get("data"):
     return member["batches"]
-  data = ledger.Batches(**run["data"])
   spans = tuple((start, stop) for start, stop in member["data"])
   return np.split(data.indices(spans), member["count"])
+
+
+def _data(run: Record) -> ledger.Batches | None:
+  """The data that was leased."""
+  return ledger.Batches(**run["data"]) if run.get("data") else None

@@ -156,8 +156,8 @@ def _check_hosts(found, count):
   assert [made.node.rank for made, _ in found] == list(range(count))
   assert {made.node.count for made, _ in found} == {count}
   assert len({made.node.address for made, _ in found}) == 1
-  assert len({made.told.secret for made, _ in found}) == 1
-  assert len(found[0][0].told.secret) == 32
+  assert len({made.settings.secret for made, _ in found}) == 1
+  assert len(found[0][0].settings.secret) == 32
   hosted = [
     [place.replica for place in made.node.places(made.replicas)]
     for made, _ in found
@@ -186,7 +186,7 @@ def test_slurm(place, monkeypatch):
   _check_hosts(found, 4)
   made, args = found[0]
   assert made.node.address.startswith("node03:")
-  assert (made.told.replicas_to_aggregate, made.needed) == (3, 2)
+  assert (made.settings.replicas_to_aggregate, made.needed) == (3, 2)
   assert args.program == ["train.py"]
   # The secret is gone with the job.
   assert list(place.glob(".secret*")) == []
@@ -217,7 +217,7 @@ def test_ssh(place):
   assert made.node.address == "host0:29300"
   assert args.program == ["train.py", "--name", "it's a run"]
   assert {folder for _, _, folder in told} == {str(place)}
-  assert made.told.secret not in (place / "commands").read_text()
+  assert made.settings.secret not in (place / "commands").read_text()
 
 
 def test_ssh_stops_all_hosts(place):

@@ -356,7 +356,7 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
       and len(set(wanted)) == len(wanted)
       and not set(wanted) & set(taken)
       and len(wanted) % state.unit == 0
-      and (data.total is None or max(wanted) < data.total)
+      and (state.limit is None or max(wanted) < state.limit)
     )
     leases = leader.step(ledger.Claim(holder, spans))
     now = leader.state.held.get(holder, ledger.Held())

@@ -17,7 +17,13 @@ GRADIENT = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
 def run(replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16):
   """What each replica ends with; one of them flips a bit from step 2 on."""
   data = coordinator.Batches(
-    96, 16, seed=1, micro_batch=2, deterministic=True, audit=audit
+    96,
+    16,
+    seed=1,
+    epochs=50,  # So that the run lasts until an evicted replica calls again.
+    micro_batch=2,
+    deterministic=True,
+    audit=audit,
   )
   ends = {}
 

@@ -167,6 +167,10 @@ class Facts:
     return False
 
   @property
+  def is_faulty(self) -> bool:
+    return False
+
+  @property
   def busy_until(self) -> float:
     return 0.0
 
