@@ -221,7 +221,7 @@ def join(
       advertise=advertise,
       certificates=certificates,
     )
-    try:
+    with where.closed_on_error():
       line = channel.current()
       if on_sigterm is None and line is not None and launched.grace:
         on_sigterm = "leave"
@@ -249,9 +249,6 @@ def join(
         progress=progress,
         probe=probe,
       )
-    except BaseException:
-      where.close()
-      raise
     if preempted is not None:
       preempted.install()
     try:
@@ -351,7 +348,7 @@ def run_embedded(
     try:
       chosen = _strategy(opt, strategy, quorum, data)
       place = world.connect(str(index))
-      try:
+      with place.closed_on_error():
         one = replica_class(chosen)(
           place,
           chosen,
@@ -363,9 +360,6 @@ def run_embedded(
           data=data,
           progress=progress,
         )
-      except BaseException:
-        place.close()
-        raise
       with one.start():
         # Otherwise a replica that is done at once ends the run before others
         # join.

@@ -32,6 +32,9 @@ class Slot(NamedTuple):
 class Slots:
   """Makes the slots of positions.
 
+  Attributes:
+    data: the deterministic data.
+
   Example:
     >>> data = ledger.Batches(8, 4, micro_batch=2, deterministic=True)
     >>> slot = Slots(data, data.indices)(((6, 8),))
@@ -43,7 +46,7 @@ class Slots:
     self, data: ledger.Batches, indices: Callable[[Spans], np.ndarray]
   ):
     """Sets the data, and what finds the indices of its positions."""
-    self._data, self._indices = data, indices
+    self.data, self._indices = data, indices
     seed = data.seed
 
     def key(step: int, number: int) -> jax.Array:
@@ -54,11 +57,11 @@ class Slots:
 
   def number(self, spans: Spans) -> int:
     """The number of the micro-batch at these positions."""
-    ((number, _),) = tree.slots(self._data, spans)
+    ((number, _),) = tree.slots(self.data, spans)
     return number
 
   def __call__(self, spans: Spans) -> Slot:
     """The micro-batch at these positions."""
-    step, number = spans[0][0] // self._data.global_batch, self.number(spans)
+    step, number = spans[0][0] // self.data.global_batch, self.number(spans)
     key = self._key(step, number)
     return Slot(step, number, self._indices(spans), key)

@@ -145,10 +145,14 @@ class Replica:
       unit = data.unit(members)
       assert strategy.period is not None
       self._indices = leases.Indices(data, unit, strategy.period)
+    add: Callable[[Any, Any], Any]
+    add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._slots: micro_batches.Slots | None = None
+    window = 0
     if data is not None and data.deterministic:
       self._slots = micro_batches.Slots(data, data.indices)
       self._summing = nodes.Summing(self._encoder.place, data.slots)
+      add, window = self._summing.add, data.global_batch
       alike += (("gradient of a probe", self._probed(probe, params)),)
     transport = place.transport
     own_place = transport.name, transport.address
@@ -179,23 +183,16 @@ class Replica:
       processes=self.processes,
       shards=parts.state,
       own=own,
-      data=None if self._slots is None else data,
+      data=data if window else None,
     )
     self._handover = self._driver.handover
-    add: Callable[[Any, Any], Any]
-    if self._slots is not None:
-      add = self._summing.add
-    else:
-      add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     waits = strategy.policy is None
     self._submission = Submission(
       self._handover.published,
       add,
       max_staleness=strategy.quorum.max_staleness if waits else None,
       samples=0 if self._indices is None else self._indices.samples,
-      window=data.global_batch
-      if data is not None and data.deterministic
-      else 0,
+      window=window,
     )
     # The last step announced, and its state until the next outcome.
     self._saved = -1
@@ -235,14 +232,15 @@ class Replica:
     if probe is None:
       return ""
     assert self._slots is not None
-    unit = self._indices.samples if self._indices is not None else 0
+    data = self._slots.data
+    first = ((0, data.unit(data.slots)),)
 
     def update(start: Any, grads: Any) -> Any:
       leaves = jax.tree.leaves(self._template.fit(grads))
       arrays = [np.asarray(leaf) for leaf in leaves]
       return self._update.apply(self._strategy.shared(start), arrays, 1)
 
-    return probes.result(probe, params, self._slots(((0, unit),)), update)
+    return probes.result(probe, params, self._slots(first), update)
 
   @property
   def _mean_wire(self) -> str:
@@ -632,10 +630,8 @@ class Replica:
       leaves = self._update.split(payload)
       payload = self._summing.encode(self._slots.number(spans), leaves)
       zeros = payload.zeros
-      for position in (
-        self._indices.data.audited(spans) if self._indices else ()
-      ):
-        work = audit.pack(position, payload.digest())
+      if self._slots.data.audited(spans):
+        work = audit.pack(spans[0][0], payload.digest())
     submission.keep_drawn()
     if payload is not None:
       submission.add(seen, payload, text, self._stopwatch.take(), work)

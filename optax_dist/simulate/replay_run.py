@@ -151,7 +151,10 @@ class _Exchange:
     self, run: Record, params: Any, gradient: Callable[[Any, Any], Any]
   ):
     leaves, self._treedef = jax.tree.flatten(params)
-    self._run, self._gradient = run, gradient
+    self._gradient = gradient
+    self._data: ledger.Batches | None = None
+    if run.get("data"):
+      self._data = ledger.Batches(**run["data"])
     self._wire = run.get("wire") or "float32"
     mean_wire = run.get("mean_wire") or wires.mean_wire(self._wire)
     decay = run.get("error_feedback")
@@ -170,9 +173,9 @@ class _Exchange:
     """A member's gradient as it was sent; in a deterministic run, each slot's."""
     gradients = (
       self._gradient(state.params, batch)
-      for batch in _batches(self._run, member)
+      for batch in _batches(self._data, member)
     )
-    if self._is_deterministic:
+    if self._data is not None and self._data.deterministic:
       return [self._write(gradient, None) for gradient in gradients]
     error = None
     if wires.feeds_back(self._wire):
@@ -188,26 +191,20 @@ class _Exchange:
     # Only in a deterministic run do such gradients count: as zeros.
     return out if finite else np.zeros_like(out)
 
-  @property
-  def _is_deterministic(self) -> bool:
-    data = _data(self._run)
-    return data is not None and data.deterministic
-
   def _order(
     self, members: Iterable[Record]
   ) -> Sequence[tuple[int, int]] | None:
     """In which order a deterministic run adds the slots of all members up."""
-    data = _data(self._run)
+    data = self._data
     if data is None or not data.deterministic:
       return None
-    unit = data.unit(data.slots)
-    slots = [
-      position % data.global_batch // unit
+    rows = [
+      (slot, slot + 1)
       for member in members
-      for start, stop in member["data"]
-      for position in range(start, stop, unit)
+      for start, stop in tree.slots(data, _spans(member))
+      for slot in range(start, stop)
     ]
-    return tree.whole([(slot, slot + 1) for slot in slots], data.slots)
+    return tree.whole(rows, data.slots)
 
   def mean(self, gradients: Sequence[np.ndarray], commit: Record) -> Any:
     """The mean of a step as each replica has received it."""
@@ -216,7 +213,7 @@ class _Exchange:
       self._place,
       self._mean_place,
     )
-    out = np.zeros(mean_place.nbytes, np.uint8)
+    out, order = np.zeros(mean_place.nbytes, np.uint8), self._order(members)
     cuts = place.cuts(1 if self._inline else len(members))
     for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
       # The owner of what this mean leaves out.
@@ -239,7 +236,7 @@ class _Exchange:
           out[first:last],
           error,
           feedback.gaps(),
-          self._order(members),
+          order,
         )
       feedback.keep(start, error)
     whole = [0, mean_place.elements]
@@ -332,15 +329,13 @@ def _owner(member: Record) -> tuple[Any, Any]:
   return member["replica"], member.get("incarnation")
 
 
-def _batches(run: Record, member: Record) -> Sequence[Any]:
+def _batches(data: ledger.Batches | None, member: Record) -> Sequence[Any]:
   """What each gradient of a sum was computed on."""
-  data = _data(run)
   if data is None or not member.get("data"):
     return member["batches"]
-  spans = tuple((start, stop) for start, stop in member["data"])
-  return np.split(data.indices(spans), member["count"])
+  return np.split(data.indices(_spans(member)), member["count"])
 
 
-def _data(run: Record) -> ledger.Batches | None:
-  """The data that was leased."""
-  return ledger.Batches(**run["data"]) if run.get("data") else None
+def _spans(member: Record) -> ledger.Spans:
+  """The samples of a member's gradient, as they were leased."""
+  return tuple((start, stop) for start, stop in member["data"])

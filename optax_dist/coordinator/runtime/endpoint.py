@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.store import in_process as local_store
@@ -34,6 +35,15 @@ class Endpoint:
     """Closes the transport and the store."""
     self.store.close()
     self.transport.close()
+
+  @contextlib.contextmanager
+  def closed_on_error(self) -> Iterator[None]:
+    """Closes both if the replica that is to use them can't be made."""
+    try:
+      yield
+    except BaseException:
+      self.close()
+      raise
 
 
 class World:

@@ -95,7 +95,7 @@ def make(
   numbers = strategies.Quorum(k, n, **(quorum or {}))
   chosen = (strategy or _sync)(opt or OPT, numbers)
   place = world.connect(name or str(index))
-  try:
+  with place.closed_on_error():
     return joining.replica_class(chosen)(
       place,
       chosen,
@@ -107,9 +107,6 @@ def make(
       data=data,
       progress=progress,
     )
-  except BaseException:
-    place.close()
-    raise
 
 
 def to_step(target: int) -> Callable[[Replica, Result], None]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from optax_dist.coordinator.protocol.entries import Incarnation
-from optax_dist.ledger import Batches, Spans
+from optax_dist.ledger import Batches, Spans, tree
 
 # A digest in `Arrive.work`: the first position of the slot, and the digest.
 ENTRY = struct.Struct("<q16s")
@@ -153,21 +153,15 @@ class Audit:
         continue  # Another one decides.
       wrong = [i for i, digest in votes.items() if digest != right]
       return Verdict(
-        self._number(position),
+        tree.slots(self._data, self._slot(position))[0][0],
         {i: digest.hex() for i, digest in votes.items()},
         tuple(wrong) if most > 1 else (),
       )
     return None
 
   def _slot(self, position: int) -> Spans:
-    size = self._data.micro_batch
-    assert size is not None
+    size = self._data.unit(self._data.slots)
     return ((position, position + size),)
-
-  def _number(self, position: int) -> int:
-    size = self._data.micro_batch
-    assert size is not None
-    return position % self._data.global_batch // size
 
   def _lacks(self, votes: dict[Incarnation, bytes]) -> int:
     """How many more digests a slot needs."""
