@@ -52,24 +52,31 @@ def seeds(text: str) -> range:
   return found
 
 
-def main(argv: list[str] | None = None) -> int:
-  """Runs the seeds, prints a table, and returns the exit code."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tests.chaos",
-    description=__doc__,
+def parser(module: str, description: str | None) -> argparse.ArgumentParser:
+  """The parser of a command that runs seeds with real processes."""
+  made = argparse.ArgumentParser(
+    prog=f"python -m {module}",
+    description=description,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  add = parser.add_argument
+  add = made.add_argument
   add("--seeds", metavar="FIRST:END", type=seeds, help="default: 0:50")
-  add("--only", choices=cases.OUTAGES, help="run only this kind of outage")
-  add("--processes-per-replica", metavar="M", type=int, default=1)
   add(
     "--output",
     metavar="DIR",
     type=pathlib.Path,
     help="keep journals and outputs there (default: nowhere)",
   )
-  args = parser.parse_args(argv)
+  return made
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the seeds, prints a table, and returns the exit code."""
+  options = parser("tests.chaos", __doc__)
+  add = options.add_argument
+  add("--only", choices=cases.OUTAGES, help="run only this kind of outage")
+  add("--processes-per-replica", metavar="M", type=int, default=1)
+  args = options.parse_args(argv)
   with tempfile.TemporaryDirectory() as temporary:
     folder = args.output or pathlib.Path(temporary)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import logged_child
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
 from tests.chaos import checks as chaos_checks
-from tests.chaos import samples
+from tests.chaos import samples, stopped
 from tests.chaos.cases import OUTAGE, REPLICAS, Case
 from tests.chaos.pool import Pool
 
@@ -114,7 +114,7 @@ class _Run:
     self._journal.unlink(missing_ok=True)
     self._run_name = f"seed {case.seed} {secrets.token_hex(4)}"
     self._start = time.monotonic()
-    self._to_continue: list[tuple[float, _Member]] = []
+    self._stopped = stopped.Stopped()
     self._primed = not case.joins
     self._struck_at: int | None = None
     self._finishing = False
@@ -172,21 +172,13 @@ class _Run:
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     live = [m for m in self._members if not m.over]
-    ready = logged_child.wait_for_messages([m.process for m in live], 0.02)
-    for member in live:
-      if member.process not in ready:
-        continue
-      events, ended = member.process.read()
+    for member, events, ended in logged_child.read_members(live, 0.02):
       for event in events:
         member.events.append(event)
         self._take(member, event)
       if ended and not member.over:
         self._died(member)
-    now = time.monotonic()
-    for until, member in list(self._to_continue):
-      if now >= until:
-        self._to_continue.remove((until, member))
-        member.process.signal(signal.SIGCONT)
+    self._stopped.continue_due()
 
   def _take(self, member: _Member, event: child.Event) -> None:
     if event["event"] == "reached":
@@ -203,8 +195,7 @@ class _Run:
         )
 
   def _continue_later(self, member: _Member) -> None:
-    until = time.monotonic() + self._case.seconds
-    self._to_continue.append((until, member))
+    self._stopped.add(member.process, self._case.seconds)
 
   def _reached(self, member: _Member) -> None:
     """Injects the fault, once, when a process enters the phase."""
@@ -291,7 +282,7 @@ class _Run:
     if self._finishing or self._struck_at is None or self._outages:
       return
     aim = self._struck_at + _STEPS_AFTER
-    if all(m.step >= aim for m in live) and not self._to_continue:
+    if all(m.step >= aim for m in live) and not self._stopped:
       self._finishing = True
       for member in live:
         member.process.send({"do": "finish"})
@@ -299,7 +290,7 @@ class _Run:
   def _begin_outage(self, live: list[_Member]) -> None:
     """Stops all, or one, once they have got so far since the last time."""
     case = self._case
-    if not self._outages or self._to_continue:
+    if not self._outages or self._stopped:
       return
     victims = live
     if case.fault == "stop-one":
@@ -334,8 +325,7 @@ class _Run:
     self._result.problems.append("; ".join(problems))
 
   def _conclude(self) -> None:
-    for _, member in self._to_continue:
-      member.process.signal(signal.SIGCONT)
+    self._stopped.continue_all()
     for member in self._members:
       if member.result is not None:
         self._pool.give_back(member.process)

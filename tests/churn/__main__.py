@@ -14,7 +14,6 @@ exit code is 1 if anything was wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import os
 import pathlib
@@ -24,7 +23,7 @@ import tempfile
 # Where helpers of the tests lie, as pytest has it.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
 
-from tests.chaos.__main__ import seeds
+from tests.chaos.__main__ import parser
 from tests.chaos.pool import Pool
 from tests.churn import plans
 from tests.churn import run as runs
@@ -32,27 +31,14 @@ from tests.churn import run as runs
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the seeds, prints a line for each, and returns the exit code."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tests.churn",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  add = parser.add_argument
-  add("--seeds", metavar="FIRST:END", type=seeds, default=range(50))
-  add(
-    "--output",
-    metavar="DIR",
-    type=pathlib.Path,
-    help="keep journals and outputs there (default: nowhere)",
-  )
-  args = parser.parse_args(argv)
+  args = parser("tests.churn", __doc__).parse_args(argv)
   with tempfile.TemporaryDirectory() as temporary:
     # Processes are killed all the time: their successors need not compile.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = temporary
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     folder = args.output or pathlib.Path(temporary)
     folder.mkdir(parents=True, exist_ok=True)
-    return 1 if run(folder, args.seeds) else 0
+    return 1 if run(folder, args.seeds or range(50)) else 0
 
 
 def run(folder: pathlib.Path, seeds: range) -> bool:

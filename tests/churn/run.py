@@ -16,6 +16,7 @@ import logged_child
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
+from tests.chaos import stopped
 from tests.chaos.pool import Pool
 from tests.churn import checks
 from tests.churn.plans import MOST_REPLICAS, STEPS, Event, Plan, Setting
@@ -90,7 +91,7 @@ class _Run:
     self._left = list(plan.events)
     self._members: list[_Member] = []
     self._job = 0
-    self._to_continue: list[tuple[float, _Member]] = []
+    self._stopped = stopped.Stopped()
     # A fault that is to hit a process, the event, and until when.
     self._armed: tuple[_Member, Event, float] | None = None
     self._done: list[dict[str, Any]] = []
@@ -160,20 +161,12 @@ class _Run:
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     live = self._live
-    ready = logged_child.wait_for_messages([m.process for m in live], 0.02)
-    for member in live:
-      if member.process not in ready:
-        continue
-      said, ended = member.process.read()
+    for member, said, ended in logged_child.read_members(live, 0.02):
       for event in said:
         self._take(member, event)
       if ended and not member.over:
         self._died(member)
-    now = time.monotonic()
-    for until, member in list(self._to_continue):
-      if now >= until:
-        self._to_continue.remove((until, member))
-        member.process.signal(signal.SIGCONT)
+    self._stopped.continue_due()
 
   def _take(self, member: _Member, said: child.Event) -> None:
     match said["event"]:
@@ -229,7 +222,7 @@ class _Run:
         # The phase did not come, for example as another one did all.
         self._strike_now(member, event)
       return
-    if not self._left or self._to_continue:
+    if not self._left or self._stopped:
       return
     event = self._left[0]
     if not live or not all(m.joined for m in live):
@@ -288,7 +281,7 @@ class _Run:
     # One that was stopped from here may be so again, by itself.
     seconds = 0.0 if self._armed is None else self._armed[1].seconds
     self._armed = None
-    self._to_continue.append((time.monotonic() + seconds, member))
+    self._stopped.add(member.process, seconds)
 
   # The end.
 
@@ -304,8 +297,7 @@ class _Run:
     self._result.problems.append("; ".join(problems))
 
   def _conclude(self) -> None:
-    for _, member in self._to_continue:
-      member.process.signal(signal.SIGCONT)
+    self._stopped.continue_all()
     for member in self._members:
       if member.kept:
         self._pool.give_back(member.process)

@@ -83,3 +83,19 @@ def wait_for_messages(children, seconds):
     for one in children:
       selector.register(one, selectors.EVENT_READ, one)
     return [key.data for key, _ in selector.select(seconds)]
+
+
+def read_members(members, seconds):
+  """Reads what the processes of members have said.
+
+  Args:
+    members: what has a `process` each, whose channel has not ended.
+    seconds: how long to wait for something, at most.
+
+  Yields:
+    A member, its events, and whether its channel has ended.
+  """
+  ready = wait_for_messages([m.process for m in members], seconds)
+  for member in members:
+    if member.process in ready:
+      yield member, *member.process.read()
