@@ -254,7 +254,12 @@ class Connections:
       if mask & selectors.EVENT_READ or link.channel.reads_when_writable:
         self._read(link)
       if not link.closed:
-        self._write(link)
+        try:
+          self._write(link)
+        except OSError:
+          # The last messages of a peer that has closed may still be unread.
+          self._read(link)
+          raise
     except handshake.AlreadyConnected as error:
       self._end(link, "twice", str(error))
     except handshake.AnotherAnswers as error:

@@ -66,6 +66,17 @@ def test_a_peer_that_does_not_read_is_lost_and_the_others_receive(connect):
   assert not world.events["a"]
 
 
+def test_last_message_of_a_closed_peer_is_received_by_one_that_writes(connect):
+  """Writing fails before what the peer wrote is read."""
+  _, (a, b) = connect("a", "b")
+  a.send("b", [b"the last message"])
+  a.close("all is done")
+  b.send("a", [b"too late"])
+  message, lost = b.poll(1.0)
+  assert message.payload == b"the last message"
+  assert (lost.how, lost.reason) == ("left", "all is done")
+
+
 def test_lent_memory_ends_with_its_connection(connect):
   """Its owner may have reused it in between."""
   world, (a, b) = connect("a", "b")
