@@ -47,7 +47,7 @@ def _updates(method, *gradients):
 @functools.cache
 def _reference(name):
   fn = functools.partial(_updates, METHODS[name])
-  return jax.vmap(fn, axis_name=maps.AXIS)(*_gradients())
+  return jax.jit(jax.vmap(fn, axis_name=maps.AXIS))(*_gradients())
 
 
 @pairwise.every_value(
@@ -114,7 +114,7 @@ def test_with_feedback_all_is_sent_in_the_end():
     _, results = jax.lax.scan(update, method.init(gradient), length=200)
     return jnp.mean(results, axis=0)
 
-  got = jax.vmap(many, axis_name=maps.AXIS)(gradient)[0]
+  got = jax.jit(jax.vmap(many, axis_name=maps.AXIS))(gradient)[0]
   expected = np.mean(gradient, axis=0)
   error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
   assert error < 0.1
@@ -141,7 +141,7 @@ def test_one_gradient_that_is_not_finite_does_not_spoil_later_ones(name, bad):
   first = jax.tree.map(np.copy, first)
   first["b"][1, 0] = first["w"][1, 2, 3] = bad
   fn = functools.partial(_updates, METHODS[name])
-  run = jax.vmap(fn, axis_name=maps.AXIS)
+  run = jax.jit(jax.vmap(fn, axis_name=maps.AXIS))
   (_, *results), (*_, residual) = run(first, *later)
   for leaf in jax.tree.leaves((results, residual)):
     assert np.isfinite(leaf).all()
@@ -153,7 +153,8 @@ def test_a_leaf_without_a_gradient_is_left_alone(name):
   first, second, third = _gradients()
   frozen = {"b": None, "w": second["w"]}
   fn = functools.partial(_updates, METHODS[name])
-  (_, result, _), _ = jax.vmap(fn, axis_name=maps.AXIS)(first, frozen, third)
+  run = jax.jit(jax.vmap(fn, axis_name=maps.AXIS))
+  (_, result, _), _ = run(first, frozen, third)
   assert result["b"] is None
   expected = _reference(name)[0][1]["w"]
   np.testing.assert_allclose(result["w"], expected, rtol=2e-5, atol=2e-5)
@@ -167,4 +168,5 @@ def _one_update(method, gradient):
 def test_updates_without_elements(name):
   gradient = jnp.zeros((SIZE, 0, 3))
   fn = functools.partial(_one_update, METHODS[name])
-  assert jax.vmap(fn, axis_name=maps.AXIS)(gradient).shape == gradient.shape
+  run = jax.jit(jax.vmap(fn, axis_name=maps.AXIS))
+  assert run(gradient).shape == gradient.shape

@@ -1,6 +1,7 @@
 """Replicas whose gradients are wrong are found, and evicted with the evidence."""
 
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +16,37 @@ GRADIENT = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
 
 
 def run(replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16):
-  """What each replica ends with; one of them flips a bit from step 2 on."""
+  """What each replica ends with; one of them flips a bit from step 2 on.
+
+  The others are slow until its training has ended, so that it finds the run
+  when it tries to join again.
+  """
   data = coordinator.Batches(
     96,
     16,
     seed=1,
-    epochs=50,  # So that the run lasts until an evicted replica calls again.
+    epochs=12,
     micro_batch=2,
     deterministic=True,
     audit=audit,
   )
-  ends = {}
+  ends, refused = {}, threading.Event()
 
   def train(replica):
-    for slot in replica.micro_batches():
-      grads = GRADIENT(replica.params, POINTS[slot.indices])
-      if replica.replica == wrong and slot.step >= 2:
-        bits = np.array(grads)
-        bits.view(np.uint32)[0] ^= 1 << 12
-        grads = jnp.asarray(bits)
-      replica.step(grads)
+    is_wrong = replica.replica == wrong
+    try:
+      for slot in replica.micro_batches():
+        grads = GRADIENT(replica.params, POINTS[slot.indices])
+        if is_wrong and slot.step >= 2:
+          bits = np.array(grads)
+          bits.view(np.uint32)[0] ^= 1 << 12
+          grads = jnp.asarray(bits)
+        elif wrong is not None and slot.step > 2:
+          refused.wait(0.05)
+        replica.step(grads)
+    finally:
+      if is_wrong:
+        refused.set()
     ends[replica.replica] = np.asarray(replica.params)
 
   error = None

@@ -63,4 +63,6 @@ def test_a_replica_that_hangs_is_named_by_the_error_of_the_other(hangs, phase):
   text = str(error)
   assert re.search(r"[Ss]tep \d|this step's commit", text), text
   assert re.search(r"\d+\.\d s", text), text
-  assert f"replica {2 * PHASES.index(phase)}" in text, text
+  # On a busy machine it has been evicted, and is missing.
+  hung = 2 * PHASES.index(phase)
+  assert re.search(rf"(replica|missing:) {hung}\b", text), text

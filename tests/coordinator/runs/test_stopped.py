@@ -80,7 +80,13 @@ def test_a_replica_stopped_for_longer_than_its_patience_joins_again(
     attempt_timeout=0.5,
   )
   fault = {"phase": "arrived", "time": 5, "what": "stop"}
-  *others, stopped = run.start(3, first_alone=True, replica_2={"fault": fault})
+  *others, stopped = run.start(
+    3,
+    first_alone=True,
+    replica_0={"period": 0.05},  # There is time to be passed.
+    replica_1={"period": 0.05},
+    replica_2={"fault": fault},
+  )
   _stop(machine, stopped, [], 9.0)  # Its patience is 4 + 3 * 1 + 0.5 s.
   run.wait_steps(3, others)
   run.wait_steps(3)
