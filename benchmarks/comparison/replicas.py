@@ -223,9 +223,8 @@ def _sleep(replica, seconds: float, args: argparse.Namespace) -> bool:
     time.sleep(seconds)
     return True
   while (left := end - time.monotonic()) > 0:
-    if args.slice:
-      time.sleep(min(args.slice, left))
-    if replica.is_stale if args.slice else replica.wait_until_stale(left):
+    time.sleep(min(args.slice or 0.001, left))
+    if replica.is_stale:
       replica.abandon()
       return False
   return True

@@ -21,6 +21,7 @@ from optax_dist.coordinator import (
   faults,
   options,
   preemption,
+  session,
   strategies,
 )
 from optax_dist.coordinator import probe as probes
@@ -233,7 +234,7 @@ def join(
         )
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
-      made = replica_class(chosen)(
+      part = session.Session(
         where,
         chosen,
         params,
@@ -241,13 +242,16 @@ def join(
         settings=told,
         opt_state=opt_state,
         global_step=global_step,
-        preempted=preempted,
-        on_close=lambda one: _say_goodbye(one, line, preempted),
         on_stuck=_end if line is not None or told.step_timeout else None,
         processes=program,
         data=data,
         progress=progress,
         probe=probe,
+      )
+      made = replicas.Replica(
+        part,
+        preempted=preempted,
+        on_close=lambda one: _say_goodbye(one, line, preempted),
       )
     if preempted is not None:
       preempted.install()
@@ -349,7 +353,7 @@ def run_embedded(
       chosen = _strategy(opt, strategy, quorum, data)
       place = world.connect(str(index))
       with place.closed_on_error():
-        one = replica_class(chosen)(
+        part = session.Session(
           place,
           chosen,
           params,
@@ -360,6 +364,7 @@ def run_embedded(
           data=data,
           progress=progress,
         )
+        one = replicas.Replica(part)
       with one.start():
         # Otherwise a replica that is done at once ends the run before others
         # join.
@@ -483,11 +488,6 @@ def _say_goodbye(
 def _end(reason: str) -> None:
   """Ends a process whose training loop is stuck."""
   last_words.end_process(f"This process ends because it is {reason}.")
-
-
-def replica_class(strategy: strategies.Strategy) -> type[replicas.Replica]:
-  """The class of replicas with this strategy."""
-  return getattr(strategy, "replica_class", replicas.Replica)
 
 
 def _strategy(

@@ -235,7 +235,7 @@ class _Exchange:
           stop,
           out[first:last],
           error,
-          feedback.gaps(),
+          feedback.gaps,
           order,
         )
       feedback.keep(start, error)

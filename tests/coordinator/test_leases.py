@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import waiting
 
 from optax_dist import coordinator, ledger
 
@@ -40,7 +41,7 @@ class Rounds:
       if slow and len(found) == 2 * PERIOD:
         # Between the last local step and its exchange others take a step.
         self.computed.set()
-        replica.wait_until_stale(60.0)
+        waiting.until(lambda: replica.is_stale or replica.finished)
       outcome = replica.step(jnp.ones(4))
       # At the end of the data two may compute on the same: the first one counts,
       # and the run ends amid the other's round.

@@ -152,27 +152,29 @@ class VirtualLearners:
     if learner.pending is None:
       shared = self.shared[self._published]
       if self._published > learner.local.round:
-        learner.local = strategy.take_in(shared, learner.local, merged)
+        learner.local = strategy.merge(shared, learner.local, merged)
       open_ = learner.local.round
       called = learner.called == open_
       if strategy.is_due(learner.local, called):
-        given, learner.local = strategy.give(shared, learner.local, called)
+        *given, learner.local = strategy.contribute(
+          shared, learner.local, called
+        )
         learner.pending = open_
-        self._at(self._latency, self._arrive, number, learner, open_, given)
+        self._at(self._latency, self._arrive, number, learner, open_, *given)
     spread = 1 + self._jitter * self._random.standard_normal()
     seconds = self._seconds[number] * max(0.1, spread)
     self._at(seconds, self._step, number, learner)
 
   def _arrive(
-    self, number: int, learner: Learner, round_: int, given: Any
+    self, number: int, learner: Learner, round_: int, payload: Any, work: Any
   ) -> None:
     if self.learners[number] is not learner:
       return
     if round_ != len(self.merges):
       learner.merged = False
       return
-    self._inside[number] = given
-    if self._began is None and given.begins:
+    self._inside[number] = payload, work
+    if self._began is None and work.begins:
       self._began = self.now
       self._at(self._latency, self._call, round_)
     self._look()
@@ -204,13 +206,18 @@ class VirtualLearners:
   def _merge(self) -> None:
     members = tuple(sorted(self._inside))
     given = [self._inside[i] for i in members]
-    shares = rules.shares((g.tokens, g.steps, g.late) for g in given)
+    shares = rules.shares((w.tokens, w.steps, w.late) for _, w in given)
     mean = tuple(
       sum(s * x for s, x in zip(shares, rows, strict=True))
-      for rows in zip(*(g.payload for g in given), strict=True)
+      for rows in zip(*(payload for payload, _ in given), strict=True)
+    )
+    whole = self.strategy.exchanged(self.center)
+    mean = tuple(
+      np.pad(x, (0, like.shape[0] - len(x)))
+      for x, like in zip(mean, whole, strict=True)
     )
     self.shared.append(self.strategy.apply(self.shared[-1], mean))
-    late = tuple(g.late for g in given)
+    late = tuple(work.late for _, work in given)
     self.merges.append(Merge(self.now, members, late))
     theirs = [(i, self.learners[i]) for i in members]
     delay = self._merge_seconds + self._latency

@@ -45,7 +45,6 @@ class Encoder:
     *,
     mean_wire: str | None = None,
     mean_decay: float = 1.0,
-    fragments: Sequence[Sequence[int]] | None = None,
   ):
     """Creates an encoder.
 
@@ -56,7 +55,6 @@ class Encoder:
         the next gradient; None where whoever writes sees to that.
       mean_wire: wire format of means; None: `wire_formats.mean_wire`.
       mean_decay: the share of a mean's residual that is added to the next one.
-      fragments: see `MeanFeedback`.
 
     Raises:
       ValueError: the two wire formats don't fit.
@@ -67,7 +65,7 @@ class Encoder:
     self.mean_place = layouts.layout(template, mean_wire, like=self.place)
     self.mean_feedback: MeanFeedback | None = None
     if wire_formats.feeds_back(mean_wire):
-      self.mean_feedback = MeanFeedback(self.place, mean_decay, fragments)
+      self.mean_feedback = MeanFeedback(self.place, mean_decay)
     # Low-bit formats are lossy; the error is sent with the next gradient.
     self._feedback = (
       ErrorFeedback(error_feedback)
@@ -81,18 +79,16 @@ class Encoder:
     out: np.ndarray,
     number: int = 0,
     extends: int = -1,
-    sizes: Sequence[int] | None = None,
     in_place: bool = False,
   ) -> list[memoryview] | None:
     """Encodes a gradient; `settle` takes its outcome.
 
     Args:
-      leaves: arrays, in the order of the template.
+      leaves: arrays, in the order of the template. Of one that is shorter than
+        there, nobody reads the rest.
       out: uint8 of `place.nbytes`.
       number: identifies it for `settle`.
       extends: the number of an earlier one that is part of this sum.
-      sizes: of each leaf, after how many numbers there are only zeros that nobody
-        reads; None: all are read.
       in_place: whether large arrays of JAX's stay where they are, if they are
         sent as they are.
 
@@ -102,12 +98,12 @@ class Encoder:
     whole = [out.data]
     if self._feedback is not None:
       error = self._feedback.owed(self.place.elements)
-      if not means.write(leaves, self.place, out, error, sizes):
+      if not means.write(leaves, self.place, out, error):
         return None
       self._feedback.left_out(error, number, extends=extends)
       return whole
     stay = self._staying(leaves) if in_place else {}
-    if not means.write(leaves, self.place, out, sizes=sizes, but=stay):
+    if not means.write(leaves, self.place, out, but=stay):
       return None
     if not means.is_finite(list(stay.values())):
       return None
@@ -124,6 +120,7 @@ class Encoder:
       for index, leaf in enumerate(leaves)
       if isinstance(leaf, jax.Array)
       and leaf.nbytes >= _IN_PLACE
+      and leaf.size == self.place.leaves[index].size
       and self._is_exact(self.place.leaves[index])
     }
 
@@ -223,7 +220,7 @@ class Encoder:
         whole,
         out,
         error,
-        () if feedback is None else feedback.gaps(),
+        () if feedback is None else feedback.gaps,
         order,
       )
     if feedback is not None and error is not None:

@@ -155,26 +155,21 @@ class Layout:
         )
     return found
 
-  def gaps(self, sizes: Sequence[int] | None = None) -> tuple[_Gap, ...]:
+  def gaps(self) -> tuple[_Gap, ...]:
     """The ranges without numbers of a leaf, in groups that are encoded in blocks.
-
-    Args:
-      sizes: how many numbers of each leaf are used; zeros follow, which no replica
-        reads. None: all are used.
 
     Returns:
       The first element of each range and the one after its last, in order.
     """
-    sizes = [leaf.size for leaf in self.leaves] if sizes is None else sizes
     found = []
     for index, group in enumerate(self.groups):
       if not group.codec.blocks:
         continue
       end = group.start
-      for leaf, size in zip(self.leaves, sizes, strict=True):
+      for leaf in self.leaves:
         if leaf.group == index:
           found.append((end, group.start + leaf.start))
-          end = group.start + leaf.start + size
+          end = group.start + leaf.start + leaf.size
       found.append((end, group.start + group.elements))
     return tuple(gap for gap in found if gap[0] < gap[1])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
@@ -39,62 +37,41 @@ class MeanFeedback:
     self,
     place: layouts.Layout,
     decay: float = 1.0,
-    fragments: Sequence[Sequence[int]] | None = None,
   ):
     """Creates it, without residuals.
 
     Args:
       place: the layout of gradients.
       decay: the share of a residual that is added to the next mean, from 0 to 1.
-      fragments: for each of the fragments, which take turns with the steps, how
-        many numbers of each leaf are used; None if each step has all numbers.
     """
     self._elements, self._decay = place.elements, np.float32(decay)
-    self._gaps = [place.gaps()]
-    if fragments is not None:
-      self._gaps = [place.gaps(sizes) for sizes in fragments]
-    # By fragment. Pages that were never written take up no memory.
-    self._kept: dict[int, np.ndarray] = {}
+    #: The ranges of a mean that no replica reads; see `Layout.gaps`.
+    self.gaps = place.gaps()
+    # Pages that were never written take up no memory.
+    self._kept = np.zeros(self._elements, np.float32)
 
-  def gaps(self, step: int = 0) -> tuple[tuple[int, int], ...]:
-    """The ranges of a mean that no replica reads; see `Layout.gaps`."""
-    return self._gaps[self._fragment(step)]
-
-  def owed(self, start: int, stop: int, step: int = 0) -> np.ndarray:
+  def owed(self, start: int, stop: int) -> np.ndarray:
     """The residual to add to a mean: float32, a copy.
 
     Args:
       start: the first element.
       stop: the element after the last.
-      step: the mean's step.
     """
-    kept = self._kept.get(self._fragment(step))
-    if kept is None:
-      return np.zeros(stop - start, np.float32)
-    return kept[start:stop] * self._decay
+    return self._kept[start:stop] * self._decay
 
-  def keep(self, start: int, left_out: np.ndarray, step: int = 0) -> None:
+  def keep(self, start: int, left_out: np.ndarray) -> None:
     """Keeps what a committed mean left out.
 
     Args:
       start: the first element.
       left_out: float32.
-      step: of the mean.
     """
-    fragment = self._fragment(step)
-    if fragment not in self._kept:
-      self._kept[fragment] = np.zeros(self._elements, np.float32)
-    self._kept[fragment][start : start + left_out.size] = left_out
+    self._kept[start : start + left_out.size] = left_out
 
-  def lose(self, start: int, stop: int, step: int = 0) -> None:
+  def lose(self, start: int, stop: int) -> None:
     """Drops the residual of these numbers, which might be added a second time."""
-    kept = self._kept.get(self._fragment(step))
-    if kept is not None:
-      kept[start:stop] = 0.0
+    self._kept[start:stop] = 0.0
 
   def clear(self) -> None:
     """Drops all residuals."""
-    self._kept.clear()
-
-  def _fragment(self, step: int) -> int:
-    return step % len(self._gaps)
+    self._kept = np.zeros(self._elements, np.float32)

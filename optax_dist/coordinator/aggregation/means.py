@@ -30,42 +30,38 @@ def write(
   place: layouts.Layout,
   out: np.ndarray,
   error: np.ndarray | None = None,
-  sizes: Sequence[int] | None = None,
   but: Container[int] = (),
 ) -> bool:
   """Encodes leaves into a buffer of their layout.
 
   Args:
-    leaves: arrays, in the order of the layout.
+    leaves: arrays, in the order of the layout. Of one that is shorter than there,
+      nobody reads the rest.
     place: their layout.
     out: uint8, of `place.nbytes`.
     error: what earlier encodings of float32 leaves lost, float32 of
       `place.elements`; it is added, and replaced by what is lost now. None
       where nothing is to be fed back.
-    sizes: of each leaf, after how many numbers there are only zeros that nobody
-      reads; None: all are read.
     but: the indices of leaves that are neither encoded nor checked.
 
   Returns:
     Whether all numbers are finite.
   """
   finite = True
-  sizes = [leaf.size for leaf in place.leaves] if sizes is None else sizes
   for index, group in enumerate(place.groups):
     mine = [
-      (leaf, array, size)
-      for i, (leaf, array, size) in enumerate(
-        zip(place.leaves, leaves, sizes, strict=True)
-      )
+      (leaf, array)
+      for i, (leaf, array) in enumerate(zip(place.leaves, leaves, strict=True))
       if leaf.group == index and i not in but
     ]
     if isinstance(group.codec, wires.Plain):
-      for leaf, array, _ in mine:
+      for leaf, array in mine:
         start, stop = place.bytes_of_leaf(leaf)
         if leaf.size >= CHUNK:  # So that fewer bytes leave its device.
           array = array.astype(group.codec.stored, copy=False)
         flat = np.asarray(array).reshape(-1)
         finite &= _write_plain(flat, group.codec, out[start:stop])
+        out[start + group.codec.nbytes(flat.size) : stop] = 0
     else:
       finite &= _write_blocks(mine, group, out, error)
   return finite
@@ -105,21 +101,21 @@ def is_finite(leaves: Sequence[np.ndarray]) -> bool:
 
 
 def _write_blocks(
-  mine: Sequence[tuple[layouts.Leaf, Any, int]],
+  mine: Sequence[tuple[layouts.Leaf, Any]],
   group: layouts.Group,
   out: np.ndarray,
   error: np.ndarray | None,
 ) -> bool:
   numbers = np.zeros(group.elements, group.codec.work)
-  for leaf, array, _ in mine:
+  for leaf, array in mine:
     flat = np.asarray(array).reshape(-1)
-    numbers[leaf.start : leaf.start + leaf.size] = flat
+    numbers[leaf.start : leaf.start + flat.size] = flat
   if not np.isfinite(numbers).all():
     return False
   if error is not None:
     lost = error[group.start : group.start + group.elements]
-    for leaf, _, size in mine:  # Between leaves nothing is lost.
-      here = slice(leaf.start, leaf.start + size)
+    for leaf, array in mine:  # Between leaves nothing is lost.
+      here = slice(leaf.start, leaf.start + array.size)
       numbers[here] += lost[here]
   codec, quantum = group.codec, group.codec.quantum
   filled = np.zeros(0)
@@ -141,12 +137,12 @@ def _write_blocks(
 
 
 def _filled(
-  mine: Sequence[tuple[layouts.Leaf, Any, int]], group: layouts.Group
+  mine: Sequence[tuple[layouts.Leaf, Any]], group: layouts.Group
 ) -> np.ndarray:
   """For each block, how many numbers belong to a leaf."""
   numbers = np.zeros(group.elements, bool)
-  for leaf, _, size in mine:
-    numbers[leaf.start : leaf.start + size] = True
+  for leaf, array in mine:
+    numbers[leaf.start : leaf.start + array.size] = True
   return numbers.reshape(-1, group.codec.quantum).sum(1)
 
 

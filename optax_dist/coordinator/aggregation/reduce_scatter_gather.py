@@ -282,7 +282,7 @@ class Aggregations:
     found = self._attempts.get(attempt)
     if found is not None and found.left_out is not None:
       assert self._feedback is not None
-      self._feedback.keep(found.own[0], found.left_out, attempt.step)
+      self._feedback.keep(found.own[0], found.left_out)
       found.left_out = None
 
   def lose(self) -> None:
@@ -373,7 +373,7 @@ class Aggregations:
       if attempt.reported and (before is None or attempt.id.step < before):
         if attempt.left_out is not None:
           assert self._feedback is not None
-          self._feedback.lose(*attempt.own, attempt.id.step)
+          self._feedback.lose(*attempt.own)
         attempt.left_out = None
 
   def _made(
@@ -510,9 +510,9 @@ class Aggregations:
       for part in parts
       for i, row in enumerate(part.rows)
     ]
-    feedback, step = self._feedback, attempt.id.step
-    error = None if feedback is None else feedback.owed(start, stop, step)
-    gaps = () if feedback is None else feedback.gaps(step)
+    feedback = self._feedback
+    error = None if feedback is None else feedback.owed(start, stop)
+    gaps = () if feedback is None else feedback.gaps
 
     def work() -> None:
       if start == stop:

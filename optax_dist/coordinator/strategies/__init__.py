@@ -14,6 +14,7 @@ from optax_dist.coordinator.strategies.strategy import (
   Quorum,
   SharedState,
   Strategy,
+  WaitingStrategy,
 )
 from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 
@@ -26,6 +27,7 @@ __all__ = [
   "SharedState",
   "Strategy",
   "SyncReplicas",
+  "WaitingStrategy",
   "elastic_average",
   "local_updates",
 ]

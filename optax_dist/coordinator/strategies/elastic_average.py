@@ -26,7 +26,6 @@ class ElasticAverage(LocalSteps):
 
   name = "elastic_average"
   differences = additive = False
-  fragment_sizes = None
 
   def __init__(
     self,

@@ -27,7 +27,7 @@ class LocalState(NamedTuple):
 class LocalSteps:
   """Replicas that train locally for some steps."""
 
-  policy = None
+  policy = loop = None
 
   def __init__(
     self, inner: optax.GradientTransformation, communication_period: int
@@ -41,6 +41,9 @@ class LocalSteps:
 
   def local(self, shared: strategy.SharedState) -> LocalState:
     return LocalState(shared.params, self._init(shared.params), 0)
+
+  def lent(self, local: LocalState) -> Any:
+    return None
 
   def params(self, shared: strategy.SharedState, local: LocalState) -> Any:
     return local.params

@@ -20,7 +20,6 @@ class LocalUpdates(LocalSteps):
   name = "local_updates"
   sums = alone = False
   differences = additive = True
-  fragment_sizes = None
 
   def __init__(
     self,

@@ -1,8 +1,5 @@
 """The strategy interface: shared state, local state, and what replicas send.
 
-A strategy whose replicas are not of the class `Replica` has one more attribute,
-`replica_class`.
-
 A strategy has a *shared* state, bit-identical on all replicas and changed only
 by commits, and a *local* one. The coordinator knows nothing else about it.
 """
@@ -10,7 +7,7 @@ by commits, and a *local* one. The coordinator knows nothing else about it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -52,9 +49,6 @@ class Strategy(Protocol):
     differences: whether differences are sent, and not parameters.
     additive: whether it doesn't matter in which step a part of a mean is applied,
       so that the quantization error of one can be added to the next.
-    fragment_sizes: of fragments that take turns with the steps, how many numbers
-      of each exchanged array are read; None: each step is of all. Known after
-      `shared`.
   """
 
   name: str
@@ -63,11 +57,6 @@ class Strategy(Protocol):
   alone: bool
   differences: bool
   additive: bool
-
-  @property
-  def fragment_sizes(self) -> Sequence[Sequence[int]] | None:
-    """See the attributes."""
-    ...
 
   @property
   def period(self) -> int | None:
@@ -79,9 +68,17 @@ class Strategy(Protocol):
 
   @property
   def policy(self) -> Callable[[float], Policy] | None:
-    """`Config.policy` where no replica waits for a step; None: they wait.
+    """`Config.policy`; None: steps are taken by the quorum's rules alone.
 
     Its text (`str`) has the numbers that all replicas must agree on.
+    """
+    ...
+
+  @property
+  def loop(self) -> Callable[[Any], Any] | None:
+    """Makes the `Loop` of a `Session`, if its replicas don't wait for each step.
+
+    Such a loop also keeps the residuals of what it sends. None: `WaitingLoop`.
     """
     ...
 
@@ -101,12 +98,20 @@ class Strategy(Protocol):
     """The parameters to compute the next gradient on."""
     ...
 
-  def contribute(self, shared: Any, local: Any, grads: Any) -> tuple[Any, Any]:
-    """What to send (None: nothing this time), and the new local state."""
+  def lent(self, local: Any) -> Any:
+    """The arrays of the local state that joining replicas get; None for none."""
     ...
 
   def apply(self, shared: Any, mean: Any, members: Any = None) -> Any:
     """The shared state after a commit of this mean; deterministic."""
+    ...
+
+
+class WaitingStrategy(Strategy, Protocol):
+  """A strategy whose replicas wait for the outcome of what they submit."""
+
+  def contribute(self, shared: Any, local: Any, grads: Any) -> tuple[Any, Any]:
+    """What to send (None: nothing this time), and the new local state."""
     ...
 
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:

@@ -15,9 +15,8 @@ class SyncReplicas:
   name = "sync_replicas"
   sums = alone = False
   period = 1
-  policy = None
+  policy = loop = None
   differences = additive = True
-  fragment_sizes = None
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum
@@ -34,6 +33,9 @@ class SyncReplicas:
 
   def local(self, shared: strategy.SharedState) -> Any:
     return ()
+
+  def lent(self, local: Any) -> Any:
+    return None
 
   def params(self, shared: strategy.SharedState, local: Any) -> Any:
     return shared.params

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.aggregation import encoder, layout, wire_formats
-from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
+from optax_dist.coordinator.aggregation import encoder, wire_formats
 
 BLOCK = 4032
 FEW = [w for w in wire_formats.WIRES if wire_formats.feeds_back(w)]
@@ -127,27 +126,6 @@ def test_a_mean_that_is_not_finite_leaves_no_trace(mean_wire, bad):
   again = encoder.Encoder(like, "int8", mean_wire=mean_wire)
   raw = raw.tobytes()
   assert made.average([raw], [1.0], 1) == again.average([raw], [1.0], 1)
-
-
-def test_fragments_have_separate_residuals():
-  place = layout.layout([np.zeros(8, np.float32)], "int2")
-  feedback = MeanFeedback(place, fragments=[(8,), (5,)])
-  feedback.keep(0, np.ones(8, np.float32), step=4)
-  feedback.keep(2, np.full(3, 2.0, np.float32), step=7)
-  np.testing.assert_array_equal(feedback.owed(0, 8, step=6), np.ones(8))
-  np.testing.assert_array_equal(feedback.owed(1, 4, step=5), [0.0, 2.0, 2.0])
-  assert feedback.gaps(0) == ((8, BLOCK),)
-  assert feedback.gaps(1) == ((5, BLOCK),)
-  feedback.clear()
-  assert not feedback.owed(0, 8, step=5).any()
-
-
-def test_memory_is_of_the_numbers_that_were_averaged_here():
-  place = layout.layout([np.zeros(8, np.float32)], "int2")
-  feedback = MeanFeedback(place)
-  feedback.owed(0, 8)
-  feedback.lose(0, 8)
-  assert not feedback._kept
 
 
 def test_a_mean_of_zeros_can_be_read():

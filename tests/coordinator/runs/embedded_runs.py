@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import fingerprint, joining, phases, strategies
+from optax_dist.coordinator import fingerprint, phases, session, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
@@ -96,7 +96,7 @@ def make(
   chosen = (strategy or _sync)(opt or OPT, numbers)
   place = world.connect(name or str(index))
   with place.closed_on_error():
-    return joining.replica_class(chosen)(
+    part = session.Session(
       place,
       chosen,
       PARAMS if params is None else params,
@@ -107,6 +107,7 @@ def make(
       data=data,
       progress=progress,
     )
+    return Replica(part)
 
 
 def to_step(target: int) -> Callable[[Replica, Result], None]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import waiting
 
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
@@ -84,7 +85,7 @@ def test_backups_lose_no_sample():
     together.wait()
     for indices in replica.batches():
       if replica.replica == 2:
-        replica.wait_until_stale(60.0)
+        waiting.until(lambda: replica.is_stale or replica.finished)
       outcome = replica.step(jnp.ones(4))
       if outcome.accepted:
         seen.accepted(outcome, indices)
@@ -336,7 +337,8 @@ def test_abandoned_samples_of_a_late_replica_are_used():
   def late(replica):
     together.wait()
     for indices in replica.batches():
-      if replica.replica == 2 and replica.wait_until_stale(60.0):
+      if replica.replica == 2:
+        waiting.until(lambda: replica.is_stale or replica.finished)
         reasons.append(replica.abandon().reason)
         continue
       outcome = replica.step(jnp.ones(4))

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pairwise
 import pytest
+import waiting
 
 import optax_dist
 from optax_dist import compression
@@ -148,7 +149,7 @@ def test_bytes_are_counted_and_are_the_fewest_there_can_be():
     before = replica.stats()["bytes_in"]
     for _ in range(steps):
       if replica.replica == 3:
-        assert replica.wait_until_stale(60.0)
+        waiting.until(lambda: replica.is_stale)
         assert replica.abandon().reason == "stale"
       else:
         assert replica.step({"x": jnp.ones(elements)}).accepted

@@ -16,7 +16,10 @@ import optax
 from optax_dist.coordinator.extras.decoupled_diloco import fragments as parts
 from optax_dist.coordinator.extras.decoupled_diloco import rules as dd
 from optax_dist.coordinator.extras.decoupled_diloco.learner import Learner
-from optax_dist.coordinator.extras.decoupled_diloco.rounds import MakeRounds
+from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
+  MakeRounds,
+  Work,
+)
 from optax_dist.coordinator.strategies import strategy
 
 # After missing this many rounds in a row, a learner doesn't wait to be called.
@@ -64,24 +67,6 @@ class LearnerState(NamedTuple):
   missed: int
 
 
-class Given(NamedTuple):
-  """A contribution to the open round.
-
-  Attributes:
-    payload: what is exchanged, with the structure of `exchanged`.
-    tokens: tokens since the version it started from.
-    steps: the learner's own steps since then.
-    late: rounds of the fragment since then.
-    begins: whether it begins the round.
-  """
-
-  payload: tuple[jax.Array, ...]
-  tokens: int
-  steps: int
-  late: int
-  begins: bool
-
-
 class DecoupledDiloco:
   """Learners on their own clocks, which merge a fragment at a time.
 
@@ -94,12 +79,12 @@ class DecoupledDiloco:
   Attributes:
     rules: the rules' configuration.
     policy: see `Strategy`.
-    size: size of the largest fragment, in numbers; known after `shared`.
   """
 
   name = "decoupled_diloco"
-  replica_class = Learner
-  sums = alone = False
+  loop = Learner
+  # What is left of a fragment's mean can't be added to another fragment's.
+  sums = alone = additive = False
   differences = True
   # Each of its own steps is merged a fragment at a time.
   period = None
@@ -140,8 +125,6 @@ class DecoupledDiloco:
     self.quorum, self.rules = quorum, rules
     self.policy = MakeRounds(rules)
     self._radial = merge == "radial"
-    # A direction has no length of its own: what is left of it can't be added.
-    self.additive = not self._radial
     self._init = inner.init
     self._update = strategy.applied_by(inner)
     self._outer = optax.with_extra_args_support(
@@ -150,11 +133,10 @@ class DecoupledDiloco:
     # For each fragment, the indices of its leaves.
     self._leaves: list[list[int]] = []
     self._sizes: list[list[int]] = []
-    self.size = self._norms = 0
     self._alpha = alpha
     self.apply = jax.jit(self._apply)
     self._pack = jax.jit(self._packed)
-    self._hear = jax.jit(self._heard, static_argnums=0)
+    self._sent = jax.jit(self._corrected, static_argnums=0)
     self._mix = jax.jit(functools.partial(parts.mix, alpha=alpha))
 
   def shared(self, params: Any) -> strategy.SharedState:
@@ -167,8 +149,6 @@ class DecoupledDiloco:
       for fragment in range(fragments)
     ]
     self._sizes = [[leaves[i].size for i in own] for own in self._leaves]
-    self.size = max(map(sum, self._sizes))
-    self._norms = max(map(len, self._leaves)) if self._radial else 0
     outer = tuple(
       self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
     )
@@ -176,25 +156,20 @@ class DecoupledDiloco:
     return strategy.SharedState(params, state)
 
   def exchanged(self, params: Any) -> Any:
-    """What learners send: a fragment, padded to the largest one.
+    """The largest fragment; what learners send of another one is shorter.
 
     With "radial" it is directions, along with the norm of each array: their sum
     gives the mean of directions and norms.
     """
-    fragment = jax.ShapeDtypeStruct((self.size,), jnp.float32)
+    size, norms = max(map(sum, self._sizes)), max(map(len, self._sizes))
+    fragment = jax.ShapeDtypeStruct((size,), jnp.float32)
     if not self._radial:
       return (fragment,)
-    return fragment, strategy.Exact((self._norms,), np.dtype(np.float32))
+    return fragment, strategy.Exact((norms,), np.dtype(np.float32))
 
-  @property
-  def fragment_sizes(self) -> Sequence[Sequence[int]] | None:
-    """What is read of each fragment's arrays."""
-    return [self.sizes(f) for f in range(self.rules.fragments)]
-
-  def sizes(self, fragment: int) -> tuple[int, ...]:
-    """How many numbers of each sent array belong to this fragment."""
-    size = sum(self._sizes[fragment])
-    return (size, self._norms) if self._radial else (size,)
+  def size(self, fragment: int) -> int:
+    """How many numbers a fragment has; known after `shared`."""
+    return sum(self._sizes[fragment])
 
   def local(self, shared: strategy.SharedState) -> LearnerState:
     """The state of a learner that has just joined."""
@@ -213,15 +188,15 @@ class DecoupledDiloco:
       0,
     )
 
+  def lent(self, local: LearnerState) -> Any:
+    """The optimizer's state if it is all arrays, of which a layout is made."""
+    leaves = jax.tree.leaves(local.opt_state)
+    arrays = all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
+    return local.opt_state if arrays else None
+
   def params(self, shared: strategy.SharedState, local: LearnerState) -> Any:
     """The learner's own parameters."""
     return local.params
-
-  def contribute(
-    self, shared: Any, local: LearnerState, grads: Any
-  ) -> tuple[Any, LearnerState]:
-    """Takes a step of one token; `give` returns what to contribute."""
-    return None, self.train(local, grads, 1)
 
   def train(self, local: LearnerState, grads: Any, tokens: int) -> LearnerState:
     """Takes a step of the learner's own optimizer.
@@ -260,13 +235,14 @@ class DecoupledDiloco:
     """The fragment of the open round."""
     return local.round % self.rules.fragments
 
-  def give(
+  def contribute(
     self,
     shared: strategy.SharedState,
     local: LearnerState,
     called: bool,
-    owed: Any = None,
-  ) -> tuple[Given, LearnerState]:
+    residual: Any = None,
+    step_seconds: float = 0.0,
+  ) -> tuple[tuple[jax.Array, ...], Work, LearnerState]:
     """The learner's contribution to the open round.
 
     It is relative to the current shared state, not to the one that the learner
@@ -277,24 +253,31 @@ class DecoupledDiloco:
       shared: the current shared state.
       local: the learner's state.
       called: whether others have contributed.
-      owed: the residual of this fragment's earlier contributions, float32 of
-        `size`; None without error feedback.
+      residual: of this fragment's earlier contributions, float32; None without
+        error feedback.
+      step_seconds: how long one of its own steps takes.
+
+    Returns:
+      What is exchanged, with the structure of `exchanged`; what it is for the
+      leader's rules; and the state of a learner that has contributed it.
     """
     fragment = self.fragment(local)
     payload = self._pack(
-      self._of(fragment, shared.params), self._of(fragment, local.params), owed
+      self._of(fragment, shared.params),
+      self._of(fragment, local.params),
+      residual,
     )
-    given = Given(
-      payload,
+    work = Work(
       local.tokens[fragment],
       local.steps[fragment],
+      step_seconds,
       self._versions(local.round)[fragment] - local.taken[fragment],
       self._begins(local, called),
     )
-    return given, local._replace(gave=local.local_step)
+    return payload, work, local._replace(gave=local.local_step)
 
   def sent(
-    self, fragment: int, payload: Any, heard: Any, owed: Any
+    self, fragment: int, payload: Any, received: Any, residual: Any
   ) -> tuple[Any, jax.Array]:
     """The payload to send with a lossy wire format, and the residual to keep.
 
@@ -304,16 +287,16 @@ class DecoupledDiloco:
 
     Args:
       fragment: the fragment of the contribution.
-      payload: the payload from `give`.
-      heard: the first array as the others decode it.
-      owed: the argument of `give`.
+      payload: that of `contribute`.
+      received: the first array as the others decode it.
+      residual: the argument of `contribute`.
 
     Returns:
-      The payload to send, and the residual to keep if it counts, like `owed`.
+      The payload to send, and the residual to keep if it counts, like `residual`.
     """
-    return self._hear(fragment, payload, heard, owed)
+    return self._sent(fragment, payload, received, residual)
 
-  def take_in(
+  def merge(
     self, shared: strategy.SharedState, local: LearnerState, merged: bool
   ) -> LearnerState:
     """Merges the others' rounds into the learner's parameters.
@@ -341,23 +324,6 @@ class DecoupledDiloco:
     for fragment in taken:
       local = self._took(shared, local, fragment, new[fragment])
     return local
-
-  def settle(
-    self,
-    before: Any,
-    after: strategy.SharedState,
-    local: LearnerState,
-    mine: bool,
-  ) -> LearnerState:
-    """Drops the learner's local state, except for its optimizer's state."""
-    fresh = self.local(after)
-    return fresh._replace(opt_state=local.opt_state)
-
-  def forget(
-    self, shared: strategy.SharedState, local: LearnerState
-  ) -> LearnerState:
-    """The same as `settle`."""
-    return self.settle(shared, shared, local, mine=False)
 
   def _took(
     self,
@@ -396,21 +362,21 @@ class DecoupledDiloco:
   # magnitudes and a low-bit wire format can send them together.
 
   def _packed(
-    self, base: tuple[Any, ...], own: tuple[Any, ...], owed: Any
+    self, base: tuple[Any, ...], own: tuple[Any, ...], residual: Any
   ) -> tuple[jax.Array, ...]:
     wide = lambda x: jnp.asarray(x, jnp.float32).reshape(-1)
     gaps = [wide(a) - wide(b) for a, b in zip(base, own, strict=True)]
-    if owed is not None:
-      more = _split(owed, [gap.size for gap in gaps])
+    if residual is not None:
+      more = _split(residual, [gap.size for gap in gaps])
       gaps = [gap + x for gap, x in zip(gaps, more, strict=True)]
     if not self._radial:
-      return (_joined(gaps, self.size),)
+      return (jnp.concatenate(gaps),)
     norms = [_norm(gap) for gap in gaps]
     directions = [
       gap * (_root(gap.size) / jnp.where(norm > 0, norm, 1.0))
       for gap, norm in zip(gaps, norms, strict=True)
     ]
-    return _joined(directions, self.size), _padded(norms, self._norms)
+    return jnp.concatenate(directions), jnp.stack(norms)
 
   def _unpacked(self, mean: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
     found = []
@@ -426,18 +392,18 @@ class DecoupledDiloco:
       found.append(gap.reshape(leaf.shape).astype(leaf.dtype))
     return tuple(found)
 
-  def _heard(
-    self, fragment: int, payload: Any, heard: Any, owed: Any
+  def _corrected(
+    self, fragment: int, payload: Any, received: Any, residual: Any
   ) -> tuple[Any, jax.Array]:
     sizes = self._sizes[fragment]
-    given, heard_of = _split(payload[0], sizes), _split(heard, sizes)
-    left = [a - b for a, b in zip(given, heard_of, strict=True)]
+    whole, sent = _split(payload[0], sizes), _split(received, sizes)
+    left = [a - b for a, b in zip(whole, sent, strict=True)]
     if self._radial:
       scales = [payload[1][i] / _root(n) for i, n in enumerate(sizes)]
       left = [x * scale for x, scale in zip(left, scales, strict=True)]
-      norms = [_norm(x) * s for x, s in zip(heard_of, scales, strict=True)]
-      payload = (payload[0], _padded(norms, self._norms))
-    kept = (1 - self._alpha) * _joined(left, self.size) + self._alpha * owed
+      norms = [_norm(x) * s for x, s in zip(sent, scales, strict=True)]
+      payload = (payload[0], jnp.stack(norms))
+    kept = (1 - self._alpha) * jnp.concatenate(left) + self._alpha * residual
     return payload, kept
 
   def _apply(
@@ -475,16 +441,6 @@ def _split(flat: Any, sizes: Sequence[int]) -> list[jax.Array]:
   """The flat arrays of a fragment."""
   ends = list(itertools.accumulate(sizes))
   return [flat[end - n : end] for n, end in zip(sizes, ends, strict=True)]
-
-
-def _joined(arrays: Sequence[jax.Array], size: int) -> jax.Array:
-  """The inverse of `_split`, padded."""
-  flat = jnp.concatenate(arrays)
-  return jnp.pad(flat, (0, size - flat.size))
-
-
-def _padded(numbers: Sequence[jax.Array], size: int) -> jax.Array:
-  return _joined([jnp.reshape(x, 1) for x in numbers], size)
 
 
 def _norm(x: jax.Array) -> jax.Array:

@@ -90,6 +90,14 @@ class Group:
   def parts(
     self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
   ) -> processes.Parts:
+    if strategy.loop is not None:
+      raise ValueError(
+        f"{strategy.name!r} is for replicas of one process, got one of"
+        f" {self.count}: each takes a mean in when it is there, and a step of all"
+        " processes together needs it at the same time. Make each process a"
+        " replica of its own (processes_per_replica=1), or have one process drive"
+        " all devices of a host."
+      )
     apply = strategy.apply
     agreement: tuple[tuple[str, str], ...] = (
       ("processes per replica", str(self.count)),

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist.coordinator import joining, strategies
+from optax_dist.coordinator import strategies
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
@@ -17,6 +17,7 @@ from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, states
+from optax_dist.coordinator.session import Session
 
 PARAMS = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
 RATE = 0.5
@@ -45,18 +46,20 @@ class Driven:
 
   def __init__(self, opt=OPT, fragments=2, **options):
     self.given = []
-    self.one = decoupled_diloco.Learner(
+    self.session = Session(
       endpoint.World().connect("0"),
       strategy(opt, fragments),
       PARAMS,
       replica=0,
       settings=Options(**options),
     )
-    self.one._driver.submit = self._submit
-    self.seen = self.one._handover
+    self.one = Replica(self.session)
+    self.one._loop.begin()
+    self.session.driver.submit = self._submit
+    self.seen = self.session.handover
     self.states = [self.seen.published]
     for _ in range(4):  # As the event loop allocates it.
-      nbytes = self.one._encoder.place.nbytes
+      nbytes = self.session.encoder.place.nbytes
       self.seen.memory.put(memoryview(bytearray(nbytes)))
 
   def _submit(self, submitted, memory, writer=None):
@@ -70,9 +73,9 @@ class Driven:
   def commit(self, computed=True):
     """The open round is merged, with all gradients -1."""
     before = self.states[-1]
-    mean = (jnp.full(self.one._strategy.size, -1.0),)
+    mean = (jnp.full(5, -1.0),)
     after = states.State(before.step + 1)
-    work = lambda: self.one._strategy.apply(before.get(), mean)
+    work = lambda: self.session.strategy.apply(before.get(), mean)
     self.states.append(after)
     self.seen.published = after
     if computed:
@@ -106,12 +109,6 @@ def drive():
   yield drive
   for driven in made:
     driven.one.close()
-
-
-def test_a_strategy_with_rounds_of_its_own_is_for_learners():
-  sync = strategies.SyncReplicas(OPT, strategies.Quorum(1, 2))
-  assert joining.replica_class(sync) is Replica
-  assert joining.replica_class(strategy()) is decoupled_diloco.Learner
 
 
 def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
@@ -219,7 +216,7 @@ def test_a_residual_of_unknown_fate_is_dropped(drive, reason):
   """It goes with the next contribution, which may count twice if it is lost."""
   driven = drive(fragments=1, wire="sign")
   uneven = {"a": np.arange(3, dtype=np.float32), "b": ONES["b"]}
-  owed = lambda: driven.one._feedback.owed(driven.one._learning.size)
+  owed = lambda: driven.one._loop.residuals.owed(5)
   driven.step(2, uneven)
   driven.commit()
   driven.resolve()
@@ -274,13 +271,13 @@ def test_an_optimizer_whose_state_is_not_all_arrays_is_not_lent(drive):
   )
   driven = drive(opt=optax.chain(count, OPT))
   lent = []
-  driven.one._driver.lend = lent.append
+  driven.session.driver.lend = lent.append
   driven.step(2)
-  assert lent == [None, None]
+  assert lent == []
   driven = drive()
-  driven.one._driver.lend = lent.append
+  driven.session.driver.lend = lent.append
   driven.step()
-  assert lent[2] is driven.one._local.opt_state
+  assert lent[0] is driven.one._loop.local.opt_state
 
 
 def test_a_learner_of_several_processes_is_refused():
@@ -289,7 +286,7 @@ def test_a_learner_of_several_processes_is_refused():
   asked = []
   group = Group(0, 2, lambda text: asked.append(text) or [text] * 2)
   with pytest.raises(ValueError, match=r"one process, got one of 2: .*=1"):
-    decoupled_diloco.Learner(
+    Session(
       place,
       strategy(),
       PARAMS,
@@ -309,7 +306,7 @@ def test_tokens_are_for_learners_and_not_below_none(drive):
   assert driven.step(tokens=0).accepted
   sync = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
   place = endpoint.World().connect("0")
-  one = Replica(place, sync, PARAMS, replica=0, settings=Options())
+  one = Replica(Session(place, sync, PARAMS, replica=0, settings=Options()))
   with pytest.raises(ValueError, match=r"tokens=.* got 4 with 'sync_replicas'"):
     one.step(ONES, tokens=4)
   one.close()

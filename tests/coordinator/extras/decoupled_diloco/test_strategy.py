@@ -1,5 +1,7 @@
 """Tests of a learner's contributions and merges, against manual computation."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,8 +35,14 @@ def gradient(seed):
   return jax.tree.map(draw, PARAMS)
 
 
+class Given(NamedTuple):
+  payload: Any
+  work: Any
+
+
 def give(found, shared, local, called=True):
-  return found.give(shared, local, called)
+  payload, work, local = found.contribute(shared, local, called)
+  return Given(payload, work), local
 
 
 def trained(found, local, steps, seed=0, tokens=8):
@@ -111,7 +119,7 @@ def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
       for i, (_, local) in enumerate(given)
     ]
     for i, local in enumerate(locals_):
-      took = found.take_in(shared, local, merged=True)
+      took = found.merge(shared, local, merged=True)
       mixed = parts.mix(
         only(local.params, fragment), only(center, fragment), 0.25
       )
@@ -135,10 +143,10 @@ def test_a_learner_contributes_by_its_own_clock():
   due, local = dues(found, found.local(shared), 8)
   assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
   given, local = give(found, shared, local)
-  assert (given.tokens, given.steps, given.late) == (64, 8, 0)
+  assert (given.work.tokens, given.work.steps, given.work.late) == (64, 8, 0)
   shared = merged(found, shared, [given.payload], [1.0])
   # The merge has taken three steps; the turn counts from when it has given.
-  local = found.take_in(shared, trained(found, local, 3), merged=True)
+  local = found.merge(shared, trained(found, local, 3), merged=True)
   assert dues(found, local, 2)[0] == [True, True]
   assert local.ready == 12
 
@@ -150,7 +158,7 @@ def test_a_called_learner_contributes_what_it_has():
   local = trained(found, local, 1)
   assert not found.is_due(local, called=False)
   assert found.is_due(local, called=True)
-  assert give(found, shared, local)[0].steps == 1
+  assert give(found, shared, local)[0].work.steps == 1
 
 
 def test_a_merge_without_it_puts_its_turn_off():
@@ -159,7 +167,7 @@ def test_a_merge_without_it_puts_its_turn_off():
   local = trained(found, found.local(shared), 3)
   given, _ = give(found, shared, trained(found, found.local(shared), 4))
   shared = merged(found, shared, [given.payload], [1.0])
-  local = found.take_in(shared, local, merged=False)
+  local = found.merge(shared, local, merged=False)
   assert dues(found, local, 5)[0] == [False] * 3 + [True] * 2
 
 
@@ -169,10 +177,10 @@ def test_progress_is_counted_from_what_all_share():
   local = trained(found, found.local(shared), 2)
   given, _ = give(found, shared, local)
   shared = merged(found, shared, [given.payload], [1.0])
-  late = found.take_in(shared, local, merged=False)
+  late = found.merge(shared, local, merged=False)
   close(late.params, local.params)
   again, _ = give(found, shared, late)
-  assert again.late == 1
+  assert again.work.late == 1
   gap = lambda tree: np.concatenate(
     [np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)]
   )
@@ -187,7 +195,7 @@ def test_progress_that_missed_its_round(late, kept):
   given, _ = give(found, shared, trained(found, fast, 2))
   shared = merged(found, shared, [given.payload], [1.0])
   slow = trained(found, slow, 3, seed=7)
-  took = found.take_in(shared, slow, merged=False)
+  took = found.merge(shared, slow, merged=False)
   assert took.round == 1
   if kept:
     close(took.params, slow.params)
@@ -199,9 +207,9 @@ def test_progress_that_missed_its_round(late, kept):
   # Fragment 0 has its turn again after fragment 1.
   given, _ = give(found, shared, trained(found, fast, 2)._replace(round=1))
   shared = merged(found, shared, [given.payload], [1.0])
-  took = found.take_in(shared, took, merged=False)
+  took = found.merge(shared, took, merged=False)
   given, _ = give(found, shared, trained(found, took, 1))
-  assert (given.late, given.steps) == ((1, 4) if kept else (0, 1))
+  assert (given.work.late, given.work.steps) == ((1, 4) if kept else (0, 1))
 
 
 def test_a_late_contribution_is_dropped():
@@ -210,7 +218,7 @@ def test_a_late_contribution_is_dropped():
   for expected in (3, 0):
     given, _ = give(found, shared, trained(found, found.local(shared), 2))
     shared = merged(found, shared, [given.payload], [1.0])
-    slow = found.take_in(shared, slow, merged=False)
+    slow = found.merge(shared, slow, merged=False)
     assert slow.steps == (expected,)
 
 
@@ -222,16 +230,16 @@ def test_a_learner_too_slow_to_come_when_called_waits_there():
     due.append(found.is_due(slow, called=False))
     fast = trained(found, found.local(shared), 2)._replace(round=round_)
     given, _ = give(found, shared, fast)
-    assert given.begins
+    assert given.work.begins
     shared = merged(found, shared, [given.payload], [1.0])
-    slow = found.take_in(shared, slow, merged=False)
+    slow = found.merge(shared, slow, merged=False)
     slow = trained(found, slow, 1)
   assert due == [False, False, True]
   # It does not begin the round for the others, as its turn is not yet.
   given, slow = give(found, shared, slow, called=False)
-  assert not given.begins
+  assert not given.work.begins
   shared = merged(found, shared, [given.payload], [1.0])
-  slow = trained(found, found.take_in(shared, slow, merged=True), 1)
+  slow = trained(found, found.merge(shared, slow, merged=True), 1)
   assert not found.is_due(slow, called=False)
 
 
@@ -240,7 +248,7 @@ def test_a_late_learner_begins_at_the_open_round():
   for _ in range(3):
     local = trained(found, found.local(shared), 2)
     given, _ = give(found, shared, local)
-    assert given.late == 0
+    assert given.work.late == 0
     shared = merged(found, shared, [given.payload], [1.0])
   assert found.local(shared).taken == (2, 1)
 
@@ -254,7 +262,7 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
   given, local = give(found, shared, local)
   raw = tuple(np.asarray(x) for x in given.payload)
   after = found.apply(shared, raw)
-  local = found.take_in(after, local, merged=True)
+  local = found.merge(after, local, merged=True)
   for tree in (after.params, local.params):
     assert [x.dtype for x in jax.tree.leaves(tree)] == [
       jnp.bfloat16,

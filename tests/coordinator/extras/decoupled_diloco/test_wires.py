@@ -42,13 +42,14 @@ class Learner:
   def give(self, shared, number):
     """What it gives, as the others hear it."""
     fragment = self.strategy.fragment(self.local)
-    owed = self.feedback.owed(self.strategy.size, fragment)
-    given, self.local = self.strategy.give(shared, self.local, True, owed)
+    owed = self.feedback.owed(self.strategy.size(fragment), fragment)
+    given, _, self.local = self.strategy.contribute(
+      shared, self.local, True, owed
+    )
     raw = np.zeros(self.encoder.place.nbytes, np.uint8)
-    sizes = self.strategy.sizes(fragment)
-    assert self.encoder.write(given.payload, raw, sizes=sizes)
+    assert self.encoder.write(given, raw)
     heard = self.encoder.heard(raw)[0]
-    payload, kept = self.strategy.sent(fragment, given.payload, heard, owed)
+    payload, kept = self.strategy.sent(fragment, given, heard, owed)
     for index, leaf in enumerate(payload[1:], 1):
       self.encoder.correct(index, leaf, raw)
     self.feedback.left_out(np.asarray(kept), number, fragment)
@@ -59,7 +60,7 @@ class Learner:
 
   def take_in(self, shared, number, merged=True):
     self.feedback.settle(number, merged)
-    self.local = self.strategy.take_in(shared, self.local, merged)
+    self.local = self.strategy.merge(shared, self.local, merged)
 
 
 def merged(found, shared, heard):
@@ -197,9 +198,9 @@ def test_a_contribution_that_does_not_count_keeps_its_residual(rule):
   learner.take_in(after, 1)
   other.take_in(after, 0)
   np.testing.assert_array_equal(
-    learner.feedback.owed(found.size, 0), other.feedback.owed(found.size, 0)
+    learner.feedback.owed(BLOCK, 0), other.feedback.owed(BLOCK, 0)
   )
-  assert learner.feedback.owed(found.size, 0).any()
+  assert learner.feedback.owed(BLOCK, 0).any()
 
 
 def test_the_norm_is_of_received_changes():

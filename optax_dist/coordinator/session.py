@@ -1,0 +1,525 @@
+"""A replica's part in a run: what its training loop and its event loop share.
+
+    training loop   Replica.step -> Loop.add -> Session.submit   a sum of gradients
+                                             <- Session.wait     its outcome
+    event loop      Driver, which notifies the Handover
+
+`WaitingLoop` is the `Loop` of most strategies; one whose replicas don't wait for
+each step has its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_dist import ledger, quorum
+from optax_dist._internal import checks
+from optax_dist.coordinator import (
+  errors,
+  leases,
+  micro_batches,
+  options,
+  strategies,
+)
+from optax_dist.coordinator import probe as probes
+from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.aggregation import nodes, wire_formats
+from optax_dist.coordinator.fingerprints import fingerprint
+from optax_dist.coordinator.outcome import Outcome
+from optax_dist.coordinator.protocol import config
+from optax_dist.coordinator.runtime import (
+  agreement,
+  driver,
+  endpoint,
+  journal_lines,
+  states,
+  timings,
+  trees,
+  update,
+  watchdog,
+)
+from optax_dist.coordinator.runtime.processes import OneProcess, Processes
+from optax_dist.coordinator.submission import Submission
+from optax_dist.coordinator.transport.clock import AwakeClock
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+# Seconds in which replicas usually join: by then the first request to a store
+# that does not answer has failed.
+_JOINS_WITHIN = 6.0
+
+
+class Loop(Protocol):
+  """How a replica takes part in steps, behind `Replica.step`.
+
+  Attributes:
+    local: the local state of the strategy.
+  """
+
+  local: Any
+
+  def begin(self) -> None:
+    """The replica was admitted, and its training loop starts to compute."""
+    ...
+
+  def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
+    """Contributes a gradient.
+
+    Args:
+      grads: a tree like the parameters.
+      batch: its data for the journal, as JSON text.
+      tokens: that it was computed on.
+    """
+    ...
+
+  def abandon(self) -> Outcome:
+    """Gives up the gradient that is computed, and catches up."""
+    ...
+
+  def ended(self, gradients: int) -> Outcome | None:
+    """The outcome to return if nothing can be submitted any more.
+
+    Args:
+      gradients: how many were computed, and are not in the submission.
+    """
+    ...
+
+
+class Session:
+  """A replica's part in a run.
+
+  Attributes:
+    replica: its id.
+    strategy: what replicas share, keep and send.
+    settings: the options of the run.
+    processes: the processes of the replica, of which this is one.
+    config: the configuration of the protocol core.
+    about: the run's first line in the journal.
+    lends: whether joining replicas get a part of the local state.
+    template: what gradients must be like.
+    indices: of leased samples; None if none are leased.
+    slots: the micro-batches of deterministic data; None without.
+    summing: adds up their gradients; None without.
+    update: what is sent of a gradient, and what a mean changes.
+    encoder: encodes gradients.
+    driver: the event loop.
+    handover: what the event loop has notified.
+    submission: what is summed and submitted.
+    stopwatch: measures the training loop.
+    watchdog: finds a training loop that is stuck.
+    closed: whether the replica was closed.
+    to_save: the state to save; None: that of the parameters.
+  """
+
+  def __init__(
+    self,
+    place: endpoint.Endpoint,
+    strategy: strategies.Strategy,
+    params: Any,
+    *,
+    replica: quorum.Replica,
+    settings: options.Options,
+    opt_state: Any = None,
+    global_step: int = 0,
+    on_stuck: Callable[[str], None] | None = None,
+    processes: Processes | None = None,
+    data: ledger.Batches | None = None,
+    progress: ledger.Progress | None = None,
+    probe: probes.Probe | None = None,
+  ):
+    """Prepares it; the event loop is started by `join`.
+
+    Args:
+      place: the replica's transport and store.
+      strategy: what replicas share, keep and send.
+      params: the initial parameters.
+      replica: its id.
+      settings: the options of the run.
+      opt_state: the optimizer state of a checkpoint.
+      global_step: the step of a checkpoint.
+      on_stuck: called when the watchdog evicts the replica.
+      processes: the processes of the replica; None: this one.
+      data: the samples that are leased.
+      progress: which of them are in committed steps.
+      probe: computes a gradient, to compare bits with other replicas.
+    """
+    self.replica, self.strategy, self.settings = replica, strategy, settings
+    self.processes = processes or OneProcess()
+    _check_wires(strategy, settings)
+    global_step = checks.count("global_step", global_step, least=0)
+    params = trees.as_params(params)
+    shared = strategy.shared(params)
+    if opt_state is not None:
+      trees.check_like("opt_state", opt_state, shared.opt_state)
+      shared = shared._replace(opt_state=opt_state)
+    self.template = trees.Template(params)
+    own = strategy.lent(strategy.local(shared))
+    self.lends = own is not None
+    alike = agreement.agreement(strategy, shared, params, settings, data, own)
+    parts = self.processes.parts(strategy, params, shared, settings.wire)
+    shared = parts.shared
+    self.update = update.Update(strategy, params, parts)
+    mean_wire = settings.mean_wire or wire_formats.mean_wire(
+      settings.wire, strategy.additive
+    )
+    self.encoder = encoders.Encoder(
+      self.update.blocks,
+      settings.wire,
+      settings.error_feedback if strategy.loop is None else None,
+      mean_wire=mean_wire,
+      mean_decay=settings.error_feedback,
+    )
+    # Shards are exchanged however small they are: no process has the whole
+    # gradient.
+    nbytes = self.encoder.place.nbytes
+    self._inline = parts.gradient is None and nbytes <= settings.inline_bytes
+    # Compiles the update early, so that no attempt has to wait for it.
+    nothing = self.encoder.read(self.encoder.no_mean())
+    numbers = strategy.quorum
+    self.update.apply(shared, nothing, numbers.replicas_to_aggregate)
+    self.indices: leases.Indices | None = None
+    if data is not None:
+      unit = data.unit(numbers.replicas_to_aggregate)
+      assert strategy.period is not None
+      self.indices = leases.Indices(data, unit, strategy.period)
+    add: Callable[[Any, Any], Any]
+    add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+    self.slots: micro_batches.Slots | None = None
+    window = 0
+    if data is not None and data.deterministic:
+      self.slots = micro_batches.Slots(data, data.indices)
+      self.summing = nodes.Summing(self.encoder.place, data.slots)
+      add, window = self.summing.add, data.global_batch
+      text = "" if probe is None else self._probed(probe, params, self.slots)
+      alike += (("gradient of a probe", text),)
+    transport = place.transport
+    address, digest = self.processes.meet(
+      (transport.name, transport.address), fingerprint(shared)
+    )
+    progress = ledger.Progress() if progress is None else progress
+    self.config = config.Config(
+      process=transport.name,
+      replica=replica,
+      address=address,
+      agreement=alike + parts.agreement,
+      step=global_step,
+      digest=f"{digest}-{progress}" if progress.next else digest,
+      **numbers._asdict(),
+      inline_bytes=nbytes if self._inline else None,
+      alone=strategy.alone,
+      timeout=settings.timeout,
+      attempt_timeout=settings.attempt_timeout,
+      leader_timeout=settings.leader_timeout,
+      stall_warning=settings.stall_warning,
+      fingerprint_every=settings.fingerprint_every,
+      data=data,
+      progress=progress,
+      policy=strategy.policy,
+    )
+    self.about = {
+      "strategy": strategy.name,
+      **numbers._asdict(),
+      "cores": _cores(),
+      "weight": numbers.weight and "inverse_staleness",
+      "wire": settings.wire,
+      "mean_wire": mean_wire,
+      "error_feedback": settings.error_feedback,
+      "inline": self._inline,
+      "gradient_bytes": nbytes,
+      "data": None if data is None else vars(data),
+      "config": dict(settings.config),
+    }
+    self.driver = driver.Driver(
+      self.processes.core(self.config),
+      place,
+      replica=replica,
+      run=settings.run,
+      encoder=self.encoder,
+      initial=shared,
+      step=global_step,
+      apply=self.update.apply,
+      inline=self._inline,
+      journal=journal_lines.JournalLines(settings.journal, self.about),
+      deadlines=settings.deadlines,
+      processes=self.processes,
+      shards=parts.state,
+      own=own,
+      data=data if window else None,
+    )
+    self.handover = self.driver.handover
+    self.submission = Submission(
+      self.handover.published,
+      add,
+      max_staleness=numbers.max_staleness if strategy.loop is None else None,
+      samples=0 if self.indices is None else self.indices.samples,
+      window=window,
+    )
+    self.stopwatch = timings.Stopwatch()
+    # Without a launcher to restart it, a process is ended only on request.
+    ends = bool(settings.step_timeout or on_stuck)
+    self._on_stuck = on_stuck
+    self.watchdog = watchdog.Watchdog(
+      settings.steps,
+      f"replica {replica}",
+      self.driver.stalled,
+      self._evict if ends else None,
+    )
+    self.closed = False
+    self.to_save: states.State | None = None
+    # The last step announced to be saved.
+    self._saved = -1
+    # Memory for the next gradient; None: the event loop has it.
+    self._buffer: memoryview | None = None
+
+  def _probed(
+    self, probe: probes.Probe, params: Any, slots: micro_batches.Slots
+  ) -> str:
+    """What a probe found."""
+    first = ((0, slots.data.unit(slots.data.slots)),)
+
+    def update(start: Any, grads: Any) -> Any:
+      leaves = jax.tree.leaves(self.template.fit(grads))
+      arrays = [np.asarray(leaf) for leaf in leaves]
+      return self.update.apply(self.strategy.shared(start), arrays, 1)
+
+    return probes.result(probe, params, slots(first), update)
+
+  # Its beginning and its end.
+
+  def join(self, check: Callable[[], None]) -> None:
+    """Starts the event loop, and waits until the replica is admitted.
+
+    Args:
+      check: called once the event loop has started; may raise.
+
+    Raises:
+      CoordinatorError: see `Replica.start`.
+    """
+    seen = self.handover
+    admitted = lambda: seen.admission > 0
+    seconds = min(self.settings.stall_warning, _JOINS_WITHIN)
+    self.driver.start()
+    check()
+    if not (seen.wait(admitted, seconds) or seen.is_over):
+      # Only a leader reports stalls, and this replica may never reach one.
+      _log.warning(
+        "Replica %r has not joined the run after %.1f s. %s",
+        *(self.replica, seconds, self.driver.missing()),
+      )
+    self.wait(admitted, "for admission to the run")
+    self.resume()
+
+  def close(self) -> None:
+    """Stops the threads and waits for them."""
+    self.watchdog.close()
+    self.driver.close()
+    self.handover.close()
+
+  def _evict(self, reason: str, stacks: str) -> None:
+    """Called by the watchdog: the training loop is stuck."""
+    if self.is_over or self.handover.failure is not None:
+      return
+    self.driver.evict(reason, stacks)
+    if self._on_stuck is not None:
+      self._on_stuck(reason)
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the run is over, or this replica has left it."""
+    return self.handover.left or self.handover.finished is not None
+
+  # The state.
+
+  @property
+  def shared(self) -> strategies.SharedState:
+    """The state all replicas share, as of the last `step`."""
+    found: strategies.SharedState = self.submission.base.get()
+    return found
+
+  def resume(self) -> None:
+    """Continues from the current shared state."""
+    # In this order: it may be readmitted in between.
+    admission = self.handover.admission
+    published = self.handover.published
+    published.get()  # Waits until it is computed.
+    self.submission.resume(admission, published)
+    self.forget()
+
+  def forget(self) -> None:
+    """Forgets what the training loop has no more use for."""
+    self.handover.forget(self.submission.sequence, self.held_steps())
+
+  def held_steps(self) -> tuple[int, ...]:
+    """The steps of the parameters and of the state to save."""
+    current = self.submission.base.step
+    return (current,) if self.to_save is None else (current, self.to_save.step)
+
+  def outcome(self, reason: str = "", **fields: Any) -> Outcome:
+    """The outcome of what was dropped for this reason, or was not."""
+    return Outcome(not reason, reason, self.submission.base.step, **fields)
+
+  def announce(self, outcome: Outcome) -> Outcome:
+    """Announces once that the common step to save has been reached."""
+    # Held before it is looked at: a newer one may replace it meanwhile.
+    kept = self.to_save = self.handover.to_save
+    if kept is None or not self._saved < kept.step <= self.submission.base.step:
+      self.to_save = None
+      return outcome
+    self._saved = kept.step
+    return outcome._replace(save=kept.step)
+
+  # Submissions.
+
+  def compute(self, first: bool) -> None:
+    """Times what is computed from now on.
+
+    Args:
+      first: whether it is the first part of a submission.
+    """
+    self._watch(self.stopwatch.begin(first))
+
+  def _watch(self, now: float) -> None:
+    """Starts the watchdog for the next step, if there will be one."""
+    if not self.is_over:
+      self.watchdog.steps.begin(now)
+
+  def submit(
+    self,
+    work: bytes = b"",
+    correct: Callable[[np.ndarray], None] | None = None,
+  ) -> None:
+    """Submits the sum, or reports stale gradients.
+
+    Args:
+      work: see `inputs.Submitted`.
+      correct: changes the encoded sum.
+    """
+    submission = self.submission
+    finite, memory = True, None
+    parts: Sequence[memoryview] = ()
+    # Stale gradients are reported without their numbers.
+    if self.slots is not None and submission.total is not None:
+      parts = [array.data for array in submission.total.arrays]
+    elif submission.total is not None:
+      out = np.frombuffer(self._memory(), np.uint8)
+      written = self.encoder.write(
+        self.update.split(submission.total),
+        out,
+        submission.sequence,
+        extends=submission.partial,
+        # For processes of this host it is copied once, to memory that both have.
+        in_place=correct is None and self.driver.is_far_from_some,
+      )
+      finite = written is not None
+      if written is not None:
+        if correct is not None:
+          correct(out)
+        parts, memory, self._buffer = written, self._buffer, None
+    exchanged, seconds = self.driver.exchanged
+    measured = self.stopwatch.submitted(
+      seconds if exchanged == submission.sequence - 1 else 0.0,
+      self.update.seconds,
+      self.driver.moved(),
+    )
+    submitted = submission.submit(finite, b"", measured, work)
+    self.driver.submit(submitted, memory, parts)
+    self.watchdog.steps.submitted(time.monotonic())
+
+  def settle(self, keep: Callable[[int, bool | None], None]) -> None:
+    """Passes on the submissions that have an outcome, and whether they count."""
+    while self.submission.settled:
+      resolved = self.submission.settled.pop(0)
+      keep(resolved.sequence, resolved.counted)
+
+  def _memory(self) -> memoryview:
+    """The buffer for the next gradient, also after an interrupted call."""
+    if self._buffer is None:
+      self._buffer = self._next_buffer()
+    return self._buffer
+
+  def _next_buffer(self) -> memoryview:
+    patience = self.config.deadlines.replica
+    clock = AwakeClock(2.0)
+    end = clock.now() + patience
+    while True:
+      try:
+        return self.handover.memory.get(timeout=1.0)
+      except queue.Empty:
+        self.raise_failure()
+        if clock.now() > end:
+          raise errors.CoordinatorError(
+            f"Replica {self.replica!r} has waited {patience:.1f} s"
+            " for memory for its gradient; its event loop hangs."
+          ) from None
+
+  # Waits.
+
+  def wait(self, ready: Callable[[], bool], what: str) -> None:
+    """Waits, slightly longer than the core's own deadline.
+
+    Args:
+      ready: what to wait for, or for the run's end.
+      what: the same for the error, as in "for the end of the run".
+
+    Raises:
+      CoordinatorError: it did not come, or the run can't go on.
+    """
+    patience = self.config.deadlines.replica + 1.0
+    if self.closed and not ready():
+      self.raise_failure()
+    self.watchdog.steps.wait()
+    if self.handover.wait(ready, patience):
+      self._watch(time.monotonic())
+      return
+    self.raise_failure()
+    if self.handover.finished is not None:
+      return
+    raise errors.CoordinatorError(
+      f"Replica {self.replica!r} has waited {patience:.1f} s {what}."
+      f" {self.driver.missing()}"
+    )
+
+  def raise_failure(self) -> None:
+    """Raises the error that ended this replica's part in the run, if any."""
+    if self.handover.failure is not None:
+      raise self.handover.failure
+    if self.closed and not self.is_over:
+      raise errors.CoordinatorError(
+        f"Replica {self.replica!r} is closed: it takes no step after its `with`"
+        " block. Join again for another one."
+      )
+
+
+def _check_wires(
+  strategy: strategies.Strategy, settings: options.Options
+) -> None:
+  """Refuses wire formats that leave too little of what is sent."""
+  if settings.wire in wire_formats.FEW and not strategy.differences:
+    raise ValueError(
+      f"wire={settings.wire!r} is for what replicas have learned, and"
+      f" {strategy.name!r} sends parameters, of which too little would be"
+      " left. Use wire='int8', 'bfloat16' or 'float32'."
+    )
+  mean = settings.mean_wire
+  if mean and wire_formats.feeds_back(mean) and not strategy.additive:
+    raise ValueError(
+      f"mean_wire={mean!r} is for means whose sum over the steps counts, and"
+      f" {strategy.name!r} does not add them up as they are. Use"
+      " mean_wire='bfloat16' or 'float32'."
+    )
+
+
+def _cores() -> int | None:
+  """The number of cores this process may use."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
