@@ -634,22 +634,24 @@ FAULTS = (
   _one(
     "a mean is there as soon as one process has it",
     "speaker",
-    "    if found.done == self._everyone and not found.told:",
-    "    if not found.told:",
+    "    if reports.keys() == self._everyone:\n",
+    "    if key[0] == 'mean' or reports.keys() == self._everyone:\n",
     groups,
   ),
   _one(
     "only process 0 looks whether numbers are finite",
     "speaker",
-    "    finite = all(ready.finite for ready in self._ready.values())",
-    "    finite = mine.finite",
+    "        finite = all(answer.finite for answer in answers)\n",
+    "        finite = input_.finite\n",
     groups,
   ),
   _one(
     "the others are not told of a snapshot",
     "speaker",
-    "        self._fetch = None\n        self._all(effect)\n",
-    "        self._fetch = None\n        self._out.append(effect)\n",
+    "      case _ if isinstance(effect, orders.ORDERS):\n",
+    "      case _ if isinstance(effect, orders.ORDERS) and (\n"
+    "        not isinstance(effect, fx.Restore)\n"
+    "      ):\n",
     groups,
   ),
   # Learners that never wait.

@@ -9,32 +9,26 @@ addresses.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias, cast
 
 from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import AttemptId, Process
+from optax_dist.coordinator.protocol.entries import Process
 from optax_dist.coordinator.protocol.node import Node
 
-
-@dataclasses.dataclass(slots=True)
-class _Aggregation:
-  """An attempt: the processes that have its mean."""
-
-  done: set[int]
-  told: bool = False
-
-
-@dataclasses.dataclass(slots=True)
-class _Fetch:
-  """A snapshot being fetched: the step that each process has received."""
-
-  transfer: int
-  steps: dict[int, int]
+# What a process reports of an order, or of its own program.
+_Answer: TypeAlias = (
+  ins.Submitted
+  | ins.Aggregated
+  | ins.AggregateFailed
+  | ins.SnapshotFetched
+  | ins.SnapshotFailed
+  | ins.FingerprintTaken
+)
 
 
 class Speaker:
@@ -73,13 +67,10 @@ class Speaker:
     self._held: list[ins.Input] = []
     # Orders for processes that are not there yet.
     self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
-    # What each process has submitted.
-    self._ready: dict[int, ins.Submitted] = {}
+    # What processes have reported of the same event, until all have.
+    self._reports: dict[Hashable, dict[int, _Answer]] = {"submitted": {}}
     # Since when a process waits for another one.
     self._since: float | None = None
-    self._attempts: dict[AttemptId, _Aggregation] = {}
-    self._fetch: _Fetch | None = None
-    self._prints: dict[int, dict[int, str]] = {}
     self._ended = False
 
   def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
@@ -152,88 +143,59 @@ class Speaker:
           held, self._held = self._held, []
           for answer in held:
             self._decide(answer, now)
-      case ins.Submitted():
-        self._ready[rank] = what
-        self._submit(now)
-      case ins.Aggregated(attempt):
-        self._mean_here(rank, attempt, now)
-      case ins.AggregateFailed():
-        self._mean_failed(what, now)
-      case ins.SnapshotFetched(transfer, step):
-        self._snapshot_here(rank, transfer, step, now)
-      case ins.SnapshotFailed():
-        self._snapshot_failed(what, now)
-      case ins.FingerprintTaken(step, digest):
-        self._fingerprint(rank, step, digest, now)
       case ins.SaveWanted():
         self._decide(what, now)
       case ins.Aborted(reason):
         self._lose(f"its process {rank} goes: {reason}", now)
+      case _ if isinstance(what, orders.REPORTS):
+        self._answered(rank, cast(_Answer, what), now)
       case _:
         text = f"process {rank} of this replica gives orders: {what}"
         self._out.append(fx.Log("warning", text))
 
-  def _submit(self, now: float) -> None:
-    """Submits a gradient once all processes have submitted their shards."""
-    if self._ready.keys() != self._everyone:
+  def _answered(self, rank: int, answer: _Answer, now: float) -> None:
+    """Decides once all processes have answered, or one has failed."""
+    key = _event(answer)
+    reports = self._reports.get(key)
+    if reports is None:
+      return  # It was cancelled, or has failed elsewhere.
+    if isinstance(answer, ins.AggregateFailed | ins.SnapshotFailed):
+      del self._reports[key]
+      self._decide(answer, now)
       return
-    mine = self._ready[0]
-    for rank, theirs in self._ready.items():
-      if _step_of(theirs) != _step_of(mine):
-        self._lose(
-          "its processes do not take the same steps: process 0 submits"
-          f" {_step_of(mine)}, process {rank} {_step_of(theirs)}",
-          now,
-        )
-        return
-    finite = all(ready.finite for ready in self._ready.values())
-    self._ready.clear()
-    self._decide(codec.replace(mine, finite=finite), now)
+    reports[rank] = answer
+    if reports.keys() == self._everyone:
+      self._forget(key)
+      self._decide_together([reports[i] for i in sorted(reports)], now)
 
-  def _mean_here(self, rank: int, attempt: AttemptId, now: float) -> None:
-    found = self._attempts.get(attempt)
-    if found is None:
-      return  # It was cancelled meanwhile.
-    found.done.add(rank)
-    if found.done == self._everyone and not found.told:
-      found.told = True
-      self._decide(ins.Aggregated(attempt), now)
+  def _forget(self, key: Hashable) -> None:
+    self._reports.pop(key, None)
+    # The next submission is awaited at any time.
+    self._reports.setdefault("submitted", {})
 
-  def _mean_failed(self, failed: ins.AggregateFailed, now: float) -> None:
-    found = self._attempts.get(failed.attempt)
-    if found is not None and not found.told:
-      found.told = True
-      self._decide(failed, now)
-
-  def _snapshot_here(
-    self, rank: int, transfer: int, step: int, now: float
-  ) -> None:
-    found = self._fetch
-    if found is None or found.transfer != transfer:
-      return
-    found.steps[rank] = step
-    if found.steps.keys() != self._everyone:
-      return
-    if len(set(found.steps.values())) > 1:
-      text = f"its processes were sent different steps: {found.steps}"
-      self._snapshot_failed(ins.SnapshotFailed(transfer, text), now)
-    else:
-      self._decide(ins.SnapshotFetched(transfer, step), now)
-
-  def _snapshot_failed(self, failed: ins.SnapshotFailed, now: float) -> None:
-    found = self._fetch
-    if found is not None and found.transfer == failed.transfer:
-      self._fetch = None
-      self._decide(failed, now)
-
-  def _fingerprint(self, rank: int, step: int, digest: str, now: float) -> None:
-    found = self._prints.setdefault(step, {})
-    found[rank] = digest
-    if found.keys() == self._everyone:
-      del self._prints[step]
-      digests = [found[rank] for rank in sorted(found)]
-      taken = ins.FingerprintTaken(step, orders.combined(digests))
-      self._decide(taken, now)
+  def _decide_together(self, answers: Sequence[Any], now: float) -> None:
+    """Gives the core what all processes have reported, as one input."""
+    input_: ins.Input = answers[0]
+    match input_:
+      case ins.Submitted():
+        for rank, other in enumerate(answers):
+          if _step_of(other) != _step_of(input_):
+            self._lose(
+              "its processes do not take the same steps: process 0 submits"
+              f" {_step_of(input_)}, process {rank} {_step_of(other)}",
+              now,
+            )
+            return
+        finite = all(answer.finite for answer in answers)
+        input_ = codec.replace(input_, finite=finite)
+      case ins.SnapshotFetched(transfer):
+        if any(other != input_ for other in answers):
+          text = f"its processes were sent different steps: {answers}"
+          input_ = ins.SnapshotFailed(transfer, text)
+      case ins.FingerprintTaken(step):
+        digests = [answer.digest for answer in answers]
+        input_ = ins.FingerprintTaken(step, orders.combined(digests))
+    self._decide(input_, now)
 
   # Waits.
 
@@ -253,10 +215,11 @@ class Speaker:
 
   def _lacking(self) -> list[int]:
     """Processes that others wait for."""
+    submitted = self._reports["submitted"]
     return [
       rank
       for rank, peer in enumerate(("", *self._companions))
-      if peer in self._kept or (self._ready and rank not in self._ready)
+      if peer in self._kept or (submitted and rank not in submitted)
     ]
 
   def _lose(self, reason: str, now: float) -> None:
@@ -283,19 +246,16 @@ class Speaker:
         _, own = orders.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
       case fx.Aggregate(attempt) | fx.Collect(attempt):
-        self._attempts[attempt] = _Aggregation(set())
+        self._reports["mean", attempt] = {}
         self._all(effect)
       case fx.Cancel(attempt) | fx.Release(attempt):
-        found = self._attempts.pop(attempt, None)
-        if found is not None and found.done != self._everyone:
-          # It is still running in some process.
-          effect = fx.Cancel(attempt)
+        self._forget(("mean", attempt))
         self._all(effect)
       case fx.FetchSnapshot(transfer):
-        self._fetch = _Fetch(transfer, {})
+        self._reports["snapshot", transfer] = {}
         self._all(effect)
-      case fx.Restore():
-        self._fetch = None
+      case fx.TakeFingerprint(step):
+        self._reports["fingerprint", step] = {}
         self._all(effect)
       case fx.Left() | fx.Finished():
         self._ended = True
@@ -313,9 +273,9 @@ class Speaker:
 
   def _drop_submission(self, reason: str) -> None:
     """Drops a submission that is too late for the remaining processes."""
-    mine = self._ready.get(0)
-    self._ready.clear()
-    if mine is not None:
+    mine = self._reports["submitted"].get(0)
+    self._forget("submitted")
+    if isinstance(mine, ins.Submitted):
       self._all(fx.Resolved(mine.sequence, reason, 0))
 
   def _all(self, effect: fx.Effect) -> None:
@@ -334,7 +294,20 @@ class Speaker:
       self._out.append(orders.Tell(peer, order))
 
 
-def _step_of(submitted: ins.Submitted) -> ins.Submitted:
+def _event(answer: _Answer) -> Hashable:
+  """What an answer is of: the same for all processes."""
+  match answer:
+    case ins.Submitted():
+      return "submitted"
+    case ins.Aggregated(attempt) | ins.AggregateFailed(attempt):
+      return "mean", attempt
+    case ins.SnapshotFetched(transfer) | ins.SnapshotFailed(transfer):
+      return "snapshot", transfer
+    case ins.FingerprintTaken(step):
+      return "fingerprint", step
+
+
+def _step_of(submitted: _Answer) -> _Answer:
   """What the submissions of all processes of a replica have in common."""
   return codec.replace(
     submitted, finite=True, batches="", compute=None, timings=None
