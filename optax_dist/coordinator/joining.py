@@ -17,6 +17,7 @@ from optax_dist import quorum as rules
 from optax_dist._internal import checks
 from optax_dist.coordinator import (
   cluster,
+  data_arguments,
   errors,
   faults,
   options,
@@ -150,7 +151,7 @@ def join(
       in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
-  probe = _checked_probe(probe, data)
+  probe = data_arguments.check_probe(probe, data)
   launched = Environment.read()
   if store is None and coordinator_address is None:
     store = launched.store
@@ -159,8 +160,12 @@ def join(
     checks.count_or_none("total_num_replicas", total_num_replicas),
     None if replica is None else checks.count("replica", replica, least=0),
   )
-  replicas_to_aggregate = _gradients_per_step(
-    data, total, replicas_to_aggregate, launched.replicas_to_aggregate or total
+  replicas_to_aggregate = data_arguments.gradients_per_step(
+    data,
+    total,
+    replicas_to_aggregate,
+    launched.replicas_to_aggregate or total,
+    strategy,
   )
   most = min(replicas_to_aggregate, total)
   lowers = (launched.min_replicas or most) < most
@@ -187,11 +192,14 @@ def join(
       lower_on_leave,
       lower_on_loss,
     ),
-    data,
   )
-  told = options.of("join", settings)
-  place = urls.parse(store or f"tcp://{address}")
-  host = place.host
+  program = processes.of_this_program(
+    processes_per_replica or launched.num_processes or 1
+  )
+  data_arguments.check(data, progress, chosen, global_step, program.count)
+  chosen_options = options.of("join", settings)
+  url = urls.parse(store or f"tcp://{address}")
+  host = url.host
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   local = addresses.is_loopback(host) and bind is None
@@ -199,22 +207,19 @@ def join(
     secret = launched.find_secret()
   key = _secret(secret, local or certificates is not None)
   hosted = None
-  program = processes.of_this_program(
-    processes_per_replica or launched.num_processes or 1
-  )
   if start_store is None:
     start_store = (
       launched.channel is None and number == 0 and addresses.is_own(host)
     )
   start_store = start_store and program.index == 0
-  if start_store and isinstance(place, urls.Tcp):
-    hosted = _start_store(place.address, key, certificates)
+  if start_store and isinstance(url, urls.Tcp):
+    hosted = _start_store(url.address, key, certificates)
   try:
-    where = endpoint.connect(
-      place,
+    place = endpoint.connect(
+      url,
       program.name(number),
       key,
-      told.silence,
+      chosen_options.silence,
       bind=bind,
       ports=sockets.DEFAULT_PORTS
       if ports is None
@@ -222,7 +227,7 @@ def join(
       advertise=advertise,
       certificates=certificates,
     )
-    with where.closed_on_error():
+    with place.closed_on_error():
       line = channel.current()
       if on_sigterm is None and line is not None and launched.grace:
         on_sigterm = "leave"
@@ -235,14 +240,14 @@ def join(
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
       part = session.Session(
-        where,
+        place,
         chosen,
         params,
         replica=number,
-        settings=told,
+        settings=chosen_options,
         opt_state=opt_state,
         global_step=global_step,
-        on_stuck=_end if line is not None or told.step_timeout else None,
+        on_stuck=_end if line or chosen_options.step_timeout else None,
         processes=program,
         data=data,
         progress=progress,
@@ -251,7 +256,7 @@ def join(
       made = replicas.Replica(
         part,
         preempted=preempted,
-        on_close=lambda one: _say_goodbye(one, line, preempted),
+        on_close=lambda replica: _say_goodbye(replica, line, preempted),
       )
     if preempted is not None:
       preempted.install()
@@ -332,8 +337,8 @@ def run_embedded(
   """
   num_replicas = checks.count("num_replicas", num_replicas)
   world = world or endpoint.World()
-  k = _gradients_per_step(
-    data, num_replicas, replicas_to_aggregate, num_replicas
+  k = data_arguments.gradients_per_step(
+    data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
   quorum = strategies.Quorum(
     k,
@@ -343,14 +348,15 @@ def run_embedded(
     lower_on_leave,
     lower_on_loss,
   )
-  told = options.of("run_embedded", settings)
+  chosen_options = options.of("run_embedded", settings)
   results: list[Any] = [None] * num_replicas
   failures: list[tuple[bool, BaseException]] = []
   started = threading.Barrier(num_replicas)
 
   def run(index: int) -> None:
     try:
-      chosen = _strategy(opt, strategy, quorum, data)
+      chosen = _strategy(opt, strategy, quorum)
+      data_arguments.check(data, progress, chosen, global_step)
       place = world.connect(str(index))
       with place.closed_on_error():
         part = session.Session(
@@ -358,19 +364,19 @@ def run_embedded(
           chosen,
           params,
           replica=index,
-          settings=told,
+          settings=chosen_options,
           opt_state=opt_state,
           global_step=global_step,
           data=data,
           progress=progress,
         )
-        one = replicas.Replica(part)
-      with one.start():
+        replica = replicas.Replica(part)
+      with replica.start():
         # Otherwise a replica that is done at once ends the run before others
         # join.
         with contextlib.suppress(threading.BrokenBarrierError):
           started.wait()
-        results[index] = fn(one)
+        results[index] = fn(replica)
     except BaseException as error:
       started.abort()
       # Errors caused by another replica's failure are raised last.
@@ -388,69 +394,6 @@ def run_embedded(
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
-
-
-def _checked_probe(
-  probe: probes.Probe | types.EllipsisType | None, data: Any
-) -> probes.Probe | None:
-  """The probe; None for none.
-
-  Raises:
-    ValueError: it is missing, or there is nothing to probe.
-    TypeError: it is no function.
-  """
-  deterministic = isinstance(data, ledger.Batches) and data.deterministic
-  if isinstance(probe, types.EllipsisType):
-    if deterministic:
-      raise ValueError(
-        "deterministic data needs probe=, a function of parameters and a"
-        " micro-batch (Slot) that returns a gradient: replicas that would compute"
-        " other bits are found by it. Pass probe=None to go without."
-      )
-    return None
-  if probe is not None and not callable(probe):
-    raise TypeError(f"probe must be a function or None, got {probe!r:.100}.")
-  if probe is not None and not deterministic:
-    raise ValueError(
-      "probe= is for data=Batches(..., deterministic=True): other runs don't"
-      " promise equal bits."
-    )
-  return probe
-
-
-def _gradients_per_step(
-  data: ledger.Batches | None, replicas: int, told: int | None, default: int
-) -> int:
-  """How many gradients a step takes.
-
-  Args:
-    data: the samples that are leased; those of a deterministic run say it.
-    replicas: the number of replicas.
-    told: what was asked for; None for nothing.
-    default: what it is then.
-
-  Raises:
-    ValueError: the data needs another number.
-  """
-  k = default if told is None else told
-  if not isinstance(data, ledger.Batches):
-    return k
-  if data.deterministic:
-    if told not in (None, data.slots):
-      raise ValueError(
-        "replicas_to_aggregate follows from data with deterministic=True, and is"
-        f" {data.slots} here: a step takes all of its micro-batches. Got {told!r}."
-      )
-    return data.slots
-  if isinstance(k, int) and k > replicas and k % replicas:
-    raise ValueError(
-      "replicas_to_aggregate must be at most the number of replicas"
-      f" ({replicas}), or a multiple of it, where samples are leased (data=);"
-      f" got {k}: each replica would sum {-(-k // replicas)} gradients, and a"
-      " step have more samples than global_batch. For another number use"
-      " Batches(micro_batch=..., deterministic=True)."
-    )
-  return k
 
 
 def _start_store(
@@ -494,13 +437,7 @@ def _strategy(
   opt: optax.GradientTransformation,
   factory: strategies.Factory | None,
   quorum: strategies.Quorum,
-  data: ledger.Batches | None,
 ) -> strategies.Strategy:
-  if factory is not None and data is not None and data.deterministic:
-    raise ValueError(
-      "deterministic=True can't be combined with strategy=: replicas have states"
-      " of their own there, which depend on who computed what."
-    )
   rules.check_sync_arguments(
     quorum.replicas_to_aggregate,
     quorum.total_num_replicas,

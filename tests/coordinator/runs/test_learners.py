@@ -392,13 +392,11 @@ def test_a_run_goes_on_from_a_checkpoint():
 
 def test_decoupled_diloco_refuses_leased_samples():
   with pytest.raises(ValueError, match="data= is"):
-    runs.make(
-      endpoint.World(),
-      0,
-      k=1,
-      n=1,
+    coordinator.run_embedded(
+      lambda replica: None,
+      1,
+      INNER,
+      PARAMS,
       strategy=strategy(),
-      opt=INNER,
-      params=PARAMS,
       data=coordinator.Batches(num_samples=8, global_batch=4),
     )
