@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
   assert settings.secret is not None
   good = doctor.Doctor(
     job.node,
-    placement.settings_of(
+    placement.launcher_notice(
       job.node,
       job.replicas,
       args.processes_per_replica,

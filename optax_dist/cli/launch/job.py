@@ -101,15 +101,15 @@ class Job:
     """
     if self.node.count == 1 and self.node.address is None:
       return None
-    from optax_dist.coordinator.extras.hosts import agreement, placement
+    from optax_dist.coordinator.extras.hosts import peers, placement
 
-    longest = max(agreement.Patience().meet, args.host_timeout)
+    longest = max(peers.Patience().meet, args.host_timeout)
     return placement.HostPlacement(
       self.node,
       self.replicas,
       args.processes_per_replica,
       nodes_per_replica=args.nodes_per_replica,
-      patience=agreement.Patience(longest, args.host_timeout),
+      patience=peers.Patience(longest, args.host_timeout),
       say=say,
     )
 

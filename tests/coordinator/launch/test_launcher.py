@@ -14,7 +14,8 @@ import time
 import left_over
 import pytest
 
-from optax_dist.coordinator.extras.hosts import agreement, board, nodes
+from optax_dist.coordinator.extras.hosts import board, nodes
+from optax_dist.coordinator.extras.hosts.peers import Patience
 from optax_dist.coordinator.extras.hosts.placement import HostPlacement
 from optax_dist.coordinator.launch import child, environment, launcher
 from optax_dist.coordinator.launch.launcher import LaunchError
@@ -183,7 +184,7 @@ def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
     hosts=HostPlacement(
       nodes.Node(1, 2, address),
       2,
-      patience=agreement.Patience(meet=1.0),
+      patience=Patience(meet=1.0),
       say=said.append,
     ),
     told=environment.Environment(secret="a secret of enough bytes"),

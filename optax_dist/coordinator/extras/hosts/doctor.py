@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
-import os
 import platform
-import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
-from optax_dist.coordinator.extras.hosts import agreement, board, nodes, notices
+from optax_dist.coordinator.extras.hosts import board, nodes
+from optax_dist.coordinator.extras.hosts.notices import Checkup, Notice
+from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
 from optax_dist.coordinator.extras.hosts.placement import own_address, unreached
-from optax_dist.coordinator.launch.supervisor import GiveUpRun
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
@@ -50,7 +49,7 @@ class Doctor:
   def __init__(
     self,
     node: nodes.Node,
-    settings: Mapping[str, str],
+    notice: Notice,
     *,
     secret: str,
     store: str | None,
@@ -62,7 +61,7 @@ class Doctor:
 
     Args:
       node: this host.
-      settings: the settings that must be the same on all hosts, by flag.
+      notice: as launchers write it, with their settings.
       secret: the secret of the job.
       store: the URL of a store that is not of this job.
       run: a name that keeps this apart in such a store.
@@ -71,15 +70,13 @@ class Doctor:
     """
     self._node, self._tell, self._timeout = node, tell, timeout
     self._secret, self._store, self._run = secret, store, run
-    self._settings = dict(settings) | {
-      "optax-dist": importlib.metadata.version("optax-dist"),
-      "jax": importlib.metadata.version("jax"),
-      "Python": platform.python_version(),
-    }
+    packages = ("optax-dist", "jax")
+    versions = [(name, importlib.metadata.version(name)) for name in packages]
+    versions.append(("Python", platform.python_version()))
+    self._notice = codec.replace(notice, settings=(*notice.settings, *versions))
     self._good = True
-    # The latest notice of each other host, if it is of a doctor that runs.
-    self._seen: dict[int, notices.Notice] = {}
-    self._first: dict[int, notices.Notice | None] = {}
+    # The latest checkup of each other host on which a doctor runs.
+    self._found: dict[int, Checkup] = {}
 
   def run(self) -> bool:
     """Checks everything; returns whether all was good."""
@@ -146,64 +143,62 @@ class Doctor:
       return
     address = str(addresses.Endpoint(ip, port))
     self._find(True, f"others shall reach this host at {address}")
-    agreed = agreement.Agreement(
+    peers = Peers(
       node.rank,
-      secrets.token_hex(8),
-      (),
-      agreement.Patience(),
-      time.monotonic(),
+      self._notice,
       range(node.count),
-      self._settings.items(),
-      f"{socket.gethostname()}, process {os.getpid()}",
+      Patience(),
+      time.monotonic(),
     )
     secret = self._secret.encode()
-    mine = board.Board(place, secret, self._run, node.rank, agreed.hosts)
+    mine = board.Board(place, secret, self._run, node.rank, peers.hosts)
     stack.callback(mine.close, _FAREWELL)
-    others = set(agreed.hosts) - {node.rank}
+    others = set(peers.hosts) - {node.rank}
     done = False
     end = time.monotonic() + self._timeout
     publish_at = 0.0
     while time.monotonic() < end:
       for host, notice in mine.poll(0.05):
-        for effect in agreed.step(
-          agreement.Heard(host, notice), time.monotonic()
+        wrong = peers.hear(host, notice, time.monotonic())
+        if wrong:
+          self._find(False, wrong)
+          return
+        if (
+          notice
+          and host in others
+          and not peers.is_silent(host, time.monotonic())
         ):
-          if isinstance(effect, GiveUpRun):
-            self._find(False, effect.reason)
-            return
-        self._hear(host, notice)
+          self._take(host, notice.checkup)
       # That may take long: what is read meanwhile would tell an old time.
-      if not done and self._seen.keys() == others:
-        self._try_all()
+      if not done and self._found.keys() == others:
+        self._try_all(peers)
         done = True
-      if agreed.writes and time.monotonic() >= publish_at:
-        publish_at = time.monotonic() + _BEAT
-        checkup = notices.Checkup(address, time.time(), done)
-        mine.publish(codec.replace(agreed.notice, checkup=checkup))
-        if done and all(_is_done(self._seen[host]) for host in others):
+      now = time.monotonic()
+      if peers.may_write(now) and now >= publish_at:
+        publish_at = now + _BEAT
+        checkup = Checkup(address, time.time(), done)
+        mine.publish(codec.replace(self._notice, checkup=checkup))
+        if done and all(found.done for found in self._found.values()):
           return
     if not mine.reached:
       trouble = mine.trouble or "nothing came back"
       self._find(False, unreached(node, self._store is not None, trouble))
       return
     if not done:
-      self._try_all()
-    for host in sorted(others - self._seen.keys()):
+      self._try_all(peers)
+    for host in sorted(others - self._found.keys()):
       self._find(
         False,
         f"host {host} has not come in {self._timeout:g} s: run the same command"
         f" there, with --node-rank {host}.",
       )
 
-  def _hear(self, host: int, notice: notices.Notice | None) -> None:
-    """Takes a notice of another host, unless it may be from an earlier time."""
-    if host == self._node.rank:
+  def _take(self, host: int, checkup: Checkup | None) -> None:
+    """Takes a checkup of another host; the first one tells its clock."""
+    if checkup is None:
       return
-    before = self._first.setdefault(host, notice)
-    if notice is None or notice == before or notice.checkup is None:
-      return
-    if host not in self._seen:
-      ahead = notice.checkup.clock - time.time()
+    if host not in self._found:
+      ahead = checkup.clock - time.time()
       low, high = _SKEW
       good = -high <= ahead <= -low
       words = "agrees with this one's"
@@ -213,32 +208,30 @@ class Doctor:
           " one's, so that logs can't be compared: set both by NTP."
         )
       self._find(good, f"host {host}: its clock {words}")
-    self._seen[host] = notice
+    self._found[host] = checkup
 
-  def _try_all(self) -> None:
-    for host in sorted(self._seen):
-      self._try(host, self._seen[host])
-
-  def _try(self, host: int, notice: notices.Notice) -> None:
-    assert notice.checkup is not None
-    endpoint = addresses.parse(notice.checkup.address)[-1]
-    where = f"host {host} ({notice.process}) at {endpoint}"
-    try:
-      socket.create_connection((endpoint.host, endpoint.port), _CONNECT).close()
-    except OSError as error:
-      self._find(
-        False,
-        f"{where} can't be reached from here: {error}. Replicas connect to each"
-        f" other at the ports {_ports()}: let the firewall pass these, or choose"
-        " another network by --local-addr there.",
-      )
-      return
-    self._find(True, f"{where} is reached, has the same settings and versions")
+  def _try_all(self, peers: Peers) -> None:
+    """Connects to the other hosts."""
+    for host, checkup in sorted(self._found.items()):
+      notice = peers.notice(host)
+      assert notice is not None
+      endpoint = addresses.parse(checkup.address)[-1]
+      where = f"host {host} ({notice.process}) at {endpoint}"
+      try:
+        to = endpoint.host, endpoint.port
+        socket.create_connection(to, _CONNECT).close()
+      except OSError as error:
+        self._find(
+          False,
+          f"{where} can't be reached from here: {error}. Replicas connect to"
+          f" each other at the ports {_ports()}: let the firewall pass these, or"
+          " choose another network by --local-addr there.",
+        )
+      else:
+        self._find(
+          True, f"{where} is reached, has the same settings and versions"
+        )
 
 
 def _ports() -> str:
   return f"{sockets.DEFAULT_PORTS[0]} to {sockets.DEFAULT_PORTS[-1]}"
-
-
-def _is_done(notice: notices.Notice) -> bool:
-  return notice.checkup is not None and notice.checkup.done

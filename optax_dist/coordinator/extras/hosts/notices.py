@@ -15,6 +15,7 @@ class Stage:
   Attributes:
     READY: it starts once the other hosts of the replica are ready, too.
     RUNS: it was started, and is not known to have ended.
+    LEAVES: it runs, and was asked to end by a signal to another host.
     ENDED: it has ended with the replica, because of an error; it may be
       restarted. Also what was never started.
     DONE: it finished successfully.
@@ -23,6 +24,7 @@ class Stage:
 
   READY = "ready"
   RUNS = "runs"
+  LEAVES = "leaves"
   ENDED = "ended"
   DONE = "done"
   ABSENT = "absent"
@@ -36,7 +38,6 @@ class Part(codec.Struct):
     start: how often the replica was started before; -1 before the first start.
     stage: a value of `Stage`.
     address: of a replica's first host: where its processes meet, ``host:port``.
-    launchers: of what runs: the launchers of the other hosts, in order.
     code: how the last start has failed: exit code of the process that failed
       first, negative for a signal.
     words: which process it was, and how it ended; or why it was abandoned.
@@ -47,7 +48,6 @@ class Part(codec.Struct):
   start: int = -1
   stage: str = Stage.ENDED
   address: str = ""
-  launchers: tuple[str, ...] = ()
   code: int = 0
   words: str = ""
   tail: str = ""
@@ -72,22 +72,22 @@ class Notice(codec.Struct):
 
   Attributes:
     launcher: its unique name.
+    process: where it runs, for people.
+    settings: the settings that must be the same on all hosts, by flag.
     beat: increases while it lives.
     over: whether it knows that the run is over.
     signal: the signal that asked it to end; 0 for none.
     parts: its parts of all replicas that it shares.
-    settings: the settings that must be the same on all hosts, by flag.
-    process: where it runs, for people.
     checkup: of a host that is checked before a job.
   """
 
   launcher: str
+  process: str = ""
+  settings: tuple[tuple[str, str], ...] = ()
   beat: int = 0
   over: bool = False
   signal: int = 0
   parts: tuple[Part, ...] = ()
-  settings: tuple[tuple[str, str], ...] = ()
-  process: str = ""
   checkup: Checkup | None = None
 
 

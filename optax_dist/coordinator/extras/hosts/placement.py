@@ -16,8 +16,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from optax_dist.coordinator.extras.hosts import agreement, board, nodes
-from optax_dist.coordinator.extras.hosts.supervisor import HostSupervisor
+from optax_dist.coordinator.extras.hosts import board, nodes
+from optax_dist.coordinator.extras.hosts.notices import Notice
+from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
+from optax_dist.coordinator.extras.hosts.supervisor import (
+  Heard,
+  HostSupervisor,
+  LauncherEnds,
+)
 from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.launcher import LaunchError, StoreAt
@@ -73,14 +79,14 @@ def unreached(node: nodes.Node, has_own_store: bool, trouble: str) -> str:
   )
 
 
-def settings_of(
+def launcher_notice(
   node: nodes.Node,
   replicas: int,
   processes: int,
   each: int | None,
   told: Environment,
-) -> dict[str, str]:
-  """The settings that must be the same on all hosts, by flag.
+) -> Notice:
+  """The first notice of a launcher, with what must be equal on all hosts.
 
   Args:
     node: this host.
@@ -97,7 +103,11 @@ def settings_of(
     "--replicas-to-aggregate": told.replicas_to_aggregate,
     "--min-replicas": told.min_replicas,
   }
-  return {flag: str(value) for flag, value in settings.items()}
+  return Notice(
+    secrets.token_hex(8),
+    f"{socket.gethostname()}, process {os.getpid()}",
+    tuple((flag, str(value)) for flag, value in settings.items()),
+  )
 
 
 class HostPlacement:
@@ -110,7 +120,7 @@ class HostPlacement:
     processes: int = 1,
     *,
     nodes_per_replica: int | None = None,
-    patience: agreement.Patience | None = None,
+    patience: Patience | None = None,
     say: Callable[[str], None] = lambda line: None,
   ):
     """Places the replicas; `supervisor` begins.
@@ -130,7 +140,7 @@ class HostPlacement:
     """
     self._node, self._say = node, say
     self._replicas, self._processes = replicas, processes
-    self._patience = patience or agreement.Patience()
+    self._patience = patience or Patience()
     self._places = {
       p.replica: p for p in node.places(replicas, processes, nodes_per_replica)
     }
@@ -162,20 +172,14 @@ class HostPlacement:
     """Connects to the launchers of other hosts, and decides with them."""
     assert told.secret is not None
     node, places = self._node, list(self._places.values())
-    shared = [p for p in places if len(p.hosts) > 1]
     self._start = time.monotonic()
-    settings = settings_of(
-      node, self._replicas, self._processes, self._each, told
-    )
-    agreed = agreement.Agreement(
+    peers = Peers(
       node.rank,
-      secrets.token_hex(8),
-      shared,
+      launcher_notice(node, self._replicas, self._processes, self._each, told),
+      # Host 0 compares the settings of all.
+      {0, *places[0].hosts} if node.rank else range(node.count),
       self._patience,
       self._start,
-      [0] if node.rank else range(1, node.count),
-      settings.items(),
-      f"{socket.gethostname()}, process {os.getpid()}",
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
     policy = supervisor.Policy(
@@ -184,14 +188,14 @@ class HostPlacement:
       whole=len(places) == self._replicas,
     )
     self._supervisor = HostSupervisor(
-      places, policy, agreed, lambda: self._meeting_address(store)
+      places, policy, peers, lambda: self._meeting_address(store)
     )
     self._board = board.Board(
       store,
       told.secret.encode(),
       told.run or "",
       node.rank,
-      agreed.hosts,
+      peers.hosts,
     )
     self._has_own_store = told.store is not None
     return self._supervisor
@@ -200,13 +204,13 @@ class HostPlacement:
     """Writes this host's notice, and reads those of others."""
     if self._board is None or self._supervisor is None:
       return ()
-    if self._supervisor.agreement.writes:
-      self._board.publish(self._supervisor.agreement.notice)
+    if self._supervisor.writes:
+      self._board.publish(self._supervisor.notice)
     self._check_reach(self._board)
     effects: list[Effect] = []
     for host, notice in self._board.poll():
       self._supervisor.trouble = self._board.trouble
-      heard = agreement.Heard(host, notice)
+      heard = Heard(host, notice)
       effects += self._supervisor.step(heard, time.monotonic())
     return effects
 
@@ -215,10 +219,9 @@ class HostPlacement:
     if self._board is None or self._supervisor is None:
       return
     made, self._board = self._board, None
-    agreed = self._supervisor.agreement
-    agreed.step(agreement.LauncherEnds(words), time.monotonic())
-    if agreed.writes:
-      made.publish(agreed.notice)
+    self._supervisor.step(LauncherEnds(words), time.monotonic())
+    if self._supervisor.writes:
+      made.publish(self._supervisor.notice)
     made.close(_FAREWELL if made.reached else 0.0)
 
   def _meeting_address(self, store: urls.Place) -> str:
