@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -132,7 +133,9 @@ class _Random:
     self._channel.say("fault", fault=fault, phase=phase)
     if fault == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
-    self._channel.say("stop", seconds=_STOP_SECONDS)
+    # Another process has to continue it.
+    wake = f"sleep {_STOP_SECONDS:g}; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", wake])
     # Sent to this thread so that it stops here; another thread might get the
     # signal late.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
@@ -143,7 +146,7 @@ def install(told: environment.Environment, line: channel.Channel) -> None:
 
   Args:
     told: the environment of this replica.
-    line: channel to the launcher, which continues the process.
+    line: channel to the launcher, which is told of each fault.
   """
   if told.faults is None or told.replica is None:
     return

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import types
 
 import pytest
@@ -39,6 +41,7 @@ def line(monkeypatch):
 
   monkeypatch.setattr(os, "kill", sent)
   monkeypatch.setattr(signal, "pthread_kill", sent)
+  monkeypatch.setattr(subprocess, "Popen", lambda _: made.say("wakes it"))
   yield made
   phases.listen(None)
   phases.slow_down(factor=1.0)
@@ -93,10 +96,30 @@ def test_a_planned_kill_strikes_the_first_process_once(line):
   assert _strikes(line, 5, plan, replica=2) == []
 
 
-def test_a_stop_tells_the_launcher_before_it_strikes(line):
-  """Who would continue it otherwise?"""
-  assert len(_strikes(line, 1, "stop:0.999")) == 1
-  assert line.said == [("stop", {"seconds": 2.0}), ("SIGSTOP", {})]
+_STOPPED = """
+import time
+from optax_dist.coordinator import faults, phases
+from optax_dist.coordinator.launch.environment import Environment
+class Line:
+  def say(self, event, **fields):
+    print(event, fields["fault"])
+faults._STOP_SECONDS = 1.0
+faults.install(Environment(replica=1, faults="stop:0.999"), Line())
+began = time.monotonic()
+for phase in ("computing", "arrived", "applied"):
+  phases.reach(phase, 1)
+print(time.monotonic() - began > 0.9)
+"""
+
+
+def test_a_process_that_stops_itself_goes_on_later():
+  done = subprocess.run(
+    [sys.executable, "-c", _STOPPED],
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.stdout == "fault stop\nTrue\n", done
 
 
 def test_each_process_has_its_own_faults_and_the_same_ones_again(line):

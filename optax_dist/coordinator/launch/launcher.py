@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from optax_dist.coordinator import interrupts, journal
 from optax_dist.coordinator.launch import child, output, supervisor, watcher
@@ -57,22 +57,6 @@ class LaunchError(RuntimeError):
     self.failed, self.code = failed, code
 
 
-class StoreAt(NamedTuple):
-  """Where the store of a job is.
-
-  Attributes:
-    address: ``host:port`` for its clients; None: any port.
-    bind: the address at which this launcher starts it; "" if it does not.
-    port: the port there; 0 for any.
-    advertise: the host that others connect to, if it isn't `bind`.
-  """
-
-  address: str | None
-  bind: str = ""
-  port: int = 0
-  advertise: str | None = None
-
-
 class Hosts(Protocol):
   """The other hosts of a job that has several."""
 
@@ -80,8 +64,12 @@ class Hosts(Protocol):
     """The indices of a replica's processes on this host."""
     ...
 
-  def store_at(self) -> StoreAt:
-    """Where the store of the job is to be."""
+  def start_store(self, secret: bytes) -> store_process.StoreProcess | None:
+    """Starts the store of the job, if it belongs on this host."""
+    ...
+
+  def store_address(self) -> str:
+    """Where the store of the job is, ``host:port``."""
     ...
 
   def supervisor(self, needed: int, restarts: int, told: Environment) -> Any:
@@ -130,7 +118,7 @@ class Launcher:
     env: Mapping[str, str] | None = None,
     needed: int = 1,
     restarts: int = 0,
-    grace: float = 0.0,
+    grace: float = 30.0,
     echo: output.Echo = output.echo,
     on_tick: Callable[[], None] = lambda: None,
   ):
@@ -149,7 +137,7 @@ class Launcher:
       needed: how many replicas the run needs to continue.
       restarts: how many replacements may be started for replicas that died.
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
-        the processes; 0 kills them at once.
+        the processes.
       echo: called with each line of output.
       on_tick: called several times a second.
 
@@ -175,7 +163,7 @@ class Launcher:
       secret=told.find_secret() or secrets.token_hex(16),
       secret_file=None,
       num_replicas=replicas,
-      grace=grace or None,
+      grace=grace,
     )
     self._token = secrets.token_hex(8)
     self._env = {**(env or {}), watcher.TOKEN_VARIABLE: self._token}
@@ -187,7 +175,6 @@ class Launcher:
     self._everyone: list[child.Child] = []
     # Why replicas had to stop before the end of the run, by replica.
     self._failures: dict[int, str] = {}
-    self._to_continue: list[tuple[float, child.Child]] = []
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -200,13 +187,12 @@ class Launcher:
 
     Raises:
       LaunchError: the run can't continue; the message names what failed.
-      KeyboardInterrupt: after Ctrl-C, unless there is a `grace`; SIGTERM raises
+      KeyboardInterrupt: after a second Ctrl-C; a second SIGTERM raises
         SystemExit.
     """
     if self._folder is not None:
       self._folder.mkdir(parents=True, exist_ok=True)
-    passed_on = (signal.SIGUSR1, signal.SIGUSR2) if self._grace else ()
-    with interrupts.handled(passed_on) as told:
+    with interrupts.handled((signal.SIGUSR1, signal.SIGUSR2)) as told:
       self._watcher = watcher.Watcher(self._token)
       try:
         self._launch()
@@ -243,20 +229,14 @@ class Launcher:
 
   def _start_store(self) -> None:
     """Starts the store of the job, if it belongs on this host."""
-    at = StoreAt(None, "127.0.0.1")
-    if self._hosts is not None:
-      at = self._hosts.store_at()
-    address = at.address
-    if at.bind:
-      assert self._told.secret is not None
-      self._store = store_process.start(
-        self._told.secret.encode(),
-        bind=at.bind,
-        port=at.port,
-        advertise=at.advertise,
-      )
-      self._watcher.add(self._store.process.pid)
-      address = address or self._store.address.partition(",")[0]
+    assert self._told.secret is not None
+    secret = self._told.secret.encode()
+    if self._hosts is None:
+      self._store = store_process.start(secret, port=0)
+      address = self._store.address.partition(",")[0]
+    else:
+      self._store = self._hosts.start_store(secret)
+      address = self._hosts.store_address()
     self._told = dataclasses.replace(self._told, coordinator_address=address)
 
   def _leave(self, words: str) -> None:
@@ -277,7 +257,7 @@ class Launcher:
           self._begin(replica, restarts, address)
         case supervisor.KillReplica(replica):
           for process in self._running.pop(replica, []):
-            self._kill(process)
+            process.kill()
         case supervisor.SignalReplica(replica, number):
           for process in self._running[replica]:
             process.signal(number)
@@ -341,7 +321,6 @@ class Launcher:
         name, f"{name} can't be started: {error}.{_remedy(error)}"
       ) from error
     self._everyone.append(made)
-    self._watcher.add(made.pid)
     return made
 
   def _look(self) -> None:
@@ -357,15 +336,10 @@ class Launcher:
         self._look_at(replica, processes)
     if self._hosts is not None:
       self._execute(self._hosts.poll())
-    now = time.monotonic()
-    for when, process in list(self._to_continue):
-      if now >= when:
-        self._to_continue.remove((when, process))
-        process.signal(signal.SIGCONT)
     if self._code is None:
       self._step(supervisor.Tick())
       self._check_store()
-    if self._stop_at is not None and now > self._stop_at:
+    if self._stop_at is not None and time.monotonic() > self._stop_at:
       for process in self._live():
         process.kill()
 
@@ -383,13 +357,13 @@ class Launcher:
     failed = None
     for process, gone in zip(processes, ended, strict=True):
       if gone:
-        self._kill(process)
+        process.kill()
         if process.popen.returncode and failed is None:
           failed = process
     if failed is None and not all(ended):
       return
     for process in processes:
-      self._kill(process)
+      process.kill()
     del self._running[replica]
     given = supervisor.ReplicaEnded(replica, 0)
     if failed is not None:
@@ -403,19 +377,11 @@ class Launcher:
       )
     self._step(given)
 
-  def _kill(self, process: child.Child) -> None:
-    if process.popen.returncode is None:
-      process.kill()
-      self._watcher.remove(process.pid)
-
   def _take(
     self, replica: int, process: child.Child, event: child.Event
   ) -> None:
     """Processes a replica's message, which came through its channel."""
     match event.get("event"):
-      case "stop":  # It stops itself for a while.
-        until = time.monotonic() + float(event["seconds"])
-        self._to_continue.append((until, process))
       case "fault":
         self._step(supervisor.Struck(replica))
       case "joined":
@@ -443,10 +409,10 @@ class Launcher:
         )
 
   def _pass_on(self, told: interrupts.Interrupts) -> None:
-    """Passes signals on; a second Ctrl-C, or no grace period, ends all."""
+    """Passes signals on; the second that asks for an end ends all."""
     for number in told.take_others():
       self._signal_all(number)
-    if not self._grace or self._stop_at is not None:
+    if self._stop_at is not None:
       told.check()
     asked = told.number
     if asked is not None and self._stop_at is None:

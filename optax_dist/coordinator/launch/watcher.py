@@ -1,9 +1,7 @@
 """Kills the processes of a launcher, should the launcher be killed.
 
-A separate program, which needs only Python: `start` starts it. It reads process
-groups from its standard input, ``+123`` and ``-123``, and when that ends, kills
-the groups, and all other processes with the launch's token in their
-environment.
+A separate program, which needs only Python. When its standard input ends, it
+kills all processes with the launch's token in their environment.
 """
 
 from __future__ import annotations
@@ -36,14 +34,6 @@ class Watcher:
       start_new_session=True,
     )
 
-  def add(self, group: int) -> None:
-    """Adds a process group."""
-    self._say(f"+{group}\n")
-
-  def remove(self, group: int) -> None:
-    """Removes a group that has ended, since its id may be reused."""
-    self._say(f"-{group}\n")
-
   def stop(self) -> None:
     """Makes it kill the processes, and waits."""
     assert self.process.stdin is not None
@@ -55,28 +45,13 @@ class Watcher:
       self.process.kill()
       self.process.wait()
 
-  def _say(self, line: str) -> None:
-    assert self.process.stdin is not None
-    with contextlib.suppress(OSError):
-      self.process.stdin.write(line.encode())
-      self.process.stdin.flush()
-
 
 def _main(token: str) -> None:
   for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(ignored, signal.SIG_IGN)
-  groups = set()
-  for line in sys.stdin:
-    number = int(line[1:])
-    if line[0] == "+":
-      groups.add(number)
-    else:
-      groups.discard(number)
-  for group in groups:
-    with contextlib.suppress(OSError):
-      os.killpg(group, signal.SIGKILL)
+  sys.stdin.read()
   end = time.monotonic() + _SECONDS
-  # A process killed while forking may have left a child without a group.
+  # Again, since one that was just forking may have left a child.
   while time.monotonic() < end and (left := having(TOKEN_VARIABLE, token)):
     for pid in left:
       with contextlib.suppress(OSError):

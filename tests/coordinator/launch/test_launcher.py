@@ -115,8 +115,8 @@ def echo(label, line, error):
     print(line.split()[-1], made._store.process.pid, flush=True)
 made = launcher.Launcher(
   [sys.executable, {_PROGRAM!r}, "stop"], 2,
-  folder=pathlib.Path({str(tmp_path)!r}), echo=echo)
-made.run()
+  folder=pathlib.Path({str(tmp_path)!r}), echo=echo, grace=0.5)
+sys.exit(made.run())
 """
   process = subprocess.Popen(
     [sys.executable, "-c", code],

@@ -43,20 +43,7 @@ def made():
     process.stdout.close()
 
 
-def test_groups_that_are_named_end_with_the_pipe(made):
-  one, start = made
-  named, other, removed = (start(_SLEEP) for _ in range(3))
-  for process in (named, removed):
-    one.add(process.pid)
-  one.remove(removed.pid)
-  one.stop()
-  left_over.wait_for_end(named.pid)
-  assert other.poll() is None
-  assert removed.poll() is None
-  assert one.process.returncode == 0
-
-
-def test_who_has_left_the_group_is_found_by_the_token(made):
+def test_a_process_in_a_group_of_its_own_is_found_by_the_token(made):
   one, start = made
   token = {watcher.TOKEN_VARIABLE: "a token of this test"}
   outer = start([sys.executable, "-S", "-c", _HIDING, *_SLEEP], **token)
@@ -65,3 +52,4 @@ def test_who_has_left_the_group_is_found_by_the_token(made):
   one.stop()
   left_over.wait_for_end(outer.pid, hidden)
   assert stranger.poll() is None
+  assert one.process.returncode == 0

@@ -18,9 +18,12 @@ from typing import NamedTuple
 from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.notices import Checkup, Notice
 from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
-from optax_dist.coordinator.extras.hosts.placement import own_address, unreached
+from optax_dist.coordinator.extras.hosts.placement import (
+  own_address,
+  start_store,
+  unreached,
+)
 from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses, sockets
 
@@ -91,10 +94,7 @@ class Doctor:
       logger.setLevel(logging.ERROR)
       if self._store is None and self._node.rank == 0:
         try:
-          bind, port = self._node.listens_at()
-          made = store_process.start(
-            self._secret.encode(), bind=bind, port=port, advertise=place.host
-          )
+          made = start_store(self._node, self._secret.encode())
         except (RuntimeError, TimeoutError) as error:
           self._find(
             False,

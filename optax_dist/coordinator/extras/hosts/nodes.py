@@ -101,9 +101,8 @@ class Node:
     return [Place(r, own, hosts) for r in range(first, last)]
 
   def listens_at(self) -> tuple[str, int]:
-    """Where the store listens: an address of this host, and a port or 0."""
-    if self.address is None:
-      return "127.0.0.1", 0
+    """Where the store listens: an address of this host, and a port."""
+    assert self.address is not None
     place = addresses.parse(self.address)[-1]
     # A name or address of this host that isn't an address of its own (a
     # service, a mapped port) leads to one of its addresses.

@@ -26,8 +26,9 @@ from optax_dist.coordinator.extras.hosts.supervisor import (
 )
 from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.launch.launcher import LaunchError, StoreAt
+from optax_dist.coordinator.launch.launcher import LaunchError
 from optax_dist.coordinator.launch.supervisor import Effect
+from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses
 
@@ -56,6 +57,23 @@ def own_address(
     every = "::" if ":" in store_host else "0.0.0.0"
     local_addr = addresses.advertised(every, store_host)
   return addresses.bound(local_addr)
+
+
+def start_store(node: nodes.Node, secret: bytes) -> store_process.StoreProcess:
+  """Starts the store of a job on its host 0.
+
+  Args:
+    node: host 0.
+    secret: the secret of the job.
+
+  Raises:
+    RuntimeError: the address is taken, or is not one of this host.
+    TimeoutError: the store is not ready in time.
+  """
+  assert node.address is not None
+  bind, port = node.listens_at()
+  advertise = addresses.parse(node.address)[-1].host
+  return store_process.start(secret, bind=bind, port=port, advertise=advertise)
 
 
 def unreached(node: nodes.Node, has_own_store: bool, trouble: str) -> str:
@@ -157,14 +175,14 @@ class HostPlacement:
     """The indices of a replica's processes on this host."""
     return self._places[replica].processes
 
-  def store_at(self) -> StoreAt:
-    """Where the store of the job is to be: host 0 starts it."""
-    address = self._node.address
-    if self._node.rank:
-      assert address is not None
-      return StoreAt(address)
-    at = None if address is None else addresses.parse(address)[-1].host
-    return StoreAt(address, *self._node.listens_at(), at)
+  def start_store(self, secret: bytes) -> store_process.StoreProcess | None:
+    """Starts the store of the job, if it belongs on this host."""
+    return start_store(self._node, secret) if self._node.rank == 0 else None
+
+  def store_address(self) -> str:
+    """Where the store of the job is, ``host:port``."""
+    assert self._node.address is not None
+    return self._node.address
 
   def supervisor(
     self, needed: int, restarts: int, told: Environment

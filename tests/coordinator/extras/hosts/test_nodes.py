@@ -100,7 +100,6 @@ def test_what_is_missing_or_wrong_is_named(given, words):
 
 
 def test_the_store_listens_where_it_can():
-  assert nodes.Node().listens_at() == ("127.0.0.1", 0)
   assert nodes.Node(0, 2, "127.0.0.1:7").listens_at() == ("127.0.0.1", 7)
   assert nodes.Node(0, 2, "[::1]:7").listens_at()[1] == 7
   # An address of none of its interfaces is mapped to one of them.
