@@ -1,7 +1,6 @@
 """Sharded optimizer state: each replica updates its part of the parameters."""
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -315,27 +314,21 @@ def _check_inner(
   params, updates = jax.tree.map(_struct, (params, updates))
   of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
   like = updates if params is None else params
-  wholes = (updates, params)
-  of_parts = (of_part(wholes[0]), of_part(wholes[1]))
   try:
     with shard_scope.dry_run():
-      states = [jax.eval_shape(inner.init, x) for x in (like, of_part(like))]
-      whole_state, part_state = states
-      _check_structure(whole_state, part_state)
-      part_leaves = jax.tree.leaves(_is_part(inner, like, count))
-      _check_state(whole_state, part_state, part_leaves, like)
-      _check_init(inner, like, of_part(like), part_leaves)
-      programs = []
-      for (grads, own), state in zip((wholes, of_parts), states, strict=True):
-        flat, treedef = jax.tree.flatten((grads, own, state))
-        programs.append((_flat_update(inner, treedef, extra_args), flat))
-      count_leaves = len(jax.tree.leaves(wholes))
-      out = len(jax.tree.leaves(wholes[0]))
+      whole, part = (
+        jax.eval_shape(inner.init, x) for x in (like, of_part(like))
+      )
+      _check_structure(whole, part)
+      is_part = jax.tree.leaves(_is_part(inner, like, count))
+      _check_state(whole, part, is_part, like)
+      _check_init(inner, like, of_part(like), is_part)
       elementwise.check(
-        programs[0],
-        programs[1],
-        [True] * count_leaves + part_leaves,
-        lambda i: i < out or part_leaves[i - out],
+        lambda *args: inner.update(*args, **extra_args),
+        (updates, whole, params),
+        (of_part(updates), part, of_part(params)),
+        [*_all(updates), *is_part, *_all(params)],
+        [*_all(updates), *is_part],
       )
   except elementwise.NotElementwise as error:
     raise ValueError(
@@ -347,24 +340,23 @@ def _check_inner(
     ) from error
 
 
-def _check_init(inner: Any, like: Any, parts: Any, is_part: list[bool]) -> None:
+def _all(tree: Any) -> list[bool]:
+  return [True] * len(jax.tree.leaves(tree))
+
+
+def _check_init(inner: Any, like: Any, part: Any, is_part: list[bool]) -> None:
   """Checks that each element of the state starts from its own of a leaf."""
   # Zeros like a random key are made of several numbers for each.
   is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
   state = jax.tree.leaves(jax.eval_shape(inner.init, like))
   at = [i for i, x in enumerate(state) if not is_key(x)]
-  programs = []
-  for tree in (like, parts):
-    leaves, treedef = jax.tree.flatten(tree)
 
-    def init(*xs: Any, treedef: Any = treedef) -> list[Any]:
-      state = jax.tree.leaves(inner.init(treedef.unflatten(xs)))
-      return [state[i] for i in at]
+  def init(params: Any) -> list[Any]:
+    state = jax.tree.leaves(inner.init(params))
+    return [state[i] for i in at]
 
-    programs.append((init, leaves))
-  own = [True] * len(programs[0][1])
-  whole, part = programs
-  elementwise.check(whole, part, own, lambda i: is_part[at[i]])
+  starts = [is_part[i] for i in at]
+  elementwise.check(init, (like,), (part,), _all(like), starts)
 
 
 def _check_structure(whole: Any, of_part: Any) -> None:
@@ -411,15 +403,3 @@ def _owner(state: Any, path: jax.tree_util.KeyPath) -> str:
     if hasattr(state, "_fields"):
       name = type(state).__name__
   return name
-
-
-def _flat_update(
-  inner: optax.GradientTransformationExtraArgs,
-  treedef: Any,
-  extra_args: dict[str, Any],
-) -> Callable[..., Any]:
-  def update(*flat: Any) -> list[Any]:
-    updates, params, state = treedef.unflatten(flat)
-    return jax.tree.leaves(inner.update(updates, state, params, **extra_args))
-
-  return update

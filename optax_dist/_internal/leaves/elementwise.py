@@ -1,18 +1,17 @@
 """Checks whether a transformation can be applied to flat parts of the leaves.
 
 It can if each element of its results depends only on the same element of the
-leaves, and if it does not use their shapes. Both are checked on the traced
-programs, once with the whole leaves and once with their parts: the two programs
-must be equal except for shapes, and every value computed from a leaf must
-remain elementwise. Nothing is computed.
+leaves, and if it does not use their shapes. Its programs for whole leaves and for
+parts show both, and nothing is computed: in the one for parts, every value computed
+from a leaf must remain elementwise, and the two must be equal except for shapes.
 """
 
-import contextvars
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import source_info_util as _source  # To name rejected operations.
 from jax.extend import core as _core
@@ -37,21 +36,11 @@ class NotElementwise(Exception):
   """An operation that mixes elements: its name and its effect."""
 
 
-class _Value:
-  """A value of both programs.
-
-  Attributes:
-    kind: "same": equal in both; "uniform": filled with one number, which is
-      equal in both; "part": in one program a part of its value in the other;
-      "mixed": none of these.
-    shapes: its shapes in both programs; None for a number, which fits any.
-    why: for a mixed one, the reason.
-  """
-
-  def __init__(self, kind: str, shapes: Any = None, why: str = ""):
-    self.kind = kind
-    self.shapes = shapes
-    self.why = why
+# What a value of a program is: one number, or an array filled with it; another array
+# that no leaf is in; a part of a leaf, or computed from its elements one by one; or
+# a NotElementwise that says why it is none of these.
+_Kind = str | NotElementwise
+_NUMBER, _OWN, _PART = "number", "own", "part"
 
 
 def is_elementwise(equation: Any) -> bool:
@@ -67,229 +56,185 @@ def is_elementwise(equation: Any) -> bool:
 
 
 def check(
-  wholes: tuple[Callable[..., Any], Sequence[Any]],
-  parts: tuple[Callable[..., Any], Sequence[Any]],
+  fun: Callable[..., Any],
+  wholes: tuple,
+  parts: tuple,
   is_part: Sequence[bool],
-  out_is_part: Callable[[int], bool],
+  out_is_part: Sequence[bool],
 ) -> None:
   """Checks that a function of leaves also works on parts of them.
 
   Args:
-    wholes: the function, and the shapes of its flat arguments, with the whole
-      leaves; its results are flat too.
-    parts: the same, with parts of the leaves.
-    is_part: which of the arguments are leaves or mirror them.
-    out_is_part: which of the results should mirror them.
+    fun: the function, of pytrees of arrays.
+    wholes: the types of its arguments, with the whole leaves.
+    parts: the same, with flat parts of the leaves.
+    is_part: which of the arrays in the arguments are leaves or mirror them.
+    out_is_part: which of those in the results should mirror them.
 
   Raises:
     NotElementwise: if it does not, or if that can't be determined.
   """
-  whole, part = (jax.make_jaxpr(fun)(*args) for fun, args in (wholes, parts))
-  args = [
-    _Value("part" if split else "same", (a.shape, b.shape))
-    for a, b, split in zip(wholes[1], parts[1], is_part, strict=True)
+  whole, part = (jax.make_jaxpr(fun)(*args) for args in (wholes, parts))
+  kinds: list[_Kind] = [
+    _PART if split else _kind_alone(v.aval.shape)
+    for v, split in zip(part.jaxpr.invars, is_part, strict=True)
   ]
-  outs = _closed(whole, part, args)
-  for i, out in enumerate(outs):
-    if out.kind == "mixed":
-      raise NotElementwise(out.why)
-    if out.kind == "part" and not out_is_part(i):
+  for kind, split in zip(_kinds(part, kinds), out_is_part, strict=True):
+    if isinstance(kind, NotElementwise):
+      raise kind
+    if kind == _PART and not split:
       raise NotElementwise(
         "a number in its state is computed from the elements of a leaf"
       )
-    if out.kind == "same" and out.shapes is not None and out_is_part(i):
+    if kind == _OWN and split:
       raise NotElementwise("an array of its own is taken for a leaf")
+  for a, b in itertools.zip_longest(_operations(whole), _operations(part)):
+    if a is None or b is None or a.what != b.what:
+      name = _name([x.equation for x in (a, b) if x and x.equation])
+      raise NotElementwise(
+        f"{name} treats a leaf by its shape, and parts have others"
+      )
 
 
-def _closed(a: Any, b: Any, args: list[_Value]) -> list[_Value]:
-  consts = []
-  if len(a.consts) != len(b.consts):
-    raise NotElementwise("its constants depend on the shapes of the leaves")
-  for x, y in zip(a.consts, b.consts, strict=True):
-    same = x is y or _is_equal(x, y)
-    shapes = (np.shape(x), np.shape(y))
-    why = "" if same else "a constant depends on the shapes of the leaves"
-    consts.append(_Value("same" if same else "mixed", shapes, why))
-  return _jaxprs(a.jaxpr, b.jaxpr, consts, args)
+def _kind_alone(shape: tuple[int, ...]) -> _Kind:
+  return _OWN if shape else _NUMBER
 
 
-def _is_equal(x: Any, y: Any) -> bool:
-  if any(isinstance(v, jax.core.Tracer) for v in (x, y)):
-    return False
-  if any(jax.dtypes.issubdtype(v.dtype, jax.dtypes.extended) for v in (x, y)):
-    return False
-  return bool(np.array_equal(np.asarray(x), np.asarray(y)))
+def _kinds(
+  program: Any, kinds: Sequence[_Kind], within: tuple = ()
+) -> list[_Kind]:
+  """Returns what the results of a program are.
 
-
-def _jaxprs(a: Any, b: Any, consts: list, args: list) -> list[_Value]:
-  envs: tuple[dict, dict] = ({}, {})
-  for env, jaxpr in zip(envs, (a, b), strict=True):
-    names = [*jaxpr.constvars, *jaxpr.invars]
-    env.update(zip(names, consts + args, strict=True))
-  walks = [_without_spreads(j, e) for j, e in zip((a, b), envs, strict=True)]
-  for eqns in itertools.zip_longest(*walks):
-    first, second = eqns
-    _check_alike(first, second)
-    values = _pairs(first.invars, second.invars, envs, eqns)
-    outs = _outputs(first, second, values)
-    for env, eqn in zip(envs, eqns, strict=True):
-      env.update(zip(eqn.outvars, outs, strict=True))
-  return _pairs(a.outvars, b.outvars, envs, None)
-
-
-class _Spread(NamedTuple):
-  """A number that a program broadcasts to an array."""
-
-  number: Any
-
-
-def _without_spreads(jaxpr: Any, env: dict) -> Iterator[Any]:
-  """Yields a program's equations, except for broadcasts of numbers.
-
-  If a leaf is a scalar, only the program with its parts has these.
+  Args:
+    program: a jaxpr, with its constants or without.
+    kinds: what its arguments are.
+    within: the calls that it is in, for equations without a name of their own.
   """
+  jaxpr = getattr(program, "jaxpr", program)
+  consts = [_kind_alone(v.aval.shape) for v in jaxpr.constvars]
+  known = dict(
+    zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *kinds], strict=True)
+  )
+
+  def kind_of(v: Any) -> _Kind:
+    is_literal = isinstance(v, _core.Literal)
+    return _kind_alone(np.shape(v.val)) if is_literal else known[v]
+
   for eqn in jaxpr.eqns:
+    results = _results(eqn, [kind_of(v) for v in eqn.invars], within)
+    known.update(zip(eqn.outvars, results, strict=True))
+  return [kind_of(v) for v in jaxpr.outvars]
+
+
+def _results(eqn: Any, kinds: list[_Kind], within: tuple) -> list[_Kind]:
+  """Returns what the results of an equation are."""
+  outs = [v.aval.shape for v in eqn.outvars]
+  for kind in kinds:
+    if isinstance(kind, NotElementwise):
+      return [kind] * len(outs)
+  within = (eqn, *within)
+  if "branches" in eqn.params and kinds[0] == _NUMBER:
+    branches = [_kinds(x, kinds[1:], within) for x in eqn.params["branches"]]
+    return [_either(results) for results in zip(*branches, strict=True)]
+  if eqn.primitive.name not in ("while", "scan"):
+    for key in _CALLS:
+      if key in eqn.params:
+        return _kinds(eqn.params[key], kinds, within)
+  elementwise = is_elementwise(eqn)
+  shapes_only = eqn.primitive.name in _SHAPES_ONLY
+  if _PART not in kinds:
+    filled = (elementwise or shapes_only) and _OWN not in kinds
+    return [_NUMBER if filled else _kind_alone(shape) for shape in outs]
+  unchanged = shapes_only and eqn.invars[0].aval.shape == outs[0]
+  if _OWN not in kinds and (elementwise or unchanged):
+    return [_PART] * len(outs)
+  mixes = f"mixes the elements of a leaf ({eqn.primitive.name})"
+  return [NotElementwise(f"{_name(within)} {mixes}")] * len(outs)
+
+
+def _either(kinds: Sequence[_Kind]) -> _Kind:
+  """Returns what one of several values is, chosen by a number."""
+  for kind in kinds:
+    if isinstance(kind, NotElementwise):
+      return kind
+  if _OWN in kinds and _PART in kinds:
+    return NotElementwise("a choice between unlike values")
+  return next((kind for kind in (_OWN, _PART) if kind in kinds), _NUMBER)
+
+
+class _Operation(NamedTuple):
+  """An operation of a program.
+
+  Attributes:
+    what: what it does and with which values, whatever their shapes.
+    equation: the equation; None for the results of the program.
+  """
+
+  what: tuple
+  equation: Any
+
+
+class _Constant:
+  """A number or an array in a program."""
+
+  def __init__(self, value: Any):
+    self.value = value
+
+  def __eq__(self, other: Any) -> bool:
+    if not isinstance(other, _Constant):
+      return False
+    if self.value is other.value:
+      return True
+    for x in (self.value, other.value):
+      is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)
+      if is_key or isinstance(x, jax.core.Tracer):
+        return False
+    a, b = np.asarray(self.value), np.asarray(other.value)
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+
+  __hash__ = None  # type: ignore[assignment]
+
+
+def _operations(program: Any) -> Iterator[_Operation]:
+  """Yields a program's operations in order, each followed by those that it calls.
+
+  Except for broadcasts of numbers: if a leaf is a scalar, only the program with its
+  parts has these.
+  """
+  jaxpr = getattr(program, "jaxpr", program)
+  consts = map(_Constant, getattr(program, "consts", ()))
+  names: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+  names.update((v, ("argument", i)) for i, v in enumerate(jaxpr.invars))
+  count = itertools.count()
+
+  def name_of(v: Any) -> Any:
+    return _Constant(v.val) if isinstance(v, _core.Literal) else names[v]
+
+  for eqn in jaxpr.eqns:
+    operands = [name_of(v) for v in eqn.invars]
     if (
       eqn.primitive.name == "broadcast_in_dim" and not eqn.invars[0].aval.shape
     ):
-      number = _look_up(eqn.invars[0], env)
-      is_value = isinstance(number, _Value)
-      if not is_value or number.kind in ("same", "uniform"):
-        env[eqn.outvars[0]] = _Spread(number)
-        continue
-    yield eqn
+      names[eqn.outvars[0]] = operands[0]
+      continue
+    params = {
+      key: value
+      for key, value in eqn.params.items()
+      if isinstance(value, int | float | str | bool | np.dtype)
+    }
+    yield _Operation((eqn.primitive.name, params, operands), eqn)
+    names.update((v, (next(count), i)) for i, v in enumerate(eqn.outvars))
+    for value in eqn.params.values():
+      for called in value if isinstance(value, tuple) else (value,):
+        if hasattr(called, "eqns"):
+          yield from _operations(called)
+  yield _Operation(("results", [name_of(v) for v in jaxpr.outvars]), None)
 
 
-def _look_up(var: Any, env: dict) -> Any:
-  """Returns a literal's number, or the known value of a variable."""
-  if isinstance(var, _core.Literal):
-    return np.asarray(var.val)
-  found = env[var]
-  return found.number if isinstance(found, _Spread) else found
-
-
-def _pairs(first, second, envs, eqns) -> list[_Value]:
-  values = []
-  for x, y in zip(first, second, strict=True):
-    a, b = _look_up(x, envs[0]), _look_up(y, envs[1])
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-      if not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"):
-        raise NotElementwise(
-          f"{_name(eqns)} computes with {a} for a whole leaf and {b} for a part"
-        )
-      values.append(_Value("same"))
-    elif a is not b:
-      raise NotElementwise(_differs(eqns))
-    else:
-      spread = any(
-        not isinstance(v, _core.Literal) and isinstance(e[v], _Spread)
-        for v, e in zip((x, y), envs, strict=True)
-      )
-      values.append(_Value(a.kind) if spread else a)
-  return values
-
-
-def _differs(eqns: Any) -> str:
-  return f"{_name(eqns)} treats a leaf by its shape, and parts have others"
-
-
-def _check_alike(a: Any, b: Any) -> None:
-  if a is None or b is None or a.primitive != b.primitive:
-    raise NotElementwise(_differs([x for x in (a, b) if x is not None]))
-  if len(a.invars) != len(b.invars) or len(a.outvars) != len(b.outvars):
-    raise NotElementwise(_differs((a, b)))
-  for key in a.params.keys() & b.params.keys():
-    x, y = a.params[key], b.params[key]
-    if isinstance(x, int | float | str | bool | np.dtype) and x != y:
-      raise NotElementwise(_differs((a, b)))
-
-
-def _outputs(a: Any, b: Any, values: list[_Value]) -> list[_Value]:
-  shapes = [
-    (x.aval.shape, y.aval.shape)
-    for x, y in zip(a.outvars, b.outvars, strict=True)
-  ]
-  name = a.primitive.name
-  elementwise = is_elementwise(a) and is_elementwise(b)
-
-  def mixed() -> list[_Value]:
-    why = f"{_name((a, b))} mixes the elements of a leaf ({name})"
-    return [_Value("mixed", s, why) for s in shapes]
-
-  broken = next((v for v in values if v.kind == "mixed"), None)
-  if broken is not None:
-    return [_Value("mixed", s, broken.why) for s in shapes]
-  inner = _inner(a, b, values)
-  if inner is not None:
-    return inner
-  if all(v.kind == "same" for v in values):
-    if all(x == y for x, y in shapes):
-      return [_Value("same", s) for s in shapes]
-    if elementwise:  # Numbers that were broadcast.
-      return [_Value("uniform") for _ in shapes]
-    return mixed()
-  if elementwise:
-    for value in values:
-      takes_any = value.shapes is None or value.shapes == ((), ())
-      if not takes_any and (value.shapes not in shapes or value.kind == "same"):
-        return mixed()
-    if any(v.kind == "part" for v in values):
-      return [_Value("part", s) for s in shapes]
-    return [_Value("uniform") for _ in shapes]
-  if name in _SHAPES_ONLY and values[0].kind == "uniform":
-    return [values[0]]
-  if name in _SHAPES_ONLY and values[0].shapes == shapes[0]:
-    return [values[0]]
-  return mixed()
-
-
-def _inner(a: Any, b: Any, values: list[_Value]) -> list[_Value] | None:
-  """Returns the results of a call or a conditional; otherwise None."""
-  if "branches" in a.params:
-    index, *operands = values
-    if index.kind != "same":
-      return None
-    branches = [
-      _closed(x, y, operands)
-      for x, y in zip(a.params["branches"], b.params["branches"], strict=True)
-    ]
-    return [_either(outs) for outs in zip(*branches, strict=True)]
-  if a.primitive.name in ("while", "scan"):
-    return None
-  for key in _CALLS:
-    if key in a.params:
-      x, y = a.params[key], b.params[key]
-      token = _calls.set((a, b, *_calls.get()))
-      try:
-        if hasattr(x, "consts"):
-          return _closed(x, y, values)
-        return _jaxprs(x, y, [], values)
-      finally:
-        _calls.reset(token)
-  return None
-
-
-def _either(outs: Sequence[_Value]) -> _Value:
-  for kind in ("mixed", "part", "uniform"):
-    for out in outs:
-      if out.kind == kind:
-        own = [o for o in outs if o.kind == "same" and o.shapes is not None]
-        if own and kind != "mixed":
-          return _Value("mixed", out.shapes, "a choice between unlike values")
-        return out
-  return outs[0]
-
-
-#: The calls being examined, for equations without a name of their own.
-_calls: contextvars.ContextVar[tuple] = contextvars.ContextVar(
-  "calls", default=()
-)
-
-
-def _name(eqns: Any) -> str:
-  """Returns the name of the transformation that an equation comes from."""
+def _name(equations: Sequence[Any]) -> str:
+  """Returns the name of the transformation that the first equation comes from."""
   names: list[str] = []
-  for eqn in (*(eqns or ()), *_calls.get()):
+  for eqn in equations:
     for frame in _source.user_frames(eqn.source_info.traceback):
       name, _, inside = frame.function_name.partition(".<locals>.")
       ours = "/optax_dist/" in frame.file_name

@@ -30,10 +30,9 @@ _OTHERS = {
 def _check(fun):
   """Checks a function on a leaf of 12 elements, and on half of them."""
   whole, part = (
-    (lambda x: [fun(x)], [jax.ShapeDtypeStruct(shape, jnp.float32)])
-    for shape in ((3, 4), (6,))
+    (jax.ShapeDtypeStruct(shape, jnp.float32),) for shape in ((3, 4), (6,))
   )
-  elementwise.check(whole, part, [True], lambda i: True)
+  elementwise.check(fun, whole, part, [True], [True])
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -61,3 +60,46 @@ def test_a_sum_mixes_elements():
 def test_the_bytes_of_a_number_are_several():
   with pytest.raises(elementwise.NotElementwise, match="bitcast_convert_type"):
     _check(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8)[..., 0])
+
+
+@pytest.mark.parametrize(
+  "fun",
+  [
+    lambda x: x / x.size,
+    lambda x: x if x.ndim > 1 else -x,
+    lambda x: jnp.where(x.size > 8, x, jnp.float32(jnp.nan)),
+  ],
+)
+def test_the_shape_of_a_leaf_must_not_be_used(fun):
+  with pytest.raises(elementwise.NotElementwise, match="by its shape"):
+    _check(fun)
+
+
+def test_the_place_of_an_element_must_not_be_used():
+  with pytest.raises(elementwise.NotElementwise, match="mixes"):
+    _check(lambda x: x * jnp.arange(x.size, dtype=x.dtype).reshape(x.shape))
+
+
+def test_leaves_must_not_be_told_apart_by_their_sizes():
+  def swap_by_size(a, b):
+    return sorted([2 * a, 2 * b], key=lambda x: x.size)
+
+  shapes = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (4, 6)]
+  parts = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (3, 2)]
+  with pytest.raises(elementwise.NotElementwise, match="by its shape"):
+    elementwise.check(swap_by_size, shapes, parts, [True] * 2, [True] * 2)
+
+
+@pytest.mark.parametrize(
+  "fun",
+  [
+    lambda x: jnp.where(x > 0, x, jnp.nan) * 2.0,
+    lambda x: jax.lax.cond(jnp.float32(1) > 0, lambda: x + 1, lambda: 0 * x),
+    lambda x: jax.jit(lambda x: jnp.full_like(x, 2.0) * x)(x),
+  ],
+)
+def test_a_scalar_leaf_may_be_a_part_of_one_element(fun):
+  whole, part = (
+    (jax.ShapeDtypeStruct(shape, jnp.float32),) for shape in ((), (1,))
+  )
+  elementwise.check(fun, whole, part, [True], [True])
