@@ -12,12 +12,14 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from optax_dist import ledger
-from optax_dist._internal import durable
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.replica import Outcome, Replica
 from optax_dist.coordinator.runtime import processes
@@ -62,7 +64,7 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
   with contextlib.ExitStack() as stack:
     new = ""
     if replica.processes.index == 0 and not path.exists():
-      new = str(stack.enter_context(durable.folder(path)))
+      new = str(stack.enter_context(durable_folder(path)))
     new, *_ = replica.processes.gather(new)
     if not new:
       raise FileExistsError(f"There is a checkpoint at {path} already.")
@@ -210,3 +212,57 @@ def _abstract(leaf: Any) -> Any:
   if isinstance(leaf, jax.Array):
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return leaf
+
+
+@contextlib.contextmanager
+def durable_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Creates a folder with everything that the block writes, at the block's end.
+
+  It appears complete or not at all, survives a power failure, and is its owner's
+  alone.
+
+  Args:
+    path: the folder.
+
+  Yields:
+    A temporary path to write it to, which does not exist yet.
+
+  Raises:
+    FileExistsError: the folder exists at the end.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...   with durable_folder(pathlib.Path(there, "new")) as new:
+    ...     new.mkdir()
+    ...     _ = (new / "file").write_text("text")
+    ...   oct(pathlib.Path(there, "new", "file").stat().st_mode)[-3:]
+    '600'
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  outer = pathlib.Path(
+    tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
+  )
+  try:
+    inner = outer / path.name
+    yield inner
+    for at, _, files in os.walk(inner, topdown=False):
+      for name in files:
+        os.chmod(os.path.join(at, name), 0o600)
+        _sync(os.path.join(at, name))
+      os.chmod(at, 0o700)
+      _sync(at)
+    if path.exists():
+      raise FileExistsError(f"{path} exists.")
+    os.rename(inner, path)
+    _sync(path.parent)
+  finally:
+    shutil.rmtree(outer, ignore_errors=True)
+
+
+def _sync(path: str | os.PathLike[str]) -> None:
+  number = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(number)
+  finally:
+    os.close(number)

@@ -1,11 +1,11 @@
-"""Files that appear whole or not at all, and are their owner's alone."""
+"""A checkpoint's folder appears whole or not at all, and is its owner's alone."""
 
 import os
 import stat
 
 import pytest
 
-from optax_dist._internal import durable
+from optax_dist.coordinator.checkpoint import durable_folder
 
 
 def _mode(path):
@@ -23,29 +23,9 @@ def synced(monkeypatch):
   return found
 
 
-def test_a_file_replaces_another_and_is_on_the_disk(tmp_path, synced):
-  path = tmp_path / "file"
-  path.write_bytes(b"before")
-  path.chmod(0o644)
-  durable.write(path, b"after")
-  assert path.read_bytes() == b"after"
-  assert _mode(path) == 0o600
-  assert {path.stat().st_ino, tmp_path.stat().st_ino} <= synced
-  assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_file_that_can_not_be_written_leaves_the_one_before(tmp_path):
-  path = tmp_path / "file"
-  durable.write(path, b"before")
-  with pytest.raises(TypeError):
-    durable.write(path, "no bytes")
-  assert path.read_bytes() == b"before"
-  assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
 def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):
   path = tmp_path / "parent" / "folder"
-  with durable.folder(path) as new:
+  with durable_folder(path) as new:
     (new / "deep").mkdir(parents=True)
     (new / "deep" / "file").write_text("text")
     assert not path.exists()
@@ -59,7 +39,7 @@ def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):
 
 def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
   def write():
-    with durable.folder(tmp_path / "new") as new:
+    with durable_folder(tmp_path / "new") as new:
       new.mkdir()
       raise ZeroDivisionError
 
@@ -70,9 +50,9 @@ def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
 
 def test_an_existing_folder_is_not_replaced(tmp_path):
   path = tmp_path / "folder"
-  with durable.folder(path) as new:
+  with durable_folder(path) as new:
     new.mkdir()
     (new / "file").write_text("first")
-  with pytest.raises(FileExistsError), durable.folder(path) as new:
+  with pytest.raises(FileExistsError), durable_folder(path) as new:
     new.mkdir()
   assert (path / "file").read_text() == "first"
