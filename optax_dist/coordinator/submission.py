@@ -222,14 +222,20 @@ class Submission:
   def _is_behind(self, seen: Seen) -> bool:
     return seen.published.step > self.base.step
 
-  def _supersede(self, seen: Seen) -> None:
+  def _supersede(self, seen: Seen) -> bool:
     """Drops what was added to a partial sum that was decided in the meantime.
 
     Gradients can't be removed from a sum.
+
+    Returns:
+      Whether the partial sum counts, and so no other one on `base` can.
     """
-    if self._resolved(seen, self.partial) is not None:
-      self._close(seen, Reason.SUPERSEDED.value)
-      self._clear()
+    partial = self._resolved(seen, self.partial)
+    if partial is None:
+      return False
+    self._close(seen, Reason.SUPERSEDED.value)
+    self._clear()
+    return not partial.reason
 
   def add(
     self,
@@ -248,7 +254,9 @@ class Submission:
       seconds: that computing it took; None if unknown.
       work: its digest, if it is to be compared with another replica's.
     """
-    self._supersede(seen)
+    if self._supersede(seen):
+      self.end(seen, Reason.SUPERSEDED.value, 1)
+      return
     data, self._round = self.computed, []
     if self._window and sp.minus(data, self._leased(seen)):
       # Another replica has been faster, perhaps with the whole step.

@@ -61,10 +61,10 @@ def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
   assert submission.counts == {"applied": 2}
 
 
-def partial_sum(**fields):
+def partial_sum(max_staleness=0):
   """A gradient is with the leader, which requests another one."""
-  seen = Told(**fields)
-  submission = begin(seen)
+  seen = Told()
+  submission = begin(seen, max_staleness=max_staleness)
   give(submission, seen, 3)
   seen.answers[0] = Taken(0, 1)
   submission.conclude(seen)
@@ -86,6 +86,16 @@ def test_what_is_added_to_a_decided_sum_is_superseded():
   give(submission, seen, 5)
   assert submission.counts == {"applied": 0, "lost": 1, "superseded": 1}
   assert submission.total == 5
+
+
+def test_no_other_sum_begins_on_a_step_in_which_a_partial_sum_counts():
+  seen, submission = partial_sum(max_staleness=1)
+  seen.publish()
+  answer(seen, "", 0)
+  assert give(submission, seen, 4) is None
+  assert submission.counts == {"applied": 1, "superseded": 1}
+  assert submission.ended.reason == "superseded"
+  assert not submission.waits(seen)
 
 
 def test_a_partial_sum_may_have_an_outcome_of_its_own():

@@ -419,7 +419,9 @@ def run(
   try:
     pending = lambda: all(p.over or not p.alive for p in world.all)
     world.run(last + 60.0, lambda: False)
-    world.run(last + 60.0 + BOUND, pending)
+    # A gradient that takes longer than the run waits holds its replica up.
+    longest = 1.5 * max(schedule.setting.compute)
+    world.run(last + 60.0 + BOUND + longest, pending)
     checker.finish()
   except Violation as error:
     violation = str(error)

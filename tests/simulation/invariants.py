@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -86,6 +86,14 @@ class _Submission:
   outcome: fx.Resolved | None = None
 
 
+class _Print(NamedTuple):
+  """A fingerprint: who has taken it, and when."""
+
+  process: str
+  digest: str
+  at: float
+
+
 class Checker:
   """Follows a world, and raises `Violation`."""
 
@@ -145,9 +153,11 @@ class Checker:
     # The position at which members changed last.
     self.changed = -1
     self.ended_at = math.inf
-    # Whether a state was damaged; and when each fingerprint was first taken, by step.
+    # Whether a state was damaged; the fingerprints that were taken, by step; and
+    # who was removed since its gradients are wrong.
     self.corrupt = False
-    self.prints: dict[int, dict[str, float]] = {}
+    self.prints: dict[int, list[_Print]] = collections.defaultdict(list)
+    self.found_wrong: set[str] = set()
     self.taken: set[tuple[int, int, str]] = set()
     # Who has had the mean of which attempt.
     self.means: set[tuple[str, Any]] = set()
@@ -438,7 +448,9 @@ class Checker:
     ready = self.within_reach(leader)
     for wish in self.wishes:
       process, _, since = wish
-      came = self.world.now - max(since, self.term_at) > _ON_ITS_WAY
+      # It is told to the leader once its replica is a member.
+      told_at = max(since, self.term_at, process.settled_at)
+      came = self.world.now - told_at > _ON_ITS_WAY
       wish[1] = (
         wish[1] + 1 if came and process in ready and not process.over else 0
       )
@@ -449,9 +461,8 @@ class Checker:
     """One that comes shortly before the end may not be compared any more."""
     self.taken.add((taken.step, process.index, taken.digest))
     if self.end is None:
-      self.prints.setdefault(taken.step, {}).setdefault(
-        taken.digest, self.world.now
-      )
+      print_ = _Print(process.name, taken.digest, self.world.now)
+      self.prints[taken.step].append(print_)
 
   def may_have_failed(self, step: int, number: int) -> bool:
     """Whether a member has failed in an attempt, or was lost in this step.
@@ -503,6 +514,7 @@ class Checker:
     if not process.alive or process.over or process.aborted:
       return
     if "is not what replicas" in reason:
+      self.found_wrong.add(process.name)
       if not process.is_faulty and not self.corrupt:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
       return
@@ -1001,8 +1013,16 @@ class Checker:
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
     known = self.ended_at - _SETTLED - _LATE * self.setting.latency
+    # A damaged state makes gradients wrong, too, and they may show it before.
     differ = any(
-      sum(at < known for at in found.values()) > 1
+      len(
+        {
+          one.digest
+          for one in found
+          if one.at < known and one.process not in self.found_wrong
+        }
+      )
+      > 1
       for found in self.prints.values()
     )
     if (

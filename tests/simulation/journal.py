@@ -136,7 +136,7 @@ def _reason(checker: Any, note: notes.GradientDropped, finite: bool) -> str:
       return f"it is {late} steps late"
     case "non_finite" if finite:
       return "it is finite"
-    case "future" | "unknown_replica":
+    case "future" | "unknown_replica" | "duplicate":
       return "nobody has sent such a one"
     case "other_incarnation" if (
       note.local_step > checker.joined_at.get(note.incarnation, math.inf) + 1

@@ -93,13 +93,19 @@ _HOLDS = {
     "a replaced leader does not note whom it would have replaced": 9243000064,
     "the run goes on with a stopped replica once all others are lost": 9244000474,
     "a replica that loses the leader that it called is admitted at once": 9130001479,
+    "a wish to save is told once its replica is a member": 9300006764,
+    "a run ends after a gradient that took longer than it waits": 9300012201,
   },
   leases: {
     "the end waits for replicas that are behind": 9100068,
     "it waits from when the last step is in the log": 8501000219,
     "a run that fails has no leases that could be wrong": 8800048,
   },
+  slots: {
+    "a damaged state may show in gradients before fingerprints differ": 9301001508,
+  },
   group_leases: {
+    "no gradient is computed for a step in which a partial sum has counted": 3166,
     "samples given up after the last step are not left": 9010001552,
   },
 }
