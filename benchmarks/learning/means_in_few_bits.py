@@ -27,7 +27,8 @@ import numpy as np
 import optax
 import results
 
-from optax_dist.coordinator.aggregation import encoder, wire_formats
+from optax_dist.coordinator.aggregation import encoder, reducer, wire_formats
+from optax_dist.coordinator.protocol import entries
 
 REPLICAS, PERIOD = 4, 8
 TUNING_SEED = 1000
@@ -127,14 +128,24 @@ class Run:
         if not side.write([leaf[i] for leaf in leaves], raw, number):
           return np.nan
         side.settle(number, True)
-      mean = sides[0].average(
-        [raw.tobytes() for raw in raws], [1.0] * REPLICAS, REPLICAS
-      )
+      mean = averaged(sides[0], raws)
       found = [leaf.astype(np.float32) for leaf in sides[0].read(mean)]
       params, trace = self._apply(
         params, trace, jax.tree.unflatten(treedef, found), rate, number
       )
     return float(self._loss(params, self._held_out))
+
+
+def averaged(encoder, gradients):
+  """The mean of encoded gradients; its residual is added to the next one."""
+  made = reducer.Reducer(encoder)
+  parts = [entries.Part(i, i, 0, 0, 0, 1, 1.0) for i in range(len(gradients))]
+  out, whole = np.zeros(made.mean_place.nbytes, np.uint8), made.place.elements
+  error = made.owed(0, whole)
+  made.slice(parts, gradients, 0, whole, out, error)
+  if error is not None:
+    made.feedback.keep(0, error)
+  return out
 
 
 def draw(found):

@@ -23,7 +23,7 @@ _ROWS = (
   (
     "transport/\nconnections",
     ("Received", "Malformed", "PeerLost"),
-    ("Send", "Connect", "Disconnect", "UseRun"),
+    ("Send", "SendAll", "Connect", "Disconnect", "UseRun"),
   ),
   (
     "store/\nkeys",
@@ -33,16 +33,14 @@ _ROWS = (
   (
     "aggregation/\narrays",
     (
-      "Averaged",
       "Aggregated",
       "AggregateFailed",
       "SnapshotFetched",
       "SnapshotFailed",
     ),
     (
-      "Average",
       "Aggregate",
-      "Collect",
+      "LimitWait",
       "Cancel",
       "Release",
       "ServeSnapshot",
@@ -70,7 +68,9 @@ _ROWS = (
       "SetAsked",
       "Taken",
       "Resolved",
-      "Waiting",
+      "Leased",
+      "Progressed",
+      "Called",
       "Left",
       "Finished",
       "Fail",

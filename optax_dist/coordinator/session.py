@@ -32,7 +32,7 @@ from optax_dist.coordinator import (
 )
 from optax_dist.coordinator import probe as probes
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import nodes, wire_formats
+from optax_dist.coordinator.aggregation import nodes, reducer, wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config
@@ -179,9 +179,11 @@ class Session:
       mean_decay=settings.error_feedback,
     )
     # Shards are exchanged however small they are: no process has the whole
-    # gradient.
+    # gradient. So are means in few bits: a new leader would not have what the last
+    # one left out.
     nbytes = self.encoder.place.nbytes
-    self._inline = parts.gradient is None and nbytes <= settings.inline_bytes
+    whole = parts.gradient is None and self.encoder.mean_feedback is None
+    self._inline = whole and nbytes <= settings.inline_bytes
     # Compiles the update early, so that no attempt has to wait for it.
     nothing = self.encoder.read(self.encoder.no_mean())
     numbers = strategy.quorum
@@ -201,6 +203,7 @@ class Session:
       add, window = self.summing.add, data.global_batch
       text = "" if probe is None else self._probed(probe, params, self.slots)
       alike += (("gradient of a probe", text),)
+    averages = reducer.Reducer(self.encoder, data if window else None)
     transport = place.transport
     address, digest = self.processes.meet(
       (transport.name, transport.address), fingerprint(shared)
@@ -215,6 +218,7 @@ class Session:
       digest=f"{digest}-{progress}" if progress.next else digest,
       **numbers._asdict(),
       inline_bytes=nbytes if self._inline else None,
+      average=averages.whole,
       alone=strategy.alone,
       timeout=settings.timeout,
       attempt_timeout=settings.attempt_timeout,
@@ -244,16 +248,15 @@ class Session:
       replica=replica,
       run=settings.run,
       encoder=self.encoder,
+      reducer=averages,
       initial=shared,
       step=global_step,
       apply=self.update.apply,
-      inline=self._inline,
       journal=journal_lines.JournalLines(settings.journal, self.about),
       deadlines=settings.deadlines,
       processes=self.processes,
       shards=parts.state,
       own=own,
-      data=data if window else None,
     )
     self.handover = self.driver.handover
     self.submission = Submission(
@@ -404,7 +407,7 @@ class Session:
       correct: changes the encoded sum.
     """
     submission = self.submission
-    finite, memory = True, None
+    finite, memory, payload = True, None, b""
     parts: Sequence[memoryview] = ()
     # Stale gradients are reported without their numbers.
     if self.slots is not None and submission.total is not None:
@@ -423,14 +426,18 @@ class Session:
       if written is not None:
         if correct is not None:
           correct(out)
-        parts, memory, self._buffer = written, self._buffer, None
+        parts, memory = written, self._buffer
+    if self._inline:
+      payload, parts, memory = b"".join(parts), (), None
+    elif memory is not None:
+      self._buffer = None  # The event loop has it from now on.
     exchanged, seconds = self.driver.exchanged
     measured = self.stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
       self.update.seconds,
       self.driver.moved(),
     )
-    submitted = submission.submit(finite, b"", measured, work)
+    submitted = submission.submit(finite, payload, measured, work)
     self.driver.submit(submitted, memory, parts)
     self.watchdog.steps.submitted(time.monotonic())
 

@@ -161,8 +161,7 @@ class _Exchange:
     self._decay = 1.0 if decay is None else float(decay)
     self._place = layouts.layout(leaves, self._wire)
     self._mean_place = layouts.layout(leaves, mean_wire, like=self._place)
-    # Inline gradients are averaged by the leader, all others by their members,
-    # in slices.
+    # Inline gradients are averaged as a whole, all others in slices.
     self._inline = run.get("inline", False)
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     # What the wire formats left out, by its owner.
@@ -217,9 +216,8 @@ class _Exchange:
     cuts = place.cuts(1 if self._inline else len(members))
     for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
       # The owner of what this mean leaves out.
-      owner = commit.get("term") if self._inline else _owner(members[number])
       feedback = self._of_means.setdefault(
-        owner, MeanFeedback(place, self._decay)
+        _owner(members[number]), MeanFeedback(place, self._decay)
       )
       error = feedback.owed(start, stop)
       low, high = place.bytes_of(start, stop)

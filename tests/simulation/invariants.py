@@ -290,7 +290,7 @@ class Checker:
       self.fail("A2", f"step {step} has {total} gradients")
     if setting.alone and len(commit.parts) != 1:
       self.fail("A2", f"step {step} has {len(commit.parts)} replicas' work")
-    if not commit.inline:
+    if commit.mean is None:
       self.held_by_all(commit)
       self.copied(process, commit)
     elif commit.mean != struct.pack("<q", self.mean(commit)):
@@ -325,7 +325,7 @@ class Checker:
         self.fail("A1", f"{key} was {submitted}, and counts as {part}")
       if not submitted.finite:
         self.fail("A1", f"{key} is not finite")
-      size = 8 if commit.inline else 0
+      size = 0 if commit.mean is None else 8
       if len(submitted.payload) != size and not setting.window:
         self.fail("A1", f"{key} has another size")
       # "Lost" says that it isn't known; it was given up, and may count yet.
@@ -371,7 +371,7 @@ class Checker:
     """What must come out of a step, computed here from what was submitted."""
     weights = tuple(part.weight for part in commit.parts)
     total = self.sum(commit, weights, process)
-    if commit.inline:
+    if commit.mean is not None:
       return total
     return digest(*(digest(j, total) for j in range(len(weights))))
 
@@ -558,7 +558,7 @@ class Checker:
       lacks = [
         commit
         for commit in self.commits[process.step : step]
-        if commit.inline or not self.has_mean(process, commit)
+        if commit.mean is not None or not self.has_mean(process, commit)
       ]
       stays = process.leaves_since == math.inf
       if stays and process.alive and lacks:

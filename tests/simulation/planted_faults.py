@@ -253,8 +253,8 @@ FAULTS = (
   _one(
     "an inline mean takes the first member's gradient for all",
     "leader.leader",
-    "payloads = tuple(a.message.payload for a in arrivals)",
-    "payloads = tuple(arrivals[0].message.payload for a in arrivals)",
+    "payloads = [a.message.payload for a in arrivals]",
+    "payloads = [arrivals[0].message.payload for a in arrivals]",
   ),
   _one(
     "the parts of an attempt have another weight",

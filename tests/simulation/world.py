@@ -19,7 +19,7 @@ import json
 import math
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from optax_dist import ledger
@@ -305,6 +305,7 @@ class Process:
       lower_on_leave=setting.lower_on_leave,
       lower_on_loss=setting.lower_on_loss,
       inline_bytes=8 if setting.inline else None,
+      average=functools.partial(_average, setting),
       alone=setting.alone,
       timeout=TIMEOUT,
       attempt_timeout=ATTEMPT_TIMEOUT,
@@ -1183,27 +1184,9 @@ class World:
     if process.store_cut_until <= self.now:
       self.at(time, self.store_deletes, effect.keys)
 
-  def on_average(self, process: Process, effect: fx.Average) -> None:
-    weights = tuple(part.weight for part in effect.parts)
-    values: tuple[Any, ...]
-    if self.setting.window:
-      assert self.setting.data is not None
-      nodes = [tree.nodes_at(self.setting.data, p.data) for p in effect.parts]
-      values = tuple(
-        tuple(zip(spans, struct.unpack(f"<{len(spans)}q", p), strict=True))
-        for spans, p in zip(nodes, effect.payloads, strict=True)
-      )
-    else:
-      values = tuple(struct.unpack("<q", p)[0] for p in effect.payloads)
-    mean = struct.pack("<q", self.sum(values, weights))
-    self.at(self.now, self.input, process, ins.Averaged(effect.task, mean))
-
   def sum(self, gradients: tuple[Any, ...], weights: tuple[float, ...]) -> int:
     """The sum of a step: of its parts, or of its slots in a tree's order."""
-    if self.setting.window:
-      assert self.setting.data is not None
-      return sums.whole(self.setting.data, gradients)
-    return digest(gradients, weights)
+    return _sum(self.setting, gradients, weights)
 
   def on_aggregate(self, process: Process, effect: fx.Aggregate) -> None:
     self.begin(
@@ -1212,12 +1195,9 @@ class World:
       effect.parts,
       effect.peers,
       effect.readers,
-      effect.me,
-      effect.sequence,
+      -1 if effect.me is None else effect.me,
+      -1 if effect.me is None else effect.parts[effect.me].sequence,
     )
-
-  def on_collect(self, process: Process, effect: fx.Collect) -> None:
-    self.begin(process, effect.attempt, effect.parts, effect.peers, (), -1, -1)
 
   def go_on_later(self, process: Process, aggregation: Aggregation) -> None:
     if not aggregation.ended and process.alive:
@@ -1599,3 +1579,28 @@ def _short(value: Any) -> str:
   for old in ("Received", "optimistic=None", "payload=b''", "batches=''"):
     text = text.replace(old + ", ", "")
   return text if len(text) < 400 else text[:400] + "..."
+
+
+def _average(setting: Setting, parts: Any, payloads: Sequence[bytes]) -> bytes:
+  """The mean of gradients that are sent inline."""
+  values: tuple[Any, ...]
+  if setting.window:
+    assert setting.data is not None
+    nodes = [tree.nodes_at(setting.data, part.data) for part in parts]
+    values = tuple(
+      tuple(zip(spans, struct.unpack(f"<{len(spans)}q", p), strict=True))
+      for spans, p in zip(nodes, payloads, strict=True)
+    )
+  else:
+    values = tuple(struct.unpack("<q", p)[0] for p in payloads)
+  weights = tuple(part.weight for part in parts)
+  return struct.pack("<q", _sum(setting, values, weights))
+
+
+def _sum(
+  setting: Setting, gradients: tuple[Any, ...], weights: tuple[float, ...]
+) -> int:
+  if setting.window:
+    assert setting.data is not None
+    return sums.whole(setting.data, gradients)
+  return digest(gradients, weights)

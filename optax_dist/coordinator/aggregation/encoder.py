@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
-from optax_dist.ledger import Spans, tree
 
 # A smaller leaf is copied: to send it by itself would cost more.
 _IN_PLACE = 64 << 10
@@ -174,58 +172,6 @@ class Encoder:
     start, stop = self.place.bytes_of_leaf(where)
     codec = self.place.groups[where.group].codec
     codec.encode(np.asarray(leaf).reshape(-1), out[start:stop])
-
-  def average(
-    self,
-    gradients: Sequence[bytes],
-    weights: Sequence[float],
-    count: int,
-    nodes: Sequence[Spans] | None = None,
-  ) -> bytes:
-    """The mean of encoded gradients; it counts.
-
-    Args:
-      gradients: in replica order.
-      weights: the weight of each.
-      count: divisor of their sum.
-      nodes: those of each, of a tree with `count` slots; None: each gradient is
-        one array, and they are added from the first to the last.
-
-    Raises:
-      ValueError: a gradient has another size than the layout.
-    """
-    rows_of = [1] * len(gradients) if nodes is None else list(map(len, nodes))
-    for raw, number in zip(gradients, rows_of, strict=True):
-      if len(raw) != number * self.place.nbytes:
-        raise ValueError(
-          f"A gradient of this model has {number * self.place.nbytes:,} bytes,"
-          f" got {len(raw):,}."
-        )
-    order = (
-      None if nodes is None else tree.whole(itertools.chain(*nodes), count)
-    )
-    out = np.zeros(self.mean_place.nbytes, np.uint8)
-    # One array for all members, of which there may be hundreds.
-    rows = np.frombuffer(b"".join(gradients), np.uint8)
-    feedback, whole = self.mean_feedback, self.place.elements
-    error = None if feedback is None else feedback.owed(0, whole)
-    with np.errstate(all="ignore"):
-      means.mean_slice(
-        rows.reshape(sum(rows_of), self.place.nbytes),
-        weights,
-        count,
-        self.place,
-        self.mean_place,
-        0,
-        whole,
-        out,
-        error,
-        () if feedback is None else feedback.gaps,
-        order,
-      )
-    if feedback is not None and error is not None:
-      feedback.keep(0, error)
-    return out.tobytes()
 
   def no_mean(self) -> np.ndarray:
     """The bytes of a mean of zeros."""

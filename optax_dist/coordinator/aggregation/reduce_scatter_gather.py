@@ -15,17 +15,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from optax_dist import ledger
-from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation.gradient import Gradient
-from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
+from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.protocol import (
   deadlines,
   effects,
@@ -34,7 +30,6 @@ from optax_dist.coordinator.protocol import (
 )
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
-from optax_dist.ledger import Spans, tree
 
 # Slices up to this many bytes together are averaged at once, in about a
 # millisecond; larger ones in the background, so that messages go on meanwhile.
@@ -110,10 +105,8 @@ class _Attempt:
 
   Attributes:
     id: its id.
-    parts: its members, in order.
-    weights: by which their gradients are multiplied.
-    additions: of their rows, see `ledger.tree`; None: from first to last.
-    count: how many gradients are in the mean.
+    gradients: what is averaged, in order.
+    parts: their members, in the same order.
     cuts: where slices begin and end, in elements.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
@@ -134,10 +127,8 @@ class _Attempt:
   """
 
   id: entries.AttemptId
+  gradients: tuple[entries.Part, ...]
   parts: list[_Part]
-  weights: list[float]
-  additions: Sequence[tuple[int, int]] | None
-  count: int
   cuts: tuple[int, ...]
   me: int | None
   mean: memoryview
@@ -198,44 +189,43 @@ class Aggregations:
   def __init__(
     self,
     transport: sockets.Transport,
-    place: layouts.Layout,
-    mean_place: layouts.Layout,
+    reducer: Reducer,
     background: Background,
     limits: deadlines.Deadlines,
     reach: Callable[[str], None] = lambda phase: None,
-    feedback: MeanFeedback | None = None,
-    data: ledger.Batches | None = None,
   ):
     """Makes one without attempts.
 
     Args:
       transport: connections to the others.
-      place: the layout of gradients.
-      mean_place: the layout of means, with the same elements.
+      reducer: averages the slices of this replica.
       background: does what takes long.
       limits: how long an attempt may go on without a byte.
       reach: called at each phase, "reduce_scatter" and "gather".
-      feedback: the residuals of this replica's means; None if it rounds none.
-      data: deterministic data, whose micro-batches are added in the order of a
-        tree; None: members are added from first to last.
     """
     self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
     self._transport = transport
-    self._place, self._mean_place = place, mean_place
+    self._reducer, self._place = reducer, reducer.place
     self._background = background
     self._limits = limits
     self._reach = reach
-    self._feedback = feedback
-    self._data = data
     self._attempts: dict[entries.AttemptId, _Attempt] = {}
     # By peer, transfer id, and whether it is sent.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
-  def begin(self, effect: effects.Aggregate, gradient: Gradient) -> None:
-    """Takes part in an aggregation with a gradient."""
+  def begin(
+    self, effect: effects.Aggregate, gradient: Gradient | None = None
+  ) -> None:
+    """Takes part in an aggregation: with a gradient, or as a reader."""
+    attempt = self._made(effect)
+    if gradient is None or effect.me is None:
+      self._reach("gather")
+      for index in range(len(attempt.parts)):
+        self._expect_mean(attempt, index)
+      self._finish(attempt)
+      return
     self._forget(before=effect.attempt.step)
-    attempt = self._made(effect, effect.me, effect.readers)
     attempt.gradient, attempt.reading = gradient, True
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
@@ -259,14 +249,6 @@ class Aggregations:
           row.data = memoryview(b"")
     self._average(attempt)
 
-  def collect(self, effect: effects.Collect) -> None:
-    """Fetches other members' mean."""
-    attempt = self._made(effect, None, ())
-    self._reach("gather")
-    for index in range(len(attempt.parts)):
-      self._expect_mean(attempt, index)
-    self._finish(attempt)
-
   def limit_wait(self, attempt: entries.AttemptId) -> None:
     """All members have begun: from now on it fails if nothing moves."""
     found = self._attempts.get(attempt)
@@ -281,8 +263,8 @@ class Aggregations:
     """A received mean was committed: keeps what it left out."""
     found = self._attempts.get(attempt)
     if found is not None and found.left_out is not None:
-      assert self._feedback is not None
-      self._feedback.keep(found.own[0], found.left_out)
+      assert self._reducer.feedback is not None
+      self._reducer.feedback.keep(found.own[0], found.left_out)
       found.left_out = None
 
   def lose(self) -> None:
@@ -372,16 +354,11 @@ class Aggregations:
     for attempt in self._attempts.values():
       if attempt.reported and (before is None or attempt.id.step < before):
         if attempt.left_out is not None:
-          assert self._feedback is not None
-          self._feedback.lose(*attempt.own)
+          assert self._reducer.feedback is not None
+          self._reducer.feedback.lose(*attempt.own)
         attempt.left_out = None
 
-  def _made(
-    self,
-    effect: effects.Aggregate | effects.Collect,
-    me: int | None,
-    readers: Sequence[effects.Peer],
-  ) -> _Attempt:
+  def _made(self, effect: effects.Aggregate) -> _Attempt:
     # No replica waits for a failed attempt once there is a later one.
     order = (effect.attempt.step, effect.attempt.term, effect.attempt.number)
     for old in list(self._attempts.values()):
@@ -389,44 +366,35 @@ class Aggregations:
         old.order < order and old.answered and not self._has_mean(old)
       ):
         self.drop(old.id)
-    for peer in (*effect.peers, *readers):
+    for peer in (*effect.peers, *effect.readers):
       if peer.process != self._transport.name:
         # Without a connection, the transfers fail, and nothing else.
         with contextlib.suppress(ValueError):  # It advertises no address.
           self._transport.connect(peer.process, peer.address)
-    nodes = [self._nodes(part) for part in effect.parts]
     made = _Attempt(
       effect.attempt,
+      effect.parts,
       [
         _Part(
           peer.incarnation,
           peer.process,
           [
             _Row(transfer_id("part", effect.attempt, peer.incarnation, i))
-            for i in range(len(rows) or 1)
+            for i in range(self._reducer.rows(part))
           ],
           transfer_id("mean", effect.attempt, peer.incarnation),
         )
-        for peer, rows in zip(effect.peers, nodes, strict=True)
+        for peer, part in zip(effect.peers, effect.parts, strict=True)
       ],
-      [part.weight for part in effect.parts],
-      None
-      if self._data is None or me is None
-      else tree.whole(itertools.chain(*nodes), self._data.slots),
-      sum(part.count for part in effect.parts),
       self._place.cuts(len(effect.parts)),
-      me,
-      self._transport.allocate(self._mean_place.nbytes),
-      [peer.process for peer in readers],
+      effect.me,
+      self._transport.allocate(self._reducer.mean_place.nbytes),
+      [peer.process for peer in effect.readers],
     )
     if effect.attempt.number:
       made.timed = self._transport.now()
     self._attempts[effect.attempt] = made
     return made
-
-  def _nodes(self, part: entries.Part) -> Spans:
-    """What a member's gradient consists of; nothing without a tree."""
-    return () if self._data is None else tree.nodes_at(self._data, part.data)
 
   def _within(self, row: int, low: int, high: int) -> tuple[int, int]:
     """A slice's bytes in a row of the own gradient."""
@@ -439,7 +407,7 @@ class Aggregations:
 
   def _mean_slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
     cuts = attempt.cuts
-    return self._mean_place.bytes_of(cuts[index], cuts[index + 1])
+    return self._reducer.mean_place.bytes_of(cuts[index], cuts[index + 1])
 
   def _send(
     self,
@@ -494,9 +462,9 @@ class Aggregations:
     """Averages the own slice once it is here of all gradients."""
     if attempt.answered or attempt.averaging or attempt.averaged:
       return
-    parts = attempt.parts
-    others = [part for i, part in enumerate(parts) if i != attempt.me]
-    if any(row.data is None for part in others for row in part.rows):
+    members = attempt.parts
+    others = [member for i, member in enumerate(members) if i != attempt.me]
+    if any(row.data is None for member in others for row in member.rows):
       return
     assert attempt.me is not None
     assert attempt.gradient is not None
@@ -507,32 +475,16 @@ class Aggregations:
       attempt.gradient.read(*self._within(i, *self._slice(attempt, attempt.me)))
       if row.data is None
       else np.frombuffer(row.data, np.uint8)
-      for part in parts
-      for i, row in enumerate(part.rows)
+      for member in members
+      for i, row in enumerate(member.rows)
     ]
-    feedback = self._feedback
-    error = None if feedback is None else feedback.owed(start, stop)
-    gaps = () if feedback is None else feedback.gaps
+    reducer, parts = self._reducer, attempt.gradients
+    error = reducer.owed(start, stop)
 
     def work() -> None:
-      if start == stop:
-        return
-      # Padding between leaves may contain any values.
-      with np.errstate(all="ignore"):
-        means.mean_slice(
-          gradients,
-          attempt.weights,
-          attempt.count,
-          self._place,
-          self._mean_place,
-          start,
-          stop,
-          out,
-          error,
-          gaps,
-          attempt.additions,
-        )
-      attempt.left_out = error
+      if start < stop:
+        reducer.slice(parts, gradients, start, stop, out, error)
+        attempt.left_out = error
 
     attempt.averaging = True
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import deadlines
-from optax_dist.coordinator.protocol.entries import Process, ReplicaId
+from optax_dist.coordinator.protocol.entries import Part, Process, ReplicaId
 from optax_dist.coordinator.protocol.leader.leases import LeaseManager
 from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.ledger import Spans, tree
+
+
+def _no_average(parts: Sequence[Part], gradients: Sequence[bytes]) -> bytes:
+  raise AssertionError("no gradient is sent inline")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Config:
     lower_on_loss: whether replicas that are lost also lower it.
     inline_bytes: the size of a gradient, if gradients and means are sent inline
       in messages; None: members exchange them.
+    average: the mean of inline gradients, from their parts and bytes; pure.
     alone: whether no two replicas may take part in one step.
     timeout: see `deadlines.of`; likewise the next two.
     attempt_timeout: how long a transfer may make no progress.
@@ -61,6 +66,7 @@ class Config:
   lower_on_leave: bool = True
   lower_on_loss: bool = False
   inline_bytes: int | None = None
+  average: Callable[[Sequence[Part], Sequence[bytes]], bytes] = _no_average
   alone: bool = False
   timeout: float = 300.0
   attempt_timeout: float | None = None

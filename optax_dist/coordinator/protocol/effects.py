@@ -105,20 +105,6 @@ class Delete(Struct):
 # until `Release`.
 
 
-class Average(Struct):
-  """The leader averages gradients that were sent inline; answers `Averaged`.
-
-  Attributes:
-    task: identifies the answer.
-    parts: weights and counts, in replica order.
-    payloads: the gradients' bytes, in the same order.
-  """
-
-  task: int
-  parts: tuple[Part, ...]
-  payloads: tuple[bytes, ...]
-
-
 class Peer(Struct):
   """The location of a member or reader of an attempt.
 
@@ -134,11 +120,12 @@ class Peer(Struct):
 
 
 class Aggregate(Struct):
-  """A member's part in an aggregation: reduce-scatter, then gather.
+  """A replica's part in an aggregation: reduce-scatter, then gather.
 
-  It averages its slice of all members' gradients, in the order of `parts`,
-  serves the slice to members and readers, and gathers the other slices. Answers
-  `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
+  A member averages its slice of all members' gradients, in the order of `parts`,
+  sends the mean of it to members and readers, and gathers the other slices. A
+  reader only gathers; it starts along with the members, which have nothing to send
+  at first. Answers `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
 
   An optimistic one (`attempt.number == 0`) may begin long before the others
   have a gradient: until `LimitWait` it has no deadline and ends by success,
@@ -149,28 +136,15 @@ class Aggregate(Struct):
     attempt: its id, from which transfer ids are derived.
     parts: the gradients, in order.
     peers: the locations of their owners, in the same order.
-    readers: the locations of other replicas that fetch the mean.
-    me: the index of the receiver in `parts`.
-    sequence: the receiver's submission with its gradient.
+    readers: the locations of other replicas that gather the mean.
+    me: the index of the receiver in `parts`; None for a reader.
   """
 
   attempt: AttemptId
   parts: tuple[Part, ...]
   peers: tuple[Peer, ...]
   readers: tuple[Peer, ...]
-  me: int
-  sequence: int
-
-
-class Collect(Struct):
-  """A reader fetches all slices of a mean; answered like `Aggregate`.
-
-  Starts along with the attempt: members have nothing to send at first.
-  """
-
-  attempt: AttemptId
-  parts: tuple[Part, ...]
-  peers: tuple[Peer, ...]
+  me: int | None
 
 
 class LimitWait(Struct):
@@ -460,9 +434,7 @@ Effect: TypeAlias = (
   | Put
   | Get
   | Delete
-  | Average
   | Aggregate
-  | Collect
   | LimitWait
   | Cancel
   | Release

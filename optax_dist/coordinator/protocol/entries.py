@@ -177,9 +177,8 @@ class Committed(Struct):
     parts: the gradients in the mean, in replica order.
     readers: incarnations for which the members keep the mean, or a witness that
       fetched it; empty if `mean` has it.
-    inline: whether `mean` is the mean; otherwise `parts` and `readers` have it
-      from their aggregation.
-    mean: the mean's bytes, or none.
+    mean: the mean's bytes, if gradients are sent inline; None: `parts` and
+      `readers` have it from their aggregation.
     save: whether the state after this step is the one that all replicas save.
     details: fields for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
@@ -193,8 +192,7 @@ class Committed(Struct):
   attempt: AttemptId
   parts: tuple[Part, ...]
   readers: tuple[Incarnation, ...]
-  inline: bool
-  mean: bytes
+  mean: bytes | None
   save: bool
   details: tuple[Details, ...]
   dropped: tuple[tuple[str, Natural], ...]

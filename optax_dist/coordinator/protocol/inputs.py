@@ -112,21 +112,14 @@ class StoreLost(Struct):
 # From the aggregation.
 
 
-class Averaged(Struct):
-  """The answer to `Average`: the mean's bytes. To the leader."""
-
-  task: int
-  mean: bytes
-
-
 class Aggregated(Struct):
-  """`Aggregate` or `Collect` has succeeded: the whole mean is here."""
+  """`Aggregate` has succeeded: the whole mean is here."""
 
   attempt: AttemptId
 
 
 class AggregateFailed(Struct):
-  """`Aggregate` or `Collect` has failed. Not sent after `Cancel`.
+  """`Aggregate` has failed. Not sent after `Cancel`.
 
   Attributes:
     attempt: the attempt.
@@ -248,7 +241,6 @@ Input: TypeAlias = (
   | PutAnswered
   | GetAnswered
   | StoreLost
-  | Averaged
   | Aggregated
   | AggregateFailed
   | SnapshotFetched

@@ -44,10 +44,6 @@ class Appended:
   effects: tuple[Effect, ...]
 
 
-# A slot for an entry, which may be filled in after its position is reserved.
-Slot: TypeAlias = list[Entry]
-
-
 class StoreDelay:
   """How far a process is from the store: the shortest answer to a request.
 
@@ -98,25 +94,26 @@ class LogWriter:
     self.since = 0.0
     self._term, self._count = term, count
     self._request = -1
-    self._queue: list[tuple[Slot, list[Effect]]] = []
+    # The entries of the next record, and the effects held back for it; then those
+    # held back for the record being put.
+    self._entries: list[Entry] = []
+    self._held_for_next: list[Effect] = []
     self._held: list[Effect] = []
     self.again = False
 
   @property
   def pending(self) -> bool:
     """Whether a decision is not in the log yet."""
-    return self.record is not None or bool(self._queue)
+    return self.record is not None or bool(self._entries)
 
-  def add(self, entry: Entry | None = None) -> Slot:
-    """Reserves the slot of the next entry; None: it is filled in later."""
-    slot: Slot = [] if entry is None else [entry]
-    self._queue.append((slot, []))
-    return slot
+  def add(self, entry: Entry) -> None:
+    """Adds an entry to the next record."""
+    self._entries.append(entry)
 
   def say(self, effects: list[Effect], effect: Effect) -> None:
     """Sends an effect now, or once all decisions so far are in the log."""
-    if self._queue:
-      self._queue[-1][1].append(effect)
+    if self._entries:
+      self._held_for_next.append(effect)
     elif self.record is not None:
       self._held.append(effect)
     else:
@@ -124,16 +121,11 @@ class LogWriter:
 
   def flush(self, now: float) -> Put | None:
     """Puts what was decided, unless a put is in progress."""
-    if self.record is not None or self.deposed:
+    if self.record is not None or self.deposed or not self._entries:
       return None
-    found: list[Entry] = []
-    while self._queue and self._queue[0][0]:
-      slot, held = self._queue.pop(0)
-      found += slot
-      self._held += held
-    if not found:
-      return None
-    self.record, self.since = Record(self._term, tuple(found)), now
+    self.record, self.since = Record(self._term, tuple(self._entries)), now
+    self._entries = []
+    self._held, self._held_for_next = self._held_for_next, []
     return self._put(self.record)
 
   def _put(self, record: Record) -> Put:

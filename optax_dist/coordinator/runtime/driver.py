@@ -28,12 +28,12 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from optax_dist import ledger
 from optax_dist.coordinator import errors, phases
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import (
   gradient,
   reduce_scatter_gather,
+  reducer,
   snapshots,
 )
 from optax_dist.coordinator.protocol import codec, entries, inputs, messages
@@ -50,7 +50,6 @@ from optax_dist.coordinator.runtime import (
 from optax_dist.coordinator.runtime.processes import Core, Processes
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
-from optax_dist.ledger import tree
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
@@ -76,16 +75,15 @@ class Driver:
     replica: int | str,
     run: str,
     encoder: encoders.Encoder,
+    reducer: reducer.Reducer,
     initial: Any,
     step: int,
     apply: Callable[[Any, Sequence[np.ndarray], int], Any],
-    inline: bool,
     journal: journal_lines.JournalLines,
     deadlines: Deadlines,
     processes: Processes,
     shards: states.Shards | None = None,
     own: Any = None,
-    data: ledger.Batches | None = None,
   ):
     """Creates the driver; nothing happens before `start`.
 
@@ -95,16 +93,15 @@ class Driver:
       replica: the replica's id.
       run: name of the run; several may share a store.
       encoder: encodes gradients.
+      reducer: averages them.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
       apply: see `states.States`.
-      inline: whether gradients are sent in messages.
       journal: where the leader writes events.
       deadlines: how long everybody waits.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
-      data: deterministic data, whose gradients are nodes of a tree.
     """
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
@@ -112,7 +109,7 @@ class Driver:
     self._core, self._replica, self._encoder = core, replica, encoder
     self._transport, self._store = place.transport, place.store
     self._use_run, self._prefix = place.use_run, endpoint.key_prefix(run)
-    self._inline, self._journal, self._data = inline, journal, data
+    self._journal = journal
     # Identifies the run, if this replica is its first.
     self._nonce = secrets.token_hex(16)
     # After so long a request to the store has no known outcome.
@@ -129,14 +126,7 @@ class Driver:
       self._states.published, self.feed, deadlines.replica
     )
     self._aggregations = reduce_scatter_gather.Aggregations(
-      place.transport,
-      encoder.place,
-      encoder.mean_place,
-      self._background,
-      deadlines,
-      self._reach,
-      encoder.mean_feedback,
-      data,
+      place.transport, reducer, self._background, deadlines, self._reach
     )
     # What the state that is computed ahead was computed with; None: it was inline.
     self._ahead: entries.AttemptId | None = None
@@ -199,8 +189,8 @@ class Driver:
     Args:
       submitted: the submission.
       memory: one of `handover.memory`, for the gradient; None if it is elsewhere.
-      parts: the gradient's bytes, in this memory or elsewhere; none if it is not
-        finite, or too stale to count.
+      parts: the gradient's bytes, in this memory or elsewhere; none if it is sent
+        inline, not finite, or too stale to count.
     """
     self.check_process()
     self.post(lambda: self._submit(submitted, memory, parts))
@@ -477,11 +467,7 @@ class Driver:
     memory: memoryview | None,
     parts: Sequence[memoryview],
   ) -> None:
-    if parts and self._inline:
-      submitted = codec.replace(submitted, payload=b"".join(parts))
-      if memory is not None:
-        self.handover.memory.put(memory)
-    elif memory is not None:
+    if memory is not None:
       self._gradients[submitted.sequence] = gradient.Gradient(
         parts, lambda: self._transport.free(memory)
       )
@@ -545,16 +531,6 @@ class Driver:
         self._apply(effect)
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
-      case fx.Average(task, parts, payloads):
-        mean = self._encoder.average(
-          payloads,
-          [p.weight for p in parts],
-          sum(p.count for p in parts),
-          None
-          if self._data is None
-          else [tree.nodes_at(self._data, p.data) for p in parts],
-        )
-        self._inputs.append(inputs.Averaged(task, mean))
       case fx.UseRun(nonce):
         self._use_run(nonce)
       case fx.Connect(peer, address):
@@ -567,7 +543,7 @@ class Driver:
         self._ask(stores.Get(request, self._prefix + key))
       case fx.Delete(keys):
         self._delete(keys)
-      case fx.Aggregate() | fx.Collect():
+      case fx.Aggregate():
         self._aggregate(effect)
       case fx.LimitWait(attempt):
         self._aggregations.limit_wait(attempt)
@@ -600,7 +576,8 @@ class Driver:
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
       case fx.Admitted():
-        self._forget_residuals()
+        if self._encoder.mean_feedback is not None:
+          self._encoder.mean_feedback.clear()
         self._notify(effect)
       case (
         fx.Leased()
@@ -622,9 +599,6 @@ class Driver:
         self._wakes = True
       case fx.LeadershipChanged(leads, _):
         self.handover.leads = leads
-        if self._inline:
-          # What another leader left out, this one never had.
-          self._forget_residuals()
       case fx.OpenJournal(commits):
         self._journal.open(commits)
       case fx.CloseJournal():
@@ -661,7 +635,7 @@ class Driver:
       names = tuple(self._prefix + key for key in some)
       self._ask(stores.Delete(next(self._deletions), names))
 
-  def _aggregate(self, effect: fx.Aggregate | fx.Collect) -> None:
+  def _aggregate(self, effect: fx.Aggregate) -> None:
     for peer in effect.peers:
       if self._lost[peer.process]:
         self._inputs.append(
@@ -672,18 +646,19 @@ class Driver:
           )
         )
         return
-    if isinstance(effect, fx.Collect):
-      self._aggregations.collect(effect)
+    if effect.me is None:
+      self._aggregations.begin(effect)
       return
-    if effect.sequence in self._sums:
-      self._share(effect.sequence, effect.peers)
-    found = self._gradients.get(effect.sequence)
+    sequence = effect.parts[effect.me].sequence
+    if sequence in self._sums:
+      self._share(sequence, effect.peers)
+    found = self._gradients.get(sequence)
     if found is None:
       self._inputs.append(
         inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
       )
       return
-    self._exchange = effect.attempt, effect.sequence, time.monotonic()
+    self._exchange = effect.attempt, sequence, time.monotonic()
     self._aggregations.begin(effect, found)
 
   def _apply(self, effect: fx.Apply) -> None:
@@ -710,11 +685,6 @@ class Driver:
           self._aggregations.drop(attempt)
 
     self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
-
-  def _forget_residuals(self) -> None:
-    """What this replica left out of means is forgotten."""
-    if self._encoder.mean_feedback is not None:
-      self._encoder.mean_feedback.clear()
 
   def _notify(self, event: handover.Event) -> None:
     """Notifies the training loop, which may continue with it."""

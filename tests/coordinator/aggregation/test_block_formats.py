@@ -5,6 +5,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from averages import average
 from compressing import received
 
 from optax_dist import compression
@@ -163,7 +164,7 @@ def test_slices_are_averaged_as_the_whole_is(name):
     raw = np.zeros(made.place.nbytes, np.uint8)
     made.write([_numbers(seed=seed)], raw)
     gradients.append(raw)
-  whole = made.average([raw.tobytes() for raw in gradients], [1.0, 0.5], 2)
+  whole = average(made, gradients, [1.0, 0.5])
   cuts = made.place.cuts(2)
   parts = []
   for start, stop in itertools.pairwise(cuts):

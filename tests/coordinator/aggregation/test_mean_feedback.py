@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from averages import average
 
 from optax_dist.coordinator.aggregation import encoder, wire_formats
 
@@ -66,7 +67,7 @@ def test_it_is_error_feedback_both_ways(wire, mean_wire):
       assert side.write([gradient(step, i, size)], raw, step)
       side.settle(step, True)
       sent.append(raw.tobytes())
-    (found,) = sides[0].read(sides[0].average(sent, [1.0] * workers, workers))
+    (found,) = sides[0].read(average(sides[0], sent))
     heard = []
     for i, one in enumerate(sent):
       v = gradient(step, i, size) + theirs[i]
@@ -104,7 +105,7 @@ def test_the_sent_mean_and_its_residual_add_up(mean_wire):
       made.write([gradient(step, worker, size)], raw)
       sent.append(raw.tobytes())
       true += made.heard(raw)[0] / 2.0
-    told += made.read(made.average(sent, [1.0, 1.0], 2))[0]
+    told += made.read(average(made, sent))[0]
   kept = made.mean_feedback.owed(0, size)
   np.testing.assert_allclose(told + kept, true, atol=2e-5)
   assert np.abs(kept).max() > 1e-3
@@ -120,12 +121,12 @@ def test_a_mean_that_is_not_finite_leaves_no_trace(mean_wire, bad):
   leaves = [gradient(0, i, BLOCK) for i in range(2)]
   assert made.write(leaves, raw)
   # A weight may be anything: gradients themselves are looked at.
-  first, second = made.read(made.average([raw.tobytes()], [bad], 1))
+  first, second = made.read(average(made, [raw.tobytes()], [bad]))
   assert not np.isfinite(first).all()
   assert not np.isfinite(second).all()
   again = encoder.Encoder(like, "int8", mean_wire=mean_wire)
   raw = raw.tobytes()
-  assert made.average([raw], [1.0], 1) == again.average([raw], [1.0], 1)
+  assert average(made, [raw]) == average(again, [raw])
 
 
 def test_a_mean_of_zeros_can_be_read():
@@ -150,7 +151,7 @@ def test_any_mean_goes_with_any_wire_of_few_bits(wire, mean_wire):
   leaves = [gradient(0, 0, 5000), np.ones(3)]
   raw = np.zeros(made.place.nbytes, np.uint8)
   assert made.write(leaves, raw)
-  mean = made.average([raw.tobytes()] * 2, [1.0, 1.0], 2)
+  mean = average(made, [raw.tobytes()] * 2)
   assert len(mean) == made.mean_place.nbytes
   found, exact = made.read(mean)
   np.testing.assert_array_equal(exact, np.ones(3))

@@ -8,9 +8,15 @@ import time
 import near_transports
 import numpy as np
 import pytest
+from averages import average
 
 from optax_dist import ledger
-from optax_dist.coordinator.aggregation import encoder, nodes, wire_formats
+from optax_dist.coordinator.aggregation import (
+  encoder,
+  nodes,
+  reducer,
+  wire_formats,
+)
 from optax_dist.coordinator.aggregation import gradient as gradients
 from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather as aggregation,
@@ -80,11 +86,10 @@ class Group:
     members, readers = self.peers[: self.members], self.peers[self.members :]
     parts = self.parts(**numbers)
     if who >= self.members:
-      side.all.collect(effects.Collect(attempt, parts, members))
+      side.all.begin(effects.Aggregate(attempt, parts, members, (), None))
       return
     side.all.begin(
-      effects.Aggregate(attempt, parts, members, readers, who, 0),
-      side.gradient,
+      effects.Aggregate(attempt, parts, members, readers, who), side.gradient
     )
 
   def begin_all(self, attempt=None, **numbers):
@@ -157,12 +162,9 @@ class Side:
     self.answers = []
     self.all = aggregation.Aggregations(
       self.transport,
-      self.encoder.place,
-      self.encoder.mean_place,
+      reducer.Reducer(self.encoder, data),
       group.background,
       deadlines.of(300.0, attempt_timeout=timeout),
-      feedback=self.encoder.mean_feedback,
-      data=data,
     )
 
   def nodes(self, slots, count):
@@ -223,8 +225,8 @@ def test_weights_and_counts():
 def test_it_is_the_mean_that_the_leader_would_have_made(wire):
   group = Group(3, wire=wire)
   group.average()
-  whole = group.sides[0].encoder.average(
-    [bytes(side.written[0]) for side in group.sides], [1.0] * 3, 3
+  whole = average(
+    group.sides[0].encoder, [bytes(side.written[0]) for side in group.sides]
   )
   for side in group.sides:
     for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
@@ -484,10 +486,9 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
 ):
   group = Group(members, readers, wire)
   group.average()
-  whole = group.sides[0].encoder.average(
+  whole = average(
+    group.sides[0].encoder,
     [bytes(side.written[0]) for side in group.sides[:members]],
-    [1.0] * members,
-    members,
   )
   for side in group.sides:
     assert side.answers == [inputs.Aggregated(attempt_id())]
@@ -640,7 +641,7 @@ def test_the_residual_of_a_mean_of_unknown_fate_is_added_once():
   assert not kept(first).any()
   # One that another step begins before has no outcome either.
   second.all.begin(
-    effects.Aggregate(attempt_id(step=2), group.parts(), group.peers, (), 1, 0),
+    effects.Aggregate(attempt_id(step=2), group.parts(), group.peers, (), 1),
     second.gradient,
   )
   assert before.any()

@@ -51,16 +51,6 @@ def test_one_put_at_a_time_with_all_that_has_come_up():
   assert second.value.entries == (ENTRIES[1], ENTRIES[2])
 
 
-def test_an_entry_whose_place_is_taken_holds_up_those_behind_it():
-  writer = _writer()
-  slot = writer.add()
-  writer.add(ENTRIES[1])
-  assert writer.flush(0.0) is None
-  assert writer.pending
-  slot.append(ENTRIES[0])
-  assert writer.flush(0.0).value.entries == (ENTRIES[0], ENTRIES[1])
-
-
 @pytest.mark.parametrize("answer", ["conflict", "unknown"])
 @pytest.mark.parametrize(
   ("found", "expected"),

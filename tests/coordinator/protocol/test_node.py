@@ -30,6 +30,7 @@ class Cluster:
       "replicas_to_aggregate": replicas,
       "total_num_replicas": replicas,
       "inline_bytes": 1,
+      "average": lambda parts, gradients: b"mean",
     } | options
     self.store, self.now, self.down = {}, 0.0, set()
     self.silent = ()  # Kinds of messages and effects that come to nothing.
@@ -83,8 +84,6 @@ class Cluster:
         answer = ins.PutAnswered(request, "done" if free else "conflict")
       case fx.Get(request, key):
         answer = ins.GetAnswered(request, True, self.store.get(key))
-      case fx.Average(task):
-        answer = ins.Averaged(task, b"mean")
       case fx.ServeSnapshot(transfer, to, _, step):
         found = ins.SnapshotFetched(transfer, step)
         self.todo.append((to, found))
@@ -348,9 +347,8 @@ def test_who_was_removed_is_told_at_once_that_the_run_has_ended():
   follower = cluster.nodes["p1"].follower
   position = follower._position
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
-  commit = Committed(
-    AttemptId(0, 0, 1, 1), parts, (), False, b"", False, (), ()
-  )
+  attempt = AttemptId(0, 0, 1, 1)
+  commit = Committed(attempt, parts, (), None, False, (), ())
   entries = (commit, Removed(1, False, "silent"), Ended(1, "enough", "", ()))
   told = msg.Recorded(position, Record(0, entries))
   cluster.give("p1", ins.Received("p0", told))
@@ -457,9 +455,8 @@ def test_a_step_in_the_same_record_as_its_membership_needs_no_snapshot():
   joined = Joined(Member(2, 1, "p1", "at p1"))
   removed = Removed(1, False, "its connection was lost: reset")
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
-  commit = Committed(
-    AttemptId(0, 0, 1, 0), parts, (), True, b"mean", False, (), ()
-  )
+  attempt = AttemptId(0, 0, 1, 0)
+  commit = Committed(attempt, parts, (), b"mean", False, (), ())
   position = len([key for key in cluster.store if key.startswith("log/")])
   cluster.store[f"log/{position}"] = Record(0, (removed, joined, commit))
   cluster.kill("p0")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from waiting import until as wait_until
 
-from optax_dist.coordinator.aggregation import encoder
+from optax_dist.coordinator.aggregation import encoder, reducer
 from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
@@ -42,10 +42,10 @@ def driven():
     replica=0,
     run="",
     encoder=encoder.Encoder([template], "float32"),
+    reducer=reducer.Reducer(encoder.Encoder([template], "float32")),
     initial=[template],
     step=3,
     apply=lambda state, mean, parts: state,
-    inline=False,
     journal=journal_lines.JournalLines(None, {}),
     deadlines=deadlines.of(600.0, 60.0, 60.0),
     processes=OneProcess(),
@@ -55,7 +55,8 @@ def driven():
 
 
 def collect(peer):
-  return fx.Collect(ATTEMPT, PARTS, (fx.Peer(1, peer, "unix:gone"),))
+  peers = (fx.Peer(1, peer, "unix:gone"),)
+  return fx.Aggregate(ATTEMPT, PARTS, peers, (), None)
 
 
 def until(one, core, kind):
@@ -122,7 +123,7 @@ def test_a_line_is_written_after_what_others_wait_for(driven, publishes):
   flush, wake = one._transport.flush, one.handover.wake
   one._transport.flush = lambda: (order.append("sent"), flush())
   one.handover.wake = lambda: (order.append("woken"), wake())
-  commit = entries.Committed(ATTEMPT, PARTS, (), False, b"", False, (), ())
+  commit = entries.Committed(ATTEMPT, PARTS, (), None, False, (), ())
   core.does[inputs.Started] = [
     fx.WriteJournal(notes.StepCommitted(commit, None)),
     fx.Publish(4, False) if publishes else fx.SetAsked(1),

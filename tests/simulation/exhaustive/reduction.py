@@ -254,5 +254,6 @@ class Reduction:
 def _commits(value: StoreValue) -> bool:
   """Whether it is a record with a commit whose mean its members have."""
   return isinstance(value, Record) and any(
-    isinstance(entry, Committed) and not entry.inline for entry in value.entries
+    isinstance(entry, Committed) and entry.mean is None
+    for entry in value.entries
   )

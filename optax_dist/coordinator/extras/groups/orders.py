@@ -93,7 +93,6 @@ Order: TypeAlias = (
   Welcomed
   | fx.Aggregate
   | fx.LimitWait
-  | fx.Collect
   | fx.Cancel
   | fx.Release
   | fx.Apply

@@ -245,7 +245,7 @@ class Speaker:
       case fx.Connect(peer, address):
         _, own = orders.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
-      case fx.Aggregate(attempt) | fx.Collect(attempt):
+      case fx.Aggregate(attempt):
         self._reports["mean", attempt] = {}
         self._all(effect)
       case fx.Cancel(attempt) | fx.Release(attempt):
@@ -326,9 +326,6 @@ def at_rank(effect: fx.Effect, rank: int) -> fx.Effect:
         peers=tuple(_peer(peer, rank) for peer in effect.peers),
         readers=tuple(_peer(peer, rank) for peer in effect.readers),
       )
-    case fx.Collect():
-      peers = tuple(_peer(peer, rank) for peer in effect.peers)
-      return codec.replace(effect, peers=peers)
     case fx.ServeSnapshot():
       to, address = orders.place_of(effect.to, effect.address, rank)
       return codec.replace(effect, to=to, address=address)

@@ -131,7 +131,7 @@ class Applier:
       return True
     work = self._work.get(self._todo[0].attempt)
     runs = work is not None and work.status == "runs"
-    return not runs and not self._todo[0].inline
+    return not runs and self._todo[0].mean is None
 
   def begin(self, view: View, step: int) -> None:
     """Joins at a step of the run, or needs a snapshot.
@@ -195,27 +195,20 @@ class Applier:
     if not involved <= members.keys():
       self.tell(Failed(attempt, None, "it knows of other members"))
       return
-    peers = tuple(_peer(members[i]) for i in incarnations)
-    work = _Work(message.parts, me == message.witness, message.lag)
-    if reads:
-      self._work[attempt] = work
-      self._out.append(fx.Collect(attempt, message.parts, peers))
-      return
-    mine = message.parts[incarnations.index(me)]
-    if self._session.find(mine.sequence) is None:
-      self.tell(Failed(attempt, None, "it has no such gradient"))
-      return
-    work.answers = True
-    self._work[attempt] = work
+    index = None if reads else incarnations.index(me)
+    if index is not None:
+      sequence = message.parts[index].sequence
+      if self._session.find(sequence) is None:
+        self.tell(Failed(attempt, None, "it has no such gradient"))
+        return
+    answers = index is not None or me == message.witness
+    self._work[attempt] = _Work(message.parts, answers, message.lag)
+    peers, readers = (
+      tuple(_peer(members[i]) for i in some)
+      for some in (incarnations, () if reads else message.readers)
+    )
     self._out.append(
-      fx.Aggregate(
-        attempt,
-        message.parts,
-        peers,
-        tuple(_peer(members[i]) for i in message.readers),
-        incarnations.index(me),
-        mine.sequence,
-      )
+      fx.Aggregate(attempt, message.parts, peers, readers, index)
     )
 
   def optimistic(
@@ -310,7 +303,7 @@ class Applier:
     if step > self.step:
       self._need(f"it is at step {self.step} of {step}")
       return False
-    if commit.inline:
+    if commit.mean is not None:
       parts = len(commit.parts)
       self._out.append(fx.Apply(self.step, commit.mean, parts))
       return True

@@ -267,8 +267,6 @@ class Follower:
         self._stop()
       case ins.FingerprintTaken(step, digest):
         self._tell(msg.Fingerprint(step, digest))
-      case ins.Averaged():
-        pass  # Handled by the leader.
       case _:
         assert_never(input_)
 
@@ -612,7 +610,7 @@ class Follower:
         self._saving = self._saving and not entry.save
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
-        self.recent.append(replace(entry, mean=b""))
+        self.recent.append(replace(entry, mean=None))
         self._lend(entry)
         self.applier.committed(entry)
       case Ended():

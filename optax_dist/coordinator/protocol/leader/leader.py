@@ -19,7 +19,6 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
-from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -51,7 +50,6 @@ from optax_dist.coordinator.protocol.log import (
   Appended,
   Count,
   LogWriter,
-  Slot,
   Trimmer,
 )
 from optax_dist.coordinator.protocol.membership import View
@@ -129,7 +127,6 @@ class Leader:
     self._strikes = Strikes()
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
-    self._averages: dict[int, tuple[Slot, Committed]] = {}
     self._transfers = 0
     # How many gradients are in commits, and how many were dropped.
     self._applied, self._dropped = view.applied, dict(view.dropped)
@@ -268,11 +265,6 @@ class Leader:
         self._logged(input_)
       case ins.GetAnswered():
         self._logged(input_)
-      case ins.Averaged(task, mean):
-        found = self._averages.pop(task, None)
-        if found is not None:
-          slot, commit = found
-          slot.append(replace(commit, mean=mean))
       case _:
         pass  # Handled by the follower.
 
@@ -1048,7 +1040,6 @@ class Leader:
     self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
   ) -> None:
     attempt, self._attempt = self._attempt, None
-    inline = self._config.inline
     self._early = {}
     if attempt is None:
       parts = self._parts(commit.members)
@@ -1076,25 +1067,22 @@ class Leader:
     following = self._policy.committed(parts, self._present(tokens), age or 0.0)
     if following is not None:
       tokens.clear()
+    mean = None
+    if self._config.inline:
+      payloads = [a.message.payload for a in arrivals]
+      mean = self._config.average(parts, payloads)
     entry = Committed(
       id_,
       parts,
       readers,
-      inline,
-      b"",
+      mean,
       self._saving,
       details,
       dropped,
       *(following or ()),
     )
     self._saving = False
-    if inline:
-      task = self._count()
-      self._averages[task] = (self._log.add(), entry)
-      payloads = tuple(a.message.payload for a in arrivals)
-      self._out.append(fx.Average(task, parts, payloads))
-    else:
-      self._log.add(entry)
+    self._log.add(entry)
     timings = tuple(a.message.timings for a in arrivals)
     self._note(notes.StepCommitted(entry, age, timings))
     self._waiting_since, self._warned = None, 0.0
@@ -1103,7 +1091,7 @@ class Leader:
     self._strikes.clear()
     for part in parts:
       state = self._roster.get(part.incarnation)
-      if state is not None and not inline and state.applied == commit.step:
+      if state is not None and mean is None and state.applied == commit.step:
         # It has the mean, and will soon have the state. With a gradient of an
         # older step it may still lack an earlier mean.
         state.applied = commit.step + 1

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from averages import average
 
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
@@ -60,7 +61,7 @@ def merged(found, shared, payloads, shares):
     assert encoder.write(payload, out)
     raw.append(out.tobytes())
   n = len(raw)
-  mean = encoder.average(raw, [n * share for share in shares], n)
+  mean = average(encoder, raw, [n * share for share in shares])
   return found.apply(shared, tuple(encoder.read(mean)))
 
 

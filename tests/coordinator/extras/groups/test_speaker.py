@@ -17,7 +17,7 @@ PLACES = [
 ]
 PEERS = (fx.Peer(0, "a0", PLACES[0]), fx.Peer(1, "b0", PLACES[1]))
 PARTS = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(1, 1, 0, 0, 0, 1, 1.0))
-AGGREGATE = fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 0, 0)
+AGGREGATE = fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 0)
 SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"")
 # The same, of another process.
 READY = ins.Submitted(0, -1, 1, 0, 1, True, b"", "[7]", 0.5)

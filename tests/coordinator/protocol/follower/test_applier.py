@@ -44,7 +44,7 @@ def attempt_id(step=0, number=1, term=0):
 def committed(step, mean=b"m", attempt=None):
   parts = (Part(1, 1, step, step, 0, 1, 1.0),)
   attempt = attempt or attempt_id(step)
-  return Committed(attempt, parts, (), bool(mean), mean, False, (), ())
+  return Committed(attempt, parts, (), mean, False, (), ())
 
 
 def attempt(step=0, number=1, readers=(), witness=None, parts=(0, 1)):
@@ -62,11 +62,11 @@ def test_a_member_reports_before_it_applies():
   driven.applier.attempt(attempt(), 0, MEMBERS)
   (aggregate,) = driven.did()
   assert isinstance(aggregate, fx.Aggregate)
-  assert (aggregate.me, aggregate.sequence) == (0, 0)
+  assert aggregate.me == 0
   driven.applier.aggregated(ins.Aggregated(attempt_id()))
   assert driven.told == [msg.Done(attempt_id())]
   assert driven.did() == [fx.Apply(0, attempt_id(), 2)]
-  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(0, None))
   assert driven.did()[0] == fx.Publish(1, False)
 
 
@@ -76,7 +76,8 @@ def test_a_reader_collects_and_only_a_witness_reports():
     message = attempt(readers=(2,), witness=witness)
     driven.applier.attempt(message, 2, MEMBERS)
     (collect,) = driven.did()
-    assert isinstance(collect, fx.Collect)
+    assert isinstance(collect, fx.Aggregate)
+    assert collect.me is None
     driven.applier.aggregated(ins.Aggregated(attempt_id()))
     assert bool(driven.told) == (witness == 2)
 
@@ -84,7 +85,7 @@ def test_a_reader_collects_and_only_a_witness_reports():
 def test_a_commit_waits_for_its_mean_and_those_behind_it_wait_too():
   driven = Driven()
   driven.applier.attempt(attempt(readers=(2,)), 2, MEMBERS)
-  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(0, None))
   driven.applier.committed(committed(1))
   driven.did()
   driven.applier.aggregated(ins.Aggregated(attempt_id()))
@@ -94,7 +95,7 @@ def test_a_commit_waits_for_its_mean_and_those_behind_it_wait_too():
 
 def test_without_its_mean_a_snapshot_is_needed_and_later_commits_follow_it():
   driven = Driven()
-  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(0, None))
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
   driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
   driven.applier.committed(committed(1))
@@ -164,7 +165,7 @@ def test_nobody_is_told_that_what_is_committed_has_failed():
   driven = Driven()
   submit(driven)
   driven.applier.attempt(attempt(), 0, MEMBERS)
-  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(0, None))
   failed = ins.AggregateFailed(attempt_id(), 1, "it was lost")
   driven.applier.aggregate_failed(failed)
   assert [type(one) for one in driven.told] == [msg.NeedsSnapshot]
@@ -206,7 +207,7 @@ def test_what_was_reported_is_kept_when_the_membership_ends():
   driven.applier.aggregated(ins.Aggregated(attempt_id()))
   driven.applier.end()
   driven.did()
-  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(0, None))
   assert fx.Publish(1, False) in driven.did()
 
 
@@ -214,7 +215,7 @@ def test_means_are_released_when_nobody_can_need_them():
   driven = Driven()
   driven.applier.attempt(attempt(readers=(2,)), 2, MEMBERS)
   driven.applier.aggregated(ins.Aggregated(attempt_id()))
-  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(0, None))
   released = []
   for step in range(1, 5):
     driven.applier.committed(committed(step))
@@ -234,7 +235,7 @@ def test_another_attempt_ends_the_one_before():
 def test_the_mean_of_a_lost_member_is_not_waited_for():
   driven = Driven()
   driven.applier.attempt(attempt(readers=(0,), parts=(1, 2)), 0, MEMBERS)
-  commit = committed(0, b"", attempt_id())
+  commit = committed(0, None, attempt_id())
   driven.applier.committed(commit)
   assert "the mean of step 0" in driven.applier.awaits
   driven.did()
@@ -247,9 +248,9 @@ def test_the_mean_of_a_lost_member_is_not_waited_for():
 def test_a_commit_whose_mean_is_nowhere_is_hopeless():
   driven = Driven()
   driven.applier.attempt(attempt(readers=(0,), parts=(1,)), 0, MEMBERS)
-  driven.applier.committed(committed(0, b"", attempt_id()))
+  driven.applier.committed(committed(0, None, attempt_id()))
   assert not driven.applier.hopeless  # It is being collected.
-  driven.applier.committed(committed(1, b""))
+  driven.applier.committed(committed(1, None))
   driven.applier.removed(1)
   driven.applier.end()  # It is no longer a member, and no replica serves it.
   assert driven.applier.hopeless
