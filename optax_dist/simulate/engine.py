@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from optax_dist import quorum
+from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 from optax_dist.simulate.latency import Host, Latency
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import CONTRIBUTIONS, Timing
 
 _ARRIVE, _FAIL, _RETURN, _NOTICE = range(4)
-# The categories of a replica's time, of those in `goodput`.
-_CATEGORIES = ("useful", "waiting", "exchanging", "dropped", "recovery")
 # Drops of gradients that had been accepted before.
 _WITHDRAWN = (
   quorum.Reason.LOST,
@@ -27,6 +26,10 @@ _WITHDRAWN = (
 )
 # Events without a step, for each replica, after which no step is expected.
 _EVENTS_WITHOUT_STEP = 10_000
+# Times of a gradient that the simulation has none of.
+_NOTHING_ELSE = dict.fromkeys(
+  ("compiled", "cpu", "encoded", "waited", "exchanged", "applied"), 0.0
+)
 # Computing times are drawn in rows of so many.
 _ROW = 256
 
@@ -71,43 +74,31 @@ def _computing_times(
 class _Replica:
   """The current state of one replica.
 
-  All of its time is in exactly one period: it computes, waits, or is down.
-
   Attributes:
     times: its computing times.
-    period: "computing" (from its token on), "waiting", or "recovery" if it is
-      down.
-    since: when the period began, or up to when its time is accounted for.
+    computing: whether it computes, or waits for the parameters for that.
     start: when it has the parameters for its token, and starts to compute.
     computations: number of computations so far; a planned arrival of an earlier
       one is void.
     silent: whether it has failed, undetected so far.
     arrived: when its last accepted gradient arrived.
-    accepted: seconds by category of its accepted gradients that are in no step yet.
+    begun: when it began the first of its accepted gradients that are in no step
+      yet; None if there are none.
+    compute: seconds of computing these.
   """
 
   def __init__(self, times: Iterator[float]):
     self.times = times
-    self.period, self.since, self.start = "waiting", 0.0, 0.0
+    self.computing, self.start = False, 0.0
     self.silent = False
     self.computations = self.incarnation = 0
     self.local_step, self.count = 0, 1
-    self.arrived = 0.0
-    self.accepted: defaultdict[str, float] = defaultdict(float)
+    self.arrived, self.compute = 0.0, 0.0
+    self.begun: float | None = None
 
   def expects(self, number: int) -> bool:
     """Whether the computation with this number is still in progress."""
-    return self.period == "computing" and number == self.computations
-
-  def account(self, now: float, seconds: defaultdict[str, float]) -> None:
-    """Adds the time since the last call to the seconds by category."""
-    if self.period == "computing":
-      started = min(max(self.start, self.since), now)
-      seconds["exchanging"] += started - self.since
-      seconds["useful"] += now - started
-    else:
-      seconds[self.period] += now - self.since
-    self.since = now
+    return self.computing and number == self.computations
 
 
 class _Engine:
@@ -154,13 +145,13 @@ class _Engine:
     self.events_without_step = 0
     self.commit_times: list[float] = []
     self.staleness: Counter[int] = Counter()
-    zeros = lambda: [0.0] * replicas
-    self.seconds = {category: zeros() for category in _CATEGORIES}
-    self.contributions = {what: zeros() for what in CONTRIBUTIONS}
+    self.contributions = {
+      what: np.zeros(replicas, np.int64) for what in CONTRIBUTIONS
+    }
+    self.times = TimeLedger()
     # What has happened since the last step. If no other step follows, it is not
     # part of the simulated time.
-    self.since_commit: list[tuple[list[float], int, float]] = []
-    self.down: set[int] = set()
+    self.since_commit: list[dict[str, Any]] = []
 
   def goes_on(self) -> bool:
     """Whether another step can be expected."""
@@ -177,11 +168,7 @@ class _Engine:
     elif what == _NOTICE:
       self.notice(number)
     elif what == _RETURN:
-      replica = self.replicas[number]
-      self.settle_down(number)
-      self.down.discard(number)
-      replica.period = "waiting"
-      replica.incarnation += 1
+      self.replicas[number].incarnation += 1
       self.join(number)
     elif self.replicas[number].expects(computation):
       if self.now < self.no_leader_until:
@@ -218,15 +205,7 @@ class _Engine:
   def notice(self, number: int) -> None:
     assert self.failures is not None
     replica = self.replicas[number]
-    replica.silent = False
-    seconds: defaultdict[str, float] = defaultdict(float)
-    if replica.period == "computing":
-      replica.account(self.now, seconds)
-      self.settle(number, seconds, dropped=True)
-    else:
-      replica.account(self.now, replica.accepted)
-    replica.period = "recovery"
-    self.down.add(number)
+    replica.silent = replica.computing = False
     self.write("lost", replica=number, incarnation=replica.incarnation)
     kind = quorum.Leave if self.failures.lowers else quorum.Lost
     self.decide(kind(number))
@@ -250,7 +229,7 @@ class _Engine:
     if self.strategy.cancel and self.state.step > before:
       oldest = self.state.step - self.strategy.max_staleness
       for number, replica in enumerate(self.replicas):
-        if replica.period == "computing" and replica.local_step < oldest:
+        if replica.computing and replica.local_step < oldest:
           self.arrive(number)
 
   def finish(self, finished: quorum.Finished) -> None:
@@ -259,10 +238,9 @@ class _Engine:
   def begin(self, token: quorum.Token) -> None:
     assert isinstance(token.replica, int)
     replica = self.replicas[token.replica]
-    if replica.period == "computing":
+    if replica.computing:
       return  # It finishes this first, and gets another token then.
-    replica.account(self.now, replica.accepted)
-    replica.period, replica.count = "computing", token.count
+    replica.computing, replica.count = True, token.count
     replica.local_step = token.step
     replica.computations += 1
     replica.start = max(self.now, self.ready)
@@ -274,27 +252,21 @@ class _Engine:
   def accept(self, accept: quorum.Accept) -> None:
     assert isinstance(accept.replica, int)
     replica = self.replicas[accept.replica]
-    replica.account(self.now, replica.accepted)
-    replica.period, replica.arrived = "waiting", self.now
+    replica.computing, replica.arrived = False, self.now
+    replica.compute += self.now - replica.start
+    if replica.begun is None:
+      replica.begun = replica.start
 
   def drop(self, drop: quorum.Drop) -> None:
     assert isinstance(drop.replica, int)
-    number, replica = drop.replica, self.replicas[drop.replica]
     lost = drop.reason in (quorum.Reason.LOST, quorum.Reason.LEFT)
+    reason = quorum.Reason.LOST if lost else drop.reason
     withdrawn = drop.reason in _WITHDRAWN
     self.write(
       "drop",
-      **self.gradient(number, drop.local_step, drop.count, withdrawn),
-      reason=drop.reason.value,
+      **self.gradient(drop.replica, drop.local_step, drop.count, withdrawn),
+      reason=reason.value,
     )
-    what = "lost" if lost else "dropped"
-    self.since_commit.append((self.contributions[what], number, drop.count))
-    seconds = replica.accepted
-    if not withdrawn:
-      seconds = defaultdict(float)
-      replica.account(self.now, seconds)
-      replica.period = "waiting"
-    self.settle(number, seconds, dropped=True)
 
   def commit(self, commit: quorum.Commit) -> None:
     self.commit_times.append(self.now)
@@ -303,20 +275,11 @@ class _Engine:
     members = []
     for member in commit.members:
       assert isinstance(member.replica, int)
-      number, replica = member.replica, self.replicas[member.replica]
-      self.staleness[member.staleness] += member.count
-      if self.journal is not None:
-        gradient = self.gradient(number, member.local_step, member.count, True)
-        late = {"staleness": member.staleness, "weight": member.weight}
-        members.append(gradient | late)
-      if replica.period == "waiting":
-        replica.account(self.now, replica.accepted)
-      applied = self.contributions["applied"]
-      self.since_commit.append((applied, number, member.count))
-      self.settle(number, replica.accepted)
-    for number in self.down:
-      self.settle_down(number)
-    self.flush()
+      gradient = self.gradient(
+        member.replica, member.local_step, member.count, True
+      )
+      late = {"staleness": member.staleness, "weight": member.weight}
+      members.append(gradient | late)
     self.write(
       "commit",
       step=commit.step,
@@ -324,44 +287,37 @@ class _Engine:
       attempt_time=self.now,
       members=members,
     )
+    self.count()
 
-  def settle(
-    self,
-    number: int,
-    seconds: defaultdict[str, float],
-    *,
-    dropped: bool = False,
-  ) -> None:
-    """Books seconds by category; of dropped work, all but the exchange."""
-    for category, amount in seconds.items():
-      if dropped and category != "exchanging":
-        category = "dropped"
-      self.since_commit.append((self.seconds[category], number, amount))
-    seconds.clear()
-
-  def settle_down(self, number: int) -> None:
-    seconds: defaultdict[str, float] = defaultdict(float)
-    self.replicas[number].account(self.now, seconds)
-    self.settle(number, seconds)
-
-  def flush(self) -> None:
+  def count(self) -> None:
     """Counts what has happened since the last step."""
-    for totals, number, amount in self.since_commit:
-      totals[number] += amount
+    for record in self.since_commit:
+      self.times.update(record)
+      if record["kind"] == "drop":
+        what = "lost" if record["reason"] == "lost" else "dropped"
+        self.contributions[what][record["replica"]] += record["count"]
+      for member in record.get("members", ()):
+        self.contributions["applied"][member["replica"]] += member["count"]
+        self.staleness[member["staleness"]] += member["count"]
     self.since_commit.clear()
 
   def gradient(
     self, number: int, local_step: int, count: int, accepted: bool
   ) -> dict[str, Any]:
-    """The journal's fields for a gradient."""
+    """The journal's fields for a gradient that is in a step or dropped."""
     replica = self.replicas[number]
-    compute: float | None = self.now - replica.start
+    start, sent = replica.start, self.now
+    compute: float | None = sent - start
     if accepted:
-      compute = replica.accepted["useful"]
-    elif self.strategy.cancel:
-      # The time of an aborted computation does not tell how long it would have
-      # taken.
-      compute = None
+      assert replica.begun is not None
+      start, sent, compute = replica.begun, replica.arrived, replica.compute
+      replica.begun, replica.compute = None, 0.0
+    else:
+      replica.computing = False
+      if self.strategy.cancel:
+        # The time of an aborted computation does not tell how long it would
+        # have taken.
+        compute = None
     return {
       "replica": number,
       "incarnation": replica.incarnation,
@@ -369,12 +325,14 @@ class _Engine:
       "count": count,
       "batches": None,
       "compute": compute,
-      "arrived": replica.arrived if accepted else self.now,
+      "arrived": sent,
+      "timings": {"start": start, "sent": sent} | _NOTHING_ELSE,
     }
 
   def write(self, kind: str, **fields: Any) -> None:
+    fields = {"time": self.now, "step": self.state.step} | fields
+    self.since_commit.append({"kind": kind} | fields)
     if self.journal is not None:
-      fields = {"time": self.now, "step": self.state.step} | fields
       self.journal.write(kind, **fields)
 
 
@@ -455,28 +413,18 @@ def simulate_timing(
       "no step is ever taken: too few replicas are there at a time to compute"
       f" {strategy.replicas_to_aggregate} gradients."
     )
-  if engine.now == commits[-1]:
-    engine.flush()
   stopped = len(commits) < steps and not engine.goes_on()
   return _timing(engine, steps if stopped else len(commits))
 
 
 def _timing(engine: _Engine, steps_asked: int) -> Timing:
   """The outcome of a simulation, until its last step."""
-  seconds = {c: np.array(values) for c, values in engine.seconds.items()}
-  # What had no end by then.
-  known = np.sum([*seconds.values()], axis=0)
-  seconds["idle"] = engine.commit_times[-1] - known
-  contributions = {
-    what: np.array(values, np.int64)
-    for what, values in engine.contributions.items()
-  }
   most = max(engine.staleness)
   return Timing(
     engine.strategy,
     np.array(engine.commit_times),
-    **contributions,
-    seconds=seconds,
+    **engine.contributions,
+    times=engine.times,
     staleness=np.array([engine.staleness[late] for late in range(most + 1)]),
     steps_asked=steps_asked,
   )

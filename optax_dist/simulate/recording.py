@@ -7,6 +7,7 @@ all replicas (a moving block bootstrap).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -23,6 +24,9 @@ class Recording:
   Attributes:
     seconds: how long each gradient of each replica took.
     block: how many steps are drawn together.
+    begins: the steps at which these begin.
+    alone: the times of each replica that are drawn one by one, where there are
+      too few steps.
 
   Example:
     >>> starts, seconds = [np.arange(40.0)] * 2, [np.linspace(1, 2, 40)] * 2
@@ -37,7 +41,6 @@ class Recording:
     starts: Sequence[np.ndarray],
     seconds: Sequence[np.ndarray],
     marks: np.ndarray,
-    block: int | None = None,
   ):
     """Creates a recording.
 
@@ -45,7 +48,6 @@ class Recording:
       starts: when each replica began each of its gradients, increasing.
       seconds: how long each gradient took.
       marks: when each step ended, increasing; stretches are cut there.
-      block: steps per stretch; None to use the correlation length.
 
     Raises:
       ValueError: there are no replicas, or one has no times.
@@ -57,7 +59,9 @@ class Recording:
     self.marks = np.asarray(marks, np.float64)
     # The gradients of each replica between two marks, by index.
     self._at = [np.searchsorted(times, self.marks) for times in self._starts]
-    self.block = self._usual_block() if block is None else block
+    self.block = self._usual_block()
+    self.begins = np.arange(self.steps)
+    self.alone = self.seconds
 
   @property
   def steps(self) -> int:
@@ -71,39 +75,13 @@ class Recording:
     return [_Track(self, i % m, seed + i // m) for i in range(n)]
 
   def resampled(self, rng: np.random.Generator) -> Recording:
-    """A bootstrap sample of the recording, of the same length."""
-    steps = self.steps
-    if steps < 2 * _LEAST_BLOCKS:
-      return Recording(
-        self._starts,
-        [rng.choice(times, times.size) for times in self.seconds],
-        self.marks,
-        self.block,
-      )
-    starts: list[list[np.ndarray]] = [[] for _ in self.seconds]
-    seconds: list[list[np.ndarray]] = [[] for _ in self.seconds]
-    marks, now, left = [np.zeros(1)], 0.0, steps
-    while left:
-      begin = int(rng.integers(steps))
-      end = min(begin + min(self.block, left), steps)
-      a, b = self.marks[begin], self.marks[end]
-      marks.append(self.marks[begin + 1 : end + 1] - a + now)
-      for i, at in enumerate(self._at):
-        part = slice(at[begin], at[end])
-        starts[i].append(self._starts[i][part] - a + now)
-        seconds[i].append(self.seconds[i][part])
-      now, left = now + b - a, left - (end - begin)
-    joined = [np.concatenate(parts) for parts in seconds]
-    for i, times in enumerate(joined):
-      if not times.size:  # It hardly took part.
-        joined[i] = rng.choice(self.seconds[i], 1)
-        starts[i] = [np.zeros(1)]
-    return Recording(
-      [np.concatenate(parts) for parts in starts],
-      joined,
-      np.concatenate(marks),
-      self.block,
-    )
+    """A bootstrap sample: as many blocks as fit into the recording."""
+    made = copy.copy(self)
+    made.alone = [rng.choice(times, times.size) for times in self.seconds]
+    if self.steps:
+      count = math.ceil(self.steps / self.block)
+      made.begins = rng.integers(self.steps, size=count)
+    return made
 
   def stretch(self, replica: int, begin: int) -> np.ndarray:
     """A replica's times in the block of steps from there on, cyclically."""
@@ -116,9 +94,10 @@ class Recording:
     return times
 
   def has(self, replica: int) -> bool:
-    """Whether a replica has times between the marks."""
-    at = self._at[replica]
-    return self.steps >= 2 * _LEAST_BLOCKS and at[-1] > at[0]
+    """Whether a replica has times in the blocks to draw from."""
+    return self.steps >= 2 * _LEAST_BLOCKS and any(
+      self.stretch(replica, int(begin)).size for begin in self.begins
+    )
 
   def _usual_block(self) -> int:
     """Twice the correlation length in steps, with a minimum."""
@@ -158,17 +137,18 @@ class _Track:
 
   def __init__(self, recording: Recording, replica: int, seed: int):
     self._recording, self._replica = recording, replica
-    self._starts = np.random.default_rng(seed)
+    self._choice = np.random.default_rng(seed)
+    self._in_blocks = recording.has(replica)
     self._rest = np.empty(0)
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """The next values; all replicas share the choice of stretches."""
-    if not self._recording.has(self._replica):
-      return rng.choice(self._recording.seconds[self._replica], size)
+    if not self._in_blocks:
+      return rng.choice(self._recording.alone[self._replica], size)
     parts, have = [self._rest], self._rest.size
     while have < size:
-      begin = int(self._starts.integers(self._recording.steps))
-      parts.append(self._recording.stretch(self._replica, begin))
+      begin = self._choice.choice(self._recording.begins)
+      parts.append(self._recording.stretch(self._replica, int(begin)))
       have += parts[-1].size
     values = np.concatenate(parts)
     self._rest = values[size:]

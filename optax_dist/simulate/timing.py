@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator.metrics import goodput
 from optax_dist.coordinator.metrics.goodput import Goodput
+from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 from optax_dist.simulate.strategy import Strategy
 
 CONTRIBUTIONS = ("applied", "dropped", "lost")
@@ -25,9 +25,8 @@ class Timing(NamedTuple):
     dropped: each replica's contributions that were dropped as stale, int64
       `[N]`.
     lost: each replica's contributions that were lost in a failure, int64 `[N]`.
-    seconds: each replica's time by category, a key of
-      `optax_dist.coordinator.metrics.goodput.CATEGORIES`: float64 `[N]`. Time
-      whose outcome is open at the end is "idle".
+    times: how each replica spent its time, as a journal of it tells. Time whose
+      outcome is open at the end is "idle".
     staleness: number of applied contributions by staleness in steps, int64
       `[largest + 1]`.
     steps_asked: number of steps that were to be simulated.
@@ -38,7 +37,7 @@ class Timing(NamedTuple):
   applied: np.ndarray
   dropped: np.ndarray
   lost: np.ndarray
-  seconds: dict[str, np.ndarray]
+  times: TimeLedger
   staleness: np.ndarray
   steps_asked: int
 
@@ -81,4 +80,4 @@ class Timing(NamedTuple):
 
   def goodput(self) -> Goodput:
     """All replicas' time by category, in replica-seconds."""
-    return goodput.make({c: float(x.sum()) for c, x in self.seconds.items()})
+    return self.times.goodput()

@@ -131,7 +131,9 @@ class TimeLedger:
         _book(self._one(record["replica"]), record, useful, None, now)
       case "join":
         joined = self._one(record["replica"])
-        if joined.then == "idle":
+        if joined.then in ("idle", "recovery"):
+          # It may be lost again before it computes.
+          joined.until(now, joined.then)
           joined.then = "recovery"
       case "leave":
         left = self._one(record["replica"])

@@ -104,6 +104,24 @@ def test_the_seconds_of_a_small_run_are_those_of_its_records():
   )
 
 
+def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
+  lost = {"kind": "lost", "replica": 0, "reason": "killed"}
+  join = {"kind": "join", "replica": 0}
+  found = time_ledger.of(
+    [
+      {"kind": "run", "time": 0.0},
+      join | {"time": 0.0},
+      lost | {"time": 2.0},
+      join | {"time": 7.0},
+      lost | {"time": 8.0},
+      join | {"time": 11.0},
+    ]
+  )
+  _check(found)
+  seconds = found.goodput(0).seconds
+  assert (seconds["dropped"], seconds["recovery"]) == (3.0, 8.0)
+
+
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_a_real_run_adds_up(tmp_path, k):
   zeros = np.zeros(3, np.float32)
