@@ -1,7 +1,7 @@
 """Trains on handwritten digits, with the same bits whatever happens to replicas.
 
   optax-dist launch --replicas 1 --output runs/alone examples/deterministic.py
-  optax-dist launch --replicas 4 --chaos kill:1@40,slow:2x5 --output runs/four \
+  optax-dist launch --replicas 4 --chaos kill:1@200,slow:2x5 --output runs/four \
       examples/deterministic.py
 
 Both end with the same digest of parameters and optimizer state: a step is always the

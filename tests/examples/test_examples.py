@@ -12,6 +12,9 @@ import sys
 import time
 
 import pytest
+from waiting import until
+
+from optax_dist.coordinator import journal
 
 _HERE = pathlib.Path(__file__).parent
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -71,22 +74,28 @@ def test_digits_refuses_a_batch_that_devices_can_not_share():
     run("digits.py", "--batch", "63")
 
 
-def launch(output, *flags, program):
-  """Returns what a launched example prints."""
+def launched(output, *flags, program):
+  """The process of a launched example."""
   name, *arguments = program
-  done = subprocess.run(
+  return subprocess.Popen(
     [
       *(sys.executable, "-m", "optax_dist", "launch", "--output", str(output)),
       *(*flags, str(_FOLDER / name), *arguments),
     ],
     env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
     cwd=_FOLDER.parent,
-    capture_output=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
     text=True,
-    timeout=600,
   )
-  assert done.returncode == 0, done.stderr
-  return done.stdout
+
+
+def launch(output, *flags, program):
+  """Returns what a launched example prints."""
+  with launched(output, *flags, program=program) as process:
+    printed, errors = process.communicate(timeout=600)
+  assert process.returncode == 0, errors
+  return printed
 
 
 def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
@@ -116,11 +125,24 @@ _KILLED = (
 
 
 def test_deterministic_ends_with_the_bits_of_one_replica(tmp_path):
-  ends = []
-  for replicas, flags in (("1", ()), ("2", ("--chaos", "kill:1@10"))):
-    output, program = tmp_path / replicas, ["deterministic.py", "--epochs", "1"]
-    printed = launch(output, "--replicas", replicas, *flags, program=program)
-    ends.append(set(re.findall(r"ends at step 22, (\w+)", printed)))
+  program = ["deterministic.py", "--epochs", "1"]
+  alone = launch(tmp_path / "1", "--replicas", "1", program=program)
+  output, program = tmp_path / "2", [*program, "--pause", "0.1"]
+  with launched(output, "--replicas", "2", program=program) as process:
+    # The state would be lost with the only replica that has it.
+    path = output / "journal.jsonl"
+    found = lambda: journal.read(path).records if path.exists() else []
+    together = lambda: [r for r in found() if len(r.get("members", ())) == 2]
+    until(together, found, 300.0)
+    pids = {r["replica"]: r["pid"] for r in found() if r["kind"] == "process"}
+    os.kill(pids[1], signal.SIGKILL)
+    printed, errors = process.communicate(timeout=600)
+  assert process.returncode == 0, errors
+  assert re.search("replica 1 was ended by SIGKILL.* it starts again", errors)
+  ends = [
+    set(re.findall(r"ends at step 22, (\w+)", text))
+    for text in (alone, printed)
+  ]
   assert ends[0] == ends[1]
   assert len(ends[0]) == 1
 
