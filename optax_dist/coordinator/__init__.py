@@ -33,9 +33,7 @@ if TYPE_CHECKING:
   from optax_dist.coordinator.extras.decoupled_diloco.strategy import (
     decoupled_diloco,
   )
-  from optax_dist.coordinator.extras.groups.jax_program import (
-    initialize_processes,
-  )
+  from optax_dist.coordinator.extras.groups.group import initialize_processes
   from optax_dist.coordinator.fingerprints import fingerprint
   from optax_dist.coordinator.joining import join, run_embedded
   from optax_dist.coordinator.options import Options
@@ -60,9 +58,7 @@ else:
       ),
       "optax_dist.coordinator.fingerprints": ("fingerprint",),
       "optax_dist.coordinator.joining": ("join", "run_embedded"),
-      "optax_dist.coordinator.extras.groups.jax_program": (
-        "initialize_processes",
-      ),
+      "optax_dist.coordinator.extras.groups.group": ("initialize_processes",),
       "optax_dist.coordinator.options": ("Options",),
       "optax_dist.coordinator.replica": ("Outcome", "Replica"),
       "optax_dist.coordinator.extras.decoupled_diloco.strategy": (

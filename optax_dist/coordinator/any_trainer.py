@@ -20,7 +20,7 @@ from optax_dist.coordinator import errors, joining, preemption
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import threads
+from optax_dist.coordinator.runtime import processes, threads
 
 T = TypeVar("T")
 
@@ -37,7 +37,6 @@ _REFUSED = {
     " steps later only within rounding"
   ),
   "staleness_weight": "only fresh gradients count",
-  "processes_per_replica": "a trainer's callback is in one process",
   "opt_state": "it is in the state of the transformation",
   "global_step": "it is in the state of the transformation",
 }
@@ -102,14 +101,17 @@ def behind(
       for batch in k_of_n.until_finished(batches):
         train_step(model, optimizer, batch)
   """
-  several = options.get("processes_per_replica") or _num_processes()
-  given = {**options, "processes_per_replica": several > 1 and several}
   for name, reason in _REFUSED.items():
-    if given.get(name):
+    if options.get(name):
       raise ValueError(
-        f"behind() can't use {name}={given[name]!r:.100}: {reason}. Leave it out, or"
-        " write the loop yourself, with coordinator.join and Replica.step."
+        f"behind() can't use {name}={options[name]!r:.100}: {reason}. Leave it out,"
+        " or write the loop yourself, with coordinator.join and Replica.step."
       )
+  if processes.of_this_program().count > 1:
+    raise ValueError(
+      "behind() is for replicas of one process, in which a trainer's callback is."
+      " Write the loop yourself, with coordinator.join and Replica.step."
+    )
   return Behind(
     optimizer,
     checks.count("total_steps", total_steps),
@@ -560,10 +562,6 @@ def _on_host(tree: Any) -> Any:
   """Copies of arrays in the host's memory, where no program of a device waits."""
   cpu = jax.local_devices(backend="cpu")[0]
   return jax.tree.map(lambda x: jax.device_put(np.array(x), cpu), tree)
-
-
-def _num_processes() -> int:
-  return Environment.read().num_processes or 1
 
 
 def _check_devices() -> None:

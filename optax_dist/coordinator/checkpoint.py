@@ -114,7 +114,7 @@ def save_if_due(
 def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
   """Finds the checkpoint of the latest step.
 
-  If this JAX program has several processes, all of them call this, and get what
+  If the replica has several processes, all of them call this, and get what
   the first one finds: another replica may save one while they look, and those
   that restore it would wait for the others for ever.
 
@@ -137,7 +137,7 @@ def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
   found = [] if not folder.is_dir() else [x.name for x in folder.iterdir()]
   matches = [m for m in map(_NAME.fullmatch, found) if m]
   name = max(matches, key=lambda m: int(m[1]))[0] if matches else ""
-  name, *_ = processes.of_this_program(jax.process_count()).gather(name)
+  name, *_ = processes.of_this_program().gather(name)
   return folder / name if name else None
 
 

@@ -27,8 +27,7 @@ from optax_dist.coordinator import (
 )
 from optax_dist.coordinator import probe as probes
 from optax_dist.coordinator import replica as replicas
-from optax_dist.coordinator.launch import channel
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch import channel, environment
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -53,7 +52,6 @@ def join(
   coordinator_address: str | None = None,
   store: str | None = None,
   replica: int | None = None,
-  processes_per_replica: int | None = None,
   strategy: strategies.Factory | None = None,
   max_staleness: int = 0,
   staleness_weight: str | None = None,
@@ -80,7 +78,9 @@ def join(
   others: `launch.environment.Environment`), or the cluster that JAX detects
   (SLURM, GKE, TPU pods, Open MPI). Inside a replica, `shard_map` and `jit` over
   its own devices work as usual; only this coordinator communicates between
-  replicas.
+  replicas. If a replica has several processes (`initialize_processes`), all of
+  them make the same calls, and its parameters have a `NamedSharding` over the
+  devices of all.
 
   Args:
     opt: applied to the mean gradient; with a strategy that trains locally, what
@@ -94,10 +94,6 @@ def join(
     store: URL of another kind of store, ``etcd://a:2379,b:2379,c:2379``; no
       store process is needed then.
     replica: the index of this replica, from 0.
-    processes_per_replica: processes of this JAX program, if it has several
-      (`jax.distributed`, or `coordinator.initialize_processes`); by default
-      OPTAX_DIST_NUM_PROCESSES, or 1. Parameters then have a `NamedSharding`
-      over the devices of all of them, and all processes make the same calls.
     strategy: `elastic_average(...)`, `local_updates(...)` or
       `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
     max_staleness: largest staleness, in steps, at which a gradient still
@@ -152,7 +148,7 @@ def join(
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
   probe = data_arguments.check_probe(probe, data)
-  launched = Environment.read()
+  launched = environment.Environment.read()
   if store is None and coordinator_address is None:
     store = launched.store
   address, total, number = cluster.detect(
@@ -193,9 +189,13 @@ def join(
       lower_on_loss,
     ),
   )
-  program = processes.of_this_program(
-    processes_per_replica or launched.num_processes or 1
-  )
+  program = processes.of_this_program()
+  if launched.num_processes not in (None, program.count):
+    raise ValueError(
+      f"{environment.variable('num_processes')} is {launched.num_processes}, and"
+      f" this replica has {program.count}: call coordinator.initialize_processes()"
+      " first of all."
+    )
   data_arguments.check(data, progress, chosen, global_step, program.count)
   chosen_options = options.of("join", settings)
   url = urls.parse(store or f"tcp://{address}")

@@ -1,7 +1,7 @@
 """Optional parts of the coordinator: nothing imports them before they are used.
 
 Each lies in a package of `extras`. It imports what it extends, which knows only
-a name: of a store's URL, or of what a job asks for.
+a name: of a store's URL.
 """
 
 from __future__ import annotations

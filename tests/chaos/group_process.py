@@ -96,6 +96,7 @@ def main() -> int:
   times = {"at": began, "imported": time.time() - began}
   job = channel.receive()
   jax_program.initialize(job["meet"], job["processes"], job["process"])
+  coordinator.initialize_processes(job["processes"])
   times["met"] = time.time() - began
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])
@@ -118,7 +119,6 @@ def main() -> int:
     opt,
     **start,
     replica=job["replica"],
-    processes_per_replica=job["processes"],
     **job["join"],
   ) as replica:
     times["joined"] = time.time() - began

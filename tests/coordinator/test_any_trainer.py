@@ -18,6 +18,7 @@ import pytest
 from optax_dist import coordinator
 from optax_dist.coordinator import any_trainer
 from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.runtime import processes
 from optax_dist.coordinator.store import process
 
 _SECRET = "a secret of enough bytes"
@@ -425,9 +426,8 @@ def test_each_number_of_the_state_has_a_buffer(run):
     ({"data": coordinator.Batches(8, 4)}, "data="),
     ({"max_staleness": 2}, "max_staleness="),
     ({"global_step": 2}, "global_step="),
-    ({"processes_per_replica": 2}, "processes_per_replica=2"),
   ],
-  ids=["elastic", "local", "diloco", "data", "stale", "step", "group"],
+  ids=["elastic", "local", "diloco", "data", "stale", "step"],
 )
 def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
   with pytest.raises(ValueError, match=named) as raised:
@@ -435,9 +435,9 @@ def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
   assert "coordinator.join and Replica.step" in str(raised.value)
 
 
-def test_a_launched_group_of_processes_is_refused(monkeypatch):
-  monkeypatch.setattr(any_trainer, "_num_processes", lambda: 2)
-  with pytest.raises(ValueError, match="processes_per_replica=2"):
+def test_a_replica_of_several_processes_is_refused(monkeypatch):
+  monkeypatch.setattr(processes.OneProcess, "count", 2)
+  with pytest.raises(ValueError, match="replicas of one process"):
     coordinator.behind(optax.sgd(0.1), total_steps=1)
 
 

@@ -1,8 +1,8 @@
 """The processes of a replica: here one, which does all by itself.
 
-A replica may be a JAX program of several processes, an optional part. What then
-differs is behind `Processes`: who decides, which part of an array is here, and
-when the training loops see an event.
+A replica may be a JAX program of several processes, an optional part that then
+calls `use`. What differs is behind `Processes`: who decides, which part of an array
+is here, and when the training loops see an event.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from optax_dist.coordinator import optional, strategies
+from optax_dist.coordinator import strategies
 from optax_dist.coordinator.protocol import codec, inputs, messages
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.node import Node
@@ -188,18 +188,15 @@ class OneProcess:
     raise AssertionError(f"the core has no effect {effect!r}")
 
 
-def of_this_program(count: int) -> Processes:
-  """The processes of this JAX program, as one replica.
+_program: Processes = OneProcess()
 
-  Args:
-    count: the expected number of processes.
 
-  Raises:
-    ValueError: the program has another number of processes.
-  """
-  if count == 1:
-    return OneProcess()
-  part = optional.load("groups.group")
-  assert part is not None
-  found: Processes = part.of_this_program(count)
-  return found
+def use(processes: Processes) -> None:
+  """Makes these the processes of the replica that this JAX program is."""
+  global _program
+  _program = processes
+
+
+def of_this_program() -> Processes:
+  """The processes of this JAX program, as one replica: one, unless `use` says so."""
+  return _program

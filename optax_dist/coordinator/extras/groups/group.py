@@ -23,6 +23,7 @@ from optax_dist.coordinator.extras.groups import jax_program, orders, shards
 from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.speaker import Speaker
+from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol import inputs
 from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.config import Config
@@ -95,8 +96,8 @@ class Group:
         f"{strategy.name!r} is for replicas of one process, got one of"
         f" {self.count}: each takes a mean in when it is there, and a step of all"
         " processes together needs it at the same time. Make each process a"
-        " replica of its own (processes_per_replica=1), or have one process drive"
-        " all devices of a host."
+        " replica of its own (without initialize_processes), or have one process"
+        " drive all devices of a host."
       )
     apply = strategy.apply
     agreement: tuple[tuple[str, str], ...] = (
@@ -145,22 +146,42 @@ class Group:
         raise AssertionError(f"no process has an effect {effect!r}")
 
 
-def of_this_program(count: int) -> Group:
-  """The processes of this JAX program, as one replica.
+def initialize_processes(count: int | None = None) -> None:
+  """Makes the processes of this replica one JAX program.
+
+  Call it before anything else in a process started by `optax-dist launch
+  --processes-per-replica`: it calls `jax.distributed.initialize` with the
+  replica's address and numbers from the environment. A program that has called
+  `jax.distributed.initialize` with the replica's own address passes `count`. If
+  the replica has one process, it does nothing.
 
   Args:
-    count: the expected number of processes.
+    count: the number of processes; by default OPTAX_DIST_NUM_PROCESSES, or 1.
 
   Raises:
-    ValueError: the program has another number of processes.
+    ValueError: a variable is invalid, or the program has another number of
+      processes.
+
+  Example:
+    >>> initialize_processes()  # Nobody has started several.
+    >>> jax.process_count()
+    1
   """
+  launched = Environment.read()
+  if count is None:
+    count = launched.num_processes or 1
+    if count > 1:
+      jax_program.initialize_launched(launched)
+  if count == 1:
+    return
   if jax.process_count() != count:
     raise ValueError(
-      f"processes_per_replica is {count}, and this JAX program has"
-      f" {jax.process_count()} processes. Call jax.distributed.initialize in"
-      " each of them first, with the replica's own address."
+      f"The replica has {count} processes, and this JAX program has"
+      f" {jax.process_count()}. Call jax.distributed.initialize in each of them"
+      " first, with the replica's own address."
     )
-  return Group(jax.process_index(), count, jax_program.gather, _end_soon)
+  index = jax.process_index()
+  processes.use(Group(index, count, jax_program.gather, _end_soon))
 
 
 def _end_soon(reason: str) -> None:

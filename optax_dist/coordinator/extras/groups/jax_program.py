@@ -13,26 +13,8 @@ from optax_dist.coordinator.transport import addresses
 _TEXT = 4096
 
 
-def initialize_processes() -> None:
-  """Makes the processes of this replica one JAX program.
-
-  Call it before anything else in a process started by `optax-dist launch
-  --processes-per-replica`: it calls `jax.distributed.initialize` with the
-  replica's address and numbers from the environment. If the replica has one
-  process, it does nothing.
-
-  Raises:
-    ValueError: a variable is invalid.
-
-  Example:
-    >>> import jax
-    >>> initialize_processes()  # Nobody has started several.
-    >>> jax.process_count()
-    1
-  """
-  launched = Environment.read()
-  if (launched.num_processes or 1) == 1:
-    return
+def initialize_launched(launched: Environment) -> None:
+  """Calls `initialize` with what a launcher has set."""
   # `Environment` has checked that these are set.
   assert launched.num_processes is not None
   assert launched.group_address is not None
