@@ -7,7 +7,7 @@ at random (20 s apart in the mean) and are back after 2 s, each against synchron
 DiLoCo of as many tokens.
 
     python benchmarks/learning/decoupled_rounds.py [--seeds 5] [--seconds 24]
-      [--late drop]
+      [--max-staleness 0]
 """
 
 import argparse
@@ -73,7 +73,7 @@ def decoupled(args, seed, slow, lost):
     fragments=args.fragments,
     period=args.period,
     overlap=args.overlap,
-    late=args.late,
+    max_staleness=args.max_staleness,
     merge=args.merge,
   )
   run = virtual_learners.VirtualLearners(
@@ -135,7 +135,7 @@ def main():
   add("--fragments", type=int, default=4)
   add("--quorum", type=int, default=2)
   add("--overlap", type=int, default=4)
-  add("--late", choices=["carry", "drop"], default="carry")
+  add("--max-staleness", type=int, default=1)
   add("--merge", choices=["radial", "mean"], default="radial")
   add("--lost-every", type=float, default=20.0, help="seconds, on average")
   add("--back", type=float, default=2.0, help="seconds until it is back")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
 class Config(NamedTuple):
@@ -28,9 +28,8 @@ class Config(NamedTuple):
     quorum: the smallest number of contributions to merge.
     overlap: steps that a learner trains on before it mixes in a merge.
     safety: the share of the slack that the grace window may use, from 0 to 1.
-    late: whether a contribution that missed its round is carried into the next,
-      with a lower weight, or dropped.
-    max_staleness: largest staleness of a carried contribution, in rounds.
+    max_staleness: how many rounds of its fragment a contribution may have missed;
+      it is carried into the next one, with a lower weight.
   """
 
   fragments: int
@@ -38,7 +37,6 @@ class Config(NamedTuple):
   quorum: int = 1
   overlap: int = 1
   safety: float = 0.8
-  late: Literal["carry", "drop"] = "carry"
   max_staleness: int = 1
 
 
@@ -62,8 +60,6 @@ def check(config: Config) -> None:
       )
   if not 0 <= config.safety <= 1:
     raise ValueError(f"safety must be from 0 to 1, got {config.safety!r}.")
-  if config.late not in ("carry", "drop"):
-    raise ValueError(f"late must be 'carry' or 'drop', got {config.late!r}.")
 
 
 def turn(config: Config, fragment: int) -> int:

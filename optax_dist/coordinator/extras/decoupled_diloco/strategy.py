@@ -109,7 +109,7 @@ class DecoupledDiloco:
       )
     if quorum.max_staleness or quorum.weight is not None:
       raise ValueError(
-        "decoupled DiLoCo has options of its own for what is late: late= and"
+        "decoupled DiLoCo has an option of its own for what is late:"
         f" max_staleness= of the strategy; got {quorum!r}."
       )
     if not 0 <= alpha < 1:
@@ -308,12 +308,12 @@ class DecoupledDiloco:
     """
     rules, round_ = self.rules, int(shared.opt_state.round)
     mine = local.round % rules.fragments if merged else -1
-    most = rules.max_staleness if rules.late == "carry" else 0
     old, new = local.taken, self._versions(round_)
     taken = [
       f
       for f in range(rules.fragments)
-      if new[f] > old[f] and (f == mine or new[f] - old[f] > most)
+      if new[f] > old[f]
+      and (f == mine or new[f] - old[f] > rules.max_staleness)
     ]
     # A merge that took long does not delay the next one.
     own = merged and round_ == local.round + 1
@@ -459,7 +459,6 @@ def decoupled_diloco(
   alpha: float = 0.25,
   overlap: int = 2,
   safety: float = 0.8,
-  late: Literal["carry", "drop"] = "carry",
   max_staleness: int = 1,
   merge: Literal["radial", "mean"] = "radial",
 ) -> strategy.Factory:
@@ -480,10 +479,10 @@ def decoupled_diloco(
     alpha: the share of its own parameters that a learner keeps in the mixing.
     overlap: own steps that a merge may take; the grace window is part of these.
     safety: the fraction of it, from 0 to 1.
-    late: what happens to a learner's progress on a fragment whose round it has
-      missed: it is carried into the fragment's next one, with its weight
-      divided by 1 + rounds missed, or dropped in favor of what was merged.
-    max_staleness: largest staleness, in rounds, of carried progress.
+    max_staleness: how many rounds of a fragment a learner's progress on it may
+      miss: it is carried into the fragment's next one, with its weight divided by
+      1 + rounds missed. After more rounds, or with 0, it is dropped in favor of
+      what was merged.
     merge: "radial" averages the norms and directions of each array separately,
       "mean" the numbers.
 
@@ -502,7 +501,6 @@ def decoupled_diloco(
       quorum.replicas_to_aggregate,
       overlap,
       safety,
-      late,
       max_staleness,
     ),
     outer_optimizer=outer_optimizer,

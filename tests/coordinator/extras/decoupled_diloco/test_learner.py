@@ -285,7 +285,7 @@ def test_a_learner_of_several_processes_is_refused():
   place = endpoint.World().connect("0")
   asked = []
   group = Group(0, 2, lambda text: asked.append(text) or [text] * 2)
-  with pytest.raises(ValueError, match=r"one process, got one of 2: .*=1"):
+  with pytest.raises(ValueError, match="one process, got one of 2"):
     Session(
       place,
       strategy(),

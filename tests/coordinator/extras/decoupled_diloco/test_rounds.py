@@ -58,12 +58,14 @@ def test_a_fragment_is_merged_once_in_a_period(slow, seed):
   assert steps[0] / steps[-1] == pytest.approx(slow, rel=0.1)
 
 
-@pytest.mark.parametrize("late", ["carry", "drop"])
+@pytest.mark.parametrize("stale", [1, 0])
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-def test_outer_momentum_does_not_add_up(overlap, late):
+def test_outer_momentum_does_not_add_up(overlap, stale):
   """Even with no window, where half of all contributions miss their round."""
   for seed in range(3):
-    learners, bottom = run([1.0] * N, seed, overlap=overlap, late=late)
+    learners, bottom = run(
+      [1.0] * N, seed, overlap=overlap, max_staleness=stale
+    )
     away = np.abs(learners.center["a"] - bottom).max()
     # It began at some 1, and two of four are not the mean of all. Where each one
     # gave at a turn of its own, it came to 200 and more.

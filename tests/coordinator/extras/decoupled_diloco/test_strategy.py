@@ -174,7 +174,7 @@ def test_a_merge_without_it_puts_its_turn_off():
 
 def test_progress_is_counted_from_what_all_share():
   """What others have merged meanwhile is not applied a second time."""
-  found, shared = made(late="carry", merge="mean", fragments=1, period=2)
+  found, shared = made(merge="mean", fragments=1, period=2)
   local = trained(found, found.local(shared), 2)
   given, _ = give(found, shared, local)
   shared = merged(found, shared, [given.payload], [1.0])
@@ -189,9 +189,9 @@ def test_progress_is_counted_from_what_all_share():
   np.testing.assert_allclose(again.payload[0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("late", "kept"), [("carry", True), ("drop", False)])
-def test_progress_that_missed_its_round(late, kept):
-  found, shared = made(late=late)
+@pytest.mark.parametrize(("max_staleness", "kept"), [(1, True), (0, False)])
+def test_progress_that_missed_its_round(max_staleness, kept):
+  found, shared = made(max_staleness=max_staleness)
   slow, fast = found.local(shared), found.local(shared)
   given, _ = give(found, shared, trained(found, fast, 2))
   shared = merged(found, shared, [given.payload], [1.0])
@@ -278,11 +278,11 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
     ({"fragments": 3, "period": 2}, {}, "period must be at least fragments=3"),
     ({"alpha": 1.0}, {}, "alpha must be from 0 to below 1"),
     ({"merge": "sum"}, {}, "merge must be"),
-    ({"late": "never"}, {}, "late must be"),
+    ({"max_staleness": -1}, {}, "max_staleness must be"),
     ({"safety": 2.0}, {}, "safety must be"),
     ({}, {"replicas_to_aggregate": 3}, "replicas_to_aggregate, its quorum"),
-    ({}, {"max_staleness": 1}, "late= and"),
-    ({}, {"weight": "inverse"}, "late= and"),
+    ({}, {"max_staleness": 1}, "for what is late"),
+    ({}, {"weight": "inverse"}, "for what is late"),
   ],
 )
 def test_arguments_out_of_range_are_refused(options, quorum, message):
