@@ -405,8 +405,10 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       first = world.by_name[process.names[0]]
       first.wants_leave = not world.spared
     case "save":
-      world.checker.save_wanted(world.by_name[process.names[0]])
-      world.input(process, ins.SaveWanted())
+      first = world.by_name[process.names[0]]
+      if first.alive:
+        world.checker.save_wanted(first)
+        world.input(first, ins.SaveWanted())
     case "abort":
       world.tell(f"{process.name} aborts")
       world.by_name[process.names[0]].aborted = True

@@ -94,8 +94,8 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "--chaos",
     dest="faults",
     metavar="FAULTS",
-    help="inject faults into the replicas: kill:P and stop:P with a probability"
-    " for each gradient, slow:REPLICAxFACTOR; such as kill:0.02,slow:2x5",
+    help="inject faults into the replicas: kill:REPLICA@GRADIENT,"
+    " slow:REPLICAxFACTOR; such as kill:1@40,slow:2x5",
   )
   add(
     "--output",

@@ -304,7 +304,7 @@ def test_jax_processes_that_ignore_sigterm_are_ended(start):
     (("--secret", "x", _LIGHT), "everyone on the host can read it"),
     (("--replicas", "2", "--min-replicas", "3", _LIGHT), "is more than the 2"),
     (("--chaos", "slow:1x2", _LIGHT), "numbered 0 to 0"),
-    (("--chaos", "melt:0.1", _LIGHT), "must be kill:P, stop:P"),
+    (("--chaos", "melt:0.1", _LIGHT), "must be kill:REPLICA@GRADIENT"),
     (
       ("--nodes", "2", "--node-rank", "0", _LIGHT),
       "--address (OPTAX_DIST_ADDRESS) is missing",

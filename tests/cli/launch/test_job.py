@@ -105,5 +105,5 @@ def test_faults_are_those_of_existing_replicas():
   assert _job(num_replicas=2, faults="kill:1@40").settings.faults == "kill:1@40"
   with pytest.raises(errors.CommandError, match="numbered 0 to 1"):
     _job(num_replicas=2, faults="kill:2@40")
-  with pytest.raises(errors.CommandError, match="must be kill:P"):
+  with pytest.raises(errors.CommandError, match="must be kill:REPLICA"):
     _job(num_replicas=2, faults="kill:1")

@@ -39,8 +39,6 @@ class Companion:
     self._pause, self._patience = pause, patience
     self._requests = 0
     self._found_run = self._welcome = self._ended = False
-    # Whether all are to save, which process 0 can't be told yet.
-    self._saving = False
     self._retry_at = self._give_up_at = math.inf
 
   def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
@@ -51,7 +49,8 @@ class Companion:
     if not self.over and not self._welcome:
       if now >= self._give_up_at:
         text = f"A process has waited {self._what_is_missing(now)}."
-        return [*out, *self._fail(text)]
+        self._ended = self._welcome = True
+        return [*out, fx.Fail("CoordinatorError", text)]
       if now >= self._retry_at:
         out += self._look()
     return out
@@ -99,9 +98,6 @@ class Companion:
           return self._obey(what)
         text = f"{peer} gives orders, and does not speak for this replica"
         return [fx.Log("warning", text)]
-      case ins.SaveWanted() if not self._welcome:
-        self._saving = True
-        return []
       case ins.Aborted():
         self.over = True
         return self._report(given)
@@ -126,12 +122,10 @@ class Companion:
     match order:
       case orders.Welcomed():
         self._welcome = True
-        return self._report(ins.SaveWanted()) if self._saving else []
-      case fx.Left() | fx.Finished():
+        return []
+      case fx.Left() | fx.Finished() | fx.Fail():
         self._ended = True
         return [order]
-      case orders.Failure():
-        return self._fail(order.reason, order.error)
       case orders.EndGroup(reason):
         return self._end(reason)
       case _:
@@ -139,12 +133,6 @@ class Companion:
 
   def _report(self, report: orders.Report) -> list[orders.Wanted]:
     return [orders.Tell(self._speaker, report)]
-
-  def _fail(
-    self, reason: str, error: str = "CoordinatorError"
-  ) -> list[orders.Wanted]:
-    self._ended = self._welcome = True
-    return [fx.Fail(error, reason)]  # type: ignore[arg-type]
 
   def _end(self, reason: str) -> list[orders.Wanted]:
     self.over = True

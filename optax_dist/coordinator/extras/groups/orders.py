@@ -40,13 +40,6 @@ class Welcomed(Struct):
   """The answer to `Present`: from now on a lost connection ends the replica."""
 
 
-class Failure(Struct):
-  """Like `effects.Fail`."""
-
-  error: str
-  reason: str
-
-
 class Advance(Struct):
   """The training loops see the events up to here, and no more.
 
@@ -85,7 +78,6 @@ Report: TypeAlias = (
   | ins.SnapshotFetched
   | ins.SnapshotFailed
   | ins.FingerprintTaken
-  | ins.SaveWanted
   | ins.Aborted
 )
 
@@ -112,7 +104,7 @@ Order: TypeAlias = (
   | fx.Resolved
   | fx.Left
   | fx.Finished
-  | Failure
+  | fx.Fail
   | Advance
   | EndGroup
 )

@@ -143,8 +143,6 @@ class Speaker:
           held, self._held = self._held, []
           for answer in held:
             self._decide(answer, now)
-      case ins.SaveWanted():
-        self._decide(what, now)
       case ins.Aborted(reason):
         self._lose(f"its process {rank} goes: {reason}", now)
       case _ if isinstance(what, orders.REPORTS):
@@ -261,11 +259,10 @@ class Speaker:
         self._ended = True
         self._drop_submission("finished")
         self._all(effect)
-      case fx.Fail(error, reason):
+      case fx.Fail():
         self._ended = True
         self._drop_submission("lost")
-        self._tell(orders.Failure(error, reason))
-        self._out.append(effect)
+        self._all(effect)
       case _ if isinstance(effect, orders.ORDERS):
         self._all(effect)
       case _:

@@ -46,14 +46,6 @@ def test_it_looks_for_the_run_and_then_for_process_0():
   assert companion.deadline() == math.inf
 
 
-def test_a_wish_to_save_waits_until_process_0_can_be_told():
-  companion = begun()
-  companion.step(ins.GetAnswered(1, True, Run("the run")), 0.0)
-  assert companion.step(ins.SaveWanted(), 0.0) == []
-  told = companion.step(orders.Heard("a0", orders.Welcomed()), 1.0)
-  assert told == [orders.Tell("a0", ins.SaveWanted())]
-
-
 @pytest.mark.parametrize(
   ("run", "what"), [(None, "store"), (Run("x"), "process 0")]
 )
