@@ -161,31 +161,6 @@ class Behind:
     """Whether the run is over and the trainer has its last parameters."""
     return self._settled or self._closed
 
-  def join(self, params: Any, opt_state: Any) -> Replica:
-    """Joins now, and not at the first update.
-
-    Compiling the update and waiting for other replicas are then no part of the
-    trainer's first step.
-
-    Args:
-      params: the trainer's parameters, after it has restored a checkpoint.
-      opt_state: the trainer's optimizer state, with that of `tx` in it.
-    """
-    is_state = lambda x: isinstance(x, BehindState)
-    found = filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))
-    state = next(found, None)
-    if state is None:
-      raise ValueError(
-        "opt_state must have the state of this transformation in it, got"
-        f" {jax.tree.structure(opt_state)!s:.200}. Give the optimizer state that"
-        " the trainer made with `tx`."
-      )
-    (step,) = jax.tree.leaves(state.step)
-    with self._lock:
-      self._join(_on_host(params), _on_host(state.inner), int(step))
-    assert self.replica is not None
-    return self.replica
-
   def until_finished(self, batches: Iterable[T]) -> Iterator[T]:
     """Yields batches until the run is over, then closes the replica.
 
@@ -201,11 +176,11 @@ class Behind:
         would see it as one of XLA's.
     """
     self._raises_later = True
-    found = iter(batches)
-    with self._leaving_on_sigterm() as told:
-      while self._failure is None and not (self.finished or told()):
+    left = iter(batches)
+    with self._leaving_on_sigterm() as preempted:
+      while self._failure is None and not (self.finished or preempted.told):
         try:
-          batch = next(found)
+          batch = next(left)
         except StopIteration:
           break
         yield batch
@@ -236,7 +211,7 @@ class Behind:
     self.close(errors.CoordinatorError("The program ended inside of its loop."))
 
   @contextlib.contextmanager
-  def _leaving_on_sigterm(self) -> Iterator[Callable[[], bool]]:
+  def _leaving_on_sigterm(self) -> Iterator[preemption.Preemption]:
     # `join` can't do this in the worker: Python has signals in the main thread.
     self._preempted = preempted = preemption.Preemption(
       "leave",
@@ -247,7 +222,7 @@ class Behind:
     if self.replica is not None:
       preempted.joined()
     try:
-      yield lambda: preempted.told
+      yield preempted
     finally:
       preempted.remove()
       self.close()
@@ -350,12 +325,12 @@ class Behind:
     grads, params = jax.tree.map(np.asarray, (grads, params))
     counts = _read(numbers)
     run = lambda: self._advance(grads, params, counts)
-    found = None if self._ended else self._in_worker(run)
-    if found is None:
+    result = None if self._ended else self._in_worker(run)
+    if result is None:
       # The trainer goes on with what it has until it asks for a batch.
       stays = counts._replace(calls=counts.calls + 1, finished=True)
-      found = params, stays, self._inner
-    after, counts, inner = found
+      result = params, stays, self._inner
+    after, counts, inner = result
     numbers = [np.int32(x) for x in counts[:3]] + [np.bool_(counts.finished)]
     return jax.tree.map(np.asarray, (after, numbers, inner))
 
@@ -512,25 +487,15 @@ def _reachable(
   return optax.GradientTransformation(tx.init, update)
 
 
-def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def _same(params: Sequence[Any], here: Sequence[jax.Array]) -> bool:
   """Whether arrays are equal bit for bit."""
-  on_device = isinstance(some[0], jax.Array)
-  equal = _equal_on_device if on_device else _equal
   # All are started before the first one is waited for.
-  found = [
-    equal(a, _like(b, a) if on_device else b)
-    for a, b in zip(some, others, strict=True)
-  ]
-  return all(map(bool, found))
-
-
-def _equal(a: Any, b: Any) -> Any:
-  bits = f"u{a.dtype.itemsize}"
-  return (a.view(bits) == np.asarray(b).view(bits)).all()
+  equal = [_equal(_like(a, b), b) for a, b in zip(params, here, strict=True)]
+  return all(map(bool, equal))
 
 
 @jax.jit
-def _equal_on_device(a: jax.Array, b: jax.Array) -> jax.Array:
+def _equal(a: jax.Array, b: jax.Array) -> jax.Array:
   bits = f"u{a.dtype.itemsize}"
   return (a.view(bits) == b.view(bits)).all()
 

@@ -400,17 +400,6 @@ def test_without_more_batches_the_replica_leaves(run, jit):
   assert trainer.opt_state.step == 3
 
 
-def test_joining_before_the_first_trace(run):
-  k_of_n = run(optax.adam(0.1))
-  trainer = Trainer(optax.chain(optax.clip(1.0), k_of_n.tx))
-  replica = k_of_n.join(trainer.params, trainer.opt_state)
-  assert replica is k_of_n.replica
-  trainer.train(k_of_n.until_finished(numbers(100)))
-  assert bits(trainer.params) == bits(replica.params)
-  with pytest.raises(ValueError, match="that the trainer made with `tx`"):
-    run(optax.adam(0.1)).join(trainer.params, optax.EmptyState())
-
-
 def test_each_number_of_the_state_has_a_buffer(run):
   state = run(optax.sgd(0.1)).tx.init(initial())
   pointers = [x.unsafe_buffer_pointer() for x in state[:4]]
