@@ -225,7 +225,9 @@ def test_all_processes_compute_on_the_same_samples(micro_batch):
   counted = found[0, 0][1] + found[1, 0][1]
   report = ledger.report(data, ledger.Progress(24))
   assert found[0, 0][2] == report
-  assert sorted([*counted, *report[0].left_out]) == list(range(26))
+  if micro_batch is None:
+    # Otherwise another replica may have taken over a slot that was computed here.
+    assert sorted([*counted, *report[0].left_out]) == list(range(26))
 
 
 def test_the_others_commit_without_a_replica_that_loses_a_process():
