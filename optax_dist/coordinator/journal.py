@@ -14,15 +14,13 @@ import os
 import pathlib
 import threading
 import time as _time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.codec import Finite
-from optax_dist.quorum.events import Replica
 
 VERSION = 1
 
@@ -316,33 +314,6 @@ def segments(records: Iterable[Record]) -> list[list[Record]]:
       parts.append([])
     parts[-1].append(record)
   return parts
-
-
-def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
-  """How long each replica computed each gradient, in the order of arrival.
-
-  A sum of several gradients counts as that many, each with an equal share.
-  Dropped gradients count too: excluding them would exclude the slow ones.
-
-  Args:
-    records: the records from `read`.
-
-  Returns:
-    Seconds, a float64 array for each replica with known times.
-  """
-  found: dict[Replica, list[float]] = {}
-  for record in records:
-    members: Sequence[Record] = ()
-    if record["kind"] == "commit":
-      members = record["members"]
-    elif record["kind"] in ("drop", "exchange"):
-      members = (record,)
-    for member in members:
-      seconds, count = member.get("compute"), member.get("count", 1)
-      if seconds is not None and count > 0:
-        share = [seconds / count] * count
-        found.setdefault(member["replica"], []).extend(share)
-  return {replica: np.array(times) for replica, times in found.items()}
 
 
 def check_json(name: str, value: Any) -> None:

@@ -251,23 +251,6 @@ def test_time_does_not_go_back_with_the_wall_clock(path):
     assert second.time() == 9.0
 
 
-def test_latencies_have_dropped_and_summed_gradients():
-  drop = _member(1, compute=9.0) | {"kind": "drop", "reason": "stale"}
-  commit = {
-    "kind": "commit",
-    "members": [
-      _member(0, compute=3.0, count=2),
-      _member(1, compute=2.0),
-      _member(2, compute=None),
-    ],
-  }
-  found = journal.latencies([_RUN, commit, drop])
-  assert {r: times.tolist() for r, times in found.items()} == {
-    0: [1.5, 1.5],
-    1: [2.0, 9.0],
-  }
-
-
 def test_missing_fields_are_unknown():
   record, wrong = journal.parse(
     b'{"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}'

@@ -201,6 +201,9 @@ class _Place:
   failures: int = 0
   joined: bool = False
   struck: bool = False
+  # The first and the last of its failures in a row.
+  first: losses.Loss | None = None
+  last: losses.Loss | None = None
 
 
 class Supervisor:
@@ -209,7 +212,6 @@ class Supervisor:
   Attributes:
     restarts: how many replicas were restarted.
     over: whether the run has finished.
-    losses: replicas that ended before the run did, in order.
   """
 
   def __init__(self, replicas: Iterable[int], policy: Policy):
@@ -228,7 +230,6 @@ class Supervisor:
     self._ended = False
     self._start = 0.0
     self.restarts = 0
-    self.losses: list[losses.Loss] = []
 
   def state(self, replica: int) -> State:
     """The state of a replica."""
@@ -311,15 +312,13 @@ class Supervisor:
       # The kernel leaves no other trace in the output of the process.
       words += " (out of memory?)"
     if given.code and not self.over:
-      self.losses.append(
-        losses.Loss(
-          given.replica,
-          place.restarts,
-          words,
-          given.tail,
-          now - self._start,
-          exit_code(given.code),
-        )
+      place.last = losses.Loss(
+        given.replica,
+        place.restarts,
+        words,
+        given.tail,
+        now - self._start,
+        exit_code(given.code),
       )
     effects = self._decide(given.replica, given.code, now)
     follows = self._outlook(place, now) if given.code else ""
@@ -362,6 +361,8 @@ class Supervisor:
     if now - place.began > self._policy.healthy or place.struck:
       place.failures = 0
     place.failures += 1
+    if place.failures == 1:
+      place.first = place.last
     place.due = now + self._pause(place, code)
     if self._policy.whole and not self._any_running():
       return [self._explain("No replica is left")]
@@ -404,18 +405,16 @@ class Supervisor:
 
   def _explain(self, what: str) -> GiveUpRun:
     """Names the replica because of which the run can't continue."""
-    final = [
-      mine
-      for replica, place in self._places.items()
-      if (mine := [x for x in self.losses if x.replica == replica])
-      and mine[-1].restarts == place.restarts
+    down = [
+      place
+      for place in self._places.values()
+      if place.state in (State.WAITING, State.ABSENT)
     ]
-    if not final:  # It never started, or another launcher reports it.
+    firsts = [place.first for place in down if place.first is not None]
+    lasts = [place.last for place in down if place.last is not None]
+    if not firsts:  # They never started.
       return GiveUpRun(f"{what}.")
-    cause = losses.cause(
-      [mine[-self._places[mine[0].replica].failures :][0] for mine in final]
-    )
-    lasts = [mine[-1] for mine in final]
+    cause = losses.cause(firsts)
     told = losses.explain(what, cause, lasts, not self._any_running())
     return GiveUpRun(told, cause.replica, cause.code)
 
