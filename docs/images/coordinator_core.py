@@ -80,7 +80,7 @@ _ROWS = (
   (
     "journal, log",
     (),
-    ("LeadershipChanged", "OpenJournal", "WriteJournal", "CloseJournal", "Log"),
+    ("LeadershipChanged", "WriteJournal", "Log"),
   ),
 )
 

@@ -105,17 +105,28 @@ class Draft:
     self.emit(ev.Token(replica, self.step, count))
 
   def drop(
-    self, replica: ev.Replica, local_step: int, reason: ev.Reason, count: int
+    self,
+    replica: ev.Replica,
+    local_step: int,
+    reason: ev.Reason,
+    count: int,
+    incarnation: int,
   ) -> None:
     self.dropped[reason] = self.dropped.get(reason, 0) + count
-    self.emit(ev.Drop(replica, local_step, reason, count))
+    self.emit(ev.Drop(replica, local_step, reason, count, incarnation))
+
+  def drop_accepted(self, found: ev.Contribution, reason: ev.Reason) -> None:
+    """Drops a gradient that was accepted before."""
+    self.drop(
+      found.replica, found.local_step, reason, found.count, found.incarnation
+    )
 
   def withdraw(self, replica: ev.Replica, reason: ev.Reason) -> None:
     """Drops the replica's accepted gradients that are not in an attempt."""
     inside = self.inside.pop(replica, None)
     if inside is not None:
       self.gathered -= inside.count
-      self.drop(replica, inside.local_step, reason, inside.count)
+      self.drop_accepted(inside, reason)
 
   # Attempts.
 
@@ -221,7 +232,7 @@ class Draft:
         continue
       gone = ev.Reason.LEFT if record.left else ev.Reason.LOST
       why = reason if member.replica == failed_replica else gone
-      self.drop(member.replica, member.local_step, why, member.count)
+      self.drop_accepted(member, why)
       if here:
         # The same step may be tried again.
         counted = member.local_step - 1

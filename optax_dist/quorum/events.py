@@ -162,12 +162,21 @@ class Accept:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drop:
-  """The gradient is dropped, as a whole; no byte of it need be moved."""
+  """The gradient is dropped, as a whole; no byte of it need be moved.
+
+  Attributes:
+    replica: the replica.
+    local_step: the step of the parameters it was computed on.
+    reason: why.
+    count: how many gradients are summed in it.
+    incarnation: the replica's incarnation when it arrived; -1 if unknown.
+  """
 
   replica: Replica
   local_step: int
   reason: Reason
   count: int = 1
+  incarnation: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

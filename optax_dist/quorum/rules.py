@@ -66,7 +66,10 @@ def _arrive(draft: Draft, event: ev.Arrive) -> None:
   record = draft.replicas.get(replica)
   reason = _fault(draft, event, record)
   if reason is not None:
-    draft.drop(replica, local_step, reason, count)
+    incarnation = event.incarnation
+    if incarnation is None:
+      incarnation = -1 if record is None else record.incarnation
+    draft.drop(replica, local_step, reason, count, incarnation)
     inside = draft.inside.get(replica)
     if (
       reason is ev.Reason.NON_FINITE
@@ -266,12 +269,7 @@ def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
   if draft.attempt:
     held += draft.attempt.members
   for gradient in held:
-    draft.drop(
-      gradient.replica,
-      gradient.local_step,
-      ev.Reason.FINISHED,
-      gradient.count,
-    )
+    draft.drop_accepted(gradient, ev.Reason.FINISHED)
   draft.inside, draft.gathered = {}, 0
   draft.attempt, draft.finished = None, True
   draft.emit(ev.Finished(draft.step))

@@ -497,5 +497,5 @@ def test_an_older_sum_is_replaced_by_what_is_asked_for_later():
   assert kinds(decisions) == ["Drop", "Token"]
   assert [c.count for c in state.inside.values()] == [2]
   state, decisions = run(state, quorum.Arrive(1, 1, count=4))
-  assert decisions[0] == quorum.Drop(1, 0, Reason.SUPERSEDED, count=2)
+  assert decisions[0] == quorum.Drop(1, 0, Reason.SUPERSEDED, 2, 1)
   assert [m.count for m in decisions[2].members] == [4]

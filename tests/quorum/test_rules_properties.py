@@ -139,7 +139,11 @@ def test_a_sum_stands_or_falls_as_a_whole():
       if continues and non_finite and not before.config.exact:
         assert drops[1:] == [
           quorum.Drop(
-            event.replica, held.local_step, Reason.SUPERSEDED, held.count
+            event.replica,
+            held.local_step,
+            Reason.SUPERSEDED,
+            held.count,
+            held.incarnation,
           )
         ]
         assert event.replica not in after.inside

@@ -154,10 +154,10 @@ class Checker:
     self.changed = -1
     self.ended_at = math.inf
     # Whether a state was damaged; the fingerprints that were taken, by step; and
-    # who was removed since its gradients are wrong.
+    # who was removed since its gradients are wrong, and in which term.
     self.corrupt = False
     self.prints: dict[int, list[_Print]] = collections.defaultdict(list)
-    self.found_wrong: set[str] = set()
+    self.found_wrong: dict[str, int] = {}
     self.taken: set[tuple[int, int, str]] = set()
     # Who has had the mean of which attempt.
     self.means: set[tuple[str, Any]] = set()
@@ -514,7 +514,7 @@ class Checker:
     if not process.alive or process.over or process.aborted:
       return
     if "is not what replicas" in reason:
-      self.found_wrong.add(process.name)
+      self.found_wrong[process.name] = len(self.terms)
       if not process.is_faulty and not self.corrupt:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
       return
@@ -565,7 +565,9 @@ class Checker:
         self.fail("A9", f"{what}, and {name} has only step {process.step}")
 
   def joined(self, process: Any) -> None:
-    """Of two processes with one number, one goes."""
+    """Of two processes with one number, one goes; a faulty one stays away."""
+    if self.found_wrong.get(process.name) == len(self.terms):
+      self.fail("A18", f"{process.name} joins again, with wrong gradients")
     for name in self.members.values():
       old = self.world.by_name[name]
       same = old.index == process.index and old is not process
@@ -874,7 +876,7 @@ class Checker:
 
   # Journal.
 
-  def journal_opened(self, effect: fx.OpenJournal) -> None:
+  def journal_opened(self, effect: fx.LeadershipChanged) -> None:
     last = self.written[-1].attempt.step if self.written else -1
     for commit in effect.commits:
       if commit.attempt.step > last:

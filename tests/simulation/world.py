@@ -1315,17 +1315,11 @@ class World:
   ) -> None:
     if effect.leads and self.checker is not None:
       self.checker.term_at = self.now
-
-  def on_openjournal(self, process: Process, effect: fx.OpenJournal) -> None:
-    if self.checker is not None:
       self.checker.journal_opened(effect)
 
   def on_writejournal(self, process: Process, effect: fx.WriteJournal) -> None:
     if self.checker is not None:
       self.checker.noted(process, effect.note)
-
-  def on_closejournal(self, process: Process, effect: fx.CloseJournal) -> None:
-    pass
 
   def on_log(self, process: Process, effect: fx.Log) -> None:
     pass

@@ -15,6 +15,8 @@ from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Committed,
   Incarnation,
+  Leased,
+  Member,
   Part,
   Process,
   ReplicaId,
@@ -22,7 +24,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.coordinator.protocol.notes import Note
-from optax_dist.ledger import Progress, Spans
+from optax_dist.ledger import Progress
 
 # Transport.
 
@@ -105,20 +107,6 @@ class Delete(Struct):
 # until `Release`.
 
 
-class Peer(Struct):
-  """The location of a member or reader of an attempt.
-
-  Attributes:
-    incarnation: its membership.
-    process: its process; it may be the receiver of this effect.
-    address: address of its transport.
-  """
-
-  incarnation: Incarnation
-  process: Process
-  address: str
-
-
 class Aggregate(Struct):
   """A replica's part in an aggregation: reduce-scatter, then gather.
 
@@ -135,15 +123,15 @@ class Aggregate(Struct):
   Attributes:
     attempt: its id, from which transfer ids are derived.
     parts: the gradients, in order.
-    peers: the locations of their owners, in the same order.
-    readers: the locations of other replicas that gather the mean.
+    peers: their owners, in the same order.
+    readers: other replicas that gather the mean.
     me: the index of the receiver in `parts`; None for a reader.
   """
 
   attempt: AttemptId
   parts: tuple[Part, ...]
-  peers: tuple[Peer, ...]
-  readers: tuple[Peer, ...]
+  peers: tuple[Member, ...]
+  readers: tuple[Member, ...]
   me: int | None
 
 
@@ -283,19 +271,6 @@ class Suspended(Struct):
   """
 
 
-class Leased(Struct):
-  """The samples that the training loop computes on next.
-
-  Attributes:
-    incarnation: the membership that they are leased to.
-    spans: the samples, in order; if empty, it waits for some. If more is
-      requested (`Taken`), those for the rest.
-  """
-
-  incarnation: Incarnation
-  spans: Spans
-
-
 class Progressed(Struct):
   """The samples in the first `step` steps."""
 
@@ -384,24 +359,22 @@ class Fail(Struct):
 
 
 class LeadershipChanged(Struct):
-  """The process has become leader, or is no longer leader."""
+  """The process has become leader, or is no longer leader.
 
-  leads: bool
-  term: int
-
-
-class OpenJournal(Struct):
-  """The new leader opens the journal, if there is one.
-
-  If it can't be written, a warning is logged and training continues without it:
-  every `WriteJournal` is then ignored.
+  A new leader opens the journal, if there is one. If it can't be written, a
+  warning is logged and training continues without it: every `WriteJournal` is
+  then ignored.
 
   Attributes:
+    leads: whether it is leader.
+    term: of its leadership.
     commits: recent ones, in order, without their means. Those after the last
       one in the journal are written first: the previous leader had no time.
   """
 
-  commits: tuple[Committed, ...]
+  leads: bool
+  term: int
+  commits: tuple[Committed, ...] = ()
 
 
 class WriteJournal(Struct):
@@ -412,10 +385,6 @@ class WriteJournal(Struct):
   """
 
   note: Note
-
-
-class CloseJournal(Struct):
-  """The process is no longer leader."""
 
 
 class Log(Struct):
@@ -457,8 +426,6 @@ Effect: TypeAlias = (
   | Finished
   | Fail
   | LeadershipChanged
-  | OpenJournal
   | WriteJournal
-  | CloseJournal
   | Log
 )

@@ -99,8 +99,9 @@ class Leased(Struct):
   """The samples that a member computes on next.
 
   Attributes:
-    incarnation: incarnation of the member.
-    spans: the samples, in its order.
+    incarnation: the membership that they are leased to.
+    spans: the samples, in order; if empty, it waits for some. If more is
+      requested (`effects.Taken`), those for the rest.
   """
 
   incarnation: Incarnation
@@ -182,9 +183,8 @@ class Committed(Struct):
     save: whether the state after this step is the one that all replicas save.
     details: fields for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
-    leases: the samples that the members in `parts` compute on next, in their
-      order, if a ledger leases them; they are not in a committed step.
-    others: the samples that other members compute on next.
+    leases: the samples that members compute on next, if a ledger leases them;
+      they are not in a committed step.
     skipped: samples that are given up because their gradients were never
       finite.
   """
@@ -196,8 +196,7 @@ class Committed(Struct):
   save: bool
   details: tuple[Details, ...]
   dropped: tuple[tuple[str, Natural], ...]
-  leases: tuple[Spans, ...] = ()
-  others: tuple[Leased, ...] = ()
+  leases: tuple[Leased, ...] = ()
   skipped: Spans = ()
 
 
@@ -274,55 +273,3 @@ class Beat(Struct):
 
 StoreValue: TypeAlias = Record | Trimmed | Run | Beat
 STORE_VALUES: Codec[StoreValue] = Codec(StoreValue)
-
-
-class Departed(Struct):
-  """A replica that is no longer a member.
-
-  Attributes:
-    replica: its id.
-    left: whether it left gracefully.
-  """
-
-  replica: ReplicaId
-  left: bool
-
-
-class ViewState(Struct):
-  """All decisions of the log up to a position, for a reader that starts there.
-
-  Attributes:
-    term: term of the last leader.
-    leader: its process.
-    leader_address: address of its transport.
-    step: how many steps were committed since step 0.
-    origin_step: the step that the run started from.
-    origin_digest: digest of the state that it started from.
-    next_incarnation: incarnation of the next membership.
-    membership: the position of the last change of membership.
-    members: the current members.
-    departed: former members.
-    terms: positions of records with a `Term`, which trimming must keep.
-    applied: how many gradients were part of commits.
-    dropped: how many were dropped, by reason, as of the last commit.
-    saved: the last step that all were to save; -1 for none.
-    ended: how the run has ended; None if it hasn't.
-    progress: which samples are in committed steps.
-  """
-
-  term: Natural
-  leader: Process
-  leader_address: str
-  step: Natural
-  origin_step: Natural
-  origin_digest: str
-  next_incarnation: Incarnation
-  membership: Natural
-  members: tuple[Member, ...]
-  departed: tuple[Departed, ...]
-  terms: tuple[int, ...]
-  applied: Natural
-  dropped: tuple[tuple[str, Natural], ...]
-  saved: Integer
-  ended: Ended | None
-  progress: Progress = NOTHING_DONE

@@ -6,9 +6,11 @@ import copy
 import dataclasses
 from typing import assert_never
 
+import msgspec
+
+from optax_dist.coordinator.protocol.codec import Integer, Natural
 from optax_dist.coordinator.protocol.entries import (
   Committed,
-  Departed,
   Ended,
   Entry,
   Incarnation,
@@ -19,9 +21,8 @@ from optax_dist.coordinator.protocol.entries import (
   Removed,
   ReplicaId,
   Term,
-  ViewState,
 )
-from optax_dist.ledger import Progress
+from optax_dist.ledger import NOTHING_DONE, Progress
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,33 +40,46 @@ class Start:
   progress: Progress = dataclasses.field(compare=False)
 
 
-class View:
-  """Leader, members and step, as of a position of the log.
+class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+  """All decisions of the log up to a position; `Welcome` has it whole.
 
-  Attributes: those of `ViewState`, with `members` by incarnation and `departed`
-    by id; `ended`, the entry that ended the run, or None; `latest`, which has
-    `progress` after each step of the latest record; and `broken`, the first
-    commit that does not follow the step before it, "" for none.
+  Attributes:
+    term: term of the last leader; -1 for none.
+    leader: its process.
+    leader_address: address of its transport.
+    step: how many steps were committed since step 0.
+    origin_step: the step that the run started from.
+    origin_digest: digest of the state that it started from.
+    next_incarnation: incarnation of the next membership.
+    membership: the position of the last change of membership; -1 for none.
+    members: the current members, by incarnation.
+    departed: former members by id, and whether they left gracefully.
+    terms: positions of records with a `Term`, which trimming must keep.
+    applied: how many gradients were part of commits.
+    dropped: how many were dropped, by reason, as of the last commit.
+    saved: the last step that all were to save; -1 for none.
+    ended: how the run has ended; None if it hasn't.
+    progress: which samples are in committed steps.
+    broken: the first commit that does not follow the step before it, "" for none.
   """
 
-  def __init__(self) -> None:
-    self.term = -1
-    self.leader: Process = ""
-    self.leader_address = ""
-    self.step = self.origin_step = 0
-    self.origin_digest = ""
-    self.next_incarnation: Incarnation = 0
-    self.membership = -1
-    self.members: dict[Incarnation, Member] = {}
-    self.departed: dict[ReplicaId, bool] = {}
-    self.terms: list[int] = []
-    self.applied = 0
-    self.dropped: tuple[tuple[str, int], ...] = ()
-    self.saved = -1
-    self.ended: Ended | None = None
-    self.progress = Progress()
-    self.latest: list[tuple[int, Progress]] = []
-    self.broken = ""
+  term: Integer = -1
+  leader: Process = ""
+  leader_address: str = ""
+  step: Natural = 0
+  origin_step: Natural = 0
+  origin_digest: str = ""
+  next_incarnation: Incarnation = 0
+  membership: Integer = -1
+  members: dict[Incarnation, Member] = {}
+  departed: dict[ReplicaId, bool] = {}
+  terms: list[Natural] = []
+  applied: Natural = 0
+  dropped: tuple[tuple[str, Natural], ...] = ()
+  saved: Integer = -1
+  ended: Ended | None = None
+  progress: Progress = NOTHING_DONE
+  broken: str = ""
 
   def copy(self) -> View:
     """An independent copy."""
@@ -98,13 +112,20 @@ class View:
         return member
     return None
 
-  def apply(self, position: int, record: Record) -> None:
-    """Applies the record at this position."""
-    self.latest = []
-    for entry in record.entries:
-      self._apply(position, entry)
+  def apply(self, position: int, record: Record) -> list[tuple[int, Progress]]:
+    """Applies the record at this position.
 
-  def _apply(self, position: int, entry: Entry) -> None:
+    Returns:
+      The steps that it begins or takes, and the samples in all up to each.
+    """
+    steps: list[tuple[int, Progress]] = []
+    for entry in record.entries:
+      if self._apply(position, entry):
+        steps.append((self.step, self.progress))
+    return steps
+
+  def _apply(self, position: int, entry: Entry) -> bool:
+    """Applies one entry; returns whether the step is another one."""
     match entry:
       case Term():
         self.term = entry.term
@@ -115,7 +136,6 @@ class View:
           self.step = self.origin_step = entry.step
           self.origin_digest = entry.digest
           self.progress = entry.progress
-          self.latest.append((self.step, self.progress))
           for member in self.members.values():
             self.departed[member.replica] = False
           self.members.clear()
@@ -126,6 +146,7 @@ class View:
               entry.incarnation, entry.replica, entry.leader, entry.address
             ),
           )
+        return entry.fresh
       case Joined(member):
         self._admit(position, member)
       case Removed(incarnation, left):
@@ -150,12 +171,13 @@ class View:
         elif spans:
           after = self.progress.followed_by(spans)
           self.progress = after or self.progress.with_(spans)
-        self.latest.append((self.step, self.progress))
+        return True
       case Ended():
         self.ended = entry
         self.dropped = entry.dropped
       case _:
         assert_never(entry)
+    return False
 
   def _admit(self, position: int, member: Member) -> None:
     old = self.of_replica(member.replica)
@@ -165,42 +187,3 @@ class View:
     self.members[member.incarnation] = member
     self.membership = position
     self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)
-
-  def dump(self) -> ViewState:
-    """Serializes it, for a reader that starts here."""
-    return ViewState(
-      self.term,
-      self.leader,
-      self.leader_address,
-      self.step,
-      self.origin_step,
-      self.origin_digest,
-      self.next_incarnation,
-      self.membership,
-      tuple(self.members.values()),
-      tuple(Departed(r, left) for r, left in self.departed.items()),
-      tuple(self.terms),
-      self.applied,
-      self.dropped,
-      self.saved,
-      self.ended,
-      self.progress,
-    )
-
-  @classmethod
-  def load(cls, state: ViewState) -> View:
-    """Restores the view from `dump`."""
-    view = cls()
-    view.term, view.leader = state.term, state.leader
-    view.leader_address = state.leader_address
-    view.step, view.origin_step = state.step, state.origin_step
-    view.origin_digest = state.origin_digest
-    view.next_incarnation = state.next_incarnation
-    view.membership = state.membership
-    view.members = {m.incarnation: m for m in state.members}
-    view.departed = {d.replica: d.left for d in state.departed}
-    view.terms = list(state.terms)
-    view.applied, view.dropped = state.applied, state.dropped
-    view.saved, view.ended = state.saved, state.ended
-    view.progress = state.progress
-    return view

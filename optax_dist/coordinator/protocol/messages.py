@@ -30,8 +30,8 @@ from optax_dist.coordinator.protocol.entries import (
   Process,
   Record,
   ReplicaId,
-  ViewState,
 )
+from optax_dist.coordinator.protocol.membership import View
 from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
@@ -215,7 +215,7 @@ class Welcome(Struct):
 
   call: Natural
   position: Natural
-  view: ViewState | None
+  view: View | None
   incarnation: Integer
 
 

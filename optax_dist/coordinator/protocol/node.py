@@ -97,7 +97,6 @@ class Node:
       self.leader = None
       effects += leader.resign()
       effects.append(fx.LeadershipChanged(False, leader.term))
-      effects.append(fx.CloseJournal())
       if follower.view.term == leader.term:
         lost = ins.PeerLost(self._config.process, "left", leader.over)
         effects += follower.step(lost, now)
@@ -113,6 +112,5 @@ class Node:
         follower.recent,
         self._count,
       )
-      effects.append(fx.LeadershipChanged(True, view.term))
       effects += self.leader.begin(now)
     return effects

@@ -478,7 +478,7 @@ class Driver:
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
 
-  def _share(self, sequence: int, peers: Sequence[fx.Peer]) -> None:
+  def _share(self, sequence: int, peers: Sequence[entries.Member]) -> None:
     """Copies a sum to where near peers can read it, now that it counts."""
     parts = self._sums.pop(sequence)
     others = {peer.process for peer in peers} - {self._transport.name}
@@ -597,12 +597,12 @@ class Driver:
           )
         self.handover.fail(getattr(errors, error)(reason))
         self._wakes = True
-      case fx.LeadershipChanged(leads, _):
+      case fx.LeadershipChanged(leads, _, commits):
         self.handover.leads = leads
-      case fx.OpenJournal(commits):
-        self._journal.open(commits)
-      case fx.CloseJournal():
-        self._journal.close()
+        if leads:
+          self._journal.open(commits)
+        else:
+          self._journal.close()
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case _:

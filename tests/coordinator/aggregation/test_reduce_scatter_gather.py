@@ -61,7 +61,7 @@ class Group:
       for i, transport in enumerate(near_transports.connected(*names))
     ]
     self.peers = tuple(
-      effects.Peer(i, side.transport.name, side.transport.address)
+      entries.Member(i, i, side.transport.name, side.transport.address)
       for i, side in enumerate(self.sides)
     )
 
@@ -306,7 +306,7 @@ def test_a_lost_member_is_reported_as_failed_by_all():
 
 def test_a_member_whose_address_is_none_is_reported_as_failed():
   group = Group(2)
-  group.peers = (group.peers[0], effects.Peer(1, "gone", "node-1\n:29400"))
+  group.peers = (group.peers[0], entries.Member(1, 1, "gone", "node-1\n:29400"))
   group.begin(0)
   group.pump()
   (answer,) = group.sides[0].answers

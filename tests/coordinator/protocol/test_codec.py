@@ -34,6 +34,10 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
   arguments = typing.get_args(kind)
   if typing.get_origin(kind) is tuple and arguments[-1] is Ellipsis:
     return st.lists(_values(arguments[0]), max_size=2).map(tuple)
+  if typing.get_origin(kind) is list:
+    return st.lists(_values(arguments[0]), max_size=2)
+  if typing.get_origin(kind) is dict:
+    return st.dictionaries(*map(_values, arguments), max_size=2)
   if typing.get_origin(kind) is tuple:
     return st.tuples(*map(_values, arguments))
   if arguments:

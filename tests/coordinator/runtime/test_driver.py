@@ -55,7 +55,7 @@ def driven():
 
 
 def collect(peer):
-  peers = (fx.Peer(1, peer, "unix:gone"),)
+  peers = (entries.Member(1, 1, peer, "unix:gone"),)
   return fx.Aggregate(ATTEMPT, PARTS, peers, (), None)
 
 

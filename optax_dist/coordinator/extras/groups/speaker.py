@@ -17,7 +17,7 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import Process
+from optax_dist.coordinator.protocol.entries import Member, Process
 from optax_dist.coordinator.protocol.node import Node
 
 # What a process reports of an order, or of its own program.
@@ -333,6 +333,6 @@ def at_rank(effect: fx.Effect, rank: int) -> fx.Effect:
       return effect
 
 
-def _peer(peer: fx.Peer, rank: int) -> fx.Peer:
+def _peer(peer: Member, rank: int) -> Member:
   name, address = orders.place_of(peer.process, peer.address, rank)
-  return fx.Peer(peer.incarnation, name, address)
+  return codec.replace(peer, process=name, address=address)

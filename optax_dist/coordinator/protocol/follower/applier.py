@@ -204,7 +204,7 @@ class Applier:
     answers = index is not None or me == message.witness
     self._work[attempt] = _Work(message.parts, answers, message.lag)
     peers, readers = (
-      tuple(_peer(members[i]) for i in some)
+      tuple(members[i] for i in some)
       for some in (incarnations, () if reads else message.readers)
     )
     self._out.append(
@@ -430,7 +430,3 @@ class Applier:
       self._fetch = None
       self.needs = f"the snapshot failed: {failed.reason}"
       self.ask()
-
-
-def _peer(member: Member) -> fx.Peer:
-  return fx.Peer(member.incarnation, member.process, member.address)

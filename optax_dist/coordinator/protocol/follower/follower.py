@@ -397,7 +397,7 @@ class Follower:
       if self._position != welcome.position or not self._complete:
         self._fall_off()
       self._position, self._complete = welcome.position, True
-      self.view = View.load(welcome.view)
+      self.view = welcome.view.copy()
       self._tell_progress([(self.view.step, self.view.progress)])
       self._office = max(self._office, self.view.term - 1)
     self._promised = welcome.incarnation
@@ -563,7 +563,7 @@ class Follower:
       self._latest.clear()
     self._latest.append(msg.Recorded(position, record))
     self._search.heard(now)
-    self.view.apply(position, record)
+    steps = self.view.apply(position, record)
     if self._complete and self.view.broken:
       # No leader of this version has put it. Going on without that step, this
       # replica would differ from the others without a word.
@@ -573,7 +573,7 @@ class Follower:
         " checkpoint, with a store or run name of its own.",
       )
       return
-    self._tell_progress(self.view.latest)
+    self._tell_progress(steps)
     for entry in record.entries:
       self._entry(position, record, entry, now)
       if self.over:
@@ -634,17 +634,9 @@ class Follower:
 
   def _lend(self, commit: Committed) -> None:
     """Takes the lease for this replica from a commit."""
-    if self._config.data is None:
-      return
-    mine: Spans | None = None
-    for part, spans in zip(commit.parts, commit.leases, strict=True):
-      if part.incarnation == self.incarnation:
-        mine = spans
-    for lease in commit.others:
+    for lease in commit.leases:
       if lease.incarnation == self.incarnation:
-        mine = lease.spans
-    if mine is not None:
-      self._leased(mine)
+        self._leased(lease.spans)
 
   def _new_term(self, position: int, entry: Term, now: float) -> None:
     mine = entry.leader == self._config.process

@@ -123,7 +123,6 @@ class Leader:
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
     self._attempt: Attempt | None = None
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
-    self._void: dict[ReplicaId, Incarnation] = {}
     self._strikes = Strikes()
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
@@ -153,7 +152,8 @@ class Leader:
     config, view, recorded = self._config, self._view, self._publisher.oldest
     (term,) = recorded.record.entries
     assert isinstance(term, Term)
-    self._out.append(fx.OpenJournal(() if term.fresh else self._recent))
+    recent = () if term.fresh else self._recent
+    self._out.append(fx.LeadershipChanged(True, self.term, recent))
     if term.fresh:
       self._note(notes.RunBegins(view.step))
     self._note(notes.Leader(config.replica, view.step, view.term))
@@ -396,7 +396,7 @@ class Leader:
       return  # With an error, steps might still be committed.
     for event in events:
       self._quorum, decisions = quorum.step(self._quorum, event)
-      self._decide(event, decisions)
+      self._decide(decisions)
 
   # Members.
 
@@ -761,7 +761,7 @@ class Leader:
     )
     self._quorum, decisions = quorum.step(self._quorum, event)
     self._arriving = (incarnation, arrival)
-    self._decide(event, decisions)
+    self._decide(decisions)
     self._arriving = None
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
@@ -811,9 +811,7 @@ class Leader:
     step = 0 if self._all_have_come() else self._quorum.step
     return any(s.is_connected and s.has(step) for s in self._roster)
 
-  def _decide(
-    self, event: quorum.Event, decisions: Sequence[quorum.Decision]
-  ) -> None:
+  def _decide(self, decisions: Sequence[quorum.Decision]) -> None:
     tokens = {
       d.replica: d.count for d in decisions if isinstance(d, quorum.Token)
     }
@@ -832,7 +830,7 @@ class Leader:
           if self._waiting_since is None and waits:
             self._waiting_since, self._warned = self._now, 0.0
         case quorum.Drop():
-          self._drop(event, decision, tokens)
+          self._drop(decision, tokens)
         case quorum.StartAttempt():
           self._start(decision)
         case quorum.Abandon():
@@ -857,13 +855,8 @@ class Leader:
       if state.is_connected and incarnation not in self._arrivals:
         self._say(state, msg.Call(step))
 
-  def _drop(
-    self,
-    event: quorum.Event,
-    drop: quorum.Drop,
-    tokens: dict[ReplicaId, int],
-  ) -> None:
-    incarnation, arrival = self._what_was_dropped(event, drop)
+  def _drop(self, drop: quorum.Drop, tokens: dict[ReplicaId, int]) -> None:
+    incarnation, arrival = self._what_was_dropped(drop)
     reason = drop.reason.value
     finite = arrival is not None and arrival.message.finite
     if drop.reason is quorum.Reason.NON_FINITE and finite:
@@ -902,23 +895,14 @@ class Leader:
     )
 
   def _what_was_dropped(
-    self, event: quorum.Event, drop: quorum.Drop
+    self, drop: quorum.Drop
   ) -> tuple[Incarnation, _Arrival | None]:
-    own = event.replica == drop.replica if hasattr(event, "replica") else False
-    if (
-      own
-      and isinstance(event, quorum.Arrive)
-      and drop.reason is not quorum.Reason.SUPERSEDED
-      and self._arriving is not None
-    ):
-      return self._arriving
-    # A member that is just being removed is in the roster no more.
-    known = self._quorum.replicas.get(drop.replica)
-    incarnation = -1 if known is None else known.incarnation
-    if own and isinstance(event, quorum.Lost | quorum.Leave):
-      incarnation = -1 if event.incarnation is None else event.incarnation
-    incarnation = self._void.pop(drop.replica, incarnation)
-    return incarnation, self._arrivals.pop(incarnation, None)
+    """A gradient that is just arriving, or was accepted before."""
+    accepted = drop.reason is quorum.Reason.SUPERSEDED
+    arriving = self._arriving
+    if arriving and arriving[0] == drop.incarnation and not accepted:
+      return arriving
+    return drop.incarnation, self._arrivals.pop(drop.incarnation, None)
 
   # Attempts and commits.
 
@@ -943,7 +927,6 @@ class Leader:
     parts = self._parts(start.members)
     id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
     message = announcement(id_, parts, self._roster)
-    self._void = {}
     self._attempt = Attempt(message, self._optimistic(message), self._now)
     early, self._early = self._early, {}
     if self._attempt.optimistic is None:
@@ -1022,7 +1005,6 @@ class Leader:
     attempt, self._attempt = self._attempt, None
     if attempt is None:
       return
-    self._void = {p.replica: p.incarnation for p in attempt.message.parts}
     # Its members drop it when they begin the next one at this step.
     self._note(
       notes.Abandon(

@@ -213,12 +213,8 @@ class LeaseManager(Policy):
     if self._audit is not None:
       self._audit.begin(parts[0].local_step + 1)
     self._step(ledger.Commit(held, skipped), *asks)
-    members = [part.incarnation for part in parts]
-    leases = tuple(
-      [self.lease(i) if i in self._pending else () for i in members]
-    )
-    others = tuple(
-      Leased(i, self.lease(i)) for i in self._pending if i not in members
-    )
+    # Who has nothing to compute yet must not go on with its old lease.
+    leases: dict[Incarnation, Spans] = {p.incarnation: () for p in parts}
+    leases |= {i: self.lease(i) for i in self._pending}
     self._pending.clear()
-    return Next(leases, others, skipped)
+    return Next(tuple(map(Leased, leases, leases.values())), skipped)

@@ -36,8 +36,7 @@ class Ask(NamedTuple):
 class Next(NamedTuple):
   """What members compute on after a commit, as fields of `Committed`."""
 
-  leases: tuple[Spans, ...]
-  others: tuple[Leased, ...]
+  leases: tuple[Leased, ...]
   skipped: Spans
 
 

@@ -64,7 +64,7 @@ class Publisher:
       messages = [msg.Welcome(call, position, None, incarnation)]
       messages += [one for one in self._records if one.position >= position]
     else:
-      messages = [msg.Welcome(call, end, view.dump(), incarnation)]
+      messages = [msg.Welcome(call, end, view.copy(), incarnation)]
     self.followers[peer] = hello.address
     return [fx.Send(peer, message) for message in messages]
 

@@ -8,14 +8,14 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import AttemptId, Part
+from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
 
 ATTEMPT = AttemptId(0, 0, 1, 0)
 PLACES = [
   orders.join_places([(f"{x}{r}", f"at {x}{r}") for r in range(3)])
   for x in "ab"
 ]
-PEERS = (fx.Peer(0, "a0", PLACES[0]), fx.Peer(1, "b0", PLACES[1]))
+PEERS = (Member(0, 0, "a0", PLACES[0]), Member(1, 1, "b0", PLACES[1]))
 PARTS = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(1, 1, 0, 0, 0, 1, 1.0))
 AGGREGATE = fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 0)
 SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"")

@@ -56,7 +56,7 @@ def commit(step, sequence=None, mean=b"mean", **changes):
   parts = (Part(0, 0, step, step, 0, 1, 1.0),)
   if sequence is not None:
     parts += (Part(ME, 1, sequence, step, 0, 1, 1.0),)
-  fields = {"leases": ((),) * len(parts), "save": False} | changes
+  fields = {"leases": (), "save": False} | changes
   return Committed(
     AttemptId(0, step, 1, 2),
     parts,
@@ -138,7 +138,7 @@ class Driven:
   def welcome(self, peer="p0", incarnation=ME, view=True):
     """The answer to its last call, with all that is in the log."""
     position = len(self.store) - 2
-    told = self.view.dump() if view else None
+    told = self.view.copy() if view else None
     self.hear(msg.Welcome(self.calls, position, told, incarnation), peer)
     return self
 
@@ -221,7 +221,7 @@ def test_a_welcome_counts_only_as_the_answer_to_the_last_call(peer, call):
   driven.lose()
   driven.pass_time(driven.config.deadlines.pace)
   assert driven.calls == 2
-  view = driven.view.dump()
+  view = driven.view.copy()
   driven.hear(msg.Welcome(call, 2, view, ME), peer)
   driven.record(MINE)
   assert not driven.done(fx.Admitted)
@@ -449,7 +449,7 @@ def test_the_next_leader_is_told_which_samples_it_has():
   driven.lose()
   assert driven.sent(msg.Hello)[-1].lease == ((0, 6),)
   driven.welcome(view=False)
-  driven.record(commit(0, others=(Leased(ME, ((8, 12),)),)))
+  driven.record(commit(0, leases=(Leased(ME, ((8, 12),)),)))
   assert driven.done(fx.Leased)[-1] == fx.Leased(ME, ((8, 12),))
   driven.lose()
   driven.pass_time(1.0)  # It pauses, for this is the second time.

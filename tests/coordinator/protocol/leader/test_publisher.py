@@ -62,9 +62,7 @@ def test_records_around_a_position_that_a_stranger_has_taken_are_sent():
 @pytest.mark.parametrize("position", [-1, 9])
 def test_a_follower_that_lacks_what_is_not_kept_is_sent_the_view(position):
   made = publisher()
-  assert follow(made, "p1", position, 11) == [
-    msg.Welcome(3, 11, View().dump(), 7)
-  ]
+  assert follow(made, "p1", position, 11) == [msg.Welcome(3, 11, View(), 7)]
 
 
 def test_old_records_are_forgotten():
