@@ -176,8 +176,8 @@ FAULTS = (
   _one(
     "an optimistic mean is dropped after it was reported",
     "follower.follower",
-    "    self._search.heard(now)\n    self.view.apply(position, record)\n",
-    "    self._search.heard(now)\n    self.view.apply(position, record)\n"
+    "    steps = self.view.apply(position, record)\n",
+    "    steps = self.view.apply(position, record)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
     "      for attempt in list(self.applier._work):\n"
     "        self.applier._drop(attempt)\n",
@@ -460,8 +460,8 @@ FAULTS = (
   _aimed(
     "a gradient of a removed member is kept",
     "leader.leader",
-    "    incarnation = -1 if known is None else known.incarnation\n",
-    "    incarnation = -1\n",
+    "self._arrivals.pop(drop.incarnation, None)\n",
+    "self._arrivals.get(drop.incarnation)\n",
   ),
   _aimed(
     "a position that a stranger has taken is taken for a gap",
@@ -524,9 +524,10 @@ FAULTS = (
   ),
   _one(
     "what is committed is not in what a replica starts with",
-    "membership",
-    "      self.ended,\n      self.progress,\n",
-    "      self.ended,\n",
+    "follower.follower",
+    "      self.view = welcome.view.copy()\n",
+    "      self.view = welcome.view.copy()\n"
+    "      self.view.progress = Progress()\n",
     leases,
   ),
   _one(

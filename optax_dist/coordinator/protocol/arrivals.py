@@ -9,21 +9,14 @@ its inputs are durations, and it has no clock.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 
 QUANTILE = 0.99
 
-# Durations are counted in bins, each wider than the last by this ratio.
-_RATIO, _SHORTEST, _BINS = 1.05, 1e-4, 480
-_LOG = math.log(_RATIO)
-_EDGES = tuple(_SHORTEST * _RATIO ** (i + 1) for i in range(_BINS))
-# Each arrival multiplies the weight of earlier ones by this factor.
-_KEPT = 0.999
-# The same for the first estimate: programs were compiled at the start.
-_KEPT_OF_START = 0.2
-# Arrivals after which the percentile is always recomputed.
-_REFRESH = 16
+# Durations that count; the percentile is recomputed after so many.
+_LATEST, _REFRESH = 1000, 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,8 +61,7 @@ class Arrivals:
   Attributes:
     rule: how the deadline adapts.
     count: number of durations seen.
-    quantile: their 99th percentile, in which about the last thousand dominate;
-      0.0 before the first.
+    quantile: the 99th percentile of the last thousand; 0.0 before the first.
 
   Example:
     >>> seen = Arrivals(Rule(floor=1.0, first=60.0, ceiling=600.0))
@@ -81,43 +73,26 @@ class Arrivals:
     True
   """
 
-  __slots__ = (
-    "_fresh",
-    "_top",
-    "_total",
-    "_weight",
-    "_weights",
-    "count",
-    "quantile",
-    "rule",
-  )
+  __slots__ = ("_latest", "count", "quantile", "rule")
 
   def __init__(self, rule: Rule):
     self.rule = rule
     self.count, self.quantile = 0, 0.0
-    self._weights = [0.0] * _BINS
-    # The highest bin in use, and the weight of the last arrival.
-    self._top, self._weight, self._total = 0, 1.0, 0.0
-    self._fresh = 0
+    self._latest: collections.deque[float] = collections.deque(maxlen=_LATEST)
 
   def add(self, seconds: float) -> None:
     """Adds a duration."""
-    at = 0
-    if seconds > _SHORTEST:
-      at = min(int(math.log(seconds / _SHORTEST) / _LOG), _BINS - 1)
-    self._weight /= _KEPT
-    self._weights[at] += self._weight
-    self._total += self._weight
-    self._top = max(self._top, at)
+    latest, least = self._latest, self.rule.least
+    latest.append(seconds)
     self.count += 1
-    self._fresh += 1
-    if self._weight > 1e100:
-      self._scale(1.0 / self._weight)
-    elif self.count == self.rule.least:
-      self._scale(_KEPT_OF_START / self._weight)
-    few = self.count < 4 * self.rule.least
-    if few or self._fresh >= _REFRESH or seconds > self.quantile:
-      self._refresh()
+    if self.count == 2 * least:
+      # Programs were compiled at the start.
+      for _ in range(least):
+        latest.popleft()
+    few = self.count < 4 * least
+    if few or self.count % _REFRESH == 0 or seconds > self.quantile:
+      ordered = sorted(latest)
+      self.quantile = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
 
   @property
   def deadline(self) -> float:
@@ -125,19 +100,3 @@ class Arrivals:
     rule = self.rule
     least = rule.first if self.count < rule.least else rule.floor
     return min(rule.ceiling, max(least, rule.factor * self.quantile))
-
-  def _refresh(self) -> None:
-    self._fresh = 0
-    above, at = 0.0, self._top
-    while at:
-      above += self._weights[at]
-      if above > (1.0 - QUANTILE) * self._total:
-        break
-      at -= 1
-    self.quantile = _EDGES[at]
-
-  def _scale(self, by: float) -> None:
-    """Rescales earlier weights, so that the next arrival has weight 1."""
-    self._weights = [w * by for w in self._weights]
-    self._total *= by
-    self._weight = 1.0
