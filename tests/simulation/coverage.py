@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import optax_dist
-from tests.simulation import faults, fragments, groups, leases
+from tests.simulation import faults, fragments, groups, leases, slots
 
 _ROOT = pathlib.Path(optax_dist.__file__).parent
 _EXTRAS = "coordinator/extras"
@@ -30,7 +30,7 @@ _PLACES = (
   "quorum/*.py",
   "ledger/*.py",
 )
-_KINDS = (faults, leases, fragments, groups)
+_KINDS = (faults, leases, slots, fragments, groups)
 # How the reason begins of what some hundred schedules may enter or not.
 _RARELY = "Rarely"
 _REASONS = pathlib.Path(__file__).with_name("unentered.txt")

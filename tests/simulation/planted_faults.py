@@ -98,7 +98,7 @@ FAULTS = (
   _one(
     "what rests on a decision is said before it stands in the log",
     "log",
-    "    if self._queue:\n      self._queue[-1][1].append(effect)",
+    "    if self._entries:\n      self._held_for_next.append(effect)",
     "    if True:\n      effects.append(effect)",
   ),
   Planted(

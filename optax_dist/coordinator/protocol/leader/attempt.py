@@ -28,8 +28,6 @@ from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 # has just got a snapshot is given more time to catch up.
 _MAX_LAG = 8
 _MAX_LAG_AFTER_SNAPSHOT = 32
-# Attempts in a row that may fail between the same two replicas.
-_STRIKES = 3
 
 
 class Attempt:
@@ -136,27 +134,6 @@ class Attempt:
     self._witness = None
     held, self._held = self._held, []
     return held
-
-
-class Strikes:
-  """Counts failed attempts between two members that are not known to be dead."""
-
-  def __init__(self) -> None:
-    self._counts: dict[frozenset[Incarnation], int] = {}
-
-  def clear(self) -> None:
-    """A step was committed."""
-    self._counts.clear()
-
-  def count(self, one: Incarnation, other: Incarnation) -> bool:
-    """Counts a failure; returns whether the two have failed too often."""
-    pair = frozenset((one, other))
-    self._counts[pair] = self._counts.get(pair, 0) + 1
-    return self._counts[pair] >= _STRIKES
-
-  def forget(self, one: Incarnation, other: Incarnation) -> None:
-    """One of the two is removed."""
-    del self._counts[frozenset((one, other))]
 
 
 def announcement(

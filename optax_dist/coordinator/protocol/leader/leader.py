@@ -9,6 +9,7 @@ The leader's messages are held back until all earlier decisions are in the log
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,6 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.leader.attempt import (
   Attempt,
-  Strikes,
   announcement,
 )
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
@@ -60,6 +60,8 @@ _ASK_LAG = 4
 # A member that is so much nearer to the store, in seconds and as a part of this
 # leader's own distance, becomes leader: each step waits for the store.
 _NEARER, _NEARER_PART = 0.005, 0.5
+# Attempts at a step that may fail between the same two members.
+_STRIKES = 3
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 
@@ -123,7 +125,10 @@ class Leader:
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
     self._attempt: Attempt | None = None
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
-    self._strikes = Strikes()
+    # How often attempts have failed between two members, at this step.
+    self._strikes: collections.Counter[frozenset[Incarnation]] = (
+      collections.Counter()
+    )
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
     self._transfers = 0
@@ -987,12 +992,13 @@ class Leader:
     )
     if failed is None or failed is state:
       return
-    pair = state.member.incarnation, failed.member.incarnation
-    if not self._strikes.count(*pair) or not self._config.lower_on_loss:
+    pair = frozenset((state.member.incarnation, failed.member.incarnation))
+    self._strikes[pair] += 1
+    if self._strikes[pair] < _STRIKES or not self._config.lower_on_loss:
       return
     # The others can continue without one of the two; it pauses longer each time
     # before it rejoins, so the two don't replace each other indefinitely.
-    self._strikes.forget(*pair)
+    del self._strikes[pair]
     why = f"replica {state.member.replica!r} can't reach it: {message.reason}"
     if failed.member.process == self._config.process:
       why = (
