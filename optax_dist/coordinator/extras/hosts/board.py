@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable
 
@@ -17,10 +16,14 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 _TIMEOUT = 5.0  # For a request; it is repeated then.
 _AGAIN = 1.0  # Before reconnecting to a lost store.
+_WRITE = -1  # The number of a request that writes; of one that reads, its host.
 
 
 class Board:
   """One launcher's notice board; only `close` ever waits.
+
+  It writes its notice, reads those of the others, and begins again once all
+  that was answered.
 
   Attributes:
     trouble: why the store can't be read; "" while it can.
@@ -35,7 +38,6 @@ class Board:
     host: int,
     hosts: Iterable[int],
     *,
-    beat: float = 0.5,
     pause: float = 0.2,
   ):
     """Starts to connect.
@@ -46,25 +48,19 @@ class Board:
       run: the name of the run, if several share the store.
       host: the index of this host.
       hosts: the hosts whose notices are read.
-      beat: seconds after which a notice is written again, with a new beat.
-      pause: seconds between two reads of another host's notice.
+      pause: seconds between two times that all is written and read.
     """
     self._place, self._secret, self._host = place, secret, host
     self._keys = {h: f"{endpoint.key_prefix(run)}launch/{h}" for h in hosts}
-    self._beat, self._pause = beat, pause
+    self._pause = pause
     self._notice: notices.Notice | None = None
-    self._written: notices.Notice | None = None
-    self._beats = 0
-    self._write_at = -math.inf
-    self._read_at = dict.fromkeys(self._keys, -math.inf)
-    self._next = 0
-    # Open requests: the host whose notice is read, or None for a write.
-    self._asked: dict[int, int | None] = {}
+    # How often the notice was written, and the last time that succeeded.
+    self._beat = self._written = 0
     self.trouble, self.reached = "", False
     self._connect()
 
   def publish(self, notice: notices.Notice) -> None:
-    """Writes a notice as soon as possible."""
+    """Sets the notice that is written from now on."""
     self._notice = notice
 
   def poll(
@@ -80,13 +76,14 @@ class Board:
       not written one.
     """
     if self._store is None:
-      pause = self._connect_at - time.monotonic()
+      pause = self._again_at - time.monotonic()
       if pause > 0:
         time.sleep(min(pause, timeout))
         return []
       self._connect()
     assert self._store is not None
-    self._ask()
+    if not self._open and time.monotonic() >= self._again_at:
+      self._ask(self._store)
     for what in self._transport.poll(timeout):
       self._store.handle(what)
     found: list[tuple[int, notices.Notice | None]] = []
@@ -94,20 +91,20 @@ class Board:
       if isinstance(event, interface.StoreLost):
         self._lose(event.reason)
         break
-      host = self._asked.pop(event.request, None)
+      self._open.discard(event.request)
       self.reached |= not isinstance(event, interface.Unknown)
       match event:
         case interface.Unknown() | interface.Refused():
           self.trouble = event.reason
-          if host is None:
-            self._written = None  # Write it once more.
-        case interface.Absent() if host is not None:
+        case interface.Done():
+          self._written = self._beat
+        case interface.Absent(host):
           self.trouble = ""
           found.append((host, None))
-        case interface.Value() if host is not None:
+        case interface.Value(host, value):
           self.trouble = ""
           try:
-            found.append((host, notices.CODEC.decode(event.value)))
+            found.append((host, notices.CODEC.decode(value)))
           except codec.BadMessage as error:
             self.trouble = f"the notice of host {host} can't be read: {error}"
     return found
@@ -119,20 +116,19 @@ class Board:
       timeout: seconds to wait for that.
 
     Returns:
-      Whether it was written.
+      Whether it was written, or there is none.
     """
     end = time.monotonic() + timeout
     # Once more: a notice that never changes could be of an earlier launch.
-    self._written = None
-    while not (done := self._is_written()) and time.monotonic() < end:
+    before = self._beat
+    unwritten = lambda: self._notice and self._written <= before
+    while unwritten() and time.monotonic() < end:
       self.poll(0.05)
-      if self._store is None:
-        time.sleep(0.05)
     if self._store is not None:
       self._store.close()
       self._transport.flush()
       self._transport.close()
-    return done
+    return not unwritten()
 
   def _connect(self) -> None:
     name = endpoint.process_name(f"launcher-{self._host}")
@@ -140,9 +136,9 @@ class Board:
     self._store: interface.Store | None = endpoint.open_store(
       self._place, self._transport, self._secret
     )
-    self._asked.clear()
-    # Nothing is written in the new store yet.
-    self._written, self._write_at = None, -math.inf
+    # The requests without an answer so far, and when the next ones follow.
+    self._open: set[int] = set()
+    self._again_at = 0.0
 
   def _lose(self, reason: str) -> None:
     _log.warning("the launcher has lost the store: %s", reason)
@@ -150,30 +146,17 @@ class Board:
     self._store.close()
     self._transport.close()
     self._store, self.trouble = None, reason
-    self._connect_at = time.monotonic() + _AGAIN
+    self._again_at = time.monotonic() + _AGAIN
 
-  def _is_written(self) -> bool:
-    return self._notice == self._written and None not in self._asked.values()
-
-  def _ask(self) -> None:
-    now = time.monotonic()
-    due = self._notice != self._written or now >= self._write_at
-    # One write at a time, so that an older one can't arrive later.
-    if self._notice is not None and due and None not in self._asked.values():
-      self._beats += 1
-      beating = codec.replace(self._notice, beat=self._beats)
-      value = notices.CODEC.encode(beating)
-      self._request(interface.Put(self._next, self._keys[self._host], value))
-      self._written, self._write_at = self._notice, now + self._beat
-    for host, key in self._keys.items():
-      if now >= self._read_at[host] and host not in self._asked.values():
-        self._read_at[host] = now + self._pause
-        self._request(interface.Get(self._next, key), host)
-
-  def _request(
-    self, request: interface.Put | interface.Get, host: int | None = None
-  ) -> None:
-    assert self._store is not None
-    self._asked[request.request] = host
-    self._next += 1
-    self._store.ask(request, _TIMEOUT)
+  def _ask(self, store: interface.Store) -> None:
+    """Writes the notice, and reads all others."""
+    self._again_at = time.monotonic() + self._pause
+    requests: list[interface.Request] = []
+    if self._notice is not None:
+      self._beat += 1
+      value = notices.CODEC.encode(codec.replace(self._notice, beat=self._beat))
+      requests.append(interface.Put(_WRITE, self._keys[self._host], value))
+    requests += [interface.Get(host, key) for host, key in self._keys.items()]
+    for request in requests:
+      self._open.add(request.request)
+      store.ask(request, _TIMEOUT)

@@ -12,7 +12,7 @@ _SECRET = b"a secret of enough bytes"
 def _board(address, host, **options):
   place = urls.Tcp(address.partition(",")[0])
   return board.Board(
-    place, _SECRET, "", host, [0, 1], beat=0.05, pause=0.02, **options
+    place, _SECRET, "", host, [0, 1], pause=0.02, **options
   )
 
 
