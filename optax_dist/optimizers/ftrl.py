@@ -36,7 +36,7 @@ def ftrl(
 
   Args:
     learning_rate: A positive number, a scalar array or a schedule; a divisor. Where
-      it comes to 0 the parameters become NaN (TensorFlow raises an error).
+      it comes to 0 nothing changes (TensorFlow raises an error).
     learning_rate_power: :math:`p`, at most 0; 0 gives a constant rate.
     initial_accumulator_value: Initial value of :math:`a`, at least 0.
     l1_regularization_strength: :math:`\lambda_1`, at least 0.

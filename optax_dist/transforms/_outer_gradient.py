@@ -1,17 +1,16 @@
 """The outer gradient of local updates: the replicas' mean change in a round.
 
-DiLoCo's Algorithm 1 averages it as it is; others compress what is sent.
+DiLoCo's Algorithm 1 averages it as it is, see :mod:`.local_updates`. Here is what each
+way to average provides, and the one that compresses what is sent.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 
-from optax_dist._internal import axes, replica_params
-from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal import replica_params
 from optax_dist._internal.replica_params import Leaves
 from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
@@ -38,25 +37,11 @@ class Change(NamedTuple):
   others: list[jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class OuterGradient:
-  """A way to average the replicas' changes, with one message per dtype.
-
-  Attributes:
-    compression: a compression method; None for the mean as it is.
-    reject_nonfinite: whether replicas that aren't finite are left out.
-    mix: see :func:`optax_dist.streaming_updates`.
-  """
-
-  compression: Compression | None
-  reject_nonfinite: bool
-  mix: float = 0.0
+class OuterGradient(Protocol):
+  """A way to average the replicas' changes, with one message per dtype."""
 
   def init(self, center: Any) -> CompressionState:
-    """Returns the state of the compression, for such parameters."""
-    if self.compression is None:
-      return CompressionState(None, None, jnp.zeros([], jnp.int32))
-    return self.compression.init(replica_params.unmoved(center))
+    """Returns what is kept from round to round, for such parameters."""
 
   def average(
     self,
@@ -74,58 +59,38 @@ class OuterGradient:
       leaves: the parameters that take part.
       center: the common start of all parameters.
       points: the replica's parameters that take part.
-      method: the state of the compression.
+      method: what was kept from the last round.
       others: further arrays to average; none with a compression.
     """
-    if self.compression is None:
-      return self._mean(me, leaves.of(center), points, method, others)
-    return self._compressed_mean(
-      self.compression, me, leaves, center, points, method
-    )
 
-  def _mean(
+
+@dataclasses.dataclass(frozen=True)
+class CompressedMean(OuterGradient):
+  """The mean in fewer bytes; a replica that isn't finite has not moved.
+
+  Attributes:
+    compression: the method.
+    reject_nonfinite: whether replicas that aren't finite are left out.
+    mix: see :func:`optax_dist.streaming_updates`.
+  """
+
+  compression: Compression
+  reject_nonfinite: bool
+  mix: float
+
+  def init(self, center: Any) -> CompressionState:
+    return self.compression.init(replica_params.unmoved(center))
+
+  def average(
     self,
-    me: Replica,
-    centers: list[jax.Array],
-    points: list[jax.Array],
-    method: CompressionState,
-    others: Sequence[jax.Array],
-  ) -> Change:
-    """The mean over the replicas that are finite; 0 where none is.
-
-    If no replica is finite, there is no mean of the others: they stay this
-    replica's own, with 0 for what is not finite.
-    """
-    gaps = [c - cast_like(x, c) for x, c in zip(points, centers, strict=True)]
-    finite = jnp.asarray(True)
-    sent = axes.cast_to_varying([*gaps, *others], me.of.names)
-    if self.reject_nonfinite:
-      finite = me.all_finite(gaps)
-      sent = [jnp.where(finite, x, jnp.zeros_like(x)) for x in sent]
-    here = axes.cast_to_varying(finite.astype(jnp.float32), me.of.names)
-    count, *sums = me.sum([here, *sent])
-    if not self.reject_nonfinite:
-      count = jnp.asarray(me.size)
-    divisor = jnp.maximum(count, 1)
-    means = [x / divisor.astype(x.dtype) for x in sums]
-    means, means_of_others = means[: len(gaps)], means[len(gaps) :]
-    if self.reject_nonfinite:
-      means_of_others = [
-        jnp.where(count > 0, mean, jnp.where(jnp.isfinite(x), x, 0))
-        for mean, x in zip(means_of_others, others, strict=True)
-      ]
-    return Change(means, finite, method, means_of_others)
-
-  def _compressed_mean(
-    self,
-    compression: Compression,
     me: Replica,
     leaves: Leaves,
     center: Any,
     points: list[jax.Array],
     method: CompressionState,
+    others: Sequence[jax.Array] = (),
   ) -> Change:
-    """The mean in fewer bytes; a replica that isn't finite has not moved."""
+    del others
     centers = leaves.of(center)
     points, finite = me.where_finite(points, centers, self.reject_nonfinite)
     # In a tree of all parameters, so that the state's structure never changes.
@@ -133,8 +98,8 @@ class OuterGradient:
       replica_params.unmoved(center),
       [c - x for x, c in zip(points, centers, strict=True)],
     )
-    mean, new = aggregate(compression, gap, method, me.of.names)
-    decay = compression.error_feedback
+    mean, new = aggregate(self.compression, gap, method, me.of.names)
+    decay = self.compression.error_feedback
     if self.mix and decay is not None:
       # This share of what the round left out stays in the replica's own
       # parameters, and is part of the next round's change.

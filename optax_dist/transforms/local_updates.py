@@ -1,6 +1,7 @@
 """Local updates: replicas train locally, and synchronize periodically."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +13,8 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replicas import Replicas
+from optax_dist._internal.replica_params import Leaves
+from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
@@ -20,7 +22,11 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import OuterGradient
+from optax_dist.transforms._outer_gradient import (
+  Change,
+  CompressedMean,
+  OuterGradient,
+)
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -193,14 +199,12 @@ def local_updates(
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
   averages = inner_state == "averaged"
-  if compression is not None:
-    check_compression(_USER, compression)
-    if averages:
-      raise ValueError(
-        f"{_USER}: `compression` can't be combined with inner_state='averaged':"
-        " the inner state would be sent as it is."
-      )
-  gradient = OuterGradient(compression, reject_nonfinite)
+  if compression is not None and averages:
+    raise ValueError(
+      f"{_USER}: `compression` can't be combined with inner_state='averaged':"
+      " the inner state would be sent as it is."
+    )
+  gradient = outer_gradient(_USER, compression, reject_nonfinite)
 
   def period_after(step: jax.Array, last: Any = None) -> jax.Array:
     if settable and last is not None:
@@ -300,6 +304,79 @@ def local_updates(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def outer_gradient(
+  user: str,
+  compression: Compression | None,
+  reject_nonfinite: bool,
+  mix: float = 0.0,
+) -> OuterGradient:
+  """Returns the way to average the replicas' changes.
+
+  Args:
+    user: the transform that needs it, for messages.
+    compression: a compression method; None for the mean as it is.
+    reject_nonfinite: whether replicas that aren't finite are left out.
+    mix: see :func:`optax_dist.streaming_updates`.
+
+  Raises:
+    TypeError: if ``compression`` is not a compression method.
+  """
+  if compression is None:
+    return _Mean(reject_nonfinite)
+  check_compression(user, compression)
+  return CompressedMean(compression, reject_nonfinite, mix)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mean(OuterGradient):
+  """The mean over the replicas that are finite; 0 where none is.
+
+  If no replica is finite, there is no mean of the others: they stay this replica's
+  own, with 0 for what is not finite.
+
+  Attributes:
+    reject_nonfinite: whether replicas that aren't finite are left out.
+  """
+
+  reject_nonfinite: bool
+
+  def init(self, center: Any) -> CompressionState:
+    del center
+    return CompressionState(None, None, jnp.zeros([], jnp.int32))
+
+  def average(
+    self,
+    me: Replica,
+    leaves: Leaves,
+    center: Any,
+    points: list[jax.Array],
+    method: CompressionState,
+    others: Sequence[jax.Array] = (),
+  ) -> Change:
+    gaps = [
+      c - cast_like(x, c)
+      for x, c in zip(points, leaves.of(center), strict=True)
+    ]
+    finite = jnp.asarray(True)
+    sent = axes.cast_to_varying([*gaps, *others], me.of.names)
+    if self.reject_nonfinite:
+      finite = me.all_finite(gaps)
+      sent = [jnp.where(finite, x, jnp.zeros_like(x)) for x in sent]
+    here = axes.cast_to_varying(finite.astype(jnp.float32), me.of.names)
+    count, *sums = me.sum([here, *sent])
+    if not self.reject_nonfinite:
+      count = jnp.asarray(me.size)
+    divisor = jnp.maximum(count, 1)
+    means = [x / divisor.astype(x.dtype) for x in sums]
+    means, means_of_others = means[: len(gaps)], means[len(gaps) :]
+    if self.reject_nonfinite:
+      means_of_others = [
+        jnp.where(count > 0, mean, jnp.where(jnp.isfinite(x), x, 0))
+        for mean, x in zip(means_of_others, others, strict=True)
+      ]
+    return Change(means, finite, method, means_of_others)
 
 
 def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:

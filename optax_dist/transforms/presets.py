@@ -41,12 +41,9 @@ def local_sgd(
     Stich 2018, `Local SGD Converges Fast and Communicates Little
     <https://arxiv.org/abs/1805.09767>`_.
   """
+  outer = optax.sgd(1.0)
   return local_updates(
-    inner,
-    optax.sgd(1.0),
-    axis_name,
-    communication_period=communication_period,
-    **kwargs,
+    inner, outer, axis_name, communication_period=communication_period, **kwargs
   )
 
 
@@ -83,12 +80,9 @@ def diloco(
   """
   checks.rate_or_schedule("outer_learning_rate", outer_learning_rate)
   checks.fraction("outer_momentum", outer_momentum)
+  outer = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
   return local_updates(
-    inner,
-    optax.sgd(outer_learning_rate, momentum=outer_momentum, nesterov=True),
-    axis_name,
-    communication_period=communication_period,
-    **kwargs,
+    inner, outer, axis_name, communication_period=communication_period, **kwargs
   )
 
 
@@ -180,12 +174,9 @@ def slowmo(
   """
   checks.rate_or_schedule("slow_learning_rate", slow_learning_rate)
   checks.fraction("slow_momentum", slow_momentum)
+  outer = optax.sgd(slow_learning_rate, slow_momentum)
   return local_updates(
-    inner,
-    optax.sgd(slow_learning_rate, momentum=slow_momentum),
-    axis_name,
-    communication_period=communication_period,
-    **kwargs,
+    inner, outer, axis_name, communication_period=communication_period, **kwargs
   )
 
 
@@ -228,10 +219,9 @@ def bmuf(
   """
   checks.count("num_replicas", num_replicas)
   checks.rate_or_schedule("block_learning_rate", block_learning_rate)
-  if block_momentum is not None:
-    checks.fraction("block_momentum", block_momentum)
   if block_momentum is None:
     block_momentum = 1.0 - 1.0 / num_replicas
+  checks.fraction("block_momentum", block_momentum)
   return local_updates(
     inner,
     optax.sgd(block_learning_rate, momentum=block_momentum, nesterov=nesterov),

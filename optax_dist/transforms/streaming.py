@@ -14,14 +14,9 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
-from optax_dist.compression.interface import (
-  Compression,
-  CompressionState,
-  check_compression,
-)
+from optax_dist.compression.interface import Compression, CompressionState
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import OuterGradient
-from optax_dist.transforms.local_updates import LocalReplica
+from optax_dist.transforms.local_updates import LocalReplica, outer_gradient
 
 _USER = "streaming_updates"
 
@@ -41,10 +36,10 @@ class StreamingUpdatesState(NamedTuple):
       equal on all; None without a delay.
     outer_state: one state of the outer transformation per fragment, equal on all.
     replica: one :class:`optax_dist.transforms.local_updates.LocalReplica` per replica;
-      with ``compression``, ``residual`` has a tree like the parameters for each
-      fragment, in which those of others are ``optax.MaskedNode``.
-    shared: a compression's state that is equal on all replicas, for each
-      fragment; None without compression.
+      its ``residual`` has for each fragment a tree like the parameters, in which
+      those of others are ``optax.MaskedNode``, or None without ``compression``.
+    shared: for each fragment, a compression's state that is equal on all replicas,
+      or None.
   """
 
   iterations: jax.Array
@@ -53,7 +48,7 @@ class StreamingUpdatesState(NamedTuple):
   pending: Any
   outer_state: tuple
   replica: PerReplica
-  shared: Any = None
+  shared: tuple
 
 
 def streaming_updates(
@@ -147,9 +142,7 @@ def streaming_updates(
   precision.check_dtype("center_dtype", center_dtype)
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
-  if compression is not None:
-    check_compression(_USER, compression)
-  gradient = OuterGradient(compression, reject_nonfinite, mix)
+  gradient = outer_gradient(_USER, compression, reject_nonfinite, mix)
 
   def init_fn(params: optax.Params) -> StreamingUpdatesState:
     size = replicas.at_init()
@@ -157,14 +150,9 @@ def streaming_updates(
     center = replica_params.common(params, replicas.names, center_dtype)
     members = _members(fragments, center)
     zero = lambda: jnp.zeros([], jnp.int32)
-    own = LocalReplica(zero(), inner.init(params), zero())
-    shared = None
-    if compression is not None:
-      methods = [
-        gradient.init(_only(center, at, like=center)) for at in members
-      ]
-      own = own._replace(residual=tuple(m.residual for m in methods))
-      shared = tuple(m.shared for m in methods)
+    methods = [gradient.init(_only(center, at, like=center)) for at in members]
+    residuals = tuple(method.residual for method in methods)
+    own = LocalReplica(zero(), inner.init(params), zero(), residuals)
     return StreamingUpdatesState(
       iterations=zero(),
       syncs=jnp.zeros([len(members)], jnp.int32),
@@ -174,7 +162,7 @@ def streaming_updates(
         outer.init(_only(center, at, like=center)) for at in members
       ),
       replica=replicas.start(own, size),
-      shared=shared,
+      shared=tuple(method.shared for method in methods),
     )
 
   def outer_step(
@@ -272,8 +260,7 @@ def streaming_updates(
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     center, pending = state.center, state.pending
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
-    residuals = list(own.residual or [None] * len(members))
-    shareds = list(state.shared or [None] * len(members))
+    residuals, shareds = list(own.residual), list(state.shared)
     iterations, syncs, turns = count(state.iterations, state.syncs)
 
     for i, (of, (sends, applies)) in enumerate(
@@ -297,9 +284,7 @@ def streaming_updates(
       residuals[i], shareds[i] = fragment[5:]
 
     local_step = optax.safe_increment(own.local_step)
-    own = LocalReplica(local_step, inner_state, dropped)
-    if compression is not None:
-      own = own._replace(residual=tuple(residuals))
+    own = LocalReplica(local_step, inner_state, dropped, tuple(residuals))
     return steps, StreamingUpdatesState(
       iterations=iterations,
       syncs=syncs,
@@ -307,7 +292,7 @@ def streaming_updates(
       pending=pending,
       outer_state=tuple(outer_states),
       replica=me.leave(own),
-      shared=None if compression is None else tuple(shareds),
+      shared=tuple(shareds),
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

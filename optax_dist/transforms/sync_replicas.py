@@ -263,31 +263,22 @@ def sync_replicas(
     late = state.global_step - token
 
     # The replica's sum, with its gradient if that is here, fresh and finite.
-    counts, total, count = accumulate(me, updates, here, late)
+    verdict, total, count = accumulate(me, updates, here, late)
+    kept = None if me.own.gradient_sum is None else total
 
     # The mean of all replicas' gradients, and a step with it if there are enough.
     def aggregate() -> tuple[Any, ...]:
-      if all_arrive:
-        sums, _ = gradient_sum.reduce(total, None, updates, names)
-        return step(sums, at_most)
-      sums, all_in = gradient_sum.reduce(total, count, updates, names)
-      return _when(all_in >= needed, lambda: step(sums, all_in), before, fuse)
-
-    def step(sums: Any, all_in: Any) -> tuple[Any, ...]:
+      sent = None if all_arrive else count
+      sums, all_in = gradient_sum.reduce(total, sent, updates, names)
+      all_in = at_most if all_arrive else all_in
+      enough = True if all_arrive else all_in >= needed
       mean = gradient_sum.divide(sums, updates, all_in, sparse_average)
-      new_updates, inner_state = inner.update(
-        mean, state.inner_state, params, **extra_args
-      )
-      averages = moving_averages.update(
-        state.averages, params, new_updates, variable_averages
-      )
-      empty = gradient_sum.empty(kept)
-      return new_updates, inner_state, averages, empty, jnp.asarray(True)
+      new = lambda: step(mean, state, params, kept, extra_args)
+      return _when(enough, new, before, fuse)
 
     # Nothing is communicated while there can't be enough, which all agree on.
     at_most = state.at_most + me.size
     possible = True if needed <= me.size else at_most >= needed
-    kept = None if me.own.gradient_sum is None else total
     before = state.inner_state, state.averages, kept, jnp.asarray(False)
     # A branch changes just the rows of a table that have a gradient.
     fuse = not _has_slices(updates)
@@ -297,7 +288,7 @@ def sync_replicas(
 
     # Who is here takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
-    own = counts.tally(me.own)._replace(
+    own = verdict.tally(me.own)._replace(
       gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, me.own.local_step),
@@ -307,6 +298,19 @@ def sync_replicas(
     return new_updates, SyncReplicasState(
       global_step, at_most, inner_state, averages, replica
     )
+
+  def step(
+    mean: Any, state: SyncReplicasState, params: Any, kept: Any, extra_args: Any
+  ) -> tuple[Any, ...]:
+    """The updates and the new state of a step, with empty sums."""
+    new_updates, inner_state = inner.update(
+      mean, state.inner_state, params, **extra_args
+    )
+    averages = moving_averages.update(
+      state.averages, params, new_updates, variable_averages
+    )
+    empty = gradient_sum.empty(kept)
+    return new_updates, inner_state, averages, empty, jnp.asarray(True)
 
   def accumulate(
     me: Replica, gradient: Any, here: jax.Array, late: jax.Array

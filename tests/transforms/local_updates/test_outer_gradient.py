@@ -10,7 +10,7 @@ import pairwise
 
 from optax_dist._internal.replica_params import Leaves
 from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist.transforms._outer_gradient import OuterGradient
+from optax_dist.transforms.local_updates import outer_gradient
 
 N = 4
 
@@ -19,7 +19,7 @@ def _average(center, points, others=(), reject=True):
   of = Replicas.of("test", maps.AXIS, N, ())
   me = Replica(of, N, types.SimpleNamespace(), False, frozenset())
   leaves = Leaves(jax.tree.structure(center), [*range(len(center))])
-  gradient = OuterGradient(None, reject)
+  gradient = outer_gradient("it", None, reject)
   method = gradient.init(center)
   return gradient.average(me, leaves, center, points, method, others)
 
