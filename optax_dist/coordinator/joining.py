@@ -256,10 +256,8 @@ def join(
       made = replicas.Replica(
         part,
         preempted=preempted,
-        on_close=lambda replica: _say_goodbye(replica, line, preempted),
+        on_close=lambda replica: _say_goodbye(replica, line),
       )
-    if preempted is not None:
-      preempted.install()
     try:
       made.start()
     except SystemExit:
@@ -268,8 +266,6 @@ def join(
         number,
       )
       raise
-    if preempted is not None:
-      preempted.joined()
     if line is not None:
       line.say("joined", step=made.global_step)
     return made
@@ -413,12 +409,8 @@ def _start_store(
 
 
 def _say_goodbye(
-  replica: replicas.Replica,
-  line: channel.Channel | None,
-  preempted: preemption.Preemption | None,
+  replica: replicas.Replica, line: channel.Channel | None
 ) -> None:
-  if preempted is not None:
-    preempted.remove()
   if line is None or replica.has_left:
     return
   if replica.finished:

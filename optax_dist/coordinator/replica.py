@@ -72,10 +72,14 @@ class Replica:
     """
     preempted = self._preempted
     try:
+      if preempted is not None:
+        preempted.install()
       self._session.join(preempted.check if preempted else lambda: None)
     except BaseException:
       self.close()
       raise
+    if preempted is not None:
+      preempted.joined()
     self._loop.begin()
     if self._session.settings.step_timeout != 0:
       self._session.watchdog.start()
@@ -411,13 +415,13 @@ class Replica:
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
-    told = self._preempted
-    if told is None or outcome.finished:
+    preempted = self._preempted
+    if preempted is None or outcome.finished:
       return outcome
-    if told.wants_save():
+    if preempted.wants_save():
       self.save_soon()
     decided = bool(outcome.members or outcome.reason)
-    leaves = told.is_time(
+    leaves = preempted.is_time(
       save=outcome.save is not None,
       settled=decided and not self._session.submission.gradients,
     )
@@ -435,6 +439,8 @@ class Replica:
     if self._session.driver.is_forked:
       return
     self._session.close()
+    if self._preempted is not None:
+      self._preempted.remove()
     self._on_close(self)
 
   def __enter__(self) -> Replica:

@@ -187,7 +187,7 @@ class Session:
     # Compiles the update early, so that no attempt has to wait for it.
     nothing = self.encoder.read(self.encoder.no_mean())
     numbers = strategy.quorum
-    self.update.apply(shared, nothing, numbers.replicas_to_aggregate)
+    self.update.apply(shared, nothing)
     self.indices: leases.Indices | None = None
     if data is not None:
       unit = data.unit(numbers.replicas_to_aggregate)
@@ -292,7 +292,7 @@ class Session:
     def update(start: Any, grads: Any) -> Any:
       leaves = jax.tree.leaves(self.template.fit(grads))
       arrays = [np.asarray(leaf) for leaf in leaves]
-      return self.update.apply(self.strategy.shared(start), arrays, 1)
+      return self.update.apply(self.strategy.shared(start), arrays)
 
     return probes.result(probe, params, slots(first), update)
 

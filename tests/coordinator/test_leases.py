@@ -71,14 +71,8 @@ def run(train, n, strategy, data, **arguments):
       coordinator.elastic_average(moving_rate=0.3, communication_period=PERIOD),
       4,
     ),
-    (
-      coordinator.elastic_average(
-        moving_rate=0.3, communication_period=PERIOD, synchronous=True
-      ),
-      12,
-    ),
   ],
-  ids=["local updates", "elastic", "synchronous elastic"],
+  ids=["local updates", "elastic"],
 )
 @pytest.mark.parametrize("mode", ["exact", "streaming"])
 def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):

@@ -169,12 +169,10 @@ class Apply(Struct):
   Attributes:
     step: the step of the published state; the new one has one more.
     mean: the attempt that has made it, or the bytes of an inline mean.
-    parts: how many gradients or sums the mean includes.
   """
 
   step: int
   mean: AttemptId | bytes
-  parts: int
 
 
 class Publish(Struct):

@@ -78,7 +78,7 @@ class Driver:
     reducer: reducer.Reducer,
     initial: Any,
     step: int,
-    apply: Callable[[Any, Sequence[np.ndarray], int], Any],
+    apply: Callable[[Any, Sequence[np.ndarray]], Any],
     journal: journal_lines.JournalLines,
     deadlines: Deadlines,
     processes: Processes,
@@ -669,7 +669,7 @@ class Driver:
       raw = effect.mean
       self._inline_in += len(raw)
       read = lambda: self._encoder.read(raw)
-      self._states.apply(read, effect.parts, lambda: None)
+      self._states.apply(read, lambda: None)
       return
     attempt = effect.mean
     mean = self._aggregations.mean(attempt)
@@ -684,7 +684,7 @@ class Driver:
           self._drop_later.remove(attempt)
           self._aggregations.drop(attempt)
 
-    self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
+    self._states.apply(lambda: self._encoder.read(mean), done)
 
   def _notify(self, event: handover.Event) -> None:
     """Notifies the training loop, which may continue with it."""

@@ -151,7 +151,7 @@ class States:
     self,
     initial: Any,
     step: int,
-    apply: Callable[[Any, Sequence[np.ndarray], int], Any],
+    apply: Callable[[Any, Sequence[np.ndarray]], Any],
     background: Background | None,
     post: Callable[[Callable[[], None]], None],
     shards: Shards | None = None,
@@ -162,8 +162,8 @@ class States:
     Args:
       initial: a tree of arrays.
       step: its step.
-      apply: computes the next state from a state, the leaves of a mean and the
-        number of its parts, and waits until it is computed.
+      apply: computes the next state from a state and the leaves of a mean, and
+        waits until it is computed.
       background: runs slow work; small states are computed at once, and all
         are without it.
       post: schedules a function on the event loop.
@@ -189,19 +189,17 @@ class States:
   def apply(
     self,
     read: Callable[[], Sequence[np.ndarray]],
-    parts: int,
     done: Callable[[], None],
   ) -> None:
     """Computes the state after the published one.
 
     Args:
       read: returns the leaves of the mean.
-      parts: how many gradients or sums it includes.
       done: called on the event loop when the mean is no longer needed.
     """
     base = self.published
     after = self._ahead = State(base.step + 1)
-    work = lambda: self._apply(base.get(), read(), parts)
+    work = lambda: self._apply(base.get(), read())
     self._compute(after, work, done)
 
   def publish(self, step: int) -> None:

@@ -39,7 +39,7 @@ class Update:
       parts: what this process has of the arrays.
     """
     self.seconds = 0.0
-    self._strategy, self._update = strategy, parts.apply
+    self._update = parts.apply
     self._shards = parts.gradient
     self.blocks: Sequence[Any]
     self.blocks, self._tree = jax.tree.flatten(strategy.exchanged(params))
@@ -53,24 +53,20 @@ class Update:
       return leaves
     return self._shards.split(leaves)
 
-  def apply(self, shared: Any, leaves: Sequence[np.ndarray], parts: int) -> Any:
+  def apply(self, shared: Any, leaves: Sequence[np.ndarray]) -> Any:
     """The shared state after a commit; called by the event loop's thread.
 
     Args:
       shared: the state before it.
       leaves: of the mean, or this process's shards of them.
-      parts: how many gradients or sums it includes.
     """
     start = time.monotonic()
     arrays: Sequence[Any] = leaves
     if self._shards is not None:
       arrays = self._shards.join(leaves)
     mean = jax.tree.unflatten(self._tree, arrays)
-    members = self._strategy.quorum.replicas_to_aggregate
-    # With sums, some replicas may have left.
-    full = not self._strategy.sums or parts == members
     try:
-      after = self._update(shared, mean, *([] if full else [parts]))
+      after = self._update(shared, mean)
     except (RuntimeError, ValueError) as error:
       trees.check_alive(shared, error)
       raise

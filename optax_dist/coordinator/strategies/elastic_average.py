@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import checks
@@ -25,6 +24,8 @@ class ElasticAverage(LocalSteps):
   """
 
   name = "elastic_average"
+  # Exchanges are sequential, each of one replica.
+  alone = True
   differences = additive = False
 
   def __init__(
@@ -34,39 +35,24 @@ class ElasticAverage(LocalSteps):
     *,
     moving_rate: float,
     communication_period: int = 10,
-    synchronous: bool = False,
   ):
     super().__init__(inner, communication_period)
-    checks.flag("synchronous", synchronous)
     checks.fraction("moving_rate", moving_rate)
     if not 0.0 < moving_rate < 1.0:
       raise ValueError(
         f"moving_rate must be between 0 and 1, got {moving_rate!r}."
       )
-    n = total_num_replicas
-    self.quorum = strategy.Quorum(
-      n if synchronous else 1, n, 0 if synchronous else _ANY_STALENESS
-    )
+    self.quorum = strategy.Quorum(1, total_num_replicas, _ANY_STALENESS)
 
-    def exchange(params: Any, center: Any, pulls: Any) -> Any:
-      total = lambda leaves: [
-        leaf * jnp.asarray(pulls, leaf.dtype) for leaf in leaves
-      ]
-      return elastic_exchange(params, center, moving_rate, total)
-
-    def apply(
-      shared: strategy.SharedState, mean: Any, members: Any = None
-    ) -> strategy.SharedState:
-      mean = strategy.owned(mean, shared.params)
-      everyone = n if synchronous else 1
-      pulls = everyone if members is None else members
-      center = exchange(mean, shared.params, pulls).center
+    def apply(shared: strategy.SharedState, mean: Any) -> strategy.SharedState:
+      params = strategy.owned(mean, shared.params)
+      center = elastic_exchange(params, shared.params, moving_rate).center
       return strategy.SharedState(center, shared.opt_state)
 
-    self.sums, self.alone = synchronous, not synchronous
-
     self.apply = jax.jit(apply)
-    self._pull = jax.jit(lambda own, center: exchange(own, center, 1).params)
+    self._pull = jax.jit(
+      lambda own, center: elastic_exchange(own, center, moving_rate).params
+    )
 
   def shared(self, params: Any) -> strategy.SharedState:
     return strategy.SharedState(params, ())
@@ -91,7 +77,6 @@ def elastic_average(
   *,
   moving_rate: float,
   communication_period: int = 10,
-  synchronous: bool = False,
 ) -> strategy.Factory:
   """Elastic averaging, as the `strategy` of `join` and `run_embedded`.
 
@@ -100,11 +85,8 @@ def elastic_average(
   * diff``; the exchanges of several replicas are sequential.
 
   Args:
-    moving_rate: how far both move, between 0 and 1; with `synchronous`, at most
-      1 / number of replicas is stable.
+    moving_rate: how far both move, between 0 and 1.
     communication_period: steps from one exchange to the next.
-    synchronous: whether all replicas exchange at the same time; otherwise each
-      does so on its own clock.
 
   Raises:
     ValueError: an argument is out of range (raised by `join`).
@@ -117,5 +99,4 @@ def elastic_average(
     quorum.total_num_replicas,
     moving_rate=moving_rate,
     communication_period=communication_period,
-    synchronous=synchronous,
   )

@@ -18,7 +18,7 @@ class LocalUpdates(LocalSteps):
   """
 
   name = "local_updates"
-  sums = alone = False
+  alone = False
   differences = additive = True
 
   def __init__(

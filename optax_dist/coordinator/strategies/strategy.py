@@ -44,7 +44,6 @@ class Strategy(Protocol):
   Attributes:
     name: its name in the journal.
     quorum: the configuration of the rules.
-    sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
     differences: whether differences are sent, and not parameters.
     additive: whether it doesn't matter in which step a part of a mean is applied,
@@ -53,7 +52,6 @@ class Strategy(Protocol):
 
   name: str
   quorum: Quorum
-  sums: bool
   alone: bool
   differences: bool
   additive: bool
@@ -102,7 +100,7 @@ class Strategy(Protocol):
     """The arrays of the local state that joining replicas get; None for none."""
     ...
 
-  def apply(self, shared: Any, mean: Any, members: Any = None) -> Any:
+  def apply(self, shared: Any, mean: Any) -> Any:
     """The shared state after a commit of this mean; deterministic."""
     ...
 

@@ -13,7 +13,7 @@ class SyncReplicas:
   """Every replica sends gradients; the mean of k fresh ones is applied."""
 
   name = "sync_replicas"
-  sums = alone = False
+  alone = False
   period = 1
   policy = loop = None
   differences = additive = True

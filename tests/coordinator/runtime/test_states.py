@@ -22,13 +22,13 @@ class Deferred:
       initial, 0, self.apply, None, self.posted.append, shards
     )
 
-  def apply(self, state, leaves, parts):
+  def apply(self, state, leaves):
     self.computed.append(float(leaves[0][0]))
     return {"w": state["w"] + leaves[0]}
 
   def commit(self, number, done=lambda: None):
     mean = [np.full(3, number, np.float32)]
-    self.states.apply(lambda: mean, 1, done)
+    self.states.apply(lambda: mean, done)
     self.states.publish(self.states.published.step + 1)
 
   def loop(self):
@@ -55,7 +55,7 @@ def test_states_are_computed_in_order():
 
 def test_a_cancelled_state_returns_its_mean():
   found, done = Deferred(), []
-  found.states.apply(lambda: [], 1, lambda: done.append(1))
+  found.states.apply(lambda: [], lambda: done.append(1))
   found.states.discard()
   gc.collect()
   found.loop()

@@ -1,7 +1,6 @@
 """Elastic averaging: one exchange, and runs of several against the same by hand."""
 
 import embedded_runs as runs
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -48,31 +47,15 @@ def test_the_exchanges_of_others_leave_a_replica_as_it_is():
   assert strategy.settle(shared, after, local, mine=False) is local
 
 
-@pytest.mark.parametrize("members", [None, 1, 2])
-def test_a_synchronous_center_takes_each_pull_that_is_in_the_mean(members):
-  strategy = make(synchronous=True)
-  shared, _ = away(strategy)
-  after = strategy.apply(shared, OWN, *([] if members is None else [members]))
-  pulls = 3 if members is None else members
-  expected = CENTER + pulls * 0.25 * (OWN - CENTER)
-  np.testing.assert_allclose(after.params, expected)
-
-
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_the_strategy_decides_who_exchanges(synchronous):
-  """Asynchronous exchanges are one at a time, and never too late."""
-  strategy = make(synchronous=synchronous)
-  quorum = strategy.quorum
-  assert (quorum.replicas_to_aggregate, quorum.total_num_replicas) == (
-    (3, 3) if synchronous else (1, 3)
-  )
-  assert strategy.alone == (not synchronous)
-  assert strategy.sums == synchronous
-  assert (quorum.max_staleness > 10**6) == (not synchronous)
+def test_exchanges_are_one_at_a_time_and_never_too_late():
+  strategy = make()
+  assert strategy.quorum[:2] == (1, 3)
+  assert strategy.alone
+  assert strategy.quorum.max_staleness > 10**6
 
 
 @pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
-def test_asynchronous_elastic_averaging(inline, tmp_path):
+def test_replicas_exchange_on_their_own_clocks(inline, tmp_path):
   path = tmp_path / "run.jsonl"
   strategy = strategies.elastic_average(
     moving_rate=RATE, communication_period=PERIOD
@@ -103,54 +86,12 @@ def test_asynchronous_elastic_averaging(inline, tmp_path):
   close(last.params, center)
 
 
-def test_synchronous_elastic_averaging():
-  strategy = strategies.elastic_average(
-    moving_rate=RATE, communication_period=PERIOD, synchronous=True
-  )
-  results = runs.run(rounds(3), 3, strategy=strategy, opt=INNER)
-  assert [r.error for r in results] == [None] * 3
-  center, own = runs.PARAMS, [runs.PARAMS] * 3
-  for turn in range(3):
-    own = [local_steps(x, i, PERIOD * turn) for i, x in enumerate(own)]
-    pulls = [elastic_exchange(x, center, RATE).pull for x in own]
-    own = [
-      jax.tree.map(lambda a, b: a - b, x, p)
-      for x, p in zip(own, pulls, strict=True)
-    ]
-    center = jax.tree.map(lambda c, *p: c + sum(p), center, *pulls)
-  for i, result in enumerate(results):
-    close(result.value, own[i])
-    close(result.params, center)
-
-
-def test_a_synchronous_center_is_pulled_by_those_who_are_there():
-  strategy = strategies.elastic_average(
-    moving_rate=RATE, communication_period=PERIOD, synchronous=True
-  )
-
-  def train(replica, result):
-    return rounds(1 if replica.replica else 2)(replica, result)
-
-  results = runs.run(train, 2, strategy=strategy, opt=INNER)
-  assert [r.error for r in results] == [None] * 2
-  one = [local_steps(runs.PARAMS, i, 0) for i in range(2)]
-  met = [elastic_exchange(x, runs.PARAMS, RATE) for x in one]
-  center = jax.tree.map(
-    lambda c, a, b: c + a + b, runs.PARAMS, met[0].pull, met[1].pull
-  )
-  alone = local_steps(met[0].params, 0, PERIOD)
-  close(results[0].params, elastic_exchange(alone, center, RATE).center)
-
-
 @pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -0.1, True, np.nan])
 def test_a_moving_rate_out_of_range_is_refused(rate):
   with pytest.raises(ValueError, match="moving_rate"):
     strategies.elastic_average(moving_rate=rate)(INNER, strategies.Quorum(2, 2))
 
 
-@pytest.mark.parametrize(
-  ("name", "value"), [("communication_period", 0), ("synchronous", "yes")]
-)
-def test_arguments_out_of_range_are_refused(name, value):
-  with pytest.raises(ValueError, match=name):
-    make(**{name: value})
+def test_a_period_out_of_range_is_refused():
+  with pytest.raises(ValueError, match="communication_period"):
+    make(communication_period=0)

@@ -84,7 +84,7 @@ class DecoupledDiloco:
   name = "decoupled_diloco"
   loop = Learner
   # What is left of a fragment's mean can't be added to another fragment's.
-  sums = alone = additive = False
+  alone = additive = False
   differences = True
   # Each of its own steps is merged a fragment at a time.
   period = None
@@ -407,7 +407,7 @@ class DecoupledDiloco:
     return payload, kept
 
   def _apply(
-    self, shared: strategy.SharedState, mean: Any, members: Any = None
+    self, shared: strategy.SharedState, mean: Any
   ) -> strategy.SharedState:
     mean = strategy.owned(mean, self.exchanged(shared.params))
     fragment = shared.opt_state.round % self.rules.fragments

@@ -304,8 +304,7 @@ class Applier:
       self._need(f"it is at step {self.step} of {step}")
       return False
     if commit.mean is not None:
-      parts = len(commit.parts)
-      self._out.append(fx.Apply(self.step, commit.mean, parts))
+      self._out.append(fx.Apply(self.step, commit.mean))
       return True
     work = self._work.get(commit.attempt)
     if work is None or work.status == "failed":
@@ -319,7 +318,7 @@ class Applier:
 
   def _apply(self, attempt: AttemptId, work: _Work) -> None:
     self._ahead = attempt
-    self._out.append(fx.Apply(self.step, attempt, len(work.parts)))
+    self._out.append(fx.Apply(self.step, attempt))
 
   def _discard(self) -> None:
     if self._ahead is not None:

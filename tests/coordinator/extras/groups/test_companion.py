@@ -67,7 +67,7 @@ def test_it_reports_and_applies_what_process_0_says():
     ins.SnapshotFetched(3, 9),
   ):
     assert companion.step(report, 1.0) == [orders.Tell("a0", report)]
-  for order in (fx.Apply(0, ATTEMPT, 2), fx.Restore(9, 3)):
+  for order in (fx.Apply(0, ATTEMPT), fx.Restore(9, 3)):
     assert companion.step(orders.Heard("a0", order), 1.0) == [order]
 
 

@@ -117,7 +117,7 @@ def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
   assert ins.Aggregated not in map(type, replica.core.given)
   replica.hear(2, ins.Aggregated(ATTEMPT))
   assert replica.core.given[-1] == ins.Aggregated(ATTEMPT)
-  order = fx.Apply(0, ATTEMPT, 2)
+  order = fx.Apply(0, ATTEMPT)
   wanted = replica.want(order)
   assert wanted[-1] == order
   assert wanted[:-1] == [orders.Tell("a1", order), orders.Tell("a2", order)]
