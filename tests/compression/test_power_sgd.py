@@ -19,7 +19,7 @@ def _updates(method, gradients):
       out.append(result)
     return out, state
 
-  out, state = jax.vmap(run, axis_name="data")(*gradients)
+  out, state = jax.jit(jax.vmap(run, axis_name="data"))(*gradients)
   return [leaf[0] for leaf in out], state
 
 

@@ -237,7 +237,7 @@ def test_under_plain_jit(user):
   over = {k: P("data", *spec) for k, spec in SPECS.items()}
   start = stack(_start(), N) if own else _start()
   params = optax_dist.states.place(start, _mesh(), over if own else SPECS)
-  state = tx.init(params)
+  state = jax.jit(tx.init)(params)
   run = jax.jit(functools.partial(take_step, tx))
   for i in range(STEPS):
     gradients = optax_dist.states.place(_gradients(i), _mesh(), over)

@@ -50,7 +50,7 @@ def _expected(name, factor):
     return out
 
   gradients = [_gradients(i) for i in range(3)]
-  return jax.vmap(run, axis_name="data")(*gradients)
+  return jax.jit(jax.vmap(run, axis_name="data"))(*gradients)
 
 
 @pairwise.every_value(
@@ -171,7 +171,7 @@ def test_a_replica_that_is_not_finite_moves_nothing():
     tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
   )
   gradients = jnp.stack([jnp.full(4, jnp.nan), jnp.full(4, -2.0)])
-  _, state = update(gradients, state, jnp.zeros((2, 4)))
+  _, state = jax.jit(update)(gradients, state, jnp.zeros((2, 4)))
   np.testing.assert_allclose(state.center, np.ones(4))
   residual = jax.tree.leaves(state.replica.value.residual)
   assert all(bool(jnp.all(jnp.isfinite(x))) for x in residual)

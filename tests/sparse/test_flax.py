@@ -30,7 +30,7 @@ def _state(rows):
     return tx.update({"table": slices, "w": jnp.ones(2)}, state, params)[1]
 
   step = jax.vmap(update, in_axes=(axes, 0), out_axes=axes, axis_name="data")
-  return state, step(state, jnp.array(rows))
+  return state, jax.jit(step)(state, jnp.array(rows))
 
 
 def test_a_state_with_sparse_sums_comes_back():

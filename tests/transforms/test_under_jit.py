@@ -110,7 +110,7 @@ def _by_plain_jit(name):
     EVERY[name](), maps.AXIS, mesh=maps.mesh(N), own_params=name in OWN
   )
   params = optax_dist.states.place(params, maps.mesh(N), spec)
-  state = tx.init(params)
+  state = jax.jit(tx.init)(params)
 
   def step(params, state, gradients):
     updates, state = tx.update(gradients, state, params)
@@ -153,7 +153,7 @@ def test_what_belongs_to_a_replica_is_marked():
   mesh = maps.mesh(N)
   tx = optax_dist.under_jit(_sync(), maps.AXIS, mesh=mesh)
   params = optax_dist.states.place(PARAMS, mesh, P())
-  state = tx.init(params)
+  state = jax.jit(tx.init)(params)
   gradients = jax.tree.map(lambda x: x[0], _gradients())
   arrived = optax_dist.PerReplica(np.array([True, False, True, True]))
   updates, state = jax.jit(tx.update)(gradients, state, params, arrived=arrived)
@@ -279,11 +279,11 @@ def test_replicas_of_replicas():
     inner_axes=("ici",),
   )
   params = optax_dist.states.place(jnp.zeros((2, 3)), mesh, P("dcn"))
-  state = tx.init(params)
+  state, update = jax.jit(tx.init)(params), jax.jit(tx.update)
   gradients = np.random.default_rng(0).normal(size=(2, 2, 4, 3))
   gradients = gradients.astype(np.float32)
   for g in gradients:
-    updates, state = jax.jit(tx.update)(g, state, params)
+    updates, state = update(g, state, params)
     params = optax.apply_updates(params, updates)
   expected = -0.5 * gradients.mean(axis=2).sum(axis=0).mean(axis=0)
   np.testing.assert_allclose(params, np.stack([expected] * 2), rtol=1e-5)
@@ -302,7 +302,7 @@ def test_errors():
   with pytest.raises(
     ValueError, match=r"updates\['b'\] has shape \(5,\), but must have leading"
   ):
-    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    tx.update(PARAMS, jax.jit(tx.init)(PARAMS), PARAMS)
   tx = optax_dist.under_jit(
     OWN["local_updates"](), maps.AXIS, mesh=maps.mesh(N), own_params=True
   )
