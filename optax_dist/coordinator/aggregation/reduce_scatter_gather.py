@@ -70,14 +70,12 @@ class _Row:
 
   Attributes:
     id: of the transfers of its slices.
-    data: its bytes of this replica's slice, once they are here; not used for this
-      replica itself.
-    lent: whether these lie in the memory of that process.
+    data: its bytes of this replica's slice, once they are here, perhaps in the
+      memory of that process; not used for this replica itself.
   """
 
   id: int
   data: memoryview | None = None
-  lent: bool = False
 
 
 @dataclasses.dataclass
@@ -324,8 +322,15 @@ class Aggregations:
     """Gives up transfers without progress."""
     for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
       self._check(attempt, "part", "gradient", self._limits.patience)
-      if not (attempt.answered or attempt.averaging):
+      if not (attempt.answered or attempt.averaging or self._moves(attempt)):
         self._check(attempt, "mean", "slice of the mean", self._limits.mean)
+
+  def _moves(self, attempt: _Attempt) -> bool:
+    """Whether gradients are on their way from here or to here."""
+    return any(
+      transfer.attempt is attempt and transfer.is_part
+      for transfer in self._transfers.values()
+    )
 
   def _check(
     self, attempt: _Attempt, kind: str, what: str, patience: float
@@ -445,8 +450,8 @@ class Aggregations:
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
     part = transfer.attempt.parts[transfer.at]
     if transfer.is_part:
-      row = part.rows[transfer.row]
-      row.data, row.lent = data, True
+      part.rows[transfer.row].data = data
+      self._moved(transfer.attempt)
       self._average(transfer.attempt)
     else:
       part.has_mean = True
@@ -457,6 +462,12 @@ class Aggregations:
     transfer.attempt.sending.discard((peer, number))
     if transfer.is_part and transfer.attempt.gradient is not None:
       transfer.attempt.gradient.done()
+      self._moved(transfer.attempt)
+
+  def _moved(self, attempt: _Attempt) -> None:
+    """A slice of a gradient has moved, without which there is no mean."""
+    if attempt.timed is not None:
+      attempt.timed = self._transport.now()
 
   def _average(self, attempt: _Attempt) -> None:
     """Averages the own slice once it is here of all gradients."""
@@ -531,8 +542,8 @@ class Aggregations:
     spoilt = None
     for part in attempt.parts:
       for row in part.rows:
-        if row.lent:
-          row.lent, row.data = False, None
+        if row.data:
+          row.data = None
           if not self._transport.release(part.process, row.id):
             spoilt = part.incarnation
     if attempt.reading:

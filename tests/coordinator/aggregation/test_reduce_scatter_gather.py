@@ -32,6 +32,7 @@ from optax_dist.coordinator.transport import (
   session,
   shared_memory,
 )
+from optax_dist.coordinator.transport import interface as transports
 
 TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
 
@@ -500,6 +501,36 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
   group.pump()
   assert all(side.idle == [True] for side in group.sides[:members])
   assert all(side.all.pending() == 0 for side in group.sides)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
+  group = Group(2, timeout=0.1)
+  group.begin(0)
+  group.pump()
+  side, now = group.sides[0], group.sides[0].transport.now()
+  number = aggregation.transfer_id("part", attempt_id(), 1, 0)
+  idle = lambda peer, transfer: transports.Progress(
+    1, 0.01 if transfer == number else now
+  )
+  side.transport.progress = idle
+  side.transport.now = lambda: now
+  for _ in range(100):
+    now += 0.05
+    side.all.check()
+    assert side.all.answers == []
+  # The other one has all gradients now, and sends no mean.
+  group.sides[1].all._averaged = lambda attempt, error: None
+  group.begin(1)
+  group.pump()
+  now += 0.14
+  side.all.check()
+  assert side.all.answers == []
+  now += 0.02
+  side.all.check()
+  (answer,) = side.all.answers
+  assert answer.failed_replica == 1
+  assert "no byte of its slice of the mean came for 0.2 s" in answer.reason
 
 
 @pytest.mark.usefixtures("in_pieces")
