@@ -237,11 +237,7 @@ class _Exchange:
           order,
         )
       feedback.keep(start, error)
-    whole = [0, mean_place.elements]
-    scratch = np.empty(0, np.uint8)
-    return jax.tree.unflatten(
-      self._treedef, means.read(mean_place, [out], whole, scratch)
-    )
+    return jax.tree.unflatten(self._treedef, means.read(mean_place, out))
 
 
 def _history(

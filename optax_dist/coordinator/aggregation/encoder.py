@@ -150,14 +150,11 @@ class Encoder:
 
   def heard(self, raw: np.ndarray) -> list[np.ndarray]:
     """An encoded gradient as the others decode it: float32, or unchanged."""
-    numbers = []
-    for group in self.place.groups:
-      numbers.append(group.codec.decode(raw[group.offset : group.stop]))
     return [
-      numbers[leaf.group][leaf.start : leaf.start + leaf.size].reshape(
-        leaf.shape
+      array.astype(self.place.groups[leaf.group].codec.work, copy=False)
+      for leaf, array in zip(
+        self.place.leaves, means.read(self.place, raw), strict=True
       )
-      for leaf in self.place.leaves
     ]
 
   def correct(self, index: int, leaf: Any, out: np.ndarray) -> None:
@@ -193,5 +190,4 @@ class Encoder:
         f"A mean of this model has {self.mean_place.nbytes:,} bytes, got"
         f" {raw.nbytes:,}."
       )
-    whole = (0, self.mean_place.elements)
-    return means.read(self.mean_place, [raw], whole, np.empty(0, np.uint8))
+    return means.read(self.mean_place, raw)

@@ -8,33 +8,55 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from optax_dist.coordinator.transport import sockets
+
 
 class Gradient:
   """An encoded gradient that is lent to aggregations.
 
   Attributes:
     users: how many transfers still read it.
+    is_shared: whether near processes can read it where it is.
 
   Example:
-    >>> found = Gradient([memoryview(b"abc"), memoryview(b"defg")], lambda: None)
+    >>> found = Gradient([memoryview(b"abc"), memoryview(b"defg")])
     >>> [bytes(part) for part in found.parts(1, 5)]
     [b'bc', b'de']
     >>> bytes(found.read(1, 5))
     b'bcde'
   """
 
-  def __init__(self, parts: Sequence[memoryview], on_idle: Callable[[], None]):
+  def __init__(
+    self,
+    parts: Sequence[memoryview],
+    on_idle: Callable[[], None] | None = None,
+  ):
     """Makes one.
 
     Args:
       parts: its bytes, in order; nobody writes to them.
-      on_idle: called once it was resolved and nothing reads it any more.
+      on_idle: frees their memory, once it was resolved and nothing reads it any
+        more; None: they are in this process's own memory.
     """
     self.users = 0
-    self._parts = parts
-    self._ends = list(itertools.accumulate(part.nbytes for part in parts))
     self._resolved = False
-    self._on_idle = on_idle
+    self._put(parts, on_idle)
+
+  def _put(
+    self, parts: Sequence[memoryview], on_idle: Callable[[], None] | None
+  ) -> None:
+    self._parts, self._on_idle = parts, on_idle
+    self._ends = list(itertools.accumulate(part.nbytes for part in parts))
+    self.is_shared = on_idle is not None
+
+  def share(self, transport: sockets.Transport) -> None:
+    """Copies it to where near processes can read it."""
+    memory = transport.allocate(self._ends[-1])
+    np.concatenate(
+      [np.frombuffer(part, np.uint8) for part in self._parts],
+      out=np.frombuffer(memory, np.uint8),
+    )
+    self._put([memory], lambda: transport.free(memory))
 
   def parts(self, low: int, high: int) -> list[memoryview]:
     """The bytes from `low` to `high`, where they are."""
@@ -66,7 +88,7 @@ class Gradient:
     self._check()
 
   def _check(self) -> None:
-    if self._resolved and not self.users:
+    if self._resolved and not self.users and self._on_idle is not None:
       self._on_idle()
 
 

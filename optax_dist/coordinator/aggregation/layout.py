@@ -104,8 +104,7 @@ class Layout:
   def cuts(self, parts: int) -> tuple[int, ...]:
     """Cuts the elements into nearly equal parts: `parts + 1` positions.
 
-    A cut lies where every codec allows one, and, between two, where a leaf
-    ends if that is nearly the middle, so that leaves need not be put together.
+    A cut lies where every codec allows one.
     """
     if parts not in self._cuts:
       self._cuts[parts] = self._find_cuts(parts)
@@ -115,14 +114,6 @@ class Layout:
     found = [0]
     for i in range(1, parts):
       found.append(max(found[-1], self._allowed(self.elements * i // parts)))
-    if parts == 2 and self.elements:
-      ends = [
-        self.groups[leaf.group].start + leaf.start for leaf in self.leaves
-      ]
-      best = min(ends, key=lambda e: abs(e - found[1]))
-      near = abs(best - found[1]) <= self.elements * 0.1
-      if near and self._allowed(best) == best:
-        found[1] = best
     return (*found, self.elements)
 
   def _allowed(self, position: int) -> int:

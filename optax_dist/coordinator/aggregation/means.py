@@ -19,8 +19,6 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 
 # A multiple of every quantum, and small enough to stay in a core's cache.
 CHUNK = 16 * 4032
-# Up to this many numbers of at least this many members are summed by one call.
-_FEW_NUMBERS, _MANY_MEMBERS = 4096, 8
 
 
 # Non-finite numbers may be compared and added here, without warnings.
@@ -202,15 +200,12 @@ def mean_slice(
         if direct
         else np.empty(last - first, codec.work)
       )
-      if isinstance(members, np.ndarray):
-        mine: Sequence[np.ndarray] | np.ndarray = members[:, low:high]
-      else:
-        mine = [raw[low:high] for raw in members]
+      mine = [raw[low:high] for raw in members]
       if order is None:
         _add_up(codec, mine, weights, total)
       else:
         row = order[-1][0] if order else 0
-        np.copyto(total, codec.decode(added_up(codec, list(mine), order)[row]))
+        np.copyto(total, codec.decode(added_up(codec, mine, order)[row]))
       if count != 1:
         np.divide(total, divisor, out=total)
       if mean_codec.blocks:
@@ -263,24 +258,11 @@ def _encode_mean(
 
 def _add_up(
   codec: wires.Codec,
-  members: Sequence[np.ndarray] | np.ndarray,
+  members: Sequence[np.ndarray],
   weights: Sequence[float],
   out: np.ndarray,
 ) -> None:
   """The sum of encoded numbers, from the first member to the last."""
-  if (
-    len(members) > _MANY_MEMBERS
-    and out.size <= _FEW_NUMBERS
-    and not codec.blocks
-    and all(weight == 1.0 for weight in weights)
-  ):
-    if isinstance(members, np.ndarray):
-      flat = members.reshape(-1)
-    else:
-      flat = np.concatenate(members)
-    rows = codec.decode(flat).reshape(len(members), -1)
-    np.add.reduce(rows, axis=0, out=out)  # Row by row, as below.
-    return
   numbers = [
     _weighted(codec.decode(raw), weight)
     for raw, weight in zip(members, weights, strict=True)
@@ -325,49 +307,29 @@ def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:
   return np.multiply(numbers, np.asarray(weight, numbers.dtype))
 
 
-def read(
-  place: layouts.Layout,
-  slices: Sequence[np.ndarray],
-  cuts: Sequence[int],
-  scratch: np.ndarray,
-) -> list[np.ndarray]:
-  """The leaves of a mean whose slices are in separate memory.
-
-  A leaf within one slice is a view; only a leaf that is cut is copied. Numbers in
-  few bits are decoded.
+def read(place: layouts.Layout, raw: np.ndarray) -> list[np.ndarray]:
+  """The leaves of a mean: views; numbers in few bits are decoded.
 
   Args:
     place: the layout of the mean.
-    slices: bytes of each slice.
-    cuts: the positions of `Layout.cuts`.
-    scratch: uint8 of `place.nbytes`, for leaves and groups that are cut.
+    raw: its bytes.
 
   Returns:
     Arrays in the order of the layout, of the dtype in which they were sent, or
     float32 if that was few bits.
   """
-  ranges = [place.bytes_of(a, b) for a, b in itertools.pairwise(cuts)]
-
-  def found(start: int, stop: int) -> np.ndarray:
-    for (first, last), raw in zip(ranges, slices, strict=True):
-      if first <= start and stop <= last:
-        return raw[start - first : stop - first]
-      low, high = max(start, first), min(stop, last)
-      if low < high:
-        scratch[low:high] = raw[low - first : high - first]
-    return scratch[start:stop]
-
   decoded: dict[int, np.ndarray] = {}
   leaves = []
   for leaf in place.leaves:
     group = place.groups[leaf.group]
     codec = group.codec
     if isinstance(codec, wires.Plain):
-      flat = found(*place.bytes_of_leaf(leaf)).view(codec.stored)
+      start, stop = place.bytes_of_leaf(leaf)
+      flat = raw[start:stop].view(codec.stored)
     else:
       if leaf.group not in decoded:
-        raw = found(group.offset, group.stop)
-        decoded[leaf.group] = _decoded(codec, raw, group.elements)
+        blocks = raw[group.offset : group.stop]
+        decoded[leaf.group] = _decoded(codec, blocks, group.elements)
       flat = decoded[leaf.group][leaf.start : leaf.start + leaf.size]
     leaves.append(flat.reshape(leaf.shape))
   return leaves

@@ -33,7 +33,7 @@ class Deadlines:
     patience: after this long without a byte of a member's gradient, another
       member reports that it is missing; also for a snapshot, and for what a
       leader should answer at once.
-    mean: the same for a member's slice of the mean.
+    mean: the same for a member's slice of the mean, once the gradients have moved.
     attempt: how often the leader asks the members of an attempt how far they
       are.
     pace: the leader's silence after which another one is elected; store

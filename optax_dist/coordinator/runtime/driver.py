@@ -151,8 +151,6 @@ class Driver:
     # Why the store's last answer is unknown; "" if it is known.
     self._unanswered = ""
     self._gradients: dict[int, gradient.Gradient] = {}
-    # The nodes of sums that may still grow, and are in memory of their own.
-    self._sums: dict[int, Sequence[memoryview]] = {}
     # Attempts whose mean is being applied, and those to drop afterwards.
     self._applying: collections.Counter[entries.AttemptId] = (
       collections.Counter()
@@ -380,7 +378,6 @@ class Driver:
         _log.exception("replica %r could not close all", self._replica)
     self._posted.clear()
     self._gradients.clear()
-    self._sums.clear()
 
   # Inputs.
 
@@ -473,26 +470,10 @@ class Driver:
       )
       self._make_memory()
     elif parts:
-      self._sums[submitted.sequence] = parts
+      self._gradients[submitted.sequence] = gradient.Gradient(parts)
     self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
-
-  def _share(self, sequence: int, peers: Sequence[entries.Member]) -> None:
-    """Copies a sum to where near peers can read it, now that it counts."""
-    parts = self._sums.pop(sequence)
-    others = {peer.process for peer in peers} - {self._transport.name}
-    if others <= self._far:
-      self._gradients[sequence] = gradient.Gradient(parts, lambda: None)
-      return
-    memory = self._transport.allocate(sum(part.nbytes for part in parts))
-    np.concatenate(
-      [np.frombuffer(part, np.uint8) for part in parts],
-      out=np.frombuffer(memory, np.uint8),
-    )
-    self._gradients[sequence] = gradient.Gradient(
-      [memory], lambda: self._transport.free(memory)
-    )
 
   def _make_memory(self) -> None:
     """Allocates memory for the next gradient."""
@@ -650,14 +631,16 @@ class Driver:
       self._aggregations.begin(effect)
       return
     sequence = effect.parts[effect.me].sequence
-    if sequence in self._sums:
-      self._share(sequence, effect.peers)
     found = self._gradients.get(sequence)
     if found is None:
       self._inputs.append(
         inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
       )
       return
+    others = {peer.process for peer in effect.peers} - {self._transport.name}
+    if not found.is_shared and not others <= self._far:
+      # A sum may still grow until it counts.
+      found.share(self._transport)
     self._exchange = effect.attempt, sequence, time.monotonic()
     self._aggregations.begin(effect, found)
 
@@ -693,12 +676,9 @@ class Driver:
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.
-    known = (*self._gradients, *self._sums)
-    for sequence in [s for s in known if s <= resolved.sequence]:
+    for sequence in [s for s in self._gradients if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
-        self._sums.pop(sequence, None)
-        if sequence in self._gradients:
-          self._gradients.pop(sequence).resolve()
+        self._gradients.pop(sequence).resolve()
     self._notify(resolved)
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:

@@ -267,9 +267,7 @@ class States:
       self._background(work, done)
 
   def _read(self, raw: np.ndarray) -> Any:
-    arrays = means.read(
-      self._place, [raw], (0, self._place.elements), np.empty(0, np.uint8)
-    )
+    arrays = means.read(self._place, raw)
     if self._own_likes:
       first = len(arrays) - len(self._own_likes)
       arrays, theirs = arrays[:first], arrays[first:]

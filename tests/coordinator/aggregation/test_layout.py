@@ -83,14 +83,6 @@ def test_slices_are_nearly_equal():
     assert sizes.max() - sizes.min() <= 2 * 16
 
 
-def test_between_two_a_cut_at_a_leaf_s_end_is_preferred():
-  place = layout.layout([np.zeros(n, np.float32) for n in (6400, 6720)])
-  assert place.cuts(2)[1] == 6400
-  # But not at any price.
-  place = layout.layout([np.zeros(n, np.float32) for n in (64, 12800)])
-  assert place.cuts(2)[1] == pytest.approx(6432, abs=16)
-
-
 @pytest.mark.parametrize("size", [100_000, 1_000_000, 25_000_000])
 def test_whole_blocks_need_no_padding(size):
   leaves = [np.broadcast_to(np.float32(0), (size // 10,))] * 10

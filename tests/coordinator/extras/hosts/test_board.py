@@ -11,9 +11,7 @@ _SECRET = b"a secret of enough bytes"
 
 def _board(address, host, **options):
   place = urls.Tcp(address.partition(",")[0])
-  return board.Board(
-    place, _SECRET, "", host, [0, 1], pause=0.02, **options
-  )
+  return board.Board(place, _SECRET, "", host, [0, 1], pause=0.02, **options)
 
 
 def _until(ready, *boards, seconds=90.0):
