@@ -25,35 +25,3 @@ def test_the_command_runs_a_case_and_prints_the_table(tmp_path, capsys):
 def test_wrong_seeds_are_refused(seeds):
   with pytest.raises(argparse.ArgumentTypeError, match="must be FIRST:END"):
     command.seeds(seeds)
-
-
-def test_only_a_cut_is_between_hosts(tmp_path, monkeypatch):
-  asked = []
-
-  class Pool:
-    def __init__(self, folder):
-      self.orphans = list
-
-    def __enter__(self):
-      return self
-
-    def __exit__(self, *error):
-      pass
-
-  def made(kind):
-    def run(pool, case):
-      asked.append((case.fault, kind))
-      return command.runs.Result(case)
-
-    return run
-
-  monkeypatch.setattr(command.runs, "Pool", Pool)
-  monkeypatch.setattr(command.runs, "run", made("here"))
-  monkeypatch.setattr(command.outages, "run", made("between hosts"))
-  assert not command.run(tmp_path, range(15))
-  assert len(asked) == 15
-  between = {fault for fault, kind in asked if kind == "between hosts"}
-  assert between == {"cut-host"}
-  asked.clear()
-  command.run(tmp_path, range(15), only="stop-one")
-  assert asked == [("stop-one", "here")]

@@ -18,26 +18,6 @@ def seen(**changed):
   return found | changed
 
 
-@pytest.mark.parametrize(
-  ("row", "found", "text"),
-  [
-    ("kill", seen(), "steps go on, after 0.12 s"),
-    ("kill", seen(steps=0, silent=25.0), "no step in 25 s"),
-    ("head", seen(ended=[-6, -6], watched=1.0), "all end (SIGABRT), after 1 s"),
-    ("rejoin", seen(), "steps go on, after 0.12 s, does not come back"),
-    ("cut", seen(back=1.0), "steps go on, after 0.12 s, back after 1 s"),
-    (
-      "sigterm",
-      seen(victim=0),
-      "steps go on, after 0.12 s, it ends (exit code 0)",
-    ),
-    ("store", {"note": "it is in process 0"}, "it is in process 0"),
-  ],
-)
-def test_a_cell_says_what_was_seen(row, found, text):
-  assert command.words(found, row) == text
-
-
 def test_a_run_that_stands_still_is_no_success():
   assert command.promised(seen(), "kill")
   assert not command.promised(seen(silent=20.0), "kill")
