@@ -308,8 +308,7 @@ class _Engine:
     replica = self.replicas[number]
     start, sent = replica.start, self.now
     compute: float | None = sent - start
-    if accepted:
-      assert replica.begun is not None
+    if accepted and replica.begun is not None:
       start, sent, compute = replica.begun, replica.arrived, replica.compute
       replica.begun, replica.compute = None, 0.0
     else:
