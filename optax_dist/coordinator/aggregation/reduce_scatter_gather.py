@@ -111,8 +111,6 @@ class _Attempt:
     left_out: what the mean of this replica's slice left out, until the mean is
       known to be committed or not.
     readers: processes that fetch the mean besides.
-    sending: transfers under way from here, as pairs of peer and transfer id.
-    expected: transfers under way to here.
     gradient: this replica's own.
     reading: whether it is read until this replica's slice is averaged.
     averaging: whether another thread reads the gradients now.
@@ -134,8 +132,6 @@ class _Attempt:
   gradient: Gradient | None = None
   reading: bool = False
   left_out: np.ndarray | None = None
-  sending: set[tuple[str, int]] = dataclasses.field(default_factory=set)
-  expected: set[tuple[str, int]] = dataclasses.field(default_factory=set)
   averaging: bool = False
   averaged: bool = False
   timed: float | None = None
@@ -163,12 +159,14 @@ class _Transfer(NamedTuple):
     at: of the other side in `parts`; of this replica for a slice of a mean
       that is sent.
     is_part: whether it is a slice of a gradient; otherwise of the mean.
+    nbytes: its size.
     row: which of the rows of the member, for what comes of a gradient.
   """
 
   attempt: _Attempt
   at: int
   is_part: bool
+  nbytes: int
   row: int = 0
 
 
@@ -237,12 +235,12 @@ class Aggregations:
       for i, row in enumerate(mine.rows if low < high else ()):
         gradient.users += 1
         data = gradient.parts(*self._within(i, low, high))
-        transfer = _Transfer(attempt, index, True)
+        transfer = _Transfer(attempt, index, True, high - low)
         self._send(part.process, row.id, data, transfer)
       for i, row in enumerate(part.rows):
         if first < last:
-          transfer = _Transfer(attempt, index, True, i)
-          self._expect(row.id, last - first, None, transfer)
+          transfer = _Transfer(attempt, index, True, last - first, i)
+          self._expect(row.id, None, transfer)
         else:
           row.data = memoryview(b"")
     self._average(attempt)
@@ -281,27 +279,19 @@ class Aggregations:
       case transports.ArrayReceived(peer, transfer, data):
         found = self._transfers.pop((peer, transfer, False), None)
         if found is not None:
-          found.attempt.expected.discard((peer, transfer))
-          self.bytes_in += len(data)
+          self.bytes_in += found.nbytes
           self._received(found, data)
       case transports.ArraySent(peer, transfer):
         found = self._transfers.pop((peer, transfer, True), None)
         if found is not None:
-          self._sent(found, peer, transfer)
-          low, high = (
-            self._slice(found.attempt, found.at)
-            if found.is_part
-            else self._mean_slice(found.attempt, found.at)
-          )
-          self.bytes_out += high - low
+          self._sent(found)
+          self.bytes_out += found.nbytes
       case transports.ArrayFailed(peer, transfer, sending, reason):
         found = self._transfers.pop((peer, transfer, sending), None)
         if found is None:
           return False
         if sending:
-          self._sent(found, peer, transfer)
-        else:
-          found.attempt.expected.discard((peer, transfer))
+          self._sent(found)
         # A replica that lacks a slice of the mean reports it itself.
         if found.is_part or not sending:
           who = found.attempt.parts[found.at].incarnation
@@ -422,20 +412,17 @@ class Aggregations:
     transfer: _Transfer,
   ) -> None:
     self._transfers[to, number, True] = transfer
-    transfer.attempt.sending.add((to, number))
     self._transport.send_array(to, number, data)
 
   def _expect(
     self,
     number: int,
-    nbytes: int,
     into: memoryview | None,
     transfer: _Transfer,
   ) -> None:
     process = transfer.attempt.parts[transfer.at].process
     self._transfers[process, number, False] = transfer
-    transfer.attempt.expected.add((process, number))
-    self._transport.expect(process, number, nbytes, into)
+    self._transport.expect(process, number, transfer.nbytes, into)
 
   def _expect_mean(self, attempt: _Attempt, index: int) -> None:
     low, high = self._mean_slice(attempt, index)
@@ -443,9 +430,8 @@ class Aggregations:
     if low == high:
       part.has_mean = True
       return
-    number = part.mean
-    into = attempt.mean[low:high]
-    self._expect(number, high - low, into, _Transfer(attempt, index, False))
+    transfer = _Transfer(attempt, index, False, high - low)
+    self._expect(part.mean, attempt.mean[low:high], transfer)
 
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
     part = transfer.attempt.parts[transfer.at]
@@ -457,9 +443,8 @@ class Aggregations:
       part.has_mean = True
       self._finish(transfer.attempt)
 
-  def _sent(self, transfer: _Transfer, peer: str, number: int) -> None:
+  def _sent(self, transfer: _Transfer) -> None:
     """The array is not read any more."""
-    transfer.attempt.sending.discard((peer, number))
     if transfer.is_part and transfer.attempt.gradient is not None:
       transfer.attempt.gradient.done()
       self._moved(transfer.attempt)
@@ -534,7 +519,7 @@ class Aggregations:
     others = [p.process for p in attempt.parts if p is not mine]
     self._reach("gather")
     for process in (*others, *attempt.readers):
-      transfer = _Transfer(attempt, attempt.me, False)
+      transfer = _Transfer(attempt, attempt.me, False, high - low)
       self._send(process, number, [attempt.mean[low:high]], transfer)
 
   def _give_back(self, attempt: _Attempt) -> int | None:
@@ -576,7 +561,7 @@ class Aggregations:
     ids = [part.mean] if kind == "mean" else [row.id for row in part.rows]
     found = []
     for number in ids:
-      if (part.process, number) in attempt.expected:
+      if (part.process, number, False) in self._transfers:
         progress = self._transport.progress(part.process, number)
         if progress is not None:
           found.append(progress.idle)
@@ -586,13 +571,13 @@ class Aggregations:
 
   def _drop(self, attempt: _Attempt) -> None:
     attempt.answered = attempt.dropped = True
-    for process, number in list(attempt.sending):
-      self._transport.cancel(process, number)
-      self._sent(self._transfers.pop((process, number, True)), process, number)
-    for process, number in attempt.expected:
-      self._transport.cancel(process, number)
-      del self._transfers[process, number, False]
-    attempt.expected.clear()
+    for key, transfer in list(self._transfers.items()):
+      if transfer.attempt is attempt:
+        process, number, sending = key
+        self._transport.cancel(process, number)
+        del self._transfers[key]
+        if sending:
+          self._sent(transfer)
     if not attempt.averaging:
       self._give_back(attempt)
       self._free(attempt)

@@ -25,20 +25,18 @@ Answer = inputs.SnapshotFetched | inputs.SnapshotFailed
 
 
 @dataclasses.dataclass
-class _Served:
-  """A state being served.
+class _Fetch:
+  """A state that is being fetched.
 
   Attributes:
-    key: peer and transfer id.
-    memory: its bytes, which the peer may read.
-    writing: whether another thread still writes them.
-    dropped: whether it is no longer wanted.
+    transfer: the core's id of it.
+    key: the peer, and the id of the array.
+    raw: its bytes, once they are here.
   """
 
+  transfer: int
   key: tuple[str, int]
-  memory: memoryview
-  writing: bool = True
-  dropped: bool = False
+  raw: np.ndarray | None = None
 
 
 class Snapshots:
@@ -71,12 +69,11 @@ class Snapshots:
     self._nbytes = HEADER + nbytes
     self._background = background
     self._timeout = timeout
-    self._served: dict[int, _Served] = {}
-    self._sending: dict[tuple[str, int], int] = {}
-    self._fetching: tuple[int, str, int] | None = None
-    # The fetched state whose digest is being computed.
-    self._checking: int | None = None
-    self._fetched: dict[int, np.ndarray] = {}
+    # How many states are being written, and the memory of those being sent.
+    self._writing = 0
+    self._sending: dict[tuple[str, int], memoryview] = {}
+    self._fetch: _Fetch | None = None
+    self._closed = False
 
   def serve(
     self, effect: effects.ServeSnapshot, write: Callable[[np.ndarray], None]
@@ -87,153 +84,128 @@ class Snapshots:
       effect: the effect to execute.
       write: writes the state's bytes; runs in the background.
     """
-    self.drop(effect.transfer)
     memory = self._transport.allocate(self._nbytes)
-    number = transfer_id("snapshot", effect.transfer)
-    served = _Served((effect.to, number), memory)
-    self._served[effect.transfer] = served
+    key = effect.to, transfer_id("snapshot", effect.transfer)
     raw = np.frombuffer(memory, np.uint8)
     raw[:HEADER] = 0
     raw[:8].view(np.int64)[0] = effect.step
-
-    def done(error: BaseException | None) -> None:
-      served.writing = False
-      if error is not None or served.dropped:
-        self._served.pop(effect.transfer, None)
-        self._transport.free(memory)
-        if error is not None:
-          raise error
-        return
-      self._sending[served.key] = effect.transfer
-      self._connect(effect.to, effect.address)
-      self._transport.send_array(*served.key, memory)
+    self._writing += 1
 
     def work() -> None:
       write(raw[HEADER:])
       raw[8 : 8 + _DIGEST] = _digest(raw)
 
+    def done(error: BaseException | None) -> None:
+      self._writing -= 1
+      if error is not None or self._closed:
+        self._transport.free(memory)
+        if error is not None:
+          raise error
+        return
+      self._sending[key] = memory
+      self._connect(effect.to, effect.address)
+      self._transport.send_array(*key, memory)
+
     self._background(work, done)
 
   def fetch(self, effect: effects.FetchSnapshot) -> None:
     """Starts to fetch a state; cancels any other fetch."""
-    if self._fetching is not None:
-      self.drop(self._fetching[0])
-    self._checking = None
-    self._fetched.clear()
-    number = transfer_id("snapshot", effect.transfer)
-    self._fetching = (effect.transfer, effect.source, number)
+    self._drop_fetch()
+    key = effect.source, transfer_id("snapshot", effect.transfer)
+    self._fetch = _Fetch(effect.transfer, key)
     self._connect(effect.source, effect.address)
     # Into separate memory, which the state may keep using.
     memory = memoryview(bytearray(self._nbytes))
-    self._transport.expect(effect.source, number, self._nbytes, memory)
+    self._transport.expect(*key, self._nbytes, memory)
 
   def take(self, transfer: int) -> np.ndarray:
-    """The bytes of a fetched state."""
-    return self._fetched[transfer][HEADER:]
+    """The bytes of a fetched state, once."""
+    fetch, self._fetch = self._fetch, None
+    assert fetch is not None
+    assert fetch.transfer == transfer
+    assert fetch.raw is not None
+    return fetch.raw[HEADER:]
 
-  def drop(self, transfer: int) -> None:
-    """Stops serving or fetching; no effect if it has ended."""
-    if self._fetching is not None and self._fetching[0] == transfer:
-      self._transport.cancel(*self._fetching[1:])
-      self._fetching = None
-    if self._checking == transfer:
-      self._checking = None
-    self._fetched.pop(transfer, None)
-    served = self._served.get(transfer)
-    if served is not None:
-      served.dropped = True
-      if not served.writing:
-        self._transport.cancel(*served.key)
-        self._end(transfer)
-
-  def handle(self, event: transports.Event) -> bool:
-    """Handles an event of the transport; returns whether it was its own."""
+  def handle(self, event: transports.Event) -> None:
+    """Handles an event of the transport, if it is of a state."""
+    fetch = self._fetch
     match event:
       case transports.ArrayReceived(peer, number, data):
-        if self._fetching is None or self._fetching[1:] != (peer, number):
-          return False
-        transfer, self._fetching = self._fetching[0], None
-        self.bytes_in += len(data)
-        self._check_digest(transfer, np.frombuffer(data, np.uint8))
-      case transports.ArraySent(peer, number):
-        if (peer, number) not in self._sending:
-          return False
-        self.bytes_out += self._nbytes
-        self._end(self._sending[peer, number])
-      case transports.ArrayFailed(peer, number, True, _):
-        if (peer, number) not in self._sending:
-          return False
-        self._end(self._sending[peer, number])
+        if fetch is not None and fetch.key == (peer, number):
+          fetch.raw = np.frombuffer(data, np.uint8)
+          self.bytes_in += len(data)
+          self._check_digest(fetch, fetch.raw)
       case transports.ArrayFailed(peer, number, False, reason):
-        if self._fetching is None or self._fetching[1:] != (peer, number):
-          return False
-        self._fail(reason)
-      case _:
-        return False
-    return True
+        if fetch is not None and fetch.key == (peer, number):
+          self._fail(fetch, reason)
+      case transports.ArraySent(peer, number) | transports.ArrayFailed(
+        peer, number, True
+      ):
+        memory = self._sending.pop((peer, number), None)
+        if memory is not None:
+          self._transport.free(memory)
+          sent = isinstance(event, transports.ArraySent)
+          self.bytes_out += self._nbytes if sent else 0
 
-  def _check_digest(self, transfer: int, raw: np.ndarray) -> None:
+  def _check_digest(self, fetch: _Fetch, raw: np.ndarray) -> None:
     """Accepts a state if its bytes are those that were served."""
-    self._checking = transfer
     found: list[np.ndarray] = []
 
     def done(error: BaseException | None) -> None:
-      if self._checking != transfer:
+      if self._fetch is not fetch:
         return
-      self._checking = None
       if error is not None:
         raise error
       if not np.array_equal(found[0], raw[8 : 8 + _DIGEST]):
         reason = "it has changed on the way: its digest is another one"
-        self.answers.append(inputs.SnapshotFailed(transfer, reason))
+        self._fail(fetch, reason)
         return
-      self._fetched[transfer] = raw
       step = int(raw[:8].view(np.int64)[0])
-      self.answers.append(inputs.SnapshotFetched(transfer, step))
+      self.answers.append(inputs.SnapshotFetched(fetch.transfer, step))
 
     self._background(lambda: found.append(_digest(raw)), done)
 
+  def _fail(self, fetch: _Fetch, reason: str) -> None:
+    self._fetch = None
+    self.answers.append(inputs.SnapshotFailed(fetch.transfer, reason))
+
+  def _drop_fetch(self) -> None:
+    fetch, self._fetch = self._fetch, None
+    if fetch is not None and fetch.raw is None:
+      self._transport.cancel(*fetch.key)
+
   def deadline(self) -> float | None:
     """Seconds until `check` is due; None if it isn't needed."""
-    return None if self._fetching is None else self._timeout / 8
+    waits = self._fetch is not None and self._fetch.raw is None
+    return self._timeout / 8 if waits else None
 
   def check(self) -> None:
     """Gives up a fetch without progress."""
-    if self._fetching is None:
+    fetch = self._fetch
+    if fetch is None or fetch.raw is not None:
       return
-    _, peer, number = self._fetching
-    progress = self._transport.progress(peer, number)
+    progress = self._transport.progress(*fetch.key)
     if progress is not None and progress.idle > self._timeout:
-      self._transport.cancel(peer, number)
-      self._fail(f"no byte of it came for {progress.idle:.1f} s")
+      self._transport.cancel(*fetch.key)
+      self._fail(fetch, f"no byte of it came for {progress.idle:.1f} s")
 
   def pending(self) -> int:
-    """The number of transfers in progress."""
-    fetching = self._fetching is not None or self._checking is not None
-    return len(self._served) + fetching
+    """The number of states being served or fetched, or not taken yet."""
+    return self._writing + len(self._sending) + (self._fetch is not None)
 
   def close(self) -> None:
     """Stops all transfers."""
-    for transfer in list(self._served):
-      self.drop(transfer)
-    if self._fetching is not None:
-      self.drop(self._fetching[0])
-    self._checking = None
+    self._closed = True
+    self._drop_fetch()
+    for key, memory in self._sending.items():
+      self._transport.cancel(*key)
+      self._transport.free(memory)
+    self._sending.clear()
 
   def _connect(self, peer: str, address: str) -> None:
     # Without a connection, the transfer fails, and nothing else.
     with contextlib.suppress(ValueError):  # The peer advertises no address.
       self._transport.connect(peer, address)
-
-  def _fail(self, reason: str) -> None:
-    assert self._fetching is not None
-    transfer, self._fetching = self._fetching[0], None
-    self.answers.append(inputs.SnapshotFailed(transfer, reason))
-
-  def _end(self, transfer: int) -> None:
-    served = self._served.pop(transfer)
-    del self._sending[served.key]
-    self._transport.free(served.memory)
 
 
 def _digest(raw: np.ndarray) -> np.ndarray:

@@ -68,6 +68,7 @@ def test_a_state_comes_with_its_step(order):
     serve(a, b)
     pump(a, b)
   assert b.all.answers == [inputs.SnapshotFetched(3, 7)]
+  assert b.all.pending() == 1
   np.testing.assert_array_equal(b.all.take(3), STATE)
   assert a.all.pending() == b.all.pending() == 0
   assert a.all.bytes_out == b.all.bytes_in == 64 + STATE.size
@@ -90,7 +91,7 @@ def test_a_state_that_changes_on_the_way_is_not_accepted():
   assert b.all.pending() == 0
 
 
-def test_a_state_dropped_while_it_is_checked_is_no_answer():
+def test_a_state_that_is_replaced_while_it_is_checked_is_no_answer():
   a, b = pair()
   serve(a, b)
   fetch(b, a)
@@ -101,9 +102,11 @@ def test_a_state_dropped_while_it_is_checked_is_no_answer():
   for event in b.transport.poll(0):
     b.all.handle(event)
   assert len(b.work) == 1
-  b.all.drop(3)
+  fetch(b, a, transfer=4)
   pump(a, b)
-  assert (b.all.answers, b.all.pending()) == ([], 0)
+  assert b.all.answers == []
+  b.all.close()
+  assert b.all.pending() == 0
 
 
 def test_a_lost_source_is_reported():
@@ -156,16 +159,15 @@ def test_another_fetch_replaces_the_first():
   assert a.all.pending() == 0
 
 
-def test_a_snapshot_dropped_while_written_is_not_served():
+def test_a_state_that_is_written_as_it_closes_is_not_served():
   a, b = pair()
   serve(a, b)
-  a.all.drop(3)
+  a.all.close()
   pump(a, b)
   fetch(b, a)
   pump(a, b)
   assert not b.all.answers
   assert a.all.pending() == 0
-  a.all.close()
   b.all.close()
   assert b.all.pending() == 0
 
