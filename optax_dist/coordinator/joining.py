@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import threading
@@ -177,18 +178,6 @@ def join(
   settings.setdefault("journal", launched.journal)
   settings.setdefault("run", launched.run or "")
   settings.setdefault("step_timeout", launched.step_timeout)
-  chosen = _strategy(
-    opt,
-    strategy,
-    strategies.Quorum(
-      replicas_to_aggregate,
-      total,
-      max_staleness,
-      staleness_weight,
-      lower_on_leave,
-      lower_on_loss,
-    ),
-  )
   program = processes.of_this_program()
   if launched.num_processes not in (None, program.count):
     raise ValueError(
@@ -196,8 +185,24 @@ def join(
       f" this replica has {program.count}: call coordinator.initialize_processes()"
       " first of all."
     )
-  data_arguments.check(data, progress, chosen, global_step, program.count)
-  chosen_options = options.of("join", settings)
+  job = _job(
+    "join",
+    opt,
+    strategy,
+    (replicas_to_aggregate, total),
+    data,
+    max_staleness=max_staleness,
+    staleness_weight=staleness_weight,
+    lower_on_leave=lower_on_leave,
+    lower_on_loss=lower_on_loss,
+    opt_state=opt_state,
+    global_step=global_step,
+    progress=progress,
+    probe=probe,
+    processes=program,
+    **settings,
+  )
+  chosen: options.Options = job.keywords["settings"]
   url = urls.parse(store or f"tcp://{address}")
   host = url.host
   if bind is None and advertise is None:
@@ -219,7 +224,7 @@ def join(
       url,
       program.name(number),
       key,
-      chosen_options.silence,
+      chosen.silence,
       bind=bind,
       ports=sockets.DEFAULT_PORTS
       if ports is None
@@ -239,19 +244,11 @@ def join(
         )
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
-      part = session.Session(
+      part = job(
         place,
-        chosen,
-        params,
+        params=params,
         replica=number,
-        settings=chosen_options,
-        opt_state=opt_state,
-        global_step=global_step,
-        on_stuck=_end if line or chosen_options.step_timeout else None,
-        processes=program,
-        data=data,
-        progress=progress,
-        probe=probe,
+        on_stuck=_end if line or chosen.step_timeout else None,
       )
       made = replicas.Replica(
         part,
@@ -283,16 +280,9 @@ def run_embedded(
   *,
   replicas_to_aggregate: int | None = None,
   strategy: strategies.Factory | None = None,
-  max_staleness: int = 0,
-  staleness_weight: str | None = None,
-  lower_on_leave: bool = True,
-  lower_on_loss: bool = False,
-  opt_state: Any = None,
-  global_step: int = 0,
   data: ledger.Batches | None = None,
-  progress: ledger.Progress | None = None,
   world: endpoint.World | None = None,
-  **settings: Any,
+  **options: Any,
 ) -> list[Any]:
   """Runs replicas as threads of this process: no server, no port.
 
@@ -304,16 +294,11 @@ def run_embedded(
     params: see `join`.
     replicas_to_aggregate: see `join`.
     strategy: see `join`.
-    max_staleness: see `join`.
-    staleness_weight: see `join`.
-    lower_on_leave: see `join`.
-    lower_on_loss: see `join`.
-    opt_state: see `join`.
-    global_step: see `join`.
     data: see `join`.
-    progress: see `join`.
     world: shared by several calls that form one run; by default a new one.
-    **settings: fields of `Options`.
+    **options: others of `join` that concern the job and not this process:
+      `max_staleness`, `staleness_weight`, `lower_on_leave`, `lower_on_loss`,
+      `opt_state`, `global_step`, `progress`; and fields of `Options`.
 
   Returns:
     What `fn` returned, by replica.
@@ -336,36 +321,16 @@ def run_embedded(
   k = data_arguments.gradients_per_step(
     data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
-  quorum = strategies.Quorum(
-    k,
-    num_replicas,
-    max_staleness,
-    staleness_weight,
-    lower_on_leave,
-    lower_on_loss,
-  )
-  chosen_options = options.of("run_embedded", settings)
+  job = _job("run_embedded", opt, strategy, (k, num_replicas), data, **options)
   results: list[Any] = [None] * num_replicas
   failures: list[tuple[bool, BaseException]] = []
   started = threading.Barrier(num_replicas)
 
   def run(index: int) -> None:
     try:
-      chosen = _strategy(opt, strategy, quorum)
-      data_arguments.check(data, progress, chosen, global_step)
       place = world.connect(str(index))
       with place.closed_on_error():
-        part = session.Session(
-          place,
-          chosen,
-          params,
-          replica=index,
-          settings=chosen_options,
-          opt_state=opt_state,
-          global_step=global_step,
-          data=data,
-          progress=progress,
-        )
+        part = job(place, params=params, replica=index)
         replica = replicas.Replica(part)
       with replica.start():
         # Otherwise a replica that is done at once ends the run before others
@@ -425,22 +390,44 @@ def _end(reason: str) -> None:
   last_words.end_process(f"This process ends because it is {reason}.")
 
 
-def _strategy(
+def _job(
+  user: str,
   opt: optax.GradientTransformation,
   factory: strategies.Factory | None,
-  quorum: strategies.Quorum,
-) -> strategies.Strategy:
-  rules.check_sync_arguments(
-    quorum.replicas_to_aggregate,
-    quorum.total_num_replicas,
-    quorum.max_staleness,
-  )
-  if quorum.weight not in (None, "inverse"):
+  replicas: tuple[int, int],
+  data: ledger.Batches | None,
+  *,
+  max_staleness: int = 0,
+  staleness_weight: str | None = None,
+  lower_on_leave: bool = True,
+  lower_on_loss: bool = False,
+  global_step: int = 0,
+  progress: ledger.Progress | None = None,
+  processes: processes.Processes | None = None,
+  opt_state: Any = None,
+  probe: probes.Probe | None = None,
+  **settings: Any,
+) -> functools.partial[session.Session]:
+  """Checks what all replicas of a job have in common; makes their sessions.
+
+  Args:
+    user: the function that was called, for messages.
+    opt: see `join`.
+    factory: makes the strategy; None for sync replicas.
+    replicas: how many gradients are in a step, and of how many replicas.
+    data: see `join`; so are all others.
+  """
+  k, total = replicas
+  rules.check_sync_arguments(k, total, max_staleness)
+  if staleness_weight not in (None, "inverse"):
     raise ValueError(
-      f"staleness_weight must be None or 'inverse', got {quorum.weight!r}."
+      f"staleness_weight must be None or 'inverse', got {staleness_weight!r}."
     )
-  for name in ("lower_on_leave", "lower_on_loss"):
-    checks.flag(name, getattr(quorum, name))
+  checks.flag("lower_on_leave", lower_on_leave)
+  checks.flag("lower_on_loss", lower_on_loss)
+  quorum = strategies.Quorum(
+    k, total, max_staleness, staleness_weight, lower_on_leave, lower_on_loss
+  )
   factory = factory or strategies.SyncReplicas
   try:
     # One that was passed without a call does not take these arguments.
@@ -451,7 +438,20 @@ def _strategy(
       "strategy must be what elastic_average(...), local_updates(...) or"
       f" decoupled_diloco(...) of the coordinator returns, got {shown}."
     ) from None
-  return factory(opt, quorum)
+  strategy = factory(opt, quorum)
+  count = 1 if processes is None else processes.count
+  data_arguments.check(data, progress, strategy, global_step, count)
+  return functools.partial(
+    session.Session,
+    strategy=strategy,
+    settings=options.of(user, settings),
+    opt_state=opt_state,
+    global_step=global_step,
+    processes=processes,
+    data=data,
+    progress=progress,
+    probe=probe,
+  )
 
 
 def _secret(secret: bytes | str | None, loopback: bool) -> bytes:
