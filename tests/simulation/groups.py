@@ -142,20 +142,10 @@ class GroupWorld(World):
     if index not in self.gone:
       self.at(self.now + 0.5, self.start, index)
 
-  def input(self, process: Any, input_: Any) -> None:
-    if isinstance(input_, ins.Received) and isinstance(
-      input_.message, orders.Heard
-    ):
-      input_ = input_.message
-    super().input(process, input_)
-
   def effect(self, process: Any, effect: Any) -> None:
     if isinstance(effect, _TOLD):
       process.told += 1
     super().effect(process, effect)
-
-  def on_tell(self, process: Any, effect: orders.Tell) -> None:
-    self.send(process, effect.peer, orders.Heard(process.name, effect.what))
 
   def on_endgroup(self, process: Any, effect: orders.EndGroup) -> None:
     self.close(process, "left", effect.reason)

@@ -389,7 +389,7 @@ class Driver:
         except codec.BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
-        self._inputs.append(self._processes.received(peer, message))
+        self._inputs.append(inputs.Received(peer, message))
       case transports.PeerLost(peer, how, reason):
         self._lost[peer] += 1
         if how == "ended" and self._lost[peer] == 1:
@@ -490,7 +490,7 @@ class Driver:
           phases.reach("joining", self._replica)
         elif isinstance(message, messages.Refused):
           _log.warning("%s may not join: %s", peer, message.reason)
-        self.send(peer, message)
+        self._send(peer, message)
       case fx.SendAll(peers, message):
         encoded = self._processes.codec.encode(message)
         for peer in peers:
@@ -687,11 +687,10 @@ class Driver:
     )
     state.then(lambda: self._states.fingerprint(state, taken))
 
-  # For effects of `Processes`.
-
-  def send(self, peer: str, message: Any) -> None:
-    """Sends a message."""
+  def _send(self, peer: str, message: Any) -> None:
     self._transport.send(peer, [self._processes.codec.encode(message)])
+
+  # For effects of `Processes`.
 
   def wake(self) -> None:
     """Wakes the training loop, after this effect and those with it."""

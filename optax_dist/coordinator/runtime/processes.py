@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.protocol import codec, inputs, messages
+from optax_dist.coordinator.protocol import codec, messages
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime.handover import Handover
@@ -63,10 +63,6 @@ class Loop(Protocol):
   @property
   def handover(self) -> Handover:
     """What its training loop reads."""
-    ...
-
-  def send(self, peer: str, message: Any) -> None:
-    """Sends a message."""
     ...
 
   def wake(self) -> None:
@@ -144,10 +140,6 @@ class Processes(Protocol):
     """
     ...
 
-  def received(self, peer: str, message: Any) -> Any:
-    """The core's input for a message."""
-    ...
-
   def execute(self, effect: Any, loop: Loop) -> None:
     """Executes an effect that the protocol does not have."""
     ...
@@ -180,9 +172,6 @@ class OneProcess:
     self, published: State, feed: Callable[[Any], None], patience: float
   ) -> Handover:
     return Handover(published)
-
-  def received(self, peer: str, message: Any) -> Any:
-    return inputs.Received(peer, message)
 
   def execute(self, effect: Any, loop: Loop) -> None:
     raise AssertionError(f"the core has no effect {effect!r}")

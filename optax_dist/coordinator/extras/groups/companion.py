@@ -41,11 +41,11 @@ class Companion:
     self._found_run = self._welcome = self._ended = False
     self._retry_at = self._give_up_at = math.inf
 
-  def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
+  def step(self, input_: orders.Input, now: float) -> list[orders.Effect]:
     """Processes an input; returns the effects, in order."""
-    out: list[orders.Wanted] = []
+    out: list[orders.Effect] = []
     if not self.over:
-      out += self._handle(given, now)
+      out += self._handle(input_, now)
     if not self.over and not self._welcome:
       if now >= self._give_up_at:
         text = f"A process has waited {self._what_is_missing(now)}."
@@ -72,17 +72,17 @@ class Companion:
       return "for what process 0 of its replica says"
     return self._what_is_missing(now)
 
-  def _handle(self, given: orders.Given, now: float) -> list[orders.Wanted]:
-    match given:
+  def _handle(self, input_: orders.Input, now: float) -> list[orders.Effect]:
+    match input_:
       case ins.Started():
         self._give_up_at = now + self._patience
         return self._look()
       case ins.GetAnswered():
-        if self._found_run or not isinstance(given.value, Run):
+        if self._found_run or not isinstance(input_.value, Run):
           self._retry_at = now + self._pause
           return []
         self._found_run = True
-        return [fx.UseRun(given.value.nonce), *self._look()]
+        return [fx.UseRun(input_.value.nonce), *self._look()]
       case ins.PeerLost(peer, how, reason) if peer == self._speaker:
         if self._ended:
           return []
@@ -93,21 +93,23 @@ class Companion:
         return self._end(
           f"The replica can't go on: its process 0 is lost ({how}: {reason})."
         )
-      case orders.Heard(peer, what):
+      case ins.Received(peer, message) if isinstance(
+        message, orders.REPORTS + orders.ORDERS
+      ):
         if peer == self._speaker:
-          return self._obey(what)
+          return self._obey(message)
         text = f"{peer} gives orders, and does not speak for this replica"
         return [fx.Log("warning", text)]
       case ins.Aborted():
         self.over = True
-        return self._report(given)
-      case _ if isinstance(given, orders.REPORTS):
-        return self._report(given)
+        return self._report(input_)
+      case _ if isinstance(input_, orders.REPORTS):
+        return self._report(input_)
       case _:
         # Process 0 gets the same request, and acts on it for all.
         return []
 
-  def _look(self) -> list[orders.Wanted]:
+  def _look(self) -> list[orders.Effect]:
     """Looks for the run, or else for process 0."""
     self._retry_at = math.inf
     if not self._found_run:
@@ -115,10 +117,10 @@ class Companion:
       return [fx.Get(self._requests, RUN_KEY)]
     return [
       fx.Connect(self._speaker, self._address),
-      orders.Tell(self._speaker, orders.Present()),
+      orders.send(self._speaker, orders.Present()),
     ]
 
-  def _obey(self, order: orders.Order | orders.Report) -> list[orders.Wanted]:
+  def _obey(self, order: orders.Order | orders.Report) -> list[orders.Effect]:
     match order:
       case orders.Welcomed():
         self._welcome = True
@@ -129,12 +131,12 @@ class Companion:
       case orders.EndGroup(reason):
         return self._end(reason)
       case _:
-        return [cast(orders.Wanted, order)]
+        return [cast(orders.Effect, order)]
 
-  def _report(self, report: orders.Report) -> list[orders.Wanted]:
-    return [orders.Tell(self._speaker, report)]
+  def _report(self, report: orders.Report) -> list[orders.Effect]:
+    return [orders.send(self._speaker, report)]
 
-  def _end(self, reason: str) -> list[orders.Wanted]:
+  def _end(self, reason: str) -> list[orders.Effect]:
     self.over = True
     return [orders.EndGroup(reason)]
 

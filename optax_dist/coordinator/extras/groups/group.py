@@ -24,7 +24,6 @@ from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.protocol import inputs
 from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.node import Node
@@ -124,15 +123,8 @@ class Group:
   ) -> Handover:
     return GroupHandover(published, None if self.index else feed, patience)
 
-  def received(self, peer: str, message: Any) -> Any:
-    if isinstance(message, orders.REPORTS + orders.ORDERS):
-      return orders.Heard(peer, message)
-    return inputs.Received(peer, message)
-
   def execute(self, effect: Any, loop: processes.Loop) -> None:
     match effect:
-      case orders.Tell(peer, what):
-        loop.send(peer, what)
       case orders.Advance():
         assert isinstance(loop.handover, GroupHandover)
         loop.handover.advance(effect)

@@ -115,25 +115,14 @@ REPORTS, ORDERS = typing.get_args(Report), typing.get_args(Order)
 WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)
 
 
-# Effects and inputs of `Speaker` and `Companion`, besides those of the core.
+# Effects and inputs of `Speaker` and `Companion`: those of the core, and these.
+Input: TypeAlias = ins.Input | Advance
+Effect: TypeAlias = fx.Effect | Advance | EndGroup
 
 
-class Tell(Struct):
+def send(peer: Process, message: Order | Report) -> fx.Send:
   """Sends an order or a report to another process of the replica."""
-
-  peer: Process
-  what: Order | Report
-
-
-class Heard(Struct):
-  """Another process has sent an order or a report."""
-
-  peer: Process
-  what: Order | Report
-
-
-Given: TypeAlias = ins.Input | Heard | Advance
-Wanted: TypeAlias = fx.Effect | Tell | Advance | EndGroup
+  return fx.Send(peer, message)  # type: ignore[arg-type]
 
 
 # Addresses of a replica, which are one text to the core.

@@ -60,27 +60,29 @@ class Speaker:
     self._ranks = {p: rank for rank, p in enumerate(companions, 1)}
     self._everyone = set(range(len(companions) + 1))
     self._patience = patience
-    self._out: list[orders.Wanted] = []
+    self._out: list[orders.Effect] = []
     # Answers from the store are held until all processes can be reached: a
     # replica takes part as a whole.
     self._knows_run = False
     self._held: list[ins.Input] = []
     # Orders for processes that are not there yet.
-    self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
+    self._waiting: dict[Process, list[orders.Order]] = {
+      p: [] for p in companions
+    }
     # What processes have reported of the same event, until all have.
     self._reports: dict[Hashable, dict[int, _Answer]] = {"submitted": {}}
     # Since when a process waits for another one.
     self._since: float | None = None
     self._ended = False
 
-  def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
+  def step(self, input_: orders.Input, now: float) -> list[orders.Effect]:
     """Processes an input; returns the effects, in order."""
     if not self.over:
-      self._handle(given, now)
+      self._handle(input_, now)
     if not self.over:
       self._check_waiting(now)
-    wanted, self._out = self._out, []
-    return wanted
+    effects, self._out = self._out, []
+    return effects
 
   def deadline(self) -> float:
     """When `TimePassed` must be the next input, at the latest."""
@@ -105,29 +107,31 @@ class Speaker:
 
   # Inputs.
 
-  def _handle(self, given: orders.Given, now: float) -> None:
-    match given:
-      case orders.Heard(peer, what):
+  def _handle(self, input_: orders.Input, now: float) -> None:
+    match input_:
+      case ins.Received(peer, message) if isinstance(
+        message, orders.REPORTS + orders.ORDERS
+      ):
         rank = self._ranks.get(peer)
         if rank is None:
-          text = f"{peer} is no process of this replica, and reports {what}"
+          text = f"{peer} is no process of this replica, and reports {message}"
           self._out.append(fx.Log("warning", text))
         else:
-          self._report(rank, what, now)
+          self._report(rank, message, now)
       case orders.Advance():
-        self._tell(given)
-      case _ if isinstance(given, orders.REPORTS):
-        self._report(0, given, now)
+        self._order_all(input_)
+      case _ if isinstance(input_, orders.REPORTS):
+        self._report(0, input_, now)
       case ins.PeerLost(peer, how, reason) if peer in self._ranks:
         rank = self._ranks[peer]
-        if peer not in self._kept and not self._ended:
+        if peer not in self._waiting and not self._ended:
           self._lose(f"its process {rank} is lost ({how}: {reason})", now)
       case ins.GetAnswered() | ins.PutAnswered() if (
-        self._knows_run and self._kept
+        self._knows_run and self._waiting
       ):
-        self._held.append(given)
+        self._held.append(input_)
       case _:
-        self._decide(given, now)
+        self._decide(input_, now)
 
   def _report(
     self, rank: int, what: orders.Order | orders.Report, now: float
@@ -136,10 +140,10 @@ class Speaker:
     match what:
       case orders.Present():
         peer = self._companions[rank - 1]
-        self._out.append(orders.Tell(peer, orders.Welcomed()))
-        for order in self._kept.pop(peer, ()):
-          self._out.append(orders.Tell(peer, order))
-        if not self._kept:
+        self._out.append(orders.send(peer, orders.Welcomed()))
+        for order in self._waiting.pop(peer, ()):
+          self._out.append(orders.send(peer, order))
+        if not self._waiting:
           held, self._held = self._held, []
           for answer in held:
             self._decide(answer, now)
@@ -217,14 +221,14 @@ class Speaker:
     return [
       rank
       for rank, peer in enumerate(("", *self._companions))
-      if peer in self._kept or (submitted and rank not in submitted)
+      if peer in self._waiting or (submitted and rank not in submitted)
     ]
 
   def _lose(self, reason: str, now: float) -> None:
     """Ends the replica: its processes can't continue without each other."""
     reason = f"The replica can't go on: {reason}."
     self._decide(ins.Aborted(reason), now)
-    self._tell(orders.EndGroup(reason))
+    self._order_all(orders.EndGroup(reason))
     self._out.append(orders.EndGroup(reason))
     self.over = True
 
@@ -277,18 +281,18 @@ class Speaker:
 
   def _all(self, effect: fx.Effect) -> None:
     for peer, rank in self._ranks.items():
-      self._tell_one(peer, at_rank(effect, rank))  # type: ignore[arg-type]
+      self._order(peer, at_rank(effect, rank))  # type: ignore[arg-type]
     self._out.append(at_rank(effect, 0))
 
-  def _tell(self, order: orders.Order) -> None:
+  def _order_all(self, order: orders.Order) -> None:
     for peer in self._companions:
-      self._tell_one(peer, order)
+      self._order(peer, order)
 
-  def _tell_one(self, peer: Process, order: orders.Order) -> None:
-    if peer in self._kept:
-      self._kept[peer].append(order)
+  def _order(self, peer: Process, order: orders.Order) -> None:
+    if peer in self._waiting:
+      self._waiting[peer].append(order)
     else:
-      self._out.append(orders.Tell(peer, order))
+      self._out.append(orders.send(peer, order))
 
 
 def _event(answer: _Answer) -> Hashable:

@@ -23,7 +23,7 @@ def begun():
 def welcome():
   companion = begun()
   companion.step(ins.GetAnswered(1, True, Run("the run")), 0.0)
-  companion.step(orders.Heard("a0", orders.Welcomed()), 0.0)
+  companion.step(ins.Received("a0", orders.Welcomed()), 0.0)
   return companion
 
 
@@ -36,13 +36,13 @@ def test_it_looks_for_the_run_and_then_for_process_0():
   assert found == [
     fx.UseRun("the run"),
     fx.Connect("a0", "at a0"),
-    orders.Tell("a0", orders.Present()),
+    fx.Send("a0", orders.Present()),
   ]
   # Process 0 does not know of the run yet.
   assert companion.step(ins.PeerLost("a0", "refused", "who?"), 2.0) == []
   (connect, _) = companion.step(ins.TimePassed(), 3.0)
   assert connect == fx.Connect("a0", "at a0")
-  companion.step(orders.Heard("a0", orders.Welcomed()), 3.5)
+  companion.step(ins.Received("a0", orders.Welcomed()), 3.5)
   assert companion.deadline() == math.inf
 
 
@@ -66,9 +66,9 @@ def test_it_reports_and_applies_what_process_0_says():
     ins.Aggregated(ATTEMPT),
     ins.SnapshotFetched(3, 9),
   ):
-    assert companion.step(report, 1.0) == [orders.Tell("a0", report)]
+    assert companion.step(report, 1.0) == [fx.Send("a0", report)]
   for order in (fx.Apply(0, ATTEMPT), fx.Restore(9, 3)):
-    assert companion.step(orders.Heard("a0", order), 1.0) == [order]
+    assert companion.step(ins.Received("a0", order), 1.0) == [order]
 
 
 def test_it_ends_with_process_0():
@@ -86,13 +86,13 @@ def test_it_goes_on_if_another_replica_is_lost():
 def test_process_0_may_go_once_the_run_has_ended():
   companion = welcome()
   finished = fx.Finished(3, "enough")
-  assert companion.step(orders.Heard("a0", finished), 1.0) == [finished]
+  assert companion.step(ins.Received("a0", finished), 1.0) == [finished]
   # What the training loops look at comes even then.
   advance = orders.Advance(1, 2)
-  assert companion.step(orders.Heard("a0", advance), 1.0) == [advance]
+  assert companion.step(ins.Received("a0", advance), 1.0) == [advance]
   assert companion.step(ins.PeerLost("a0", "left", "closed"), 2.0) == []
 
 
 def test_nobody_else_gives_orders():
-  (log,) = welcome().step(orders.Heard("b0", fx.Suspended()), 1.0)
+  (log,) = welcome().step(ins.Received("b0", fx.Suspended()), 1.0)
   assert isinstance(log, fx.Log)

@@ -53,7 +53,7 @@ class Replica:
     return self.speaker.step(input_, self.now)
 
   def hear(self, rank, what):
-    return self.give(orders.Heard(f"a{rank}", what))
+    return self.give(ins.Received(f"a{rank}", what))
 
   def want(self, *effects):
     """What is wanted if these are the core's effects."""
@@ -86,7 +86,7 @@ def test_processes_at_different_places_of_the_program_are_an_error():
   assert isinstance(replica.core.given[0], ins.Aborted)
   assert "do not take the same steps" in wanted[-1].reason
   assert wanted[-1] == orders.EndGroup(wanted[-1].reason)
-  assert {t.peer for t in wanted if isinstance(t, orders.Tell)} == {"a1", "a2"}
+  assert {t.peer for t in wanted if isinstance(t, fx.Send)} == {"a1", "a2"}
 
 
 def test_a_process_that_does_not_come_is_named():
@@ -102,7 +102,7 @@ def test_a_process_that_does_not_come_is_named():
 
 def test_each_process_exchanges_with_its_like():
   wanted = Replica().want(AGGREGATE)
-  found = {t.peer: t.what for t in wanted if isinstance(t, orders.Tell)}
+  found = {t.peer: t.message for t in wanted if isinstance(t, fx.Send)}
   for rank in (1, 2):
     peers = [(p.process, p.address) for p in found[f"a{rank}"].peers]
     assert peers == [(f"{x}{rank}", f"at {x}{rank}") for x in "ab"]
@@ -120,7 +120,7 @@ def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
   order = fx.Apply(0, ATTEMPT)
   wanted = replica.want(order)
   assert wanted[-1] == order
-  assert wanted[:-1] == [orders.Tell("a1", order), orders.Tell("a2", order)]
+  assert wanted[:-1] == [fx.Send("a1", order), fx.Send("a2", order)]
 
 
 def test_one_failure_fails_the_attempt_and_is_told_once():
@@ -142,13 +142,13 @@ def test_a_snapshot_is_there_once_all_have_it_of_one_step():
   replica = Replica()
   fetch = fx.FetchSnapshot(7, "b0", PLACES[1])
   wanted = replica.want(fetch)
-  assert wanted[0].what.source == "b1"
+  assert wanted[0].message.source == "b1"
   replica.give(ins.SnapshotFetched(7, 4))
   replica.hear(1, ins.SnapshotFetched(7, 4))
   replica.hear(2, ins.SnapshotFetched(7, 4))
   assert replica.core.given[-1] == ins.SnapshotFetched(7, 4)
   wanted = replica.want(fx.Restore(4, 7))
-  assert wanted[-1] == wanted[0].what == fx.Restore(4, 7)
+  assert wanted[-1] == wanted[0].message == fx.Restore(4, 7)
   replica.want(fx.FetchSnapshot(8, "b0", PLACES[1]))
   replica.give(ins.SnapshotFetched(8, 5))
   replica.hear(1, ins.SnapshotFetched(8, 6))
@@ -174,7 +174,7 @@ def test_a_fingerprint_is_one_of_all_processes():
   "loss",
   [
     ins.PeerLost("a1", "broken", "killed"),
-    orders.Heard("a1", ins.Aborted("ValueError")),
+    ins.Received("a1", ins.Aborted("ValueError")),
   ],
 )
 def test_a_process_that_is_lost_takes_its_replica_with_it(loss):
@@ -196,7 +196,7 @@ def test_what_is_submitted_as_the_run_ends_has_an_outcome():
   replica = Replica()
   replica.give(SUBMITTED)
   wanted = replica.want(fx.Finished(3, "enough"))
-  own = [w for w in wanted if not isinstance(w, orders.Tell)]
+  own = [w for w in wanted if not isinstance(w, fx.Send)]
   assert own == [fx.Resolved(0, "finished", 0), fx.Finished(3, "enough")]
 
 
@@ -204,11 +204,11 @@ def test_orders_wait_for_a_process_that_is_not_there_yet():
   replica = Replica(present=False)
   replica.hear(1, orders.Present())
   wanted = replica.want(fx.Suspended())
-  assert wanted == [orders.Tell("a1", fx.Suspended()), fx.Suspended()]
+  assert wanted == [fx.Send("a1", fx.Suspended()), fx.Suspended()]
   # A connection that fails before it has said so may be tried again.
   assert replica.give(ins.PeerLost("a2", "refused", "it was early")) == []
   wanted = replica.hear(2, orders.Present())
-  assert [t.what for t in wanted] == [orders.Welcomed(), fx.Suspended()]
+  assert [t.message for t in wanted] == [orders.Welcomed(), fx.Suspended()]
 
 
 def test_a_replica_takes_part_as_a_whole():
@@ -225,5 +225,5 @@ def test_a_replica_takes_part_as_a_whole():
 
 
 def test_only_its_own_processes_are_heard():
-  wanted = Replica().give(orders.Heard("b1", ins.Aborted("bad")))
+  wanted = Replica().give(ins.Received("b1", ins.Aborted("bad")))
   assert [type(effect) for effect in wanted] == [fx.Log]
