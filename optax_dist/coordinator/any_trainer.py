@@ -178,7 +178,7 @@ class Behind:
     self._raises_later = True
     left = iter(batches)
     with self._leaving_on_sigterm() as preempted:
-      while self._failure is None and not (self.finished or preempted.told):
+      while self._failure is None and not (self.finished or preempted.received):
         try:
           batch = next(left)
         except StopIteration:

@@ -72,8 +72,8 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
       checkpointer.save(pathlib.Path(new), tree)
     if replica.has_data:
       # Written last, once everything else is there.
-      told = dataclasses.asdict(replica.progress_at(step))
-      (pathlib.Path(new) / _PROGRESS).write_text(json.dumps(told))
+      progress = dataclasses.asdict(replica.progress_at(step))
+      (pathlib.Path(new) / _PROGRESS).write_text(json.dumps(progress))
   replica.processes.gather("It has its name.")
   return step
 
@@ -134,8 +134,8 @@ def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
     'step-120'
   """
   folder = pathlib.Path(folder)
-  found = [] if not folder.is_dir() else [x.name for x in folder.iterdir()]
-  matches = [m for m in map(_NAME.fullmatch, found) if m]
+  names = [] if not folder.is_dir() else [x.name for x in folder.iterdir()]
+  matches = [m for m in map(_NAME.fullmatch, names) if m]
   name = max(matches, key=lambda m: int(m[1]))[0] if matches else ""
   name, *_ = processes.of_this_program().gather(name)
   return folder / name if name else None
@@ -165,13 +165,13 @@ def restore(
 
   like = {"params": params, "opt_state": opt_state, "global_step": 0}
   with ocp.StandardCheckpointer() as checkpointer:
-    found = checkpointer.restore(
+    restored = checkpointer.restore(
       os.path.abspath(path), jax.tree.map(_abstract, like)
     )
-  told = pathlib.Path(path) / _PROGRESS
-  if told.exists():
-    found["progress"] = _progress(json.loads(told.read_text()))
-  return found
+  progress = pathlib.Path(path) / _PROGRESS
+  if progress.exists():
+    restored["progress"] = _progress(json.loads(progress.read_text()))
+  return restored
 
 
 def resume(
@@ -203,9 +203,9 @@ def resume(
   return restore(path, params, opt_state)
 
 
-def _progress(found: dict[str, Any]) -> ledger.Progress:
-  spans = lambda name: tuple((a, b) for a, b in found[name])
-  return ledger.Progress(found["next"], spans("open"), spans("skipped"))
+def _progress(fields: dict[str, Any]) -> ledger.Progress:
+  spans = lambda name: tuple((a, b) for a, b in fields[name])
+  return ledger.Progress(fields["next"], spans("open"), spans("skipped"))
 
 
 def _abstract(leaf: Any) -> Any:

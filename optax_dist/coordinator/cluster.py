@@ -38,15 +38,15 @@ def detect(
     >>> detect("10.0.0.1:29400", num_replicas=4, replica=1)
     ('10.0.0.1:29400', 4, 1)
   """
-  told = environment.Environment.read()
-  address = coordinator_address or told.coordinator_address
-  count = told.num_replicas if num_replicas is None else num_replicas
-  index = told.replica if replica is None else replica
+  launched = environment.Environment.read()
+  address = coordinator_address or launched.coordinator_address
+  count = launched.num_replicas if num_replicas is None else num_replicas
+  index = launched.replica if replica is None else replica
   if address is None or count is None or index is None:
-    found = detect_cluster() or (None, None, None)
-    address = found[0] if address is None else address
-    count = found[1] if count is None else count
-    index = found[2] if index is None else index
+    detected = detect_cluster() or (None, None, None)
+    address = detected[0] if address is None else address
+    count = detected[1] if count is None else count
+    index = detected[2] if index is None else index
   if address is None or count is None or index is None:
     parts = {
       "coordinator_address": address,

@@ -29,8 +29,8 @@ def fingerprint(tree: Any) -> str:
 def _parts(leaf: Any) -> list[np.ndarray]:
   if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
     return [as_numpy(leaf)]
-  found = {str(s.index): s.data for s in leaf.addressable_shards}
-  return [as_numpy(found[index]) for index in sorted(found)]
+  shards = {str(s.index): s.data for s in leaf.addressable_shards}
+  return [as_numpy(shards[index]) for index in sorted(shards)]
 
 
 def as_numpy(leaf: Any) -> np.ndarray:

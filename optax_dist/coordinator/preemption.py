@@ -23,7 +23,7 @@ class Preemption:
   """How a replica reacts to SIGTERM.
 
   Attributes:
-    told: whether it was received.
+    received: whether it was received.
   """
 
   def __init__(
@@ -60,7 +60,7 @@ class Preemption:
     self._process = os.getpid()
 
   @property
-  def told(self) -> bool:
+  def received(self) -> bool:
     return self._since is not None
 
   def install(self) -> bool:
@@ -118,7 +118,7 @@ class Preemption:
 
   def wants_save(self) -> bool:
     """Whether all replicas are to be asked to save now; True once."""
-    if not self.told or self._mode != "save" or self._asked:
+    if not self.received or self._mode != "save" or self._asked:
       return False
     self._asked = True
     return True

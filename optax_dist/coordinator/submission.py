@@ -317,8 +317,8 @@ class Submission:
     """
     # What is reported is not in the sum that the leader has.
     reported = self.total is None
-    found = self.gradients[self._sent :] if reported else self.gradients
-    seconds = [gradient.seconds for gradient in found]
+    gradients = self.gradients[self._sent :] if reported else self.gradients
+    seconds = [gradient.seconds for gradient in gradients]
     self.pending = self.sequence
     self.sequence += 1
     self.is_complete = False
@@ -327,14 +327,14 @@ class Submission:
       -1 if reported else self.partial,
       self.admission,
       self.base.step,
-      len(found),
+      len(gradients),
       finite,
       payload,
-      f"[{','.join(gradient.batch for gradient in found)}]",
+      f"[{','.join(gradient.batch for gradient in gradients)}]",
       None if None in seconds else sum(s for s in seconds if s is not None),
       timings,
-      sp.join(*(gradient.data for gradient in found)),
-      b"".join([work, *(gradient.work for gradient in found)]),
+      sp.join(*(gradient.data for gradient in gradients)),
+      b"".join([work, *(gradient.work for gradient in gradients)]),
     )
 
   # Its outcome.

@@ -26,7 +26,7 @@ def test_preemption_acts_after_a_step_is_decided():
   made.joined()
   assert not made.is_time(save=False, settled=True)
   made._take(signal.SIGTERM, None)
-  assert made.told
+  assert made.received
   assert not made.wants_save()
   assert not made.is_time(save=False, settled=False)
   assert made.is_time(save=False, settled=True)
@@ -85,7 +85,7 @@ def test_a_handler_of_the_program_stays():
     assert with_interrupts.install()
     with_interrupts.joined()
     os.kill(os.getpid(), signal.SIGINT)
-    assert with_interrupts.told
+    assert with_interrupts.received
     with_interrupts.remove()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
   finally:

@@ -547,8 +547,8 @@ FAULTS = (
   _one(
     "only the last gradient's samples are submitted",
     "submission",
-    "      sp.join(*(gradient.data for gradient in found)),\n",
-    "      sp.join(*(gradient.data for gradient in found[-1:])),\n",
+    "      sp.join(*(gradient.data for gradient in gradients)),\n",
+    "      sp.join(*(gradient.data for gradient in gradients[-1:])),\n",
     leases,
   ),
   _one(

@@ -66,10 +66,10 @@ def balanced_fragments(params: Any, fragments: int) -> Any:
       f" {fragments!r}."
     )
   heap = [(0, i) for i in range(fragments)]
-  found = [0] * len(leaves)
+  fragment_of = [0] * len(leaves)
   # One is added to each size, so that no fragment is empty.
   for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
     size, fragment = heapq.heappop(heap)
-    found[i] = fragment
+    fragment_of[i] = fragment
     heapq.heappush(heap, (size + leaves[i].size + 1, fragment))
-  return treedef.unflatten(found)
+  return treedef.unflatten(fragment_of)

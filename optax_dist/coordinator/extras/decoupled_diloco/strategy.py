@@ -379,7 +379,7 @@ class DecoupledDiloco:
     return jnp.concatenate(directions), jnp.stack(norms)
 
   def _unpacked(self, mean: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
-    found = []
+    unpacked = []
     gaps = _split(mean[0], [leaf.size for leaf in like])
     for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
       if self._radial:
@@ -389,8 +389,8 @@ class DecoupledDiloco:
         sound = length > 1e-6 * _root(leaf.size)
         gap = gap * (mean[1][number] / jnp.where(sound, length, 1.0))
         gap = jnp.where(sound, gap, 0.0)
-      found.append(gap.reshape(leaf.shape).astype(leaf.dtype))
-    return tuple(found)
+      unpacked.append(gap.reshape(leaf.shape).astype(leaf.dtype))
+    return tuple(unpacked)
 
   def _corrected(
     self, fragment: int, payload: Any, received: Any, residual: Any

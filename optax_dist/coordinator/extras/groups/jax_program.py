@@ -67,8 +67,8 @@ def gather(text: str) -> list[str]:
       f"The address of a process may have {_TEXT} bytes, got {len(raw)}: {text}"
     )
   padded = np.frombuffer(raw.ljust(_TEXT), np.uint8)
-  found = multihost_utils.process_allgather(padded)
-  return [bytes(np.asarray(row)).decode().rstrip() for row in found]
+  rows = multihost_utils.process_allgather(padded)
+  return [bytes(np.asarray(row)).decode().rstrip() for row in rows]
 
 
 def _bind_address(place: addresses.Endpoint) -> str:

@@ -146,10 +146,10 @@ def place_of(process: Process, address: str, rank: int) -> tuple[Process, str]:
   process 0: a connection to it fails.
   """
   try:
-    name, found = json.loads(address)[rank]
+    name, own = json.loads(address)[rank]
   except (ValueError, TypeError, LookupError):
     return process, address
-  return str(name), str(found)
+  return str(name), str(own)
 
 
 def combined(digests: Sequence[str]) -> str:

@@ -62,15 +62,15 @@ class LocalShards:
 
   def split(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """The distinct shards of this process, array by array."""
-    found: list[jax.Array] = []
+    parts: list[jax.Array] = []
     for like, leaf in zip(self._leaves, leaves, strict=True):
       data = leaf if like.key is None else jax.random.key_data(leaf)
       shards = {
         _index(shard.index, like.shape): shard.data
         for shard in data.addressable_shards
       }
-      found += [shards[index] for index in like.indices]
-    return found
+      parts += [shards[index] for index in like.indices]
+    return parts
 
   def join(self, shards: Sequence[np.ndarray]) -> list[jax.Array]:
     """Whole arrays, from the shards that this process holds.
@@ -78,7 +78,7 @@ class LocalShards:
     Shards may have another dtype than the arrays that were split; NumPy memory
     is copied.
     """
-    found: list[jax.Array] = []
+    whole: list[jax.Array] = []
     first = 0
     for like in self._leaves:
       mine = shards[first : first + len(like.indices)]
@@ -89,8 +89,8 @@ class LocalShards:
       )
       if like.key is not None:
         array = jax.random.wrap_key_data(array, impl=like.key)
-      found.append(array)
-    return found
+      whole.append(array)
+    return whole
 
 
 def _look_at(leaf: jax.Array) -> _Leaf:
@@ -141,7 +141,7 @@ def mesh_of(params: Any) -> jax.sharding.Mesh:
     ValueError: a parameter has another kind of sharding, is on another mesh, or
       is not on all processes' devices; the message names it.
   """
-  found: jax.sharding.Mesh | None = None
+  first: jax.sharding.Mesh | None = None
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name = f"params{jax.tree_util.keystr(path)}"
     sharding = leaf.sharding
@@ -153,21 +153,21 @@ def mesh_of(params: Any) -> jax.sharding.Mesh:
       )
     mesh = sharding.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
-    if found is None:
-      found = mesh
+    if first is None:
+      first = mesh
       processes = {d.process_index for d in mesh.devices.flat}
       if len(processes) != jax.process_count():
         raise ValueError(
           f"{name} must be on devices of all {jax.process_count()} processes of"
           f" the replica, got a mesh of processes {sorted(processes)}."
         )
-    elif mesh != found:
+    elif mesh != first:
       raise ValueError(
-        f"{name} must be on the same mesh as the other parameters, {found},"
+        f"{name} must be on the same mesh as the other parameters, {first},"
         f" got {mesh}."
       )
-  assert found is not None
-  return found
+  assert first is not None
+  return first
 
 
 def agreement(params: Any) -> tuple[tuple[str, str], ...]:
