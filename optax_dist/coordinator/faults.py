@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping
 
 from optax_dist.coordinator import phases
-from optax_dist.coordinator.launch import channel, environment
+from optax_dist.coordinator.launch import environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +78,11 @@ def _index(text: str) -> int:
   return int(text)
 
 
-def install(launched: environment.Environment, line: channel.Channel) -> None:
+def install(launched: environment.Environment) -> None:
   """Installs the faults that the environment asks for, if any.
 
   Args:
     launched: the environment of this replica.
-    line: channel to the launcher, which is told before the process is killed.
   """
   if launched.faults is None or launched.replica is None:
     return
@@ -98,7 +97,6 @@ def install(launched: environment.Environment, line: channel.Channel) -> None:
     nonlocal gradients
     gradients += phase == "computing"
     if phase == "arrived" and gradients >= kill_at:
-      line.say("fault", fault="kill", phase=phase)
       os.kill(os.getpid(), signal.SIGKILL)
 
   phases.listen(kill)

@@ -243,7 +243,7 @@ def join(
           on_sigterm, launched.grace, interrupts=line is not None
         )
       if line is not None and launched.faults is not None:
-        faults.install(launched, line)
+        faults.install(launched)
       part = job(
         place,
         params=params,

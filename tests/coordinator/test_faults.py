@@ -16,37 +16,23 @@ class _Killed(Exception):
   """Raised where the process would end."""
 
 
-class _Line:
-  """A channel that writes down what is said, and what strikes."""
+@pytest.fixture(autouse=True)
+def _nobody_is_killed(monkeypatch):
+  def kill(_, number):
+    assert number == signal.SIGKILL
+    raise _Killed
 
-  def __init__(self):
-    self.said = []
-
-  def say(self, event, **fields):
-    self.said.append((event, fields))
-
-
-@pytest.fixture
-def line(monkeypatch):
-  """A channel; signals are written down there, and sent to nobody."""
-  made = _Line()
-
-  def sent(_, number):
-    made.say(signal.Signals(number).name)
-    if number == signal.SIGKILL:
-      raise _Killed
-
-  monkeypatch.setattr(os, "kill", sent)
-  yield made
+  monkeypatch.setattr(os, "kill", kill)
+  yield
   phases.listen(None)
   phases.slow_down(factor=1.0)
 
 
-def _strikes(line, steps, text, replica=1, restarts=None):
+def _strikes(steps, text, replica=1, restarts=None):
   """In which step, counted from 1, and phase the process is killed; or None."""
   launched = Environment(replica=replica, restarts=restarts, faults=text)
   phases.listen(None)
-  faults.install(launched, line)
+  faults.install(launched)
   for step in range(1, steps + 1):
     for phase in _STEP:
       try:
@@ -80,35 +66,32 @@ def test_only_existing_replicas_can_have_faults(text):
     faults.Faults.parse(text).check(2)
 
 
-def test_a_planned_kill_strikes_the_first_process_once(line):
+def test_a_planned_kill_strikes_the_first_process_once():
   plan = "kill:1@3"
-  assert _strikes(line, 5, plan) == (3, "arrived")
-  said = {"fault": "kill", "phase": "arrived"}
-  assert line.said == [("fault", said), ("SIGKILL", {})]
+  assert _strikes(5, plan) == (3, "arrived")
   # Its successor, and another replica, go on.
-  assert _strikes(line, 5, plan, restarts=1) is None
-  assert _strikes(line, 5, plan, replica=2) is None
+  assert _strikes(5, plan, restarts=1) is None
+  assert _strikes(5, plan, replica=2) is None
 
 
-def test_no_faults_are_installed_by_default(line):
+def test_no_faults_are_installed_by_default():
   heard = []
   phases.listen(lambda *found: heard.append(found))
   some = "kill:1@1,slow:2x5"
-  faults.install(Environment(replica=1), line)
-  faults.install(Environment(faults=some), line)  # No replica's.
-  faults.install(Environment(replica=1, faults="slow:2x5"), line)
+  faults.install(Environment(replica=1))
+  faults.install(Environment(faults=some))  # No replica's.
+  faults.install(Environment(replica=1, faults="slow:2x5"))
   phases.reach("computing", 1)
   assert heard == [("computing", 1)]
-  assert line.said == []
 
 
-def test_only_the_slow_replica_is_slow(line, monkeypatch):
+def test_only_the_slow_replica_is_slow(monkeypatch):
   slept = []
   # Not for other threads, which may still pause.
   clock = types.SimpleNamespace(sleep=slept.append)
   monkeypatch.setattr(phases, "time", clock)
   for replica in (1, 2):
     told = Environment(replica=replica, faults="slow:2x5")
-    faults.install(told, line)
+    faults.install(told)
     phases.slow_down(1.0)
   assert slept == [4.0]

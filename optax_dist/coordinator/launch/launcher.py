@@ -72,12 +72,12 @@ class Hosts(Protocol):
     """Where the store of the job is, ``host:port``."""
     ...
 
-  def supervisor(self, needed: int, restarts: int, told: Environment) -> Any:
+  def supervisor(self, policy: supervisor.Policy, told: Environment) -> Any:
     """What decides about the replicas of this host, like a `Supervisor`.
 
     Args:
-      needed: how many replicas the run needs to continue.
-      restarts: how many restarts are allowed on this host.
+      policy: what to do about replicas that end with an error; it needs as many
+        of them as the run.
       told: the environment of all replicas.
     """
     ...
@@ -217,13 +217,15 @@ class Launcher:
   def _launch(self) -> None:
     if self._told.store is None:
       self._start_store()
+    policy = supervisor.Policy(
+      needed=self._needed,
+      restarts=self._restarts,
+      faults=self._told.faults is not None,
+    )
     self._supervisor = (
-      supervisor.Supervisor(
-        range(self._replicas),
-        supervisor.Policy(needed=self._needed, restarts=self._restarts),
-      )
+      supervisor.Supervisor(range(self._replicas), policy)
       if self._hosts is None
-      else self._hosts.supervisor(self._needed, self._restarts, self._told)
+      else self._hosts.supervisor(policy, self._told)
     )
     self._execute(self._supervisor.start(time.monotonic()))
 
@@ -382,8 +384,6 @@ class Launcher:
   ) -> None:
     """Processes a replica's message, which came through its channel."""
     match event.get("event"):
-      case "fault":
-        self._step(supervisor.Struck(replica))
       case "joined":
         self._failures.pop(replica, None)
         self._record(replica, process, None)

@@ -22,13 +22,6 @@ class Joined:
 
 
 @dataclasses.dataclass(frozen=True)
-class Struck:
-  """Input: a replica is about to inject a fault into itself, as requested."""
-
-  replica: int
-
-
-@dataclasses.dataclass(frozen=True)
 class RunOver:
   """Input: the run has finished successfully."""
 
@@ -78,7 +71,7 @@ class Tick:
 
 
 Input: TypeAlias = (
-  Joined | Struck | RunOver | ReplicaEnded | LauncherStops | CannotStart | Tick
+  Joined | RunOver | ReplicaEnded | LauncherStops | CannotStart | Tick
 )
 
 
@@ -170,6 +163,7 @@ class Policy:
       repeatedly.
     whole: whether all replicas of the run are here: if none is left, the
       parameters are lost.
+    faults: whether replicas kill themselves, as requested.
   """
 
   needed: int = 1
@@ -178,6 +172,7 @@ class Policy:
   settle: float = 1.0
   healthy: float = 60.0
   whole: bool = True
+  faults: bool = False
 
 
 class State(enum.Enum):
@@ -200,7 +195,6 @@ class _Place:
   due: float = 0.0
   failures: int = 0
   joined: bool = False
-  struck: bool = False
   # The first and the last of its failures in a row.
   first: losses.Loss | None = None
   last: losses.Loss | None = None
@@ -265,8 +259,6 @@ class Supervisor:
     match given:
       case Joined(replica):
         self._places[replica].joined = True
-      case Struck(replica):
-        self._places[replica].struck = True
       case RunOver():
         self._run_over(now)
       case LauncherStops(number):
@@ -308,7 +300,7 @@ class Supervisor:
 
   def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
     place, words = self._places[given.replica], given.words
-    if given.code == -signal.SIGKILL and not place.struck:
+    if given.code == -signal.SIGKILL and not self._policy.faults:
       # The kernel leaves no other trace in the output of the process.
       words += " (out of memory?)"
     if given.code and not self.over:
@@ -358,7 +350,7 @@ class Supervisor:
         self._code = self._code or exit_code(code)
       return []
     place.state = State.WAITING
-    if now - place.began > self._policy.healthy or place.struck:
+    if now - place.began > self._policy.healthy:
       place.failures = 0
     place.failures += 1
     if place.failures == 1:
@@ -385,7 +377,7 @@ class Supervisor:
         self.restarts += 1
         place.restarts += 1
         place.state, place.began = State.RUNNING, now
-        place.joined = place.struck = False
+        place.joined = False
         effects.append(StartReplica(replica, place.restarts))
         continue
       given_up = self._give_up(replica)

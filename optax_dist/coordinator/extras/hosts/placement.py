@@ -8,6 +8,7 @@ for each other.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import random
@@ -185,7 +186,7 @@ class HostPlacement:
     return self._node.address
 
   def supervisor(
-    self, needed: int, restarts: int, told: Environment
+    self, policy: supervisor.Policy, told: Environment
   ) -> HostSupervisor:
     """Connects to the launchers of other hosts, and decides with them."""
     assert told.secret is not None
@@ -200,10 +201,9 @@ class HostPlacement:
       self._start,
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
-    policy = supervisor.Policy(
-      needed=max(1, needed - (self._replicas - len(places))),
-      restarts=restarts,
-      whole=len(places) == self._replicas,
+    elsewhere = self._replicas - len(places)
+    policy = dataclasses.replace(
+      policy, needed=max(1, policy.needed - elsewhere), whole=not elsewhere
     )
     self._supervisor = HostSupervisor(
       places, policy, peers, lambda: self._meeting_address(store)
