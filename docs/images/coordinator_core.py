@@ -41,7 +41,6 @@ _ROWS = (
     (
       "Aggregate",
       "LimitWait",
-      "Cancel",
       "Release",
       "ServeSnapshot",
       "FetchSnapshot",

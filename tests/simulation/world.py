@@ -1214,13 +1214,10 @@ class World:
     time = self.now + ATTEMPT_TIMEOUT
     self.at(time, self.check_moves, process, aggregation, process.slept)
 
-  def on_cancel(self, process: Process, effect: fx.Cancel) -> None:
+  def on_release(self, process: Process, effect: fx.Release) -> None:
     aggregation = process.aggregations.pop(effect.attempt, None)
     if aggregation is not None:
       aggregation.ended = True
-
-  def on_release(self, process: Process, effect: fx.Release) -> None:
-    process.aggregations.pop(effect.attempt, None)
 
   def on_apply(self, process: Process, effect: fx.Apply) -> None:
     if isinstance(effect.mean, bytes):

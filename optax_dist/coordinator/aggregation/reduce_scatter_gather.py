@@ -268,7 +268,7 @@ class Aggregations:
     self._forget()
 
   def drop(self, attempt: entries.AttemptId) -> None:
-    """Executes `Cancel` and `Release`: frees an attempt."""
+    """Executes `Release`: frees an attempt."""
     found = self._attempts.pop(attempt, None)
     if found is not None:
       self._drop(found)

@@ -117,7 +117,7 @@ class Aggregate(Struct):
 
   An optimistic one (`attempt.number == 0`) may begin long before the others
   have a gradient: until `LimitWait` it has no deadline and ends by success,
-  `Cancel`, or the loss of a peer. Any other fails if nothing moves for a
+  `Release`, or the loss of a peer. Any other fails if nothing moves for a
   member's patience (`Deadlines`).
 
   Attributes:
@@ -144,14 +144,11 @@ class LimitWait(Struct):
   attempt: AttemptId
 
 
-class Cancel(Struct):
-  """Cancels an aggregation, without an answer; frees its resources."""
-
-  attempt: AttemptId
-
-
 class Release(Struct):
-  """Frees a finished attempt: its mean and slices are no longer needed."""
+  """Frees an attempt: its mean and slices are no longer needed.
+
+  If it has not ended, it is cancelled, without an answer.
+  """
 
   attempt: AttemptId
 
@@ -403,7 +400,6 @@ Effect: TypeAlias = (
   | Delete
   | Aggregate
   | LimitWait
-  | Cancel
   | Release
   | Apply
   | Publish

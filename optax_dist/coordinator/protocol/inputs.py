@@ -119,7 +119,7 @@ class Aggregated(Struct):
 
 
 class AggregateFailed(Struct):
-  """`Aggregate` has failed. Not sent after `Cancel`.
+  """`Aggregate` has failed. Not sent after `Release`.
 
   Attributes:
     attempt: the attempt.

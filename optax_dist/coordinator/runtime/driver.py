@@ -528,7 +528,7 @@ class Driver:
         self._aggregate(effect)
       case fx.LimitWait(attempt):
         self._aggregations.limit_wait(attempt)
-      case fx.Cancel(attempt) | fx.Release(attempt):
+      case fx.Release(attempt):
         if self._applying[attempt]:
           self._drop_later.add(attempt)
         else:

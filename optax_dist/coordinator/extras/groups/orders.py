@@ -85,7 +85,6 @@ Order: TypeAlias = (
   Welcomed
   | fx.Aggregate
   | fx.LimitWait
-  | fx.Cancel
   | fx.Release
   | fx.Apply
   | fx.Publish

@@ -250,7 +250,7 @@ class Speaker:
       case fx.Aggregate(attempt):
         self._reports["mean", attempt] = {}
         self._all(effect)
-      case fx.Cancel(attempt) | fx.Release(attempt):
+      case fx.Release(attempt):
         self._forget(("mean", attempt))
         self._all(effect)
       case fx.FetchSnapshot(transfer):

@@ -261,14 +261,13 @@ class Applier:
       if work.status == "runs" and any(
         part.incarnation == incarnation for part in work.parts
       ):
-        self._out.append(fx.Cancel(attempt))
+        self._out.append(fx.Release(attempt))
         reason = "it is a member no more"
         self.aggregate_failed(AggregateFailed(attempt, incarnation, reason))
 
   def _drop(self, attempt: AttemptId) -> None:
-    work = self._work.pop(attempt)
-    end = fx.Cancel if work.status == "runs" else fx.Release
-    self._out.append(end(attempt))
+    del self._work[attempt]
+    self._out.append(fx.Release(attempt))
     if self._ahead == attempt:
       self._discard()
 

@@ -134,7 +134,7 @@ def test_one_failure_fails_the_attempt_and_is_told_once():
   told = [g for g in replica.core.given if not isinstance(g, ins.TimePassed)]
   assert told == [failed]
   # It still runs where it has not failed.
-  assert replica.want(fx.Cancel(ATTEMPT))[-1] == fx.Cancel(ATTEMPT)
+  assert replica.want(fx.Release(ATTEMPT))[-1] == fx.Release(ATTEMPT)
   assert replica.hear(2, ins.Aggregated(ATTEMPT)) == []
 
 

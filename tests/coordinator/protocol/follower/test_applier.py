@@ -228,8 +228,8 @@ def test_another_attempt_ends_the_one_before():
   submit(driven)
   driven.applier.attempt(attempt(), 0, MEMBERS)
   driven.applier.attempt(attempt(number=2), 0, MEMBERS)
-  cancelled = [e for e in driven.did() if isinstance(e, fx.Cancel)]
-  assert cancelled == [fx.Cancel(attempt_id())]
+  cancelled = [e for e in driven.did() if isinstance(e, fx.Release)]
+  assert cancelled == [fx.Release(attempt_id())]
 
 
 def test_the_mean_of_a_lost_member_is_not_waited_for():
@@ -240,7 +240,7 @@ def test_the_mean_of_a_lost_member_is_not_waited_for():
   assert "the mean of step 0" in driven.applier.awaits
   driven.did()
   driven.applier.removed(2)
-  assert driven.did() == [fx.Cancel(attempt_id())]
+  assert driven.did() == [fx.Release(attempt_id())]
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
   assert "a snapshot" in driven.applier.awaits
 
