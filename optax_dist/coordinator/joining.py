@@ -20,7 +20,6 @@ from optax_dist.coordinator import (
   cluster,
   data_arguments,
   errors,
-  faults,
   options,
   preemption,
   session,
@@ -28,7 +27,7 @@ from optax_dist.coordinator import (
 )
 from optax_dist.coordinator import probe as probes
 from optax_dist.coordinator import replica as replicas
-from optax_dist.coordinator.launch import channel, environment
+from optax_dist.coordinator.launch import channel, environment, faults
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,

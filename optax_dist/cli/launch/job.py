@@ -10,9 +10,8 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from optax_dist.cli import errors
-from optax_dist.coordinator import faults
 from optax_dist.coordinator.extras.hosts import nodes
-from optax_dist.coordinator.launch import environment, launcher
+from optax_dist.coordinator.launch import environment, faults, launcher
 from optax_dist.coordinator.store import urls
 
 _SHORTEST = 16  # Bytes of a secret.

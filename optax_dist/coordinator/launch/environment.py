@@ -46,7 +46,7 @@ class Environment:
     journal: the file that the leader writes events to.
     grace: seconds from SIGTERM to SIGKILL.
     step_timeout: seconds after which a stuck step is ended; 0 for never.
-    faults: faults to inject, for tests; see `optax_dist.coordinator.faults`.
+    faults: faults to inject, for tests; see `launch.faults`.
     channel: the number of the file descriptor of the channel to the launcher.
 
   Example:

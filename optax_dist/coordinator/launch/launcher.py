@@ -22,8 +22,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from optax_dist.coordinator import interrupts, journal
-from optax_dist.coordinator.launch import child, output, supervisor, watcher
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.launch import (
+  child,
+  interrupts,
+  output,
+  supervisor,
+  watcher,
+)
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.supervisor import Effect
 from optax_dist.coordinator.store import process as store_process

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import urllib.parse
 from collections.abc import Callable
 from typing import Protocol
 
-from optax_dist.coordinator import optional
 from optax_dist.coordinator.store import client, interface
 from optax_dist.coordinator.transport import sockets
 
@@ -81,11 +82,17 @@ def parse(url: str) -> Place:
   """
   scheme, mark, _ = url.partition("://")
   if mark and scheme not in _parsers:
-    # An optional store registers itself.
-    optional.load(scheme.removesuffix("s"))  # With TLS.
+    _load(scheme.removesuffix("s"))  # With TLS.
   if scheme not in _parsers or not mark:
     raise wrong(url, "it begins with none of these")
   return _parsers[scheme](url)
+
+
+def _load(name: str) -> None:
+  """Imports an optional store, which registers itself."""
+  module = f"optax_dist.coordinator.extras.{name}"
+  if name.isidentifier() and importlib.util.find_spec(module) is not None:
+    importlib.import_module(module)
 
 
 def _parse_tcp(url: str) -> Tcp:

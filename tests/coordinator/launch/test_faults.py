@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from optax_dist.coordinator import faults, phases
+from optax_dist.coordinator import phases
+from optax_dist.coordinator.launch import faults
 from optax_dist.coordinator.launch.environment import Environment
 
 _STEP = ("computing", "arrived", "applied")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from optax_dist.coordinator import interrupts
+from optax_dist.coordinator.launch import interrupts
 
 
 @pytest.fixture(autouse=True)
