@@ -562,9 +562,9 @@ class Aggregations:
     found = []
     for number in ids:
       if (part.process, number, False) in self._transfers:
-        progress = self._transport.progress(part.process, number)
-        if progress is not None:
-          found.append(progress.idle)
+        idle = self._transport.idle(part.process, number)
+        if idle is not None:
+          found.append(idle)
     if not found or attempt.timed is None:
       return None
     return min(*found, self._transport.now() - attempt.timed)

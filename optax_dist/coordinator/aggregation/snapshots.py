@@ -184,10 +184,10 @@ class Snapshots:
     fetch = self._fetch
     if fetch is None or fetch.raw is not None:
       return
-    progress = self._transport.progress(*fetch.key)
-    if progress is not None and progress.idle > self._timeout:
+    idle = self._transport.idle(*fetch.key)
+    if idle is not None and idle > self._timeout:
       self._transport.cancel(*fetch.key)
-      self._fail(fetch, f"no byte of it came for {progress.idle:.1f} s")
+      self._fail(fetch, f"no byte of it came for {idle:.1f} s")
 
   def pending(self) -> int:
     """The number of states being served or fetched, or not taken yet."""

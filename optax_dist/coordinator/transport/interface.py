@@ -173,17 +173,3 @@ class ArrayFailed:
 Event: TypeAlias = (
   PeerUp | PeerLost | Message | ArrayReceived | ArraySent | ArrayFailed
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Progress:
-  """How much of an expected array was received.
-
-  Attributes:
-    received: bytes received.
-    idle: seconds since the last byte, or since it was expected, by
-      `Transport.now`.
-  """
-
-  received: int
-  idle: float

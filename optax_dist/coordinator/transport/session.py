@@ -1,22 +1,23 @@
 """The frames of one connection, after the handshake.
 
 Frames carry messages and pieces of arrays in turn; bytes in and bytes out, no
-sockets. An array takes one of two ways:
+sockets. An array is sent once its receiver expects it:
 
     sender                               receiver
     send_array                           expect
-        |  <----------- READY ---------------|   first, if it is larger than `EAGER`
-        |  ------------ ARRAY, its size ---->|
+        |  <----------- READY, its size -----|
         |  ------------ CHUNK, CHUNK ... --->|   into the memory passed to `expect`
     ArraySent                            ArrayReceived
 
     on one host, if it is in memory of `allocate`
-        |  ------------ REGION, its file --->|   once for each buffer, until DROP
-        |  ------------ OFFER, the place --->|   copied, or read where it is
+        |  <----------- READY, its size -----|
+        |  ------------ OFFER, its place --->|   copied, or read where it is
         |  <----------- RELEASE -------------|
     ArraySent                            ArrayReceived
 
-CANCEL ends either, in both directions; UNMAPPED turns the second into the first.
+The descriptor of a buffer goes with each OFFER in it; the receiver maps it once,
+until DROP. A receiver that can't map it answers READY again, and is sent CHUNKs.
+CANCEL ends either, in both directions.
 Each frame is a header (length, kind, id), a tag if frames are signed,
 and a body. The tag is HMAC-SHA256 over the frame's sequence number, its header
 and its body; for an array's pieces the body is left out.
@@ -31,42 +32,35 @@ import os
 import struct
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from optax_dist.coordinator.transport import interface, shared_memory
 
-EAGER = 1 << 20  # Size of an array that may be sent before it is expected.
-# Bytes of an array in one frame, for which messages wait: more (by the step) while
-# one is written in so many seconds, half otherwise, as TCP adapts its window.
-PIECE = 1 << 20
-_STEP, _BRIEF = 128 << 10, 0.005
-_BUDGET = 4 * EAGER  # The same for all arrays of a connection.
-_LEAST = 4096  # The minimum that each array counts for there.
-_REMEMBERED = 16384  # Transfers to remember before both halves are known.
+# Bytes of an array in one frame, for which messages wait.
+PIECE = 512 << 10
+_REMEMBERED = 16384  # Transfers that only one side has begun, or has given up.
 _REGIONS = 1024
 STAGING = 64 << 10
 _AHEAD = 128  # Bytes to read beyond a piece of an array: the next header.
 
 _HEADER = struct.Struct("<IBQ")
 _WORD = struct.Struct("<Q")
-_PLACE = struct.Struct("<QQQ")
-_REGION_BODY = struct.Struct("<QQ")
+_PLACE = struct.Struct("<QQQQ")
 _TAG = 16
+_T = TypeVar("_T")
 (
   _MESSAGE,
   _PING,
   _BYE,
-  _ARRAY,  # An array starts; its size.
+  _READY,  # An array is expected; its size.
   _CHUNK,
-  _READY,  # An array is expected.
-  _CANCEL,
-  _REGION,  # A buffer's descriptor is attached; its size and inode.
-  _UNMAPPED,  # The buffer could not be mapped: send the arrays offered in it.
-  _DROP,  # A buffer was freed.
-  _OFFER,  # An array is in a buffer; which, where, how long.
+  _CANCEL,  # Its reason.
+  _OFFER,  # An array is in a buffer; which, its size and inode, and where in it.
   _RELEASE,
-) = range(12)
+  _DROP,  # A buffer was freed.
+) = range(9)
 
 
 class Faulty(Exception):
@@ -75,15 +69,12 @@ class Faulty(Exception):
 
 @dataclasses.dataclass(slots=True)
 class _Incoming:
-  """An array that is expected, or that came before that."""
+  """An array that is expected."""
 
   nbytes: int
   memory: memoryview | None  # The destination; None: use it in place.
-  expected: bool
-  begun: bool = False
+  moved: float
   received: int = 0
-  moved: float = 0.0
-  lent: tuple[int, int] | None = None  # The peer's buffer, and the offset.
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,17 +86,14 @@ class _Outgoing:
 
   parts: list[memoryview]
   nbytes: int
-  ready: bool
-  begun: bool = False
-  taken: int = 0  # Bytes that were handed over for writing.
+  sends: bool = False  # Whether pieces of it are still to be written.
   region: shared_memory.Region | None = None  # Set if it is lent.
   cancelled: bool = False
 
   def take(self, nbytes: int) -> list[memoryview]:
-    """Takes so many of its bytes from the front."""
-    self.taken += nbytes
+    """Takes at most so many of its bytes from the front."""
     found = []
-    while nbytes:
+    while nbytes and self.parts:
       first = self.parts.pop(0)
       piece = first[:nbytes]
       found.append(piece)
@@ -145,7 +133,7 @@ class Session:
       now: the transport's clock.
     """
     self.peer = peer
-    self.near = self._lends = False
+    self.near = False
     self.backlog = 0
     self.ended: str | None = None
     self.file: int | None = None
@@ -162,12 +150,8 @@ class Session:
     )
     self._writing: list[memoryview | bytes] = []
     self._finishing: int | None = None
-    self._piece = min(2 * _STEP, PIECE)
-    self._piece_began: float | None = None
     # In the order of their turns.
     self._outgoing: dict[int, _Outgoing] = {}
-    self._early_sent: dict[int, int] = {}
-    self._shown: set[int] = set()
     # Receiving.
     self._staging = memoryview(bytearray(STAGING))
     self._start = self._end = 0
@@ -176,12 +160,11 @@ class Session:
     self._sink_id = 0
     self._left = 0
     self._incoming: dict[int, _Incoming] = {}
-    self._early = 0
-    self._lent: dict[int, np.ndarray] = {}
-    self._mapped: dict[int, np.ndarray | None] = {}
+    self._mapped: dict[int, np.ndarray] = {}
     self._files: collections.deque[int] = collections.deque()
-    # Ids that were expected or cancelled before the sender's frame came.
-    self._ready: dict[int, None] = {}
+    # What the peer expects and this side does not send yet, with the size.
+    self._ready: dict[int, int] = {}
+    # What either side has given up, of which frames may be on their way.
     self._dead: dict[int, None] = {}
 
   def start(self, keys: tuple[bytes, bytes] | None, near: bool) -> None:
@@ -191,10 +174,7 @@ class Session:
       keys: to sign outgoing frames and check incoming ones; None for neither.
       near: whether both processes are on the same host.
     """
-    self._keys, self.near, self._lends = keys, near, near
-    self._started = True
-    for transfer, out in self._outgoing.items():
-      self._offer(transfer, out)
+    self._keys, self.near, self._started = keys, near, True
 
   # Called by the transport.
 
@@ -228,17 +208,16 @@ class Session:
     if isinstance(data, bytes | bytearray | memoryview):
       data = [data]
     parts = [memoryview(part).cast("B") for part in data]
-    size = sum(part.nbytes for part in parts)
+    parts = [part for part in parts if part.nbytes]
     if transfer in self._outgoing:
       raise ValueError(f"Transfer {transfer} to {self.peer!r} is in progress.")
     if transfer in self._dead:
-      del self._dead[transfer]
-      self._fail(transfer, True, "the receiver does not want it")
+      self._fail(transfer, True, "it was given up before it was sent")
       return
-    out = _Outgoing(parts, size, transfer in self._ready)
-    self._ready.pop(transfer, None)
-    self._outgoing[transfer] = out
-    self._offer(transfer, out)
+    size = sum(part.nbytes for part in parts)
+    self._outgoing[transfer] = _Outgoing(parts, size)
+    if transfer in self._ready:
+      self._start_sending(transfer, self._ready.pop(transfer))
 
   def expect(
     self,
@@ -253,57 +232,33 @@ class Session:
         f"into must be writable and have {nbytes:,} bytes, has"
         f" {memory.nbytes:,}."
       )
-    if transfer in self._dead:
-      del self._dead[transfer]
-      self._fail(transfer, False, "its sender has given it up")
-      return
-    found = self._incoming.get(transfer)
-    if found is None:
-      self._incoming[transfer] = found = _Incoming(nbytes, memory, True)
-    elif found.expected:
+    if transfer in self._incoming:
       raise ValueError(
         f"Transfer {transfer} of {self.peer!r} is expected already."
       )
-    else:
-      found.expected = True
-      if found.lent is None:
-        self._early -= _cost(found.nbytes)
-      if found.nbytes != nbytes:
-        self._wrong_size(transfer, found.nbytes, nbytes)
-        return
-      if memory is not None:
-        if found.memory is not None:
-          memory[: found.received] = found.memory[: found.received]
-        found.memory = memory
-    found.moved = self._now()
-    if found.lent is not None:
-      self._take_offer(transfer, found)
+    if transfer in self._dead:
+      self._fail(transfer, False, "it was given up before it was expected")
       return
-    self._put(_READY, transfer)
-    self._check_whole(transfer, found)
+    self._incoming[transfer] = _Incoming(nbytes, memory, self._now())
+    self._put(_READY, transfer, _WORD.pack(nbytes))
 
-  def progress(self, transfer: int) -> interface.Progress | None:
-    """See `Transport.progress`."""
+  def idle(self, transfer: int) -> float | None:
+    """See `Transport.idle`."""
     found = self._incoming.get(transfer)
-    if found is None or not found.expected:
-      return None
-    return interface.Progress(found.received, self._now() - found.moved)
+    return None if found is None else self._now() - found.moved
 
   def release(self, transfer: int) -> None:
     """Called when this side has finished reading an array lent to it."""
-    if self._lent.pop(transfer, None) is not None:
-      self._put(_RELEASE, transfer)
+    self._put(_RELEASE, transfer)
 
-  def cancel(self, transfer: int) -> None:
+  def cancel(self, transfer: int, reason: str = "it was cancelled") -> None:
     """See `Transport.cancel`."""
     self._forget(transfer)
-    self._remember(self._dead, transfer)
-    self._put(_CANCEL, transfer)
+    self._put(_CANCEL, transfer, reason.encode())
 
   def drop_region(self, number: int) -> None:
     """Tells the peer that a buffer of this process was freed."""
-    if number in self._shown:
-      self._shown.remove(number)
+    if self.near:
       self._put(_DROP, number)
 
   def close(self, reason: str = "") -> None:
@@ -312,12 +267,10 @@ class Session:
       self._end_lending(out)
       if not out.cancelled:
         self._fail(transfer, True, reason)
-    for transfer, incoming in list(self._incoming.items()):
-      if incoming.expected:
-        self._fail(transfer, False, reason)
+    for transfer in self._incoming:
+      self._fail(transfer, False, reason)
     self._outgoing.clear()
     self._incoming.clear()
-    self._lent.clear()
     self._mapped.clear()
     self._frames.clear()
     self._writing.clear()
@@ -344,16 +297,9 @@ class Session:
         return
       nbytes -= first
       del writing[0]
-    if not writing and self._piece_began is not None:
-      brief = self._now() - self._piece_began < _BRIEF
-      self._piece_began = None
-      more, less = self._piece + _STEP, self._piece // 2
-      self._piece = min(PIECE, more if brief else max(_STEP, less))
     if not writing and self._finishing is not None:
       transfer, self._finishing = self._finishing, None
-      out = self._outgoing.get(transfer)
-      if out is not None and out.taken == out.nbytes:
-        del self._outgoing[transfer]
+      if self._outgoing.pop(transfer, None) is not None:
         self._emit(interface.ArraySent(self.peer, transfer))
 
   def _gather(self) -> None:
@@ -370,51 +316,34 @@ class Session:
     if small:
       self._writing.append(b"".join(small))
     for transfer, out in self._outgoing.items():
-      if self._gather_piece(transfer, out):
+      if out.sends:
+        piece = out.take(PIECE)
+        nbytes = sum(part.nbytes for part in piece)
+        self._writing += [self._seal(_CHUNK, transfer, nbytes, b""), *piece]
+        if not out.parts:
+          out.sends, self._finishing = False, transfer
         self._outgoing[transfer] = self._outgoing.pop(transfer)
         break
 
-  def _gather_piece(self, transfer: int, out: _Outgoing) -> bool:
-    """Queues a piece of the array, if one may be sent."""
-    size = out.nbytes
-    if out.region is not None or (out.begun and out.taken == size):
-      return False
-    if not out.begun:
-      if not out.ready:
-        early = sum(self._early_sent.values())
-        if size > EAGER or early + _cost(size) > _BUDGET:
-          return False
-        self._early_sent[transfer] = _cost(size)
-      out.begun = True
-      raw = _WORD.pack(size)
-      self._writing += [self._seal(_ARRAY, transfer, len(raw), raw), raw]
-    end = min(size, out.taken + self._piece)
-    if size:
-      self._piece_began = self._now()
-      head = self._seal(_CHUNK, transfer, end - out.taken, b"")
-      self._writing += [head, *out.take(end - out.taken)]
-    if end == size:
-      self._finishing = transfer
-    return True
-
-  def _offer(self, transfer: int, out: _Outgoing) -> None:
-    """Lends the array instead of sending it, if its memory can be shared."""
-    if not self._lends or out.nbytes < shared_memory.LEAST:
+  def _start_sending(self, transfer: int, nbytes: int) -> None:
+    """The receiver expects the array: lends it if possible, else sends it."""
+    out = self._outgoing[transfer]
+    if nbytes != out.nbytes:
+      sizes = f"{out.nbytes:,} bytes are sent where {nbytes:,} are expected"
+      self.cancel(transfer, sizes)
+      self._fail(transfer, True, sizes)
       return
-    if len(out.parts) > 1:
-      return
-    (data,) = out.parts
-    region = self._pool.find(data)
+    region = None
+    if self.near and nbytes >= shared_memory.LEAST and len(out.parts) == 1:
+      region = self._pool.find(out.parts[0])
     if region is None or region.file < 0:
+      out.sends = True
       return
-    out.begun, out.region = True, region
+    out.region = region
     region.lent += 1
-    if region.number not in self._shown:
-      self._shown.add(region.number)
-      raw = _REGION_BODY.pack(region.array.size, region.inode)
-      self._put(_REGION, region.number, raw, region.file)
-    start = shared_memory.address_within(data, region)
-    self._put(_OFFER, transfer, _PLACE.pack(region.number, start, out.nbytes))
+    start = shared_memory.address_within(out.parts[0], region)
+    place = region.number, region.array.size, region.inode, start
+    self._put(_OFFER, transfer, _PLACE.pack(*place), region.file)
 
   def _put(
     self, kind: int, number: int, body: bytes = b"", file: int | None = None
@@ -442,7 +371,7 @@ class Session:
     """Processes bytes that were read, and descriptors that came with them.
 
     Raises:
-      Faulty: they violate the protocol.
+      Faulty, struct.error: they violate the protocol.
     """
     self._files.extend(files)
     if self._left:
@@ -488,7 +417,12 @@ class Session:
     sink.moved = self._now()
     if not self._left:
       self._sink = None
-      self._check_whole(self._sink_id, sink)
+      if sink.received == sink.nbytes:
+        assert sink.memory is not None
+        del self._incoming[self._sink_id]
+        self._emit(
+          interface.ArrayReceived(self.peer, self._sink_id, sink.memory)
+        )
 
   def _parse(self) -> int:
     """Processes one frame, or what is here of a piece of an array.
@@ -532,20 +466,23 @@ class Session:
     if not hmac.compare_digest(right, tag):
       raise Faulty("a frame with a wrong signature")
 
-  def _begin_piece(self, transfer: int, length: int) -> None:
+  def _expected(self, transfer: int) -> _Incoming | None:
+    """An array of which something came; None if it was given up."""
     found = self._incoming.get(transfer)
-    if not 0 < length <= PIECE:
+    if found is None and transfer not in self._dead:
+      raise Faulty(f"array {transfer}, which is not expected")
+    return found
+
+  def _begin_piece(self, transfer: int, length: int) -> None:
+    found = self._expected(transfer)
+    if length > PIECE:
       raise Faulty(f"a piece of {length:,} bytes")
+    if found is not None:
+      if found.received + length > found.nbytes:
+        raise Faulty(f"a piece too many of array {transfer}")
+      if found.memory is None:
+        found.memory = np.empty(found.nbytes, np.uint8).data
     self._sink, self._sink_id, self._left = found, transfer, length
-    if found is None:
-      if transfer not in self._dead:
-        raise Faulty(f"a piece of an unknown array {transfer}")
-    elif (
-      not found.begun
-      or found.memory is None
-      or (found.received + length > found.memory.nbytes)
-    ):
-      raise Faulty(f"a piece too many of array {transfer}")
 
   def _handle(self, kind: int, number: int, body: bytes) -> None:
     if kind == _MESSAGE:
@@ -554,124 +491,73 @@ class Session:
       pass
     elif kind == _BYE:
       self.ended = body.decode(errors="replace")
-    elif kind == _ARRAY:
-      if len(body) != _WORD.size:
-        raise Faulty("a number that can't be read")
-      self._begin(number, *_WORD.unpack(body))
     elif kind == _READY:
-      early = self._early_sent.pop(number, None)
-      if number in self._outgoing:
-        self._outgoing[number].ready = True
-      elif early is None:
-        self._remember(self._ready, number)
+      self._peer_expects(number, *_WORD.unpack(body))
     elif kind == _CANCEL:
-      self._give_up(number, "the other side has given it up")
-    elif kind == _REGION:
-      if len(body) != _REGION_BODY.size:
-        raise Faulty("a buffer that can't be read")
-      self._map(number, *_REGION_BODY.unpack(body))
-    elif kind == _UNMAPPED:
-      self._send_instead(number)
-    elif kind == _DROP:
-      self._mapped.pop(number, None)
+      self._give_up(number, body.decode(errors="replace"))
     elif kind == _OFFER:
-      self._offered(number, body)
+      self._offered(number, *_PLACE.unpack(body))
     elif kind == _RELEASE:
       self._released(number)
+    elif kind == _DROP:
+      self._mapped.pop(number, None)
     else:
       raise Faulty(f"a frame of unknown kind {kind}")
 
-  def _begin(self, transfer: int, nbytes: int) -> None:
-    if transfer in self._dead:
-      return
-    found = self._incoming.get(transfer)
-    if found is None:
-      self._early += _cost(nbytes)
-      if nbytes > EAGER or self._early > _BUDGET:
-        raise Faulty("too much of arrays that are not expected")
-      memory = np.empty(nbytes, np.uint8).data
-      self._incoming[transfer] = _Incoming(nbytes, memory, False, begun=True)
-      return
-    if found.begun:
-      raise Faulty(f"array {transfer} twice")
-    found.begun = True
-    if found.nbytes != nbytes:
-      self._wrong_size(transfer, nbytes, found.nbytes)
-      return
-    if found.memory is None:
-      found.memory = np.empty(nbytes, np.uint8).data
-    self._check_whole(transfer, found)
-
-  def _check_whole(self, transfer: int, found: _Incoming) -> None:
-    if found.expected and found.begun and found.received == found.nbytes:
-      self._incoming.pop(transfer, None)
-      assert found.memory is not None
-      self._emit(interface.ArrayReceived(self.peer, transfer, found.memory))
-
-  def _wrong_size(self, transfer: int, sent: int, expected: int) -> None:
-    self.cancel(transfer)
-    self._fail(
-      transfer,
-      False,
-      f"{sent:,} bytes were sent where {expected:,} were expected",
-    )
+  def _peer_expects(self, transfer: int, nbytes: int) -> None:
+    out = self._outgoing.get(transfer)
+    if out is None:
+      self._remember(self._ready, transfer, nbytes)
+    elif out.region is None:
+      self._start_sending(transfer, nbytes)
+    else:  # It can't map the buffer.
+      self._end_lending(out)
+      out.sends = not out.cancelled
+      if out.cancelled:
+        del self._outgoing[transfer]
 
   # Shared memory.
 
-  def _map(self, number: int, nbytes: int, inode: int) -> None:
-    if len(self._mapped) >= _REGIONS or number in self._mapped:
-      raise Faulty("too many buffers")
+  def _offered(
+    self, transfer: int, number: int, size: int, inode: int, start: int
+  ) -> None:
     file = self._files.popleft() if self._files else -1
     try:
-      if file < 0 or not self.near:
-        raise OSError("no descriptor came")
-      self._mapped[number] = shared_memory.map_file(file, nbytes, inode)
-    except (OSError, ValueError):
-      self._mapped[number] = None
-      self._put(_UNMAPPED, number)
+      found = self._expected(transfer)
+      region = self._map(number, file, size, inode)
     finally:
       if file >= 0:
         os.close(file)
-
-  def _offered(self, transfer: int, body: bytes) -> None:
-    if len(body) != _PLACE.size:
-      raise Faulty("an offer that can't be read")
-    number, start, nbytes = _PLACE.unpack(body)
-    if number not in self._mapped:
-      raise Faulty("an offer in an unknown buffer")
-    region = self._mapped[number]
-    if region is None:
-      return  # It comes in pieces, as requested from the sender.
-    if start + nbytes > region.size:
-      raise Faulty("an offer beyond its buffer")
-    if transfer in self._dead:
-      self._put(_RELEASE, transfer)
-      return
-    found = self._incoming.get(transfer)
     if found is None:
-      if len(self._incoming) > _REMEMBERED:
-        raise Faulty("too many offers")
-      found = _Incoming(nbytes, None, False, begun=True)
-      self._incoming[transfer] = found
-    elif found.begun:
-      raise Faulty(f"array {transfer} twice")
-    found.begun, found.lent = True, (number, start)
-    if found.expected and found.nbytes != nbytes:
-      self._wrong_size(transfer, nbytes, found.nbytes)
-    elif found.expected:
-      self._take_offer(transfer, found)
-
-  def _take_offer(self, transfer: int, found: _Incoming) -> None:
-    assert found.lent is not None
-    number, start = found.lent
-    region = self._mapped[number]
-    assert region is not None
-    data = region[start : start + found.nbytes]
-    del self._incoming[transfer]
-    if found.memory is None:
-      self._lent[transfer] = data
-      memory = data.data
+      self._put(_RELEASE, transfer)
+    elif region is None:
+      self._put(_READY, transfer, _WORD.pack(found.nbytes))
     else:
+      self._take_offer(transfer, found, region[start : start + found.nbytes])
+
+  def _map(
+    self, number: int, file: int, size: int, inode: int
+  ) -> np.ndarray | None:
+    """A buffer of the peer; None if it can't be mapped."""
+    if number not in self._mapped:
+      if len(self._mapped) >= _REGIONS:
+        raise Faulty("too many buffers")
+      try:
+        if file < 0 or not self.near:
+          raise OSError("no descriptor came")
+        self._mapped[number] = shared_memory.map_file(file, size, inode)
+      except (OSError, ValueError):
+        return None
+    return self._mapped[number]
+
+  def _take_offer(
+    self, transfer: int, found: _Incoming, data: np.ndarray
+  ) -> None:
+    if data.size != found.nbytes:
+      raise Faulty("an offer beyond its buffer")
+    del self._incoming[transfer]
+    memory = data.data
+    if found.memory is not None:
       memory = found.memory
       np.copyto(np.frombuffer(memory, np.uint8), data)
       if not self._connected():
@@ -689,17 +575,6 @@ class Session:
     if not out.cancelled:
       self._emit(interface.ArraySent(self.peer, transfer))
 
-  def _send_instead(self, number: int) -> None:
-    """The peer can't map the buffer: send the arrays offered in it."""
-    self._lends = False
-    for transfer, out in list(self._outgoing.items()):
-      if out.region is not None and out.region.number == number:
-        self._end_lending(out)
-        if out.cancelled:
-          del self._outgoing[transfer]
-        else:
-          out.begun = False
-
   def _end_lending(self, out: _Outgoing) -> None:
     region, out.region = out.region, None
     if region is not None:
@@ -709,19 +584,18 @@ class Session:
 
   def _give_up(self, transfer: int, reason: str) -> None:
     """Fails a transfer, in both directions."""
-    out, incoming = self._outgoing.get(transfer), self._incoming.get(transfer)
+    out = self._outgoing.get(transfer)
     sending = out is not None and not out.cancelled
-    expecting = incoming is not None and incoming.expected
+    expecting = transfer in self._incoming
     self._forget(transfer)
-    self._remember(self._dead, transfer)
     if sending:
       self._fail(transfer, True, reason)
     if expecting:
       self._fail(transfer, False, reason)
 
   def _forget(self, transfer: int) -> None:
+    self._remember(self._dead, transfer, None)
     self._ready.pop(transfer, None)
-    self._early_sent.pop(transfer, None)
     out = self._outgoing.get(transfer)
     if out is not None and out.region is not None:
       out.cancelled = True  # Its memory is in use until it is released.
@@ -730,23 +604,13 @@ class Session:
       # A piece may be half written, and its memory is the caller's from now on.
       self._writing = [bytes(part) for part in self._writing]
     incoming = self._incoming.pop(transfer, None)
-    if incoming is None:
-      return
-    if incoming.lent is not None:
-      self._put(_RELEASE, transfer)
-    elif not incoming.expected:
-      self._early -= _cost(incoming.nbytes)
-    if self._sink is incoming:
+    if incoming is not None and self._sink is incoming:
       self._sink = None
 
-  def _remember(self, ids: dict[int, None], transfer: int) -> None:
-    ids[transfer] = None
+  def _remember(self, ids: dict[int, _T], transfer: int, what: _T) -> None:
+    ids[transfer] = what
     if len(ids) > _REMEMBERED:
       del ids[next(iter(ids))]
 
   def _fail(self, transfer: int, sending: bool, reason: str) -> None:
     self._emit(interface.ArrayFailed(self.peer, transfer, sending, reason))
-
-
-def _cost(nbytes: int) -> int:
-  return max(_LEAST, nbytes)

@@ -29,8 +29,8 @@ class Transport:
   from any thread and from signal handlers. If that thread is the main one, an
   exception that a signal handler raises (Ctrl-C) while bytes are moved costs
   the connection they belong to, and no other. Only `poll` ever waits. Base a
-  deadline for an array on `progress(...).idle`: it then ends transfers that are
-  stuck, not those that are merely long.
+  deadline for an array on `idle`: it then ends transfers that are stuck, not
+  those that are merely long.
 
   Peers are known by names, which are new whenever a process starts: a restarted
   process is another peer. Both ends may call `connect`; they get one
@@ -234,8 +234,7 @@ class Transport:
   ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
-    It must not be written to until then. An array of at most a MiB is sent at
-    once, a larger one when the receiver expects it.
+    It must not be written to until then. It is sent once the receiver expects it.
 
     Args:
       peer: the receiver, which expects it now or later.
@@ -274,10 +273,13 @@ class Transport:
     found.expect(transfer, nbytes, into)
     self._connections.to_write(peer)
 
-  def progress(self, peer: str, transfer: int) -> interface.Progress | None:
-    """How much of an expected array was received; None if none is expected."""
+  def idle(self, peer: str, transfer: int) -> float | None:
+    """Seconds since the last byte of an expected array, or since it was expected.
+
+    By `now`; None if no such array is expected.
+    """
     found = self._sessions.get(peer)
-    return found.progress(transfer) if found else None
+    return found.idle(transfer) if found else None
 
   def release(self, peer: str, transfer: int) -> bool:
     """Stops reading an `ArrayReceived` for which no memory was given.
@@ -304,8 +306,7 @@ class Transport:
 
     No event follows here, and the memory belongs to the caller again; at the
     peer the transfer fails, now or when it starts, unless the whole array is on
-    its way. The sender of an array that will not be expected must cancel it too,
-    or the peer keeps its bytes.
+    its way.
     """
     found = self._session(peer, transfer)
     if found is not None:

@@ -33,6 +33,7 @@ from optax_dist.coordinator.transport import (
   shared_memory,
 )
 from optax_dist.coordinator.transport import interface as transports
+from tests.coordinator.transport import worlds
 
 TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
 
@@ -539,7 +540,7 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
   group.begin_all()
   first, second = group.sides
   number = aggregation.transfer_id("part", attempt_id(), 1, 0)
-  while not first.transport.progress("p1", number).received:
+  while not worlds.received(first.transport, "p1", number):
     second.transport.poll(0)
     for event in first.transport.poll(0):
       first.all.handle(event)

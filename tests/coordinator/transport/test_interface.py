@@ -149,9 +149,10 @@ def test_a_copy_from_a_lost_lender_is_not_complete(world):
   a, b = world.pair()
   memory = a.allocate(1_000_000)
   a.send_array("b", 1, memory)
-  world.run(0.05)  # It is offered by now.
-  world.all.pop("a").close()
   b.expect("a", 1, 1_000_000, bytearray(1_000_000))
+  b.flush()
+  a.poll(60.0)  # It has lent the array, and waits no longer than for that.
+  world.all.pop("a").close()
   (failed,) = world.wait_for("b", interface.ArrayFailed)
   assert (failed.transfer, failed.sending) == (1, False)
   assert "lost as it was read" in failed.reason
@@ -321,7 +322,7 @@ def test_transfers_with_a_lost_peer_fail_before_it_is_lost(world):
   assert a.release("b", 9)
   a.cancel("b", 4)
   a.disconnect("b")
-  assert a.progress("b", 3) is None
+  assert a.idle("b", 3) is None
   failed = a.poll(1)
   assert [(f.transfer, f.sending) for f in failed] == [(3, False), (4, True)]
 

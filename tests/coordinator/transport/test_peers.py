@@ -34,13 +34,16 @@ def _lend(world, owner, reader, transfer=1):
   return memory
 
 
-def _offer(world, owner, reader):
+def _offer(owner, reader):
   """Has the reader receive the same, but not poll it yet."""
   memory = owner.allocate(_SIZE)
   memory[:] = b"\1" * _SIZE
   owner.send_array(reader.name, 1, memory)
-  world.run(0.01)  # It is offered by now, so that expecting it is enough.
   reader.expect(owner.name, 1, _SIZE)
+  reader.flush()
+  assert not owner.poll(0)
+  reader._connections.turn(0)
+  assert isinstance(reader._events[-1], interface.ArrayReceived)
 
 
 def test_a_peer_that_does_not_read_is_lost_and_the_others_receive(connect):
@@ -99,7 +102,7 @@ def test_memory_of_a_disconnected_peer_is_not_readable(connect, reads):
   if reads:
     _lend(world, a, b)
   else:
-    _offer(world, a, b)
+    _offer(a, b)
   b.disconnect("a")
   assert b.poll(0) == []
   # If it was, then its reader learns that what it has read may be anything.
@@ -107,9 +110,9 @@ def test_memory_of_a_disconnected_peer_is_not_readable(connect, reads):
 
 
 def test_disconnecting_keeps_the_events_of_other_peers(connect):
-  world, (a, b, c) = connect("a", "b", "c")
+  _, (a, b, c) = connect("a", "b", "c")
   for peer in (a, b):
-    _offer(world, peer, c)
+    _offer(peer, c)
   c.disconnect("a")
   (event,) = c.poll(0)
   assert event.peer == "b"

@@ -176,6 +176,12 @@ def lost(world, name):
   return [e.how for e in world.of(name, interface.PeerLost)]
 
 
+def received(transport, peer, transfer):
+  """How many bytes have come of an array that is expected; 0 if none is."""
+  found = transport._sessions[peer]._incoming.get(transfer)
+  return found.received if found else 0
+
+
 def give_up(world, transport, peer, reason):
   """Ends the attempts to reach a peer once one has failed for a reason.
 
