@@ -32,7 +32,6 @@ from optax_dist.coordinator.transport import (
   session,
   shared_memory,
 )
-from optax_dist.coordinator.transport import interface as transports
 from tests.coordinator.transport import worlds
 
 TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
@@ -511,10 +510,8 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
   group.pump()
   side, now = group.sides[0], group.sides[0].transport.now()
   number = aggregation.transfer_id("part", attempt_id(), 1, 0)
-  idle = lambda peer, transfer: transports.Progress(
-    1, 0.01 if transfer == number else now
-  )
-  side.transport.progress = idle
+  idle = lambda peer, transfer: 0.01 if transfer == number else now
+  side.transport.idle = idle
   side.transport.now = lambda: now
   for _ in range(100):
     now += 0.05
