@@ -35,8 +35,6 @@ from optax_dist.coordinator.transport import sockets
 # millisecond; larger ones in the background, so that messages go on meanwhile.
 _AT_ONCE = 4 << 20
 
-Answer = inputs.Aggregated | inputs.AggregateFailed
-
 
 class Background(Protocol):
   """Runs work in another thread, and reports its end in this one."""
@@ -173,11 +171,9 @@ class _Transfer(NamedTuple):
 class Aggregations:
   """One replica's side of all aggregations, over a `Transport`.
 
-  The thread that owns the transport calls everything. What has ended is in
-  `answers`, for the caller to take.
+  The thread that owns the transport calls everything.
 
   Attributes:
-    answers: inputs for the protocol core.
     bytes_in: bytes of arrays that came.
     bytes_out: bytes of arrays that went.
   """
@@ -188,6 +184,7 @@ class Aggregations:
     reducer: Reducer,
     background: Background,
     limits: deadlines.Deadlines,
+    answer: Callable[[inputs.Input], None],
     reach: Callable[[str], None] = lambda phase: None,
   ):
     """Makes one without attempts.
@@ -197,14 +194,15 @@ class Aggregations:
       reducer: averages the slices of this replica.
       background: does what takes long.
       limits: how long an attempt may go on without a byte.
+      answer: takes inputs for the protocol core.
       reach: called at each phase, "reduce_scatter" and "gather".
     """
-    self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
     self._transport = transport
     self._reducer, self._place = reducer, reducer.place
     self._background = background
     self._limits = limits
+    self._answer = answer
     self._reach = reach
     self._attempts: dict[entries.AttemptId, _Attempt] = {}
     # By peer, transfer id, and whether it is sent.
@@ -540,7 +538,7 @@ class Aggregations:
   def _finish(self, attempt: _Attempt) -> None:
     if not attempt.answered and self._has_mean(attempt):
       attempt.answered = attempt.reported = True
-      self.answers.append(inputs.Aggregated(attempt.id))
+      self._answer(inputs.Aggregated(attempt.id))
 
   def _has_mean(self, attempt: _Attempt) -> bool:
     return all(part.has_mean for part in attempt.parts)
@@ -551,7 +549,7 @@ class Aggregations:
     if not attempt.answered:
       attempt.answered = True
       failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
-      self.answers.append(failed)
+      self._answer(failed)
 
   def _is_timed(self, attempt: _Attempt) -> bool:
     return not attempt.answered and attempt.timed is not None

@@ -21,8 +21,6 @@ from optax_dist.coordinator.transport import sockets
 HEADER = 64
 _DIGEST = 16
 
-Answer = inputs.SnapshotFetched | inputs.SnapshotFailed
-
 
 @dataclasses.dataclass
 class _Fetch:
@@ -43,7 +41,6 @@ class Snapshots:
   """Serves and fetches states; the thread that owns the transport calls it.
 
   Attributes:
-    answers: inputs for the protocol core.
     bytes_in: bytes of states received.
     bytes_out: bytes of states sent.
   """
@@ -54,6 +51,7 @@ class Snapshots:
     nbytes: int,
     background: Background,
     timeout: float,
+    answer: Callable[[inputs.Input], None],
   ):
     """Creates it, without transfers.
 
@@ -62,13 +60,14 @@ class Snapshots:
       nbytes: size of a state.
       background: runs slow work.
       timeout: seconds without a byte after which fetching fails.
+      answer: takes inputs for the protocol core.
     """
-    self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
     self._transport = transport
     self._nbytes = HEADER + nbytes
     self._background = background
     self._timeout = timeout
+    self._answer = answer
     # How many states are being written, and the memory of those being sent.
     self._writing = 0
     self._sending: dict[tuple[str, int], memoryview] = {}
@@ -161,13 +160,13 @@ class Snapshots:
         self._fail(fetch, reason)
         return
       step = int(raw[:8].view(np.int64)[0])
-      self.answers.append(inputs.SnapshotFetched(fetch.transfer, step))
+      self._answer(inputs.SnapshotFetched(fetch.transfer, step))
 
     self._background(lambda: found.append(_digest(raw)), done)
 
   def _fail(self, fetch: _Fetch, reason: str) -> None:
     self._fetch = None
-    self.answers.append(inputs.SnapshotFailed(fetch.transfer, reason))
+    self._answer(inputs.SnapshotFailed(fetch.transfer, reason))
 
   def _drop_fetch(self) -> None:
     fetch, self._fetch = self._fetch, None

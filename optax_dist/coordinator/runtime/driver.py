@@ -126,7 +126,12 @@ class Driver:
       self._states.published, self.feed, deadlines.replica
     )
     self._aggregations = reduce_scatter_gather.Aggregations(
-      place.transport, reducer, self._background, deadlines, self._reach
+      place.transport,
+      reducer,
+      self._background,
+      deadlines,
+      self._answered,
+      self._reach,
     )
     # What the state that is computed ahead was computed with; None: it was inline.
     self._ahead: entries.AttemptId | None = None
@@ -135,6 +140,7 @@ class Driver:
       self._states.nbytes,
       self._background,
       deadlines.patience,
+      self._answered,
     )
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
@@ -325,8 +331,6 @@ class Driver:
         self._posted.popleft()()
       for event in self._store.poll():
         self._on_store(event)
-      if self._aggregations.answers or self._snapshots.answers:
-        self._queue_answers()
       if self._inputs:
         queued, self._inputs = self._inputs, collections.deque()
         for input_ in queued:
@@ -408,19 +412,15 @@ class Driver:
         # An unknown attempt was abandoned.
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
-        # Keeps the order of events: answers before a peer's loss.
-        self._queue_answers()
 
-  def _queue_answers(self) -> None:
-    for answer in (*self._aggregations.answers, *self._snapshots.answers):
-      if isinstance(answer, inputs.Aggregated):
-        phases.reach("done", self._replica)
-        if self._exchange is not None and self._exchange[0] == answer.attempt:
-          _, sequence, began = self._exchange
-          self.exchanged = sequence, time.monotonic() - began
-      self._inputs.append(answer)
-    self._aggregations.answers.clear()
-    self._snapshots.answers.clear()
+  def _answered(self, answer: inputs.Input) -> None:
+    """An aggregation or a snapshot has ended."""
+    if isinstance(answer, inputs.Aggregated):
+      phases.reach("done", self._replica)
+      if self._exchange is not None and self._exchange[0] == answer.attempt:
+        _, sequence, began = self._exchange
+        self.exchanged = sequence, time.monotonic() - began
+    self._inputs.append(answer)
 
   def _on_store(self, event: stores.Event) -> None:
     match event:

@@ -120,8 +120,6 @@ class Group:
         for event in side.transport.poll(0):
           quiet = 0
           side.all.handle(event)
-        side.answers += side.all.answers
-        side.all.answers.clear()
 
   def background(self, work, done):
     self.work.append((work, done))
@@ -166,6 +164,7 @@ class Side:
       reducer.Reducer(self.encoder, data),
       group.background,
       deadlines.of(300.0, attempt_timeout=timeout),
+      self.answers.append,
     )
 
   def nodes(self, slots, count):
@@ -337,7 +336,7 @@ def test_a_silent_member_times_out_and_is_named():
   for who in (0, 2):
     side = group.sides[who]
     side.all.check()
-    (answer,) = side.all.answers
+    (answer,) = side.answers
     assert answer.failed_replica == 1
     assert re.search(
       r"no byte of its gradient came for \d+\.\d s", answer.reason
@@ -353,10 +352,10 @@ def test_an_optimistic_attempt_fails_once_all_have_begun_and_nothing_comes():
   side = group.sides[0]
   side.all.limit_wait(attempt_id(0))
   side.all.check()
-  assert side.all.answers == []  # Its wait counts from now on.
+  assert side.answers == []  # Its wait counts from now on.
   time.sleep(0.6)
   side.all.check()
-  (answer,) = side.all.answers
+  (answer,) = side.answers
   assert answer.failed_replica == 1
 
 
@@ -465,7 +464,7 @@ def test_closing_the_connection_fails_what_waits_for_that_peer():
     side.transport.disconnect("p1")
     for event in side.transport.poll(0):
       assert side.all.handle(event)
-    (answer,) = side.all.answers
+    (answer,) = side.answers
     assert answer.failed_replica == 1
     assert "closed the connection" in answer.reason
     assert not [key for key in side.all._transfers if key[0] == "p1"]
@@ -516,17 +515,17 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
   for _ in range(100):
     now += 0.05
     side.all.check()
-    assert side.all.answers == []
+    assert side.answers == []
   # The other one has all gradients now, and sends no mean.
   group.sides[1].all._averaged = lambda attempt, error: None
   group.begin(1)
   group.pump()
   now += 0.14
   side.all.check()
-  assert side.all.answers == []
+  assert side.answers == []
   now += 0.02
   side.all.check()
-  (answer,) = side.all.answers
+  (answer,) = side.answers
   assert answer.failed_replica == 1
   assert "no byte of its slice of the mean came for 0.2 s" in answer.reason
 
@@ -541,7 +540,7 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
     second.transport.poll(0)
     for event in first.transport.poll(0):
       first.all.handle(event)
-  assert not first.all.answers
+  assert not first.answers
   near_transports.kill(second.transport)
   group.pump(without=[1])
   (answer,) = first.answers

@@ -16,9 +16,13 @@ STATE = np.arange(640, dtype=np.uint8) % 251
 class Side:
   def __init__(self, transport, timeout=5.0, nbytes=STATE.size):
     self.transport = transport
-    self.work = []
+    self.work, self.answers = [], []
     self.all = snapshots.Snapshots(
-      self.transport, nbytes, lambda *both: self.work.append(both), timeout
+      self.transport,
+      nbytes,
+      lambda *both: self.work.append(both),
+      timeout,
+      self.answers.append,
     )
 
   def pump(self):
@@ -67,7 +71,7 @@ def test_a_state_comes_with_its_step(order):
   if order == "fetch first":
     serve(a, b)
     pump(a, b)
-  assert b.all.answers == [inputs.SnapshotFetched(3, 7)]
+  assert b.answers == [inputs.SnapshotFetched(3, 7)]
   assert b.all.pending() == 1
   np.testing.assert_array_equal(b.all.take(3), STATE)
   assert a.all.pending() == b.all.pending() == 0
@@ -85,7 +89,7 @@ def test_a_state_that_changes_on_the_way_is_not_accepted():
   serve(a, b)
   fetch(b, a)
   pump(a, b)
-  (answer,) = b.all.answers
+  (answer,) = b.answers
   assert isinstance(answer, inputs.SnapshotFailed)
   assert "its digest is another one" in answer.reason
   assert b.all.pending() == 0
@@ -104,7 +108,7 @@ def test_a_state_that_is_replaced_while_it_is_checked_is_no_answer():
   assert len(b.work) == 1
   fetch(b, a, transfer=4)
   pump(a, b)
-  assert b.all.answers == []
+  assert b.answers == []
   b.all.close()
   assert b.all.pending() == 0
 
@@ -115,7 +119,7 @@ def test_a_lost_source_is_reported():
   pump(a, b)
   near_transports.kill(a.transport)
   b.pump()
-  (answer,) = b.all.answers
+  (answer,) = b.answers
   assert isinstance(answer, inputs.SnapshotFailed)
   assert "'a' is lost" in answer.reason
 
@@ -128,7 +132,7 @@ def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
   )
   b.all.fetch(effects.FetchSnapshot(3, "c", "node-1\n:29400"))
   pump(a, b)
-  assert b.all.answers == [inputs.SnapshotFailed(3, "'c' is not connected")]
+  assert b.answers == [inputs.SnapshotFailed(3, "'c' is not connected")]
   assert a.all.pending() == b.all.pending() == 0
 
 
@@ -139,7 +143,7 @@ def test_a_silent_attempt_times_out():
   assert b.all.deadline() is not None
   time.sleep(0.06)
   b.all.check()
-  (failed,) = b.all.answers
+  (failed,) = b.answers
   assert failed.transfer == 3
   # On a busy machine it was silent for longer.
   assert re.fullmatch(r"no byte of it came for \d+\.\d s", failed.reason)
@@ -155,7 +159,7 @@ def test_another_fetch_replaces_the_first():
   serve(a, b, transfer=3)
   serve(a, b, transfer=4)
   pump(a, b)
-  assert b.all.answers == [inputs.SnapshotFetched(4, 7)]
+  assert b.answers == [inputs.SnapshotFetched(4, 7)]
   assert a.all.pending() == 0
 
 
@@ -166,7 +170,7 @@ def test_a_state_that_is_written_as_it_closes_is_not_served():
   pump(a, b)
   fetch(b, a)
   pump(a, b)
-  assert not b.all.answers
+  assert not b.answers
   assert a.all.pending() == 0
   b.all.close()
   assert b.all.pending() == 0
@@ -179,7 +183,7 @@ def test_closing_the_connection_ends_fetching_and_serving():
   a.pump()
   b.transport.disconnect("a")
   b.pump()
-  (answer,) = b.all.answers
+  (answer,) = b.answers
   assert isinstance(answer, inputs.SnapshotFailed)
   assert "closed the connection" in answer.reason
   a.transport.disconnect("b")
