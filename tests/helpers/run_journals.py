@@ -1,7 +1,7 @@
 """Journals of small runs, written by hand."""
 
-from optax_dist.cli.runs import summary as run_summary
 from optax_dist.coordinator import journal
+from optax_dist.coordinator.metrics import run_numbers
 
 
 def member(replica, step, arrived, compute=0.5):
@@ -66,8 +66,8 @@ def ended(path):
   return path
 
 
-def summary_of(*records):
-  """The summary of records, in order."""
-  summary = run_summary.RunSummary()
-  summary.update(records)
-  return summary
+def numbers_of(*records):
+  """The numbers of records, in order."""
+  numbers = run_numbers.RunNumbers()
+  numbers.update(records)
+  return numbers

@@ -12,8 +12,8 @@ import rich.text
 
 from optax_dist.cli import tables
 from optax_dist.cli.runs import own_metrics
-from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.journal_tail import Tail
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
 
 _PER_SECOND = 4
@@ -33,31 +33,34 @@ _COLUMNS = {
 }
 
 
-def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
+def table(
+  numbers: RunNumbers, width: int = 140, reported: str = ""
+) -> rich.table.Table:
   """The current state of a run.
 
   Args:
-    summary: summary of its journal.
+    numbers: those of its journal.
     width: width of the terminal, in characters; a narrow one hides the least
       important columns.
+    reported: what the run's own script reports.
   """
-  title = f"step {summary.step:,}, {summary.rate():.1f} steps/s"
-  if summary.reported:
-    title += f", {summary.reported}"
-  if summary.leader is not None:
-    title += f", leader {summary.leader} (term {summary.terms})"
-  if summary.abandoned:
-    title += f", {summary.abandoned} attempts abandoned"
-  if summary.finish is not None:
-    title += f"; ended: {summary.finish['reason']}"
+  title = f"step {numbers.step:,}, {numbers.rate():.1f} steps/s"
+  if reported:
+    title += f", {reported}"
+  if numbers.leader is not None:
+    title += f", leader {numbers.leader} (term {numbers.terms})"
+  if numbers.abandoned:
+    title += f", {numbers.abandoned} attempts abandoned"
+  if numbers.finish is not None:
+    title += f"; ended: {numbers.finish['reason']}"
   shown = tables.table(title)
   names = [name for name, needs in _COLUMNS.items() if width >= needs]
   for name in names:
     text = name in ("replica", "state", "process", "ended", "dropped as")
     shown.add_column(name, justify="left" if text else "right", no_wrap=True)
-  now = summary.now()
-  for number in ordered(summary.replicas):
-    one = summary.replicas[number]
+  now = numbers.now()
+  for number in ordered(numbers.replicas):
+    one = numbers.replicas[number]
     computed = one.computed
     cells = {
       "replica": f"{number}",
@@ -75,7 +78,7 @@ def table(summary: RunSummary, width: int = 140) -> rich.table.Table:
       ),
     }
     shown.add_row(*(cells[name] for name in names))
-  awaited = summary.waiting_for()
+  awaited = numbers.waiting_for()
   shown.caption = rich.text.Text(
     f"waiting for {awaited}" if awaited else "", style="bold red"
   )
@@ -97,7 +100,8 @@ class Live:
     from_end: bool = False,
   ):
     """Sets the journal, which need not exist yet; see `Tail`."""
-    self.summary = RunSummary()
+    self.numbers = RunNumbers()
+    self._reported = ""
     self._tail = Tail(path, from_end=from_end)
     self._console = console or tables.plain(stderr=True)
     self._live = rich.live.Live(
@@ -117,12 +121,12 @@ class Live:
 
   def read(self) -> None:
     """Reads what is new in the journal, and what the script reports."""
-    self.summary.update(self._tail.read(), self._tail.age)
-    self.summary.reported = own_metrics.latest(self._tail.path)
+    self.numbers.update(self._tail.read(), self._tail.age)
+    self._reported = own_metrics.latest(self._tail.path)
 
   def show(self) -> None:
     """Shows what was read as a table, on standard output."""
-    tables.show(table(self.summary, tables.width()))
+    tables.show(table(self.numbers, tables.width(), self._reported))
 
   def update(self, force: bool = False) -> None:
     """Shows the current state, if it is time for it."""
@@ -130,7 +134,7 @@ class Live:
     now = time.monotonic()
     if self._console.is_terminal and (force or now >= self._next):
       self._next = now + 1 / _PER_SECOND
-      shown = table(self.summary, self._console.width)
+      shown = table(self.numbers, self._console.width, self._reported)
       self._live.update(shown, refresh=True)
 
   def print_above(self, line: str) -> None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
   else:
     live = run_table.Live(args.journal)
     live.read()
-    if live.bad_lines and live.summary.run is None:
+    if live.bad_lines and live.numbers.run is None:
       raise errors.CommandError(
         f"{args.journal}: is no journal: none of its {live.bad_lines} lines can"
         " be used"
@@ -84,7 +84,7 @@ def _follow(live: Live) -> None:
   with live:
     with contextlib.suppress(KeyboardInterrupt):
       live.update()
-      while live.summary.finish is None:
+      while live.numbers.finish is None:
         time.sleep(_SLICE)
         live.update()
     live.update(force=True)

@@ -88,8 +88,7 @@ class Reporter:
     """The metrics of the run so far; any thread may call it."""
     with self._lock:
       try:
-        for record in self._tail.read():
-          self._numbers.update(record)
+        self._numbers.update(self._tail.read())
       except OSError as error:
         _log.debug("the journal can't be read: %s", error)
       return self._numbers.metrics()

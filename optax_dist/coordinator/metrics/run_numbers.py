@@ -1,8 +1,11 @@
-"""Metrics of a run as a whole, counted from its journal's records."""
+"""The numbers of a run, and of each replica, counted from its journal's records."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import time
+from collections.abc import Iterable
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import table
@@ -15,125 +18,257 @@ _STEP_SECONDS = (
   *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0),
 )
 _STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# Number of commits over which rates are computed.
+_WINDOW = 50
+
+
+@dataclasses.dataclass
+class ReplicaNumbers:
+  """The numbers of one replica.
+
+  Attributes:
+    replica: its index.
+    state: "in", "left" or "lost"; "" before it has joined.
+    accepted: gradients in committed steps, or exchanges.
+    dropped: gradients that were dropped, by reason.
+    losses: how often its process was lost.
+    waits: total seconds from its arrivals to their commits.
+    arrivals: number of these arrivals.
+    seen: when the journal last mentioned it, in seconds since the run's start.
+    computed: seconds that its last gradient took; None if unknown.
+    host: the host of its process; "" if unknown.
+    pid: its process on that host; None if unknown.
+    ended: how its last process has ended; "" if none has, or it is back.
+  """
+
+  replica: Replica
+  state: str = ""
+  accepted: int = 0
+  dropped: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  losses: int = 0
+  waits: float = 0.0
+  arrivals: int = 0
+  seen: float = 0.0
+  computed: float | None = None
+  host: str = ""
+  pid: int | None = None
+  ended: str = ""
+
+  @property
+  def wait(self) -> float:
+    """Its mean wait for a commit, in seconds."""
+    return self.waits / self.arrivals if self.arrivals else 0.0
+
+  @property
+  def process(self) -> str:
+    """Its host and process id; "" if unknown."""
+    return "" if self.pid is None else f"{self.host}: {self.pid}"
 
 
 class RunNumbers:
   """Counts the records of a run's journal; a resumed run counts from its start.
 
-  It uses no clock and no file: records in, metrics out.
-
   Attributes:
+    run: the record of its start, or None.
+    replicas: replicas by index.
     step: committed steps of the model.
-    finished: whether the run has ended.
+    leader: the current leader.
+    terms: number of terms so far.
+    abandoned: attempts that failed.
+    time: time of the last record, in seconds since the start.
+    committed: time of the last commit.
+    finish: the record of its end, or None.
+    stall: the last record that names the missing replicas, if there was no
+      commit since.
+    times: where the time of all replicas went.
 
   Example:
     >>> numbers = RunNumbers()
-    >>> numbers.update({"kind": "run", "time": 0.0, "step": 0})
-    >>> numbers.update({"kind": "join", "time": 0.1, "replica": 0, "step": 0})
+    >>> numbers.update([
+    ...   {"kind": "run", "time": 0.0, "step": 0},
+    ...   {"kind": "join", "time": 0.1, "replica": 0, "step": 0}])
     >>> numbers.metrics()["members"]
     {(): 1}
   """
 
-  def __init__(self) -> None:
-    """Starts before the first record."""
-    self._begin(0)
+  def __init__(self, *, keep: float = 0.0):
+    """Starts before the first record.
 
-  def _begin(self, step: int) -> None:
-    self.step, self.finished = step, False
-    self._steps = self._applied = self._abandoned = self._stalls = 0
+    Args:
+      keep: see `TimeLedger`.
+    """
+    self.times = TimeLedger(keep=keep)
+    self._begin(None)
+
+  def _begin(self, run: journal.Record | None) -> None:
+    self.run = run
+    self.replicas: dict[Replica, ReplicaNumbers] = {}
+    self.step = run["step"] if run else 0
+    self.leader: Replica | None = None
+    self.terms = self.abandoned = 0
+    self.time = self.committed = 0.0
+    self.finish: journal.Record | None = None
+    self.stall: journal.Record | None = None
+    self._steps = self._stalls = self._leader_changes = 0
+    # How long the current step has stalled.
+    self._stalled = 0.0
     self._step_seconds = table.Distribution(_STEP_SECONDS)
     self._staleness = table.Distribution(_STALENESS)
-    self._dropped: collections.Counter[str] = collections.Counter()
-    self._members: set[Replica] = set()
-    # Replicas that joined or left in these records; the others were there
-    # before.
-    self._known: set[Replica] = set()
-    self._came = dict.fromkeys(("joined", "left", "lost"), 0)
-    self._leader: Replica | None = None
-    self._leader_changes = 0
-    self._bytes_in = self._bytes_out = 0
-    # Time of the last commit; and how long the current step has stalled.
-    self._committed: float | None = None
-    self._stalled = 0.0
-    self._times = TimeLedger()
+    self._changes = dict.fromkeys(("joined", "left", "lost"), 0)
+    self._moved = {"in": 0, "out": 0}
+    self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+    self._read_at = 0.0
 
-  def update(self, record: journal.Record) -> None:
-    """Processes the next record."""
+  def update(self, records: Iterable[journal.Record], age: float = 0.0) -> None:
+    """Processes further records.
+
+    Args:
+      records: in order.
+      age: how many seconds ago the last of them was written.
+    """
+    for record in records:
+      if record["kind"] == "run":
+        self._begin(record)
+      self._read_at = time.monotonic() - age
+      self.time = max(self.time, record["time"])
+      # A new leader may repeat a commit.
+      if record["kind"] != "commit" or record["step"] >= self.step:
+        self._count(record)
+        self.times.update(record)
+
+  def _count(self, record: journal.Record) -> None:
     match record["kind"]:
       case "commit":
-        if record["step"] < self.step:
-          return  # A new leader has repeated it.
         self._commit(record)
       case "drop":
-        self._dropped[record["reason"]] += record["count"]
-        self._move(record)
+        found = self._gradient(record, record["time"])
+        found.dropped[record["reason"]] += record["count"]
       case "exchange":
-        self._applied += 1
-      case "run":
-        self._begin(record["step"])
+        self._gradient(record, record["time"]).accepted += 1
       case "leader":
-        leader = record["replica"]
-        changed = self._leader is not None and self._leader != leader
-        self._leader_changes += changed
-        self._leader = leader
+        self._leader_changes += self.leader not in (None, record["replica"])
+        self.leader = record["replica"]
+        self.terms += 1
       case "join":
-        self._members.add(record["replica"])
-        self._known.add(record["replica"])
-        self._came["joined"] += 1
-      case "leave" | "lost" as kind:
-        self._members.discard(record["replica"])
-        self._known.add(record["replica"])
-        self._came["left" if kind == "leave" else "lost"] += 1
+        self._seen(record["replica"], record["time"]).state = "in"
+        self._changes["joined"] += 1
+      case "leave":
+        self._seen(record["replica"], record["time"]).state = "left"
+        self._changes["left"] += 1
+      case "lost":
+        found = self._seen(record["replica"], record["time"])
+        found.state = "lost"
+        found.losses += 1
+        self._changes["lost"] += 1
+      case "process":
+        found = self._one(record["replica"])
+        found.host, found.pid = record["host"], record["pid"]
+        found.ended = record["ended"] or ""
       case "abandon":
-        self._abandoned += 1
+        self.abandoned += 1
       case "stall":
         # It is reported repeatedly; one stall is one step that took too long.
         self._stalls += not self._stalled
-        self._stalled = record["waited"]
+        self._stalled, self.stall = record["waited"], record
+      case "cannot_proceed":
+        self.stall = record
       case "finish":
-        self._stalled, self.finished = 0.0, True
-        self._members.clear()
-    self._times.update(record)
+        self._stalled, self.finish = 0.0, record
 
   def _commit(self, record: journal.Record) -> None:
     now = record["time"]
+    if self._steps:
+      self._step_seconds.add(max(0.0, now - self.committed))
     self.step = record["step"] + 1
     self._steps += 1
-    if self._committed is not None:
-      self._step_seconds.add(max(0.0, now - self._committed))
-    self._committed, self._stalled = now, 0.0
+    self.committed, self._stalled, self.stall = now, 0.0, None
+    self._commits.append(now)
     for member in record["members"]:
-      count = member["count"]
-      self._applied += count
-      self._staleness.add(member["staleness"], count)
-      if member["replica"] not in self._known:
-        self._members.add(member["replica"])
-      self._move(member)
+      found = self._gradient(member, now)
+      found.accepted += member["count"]
+      self._staleness.add(member["staleness"], member["count"])
+      if member["arrived"] is not None:
+        found.waits += max(0.0, now - member["arrived"])
+        found.arrivals += 1
 
-  def _move(self, gradient: journal.Record) -> None:
-    """Counts the bytes that its replica moved since its last one."""
-    timings = gradient.get("timings")
-    if timings is not None:
-      self._bytes_in += timings.get("bytes_in") or 0
-      self._bytes_out += timings.get("bytes_out") or 0
+  def _gradient(self, gradient: journal.Record, now: float) -> ReplicaNumbers:
+    """The replica of a gradient, with the bytes that it moved since the last."""
+    found = self._seen(gradient["replica"], gradient.get("arrived") or now)
+    # It may have joined before these records begin.
+    found.state = found.state or "in"
+    found.computed = gradient["compute"]
+    timings = gradient.get("timings") or {}
+    for direction in self._moved:
+      self._moved[direction] += timings.get(f"bytes_{direction}") or 0
+    return found
+
+  def _seen(self, replica: Replica, when: float) -> ReplicaNumbers:
+    found = self._one(replica)
+    found.seen = max(found.seen, when)
+    return found
+
+  def _one(self, replica: Replica) -> ReplicaNumbers:
+    return self.replicas.setdefault(replica, ReplicaNumbers(replica))
+
+  def now(self) -> float:
+    """Seconds since the run's start: now, or at its end."""
+    if self.run is None or self.finish is not None:
+      return self.time
+    return self.time + time.monotonic() - self._read_at
+
+  def rate(self) -> float:
+    """Steps per second, over the last commits."""
+    until = self.now() if self.finish is None else self.committed
+    return self._rate(until)
+
+  def _rate(self, until: float) -> float:
+    if len(self._commits) < 2:
+      return 0.0
+    return (len(self._commits) - 1) / max(until - self._commits[0], 1e-9)
+
+  def waiting_for(self) -> str:
+    """The replicas that the run waits for; "" if it makes progress."""
+    if self.finish is not None:
+      return ""
+    quiet = self.now() - self.committed
+    usual = 1.0 / rate if (rate := self._rate(self.committed)) else 1.0
+    if quiet < max(3.0, 5 * usual):
+      return ""
+    if self.stall is not None:
+      missing = self.stall["missing"]
+      groups = [missing] if isinstance(missing, list) else missing.values()
+      found = [replica for group in groups for replica in group]
+    else:
+      found = [
+        r.replica for r in self.replicas.values() if r.seen <= self.committed
+      ]
+    names = ", ".join(str(name) for name in found)
+    return f"replica {names}, for {quiet:.1f} s" if found else ""
 
   def metrics(self) -> table.Values:
-    """All values, as of the last record."""
+    """The rows of the table, as of the last record."""
     only, by_label = table.only, table.by_label
+    replicas = self.replicas.values()
+    dropped: collections.Counter[str] = collections.Counter()
+    for one in replicas:
+      dropped.update(one.dropped)
+    members = [one for one in replicas if one.state == "in"]
     return {
       "step": only(self.step),
       "steps": only(self._steps),
       "step_seconds": only(self._step_seconds),
       "staleness": only(self._staleness),
-      "gradients_applied": only(self._applied),
-      "gradients_dropped": by_label(self._dropped),
-      "moved_bytes": by_label({"in": self._bytes_in, "out": self._bytes_out}),
+      "gradients_applied": only(sum(one.accepted for one in replicas)),
+      "gradients_dropped": by_label(dropped),
+      "moved_bytes": by_label(self._moved),
       "stalls": only(self._stalls),
       "stalled_seconds": only(self._stalled),
-      "attempts_abandoned": only(self._abandoned),
-      "members": only(len(self._members)),
-      "membership_changes": by_label(self._came),
+      "attempts_abandoned": only(self.abandoned),
+      "members": only(0 if self.finish else len(members)),
+      "membership_changes": by_label(self._changes),
       "leader_changes": only(self._leader_changes),
-      "replica_seconds": by_label(self._times.booked()),
-      "goodput_ratio": only(self._times.goodput().goodput),
+      "replica_seconds": by_label(self.times.booked()),
+      "goodput_ratio": only(self.times.goodput().goodput),
     }

@@ -1,5 +1,11 @@
-"""Tests of a run's metrics, from handwritten records."""
+"""Tests of a run's numbers, from handwritten records."""
 
+import time
+
+import pytest
+import run_journals
+
+from optax_dist.coordinator import journal, journal_tail
 from optax_dist.coordinator.metrics import run_numbers
 
 
@@ -38,19 +44,25 @@ def commit(step, time, *members):
 
 def test_the_numbers_of_a_small_run_are_those_of_its_records():
   numbers = run_numbers.RunNumbers()
-  for record in (
-    {"kind": "run", "time": 0.0, "step": 10},
-    {"kind": "leader", "time": 0.0, "replica": 0, "step": 10},
-    *({"kind": "join", "time": 0.1, "replica": i} for i in range(3)),
-    commit(10, 1.0, member(0, moved=(3, 4)), member(1, staleness=3, count=2)),
-    {"kind": "drop", "time": 1.5, "reason": "stale", **member(2, moved=(0, 4))},
-    {"kind": "stall", "time": 2.0, "waited": 1.0},
-    {"kind": "stall", "time": 3.0, "waited": 2.0},
-    {"kind": "lost", "time": 3.5, "replica": 0},
-    {"kind": "abandon", "time": 3.5},
-    {"kind": "leader", "time": 3.5, "replica": 1, "step": 11},
-  ):
-    numbers.update(record)
+  numbers.update(
+    [
+      {"kind": "run", "time": 0.0, "step": 10},
+      {"kind": "leader", "time": 0.0, "replica": 0, "step": 10},
+      *({"kind": "join", "time": 0.1, "replica": i} for i in range(3)),
+      commit(10, 1.0, member(0, moved=(3, 4)), member(1, staleness=3, count=2)),
+      {
+        "kind": "drop",
+        "time": 1.5,
+        "reason": "stale",
+        **member(2, moved=(0, 4)),
+      },
+      {"kind": "stall", "time": 2.0, "waited": 1.0},
+      {"kind": "stall", "time": 3.0, "waited": 2.0},
+      {"kind": "lost", "time": 3.5, "replica": 0},
+      {"kind": "abandon", "time": 3.5},
+      {"kind": "leader", "time": 3.5, "replica": 1, "step": 11},
+    ]
+  )
   found = values(numbers)
   assert found["stalled_seconds",] == 2.0
   assert found["stalls",] == 1
@@ -68,39 +80,203 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert found["attempts_abandoned",] == 1
   assert found["leader_changes",] == 1
   # The new leader writes a commit that the journal has, and goes on.
-  numbers.update(commit(10, 1.0, member(0), member(1)))
-  numbers.update(commit(11, 4.0, member(1, moved=None), member(2)))
+  numbers.update([commit(10, 1.0, member(0), member(1))])
+  numbers.update([commit(11, 4.0, member(1, moved=None), member(2))])
   found = values(numbers)
   assert found["steps",] == 2
   assert found["step_seconds",].count == 1
   assert found["step_seconds",].total == 3.0
   assert found["stalled_seconds",] == 0
   assert found["gradients_applied",] == 5
-  assert not numbers.finished
-  numbers.update({"kind": "finish", "time": 5.0})
-  assert numbers.finished
+  numbers.update([{"kind": "finish", "time": 5.0}])
   assert values(numbers)["members",] == 0
   useful = values(numbers)["replica_seconds", "useful"]
   assert 0 < values(numbers)["goodput_ratio",] < 1
   assert useful > 0
   # A resumed run counts from its own start.
-  numbers.update({"kind": "run", "time": 0.0, "step": 5})
+  numbers.update([{"kind": "run", "time": 0.0, "step": 5}])
   found = values(numbers)
   assert (found["step",], found["steps",]) == (5, 0)
-  assert not numbers.finished
   assert found["replica_seconds", "useful"] == 0
 
 
 def test_elastic_averaging_has_exchanges():
   numbers = run_numbers.RunNumbers()
   exchange = {"kind": "exchange", "time": 1.0, "replica": 0, "compute": 0.5}
-  numbers.update(exchange | {"arrived": None})
+  numbers.update([exchange | {"arrived": None}])
   assert values(numbers)["gradients_applied",] == 1
 
 
 def test_a_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
   """As for a new leader that has no journal."""
   numbers = run_numbers.RunNumbers()
-  numbers.update({"kind": "lost", "time": 0.5, "replica": 0})
-  numbers.update(commit(40, 1.0, member(0), member(1), member(2)))
+  numbers.update([{"kind": "lost", "time": 0.5, "replica": 0}])
+  numbers.update([commit(40, 1.0, member(0), member(1), member(2))])
   assert values(numbers)["members",] == 2
+
+
+def _record(kind, at, **fields):
+  return {"kind": kind, "time": at, **fields}
+
+
+def _commit(step, at, *members):
+  return _record("commit", at, step=step, attempt=1, members=list(members))
+
+
+def test_it_counts_by_replica(tmp_path):
+  path = run_journals.ended(tmp_path / "run.jsonl")
+  numbers = run_journals.numbers_of(*journal.read(path).records)
+  assert numbers.step == 4
+  assert numbers.rate() == pytest.approx(1.0)
+  assert [numbers.replicas[i].accepted for i in range(3)] == [4, 4, 0]
+  assert numbers.replicas[2].dropped == {"stale": 4}
+  assert [numbers.replicas[i].state for i in range(3)] == ["in", "lost", "in"]
+  assert numbers.replicas[0].wait == pytest.approx(0.2)
+  assert numbers.now() == 6.0
+  assert numbers.waiting_for() == ""
+  # A resumed run starts over.
+  numbers.update([{"kind": "run", "time": 0.0, "step": 2, "unix_time": None}])
+  assert (numbers.step, numbers.replicas) == (2, {})
+
+
+def test_who_is_waited_for_is_told(tmp_path, monkeypatch):
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  path = tmp_path / "run.jsonl"
+  with journal.Journal(path) as written:
+    run_journals.begin(written)
+    for step in range(3):
+      run_journals.commit(written, step, 0, 1, 2, at=1.0 + step)
+    numbers = run_numbers.RunNumbers()
+    numbers.update(journal.read(path).records, age=55.0)
+    assert numbers.waiting_for() == "replica 0, 1, 2, for 55.0 s"
+    missing = {"computing": [2], "reporting": [], "absent": []}
+    written.write("stall", step=3, waited=10.0, missing=missing, time=13.0)
+    numbers.update(journal.read(path).records[-1:], age=45.0)
+    assert numbers.waiting_for() == "replica 2, for 55.0 s"
+
+
+def test_a_step_that_a_new_leader_repeats_counts_once():
+  member = run_journals.member(0, 0, arrived=0.5)
+  numbers = run_journals.numbers_of(
+    _commit(0, 1.0, member), _commit(1, 2.0, member), _commit(0, 9.0, member)
+  )
+  assert (numbers.step, numbers.committed) == (2, 2.0)
+  assert numbers.replicas[0].accepted == 2
+  assert numbers.replicas[0].waits == pytest.approx(0.5 + 1.5)
+
+
+def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
+  numbers = run_journals.numbers_of(
+    _record("join", 0.0, replica="a"),
+    _record("lost", 1.0, replica="a"),
+    _record("join", 2.0, replica="a"),
+    _record("leave", 3.0, replica="a"),
+  )
+  one = numbers.replicas["a"]
+  assert (one.state, one.losses, one.seen) == ("left", 1, 3.0)
+  numbers.update([_record("join", 4.0, replica="a")])
+  assert one.state == "in"
+
+
+def test_one_whose_gradient_came_was_seen_then():
+  """A step that is committed long after says nothing of its members."""
+  numbers = run_journals.numbers_of(
+    _record("join", 0.0, replica=0),
+    _commit(0, 50.0, run_journals.member(0, 0, arrived=3.0)),
+  )
+  assert numbers.replicas[0].seen == 3.0
+  assert numbers.replicas[0].wait == 47.0
+  # Without the time of its arrival it was seen at the commit.
+  numbers.update([_commit(1, 60.0, run_journals.member(0, 1, arrived=None))])
+  one = numbers.replicas[0]
+  assert (one.seen, one.wait, one.accepted) == (60.0, 47.0, 2)
+
+
+def test_leaders_and_attempts_are_counted():
+  numbers = run_journals.numbers_of(
+    _record("leader", 0.0, replica=0),
+    _record("abandon", 1.0),
+    _record("leader", 2.0, replica=2),
+  )
+  assert (numbers.leader, numbers.terms, numbers.abandoned) == (2, 2, 1)
+
+
+def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
+  records = [
+    {"kind": "run", "time": 0.0, "step": 0, "unix_time": 1000.0},
+    *(_commit(i, 100.0 + i) for i in range(30)),
+    *(_commit(30 + i, 130.0 + i / 10) for i in range(60)),
+  ]
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  numbers = run_journals.numbers_of(*records)
+  # The last fifty only, of which ten came in a second.
+  assert numbers.rate() == pytest.approx(10.0)
+  monkeypatch.setattr(time, "monotonic", lambda: 1044.1)
+  assert numbers.rate() == pytest.approx(1.0)
+  # After the end it no longer falls.
+  numbers.update([_record("finish", numbers.time, reason="finished")])
+  assert numbers.rate() == pytest.approx(10.0)
+  assert numbers.now() == numbers.time
+  assert run_journals.numbers_of(*records[:2]).rate() == 0.0
+
+
+def test_nobody_is_waited_for_as_long_as_steps_usually_take(monkeypatch):
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  numbers = run_journals.numbers_of(
+    {"kind": "run", "time": 0.0, "step": 0, "unix_time": 1000.0},
+    _record("join", 0.0, replica=0),
+    *(_commit(i, 2.0 * i) for i in range(1, 4)),
+  )
+  monkeypatch.setattr(time, "monotonic", lambda: 1009.9)
+  assert numbers.waiting_for() == ""
+  monkeypatch.setattr(time, "monotonic", lambda: 1010.1)
+  assert numbers.waiting_for() == "replica 0, for 10.1 s"
+  # The wall clock, which may jump, is of no matter.
+  monkeypatch.setattr(time, "time", lambda: 0.0)
+  assert numbers.now() == pytest.approx(16.1)
+
+
+def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
+  numbers = run_journals.numbers_of(
+    _record("join", 0.0, replica=0),
+    _record("cannot_proceed", 5.0, missing=[1, "b"]),
+  )
+  assert numbers.waiting_for() == "replica 1, b, for 5.0 s"
+  numbers.update([_commit(0, 20.0), _record("join", 30.0, replica=1)])
+  assert numbers.waiting_for() == "replica 0, for 10.0 s"
+
+
+def test_process_of_a_replica_and_its_end_are_known():
+  process = _record("process", 2.0, replica=1, host="h", pid=7, ended=None)
+  numbers = run_journals.numbers_of(_record("join", 1.0, replica=1), process)
+  one = numbers.replicas[1]
+  assert (one.host, one.pid, one.ended, one.seen) == ("h", 7, "", 1.0)
+  numbers.update([process | {"ended": "was ended by SIGKILL"}])
+  assert one.ended == "was ended by SIGKILL"
+  numbers.update([process | {"pid": 8}])
+  assert (one.pid, one.ended) == (8, "")
+
+
+def test_what_is_not_known_is_passed_over():
+  numbers = run_journals.numbers_of(
+    _record("of a later version", 4.0, replica=9)
+  )
+  assert (numbers.time, numbers.replicas) == (4.0, {})
+
+
+@pytest.mark.parametrize("off", [-3600.0, 3600.0])
+def test_a_leader_whose_clock_is_off_is_shown_as_any_other(tmp_path, off):
+  path = tmp_path / "run.jsonl"
+  with journal.Journal(path, unix_clock=lambda: time.time() + off) as written:
+    run_journals.begin(written)
+    for step in range(3):
+      run_journals.commit(written, step, 0, 1, 2, at=1.0 + step)
+    numbers = run_numbers.RunNumbers()
+    tail = journal_tail.Tail(path)
+    numbers.update(tail.read(), tail.age)
+    assert 3.0 <= numbers.now() < 60.0
+    # It goes on from there.
+    then = numbers.now()
+    time.sleep(0.01)
+    assert then < numbers.now() < 60.0
+    assert numbers.rate() > 0.01

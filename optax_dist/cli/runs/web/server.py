@@ -62,7 +62,7 @@ class Server:
     """The page's current data."""
     with self._lock:
       self._view.update(self._tail.read(), self._tail.age)
-      self._view.summary.reported = own_metrics.latest(self._tail.path)
+      self._view.reported = own_metrics.latest(self._tail.path)
       return self._view.state()
 
   def close(self) -> None:

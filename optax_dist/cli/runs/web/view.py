@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from optax_dist.cli.runs.summary import RunSummary
-from optax_dist.coordinator.metrics.time_ledger import TimeLedger
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
 
 Record = dict[str, Any]
@@ -37,6 +36,9 @@ _EVENTS = {
 class View:
   """Keeps what the page shows of a growing journal.
 
+  Attributes:
+    reported: what the run's own script reports.
+
   Example:
     >>> view = View()
     >>> view.update([{"kind": "join", "replica": 0, "time": 1.0, "step": 0}])
@@ -46,8 +48,8 @@ class View:
 
   def __init__(self) -> None:
     """Starts before the first record."""
-    self.summary = RunSummary()
-    self._times = TimeLedger(keep=WINDOW)
+    self.reported = ""
+    self._numbers = RunNumbers(keep=WINDOW)
     self._steps: collections.deque[tuple[float, float]] = collections.deque(
       maxlen=STEPS
     )
@@ -56,35 +58,34 @@ class View:
     )
 
   def update(self, records: Iterable[Record], age: float = 0.0) -> None:
-    """Processes further records; see `RunSummary.update`."""
+    """Processes further records; see `RunNumbers.update`."""
     for record in records:
-      before, committed = self.summary.step, self.summary.committed
-      self.summary.update([record], age)
+      before, committed = self._numbers.step, self._numbers.committed
+      self._numbers.update([record], age)
       kind = record["kind"]
       if kind == "run":
         self._steps.clear()
-      self._times.update(record)
-      if self.summary.step > before and committed:
+      if self._numbers.step > before and committed:
         self._steps.append((record["time"], record["time"] - committed))
       if kind in _EVENTS and record.get("ended", kind):
         self._events.append(self._event(record))
 
   def state(self) -> dict[str, Any]:
     """The page's data as JSON types."""
-    summary = self.summary
-    now = summary.now()
+    numbers = self._numbers
+    now = numbers.now()
     return {
       "now": now,
       "window": WINDOW,
-      "step": summary.step,
-      "rate": summary.rate(),
-      "reported": summary.reported,
-      "strategy": summary.run["strategy"] if summary.run else "",
-      "leader": _name(summary.leader),
-      "terms": summary.terms,
-      "abandoned": summary.abandoned,
-      "awaited": summary.waiting_for(),
-      "ended": (summary.finish or {}).get("reason") or "",
+      "step": numbers.step,
+      "rate": numbers.rate(),
+      "reported": self.reported,
+      "strategy": numbers.run["strategy"] if numbers.run else "",
+      "leader": _name(numbers.leader),
+      "terms": numbers.terms,
+      "abandoned": numbers.abandoned,
+      "awaited": numbers.waiting_for(),
+      "ended": (numbers.finish or {}).get("reason") or "",
       "members": [
         dataclasses.asdict(one)
         | {
@@ -94,11 +95,11 @@ class View:
           "seen": max(0.0, now - one.seen),
           "process": one.process,
         }
-        for one in (summary.replicas[r] for r in ordered(summary.replicas))
+        for one in (numbers.replicas[r] for r in ordered(numbers.replicas))
       ],
       "spans": [
         span._asdict() | {"replica": _name(span.replica)}
-        for span in self._times.spans()
+        for span in self._numbers.times.spans()
         if span.end >= now - WINDOW
       ],
       "steps": list(self._steps),
@@ -108,7 +109,7 @@ class View:
 
   def _goodput(self) -> dict[str, float] | None:
     """The share of each category in all replica-seconds; None without any."""
-    found = self._times.goodput()
+    found = self._numbers.times.goodput()
     return found.shares() if found.total else None
 
   def _event(self, record: Record) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_members_are_in_the_order_of_their_numbers():
       "replica 3 lost: silent",
     ),
     (
-      {"kind": "stall", "missing": {"absent": [1]}},
+      {"kind": "stall", "waited": 9.0, "missing": {"absent": [1]}},
       "waiting for {'absent': [1]}",
     ),
     ({"kind": "cannot_proceed", "missing": [2]}, "can't go on for [2]"),
