@@ -11,8 +11,8 @@ the value. It needs a program, as under ``jax.jit`` or ``jax.pmap``; values
 computed eagerly have no origin. docs/ordering.md says what is seen and what is not.
 """
 
-import contextlib
 import contextvars
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Collection
@@ -41,12 +41,9 @@ _REARRANGES = frozenset(
 )
 
 
-def reduced_over(names: tuple[axes.AxisName, ...]) -> contextlib.ExitStack:
+def reduced_over(names: tuple[axes.AxisName, ...]) -> Any:
   """Returns a context whose results are final over the axes ``names``."""
-  stack = contextlib.ExitStack()
-  for name in names:
-    stack.enter_context(jax.named_scope(_scope(name)))
-  return stack
+  return jax.named_scope("".join(map(_scope, names)))
 
 
 def _scope(name: axes.AxisName) -> str:
@@ -254,34 +251,33 @@ def _is_made_by(
   return (known or Known()).search(x, question, read) == _MOST
 
 
+@dataclasses.dataclass(frozen=True)
 class _Value:
   """A value of a program.
 
   Attributes:
     variable: the variable that it is in the program.
     type: its type.
-    size: the number of its elements; None for what has none.
     maker: the equation that computed it; None for an argument or a constant.
     call: the call of the program; None for a program that is being traced.
     transposed: whether it is part of a gradient.
-    key: identifies it as long as it exists; calls of one program share variables.
   """
 
-  def __init__(
-    self,
-    variable: Any,
-    type: Any,
-    maker: Any,
-    call: "_Call | None",
-    transposed: bool,
-  ):
-    self.variable = variable
-    self.type = type
-    self.size = getattr(type, "size", None)
-    self.maker = maker
-    self.call = call
-    self.transposed = transposed
-    self.key = id(variable), id(call), transposed
+  variable: Any
+  type: Any
+  maker: Any
+  call: "_Call | None"
+  transposed: bool
+
+  @property
+  def key(self) -> tuple:
+    """Identifies it as long as it exists; calls of one program share variables."""
+    return id(self.variable), id(self.call), self.transposed
+
+  @property
+  def size(self) -> int | None:
+    """The number of its elements; None for what has none."""
+    return getattr(self.type, "size", None)
 
   def varies(self, name: axes.AxisName) -> bool:
     return name in axes.varying_axes(self.type)
