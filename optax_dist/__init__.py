@@ -3,7 +3,7 @@
 This package has the transforms to chain, and functions that read their state.
 The rest is in its modules: ``compression``, ``coordinator``,
 ``elastic_exchange``, ``ledger``, ``optimizers``, ``quorum``, ``simulate``,
-``sparse``, ``states``, ``tensorflow1`` and ``transforms.schedules``.
+``sparse``, ``states`` and ``tensorflow1``.
 """
 
 from typing import TYPE_CHECKING

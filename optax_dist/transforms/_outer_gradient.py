@@ -5,7 +5,6 @@ way to average provides, and the one that compresses what is sent.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -28,13 +27,11 @@ class Change(NamedTuple):
     finite: whether this replica's parameters are finite (boolean scalar), and so
       take part; True if that isn't asked.
     method: the state of a compression.
-    others: the means of the further arrays.
   """
 
   mean: list[jax.Array]
   finite: jax.Array
   method: CompressionState
-  others: list[jax.Array]
 
 
 class OuterGradient(Protocol):
@@ -50,7 +47,6 @@ class OuterGradient(Protocol):
     center: Any,
     points: list[jax.Array],
     method: CompressionState,
-    others: Sequence[jax.Array] = (),
   ) -> Change:
     """Averages the changes over the replicas.
 
@@ -60,7 +56,6 @@ class OuterGradient(Protocol):
       center: the common start of all parameters.
       points: the replica's parameters that take part.
       method: what was kept from the last round.
-      others: further arrays to average; none with a compression.
     """
 
 
@@ -88,9 +83,7 @@ class CompressedMean(OuterGradient):
     center: Any,
     points: list[jax.Array],
     method: CompressionState,
-    others: Sequence[jax.Array] = (),
   ) -> Change:
-    del others
     centers = leaves.of(center)
     points, finite = me.where_finite(points, centers, self.reject_nonfinite)
     # In a tree of all parameters, so that the state's structure never changes.
@@ -109,4 +102,4 @@ class CompressedMean(OuterGradient):
         method.residual,
       )
       new = new._replace(residual=residual)
-    return Change(leaves.of(mean), finite, new, [])
+    return Change(leaves.of(mean), finite, new)

@@ -1,8 +1,8 @@
 """Local updates: replicas train locally, and synchronize periodically."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,8 @@ from optax_dist.transforms._outer_gradient import (
   CompressedMean,
   OuterGradient,
 )
-from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
-_INNER_STATES = ("local", "averaged")
 
 
 class LocalReplica(NamedTuple):
@@ -82,9 +80,8 @@ def local_updates(
   outer: optax.GradientTransformation,
   axis_name: axes.AxisNames,
   *,
-  communication_period: int | Callable[[jax.Array], Any] | SettablePeriod,
+  communication_period: int | Callable[[jax.Array], Any],
   num_replicas: int | None = None,
-  inner_state: Literal["local", "averaged"] = "local",
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
   model_axes: axes.AxisNames | None = None,
@@ -123,14 +120,10 @@ def local_updates(
     axis_name: the axis, or a sequence of axes, over the replicas.
     communication_period: steps in a round: a positive integer, or a schedule,
       called with the steps taken so far (int32 scalar) when a round begins,
-      with results below 1 counting as 1, or a :class:`SettablePeriod`. See
-      :mod:`optax_dist.transforms.schedules`.
+      with results below 1 counting as 1. A transformation with another period
+      can take over the state: its period counts from the next round on.
     num_replicas: the number of replicas; None for the size of the axis. It is
       required if ``init`` is called outside of the map and of ``jax.set_mesh``.
-    inner_state: whether the floating-point arrays of the inner state stay
-      ``"local"`` or are ``"averaged"`` over the replicas with the parameters.
-      Others, such as counters, stay local. In a round in which no replica is
-      finite, all stay local, and what is not finite becomes 0.
     reject_nonfinite: whether a replica with an infinite or NaN parameter is
       excluded from the mean, and counted in its state. If not, it makes the
       common start non-finite. Non-finite parameters can't continue from there
@@ -187,30 +180,18 @@ def local_updates(
     <https://arxiv.org/abs/1910.00643>`_.
   """
   replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
-  settable = isinstance(communication_period, SettablePeriod)
-  first: Any = communication_period
-  if isinstance(communication_period, SettablePeriod):
-    first = communication_period.initial
-  if not callable(first):
-    first = checks.count("communication_period", first)
+  period = communication_period
+  if not callable(period):
+    period = checks.count("communication_period", period)
   checks.flag("reject_nonfinite", reject_nonfinite)
-  checks.one_of("inner_state", inner_state, _INNER_STATES)
   precision.check_dtype("center_dtype", center_dtype)
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
-  averages = inner_state == "averaged"
-  if compression is not None and averages:
-    raise ValueError(
-      f"{_USER}: `compression` can't be combined with inner_state='averaged':"
-      " the inner state would be sent as it is."
-    )
   gradient = outer_gradient(_USER, compression, reject_nonfinite)
 
-  def period_after(step: jax.Array, last: Any = None) -> jax.Array:
-    if settable and last is not None:
-      return last
-    period = first(step) if callable(first) else first
-    return jnp.maximum(jnp.asarray(period).astype(jnp.int32), 1)
+  def period_after(step: jax.Array) -> jax.Array:
+    steps = period(step) if callable(period) else period
+    return jnp.maximum(jnp.asarray(steps).astype(jnp.int32), 1)
 
   def init_fn(params: optax.Params) -> LocalUpdatesState:
     size = replicas.at_init()
@@ -245,18 +226,15 @@ def local_updates(
     # An inner step of this replica.
     steps, inner_state = inner.update(*args, **extra_args)
     u = replica_params.dense(leaves.of(steps))
-    averaged, with_averaged = _floats(inner_state) if averages else ([], None)
     iterations = state.iterations + 1
-    ends = True if first == 1 and not settable else iterations >= state.period
+    ends = True if period == 1 else iterations >= state.period
     round_end = state.round_start + iterations
 
     def end_round() -> tuple[Any, ...]:
       # The outer gradient: how far the replicas moved from their common start.
       method = CompressionState(own.residual, state.shared, state.global_step)
       points = [x + u for x, u in zip(x, u, strict=True)]
-      change = gradient.average(
-        me, leaves, state.center, points, method, averaged
-      )
+      change = gradient.average(me, leaves, state.center, points, method)
       # The outer step, in which parameters that don't take part have not moved.
       mean = leaves.put(replica_params.unmoved(state.center), change.mean)
       outer_steps, outer_state = outer.update(
@@ -271,23 +249,21 @@ def local_updates(
       dropped = own.dropped_nonfinite + (~change.finite).astype(jnp.int32)
       return (
         *(to_start, leaves.put(state.center, start), outer_state),
-        *(change.others, dropped, change.method.residual),
-        *(change.method.shared, period_after(round_end, state.period)),
+        *(dropped, change.method.residual, change.method.shared),
+        period_after(round_end),
       )
 
     # Equal on all replicas, so either all of them communicate or none.
-    u, center, outer_state, averaged, dropped, residual, shared, period = (
+    u, center, outer_state, dropped, residual, shared, steps_of_round = (
       axes.when(
         ends,
         end_round,
         lambda: (
-          *(u, state.center, state.outer_state, averaged),
+          *(u, state.center, state.outer_state),
           *(own.dropped_nonfinite, own.residual, state.shared, state.period),
         ),
       )
     )
-    if with_averaged is not None:
-      inner_state = with_averaged(averaged)
     own = LocalReplica(
       optax.safe_increment(own.local_step), inner_state, dropped, residual
     )
@@ -296,7 +272,7 @@ def local_updates(
       global_step=jnp.where(ends, rounds, state.global_step),
       iterations=jnp.where(ends, 0, iterations),
       round_start=jnp.where(ends, round_end, state.round_start),
-      period=period,
+      period=steps_of_round,
       center=center,
       outer_state=outer_state,
       replica=me.leave(own),
@@ -333,9 +309,6 @@ def outer_gradient(
 class _Mean(OuterGradient):
   """The mean over the replicas that are finite; 0 where none is.
 
-  If no replica is finite, there is no mean of the others: they stay this replica's
-  own, with 0 for what is not finite.
-
   Attributes:
     reject_nonfinite: whether replicas that aren't finite are left out.
   """
@@ -353,14 +326,13 @@ class _Mean(OuterGradient):
     center: Any,
     points: list[jax.Array],
     method: CompressionState,
-    others: Sequence[jax.Array] = (),
   ) -> Change:
     gaps = [
       c - cast_like(x, c)
       for x, c in zip(points, leaves.of(center), strict=True)
     ]
     finite = jnp.asarray(True)
-    sent = axes.cast_to_varying([*gaps, *others], me.of.names)
+    sent = axes.cast_to_varying(gaps, me.of.names)
     if self.reject_nonfinite:
       finite = me.all_finite(gaps)
       sent = [jnp.where(finite, x, jnp.zeros_like(x)) for x in sent]
@@ -370,28 +342,4 @@ class _Mean(OuterGradient):
       count = jnp.asarray(me.size)
     divisor = jnp.maximum(count, 1)
     means = [x / divisor.astype(x.dtype) for x in sums]
-    means, means_of_others = means[: len(gaps)], means[len(gaps) :]
-    if self.reject_nonfinite:
-      means_of_others = [
-        jnp.where(count > 0, mean, jnp.where(jnp.isfinite(x), x, 0))
-        for mean, x in zip(means_of_others, others, strict=True)
-      ]
-    return Change(means, finite, method, means_of_others)
-
-
-def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:
-  """Returns a tree's floating-point leaves, and a function to replace them."""
-  treedef: Any
-  leaves, treedef = jax.tree.flatten(tree)
-  at = [
-    i
-    for i, x in enumerate(leaves)
-    if jnp.issubdtype(jnp.result_type(x), jnp.inexact)
-  ]
-
-  def replace(new: list[Any]) -> Any:
-    for i, x in zip(at, new, strict=True):
-      leaves[i] = x
-    return treedef.unflatten(leaves)
-
-  return [leaves[i] for i in at], replace
+    return Change(means, finite, method)

@@ -8,9 +8,8 @@ import optax
 from optax_dist._internal import axes, checks
 from optax_dist.compression.top_k import top_k
 from optax_dist.transforms.local_updates import local_updates
-from optax_dist.transforms.schedules import SettablePeriod
 
-Period = int | Callable[[Any], Any] | SettablePeriod
+Period = int | Callable[[Any], Any]
 
 
 def local_sgd(
@@ -157,8 +156,8 @@ def slowmo(
     communication_period: steps in a round, or a schedule of them.
     slow_learning_rate: learning rate of a round; a schedule counts rounds.
     slow_momentum: momentum of a round.
-    **kwargs: further arguments of ``local_updates``. Its ``inner_state="local"``
-      and ``"averaged"`` are the paper's maintaining and averaging of buffers.
+    **kwargs: further arguments of ``local_updates``. Each replica maintains its
+      buffers, as the paper calls it.
 
   Returns:
     A transformation as from ``local_updates``, which also lists the errors.

@@ -202,15 +202,6 @@ def test_incompatible_arguments_are_refused():
     )
   with pytest.raises(ValueError, match="has no `reduction` 'adasum'"):
     optax_dist.cross_shard("data", compression=method, reduction="adasum")
-  with pytest.raises(ValueError, match="inner_state='averaged'"):
-    optax_dist.local_updates(
-      optax.adam(0.1),
-      optax.sgd(1.0),
-      "data",
-      communication_period=2,
-      inner_state="averaged",
-      compression=method,
-    )
 
 
 def test_a_summed_gradient_is_refused_with_the_remedy():

@@ -21,15 +21,13 @@ ARGUMENTS = {
     {"communication_period": 1, "rho": None, "exchange": "same_point"},
   ),
   "local": ("local_updates", {}),
-  "averaged": ("local_updates", {"inner_state": "averaged"}),
   "streaming": ("streaming_updates", {"fragments": 2, "delay": 1}),
 }
 
 
 def _make(kind, **kwargs):
   name, arguments = ARGUMENTS[kind]
-  inner = optax.sgd(0.1, momentum=0.5 if kind == "averaged" else None)
-  return every_transform.make(name, inner, N, **arguments | kwargs)
+  return every_transform.make(name, optax.sgd(0.1), N, **arguments | kwargs)
 
 
 every_kind = pytest.mark.parametrize("kind", ARGUMENTS)
@@ -117,33 +115,6 @@ def test_a_round_without_a_finite_replica_moves_nothing():
   for _ in range(2):
     _, state = run(state, np.ones((N, 2), np.float32), bad)
   np.testing.assert_array_equal(optax_dist.center_params(state), 1.0)
-
-
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
-@pytest.mark.parametrize("period", [1, 2])
-def test_training_goes_on_after_a_round_in_which_none_was_finite(
-  map_name, period
-):
-  """An averaged inner state keeps its hyperparameters, and drops its momentum."""
-  tx = optax_dist.local_sgd(
-    optax.inject_hyperparams(optax.sgd)(learning_rate=0.5, momentum=0.5),
-    maps.AXIS,
-    num_replicas=N,
-    communication_period=period,
-    inner_state="averaged",
-  )
-  state = tx.init(np.zeros(2, np.float32))
-  run = maps.stepper(
-    map_name, lambda state, p, g: tx.update(g, state, p), state, N
-  )
-  own = np.zeros((N, 2), np.float32)
-  for _ in range(period):
-    _, state = run(state, own, np.full((N, 2), np.inf, np.float32))
-  for name in ("learning_rate", "momentum"):
-    kept = optax.tree.get(state.replica.value.inner_state.hyperparams, name)
-    np.testing.assert_array_equal(kept, np.full(N, 0.5, np.float32))
-  updates, _ = run(state, own, np.ones((N, 2), np.float32))
-  np.testing.assert_array_equal(updates, np.full((N, 2), -0.5, np.float32))
 
 
 @pytest.mark.parametrize("kind", ["elastic", "local"])
