@@ -4,6 +4,7 @@ It says in lines of JSON what each step was, and trains until it reads a line.
 """
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ import time
 import outcomes
 
 
-def main(told):
+def main(options):
   import jax
   import jax.numpy as jnp
   import optax
@@ -28,14 +29,20 @@ def main(told):
     print(json.dumps({"at": time.monotonic(), **fields}), flush=True)
 
   threading.Thread(target=wait_for_word, daemon=True).start()
-  number, pause, width = told["replica"], told.pop("pause"), told.pop("width")
+  if options.get("bind") == "own name":
+    options["bind"] = socket.gethostname()
+  number, pause, width = (
+    options["replica"],
+    options.pop("pause"),
+    options.pop("width"),
+  )
   params = {"w": jnp.linspace(-1.0, 1.0, width)}
   gradient = jax.jit(
     lambda p, x: jax.tree.map(lambda v: 0.1 * v + jnp.sin(x + v), p)
   )
   seen = {**outcomes.none_yet(), "prints": {}}
   waited = 0.0
-  with coordinator.join(optax.adam(0.01), params, **told) as replica:
+  with coordinator.join(optax.adam(0.01), params, **options) as replica:
     say(event="joined")
     while not (asked.is_set() or replica.finished):
       time.sleep(pause)

@@ -99,18 +99,35 @@ class Run:
   Args:
     folder: for outputs.
     count: how many replicas.
-    **told: for `coordinator.join`, in place of these.
+    version: of IP.
+    hostnames: whether hosts find their own names at 127.0.1.1.
+    delay: seconds that each packet takes from the start.
+    special: by replica, what differs for it.
+    **options: for `coordinator.join`, in place of these.
   """
 
-  def __init__(self, folder, count, **told):
+  def __init__(
+    self,
+    folder,
+    count,
+    *,
+    version=4,
+    hostnames=False,
+    delay=0.0,
+    special=None,
+    **options,
+  ):
     self.folder, self.count = folder, count
-    self._told = told
+    self._version, self._hostnames, self._delay = version, hostnames, delay
+    self._options, self._special = options, special or {}
     self._everyone = []
     self._finishing = False
 
   def __enter__(self):
-    self.hosts = host_maker.Hosts(self.count + 1)
+    self.hosts = host_maker.Hosts(self.count + 1, hostnames=self._hostnames)
     try:
+      if self._delay:
+        self.hosts.shape(delay=self._delay)
       self._start()
     except BaseException:
       self.hosts.close()
@@ -125,7 +142,8 @@ class Run:
 
   def _start(self):
     store = self.count
-    address = f"{self.hosts.address(store)}:29300"
+    host = self.hosts.address(store, self._version)
+    address = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
     environment = os.environ | {
       "JAX_PLATFORMS": "cpu",
       "OPTAX_DIST_SECRET": _SECRET,
@@ -134,8 +152,9 @@ class Run:
     self._errors = []
     self._store = self.hosts.python(
       store,
-      *("-m", "optax_dist.coordinator.store", "--bind", "0.0.0.0"),
-      *("--advertise", self.hosts.address(store)),
+      *("-m", "optax_dist.coordinator.store"),
+      *("--bind", "::" if self._version == 6 else "0.0.0.0"),
+      *("--advertise", host),
       stdout=subprocess.PIPE,
       env=environment,
     )
@@ -145,7 +164,7 @@ class Run:
     for number in range(self.count):
       error = self.folder / f"replica-{number}.err"
       self._errors.append(error)
-      told = {
+      options = {
         "replica": number,
         "total_num_replicas": self.count,
         "coordinator_address": address,
@@ -157,12 +176,13 @@ class Run:
         "leader_timeout": LEADER_TIMEOUT,
         "pause": 0.03,
         "width": 20_000,  # Too large to be sent inline.
-        **self._told,
+        **self._options,
+        **self._special.get(number, {}),
       }
       with error.open("w") as file:
         process = self.hosts.python(
           number,
-          *(str(_PROGRAM), json.dumps(told)),
+          *(str(_PROGRAM), json.dumps(options)),
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           stderr=file,
@@ -170,7 +190,8 @@ class Run:
         )
       self.replicas.append(_Replica(process))
       self._everyone.append(self.replicas[-1])
-    self.wait_for_all(time.monotonic())
+    everyone = self.replicas
+    self.wait(lambda: all(r.joined for r in everyone), "not all join", 240.0)
 
   def wait(self, ready, what, seconds):
     """Waits until a condition is true; all must stay alive, and in the run."""
@@ -226,6 +247,7 @@ class Run:
 
   def cut(self, target, seconds, *, both):
     """Cuts, waits, heals, and waits until all take part again."""
+    self.wait_for_all(time.monotonic())
     some, others = self.victims(target)
     began = time.monotonic()
     self.hosts.cut(some, others, both=both)
@@ -271,6 +293,12 @@ class Run:
     marks = [since, *inside, until]
     return max(b - a for a, b in itertools.pairwise(marks))
 
+  def wait_for_steps(self, more, seconds=240.0):
+    """Waits until the first replica has taken that many more steps."""
+    steps = self.replicas[0].steps
+    end = len(steps) + more
+    self.wait(lambda: len(steps) >= end, f"no {more} steps", seconds)
+
   def rate(self, seconds):
     """Steps per second, from now on for so long."""
     first = self.replicas[0].steps
@@ -280,6 +308,7 @@ class Run:
 
   def cut_repeatedly(self, times, seconds, healed):
     """Cuts one follower's host off, again and again."""
+    self.wait_for_all(time.monotonic())
     (victim,), others = self.victims("replica")
     for _ in range(times):
       self.hosts.cut([victim], others)
