@@ -233,9 +233,7 @@ def _follow(args: argparse.Namespace) -> None:
     return _frame(
       [
         encode(
-          messages.Arrive(
-            step, step, 1, 1, True, step, None, payload, "[]", None
-          )
+          messages.Arrive(step, step, 1, 1, True, step, payload, "[]", None)
         )
       ]
     )

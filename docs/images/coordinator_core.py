@@ -40,7 +40,6 @@ _ROWS = (
     ),
     (
       "Aggregate",
-      "LimitWait",
       "Release",
       "ServeSnapshot",
       "FetchSnapshot",

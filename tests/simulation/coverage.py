@@ -1,4 +1,4 @@
-"""Which lines of the pure core do schedules enter?
+"""Which lines of the pure core do schedules enter? Needs Python 3.12.
 
 python -m tests.simulation.coverage 400
 
@@ -17,7 +17,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import optax_dist
-from tests.simulation import faults, fragments, groups, leases, slots
+from tests.simulation import (
+  faults,
+  fragments,
+  groups,
+  leases,
+  planted,
+  planted_faults,
+  slots,
+)
 
 _ROOT = pathlib.Path(optax_dist.__file__).parent
 _EXTRAS = "coordinator/extras"
@@ -94,6 +102,17 @@ def statements(text: str) -> dict[int, tuple[str, str]]:
   return found
 
 
+def _schedules(count: int) -> Iterator[tuple[Any, int]]:
+  """The first schedules of each kind, and those that find planted faults."""
+  for kind in _KINDS:
+    for seed in range(count):
+      yield kind, seed
+  seeds = planted.recorded_seeds()
+  for fault in planted_faults.FAULTS:
+    if fault.name in seeds:
+      yield fault.kind, seeds[fault.name]
+
+
 def entered(schedules: int) -> dict[str, set[int]]:
   """The lines entered by schedules of each kind, by file.
 
@@ -101,33 +120,21 @@ def entered(schedules: int) -> dict[str, set[int]]:
     schedules: how many of each kind.
   """
   found: dict[str, set[int]] = {str(file): set() for file in _files()}
-  # Lines of each piece of code that are not entered yet: what has none is not
-  # traced any more, since that takes most of the time.
-  rest: dict[types.CodeType, set[int]] = {}
+  monitoring = sys.monitoring
 
-  def local(frame: Any, event: str, _: Any) -> Any:
-    code = frame.f_code
-    if event == "line":
-      found[code.co_filename].add(frame.f_lineno)
-      rest[code].discard(frame.f_lineno)
-    return local if rest[code] else None
+  def line(code: types.CodeType, number: int) -> Any:
+    if code.co_filename in found:
+      found[code.co_filename].add(number)
+    return monitoring.DISABLE  # Once is enough.
 
-  def trace(frame: Any, event: str, _: Any) -> Any:
-    code = frame.f_code
-    if code.co_filename not in found:
-      return None
-    if code not in rest:
-      rest[code] = {n for *_, n in code.co_lines() if n}
-      rest[code].discard(code.co_firstlineno)
-    return local if rest[code] else None
-
-  sys.settrace(trace)
-  try:
-    for kind in _KINDS:
-      for seed in range(schedules):
-        kind.run(kind.schedule(seed))
-  finally:
-    sys.settrace(None)
+  monitoring.use_tool_id(monitoring.COVERAGE_ID, "schedules")
+  monitoring.register_callback(
+    monitoring.COVERAGE_ID, monitoring.events.LINE, line
+  )
+  monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.LINE)
+  for kind, seed in _schedules(schedules):
+    kind.run(kind.schedule(seed))
+  monitoring.free_tool_id(monitoring.COVERAGE_ID)
   return found
 
 

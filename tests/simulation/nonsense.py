@@ -15,7 +15,7 @@ _NEVER = 1_000_000
 def _to_leader(r: random.Random) -> tuple[msg.Message, ...]:
   attempt = AttemptId(0, _NEVER, r.choice((0, 1)), 0)
   gradient = lambda step, total, count: msg.Arrive(
-    _NEVER, step, total, count, True, 0, None, b"", "", None
+    _NEVER, step, total, count, True, 0, b"", "", None
   )
   return (
     gradient(0, 1, 2),

@@ -80,14 +80,8 @@ FAULTS = (
   _one(
     "a step is committed before all are done",
     "leader.attempt",
-    "for p in parts if self._reported >= everybody]",
-    "for p in parts]",
-  ),
-  _one(
-    "a commit in an attempt that was told does not wait for all",
-    "leader.attempt",
-    "      return own\n",
-    "      return [self._report(p) for p in parts]\n",
+    "      if part.incarnation == incarnation\n    ]\n",
+    "    ]\n",
   ),
   _one(
     "a token is lost: a drop is not told",
@@ -174,7 +168,7 @@ FAULTS = (
     "    if False:\n      # A membership",
   ),
   _one(
-    "an optimistic mean is dropped after it was reported",
+    "a mean is dropped after it was reported",
     "follower.follower",
     "    steps = self.view.apply(position, record)\n",
     "    steps = self.view.apply(position, record)\n"
@@ -337,8 +331,8 @@ FAULTS = (
   _one(
     "readers are not told of an attempt",
     "leader.attempt",
-    "    return (*(part.incarnation for part in parts), *self.message.readers)",
-    "    return tuple(part.incarnation for part in parts)",
+    "    return (*members, *self.message.readers)",
+    "    return tuple(members)",
   ),
   _aimed(
     "a run that fails takes steps",
@@ -429,9 +423,9 @@ FAULTS = (
   ),
   _aimed(
     "a report of an earlier attempt counts for this one",
-    "leader.attempt",
-    "    if id_ != self.id:\n      return []\n",
-    "    if False:\n      return []\n",
+    "leader.leader",
+    "    if attempt is None or message.attempt != attempt.id:\n      return\n",
+    "    if attempt is None:\n      return\n",
   ),
   _aimed(
     "a buffered sum survives its leader",

@@ -995,8 +995,8 @@ class World:
           item = ("gradient", attempt, me, gradient)
           self.send_slowly(process, aggregation, peer.process, item)
       aggregation.gradients[me] = gradient
-    if attempt.number:
-      self.limit_wait(process, aggregation)
+    time = self.now + ATTEMPT_TIMEOUT
+    self.at(time, self.check_moves, process, aggregation, process.slept)
     for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
@@ -1202,17 +1202,6 @@ class World:
   def go_on_later(self, process: Process, aggregation: Aggregation) -> None:
     if not aggregation.ended and process.alive:
       self.go_on(process, aggregation)
-
-  def on_limitwait(self, process: Process, effect: fx.LimitWait) -> None:
-    aggregation = process.aggregations.get(effect.attempt)
-    if aggregation is not None and not aggregation.ended:
-      aggregation.moved = self.now
-      self.limit_wait(process, aggregation)
-
-  def limit_wait(self, process: Process, aggregation: Aggregation) -> None:
-    """From now on it fails if nothing moves for a member's patience."""
-    time = self.now + ATTEMPT_TIMEOUT
-    self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def on_release(self, process: Process, effect: fx.Release) -> None:
     aggregation = process.aggregations.pop(effect.attempt, None)
@@ -1567,7 +1556,7 @@ class World:
 
 def _short(value: Any) -> str:
   text = repr(value)
-  for old in ("Received", "optimistic=None", "payload=b''", "batches=''"):
+  for old in ("Received", "payload=b''", "batches=''"):
     text = text.replace(old + ", ", "")
   return text if len(text) < 400 else text[:400] + "..."
 

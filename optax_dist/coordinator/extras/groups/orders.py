@@ -84,7 +84,6 @@ Report: TypeAlias = (
 Order: TypeAlias = (
   Welcomed
   | fx.Aggregate
-  | fx.LimitWait
   | fx.Release
   | fx.Apply
   | fx.Publish
