@@ -439,12 +439,6 @@ FAULTS = (
     "      self.taken = None\n      step = commit",
     "      step = commit",
   ),
-  _one(
-    "a removal does not change the membership",
-    "membership",
-    "          self.membership = position\n          self.departed",
-    "          self.departed",
-  ),
   _aimed(
     "a replica that came back still counts as departed",
     "membership",

@@ -394,7 +394,7 @@ class World:
     self.store: dict[str, Any] = {}
     # Who was stopped or busy, or couldn't reach whom, and from when to when.
     self.absences: list[tuple[tuple[str, ...], float, float]] = []
-    # When the first process began an attempt.
+    # When a leader began each attempt, which may be long before it is announced.
     self.begun: dict[AttemptId, float] = {}
     # Those that somebody could not complete.
     self.failed: set[AttemptId] = set()
@@ -517,6 +517,9 @@ class World:
       self.effect(process, effect)
       if not process.alive:
         return
+    leader = getattr(process.core(), "leader", None)
+    if leader is not None and leader._attempt is not None:
+      self.begun.setdefault(leader._attempt.id, self.now)
     self.set_timer(process)
     if self.looks_inside and self.events % 5 == 0 and self.checker is not None:
       self.checker.nothing_is_due(process)
@@ -934,7 +937,7 @@ class World:
 
   def garble(self, process: Process, other: Process, how: str) -> None:
     """Sends bytes that are not quite a message."""
-    data = msg.MESSAGES.encode(msg.Done(AttemptId(0, 0, 1, 0)))
+    data = msg.MESSAGES.encode(msg.Done(AttemptId(0, 0, 1)))
     bad = {
       "truncated": data[: len(data) // 2],
       "longer": data + b"x",
@@ -982,7 +985,6 @@ class World:
   ) -> None:
     aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
     process.aggregations[attempt] = aggregation
-    self.begun.setdefault(attempt, self.now)
     for j, peer in enumerate(peers):
       if peer.process in process.losing:
         self.fail(process, aggregation, j, "its connection was lost just now")

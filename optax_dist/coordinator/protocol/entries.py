@@ -60,13 +60,11 @@ class AttemptId(Struct):
     term: term of the leader.
     step: the step being taken.
     number: the leader's attempts at the step, counted from 1.
-    membership: the log position of the last change of membership.
   """
 
   term: Natural
   step: Natural
   number: Natural
-  membership: Natural
 
 
 class Part(Struct):

@@ -38,7 +38,7 @@ TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
 
 
 def attempt_id(number=1, step=3):
-  return entries.AttemptId(0, step, number, 0)
+  return entries.AttemptId(0, step, number)
 
 
 class Group:

@@ -128,7 +128,7 @@ def _raw(value: Any) -> bytes:
     (_raw(["Asked", 1, 1, [[4, 5.0]]]), "got `float`"),
     (_raw(["Asked", 1, 1, {"4": 5}]), "got `object`"),
     (_raw(["Applied", 1]) + b"more", "trailing characters"),
-    (_raw(["Done", ["AttemptId", 0, 0, 0]]), "at least length 5"),
+    (_raw(["Done", ["AttemptId", 0, 0]]), "at least length 4"),
     (_raw(["Recorded", 3, ["Beat", 0, "p", "a", 0, 0]]), "Invalid value"),
     (b"\x91" * 200_000, "Expected `str`"),
   ],

@@ -21,7 +21,7 @@ def _commit(step):
     entries.Details("", None, None),
   )
   commit = entries.Committed(
-    entries.AttemptId(0, step, 1, 0),
+    entries.AttemptId(0, step, 1),
     parts,
     (),
     None,

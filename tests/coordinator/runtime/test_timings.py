@@ -123,7 +123,7 @@ def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
   for step, told in enumerate(((), (None,), (ONE,))):
     commit = entries.Committed(
-      entries.AttemptId(0, step, 1, 0),
+      entries.AttemptId(0, step, 1),
       (part,),
       (),
       None,

@@ -52,8 +52,7 @@ class Attempt:
     """The id under which its members take part."""
     return self.message.attempt
 
-  @property
-  def involved(self) -> tuple[Incarnation, ...]:
+  def recipients(self) -> tuple[Incarnation, ...]:
     """Who is told of it: members, and readers."""
     members = (part.incarnation for part in self.message.parts)
     return (*members, *self.message.readers)

@@ -161,7 +161,7 @@ class Leader:
     if term.fresh:
       self._note(notes.RunBegins(view.step))
     self._note(notes.Leader(config.replica, view.step, view.term))
-    if view.membership == recorded.position:
+    if view.admitted_at == recorded.position:
       # Its membership began with its term, and has no `Joined` entry.
       joined = notes.Join(
         config.replica, view.step, term.incarnation, config.address
@@ -928,10 +928,10 @@ class Leader:
 
   def _start(self, start: quorum.StartAttempt) -> None:
     parts = self._parts(start.members)
-    id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
+    id_ = AttemptId(self.term, start.step, start.attempt)
     message = announcement(id_, parts, self._roster)
     self._attempt = Attempt(message, self._now)
-    for incarnation in self._attempt.involved:
+    for incarnation in self._attempt.recipients():
       if incarnation in self._roster:
         self._say(self._roster[incarnation], message)
 
@@ -995,9 +995,7 @@ class Leader:
     attempt, self._attempt = self._attempt, None
     if attempt is None:
       parts = self._parts(commit.members)
-      id_ = AttemptId(
-        self.term, commit.step, commit.attempt, self._view.membership
-      )
+      id_ = AttemptId(self.term, commit.step, commit.attempt)
       readers: tuple[Incarnation, ...] = ()
       age = None
     else:

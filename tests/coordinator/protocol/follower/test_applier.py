@@ -38,7 +38,7 @@ class Driven:
 
 
 def attempt_id(step=0, number=1, term=0):
-  return AttemptId(term, step, number, 0)
+  return AttemptId(term, step, number)
 
 
 def committed(step, mean=b"m", attempt=None):

@@ -58,7 +58,7 @@ def commit(step, sequence=None, mean=b"mean", **changes):
     parts += (Part(ME, 1, sequence, step, 0, 1, 1.0),)
   fields = {"leases": (), "save": False} | changes
   return Committed(
-    AttemptId(0, step, 1, 2),
+    AttemptId(0, step, 1),
     parts,
     (),
     mean=mean,
@@ -470,7 +470,7 @@ def test_each_submission_has_an_outcome_even_if_the_store_is_lost(committed):
   driven = Driven(inline_bytes=None).join()
   driven.submit(0)
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(ME, 1, 0, 0, 0, 1, 1.0))
-  driven.hear(msg.Attempt(AttemptId(0, 0, 1, 2), parts, (), None, 0))
+  driven.hear(msg.Attempt(AttemptId(0, 0, 1), parts, (), None, 0))
   assert driven.done(fx.Aggregate)
   if committed:
     driven.record(commit(0, 0, mean=None))
