@@ -105,7 +105,7 @@ def _dispatch(argv: list[str]) -> int:
   args, unknown = root.parse_known_args(argv)
   if unknown:
     args_of = root if args.command is None else args.parser
-    args_of.refuse_unknown(unknown)
+    args_of.error(f"unknown arguments: {' '.join(unknown)}")
   if args.version:
     import optax_dist
 

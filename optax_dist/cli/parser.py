@@ -1,14 +1,12 @@
 """An argument parser with one-line errors, and common argument types."""
 
 import argparse
-import difflib
 import math
 import pathlib
-import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 
@@ -21,22 +19,7 @@ class Parser(argparse.ArgumentParser):
     super().__init__(**kwargs, allow_abbrev=False)
 
   def error(self, message: str) -> NoReturn:
-    # argparse lists the commands that it knows after the one that it doesn't.
-    wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-    if wrong is not None:
-      message += _meant(wrong[1], re.findall(r"[\w-]+", wrong[2]))
     self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-  def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
-    """Ends with an error about arguments that this command does not have."""
-    hint = _meant(words[0].partition("=")[0], self._option_string_actions)
-    self.error(f"unknown arguments: {' '.join(words)}{hint}")
-
-
-def _meant(word: str, known: Any) -> str:
-  """The known word that a wrong one is close to, as a question; or ""."""
-  close = difflib.get_close_matches(word, list(known), 1)
-  return f"; did you mean {close[0]}?" if close else ""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -28,10 +28,9 @@ def add_parser(commands) -> None:
   add(
     "--backups",
     metavar="B",
-    nargs="+",
     type=parser.whole_number(0),
-    help="replicas that a step does not wait for; several numbers to compare"
-    " (default: those of the journal, else 0)",
+    help="replicas that a step does not wait for (default: those of the journal,"
+    " else 0); optax-dist plan compares numbers",
   )
   add(
     "--failures",
@@ -56,60 +55,53 @@ def run(args: argparse.Namespace) -> int:
   latency, recorded, records = latency_source.load(args)
   from optax_dist import simulate
 
-  chosen = _strategies(args, recorded)
+  strategy = _strategy(args, recorded)
   if recorded is not None and args.backups is None:
     args.failures = args.failures or recorded.failures
-  timings = []
-  title = f"{args.replicas} replicas, {latency}"
-  for strategy in chosen:
-    try:
-      timing = simulate.simulate_timing(
-        strategy,
-        latency,
-        args.replicas,
-        steps=args.steps,
-        seed=args.seed,
-        communication=args.communication,
-        failures=args.failures,
-      )
-    except ValueError as error:
-      raise errors.CommandError(f"{strategy.name}: {error}") from error
-    timings.append(timing)
-  _show(title, timings)
+  try:
+    timing = simulate.simulate_timing(
+      strategy,
+      latency,
+      args.replicas,
+      steps=args.steps,
+      seed=args.seed,
+      communication=args.communication,
+      failures=args.failures,
+    )
+  except ValueError as error:
+    raise errors.CommandError(f"{strategy.name}: {error}") from error
+  _show(f"{args.replicas} replicas, {latency}", timing)
   if recorded is not None and recorded.steps_per_second is not None:
-    _compare(args, recorded, chosen[0], records)
+    _compare(args, recorded, strategy, records)
   return 0
 
 
-def _show(title: str, timings: list) -> None:
-  """Prints a line for each simulation, and which of them stopped early."""
+def _show(title: str, timing) -> None:
+  """Prints the numbers of a simulation, and whether it stopped early."""
   from optax_dist.cli import tables
 
-  shown = tables.table(title)
-  shown.add_column("", no_wrap=True)
+  goodput = timing.goodput()
+  cells = {
+    "": timing.strategy.name,
+    "steps/s": f"{timing.steps_per_second:.4g}",
+    "gradients/s": f"{timing.gradients_per_second:.4g}",
+    "gradients dropped": f"{timing.dropped_share:.1%}",
+    "staleness": f"{timing.mean_staleness:.3g}",
+  }
   # Some of those of `optax-dist report`; the unfinished end is not shown.
-  categories = ("useful", "waiting", "exchanging", "dropped", "recovery")
-  columns = ("steps/s", "gradients/s", "gradients dropped", "staleness")
-  for name in columns + categories:
-    shown.add_column(name, justify="right")
-  for timing in timings:
-    goodput = timing.goodput()
-    shown.add_row(
-      timing.strategy.name,
-      f"{timing.steps_per_second:.4g}",
-      f"{timing.gradients_per_second:.4g}",
-      f"{timing.dropped_share:.1%}",
-      f"{timing.mean_staleness:.3g}",
-      *(f"{goodput.share(category):.1%}" for category in categories),
-    )
+  for category in ("useful", "waiting", "exchanging", "dropped", "recovery"):
+    cells[category] = f"{goodput.share(category):.1%}"
+  shown = tables.table(title)
+  for name in cells:
+    shown.add_column(name, justify="right" if name else "left")
+  shown.add_row(*cells.values())
   tables.show(shown)
   print("the columns after 'staleness' are shares of the replicas' time")
-  for timing in timings:
-    if timing.stopped:
-      print(
-        f"{timing.strategy.name}: stopped after {timing.commit_times.size:,} of"
-        f" {timing.steps_asked:,} steps, since too few replicas were left"
-      )
+  if timing.stopped:
+    print(
+      f"{timing.strategy.name}: stopped after {timing.commit_times.size:,} of"
+      f" {timing.steps_asked:,} steps, since too few replicas were left"
+    )
 
 
 def _compare(args: argparse.Namespace, recorded, strategy, records) -> None:
@@ -140,28 +132,22 @@ def _compare(args: argparse.Namespace, recorded, strategy, records) -> None:
     )
 
 
-def _strategies(args: argparse.Namespace, recorded) -> list:
-  """The strategies to simulate, or an error if the arguments do not fit."""
+def _strategy(args: argparse.Namespace, recorded):
+  """The strategy to simulate, or an error if the arguments do not fit."""
   from optax_dist import simulate
 
   if args.backups is None and recorded is not None:
     strategy = recorded.strategy._replace(cancel=args.cancel)
-    return [strategy._replace(max_staleness=args.max_staleness)]
-  n, backups = args.replicas, args.backups or [0]
-  if max(backups) >= n:
+    return strategy._replace(max_staleness=args.max_staleness)
+  n, backups = args.replicas, args.backups or 0
+  if backups >= n:
     raise errors.CommandError(
-      f"--backups {max(backups)} leaves none of --replicas {n} to wait for"
+      f"--backups {backups} leaves none of --replicas {n} to wait for"
     )
-  strategies = [
-    simulate.sync_replicas(
-      n - b, max_staleness=args.max_staleness, cancel=args.cancel
-    )
-    for b in backups
-  ]
-  return [
-    strategy._replace(name=f"{b} backups")
-    for b, strategy in zip(backups, strategies, strict=True)
-  ]
+  strategy = simulate.sync_replicas(
+    n - backups, max_staleness=args.max_staleness, cancel=args.cancel
+  )
+  return strategy._replace(name=f"{backups} backups")
 
 
 def _failures(text: str):
