@@ -38,7 +38,7 @@ def test_a_good_journal_says_nothing(tmp_path, capsys):
 @pytest.mark.parametrize(
   ("text", "said"), [(None, "can't be read: "), ("{\n", "no line of it")]
 )
-def test_one_that_is_of_no_use_is_an_error(tmp_path, text, said):
+def test_a_file_without_a_record_of_a_run_is_an_error(tmp_path, text, said):
   path = tmp_path / "run.jsonl"
   if text is not None:
     path.write_text(text)

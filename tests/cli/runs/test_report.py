@@ -31,7 +31,7 @@ def test_a_run_is_reported(tmp_path, capsys):
   assert sum(useful) == pytest.approx(report["goodput"]["seconds"]["useful"])
 
 
-def test_what_is_no_run_is_refused(tmp_path, capsys):
+def test_a_file_without_a_run_is_refused(tmp_path, capsys):
   path = tmp_path / "run.jsonl"
   assert main.main(["report", str(path)]) == 2
   assert "can't be read" in capsys.readouterr().err

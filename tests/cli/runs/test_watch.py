@@ -80,7 +80,7 @@ def test_bad_lines_are_counted(path, capsys):
   assert "bad lines: 1;" in capsys.readouterr().err
 
 
-def test_a_journal_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_missing_journal_is_an_error(tmp_path, capsys):
   assert main.main(["watch", str(tmp_path / "no.jsonl")]) == 2
   assert "can't be read: No such file" in capsys.readouterr().err
   assert main.main(["watch", str(tmp_path), "--once"]) == 2
@@ -88,12 +88,12 @@ def test_a_journal_that_is_not_there_is_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("port", ["-1", "70000", "abc"])
-def test_a_port_that_is_none_is_told(path, port, capsys):
+def test_an_invalid_port_is_refused(path, port, capsys):
   assert main.main(["watch", str(path), "--web", port]) == 2
   assert "from 0 to 65535" in capsys.readouterr().err
 
 
-def test_the_least_that_is_known_of_a_run_is_shown(tmp_path, capsys):
+def test_a_run_of_two_records_is_shown(tmp_path, capsys):
   path = tmp_path / "run.jsonl"
   run = {"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}
   member = {"replica": 0, "local_step": 0, "count": 1}

@@ -159,12 +159,12 @@ def test_a_port_in_use_is_an_error_in_one_line(page, job):
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "local]host", "a@[b"])
-def test_a_name_that_is_none_is_refused(empty, capfd, host):
+def test_an_invalid_host_name_is_refused(empty, capfd, host):
   assert get(empty.url, host=host)[0] == 403
   assert capfd.readouterr().err == ""
 
 
-def test_an_address_that_is_none_is_not_found(empty, capfd):
+def test_an_invalid_address_is_not_found(empty, capfd):
   """As a scanner of ports would ask: the terminal is of the run alone."""
   port = int(empty.url.rsplit(":", 1)[1].strip("/"))
   with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
@@ -232,7 +232,7 @@ def test_a_page_that_is_closed_while_it_asks_is_no_error(empty, capfd):
   assert capfd.readouterr().err == ""
 
 
-def test_other_errors_are_told(empty, caplog, monkeypatch):
+def test_other_errors_are_logged(empty, caplog, monkeypatch):
   def broken():
     raise RuntimeError("it broke")
 
