@@ -156,6 +156,7 @@ def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
   dropped, monkeypatch, caplog
 ):
   """Nobody answers, and it would wait for its timeout."""
+  before = runs.coordinator_threads(patience=0.0)
   original = driver.Driver.start
 
   def start(self):
@@ -181,7 +182,7 @@ def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
   assert stopped.value.code == 128 + signal.SIGTERM
   assert "Replica 0 ends before it has joined" in caplog.text
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-  assert not runs.coordinator_threads()
+  assert not runs.coordinator_threads(before)
 
 
 _FORKS = """

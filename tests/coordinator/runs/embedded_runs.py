@@ -7,7 +7,7 @@ import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -290,11 +290,22 @@ def check_ledger(
     assert result.counts["applied"] == applied[index], (index, result.counts)
 
 
-def coordinator_threads(patience: float = 60.0) -> list[threading.Thread]:
-  """Threads of replicas and leaders that are still there after a while."""
+def coordinator_threads(
+  before: Sequence[threading.Thread] = (), patience: float = 60.0
+) -> list[threading.Thread]:
+  """Threads of replicas and leaders that are still there after a while.
+
+  Args:
+    before: threads that are not meant: earlier tests may have left some.
+    patience: seconds that they may take to end.
+  """
   end = time.monotonic() + patience
   while True:
-    left = [t for t in threading.enumerate() if t.name.startswith("optax-dist")]
+    left = [
+      thread
+      for thread in threading.enumerate()
+      if thread.name.startswith("optax-dist") and thread not in before
+    ]
     if not left or time.monotonic() > end:
       return left
     time.sleep(0.01)

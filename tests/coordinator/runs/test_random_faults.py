@@ -56,6 +56,7 @@ def plan(rng, inline):
   ],
 )
 def test_random_faults(seed, tmp_path):
+  before = runs.coordinator_threads(patience=0.0)
   rng = random.Random(seed)
   k = rng.choice([1, 2, 3])
   together = threading.Barrier(3)
@@ -143,4 +144,4 @@ def test_random_faults(seed, tmp_path):
   for result in alive.values():
     for step, digest in result.prints.items():
       assert prints[step] == digest, f"step {step}: {told}"
-  assert not [t for t in runs.coordinator_threads() if t.is_alive()], told
+  assert not runs.coordinator_threads(before), told

@@ -82,6 +82,7 @@ def test_structures_that_print_addresses_agree():
 
 
 def test_a_replica_with_other_settings_is_refused_by_name(caplog):
+  before = runs.coordinator_threads(patience=0.0)
   world = endpoint.World()
   first = runs.make(world, 0, k=1, n=2)
   with first.start():
@@ -92,7 +93,7 @@ def test_a_replica_with_other_settings_is_refused_by_name(caplog):
   # The job's side says it, too.
   assert "1-" in caplog.text
   assert "may not join: it differs in its optimizer" in caplog.text
-  assert not runs.coordinator_threads()
+  assert not runs.coordinator_threads(before)
 
 
 def test_another_version_of_the_package_is_refused_by_name(monkeypatch):
