@@ -48,7 +48,7 @@ _ROWS = (
   (
     "runtime/\nthe state",
     ("FingerprintTaken",),
-    ("Apply", "Publish", "Discard", "Restore", "TakeFingerprint"),
+    ("Apply", "Publish", "Restore", "TakeFingerprint"),
   ),
   (
     "replica.py\ntraining loop",

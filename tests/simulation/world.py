@@ -1233,9 +1233,6 @@ class World:
       self.checker.applied(process)
       self.checker.published(process)
 
-  def on_discard(self, process: Process, effect: fx.Discard) -> None:
-    process.ahead = None
-
   def on_restore(self, process: Process, effect: fx.Restore) -> None:
     process.needs_since, process.settled_at = math.inf, self.now
     process.step, process.version = process.fetched

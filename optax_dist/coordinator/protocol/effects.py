@@ -147,7 +147,7 @@ class Release(Struct):
 class Apply(Struct):
   """Computes the state after the next step, speculatively.
 
-  It stays hidden until `Publish`, and is dropped by `Discard`, `Restore`, or
+  It stays hidden until `Publish`, and is dropped by `Restore`, or by
   another `Apply`. The computation may be in the background.
 
   Attributes:
@@ -174,12 +174,6 @@ class Publish(Struct):
 
   step: int
   save: bool
-
-
-class Discard(Struct):
-  """Discards the state computed by `Apply`; the published state stays."""
-
-  step: int
 
 
 class Restore(Struct):
@@ -389,7 +383,6 @@ Effect: TypeAlias = (
   | Release
   | Apply
   | Publish
-  | Discard
   | Restore
   | ServeSnapshot
   | FetchSnapshot

@@ -531,8 +531,6 @@ class Driver:
           self._drop_later.add(attempt)
         else:
           self._aggregations.drop(attempt)
-      case fx.Discard():
-        self._states.discard()
       case fx.Restore(step, transfer):
         self._aggregations.lose()
         self._states.restore(step, self._snapshots.take(transfer))

@@ -2,7 +2,6 @@
 
     Apply    mean     -> a state ahead of the published one
     Publish           -> the state ahead is the published one
-    Discard           -> there is none ahead
     Restore  snapshot -> the published one
 
 The protocol core counts steps; the arrays are here. A state may be published
@@ -207,10 +206,6 @@ class States:
     assert self._ahead is not None
     assert self._ahead.step == step
     self.published, self._ahead = self._ahead, None
-
-  def discard(self) -> None:
-    """Discards the state computed ahead."""
-    self._ahead = None
 
   def restore(self, step: int, raw: np.ndarray) -> None:
     """Continues from the bytes that `write` wrote on another replica."""

@@ -53,10 +53,10 @@ def test_states_are_computed_in_order():
   assert found.states.published.get() is value
 
 
-def test_a_cancelled_state_returns_its_mean():
+def test_a_state_that_another_replaces_returns_its_mean():
   found, done = Deferred(), []
   found.states.apply(lambda: [], lambda: done.append(1))
-  found.states.discard()
+  found.states.apply(lambda: [], lambda: done.append(2))
   gc.collect()
   found.loop()
   assert done == [1]

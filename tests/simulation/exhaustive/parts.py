@@ -42,9 +42,13 @@ class Numbers:
     self._index: dict[Any, int] = {}
 
   def __call__(self, value: Any) -> int:
-    index = self._index.get(value)
+    key = value
+    try:
+      index = self._index.get(key)
+    except TypeError:  # A `View` in it has dicts.
+      index = self._index.get(key := repr(value))
     if index is None:
-      index = self._index[value] = len(self.values)
+      index = self._index[key] = len(self.values)
       self.values.append(value)
     return index
 

@@ -87,7 +87,6 @@ Order: TypeAlias = (
   | fx.Release
   | fx.Apply
   | fx.Publish
-  | fx.Discard
   | fx.Restore
   | fx.ServeSnapshot
   | fx.FetchSnapshot

@@ -231,7 +231,7 @@ class Applier:
     if work.answers:
       self.tell(Done(done.attempt))
     if self.current and done.attempt.step == self.step:
-      self._apply(done.attempt, work)
+      self._apply(done.attempt)
     self.pump()
 
   def aggregate_failed(self, failed: AggregateFailed) -> None:
@@ -258,7 +258,7 @@ class Applier:
     del self._work[attempt]
     self._out.append(fx.Release(attempt))
     if self._ahead == attempt:
-      self._discard()
+      self._ahead = None
 
   # Commits.
 
@@ -301,17 +301,12 @@ class Applier:
     if work.status == "runs":
       return False
     if self._ahead != commit.attempt:
-      self._apply(commit.attempt, work)
+      self._apply(commit.attempt)
     return True
 
-  def _apply(self, attempt: AttemptId, work: _Work) -> None:
+  def _apply(self, attempt: AttemptId) -> None:
     self._ahead = attempt
     self._out.append(fx.Apply(self.step, attempt))
-
-  def _discard(self) -> None:
-    if self._ahead is not None:
-      self._ahead = None
-      self._out.append(fx.Discard(self.step))
 
   def _publish(self, commit: Committed) -> None:
     self._ahead = None
@@ -345,7 +340,7 @@ class Applier:
   def lack(self, why: str) -> str:
     """Requests a snapshot, if it wasn't requested before; returns why."""
     if not self.needs:
-      self._discard()
+      self._ahead = None
       self.needs = why
     return self.needs
 
