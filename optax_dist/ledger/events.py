@@ -99,15 +99,9 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-  """What is needed from now on.
-
-  Attributes:
-    gradients: how many a step takes.
-    replicas: how many take part.
-  """
+  """A step takes this many gradients from now on."""
 
   gradients: int
-  replicas: int = 1
 
 
 Event: TypeAlias = Ask | Claim | Accept | Drop | Gone | Copy | Commit | Need

@@ -38,7 +38,6 @@ class _Draft:
   giving_up: Spans
   waiting: tuple[tuple[ev.Holder, int], ...]
   numbers: int
-  replicas: int
 
   def __init__(self, state: State):
     # Field by field: this is done for every gradient of a run.
@@ -56,7 +55,6 @@ class _Draft:
       self.giving_up,
       self.waiting,
       self.numbers,
-      self.replicas,
     ) = state
     self.held, self.strikes = dict(held), dict(strikes)
     self.leases: list[ev.Lease] = []
@@ -106,7 +104,7 @@ class _Draft:
       return
     deterministic = self.data.deterministic
     for holder, count in self.waiting:
-      spans = self.take(self.share() if deterministic else count)
+      spans = self.take(count)
       copied = False
       if not spans and not deterministic:
         spans, copied = self.copy(holder, count), True
@@ -120,16 +118,6 @@ class _Draft:
     self.hold(holder, Held(spans, inside, self.numbers, copied))
     self.numbers += 1
     self.leases.append(ev.Lease(holder, spans))
-
-  def share(self) -> int:
-    """How many slots of a deterministic step a replica gets at once.
-
-    Half of what an even split of the rest would give it (guided
-    self-scheduling), so that fast replicas do more.
-    """
-    assert self.limit is not None
-    free = sp.size(self.pool) + self.limit - self.cursor
-    return max(1, -(-free // (2 * self.replicas * self.unit)))
 
   def take(self, count: int) -> Spans:
     """Takes free samples: returned ones first, then new ones."""
@@ -349,7 +337,6 @@ def _commit(draft: _Draft, event: ev.Commit) -> None:
 
 
 def _need(draft: _Draft, event: ev.Need) -> None:
-  draft.replicas = max(1, event.replicas)
   if event.gradients != draft.need:
     draft.need = event.gradients
     draft.limit = limit_of(draft)

@@ -46,7 +46,6 @@ class State(NamedTuple):
     giving_up: spans with too many of them, to be named in the next `Commit`.
     waiting: replicas that wait for samples, and for how many gradients.
     numbers: number of leases so far.
-    replicas: how many take part; they share a deterministic step.
   """
 
   data: Batches
@@ -62,12 +61,17 @@ class State(NamedTuple):
   giving_up: Spans = ()
   waiting: tuple[tuple[Holder, int], ...] = ()
   numbers: int = 0
-  replicas: int = 1
 
   @property
   def left(self) -> int | None:
     """Samples that are not in a committed step; None if there is no limit."""
     return left_of(self)
+
+  @property
+  def free(self) -> int:
+    """Samples of a deterministic step that no replica holds."""
+    assert self.limit is not None
+    return sp.size(self.pool) + self.limit - self.cursor
 
   @property
   def exhausted(self) -> bool:

@@ -35,20 +35,15 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
     max_staleness=0,
     data=data,
     compute=tuple(
-      _seconds(seconds, slots) for seconds in found.setting.compute
+      # Who hangs does so with a slot.
+      seconds if seconds >= TIMEOUT else seconds / slots
+      for seconds in found.setting.compute
     ),
   )
   struck = found.faults
-  if data.audit and r.random() < 0.5:
+  # Who hangs can't decide who is wrong, and the others wait for that.
+  hangs = any(seconds >= TIMEOUT for seconds in setting.compute)
+  if data.audit and r.random() < 0.5 and not hangs:
     fault = (r.random() * slots * 0.05, "wrong gradients", (r.randrange(2),))
     struck = (*struck, fault)
   return dataclasses.replace(found, setting=setting, faults=struck)
-
-
-def _seconds(seconds: float, slots: int) -> float:
-  """What a slot takes, where a gradient takes so long."""
-  if seconds < TIMEOUT:
-    return seconds / slots
-  # Who hangs with a step's only slot has to be evicted by its own watchdog: how
-  # long a slot takes others is unknown.
-  return seconds if slots > 1 else 1.0

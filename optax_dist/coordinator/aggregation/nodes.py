@@ -9,6 +9,7 @@ and rounded to the one that is sent (and NumPy, unlike XLA, keeps denormals).
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +72,9 @@ class Summing:
     # Between leaves there are bytes that nobody reads: they are zeros here, so
     # that equal gradients have equal bytes.
     self._gaps = list(_gaps(place))
+    # Memory of arrays that are not used any more: the system would have to map
+    # new memory page by page, for each micro-batch.
+    self._free: list[bytearray] = []
 
   def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes:
     """The gradient of one micro-batch; zeros if not all numbers are finite.
@@ -79,11 +83,20 @@ class Summing:
       slot: the number of the micro-batch in its step.
       leaves: arrays, in the order of the layout.
     """
-    out = np.empty(self._place.nbytes, np.uint8)
+    out = self._array()
     finite = means.write(leaves, self._place, out)
     for gap in self._gaps if finite else [slice(None)]:
       out[gap] = 0
     return Nodes(((slot, slot + 1),), (out,), int(not finite))
+
+  def _array(self) -> np.ndarray:
+    """An array for an encoded gradient, of any contents."""
+    nbytes = self._place.nbytes
+    memory = self._free.pop() if self._free else bytearray(nbytes)
+    # Its views keep the array, not only its memory: that is no array itself.
+    array = np.frombuffer(memory, np.uint8)
+    weakref.finalize(array, self._free.append, memory).atexit = False
+    return array
 
   def add(self, total: Nodes, more: Nodes) -> Nodes:
     """The sum of both.

@@ -130,5 +130,5 @@ class Config:
     if self.policy is not None:
       return self.policy(self.timeout)
     if self.data is not None:
-      return LeaseManager(self.data, k, progress)
+      return LeaseManager(self.data, k, progress, self.timeout)
     return Policy(sums=k > self.total_num_replicas)

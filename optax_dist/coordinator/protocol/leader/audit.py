@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from optax_dist.coordinator.protocol.entries import Incarnation
@@ -57,10 +57,6 @@ class Audit:
     """
     self._data = data
     self._votes: dict[int, dict[Incarnation, bytes]] = {}
-    # What members compute again, by the first position of the slot.
-    self._checks: dict[Incarnation, int] = {}
-    # Members that have computed something: others may be compiling yet.
-    self._able: set[Incarnation] = set()
     self.begin(step)
 
   def begin(self, step: int) -> None:
@@ -68,12 +64,9 @@ class Audit:
     start = step * self._data.global_batch
     window = ((start, start + self._data.global_batch),)
     self._votes = {p: {} for p in self._data.audited(window)}
-    self._checks.clear()
 
   def removed(self, incarnation: Incarnation) -> None:
     """A member is gone, and what it has sent doesn't count."""
-    self._able.discard(incarnation)
-    self._checks.pop(incarnation, None)
     for votes in self._votes.values():
       votes.pop(incarnation, None)
 
@@ -90,52 +83,38 @@ class Audit:
     sent = dict(ENTRY.iter_unpack(work))
     if any(p not in sent and _is_in(p, data) for p in self._votes):
       return "a gradient without the digests of its slots"
-    self._able.add(incarnation)
-    self._checks.pop(incarnation, None)
     for position, digest in sent.items():
       if position in self._votes:
         self._votes[position].setdefault(incarnation, digest)
     return ""
 
-  def lease(self, incarnation: Incarnation) -> Spans:
-    """The slot that a member computes again; empty for none."""
-    position = self._checks.get(incarnation)
-    return () if position is None else self._slot(position)
-
-  def stop(self, incarnation: Incarnation) -> None:
-    """A member is told to compute other slots, which nobody has computed."""
-    self._checks.pop(incarnation, None)
-
   def assign(
-    self, idle: Iterable[Incarnation], computing: Sequence[Spans]
-  ) -> list[Incarnation]:
-    """Has idle members compute slots again; returns those that get one.
+    self, idle: Iterable[Incarnation], leases: Sequence[Spans]
+  ) -> Iterator[tuple[Incarnation, Spans]]:
+    """Has idle members compute slots again; yields each with its slot.
 
     Args:
       idle: members without a lease.
-      computing: the leases of all others.
+      leases: those of all others.
     """
-    found = []
+    at_work = collections.Counter(
+      p for p in self._votes for lease in leases if _is_in(p, lease)
+    )
     for incarnation in idle:
       for position, votes in self._votes.items():
-        if incarnation in self._checks or self._is_settled(votes):
-          continue
-        at_work = sum(p == position for p in self._checks.values())
-        at_work += any(
-          start <= position < stop
-          for lease in computing
-          for start, stop in lease
-        )
-        if incarnation not in votes and at_work < self._lacks(votes):
-          self._checks[incarnation] = position
-          found.append(incarnation)
-    return found
+        lacks = 0 if self._is_settled(votes) else self._lacks(votes)
+        if incarnation not in votes and at_work[position] < lacks:
+          at_work[position] += 1
+          yield incarnation, self._slot(position)
+          break
+
+  def wants(self, slot: Spans, incarnation: Incarnation) -> bool:
+    """Whether a member's digest of an audited slot would be another one."""
+    return incarnation not in self._votes[slot[0][0]]
 
   @property
   def is_settled(self) -> bool:
     """Whether no slot of the step has to be computed again."""
-    if len(self._able) < 2:
-      return True
     return all(self._is_settled(votes) for votes in self._votes.values())
 
   def verdict(self, members: int) -> Verdict | None:

@@ -15,7 +15,7 @@ from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
 from optax_dist.coordinator.protocol.leader.audit import Audit, Verdict
 from optax_dist.coordinator.protocol.leader.policy import Ask, Next, Policy
-from optax_dist.coordinator.protocol.leader.stealing import Stealing, Theft
+from optax_dist.coordinator.protocol.leader.sharing import Sharing, Theft
 from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
@@ -33,6 +33,7 @@ class LeaseManager(Policy):
     data: ledger.Batches,
     replicas_to_aggregate: int,
     progress: ledger.Progress,
+    timeout: float,
   ):
     """Starts with no leases: members claim those they know.
 
@@ -40,13 +41,15 @@ class LeaseManager(Policy):
       data: what is leased.
       replicas_to_aggregate: gradients of a step.
       progress: the samples in committed steps.
+      timeout: how long a run may make no progress, in seconds.
     """
     super().__init__()
     self.state = ledger.init(data, replicas_to_aggregate, progress)
     # Members whose leases are not announced yet, in order.
     self._pending: dict[Incarnation, None] = {}
     self._deterministic = data.deterministic
-    self._stealing = Stealing(self.state.unit)
+    self._live = 1
+    self._sharing = Sharing(self.state.unit, timeout / 16)
     self._audit: Audit | None = None
     if data.audit:
       self._audit = Audit(data, progress.done // data.global_batch)
@@ -64,40 +67,65 @@ class LeaseManager(Policy):
     self.state, leases = ledger.step(self.state, *events)
     for lease in leases:
       assert isinstance(lease.holder, int)
-      self._stealing.lend(lease.holder, lease.spans, self.now)
-      if self._audit is not None:
-        self._audit.stop(lease.holder)
-      self._pending[lease.holder] = None
+      self._lend(lease.holder, lease.spans)
+
+  def _lend(self, incarnation: Incarnation, spans: Spans) -> None:
+    """A member is to compute these samples, and no others."""
+    self._sharing.lend(incarnation, spans, self.now)
+    self._pending[incarnation] = None
 
   def announcements(self) -> list[Ask]:
     while (idle := self._idle) and (slot := self._left_out()):
-      self._step(ledger.Copy(idle[0], slot))
+      self._give(idle[0], slot)
     while (theft := self._theft()) is not None and self.now >= theft.time:
       if theft.is_left:
-        rest = sp.minus(self.lease(theft.owner), theft.slot)
-        self._stealing.trim(theft.owner, rest)
-        self._pending[theft.owner] = None
-      self._step(ledger.Copy(theft.thief, theft.slot))
+        self._leave_out(theft.owner, theft.slots)
+      self._give(theft.thief, theft.slots)
     if self._audit is not None:
-      computing = map(self._stealing.lease, self._stealing.members)
-      for incarnation in self._audit.assign(self._idle, list(computing)):
-        self._pending[incarnation] = None
-        slot = self._audit.lease(incarnation)
-        if any(sp.overlap(slot, h.out) for h in self.state.held.values()):
-          # Nobody has brought it yet, so this result may be the one that counts.
-          self._step(ledger.Copy(incarnation, slot))
+      leases = [*map(self._sharing.lease, self._sharing.members)]
+      for incarnation, slot in self._audit.assign(self._idle, leases):
+        self._give(incarnation, slot)
     asks = [self._ask_of(incarnation) for incarnation in self._pending]
     self._pending.clear()
     # That there is nothing (more) to compute is news in a deterministic step.
     return [ask for ask in asks if ask.lease or self._deterministic]
+
+  def _give(self, incarnation: Incarnation, spans: Spans) -> None:
+    """A member computes what another one computes, too, or has computed."""
+    if any(sp.overlap(spans, held.out) for held in self.state.held.values()):
+      # Nobody has brought it yet, so this result may be the one that counts.
+      self._step(ledger.Copy(incarnation, spans))
+    else:
+      self._lend(incarnation, spans)
+
+  def _leave_out(self, incarnation: Incarnation, spans: Spans) -> None:
+    """A member need not compute these samples any more."""
+    if self._sharing.leave_out(incarnation, spans, self.now):
+      self._pending[incarnation] = None
 
   def _ask_of(self, incarnation: Incarnation) -> Ask:
     lease = self.lease(incarnation)
     return Ask(incarnation, max(1, sp.size(lease) // self.state.unit), lease)
 
   def _theft(self) -> Theft | None:
-    """The next slot that a member takes from a slow one, if there is one."""
-    return self._stealing.next(self._idle, self.now) if self._idle else None
+    """The next slots that a member takes from a slow one, if there are any."""
+    sharing = self._sharing
+    pairs = [
+      (thief, owner)
+      for thief in self._idle
+      for owner in sharing.members
+      if self._may_compute(thief, owner, sharing.lease(owner))
+    ]
+    return sharing.next(pairs, self.now)
+
+  def _may_compute(
+    self, thief: Incarnation, owner: Incarnation, lease: Spans
+  ) -> bool:
+    """Whether it is of use that one member computes what another one does."""
+    if sp.overlap(lease, self._out(owner)):
+      return True
+    # It is computed again, for an audit.
+    return self._audit is not None and self._audit.wants(lease, thief)
 
   def _left_out(self) -> Spans:
     """A slot that nobody computes, though it is leased; empty for none.
@@ -105,7 +133,7 @@ class LeaseManager(Policy):
     Its member leaves it out, for another one had it, which has gone or got others.
     """
     out = sp.union(*(held.out for held in self.state.held.values()))
-    computed = map(self._stealing.lease, self._stealing.members)
+    computed = map(self._sharing.lease, self._sharing.members)
     rest = sp.minus(out, [span for spans in computed for span in spans])
     return sp.head(rest, self.state.unit)[0]
 
@@ -120,10 +148,7 @@ class LeaseManager(Policy):
     """The samples that a member is to compute on."""
     if not self._deterministic:
       return self._out(incarnation)
-    found = self._stealing.lease(incarnation)
-    if self._audit is not None and not found:
-      found = self._audit.lease(incarnation)
-    return found
+    return self._sharing.lease(incarnation)
 
   def _out(self, incarnation: Incarnation) -> Spans:
     """The samples that a member may submit a gradient of."""
@@ -135,30 +160,44 @@ class LeaseManager(Policy):
     return found.inside if found is not None else ()
 
   def members_changed(self, state: quorum.State) -> None:
-    self._step(ledger.Need(quorum.needed(state), state.live))
+    self._live = state.live
+    self._step(ledger.Need(quorum.needed(state)))
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
-    self._step(ledger.Claim(incarnation, lease, max(1, count)))
+    count = self._share(max(1, count))
+    self._step(ledger.Claim(incarnation, lease, count))
     if incarnation not in self._pending:
-      self._stealing.lend(incarnation, self._out(incarnation), self.now)
-      self._pending[incarnation] = None
+      self._lend(incarnation, self._out(incarnation))
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
-    self._stealing.lend(incarnation, (), self.now)
-    self._step(ledger.Ask(incarnation, count))
+    self._sharing.lend(incarnation, (), self.now)
+    self._step(ledger.Ask(incarnation, self._share(count)))
+
+  def _share(self, count: int) -> int:
+    """How many gradients a member computes that is asked for so many."""
+    if not self._deterministic:
+      return count
+    # All that are idle share what is free; who gets too much is relieved of it.
+    idle = max(1, self._live - len(self._sharing.members))
+    return max(1, -(-self.state.free // (idle * self.state.unit)))
 
   def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+    data, count = message.data, message.count
+    self._sharing.brought(incarnation, data, count, self.now)
     if self._audit is None:
       return ""
-    return self._audit.arrived(incarnation, message.data, message.work)
+    return self._audit.arrived(incarnation, data, message.work)
 
   def closes(self, state: quorum.State, first: float, now: float) -> bool:
     has_all = state.gathered >= quorum.needed(state) and not state.closed
-    return self._audit is not None and has_all and self._audit.is_settled
+    audit = self._audit
+    # Others may be compiling yet.
+    alone = self._sharing.measured < 2
+    return audit is not None and has_all and (alone or audit.is_settled)
 
   def verdict(self) -> Verdict | None:
     audit = self._audit
-    return None if audit is None else audit.verdict(self.state.replicas)
+    return None if audit is None else audit.verdict(self._live)
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     if sp.size(message.data) != message.count * self.state.unit:
@@ -168,11 +207,9 @@ class LeaseManager(Policy):
   def accepted(
     self, incarnation: Incarnation, message: Arrive, now: float
   ) -> bool:
-    self._stealing.accepted(incarnation, message.count, self.now)
     self._step(ledger.Accept(incarnation, message.data))
-    for other in self._stealing.members if self._deterministic else ():
-      if self._stealing.trim(other, self._out(other)):
-        self._pending[other] = None
+    for other in self._sharing.members if self._deterministic else ():
+      self._leave_out(other, message.data)
     return False
 
   def dropped(
@@ -191,7 +228,7 @@ class LeaseManager(Policy):
     return self.lease(incarnation)
 
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
-    self._stealing.removed(incarnation)
+    self._sharing.removed(incarnation)
     if self._audit is not None:
       self._audit.removed(incarnation)
     self._step(ledger.Gone(incarnation, keep))
@@ -208,8 +245,10 @@ class LeaseManager(Policy):
     skipped = self.state.giving_up
     inside = [p.incarnation for p in parts if p.incarnation in tokens]
     order = [*inside, *(i for i in tokens if i not in inside)]
-    asks = [ledger.Ask(holder, tokens[holder]) for holder in order]
-    self._stealing.next_step()
+    if self._deterministic:
+      tokens = self._sharing.share(sorted(order), self.state.need)
+      order = sorted(tokens, key=lambda i: (not tokens[i], i))
+    asks = [ledger.Ask(i, max(1, tokens[i])) for i in order]
     if self._audit is not None:
       self._audit.begin(parts[0].local_step + 1)
     self._step(ledger.Commit(held, skipped), *asks)

@@ -3,6 +3,7 @@
 import pytest
 
 from optax_dist import ledger, quorum
+from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.leader.leases import LeaseManager
 from optax_dist.ledger import spans as sp
@@ -13,7 +14,7 @@ def arrive(spans, count=1):
 
 
 def test_a_gradient_must_be_on_the_samples_of_its_lease():
-  lends = LeaseManager(ledger.Batches(60, 6), 3, ledger.Progress())
+  lends = LeaseManager(ledger.Batches(60, 6), 3, ledger.Progress(), 16.0)
   lends.ask(0, 1)
   lends.ask(1, 1)
   mine, theirs = (ask.lease for ask in lends.announcements())
@@ -30,18 +31,21 @@ def test_a_gradient_must_be_on_the_samples_of_its_lease():
 class Step:
   """A deterministic step of eight slots, shared by its members."""
 
-  def __init__(self, *members):
-    data = ledger.Batches(80, 8, micro_batch=1, deterministic=True)
-    self.lends = LeaseManager(data, 8, ledger.Progress())
+  def __init__(self, *members, slots=8):
+    data = ledger.Batches(80, slots, micro_batch=1, deterministic=True)
+    self.lends = LeaseManager(data, slots, ledger.Progress(), 160.0)
     self.lends.now = 0.0
-    state = quorum.init(8, len(members), exact=True)
-    for member in members:
-      state, _ = quorum.step(state, quorum.Join(member))
-    self.lends.members_changed(state)
-    for member in members:
-      self.lends.ask(member, 8)
+    self.state = quorum.init(slots, len(members), exact=True)
     self.leases = {}
-    self.told = self.tell()
+    for member in members:
+      self.join(member, 0.0)
+
+  def join(self, member, now):
+    self.lends.now = now
+    self.state, _ = quorum.step(self.state, quorum.Join(member))
+    self.lends.members_changed(self.state)
+    self.lends.ask(member, 8)
+    return self.tell()
 
   def tell(self):
     told = {ask.incarnation: ask.lease for ask in self.lends.announcements()}
@@ -53,6 +57,7 @@ class Step:
     self.lends.now = now
     spans = self.leases[member] if spans is None else spans
     message = arrive(spans, sp.size(spans))
+    assert not self.lends.admit(member, message)
     if not self.lends.fits(member, message):
       return None
     self.lends.accepted(member, message, now)
@@ -65,64 +70,117 @@ class Step:
     self.lends.now = self.lends.deadline
     return self.tell()
 
+  def commit(self, now):
+    """The step is committed; returns the leases of the next one."""
+    self.lends.now = now
+    held = {m: self.lends.data(m) for m in self.leases}
+    parts = tuple(
+      entries.Part(m, m, 0, 0, 0, sp.size(spans), 1.0, sp.union(spans))
+      for m, spans in held.items()
+      if spans
+    )
+    found = self.lends.committed(parts, dict.fromkeys(held, 8), 0.0)
+    members = [part.incarnation for part in parts]
+    told = dict(zip(members, found.leases, strict=True))
+    told |= {one.incarnation: one.spans for one in found.others}
+    told = {member: spans for member, spans in told.items() if spans}
+    self.leases = dict.fromkeys(held, ()) | told
+    return told
 
-def test_a_fast_member_gets_more_slots_of_a_step():
+
+def test_members_share_a_step_in_runs():
+  step = Step(0)
+  assert step.leases == {0: ((0, 8),)}
+  # Nobody has begun the last slots by then.
+  assert step.join(1, 1.0) == {0: ((0, 5),), 1: ((5, 8),)}
+
+
+def test_a_step_is_shared_by_how_fast_its_members_are():
   step = Step(0, 1)
-  assert step.told == {0: ((0, 2),), 1: ((2, 4),)}
-  assert step.bring(0, 2.0) == {0: ((4, 5),)}
-  assert step.bring(0, 3.0) == {0: ((5, 6),)}
-  assert step.bring(0, 4.0) == {0: ((6, 7),)}
-  assert step.bring(0, 5.0) == {0: ((7, 8),)}
+  assert step.leases == {0: ((0, 4),), 1: ((4, 8),)}
+  step.bring(0, 4.0)
+  step.bring(1, 12.0)
+  # Slots took one second and three.
+  assert step.commit(12.0) == {0: ((8, 14),), 1: ((14, 16),)}
 
 
-def begun():
-  """Member 0 has computed all but the two slots that member 1 has."""
+def test_a_member_that_would_be_too_slow_gets_nothing_for_a_while():
+  step = Step(0, 1, slots=2)
+  step.bring(0, 1.0)
+  step.bring(1, 5.0)
+  assert step.commit(5.0) == {0: ((2, 4),)}
+  steps = 0
+  while len([spans for spans in step.leases.values() if spans]) == 1:
+    now = step.lends.now + 2.0
+    step.bring(0, now)
+    step.commit(now)
+    steps += 1
+    assert steps < 30
+
+
+def test_an_idle_member_takes_what_another_one_has_not_begun():
   step = Step(0, 1)
-  for slot in range(5):
-    told = step.bring(0, 2.0 + slot)
-  return step, told
+  step.bring(0, 4.0)
+  step.bring(1, 4.0)
+  assert step.commit(4.0) == {0: ((8, 12),), 1: ((12, 16),)}
+  # It is faster now, and the other one should be at the second of four.
+  assert step.bring(0, 5.0) == {0: ((15, 16),), 1: ((12, 15),)}
 
 
-def test_an_idle_member_takes_a_late_members_last_slot():
-  """It took a second each, and would have ended the other one's in two."""
-  step, told = begun()
-  # The other one is late by more than a slot takes; it leaves its last one out.
-  assert told == {0: ((3, 4),), 1: ((2, 3),)}
-  # The slot that it is at is repeated once it's late in turn.
-  assert step.bring(0, 7.0) == {0: ((2, 3),)}
+def late():
+  """Member 1 should have had its slots long ago, by the pace of the other one."""
+  step = Step(0, 1)
+  step.bring(0, 4.0)
+  assert step.wait(5.0) == {0: ((7, 8),), 1: ((4, 7),)}
+  return step
+
+
+def test_an_idle_member_takes_a_late_members_last_slots():
+  step = late()
+  assert step.bring(0, 6.0) == {0: ((6, 7),), 1: ((4, 6),)}
+  assert step.bring(0, 7.0) == {0: ((5, 6),), 1: ((4, 5),)}
+  # The slot that it is at is repeated.
+  assert step.bring(0, 8.0) == {0: ((4, 5),)}
   # The first result counts.
-  assert step.bring(0, 8.0) == {1: ()}
-  assert step.bring(1, 9.0, ((2, 3),)) is None
+  assert step.bring(0, 9.0) == {1: ()}
+  assert step.bring(1, 9.5, ((4, 5),)) is None
 
 
 def test_a_result_that_comes_first_ends_the_repetition():
-  step, _ = begun()
-  step.bring(0, 7.0)
-  assert step.bring(1, 7.5) == {0: ()}
-  assert step.lends.data(1) == ((2, 3),)
+  step = late()
+  for now in (6.0, 7.0, 8.0):
+    step.bring(0, now)
+  assert step.bring(1, 8.5) == {0: ()}
+  assert step.lends.data(1) == ((4, 5),)
 
 
 def test_a_slot_that_was_already_computed_may_be_brought_all_the_same():
-  step, _ = begun()
-  # It had both when it was told to leave the last one out.
-  assert step.bring(1, 6.5, ((2, 4),)) == {0: ()}
+  step = late()
+  # It had all when it was told to leave the last one out.
+  assert step.bring(1, 5.5, ((4, 8),)) == {0: ()}
 
 
 def test_a_member_that_is_on_time_is_left_alone():
   step = Step(0, 1)
-  for now in (2.0, 3.0):
-    step.bring(0, now)
-    step.bring(1, now)
-  assert step.leases == {0: ((6, 7),), 1: ((7, 8),)}
-  assert step.bring(0, 4.0) == {}
-  # The other one should be done now, and is waited for as long as a slot takes.
-  assert step.wait(5.0) == {0: ((7, 8),)}
+  assert step.bring(0, 3.9) == {}
+  # The other one is waited for as long as a slot takes.
+  assert step.lends.deadline == pytest.approx(3.9 + 3.9 / 4)
+
+
+def test_the_only_slot_of_one_that_hangs_is_repeated():
+  """Though no member has brought a slot, so that none's pace is known."""
+  step = Step(0, 1, slots=1)
+  assert step.leases == {0: ((0, 1),)}
+  assert step.wait(20.0) == {1: ((0, 1),)}
 
 
 def test_what_a_lost_member_was_computing_is_computed_in_the_same_step():
   step = Step(0, 1)
   step.bring(0, 2.0)
   step.lends.removed(1, ())
+  step.state, _ = quorum.step(step.state, quorum.Lost(1))
+  step.lends.members_changed(step.state)
+  step.tell()
   for now in range(3, 9):
     if sp.size(step.lends.data(0)) < 8:
       step.bring(0, float(now))

@@ -1,0 +1,182 @@
+"""Who computes which slots of a deterministic step.
+
+When a step begins, each member gets a run of slots, as long as it is fast. A member
+that is done takes slots from the end of another one's run (work stealing: Blumofe
+and Leiserson, Scheduling multithreaded computations by work stealing, JACM 1999).
+How far that one is isn't known, but how long its slots took so far is. Slots that it
+has probably not begun it is told to leave out; so nothing is computed twice. A slot
+that the thief would have sooner, or that is late, is computed a second time, and the
+first result counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from optax_dist.coordinator.protocol.entries import Incarnation
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+
+# How much a new measurement of a pace counts, and how quickly the pace of a member
+# without any comes to that of the others: it may be faster by now.
+_NEW, _OTHERS = 1 / 4, 1 / 16
+# The shortest time, in seconds, that a slot is taken to need.
+_LEAST = 1e-6
+
+
+class Theft(NamedTuple):
+  """Slots that a member takes from another one.
+
+  Attributes:
+    time: when it may.
+    end: when the owner would be done, if it were as fast as before.
+    thief: the member that gets them.
+    owner: the member whose they are.
+    slots: their samples.
+    is_left: whether the owner leaves them out; otherwise both compute them.
+  """
+
+  time: float
+  end: float
+  thief: Incarnation
+  owner: Incarnation
+  slots: Spans
+  is_left: bool
+
+
+class _Lease(NamedTuple):
+  spans: Spans
+  since: float
+
+
+class Sharing:
+  """What each member was told to compute, and how fast it is."""
+
+  def __init__(self, unit: int, patience: float):
+    """Starts with no leases.
+
+    Args:
+      unit: samples in a slot.
+      patience: seconds that a slot is taken to need, until a member has brought one.
+    """
+    self._unit, self._patience = unit, patience
+    self._leases: dict[Incarnation, _Lease] = {}
+    # Seconds that a slot of each member takes.
+    self._paces: dict[Incarnation, float] = {}
+
+  @property
+  def members(self) -> tuple[Incarnation, ...]:
+    """Who is to compute something."""
+    return tuple(self._leases)
+
+  @property
+  def measured(self) -> int:
+    """How many members have brought something; others may be compiling yet."""
+    return len(self._paces)
+
+  def lease(self, incarnation: Incarnation) -> Spans:
+    """What a member was told to compute; empty for nothing."""
+    found = self._leases.get(incarnation)
+    return () if found is None else found.spans
+
+  def lend(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
+    """A member is told to compute these slots, and no others."""
+    self._leases.pop(incarnation, None)
+    if spans:
+      self._leases[incarnation] = _Lease(spans, now)
+
+  def leave_out(
+    self, incarnation: Incarnation, spans: Spans, now: float
+  ) -> bool:
+    """A member need not compute these; returns whether it was to compute some."""
+    found = self._leases.get(incarnation)
+    if found is None or not sp.overlap(spans, found.spans):
+      return False
+    rest = sp.minus(found.spans, spans)
+    self.lend(incarnation, rest, found.since)
+    if not rest and now - found.since > self._pace(incarnation):
+      # Others were faster; it is at least as slow as this.
+      self._measure(incarnation, now - found.since)
+    return True
+
+  def brought(
+    self, incarnation: Incarnation, spans: Spans, slots: int, now: float
+  ) -> None:
+    """A member has computed these, so many slots."""
+    found = self._leases.get(incarnation)
+    if found is not None and sp.overlap(spans, found.spans):
+      del self._leases[incarnation]
+      self._measure(incarnation, (now - found.since) / slots)
+
+  def _measure(self, incarnation: Incarnation, seconds: float) -> None:
+    seconds = max(seconds, _LEAST)
+    before = self._paces.get(incarnation, seconds)
+    self._paces[incarnation] = before + _NEW * (seconds - before)
+
+  def removed(self, incarnation: Incarnation) -> None:
+    """A member is gone."""
+    self._leases.pop(incarnation, None)
+    self._paces.pop(incarnation, None)
+
+  def share(
+    self, members: Iterable[Incarnation], slots: int
+  ) -> dict[Incarnation, int]:
+    """Begins a step: how many slots each member gets, so that it ends early."""
+    self._leases.clear()
+    found = dict.fromkeys(members, 0)
+    paces = {i: self._pace(i) for i in found}
+    for _ in range(slots if found else 0):
+      found[min(found, key=lambda i: ((found[i] + 1) * paces[i], i))] += 1
+    for incarnation, number in found.items():
+      if not number and incarnation in self._paces:
+        more = _OTHERS * (self._usual - paces[incarnation])
+        self._paces[incarnation] += more
+    return found
+
+  def next(
+    self, pairs: Iterable[tuple[Incarnation, Incarnation]], now: float
+  ) -> Theft | None:
+    """The next slots that a member takes; None for none.
+
+    Args:
+      pairs: who may take some of whom: an idle member, and one with a lease.
+      now: the time.
+    """
+    thefts = [
+      self._theft(thief, owner, self._leases[owner], now)
+      for thief, owner in pairs
+      if not self._is_computed_twice(owner)
+    ]
+    key = lambda theft: (theft.time, -theft.end, theft.thief, theft.owner)
+    return min(thefts, key=key, default=None)
+
+  def _theft(
+    self, thief: Incarnation, owner: Incarnation, lease: _Lease, now: float
+  ) -> Theft:
+    all_ = sp.size(lease.spans) // self._unit
+    theirs, mine = self._pace(owner), self._pace(thief)
+    end = lease.since + all_ * theirs
+    not_begun = int((end - now) / theirs)
+    # As many as it would have before the owner has the others.
+    number = min(int((end - now) / (mine + theirs)), not_begun, all_ - 1)
+    slots = sp.tail(lease.spans, max(1, number) * self._unit)
+    # To repeat one of several does not help: they are brought together.
+    helps = now + mine < end and (not_begun > 0 or all_ == 1)
+    time = now if helps else end + mine
+    return Theft(time, end, thief, owner, slots, all_ > 1)
+
+  def _is_computed_twice(self, owner: Incarnation) -> bool:
+    slot = sp.tail(self.lease(owner), self._unit)
+    others = (o.spans for i, o in self._leases.items() if i != owner)
+    return any(sp.overlap(slot, spans) for spans in others)
+
+  @property
+  def _usual(self) -> float:
+    if not self._paces:
+      return self._patience
+    return statistics.median_low(self._paces.values())
+
+  def _pace(self, incarnation: Incarnation) -> float:
+    return self._paces.get(incarnation, self._usual)
