@@ -30,6 +30,9 @@ def slots(data: Batches, positions: Spans) -> Spans:
     data: deterministic; each of its steps has `global_batch` positions.
     positions: whole micro-batches of one step.
 
+  Raises:
+    ValueError: they are of several steps.
+
   Example:
     >>> data = Batches(32, 8, micro_batch=2, deterministic=True)
     >>> slots(data, ((12, 16), (8, 10)))
@@ -40,6 +43,8 @@ def slots(data: Batches, positions: Spans) -> Spans:
   found = []
   for start, stop in positions:
     first = start // data.global_batch * data.global_batch
+    if stop > first + data.global_batch:
+      raise ValueError(f"{positions} are not positions of one step.")
     found.append(((start - first) // size, (stop - first) // size))
   return sp.union(found)
 

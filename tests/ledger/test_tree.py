@@ -109,3 +109,9 @@ def test_slots_are_counted_from_the_first_sample_of_their_step():
   data = batches.Batches(64, 12, micro_batch=3, deterministic=True)
   assert tree.slots(data, ((15, 18), (21, 24), (12, 15))) == ((0, 2), (3, 4))
   assert tree.nodes_at(data, ((3, 12),)) == ((1, 2), (2, 4))
+
+
+def test_positions_of_two_steps_are_refused():
+  data = ledger.Batches(32, 8, micro_batch=2, deterministic=True)
+  with pytest.raises(ValueError, match="not positions of one step"):
+    tree.slots(data, ((4, 10),))
