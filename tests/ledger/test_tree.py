@@ -112,6 +112,6 @@ def test_slots_are_counted_from_the_first_sample_of_their_step():
 
 
 def test_positions_of_two_steps_are_refused():
-  data = ledger.Batches(32, 8, micro_batch=2, deterministic=True)
+  data = batches.Batches(32, 8, micro_batch=2, deterministic=True)
   with pytest.raises(ValueError, match="not positions of one step"):
     tree.slots(data, ((4, 10),))
