@@ -199,7 +199,12 @@ class Session:
     window = 0
     if data is not None and data.deterministic:
       self.slots = micro_batches.Slots(data, data.indices)
-      self.summing = nodes.Summing(self.encoder.place, data.slots)
+      self.summing = nodes.Summing(
+        self.encoder.place,
+        data.slots,
+        self._slot_memory,
+        lambda memory: self.driver.free(memory),
+      )
       add, window = self.summing.add, data.global_batch
       text = "" if probe is None else self._probed(probe, params, self.slots)
       alike += (("gradient of a probe", text),)
@@ -452,6 +457,12 @@ class Session:
     if self._buffer is None:
       self._buffer = self._next_buffer()
     return self._buffer
+
+  def _slot_memory(self) -> memoryview:
+    """Memory for a micro-batch's gradient; the event loop allocates the next."""
+    memory = self._next_buffer()
+    self.driver.allocate()
+    return memory
 
   def _next_buffer(self) -> memoryview:
     patience = self.config.deadlines.replica

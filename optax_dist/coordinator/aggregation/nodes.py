@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,15 +49,28 @@ class Summing:
 
   Example:
     >>> place = layouts.layout([np.zeros(3, np.float32)])
-    >>> summing = Summing(place, slots=4)
+    >>> memory = lambda: memoryview(bytearray(place.nbytes))
+    >>> summing = Summing(place, slots=4, allocate=memory)
     >>> total = summing.encode(2, [np.ones(3, np.float32)])
     >>> total = summing.add(total, summing.encode(3, [np.full(3, 2.0, "f")]))
     >>> total.spans, total.arrays[0].view("f")[:3].tolist()
     (((2, 4),), [3.0, 3.0, 3.0])
   """
 
-  def __init__(self, place: layouts.Layout, slots: int):
-    """Sets the layout of a gradient, and how many micro-batches a step has.
+  def __init__(
+    self,
+    place: layouts.Layout,
+    slots: int,
+    allocate: Callable[[], memoryview],
+    free: Callable[[memoryview], None] = lambda memory: None,
+  ):
+    """Sets what is added up, and where.
+
+    Args:
+      place: the layout of a gradient.
+      slots: how many micro-batches a step has.
+      allocate: memory for one gradient.
+      free: gets it back, in any thread, once no array is in it any more.
 
     Raises:
       ValueError: numbers are sent in few bits, so their sum is not exact.
@@ -72,9 +85,7 @@ class Summing:
     # Between leaves there are bytes that nobody reads: they are zeros here, so
     # that equal gradients have equal bytes.
     self._gaps = list(_gaps(place))
-    # Memory of arrays that are not used any more: the system would have to map
-    # new memory page by page, for each micro-batch.
-    self._free: list[bytearray] = []
+    self._allocate, self._free = allocate, free
 
   def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes:
     """The gradient of one micro-batch; zeros if not all numbers are finite.
@@ -91,11 +102,10 @@ class Summing:
 
   def _array(self) -> np.ndarray:
     """An array for an encoded gradient, of any contents."""
-    nbytes = self._place.nbytes
-    memory = self._free.pop() if self._free else bytearray(nbytes)
+    memory = self._allocate()
     # Its views keep the array, not only its memory: that is no array itself.
     array = np.frombuffer(memory, np.uint8)
-    weakref.finalize(array, self._free.append, memory).atexit = False
+    weakref.finalize(array, self._free, memory).atexit = False
     return array
 
   def add(self, total: Nodes, more: Nodes) -> Nodes:

@@ -199,6 +199,14 @@ class Driver:
     self.check_process()
     self.post(lambda: self._submit(submitted, memory, parts))
 
+  def allocate(self) -> None:
+    """Puts memory for another gradient into `handover.memory`."""
+    self.post(self._make_memory)
+
+  def free(self, memory: memoryview) -> None:
+    """Takes memory back that `handover.memory` had."""
+    self.post(lambda: self._transport.free(memory))
+
   def lend(self, own: Any) -> None:
     """Sets the local state that is served to a joining replica."""
     self._states.lent = own

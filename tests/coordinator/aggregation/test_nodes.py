@@ -27,6 +27,13 @@ TEMPLATE = [
 DENORMAL = 1e-40
 
 
+def make_summing(place, slots):
+  """Adds up micro-batches, in memory of this process."""
+  return nodes.Summing(
+    place, slots, lambda: memoryview(bytearray(place.nbytes))
+  )
+
+
 def gradient(slot, template=TEMPLATE):
   """Numbers whose sum depends on the order, some of them denormal."""
   rng = np.random.default_rng(slot)
@@ -112,7 +119,7 @@ def assignments(count, replicas, seed):
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_sum_has_the_bits_of_the_tree(wire):
   place = layout.layout(TEMPLATE, wire)
-  summing = nodes.Summing(place, slots=7)
+  summing = make_summing(place, slots=7)
   for order in itertools.permutations([2, 3, 4, 5]):
     total = summed(summing, order)
     assert total.spans == ((2, 4), (4, 6))
@@ -128,7 +135,7 @@ def test_a_sum_has_the_bits_of_the_tree(wire):
 def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
   """As the leader averages what came in messages."""
   one = encoder.Encoder(TEMPLATE, wire)
-  summing = nodes.Summing(one.place, slots=11)
+  summing = make_summing(one.place, slots=11)
   want = mean(one, 11, [summed(summing, range(11))])
   for seed in range(4):
     sums = [summed(summing, s) for s in assignments(11, replicas, seed)]
@@ -138,7 +145,7 @@ def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
 def test_denormals_are_not_lost():
   template = [np.zeros(64, np.float32)]
   one = encoder.Encoder(template, "float32")
-  summing = nodes.Summing(one.place, slots=2)
+  summing = make_summing(one.place, slots=2)
   least = [np.full(64, 3e-45, np.float32)]
   total = summing.add(summing.encode(0, least), summing.encode(1, least))
   raw = mean(one, 2, [total])
@@ -146,7 +153,7 @@ def test_denormals_are_not_lost():
 
 
 def test_a_sum_that_was_submitted_stays_as_it_is():
-  summing = nodes.Summing(layout.layout(TEMPLATE), slots=8)
+  summing = make_summing(layout.layout(TEMPLATE), slots=8)
   total = summed(summing, [0, 1, 2])
   before = [array.tobytes() for array in total.arrays]
   after = summed(summing, [0, 1, 2, 3])
@@ -160,7 +167,7 @@ def test_a_sum_that_was_submitted_stays_as_it_is():
 @pytest.mark.parametrize("leaf", [0, 2])
 def test_a_gradient_that_is_not_finite_counts_as_zeros(bad, leaf):
   place = layout.layout(TEMPLATE)
-  summing = nodes.Summing(place, slots=4)
+  summing = make_summing(place, slots=4)
   grads = gradient(1)
   grads[leaf].reshape(-1)[-1] = bad
   total = summing.add(summed(summing, [0]), summing.encode(1, grads))
@@ -174,13 +181,13 @@ def test_what_rounds_to_infinity_counts_as_zeros():
   template = [np.zeros(32, np.float32)]
   largest = [np.full(32, np.finfo(np.float32).max, np.float32)]
   for wire, zeros in (("float32", 0), ("bfloat16", 1)):
-    summing = nodes.Summing(layout.layout(template, wire), slots=2)
+    summing = make_summing(layout.layout(template, wire), slots=2)
     assert summing.encode(0, largest).zeros == zeros
 
 
 def test_equal_gradients_have_equal_bytes():
   """Also between leaves, so that their digests can be compared."""
-  summing = nodes.Summing(layout.layout(TEMPLATE), slots=2)
+  summing = make_summing(layout.layout(TEMPLATE), slots=2)
   np.full(1 << 20, 255, np.uint8)  # Likely the memory that is used next.
   first = summing.encode(0, gradient(0)).arrays[0].copy()
   assert summing.encode(0, gradient(0)).arrays[0].tobytes() == first.tobytes()
@@ -188,12 +195,12 @@ def test_equal_gradients_have_equal_bytes():
 
 def test_wires_of_few_bits_are_refused():
   with pytest.raises(ValueError, match="float32' or 'bfloat16"):
-    nodes.Summing(layout.layout(TEMPLATE, "int8"), slots=2)
+    make_summing(layout.layout(TEMPLATE, "int8"), slots=2)
 
 
 def test_slots_that_are_missing_are_refused():
   one = encoder.Encoder(TEMPLATE, "float32")
-  total = summed(nodes.Summing(one.place, slots=3), [0, 1])
+  total = summed(make_summing(one.place, slots=3), [0, 1])
   with pytest.raises(ValueError, match="don't make up"):
     mean(one, 3, [total])
 

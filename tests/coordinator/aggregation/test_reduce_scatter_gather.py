@@ -169,7 +169,9 @@ class Side:
 
   def nodes(self, slots, count):
     """The sum of slots, each with a gradient of its own."""
-    summing = nodes.Summing(self.encoder.place, count)
+    nbytes = self.encoder.place.nbytes
+    memory = lambda: self.transport.allocate(nbytes)
+    summing = nodes.Summing(self.encoder.place, count, memory)
     total = None
     for slot in slots:
       rng = np.random.default_rng(slot)

@@ -182,8 +182,9 @@ class LeaseManager(Policy):
     return max(1, -(-self.state.free // (idle * self.state.unit)))
 
   def admit(self, incarnation: Incarnation, message: Arrive) -> str:
-    data, count = message.data, message.count
-    self._sharing.brought(incarnation, data, count, self.now)
+    data, timings = message.data, message.timings
+    compiled = 0.0 if timings is None else timings.compiled
+    self._sharing.brought(incarnation, data, compiled, self.now)
     if self._audit is None:
       return ""
     return self._audit.arrived(incarnation, data, message.work)

@@ -21,7 +21,7 @@ from optax_dist.ledger import spans as sp
 
 # How much a new measurement of a pace counts, and how quickly the pace of a member
 # without any comes to that of the others: it may be faster by now.
-_NEW, _OTHERS = 1 / 4, 1 / 16
+_NEW, _OTHERS = 1 / 4, 1 / 8
 # The shortest time, in seconds, that a slot is taken to need.
 _LEAST = 1e-6
 
@@ -102,13 +102,21 @@ class Sharing:
     return True
 
   def brought(
-    self, incarnation: Incarnation, spans: Spans, slots: int, now: float
+    self, incarnation: Incarnation, spans: Spans, compiled: float, now: float
   ) -> None:
-    """A member has computed these, so many slots."""
+    """A member has computed slots.
+
+    Args:
+      incarnation: the member.
+      spans: their samples.
+      compiled: seconds of it that programs were compiled.
+      now: the time.
+    """
     found = self._leases.get(incarnation)
     if found is not None and sp.overlap(spans, found.spans):
       del self._leases[incarnation]
-      self._measure(incarnation, (now - found.since) / slots)
+      seconds = now - found.since - compiled
+      self._measure(incarnation, seconds / (sp.size(spans) / self._unit))
 
   def _measure(self, incarnation: Incarnation, seconds: float) -> None:
     seconds = max(seconds, _LEAST)
