@@ -111,7 +111,16 @@ def test_any_number_of_replicas_has_the_same_bits(replicas, wire, inline):
   """With five slots each of five replicas may have one: no sum is partial."""
   slots = 5 if replicas == 5 else 8
   world, data = runs.endpoint.World(), batches(slots)
-  both = [begin(world, i, data, inline, wire) for i in range(replicas)]
+  together = threading.Barrier(replicas)
+
+  def meets(replica, result):
+    """Takes part in all steps."""
+    together.wait(30.0)
+    train(replica, result)
+
+  both = [
+    begin(world, i, data, inline, wire, how=meets) for i in range(replicas)
+  ]
   runs.finish([thread for _, thread in both])
   results = [result for result, _ in both]
   assert [result.error for result in results] == [None] * replicas
@@ -157,15 +166,32 @@ def test_a_replica_lost_in_the_middle_of_a_step_changes_nothing(
 @pytest.mark.parametrize("phase", ["reduce_scatter", "gather", "arrived"])
 def test_a_replica_lost_in_an_exchange_changes_nothing(phase):
   world, data, killed = runs.endpoint.World(), batches(), threading.Event()
+  joined = threading.Event()
 
   def strike(reached, replica):
     if (reached, replica) == (phase, 2) and not killed.is_set():
       killed.set()
       raise runs.Killed
 
+  def joins(replica, result):
+    joined.set()
+    train(replica, result)
+
+  def waits(replica, result):
+    """So that the other one takes part, and is in time for that."""
+    for slot in replica.micro_batches():
+      assert slot.step < 1 or joined.wait(30.0)
+      time.sleep(0.02)
+      replica.step(gradient_of(replica, slot))
+      result.prints[replica.global_step] = replica.fingerprint()
+    result.prints[replica.global_step] = replica.fingerprint()
+
   phases.listen(strike)
   try:
-    both = [begin(world, i, data, inline=False) for i in range(3)]
+    hows = (waits, waits, joins)
+    both = [
+      begin(world, i, data, inline=False, how=how) for i, how in enumerate(hows)
+    ]
     runs.finish([thread for _, thread in both])
   finally:
     phases.listen(None)

@@ -80,10 +80,7 @@ class Step:
       if spans
     )
     found = self.lends.committed(parts, dict.fromkeys(held, 8), 0.0)
-    members = [part.incarnation for part in parts]
-    told = dict(zip(members, found.leases, strict=True))
-    told |= {one.incarnation: one.spans for one in found.others}
-    told = {member: spans for member, spans in told.items() if spans}
+    told = {one.incarnation: one.spans for one in found.leases if one.spans}
     self.leases = dict.fromkeys(held, ()) | told
     return told
 
