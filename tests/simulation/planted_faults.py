@@ -585,13 +585,6 @@ FAULTS = (
     slots,
   ),
   _one(
-    "a slot that a replica left out for another one is forgotten",
-    "leader.leases",
-    "    while (idle := self._idle) and (slot := self._left_out()):\n",
-    "    while False and (idle := self._idle) and (slot := self._left_out()):\n",
-    slots,
-  ),
-  _one(
     "a slot counts as compared once it is computed",
     "leader.leases",
     "and has_all and (alone or audit.is_settled)",

@@ -184,6 +184,16 @@ def test_what_a_lost_member_was_computing_is_computed_in_the_same_step():
   assert sp.union(step.lends.data(0)) == ((0, 8),)
 
 
+def test_a_slot_that_was_left_out_for_a_lost_member_is_given_to_another():
+  step = late()
+  step.lends.removed(0, ())
+  step.state, _ = quorum.step(step.state, quorum.Lost(0))
+  step.lends.members_changed(step.state)
+  assert step.join(2, 5.5) == {2: ((0, 4),)}
+  # The late member has not come back, and does not compute the slot.
+  assert step.bring(2, 5.6) == {2: ((7, 8),)}
+
+
 def test_a_new_leader_leaves_each_slot_with_one_of_its_claimants():
   step = Step(0, 1)
   step.lends.claim(0, ((0, 2),), 8)
