@@ -712,7 +712,7 @@ FAULTS = (
     "a commit names another attempt than its members took part in",
     "leader.leader",
     "      id_ = attempt.id\n",
-    "      id_ = attempt.message.attempt\n",
+    "      id_ = AttemptId(self.term, commit.step, commit.attempt + 1)\n",
   ),
   _one(
     "a gradient that is dropped still counts as gathered",
