@@ -43,10 +43,6 @@ _REMEMBERED = 100_000
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
-class JournalError(ValueError):
-  """A journal has invalid lines; the message names each."""
-
-
 class Problem(NamedTuple):
   """What is wrong with a line.
 
@@ -231,7 +227,7 @@ class Journal:
     self.close()
 
 
-def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
+def read(path: str | os.PathLike[str]) -> Contents:
   """Reads a journal, tolerating invalid lines.
 
   Unknown kinds and fields are kept: a later version may have more. A commit that
@@ -239,7 +235,6 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
 
   Args:
     path: the file.
-    strict: whether to raise an error if a line is invalid.
 
   Returns:
     The valid records, and the problems of the other lines. A valid line of
@@ -247,7 +242,6 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
 
   Raises:
     OSError: the file cannot be read.
-    JournalError: a line is invalid, and `strict` is set.
   """
   records: list[Record] = []
   problems: list[Problem] = []
@@ -268,11 +262,6 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
       records.append(record)
   if not records or records[0]["kind"] != "run":
     problems.insert(0, Problem(1, "the journal does not begin with a run"))
-  if strict and problems:
-    shown = [str(problem) for problem in problems[:10]]
-    if len(problems) > len(shown):
-      shown.append(f"and {len(problems) - len(shown)} more")
-    raise JournalError(f"{path}: {'; '.join(shown)}.")
   return Contents(records, problems)
 
 

@@ -66,6 +66,13 @@ def ended(path):
   return path
 
 
+def whole(path):
+  """The records of a journal without an invalid line."""
+  records, problems = journal.read(path)
+  assert not problems
+  return records
+
+
 def numbers_of(*records):
   """The numbers of records, in order."""
   numbers = run_numbers.RunNumbers()

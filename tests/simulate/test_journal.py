@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import run_journals
 
 from optax_dist import simulate
 from optax_dist.coordinator import journal
@@ -18,7 +19,7 @@ def _records(path, strategy, spec="gamma:4,0.25", n=4, steps=300, **options):
       journal=writer,
       **options,
     )
-  return journal.read(path, strict=True).records
+  return run_journals.whole(path)
 
 
 @pytest.mark.parametrize("communication", [0.0, 0.2])

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import run_journals
 
 from optax_dist import coordinator
-from optax_dist.coordinator import journal
 from optax_dist.simulate import replay_run
 
 N = 5
@@ -83,7 +83,7 @@ def test_run_of_threads_is_replayed_to_the_last_bit(tmp_path, k, options):
     timeout=60.0,
     **options,
   )
-  records = journal.read(path, strict=True).records
+  records = run_journals.whole(path)
   outcome = _replay(records)
   assert str(outcome).startswith(f"identical, {outcome.steps} steps")
   assert outcome.steps >= 25
@@ -116,7 +116,7 @@ def test_means_of_few_bits_are_replayed(tmp_path, mean_wire):
     error_feedback=0.9,
     inline_bytes=1 << 20,
   )
-  records = journal.read(path, strict=True).records
+  records = run_journals.whole(path)
   outcome = _replay(records, start)
   assert str(outcome).startswith(f"identical, {outcome.steps} steps")
   assert outcome.compared >= 20
@@ -144,7 +144,7 @@ def journal_of_a_run(tmp_path_factory):
     fingerprint_every=1,
     timeout=60.0,
   )
-  return journal.read(path, strict=True).records
+  return run_journals.whole(path)
 
 
 @pytest.fixture

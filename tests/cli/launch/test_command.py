@@ -13,6 +13,7 @@ import time
 
 import left_over
 import pytest
+import run_journals
 import waiting
 
 from optax_dist.cli import main
@@ -147,7 +148,7 @@ def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
     written.write("run", strategy="sync_replicas", step=0)
   flags = ("--replicas", 2, "--output", path.parent, "--resume", *_NO_STORE)
   assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
-  _, *ends = journal.read(path, strict=True).records
+  _, *ends = run_journals.whole(path)
   assert [end["ended"] for end in ends] == ["was ended by SIGKILL"] * 2
   assert {(end["replica"], end["host"]) for end in ends} == {
     (0, socket.gethostname())

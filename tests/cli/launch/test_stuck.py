@@ -2,8 +2,9 @@
 
 import pathlib
 
+import run_journals
+
 from optax_dist.cli import main
-from optax_dist.coordinator import journal
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("stuck_replica.py"))
 
@@ -17,7 +18,7 @@ def test_a_stuck_replica_is_started_again(tmp_path, capfd, monkeypatch):
   printed = capfd.readouterr().err
   assert "in blocked_data_loader" in printed
   assert "[replica 1]" in printed
-  records = journal.read(output / "journal.jsonl", strict=True).records
+  records = run_journals.whole(output / "journal.jsonl")
   (stuck,) = [r for r in records if r["kind"] == "stuck"]
   assert (stuck["replica"], stuck["step"]) == (1, 5)
   assert "in blocked_data_loader" in stuck["stacks"]

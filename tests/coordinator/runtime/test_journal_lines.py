@@ -5,6 +5,7 @@ import resource
 
 import numpy as np
 import pytest
+import run_journals
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import codec, entries, notes
@@ -48,7 +49,7 @@ def test_the_line_of_a_step_has_all_that_is_known_of_it(tmp_path):
   path, lines = _begun(tmp_path)
   lines.write(_commit(0))
   lines.close()
-  _, record = journal.read(path, strict=True).records
+  _, record = run_journals.whole(path)
   assert record["members"][0]["compute"] == 0.123457
   assert record["members"][0]["weight"] == 1 / 3
   assert record["members"][0]["batches"] == [[1, 2], None]
@@ -67,7 +68,7 @@ def test_each_line_is_written_at_once(tmp_path):
   lines.write(_commit(1))
   lines.close()
   assert written() == ["run", "commit", "leader", "commit"]
-  times = [r["time"] for r in journal.read(path, strict=True).records]
+  times = [r["time"] for r in run_journals.whole(path)]
   assert times == sorted(times)
 
 
@@ -78,7 +79,7 @@ def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
   second = journal_lines.JournalLines(path, {"strategy": "s"})
   second.open([_commit(step).commit for step in range(2)])
   second.close()
-  records = journal.read(path, strict=True).records
+  records = run_journals.whole(path)
   assert [r.get("step") for r in records] == [0, 0, 1]
 
 
@@ -95,7 +96,7 @@ def test_a_step_that_was_written_twice_counts_once(tmp_path):
   stopped.close()
   assert _written(path) == [0, 1, 2, 1]
   assert _steps(path) == [0, 1, 2]
-  found = journal.read(path, strict=True).records
+  found = run_journals.whole(path)
   assert found[-1]["reason"] == "its last line"
 
 
@@ -183,9 +184,7 @@ def test_forged_details_do_not_end_training(tmp_path):
   lines.write(notes.Fingerprint(0, 1, "made up", ""))
   lines.write(notes.Fingerprint(0, 1, "a", "b-c"))
   lines.close()
-  _, dropped, odd, stuck, *late, digest, other = journal.read(
-    path, strict=True
-  ).records
+  _, dropped, odd, stuck, *late, digest, other = run_journals.whole(path)
   assert (dropped["batches"], dropped["timings"]) == (None, None)
   assert odd["batches"] == ["\ud800", 1234567890123456789012]
   assert stuck["stacks"] == "in file \udcff.py"

@@ -10,9 +10,9 @@ import time
 import numpy as np
 import optax
 import pytest
+import run_journals
 
 from optax_dist import coordinator
-from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.runtime import watchdog
 
@@ -195,7 +195,7 @@ def test_the_others_go_on_without_a_stuck_replica(leads, tmp_path, capfd):
     )
   assert steps == [8]
   assert "in blocked_data_loader" in capfd.readouterr().err
-  told = {r["kind"]: r for r in journal.read(path, strict=True).records}
+  told = {r["kind"]: r for r in run_journals.whole(path)}
   assert "in blocked_data_loader" in told["stuck"]["stacks"]
   reason = re.match(
     r"stuck: its step has taken (\d+\.\d) s", told["stuck"]["reason"]
