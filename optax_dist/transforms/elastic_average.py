@@ -217,7 +217,7 @@ def elastic_average(
     check_used(_USER, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own.local_step)
 
-    # 1. The gradient, with the pull towards the center: rho * (x - center).
+    # 1. The gradient, with the pull of eq. 2 towards the center: rho * (x - center).
     if not _is_zero(pull):
       gradients = [
         _pulled(g, x, c, pull)
@@ -230,7 +230,8 @@ def elastic_average(
     )
     u = leaves.of(steps)
 
-    # 3. The exchange, in which replicas and center move towards each other.
+    # 3. The exchange, eq. 2 and 3: with pull = rate * (x - center), a replica moves
+    # by -pull, and the center by the sum of all pulls.
     def meet() -> tuple[Any, ...]:
       points = optax.apply_updates(x, u) if exchange == "after_step" else x
       points, finite = me.where_finite(points, center, reject_nonfinite)
