@@ -637,6 +637,21 @@ def test_a_step_of_leased_gradients_commits_with_the_next_leases():
   assert spans == [((6, 8),), ((8, 10),), ((10, 12),)]
 
 
+def test_a_member_is_asked_for_its_step_once_it_may_be_four_behind():
+  """What it has decides for how long others keep means for it."""
+  driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p2")
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(0))
+  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  for step in range(4):
+    assert driven.sent_to("p1", msg.Report) == []
+    driven.arrive("p0", sequence=step, step=step, payload=b"g")
+  assert driven.sent_to("p1", msg.Report) == [msg.Report(4)]
+  # One that waits for a snapshot says so once it has it.
+  assert driven.sent_to("p2", msg.Report) == []
+
+
 def test_a_snapshot_comes_from_another_member_once_its_server_is_lost():
   driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
