@@ -419,9 +419,7 @@ def run(
   try:
     pending = lambda: all(p.over or not p.alive for p in world.all)
     world.run(last + 60.0, lambda: False)
-    # A gradient that takes longer than the run waits holds its replica up.
-    longest = 1.5 * max(schedule.setting.compute)
-    world.run(last + 60.0 + BOUND + longest, pending)
+    world.run(last + 60.0 + BOUND, pending)
     checker.finish()
   except Violation as error:
     violation = str(error)

@@ -94,7 +94,7 @@ _HOLDS = {
     "the run goes on with a stopped replica once all others are lost": 9244000474,
     "a replica that loses the leader that it called is admitted at once": 9130001479,
     "a wish to save is told once its replica is a member": 9300006764,
-    "a run ends after a gradient that took longer than it waits": 9300012201,
+    "who computes for longer than the run waits is not waited for": 9300012201,
   },
   leases: {
     "the end waits for replicas that are behind": 9100068,
@@ -106,6 +106,7 @@ _HOLDS = {
   },
   group_leases: {
     "no gradient is computed for a step in which a partial sum has counted": 3166,
+    "it may compute anew after one that was not finite": 9420000041,
     "samples given up after the last step are not left": 9010001552,
   },
 }
