@@ -121,7 +121,8 @@ def _dropped(checker: Any, note: notes.GradientDropped) -> str:
   if wrong:
     return wrong
   # What is added to a sum that was decided is of no step.
-  steps = {-1, *(submitted.local_step for submitted in found)}
+  none = -1 - checker.setting.max_staleness
+  steps = {none, *(submitted.local_step for submitted in found)}
   totals = [submitted.total for submitted in found]
   if note.local_step not in steps or note.count > max(totals, default=0):
     return f"it was submitted as {found}"

@@ -94,6 +94,7 @@ _HOLDS = {
     "the run goes on with a stopped replica once all others are lost": 9244000474,
     "a replica that loses the leader that it called is admitted at once": 9130001479,
     "a wish to save is told once its replica is a member": 9300006764,
+    "what is added to a decided sum is too old at the first steps, too": 561000050,
     "who computes for longer than the run waits is not waited for": 9300012201,
   },
   leases: {

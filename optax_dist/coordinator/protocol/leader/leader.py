@@ -740,8 +740,9 @@ class Leader:
     held = self._quorum.inside.get(replica)
     inside = held.count if held and held.local_step == local_step else 0
     if inside + message.count != message.total:
-      # A sum whose first part was decided separately in the meantime.
-      local_step = -1
+      # A sum whose first part was decided separately in the meantime: of no
+      # step, and too old at the first one already.
+      local_step = -1 - self._config.max_staleness
     fresh = quorum.accepts(
       local_step, self._quorum.step, self._config.max_staleness
     )
