@@ -21,6 +21,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.leader.leader import Leader
+from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.membership import View
 
 
@@ -650,6 +651,50 @@ def test_a_member_is_asked_for_its_step_once_it_may_be_four_behind():
   assert driven.sent_to("p1", msg.Report) == [msg.Report(4)]
   # One that waits for a snapshot says so once it has it.
   assert driven.sent_to("p2", msg.Report) == []
+
+
+def test_the_end_asks_who_is_behind_and_serves_the_final_state_afterwards():
+  driven = inline(replicas_to_aggregate=1)
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(0))
+  driven.arrive("p0", payload=b"g")
+  driven.say("p0", msg.Applied(1))
+  driven.say("p0", msg.Finish("enough"))
+  assert driven.sent_to("p1", msg.Report) == [msg.Report(1)]
+  assert driven.logged(Ended) == []
+  driven.say("p1", msg.Applied(1))
+  assert len(driven.logged(Ended)) == 1
+  driven.say("p1", msg.NeedsSnapshot(0, "its state is lost"))
+  (fetch,) = driven.sent_to("p1", msg.Fetch)
+  (serve,) = driven.sent_to("p0", msg.Serve)
+  assert (fetch.source, serve.to, serve.at_least) == ("p0", "p1", 1)
+
+
+class Rounds(Policy):
+  """A step is begun by its first gradient, and all others are called."""
+
+  def accepted(self, incarnation, message, now):
+    return True
+
+
+def test_who_has_no_gradient_in_a_step_that_begins_is_called():
+  driven = inline(policy=lambda timeout: Rounds())
+  driven.hello("p2")
+  driven.arrive("p1", payload=b"g")
+  called = [peer for peer, m in driven.sent if isinstance(m, msg.Call)]
+  assert called == ["p0", "p2"]
+
+
+def test_a_member_that_has_left_and_calls_again_reads_that_it_has():
+  driven = inline(replicas_to_aggregate=1)
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(0))
+  driven.say("p1", msg.Leave(False, "done"))
+  assert driven.logged(Removed) == [Removed(1, True, "left")]
+  known = driven.config.agreement
+  driven.say("p1", msg.Hello(1, known, 1, "at p1", 1, 1, 0, True, 2))
+  assert driven.sent_to("p1", msg.Welcome)[-1] == msg.Welcome(2, 1, None, 1)
+  assert len(driven.logged(Joined)) == 1
 
 
 def test_a_snapshot_comes_from_another_member_once_its_server_is_lost():
