@@ -387,7 +387,7 @@ FAULTS = (
   _one(
     "a gradient of an older step counts for this one",
     "leader.leader",
-    "      local_step = -1\n",
+    "      local_step = -1 - self._config.max_staleness\n",
     "      local_step = self._quorum.step\n",
   ),
   _one(
