@@ -169,6 +169,9 @@ class Submission:
       return None
     if self._window:
       self.is_complete = self._is_all(seen)
+    elif self._is_leased_anew(seen):
+      self.end(seen, Reason.SUPERSEDED.value)
+      return None
     if self.drawn is None:
       self.drawn = sp.head(self._left(seen), self._samples)[0] or None
     return self.drawn
@@ -186,6 +189,10 @@ class Submission:
       return ()
     return spans
 
+  def _is_leased_anew(self, seen: Seen) -> bool:
+    """Whether a new leader has leased other samples amid local steps."""
+    return bool(sp.minus(self.computed, self._leased(seen)))
+
   def _is_over(self, seen: Seen) -> bool:
     """Whether the lease is of another step than the one it is at."""
     spans = seen.lease[1] if self._window else ()
@@ -198,6 +205,7 @@ class Submission:
       or seen.admission != self.admission
       or self._resolved(seen, self.partial) is not None
       or (self.partial < 0 and self._is_behind(seen))
+      or self._is_leased_anew(seen)
       or self._is_all(seen)
     )
 

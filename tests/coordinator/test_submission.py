@@ -147,6 +147,21 @@ def test_the_samples_of_local_steps_are_submitted_together():
   assert give(submission, seen).data == ((0, 4),)
 
 
+def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
+  """Otherwise the rest of the new lease might not fill a round."""
+  seen = Told(lease=(1, ((0, 4),)))
+  submission = begin(seen, samples=2)
+  submission.draw(seen)
+  submission.keep_drawn()
+  seen.lease = 1, ()
+  assert submission.can_draw(seen)
+  seen.lease = 1, ((8, 12),)
+  assert submission.draw(seen) is None
+  assert submission.ended.reason == "superseded"
+  submission.resume(seen.admission, seen.published)
+  assert submission.draw(seen) == ((8, 10),)
+
+
 def test_samples_of_a_past_membership_are_not_drawn():
   seen = Told(lease=(0, ((0, 4),)))
   submission = begin(seen, samples=2)
