@@ -114,9 +114,9 @@ def save_if_due(
 def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
   """Finds the checkpoint of the latest step.
 
-  If the replica has several processes, all of them call this, and get what
-  the first one finds: another replica may save one while they look, and those
-  that restore it would wait for the others for ever.
+  If the replica has several processes (`initialize_processes`), all of them call
+  this, and get what the first one finds: another replica may save one while they
+  look, and those that restore it would wait for the others for ever.
 
   Args:
     folder: what holds the checkpoints, each in a folder whose name ends with its

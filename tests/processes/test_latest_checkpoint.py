@@ -5,10 +5,12 @@ import pathlib
 import jax
 import launch
 
+from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint
 
 
 def _latest(folders):
+  coordinator.initialize_processes(jax.process_count())
   found = []
   for folder in folders:
     own = pathlib.Path(folder, str(jax.process_index()))
