@@ -233,7 +233,9 @@ def _follow(args: argparse.Namespace) -> None:
     return _frame(
       [
         encode(
-          messages.Arrive(step, step, 1, 1, True, step, payload, "[]", None)
+          messages.Arrive(
+            step, step, 1, 1, True, step, None, payload, "[]", None
+          )
         )
       ]
     )

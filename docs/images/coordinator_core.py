@@ -40,6 +40,7 @@ _ROWS = (
     ),
     (
       "Aggregate",
+      "LimitWait",
       "Release",
       "ServeSnapshot",
       "FetchSnapshot",

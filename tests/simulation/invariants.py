@@ -150,6 +150,8 @@ class Checker:
     self.left_last = False
     # When the latest term began, and when a member or process was lost last.
     self.term_at = self.changed_at = self.committed_at = -math.inf
+    # The position at which members changed last.
+    self.changed = -1
     self.ended_at = math.inf
     # Whether a state was damaged; the fingerprints that were taken, by step; and
     # who was removed since its gradients are wrong, and in which term.
@@ -184,7 +186,7 @@ class Checker:
     self.log[position] = value
     self.end_of_log = position + 1
     if any(isinstance(entry, Joined | Removed) for entry in value.entries):
-      self.changed_at = self.world.now
+      self.changed_at, self.changed = self.world.now, position
     for entry in value.entries:
       if self.world.transcript is not None:
         self.world.tell(transcript.line(self, process, entry))
@@ -401,10 +403,12 @@ class Checker:
     (part,) = commit.parts
     name = self.processes.get(part.incarnation)
     # Who was there by then, and had been for a moment, could be asked to be one.
-    since = world.begun[commit.attempt]
+    since = world.begun.get(commit.attempt, -math.inf)
     since -= _SETTLED + _LATE * self.setting.latency
     if name is None or max(self.changed_at, self.term_at) > since:
       return  # A witness may have been lost, or have failed.
+    if self.changed > commit.attempt.membership:
+      return  # Whoever joined came after the leader had begun the attempt.
     others = [p for p in self.within_reach(leader) if p.name != name]
     settled = lambda p: p.settled_at < since and not self.unheard(leader, p)
     able = [p for p in others if p.step >= step and settled(p)]

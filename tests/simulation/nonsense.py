@@ -13,9 +13,9 @@ _NEVER = 1_000_000
 
 
 def _to_leader(r: random.Random) -> tuple[msg.Message, ...]:
-  attempt = AttemptId(0, _NEVER, r.choice((0, 1)))
+  attempt = AttemptId(0, _NEVER, r.choice((0, 1)), 0)
   gradient = lambda step, total, count: msg.Arrive(
-    _NEVER, step, total, count, True, 0, b"", "", None
+    _NEVER, step, total, count, True, 0, None, b"", "", None
   )
   return (
     gradient(0, 1, 2),
@@ -34,7 +34,7 @@ def _to_followers() -> tuple[msg.Message, ...]:
     msg.Asked(-1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0", 0),
-    msg.AskProgress(AttemptId(0, 0, 1)),
+    msg.AskProgress(AttemptId(0, 0, 1, 0)),
     msg.Call(0),
     msg.NotLeader("nonsense"),
     msg.Refused("nonsense"),

@@ -80,8 +80,14 @@ FAULTS = (
   _one(
     "a step is committed before all are done",
     "leader.attempt",
-    "      if part.incarnation == incarnation\n    ]\n",
-    "    ]\n",
+    "for p in parts if self._reported >= everybody]",
+    "for p in parts]",
+  ),
+  _one(
+    "a commit in an attempt that was told does not wait for all",
+    "leader.attempt",
+    "      return own\n",
+    "      return [self._report(p) for p in parts]\n",
   ),
   _one(
     "a token is lost: a drop is not told",
@@ -168,7 +174,7 @@ FAULTS = (
     "    if False:\n      # A membership",
   ),
   _one(
-    "a mean is dropped after it was reported",
+    "an optimistic mean is dropped after it was reported",
     "follower.follower",
     "    steps = self.view.apply(position, record)\n",
     "    steps = self.view.apply(position, record)\n"
@@ -331,8 +337,8 @@ FAULTS = (
   _one(
     "readers are not told of an attempt",
     "leader.attempt",
-    "    return (*members, *self.message.readers)",
-    "    return tuple(members)",
+    "    return (*(part.incarnation for part in parts), *self.message.readers)",
+    "    return tuple(part.incarnation for part in parts)",
   ),
   _aimed(
     "a run that fails takes steps",
@@ -423,9 +429,9 @@ FAULTS = (
   ),
   _aimed(
     "a report of an earlier attempt counts for this one",
-    "leader.leader",
-    "    if attempt is None or message.attempt != attempt.id:\n      return\n",
-    "    if attempt is None:\n      return\n",
+    "leader.attempt",
+    "    if id_ != self.id:\n      return []\n",
+    "    if False:\n      return []\n",
   ),
   _aimed(
     "a buffered sum survives its leader",
@@ -438,6 +444,12 @@ FAULTS = (
     "follower.session",
     "      self.taken = None\n      step = commit",
     "      step = commit",
+  ),
+  _one(
+    "a removal does not change the membership",
+    "membership",
+    "          self.membership = position\n          self.departed",
+    "          self.departed",
   ),
   _aimed(
     "a replica that came back still counts as departed",

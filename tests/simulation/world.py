@@ -394,7 +394,7 @@ class World:
     self.store: dict[str, Any] = {}
     # Who was stopped or busy, or couldn't reach whom, and from when to when.
     self.absences: list[tuple[tuple[str, ...], float, float]] = []
-    # When a leader began each attempt, which may be long before it is announced.
+    # When the first process began an attempt.
     self.begun: dict[AttemptId, float] = {}
     # Those that somebody could not complete.
     self.failed: set[AttemptId] = set()
@@ -517,9 +517,6 @@ class World:
       self.effect(process, effect)
       if not process.alive:
         return
-    leader = getattr(process.core(), "leader", None)
-    if leader is not None and leader._attempt is not None:
-      self.begun.setdefault(leader._attempt.id, self.now)
     self.set_timer(process)
     if self.looks_inside and self.events % 5 == 0 and self.checker is not None:
       self.checker.nothing_is_due(process)
@@ -937,7 +934,7 @@ class World:
 
   def garble(self, process: Process, other: Process, how: str) -> None:
     """Sends bytes that are not quite a message."""
-    data = msg.MESSAGES.encode(msg.Done(AttemptId(0, 0, 1)))
+    data = msg.MESSAGES.encode(msg.Done(AttemptId(0, 0, 1, 0)))
     bad = {
       "truncated": data[: len(data) // 2],
       "longer": data + b"x",
@@ -985,6 +982,7 @@ class World:
   ) -> None:
     aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
     process.aggregations[attempt] = aggregation
+    self.begun.setdefault(attempt, self.now)
     for j, peer in enumerate(peers):
       if peer.process in process.losing:
         self.fail(process, aggregation, j, "its connection was lost just now")
@@ -997,8 +995,8 @@ class World:
           item = ("gradient", attempt, me, gradient)
           self.send_slowly(process, aggregation, peer.process, item)
       aggregation.gradients[me] = gradient
-    time = self.now + ATTEMPT_TIMEOUT
-    self.at(time, self.check_moves, process, aggregation, process.slept)
+    if attempt.number:
+      self.limit_wait(process, aggregation)
     for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
@@ -1204,6 +1202,17 @@ class World:
   def go_on_later(self, process: Process, aggregation: Aggregation) -> None:
     if not aggregation.ended and process.alive:
       self.go_on(process, aggregation)
+
+  def on_limitwait(self, process: Process, effect: fx.LimitWait) -> None:
+    aggregation = process.aggregations.get(effect.attempt)
+    if aggregation is not None and not aggregation.ended:
+      aggregation.moved = self.now
+      self.limit_wait(process, aggregation)
+
+  def limit_wait(self, process: Process, aggregation: Aggregation) -> None:
+    """From now on it fails if nothing moves for a member's patience."""
+    time = self.now + ATTEMPT_TIMEOUT
+    self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def on_release(self, process: Process, effect: fx.Release) -> None:
     aggregation = process.aggregations.pop(effect.attempt, None)
@@ -1555,7 +1564,7 @@ class World:
 
 def _short(value: Any) -> str:
   text = repr(value)
-  for old in ("Received", "payload=b''", "batches=''"):
+  for old in ("Received", "optimistic=None", "payload=b''", "batches=''"):
     text = text.replace(old + ", ", "")
   return text if len(text) < 400 else text[:400] + "..."
 

@@ -109,11 +109,12 @@ class _Attempt:
     left_out: what the mean of this replica's slice left out, until the mean is
       known to be committed or not.
     readers: processes that fetch the mean besides.
-    moved: when it began, or a slice of a gradient moved last.
     gradient: this replica's own.
     reading: whether it is read until this replica's slice is averaged.
     averaging: whether another thread reads the gradients now.
     averaged: whether this replica's slice is there.
+    timed: since when it fails if nothing moves; None: it may wait for gradients
+      that are still computed.
     answered: whether the core has its answer.
     reported: whether the answer was that the mean is here.
     dropped: whether it was cancelled or released.
@@ -126,12 +127,12 @@ class _Attempt:
   me: int | None
   mean: memoryview
   readers: list[str]
-  moved: float
   gradient: Gradient | None = None
   reading: bool = False
   left_out: np.ndarray | None = None
   averaging: bool = False
   averaged: bool = False
+  timed: float | None = None
   answered: bool = False
   reported: bool = False
   dropped: bool = False
@@ -242,6 +243,12 @@ class Aggregations:
           row.data = memoryview(b"")
     self._average(attempt)
 
+  def limit_wait(self, attempt: entries.AttemptId) -> None:
+    """All members have begun: from now on it fails if nothing moves."""
+    found = self._attempts.get(attempt)
+    if found is not None and found.timed is None:
+      found.timed = self._transport.now()
+
   def mean(self, attempt: entries.AttemptId) -> np.ndarray:
     """The bytes of a received mean, until it is released."""
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
@@ -295,13 +302,13 @@ class Aggregations:
   def deadline(self) -> float | None:
     """Seconds until `check` is due; None if it isn't needed."""
     for attempt in self._attempts.values():
-      if not attempt.answered:
+      if self._is_timed(attempt):
         return self._limits.patience / 8
     return None
 
   def check(self) -> None:
     """Gives up transfers without progress."""
-    for attempt in [a for a in self._attempts.values() if not a.answered]:
+    for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
       self._check(attempt, "part", "gradient", self._limits.patience)
       if not (attempt.answered or attempt.averaging or self._moves(attempt)):
         self._check(attempt, "mean", "slice of the mean", self._limits.mean)
@@ -376,8 +383,9 @@ class Aggregations:
       effect.me,
       self._transport.allocate(self._reducer.mean_place.nbytes),
       [peer.process for peer in effect.readers],
-      self._transport.now(),
     )
+    if effect.attempt.number:
+      made.timed = self._transport.now()
     self._attempts[effect.attempt] = made
     return made
 
@@ -441,7 +449,8 @@ class Aggregations:
 
   def _moved(self, attempt: _Attempt) -> None:
     """A slice of a gradient has moved, without which there is no mean."""
-    attempt.moved = self._transport.now()
+    if attempt.timed is not None:
+      attempt.timed = self._transport.now()
 
   def _average(self, attempt: _Attempt) -> None:
     """Averages the own slice once it is here of all gradients."""
@@ -542,6 +551,9 @@ class Aggregations:
       failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
       self._answer(failed)
 
+  def _is_timed(self, attempt: _Attempt) -> bool:
+    return not attempt.answered and attempt.timed is not None
+
   def _idle(self, attempt: _Attempt, part: _Part, kind: str) -> float | None:
     """How long no byte has come of anything that is expected of a member."""
     ids = [part.mean] if kind == "mean" else [row.id for row in part.rows]
@@ -551,9 +563,9 @@ class Aggregations:
         idle = self._transport.idle(part.process, number)
         if idle is not None:
           found.append(idle)
-    if not found:
+    if not found or attempt.timed is None:
       return None
-    return min(*found, self._transport.now() - attempt.moved)
+    return min(*found, self._transport.now() - attempt.timed)
 
   def _drop(self, attempt: _Attempt) -> None:
     attempt.answered = attempt.dropped = True

@@ -114,7 +114,11 @@ class Aggregate(Struct):
   sends the mean of it to members and readers, and gathers the other slices. A
   reader only gathers; it starts along with the members, which have nothing to send
   at first. Answers `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
-  It fails if nothing moves for a member's patience (`Deadlines`).
+
+  An optimistic one (`attempt.number == 0`) may begin long before the others
+  have a gradient: until `LimitWait` it has no deadline and ends by success,
+  `Release`, or the loss of a peer. Any other fails if nothing moves for a
+  member's patience (`Deadlines`).
 
   Attributes:
     attempt: its id, from which transfer ids are derived.
@@ -129,6 +133,15 @@ class Aggregate(Struct):
   peers: tuple[Member, ...]
   readers: tuple[Member, ...]
   me: int | None
+
+
+class LimitWait(Struct):
+  """All members of an optimistic aggregation have begun it.
+
+  From now on it fails if nothing moves for a member's patience.
+  """
+
+  attempt: AttemptId
 
 
 class Release(Struct):
@@ -380,6 +393,7 @@ Effect: TypeAlias = (
   | Get
   | Delete
   | Aggregate
+  | LimitWait
   | Release
   | Apply
   | Publish

@@ -59,12 +59,16 @@ class AttemptId(Struct):
   Attributes:
     term: term of the leader.
     step: the step being taken.
-    number: the leader's attempts at the step, counted from 1.
+    number: the leader's attempts at the step, counted from 1; 0 is the
+      optimistic one, which members begin by themselves.
+    membership: the log position of the last change of membership, so that an
+      optimistic attempt has the same members everywhere.
   """
 
   term: Natural
   step: Natural
   number: Natural
+  membership: Natural
 
 
 class Part(Struct):

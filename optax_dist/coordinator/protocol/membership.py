@@ -51,7 +51,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     origin_step: the step that the run started from.
     origin_digest: digest of the state that it started from.
     next_incarnation: incarnation of the next membership.
-    admitted_at: the position at which a membership began last; -1 for none.
+    membership: the position of the last change of membership; -1 for none.
     members: the current members, by incarnation.
     departed: former members by id, and whether they left gracefully.
     terms: positions of records with a `Term`, which trimming must keep.
@@ -70,7 +70,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
   origin_step: Natural = 0
   origin_digest: str = ""
   next_incarnation: Incarnation = 0
-  admitted_at: Integer = -1
+  membership: Integer = -1
   members: dict[Incarnation, Member] = {}
   departed: dict[ReplicaId, bool] = {}
   terms: list[Natural] = []
@@ -152,6 +152,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
       case Removed(incarnation, left):
         member_ = self.members.pop(incarnation, None)
         if member_ is not None:
+          self.membership = position
           self.departed[member_.replica] = left
       case Committed():
         if entry.attempt.step != self.step and not self.broken:
@@ -184,5 +185,5 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
       del self.members[old.incarnation]
     self.departed.pop(member.replica, None)
     self.members[member.incarnation] = member
-    self.admitted_at = position
+    self.membership = position
     self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)

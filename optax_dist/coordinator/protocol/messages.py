@@ -89,6 +89,8 @@ class Arrive(Struct):
       was answered by `Taken`; otherwise `total`.
     finite: whether every number of it is finite.
     applied: the step of the sender's state.
+    optimistic: the attempt that the sender has begun with it; None if it waits
+      for one.
     payload: the gradient, if gradients are sent inline and it is finite.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
@@ -103,6 +105,7 @@ class Arrive(Struct):
   count: Positive
   finite: bool
   applied: Natural
+  optimistic: AttemptId | None
   payload: bytes
   batches: str
   compute: Finite | None
@@ -121,7 +124,8 @@ class Failed(Struct):
   """A member or witness could not complete an attempt.
 
   Attributes:
-    attempt: the attempt.
+    attempt: the attempt. An optimistic one is then attempted as usual, and no
+      replica is considered failed.
     failed_replica: the member whose bytes did not come; None if there is none.
     reason: explanation for people.
   """

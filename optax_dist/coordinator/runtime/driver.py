@@ -534,6 +534,8 @@ class Driver:
         self._delete(keys)
       case fx.Aggregate():
         self._aggregate(effect)
+      case fx.LimitWait(attempt):
+        self._aggregations.limit_wait(attempt)
       case fx.Release(attempt):
         if self._applying[attempt]:
           self._drop_later.add(attempt)

@@ -38,7 +38,7 @@ TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
 
 
 def attempt_id(number=1, step=3):
-  return entries.AttemptId(0, step, number)
+  return entries.AttemptId(0, step, number, 0)
 
 
 class Group:
@@ -344,6 +344,35 @@ def test_a_silent_member_times_out_and_is_named():
       r"no byte of its gradient came for \d+\.\d s", answer.reason
     )
     assert side.all.deadline() is None
+
+
+def test_an_optimistic_attempt_fails_once_all_have_begun_and_nothing_comes():
+  group = Group(2, timeout=0.5)
+  group.begin(0, attempt_id(0))
+  group.pump()
+  time.sleep(0.6)
+  side = group.sides[0]
+  side.all.limit_wait(attempt_id(0))
+  side.all.check()
+  assert side.answers == []  # Its wait counts from now on.
+  time.sleep(0.6)
+  side.all.check()
+  (answer,) = side.answers
+  assert answer.failed_replica == 1
+
+
+def test_an_optimistic_attempt_waits_as_long_as_it_takes():
+  group = Group(2, timeout=0.05)
+  group.begin(0, attempt_id(0))
+  group.pump()
+  assert group.sides[0].all.deadline() is None
+  time.sleep(0.1)
+  group.sides[0].all.check()
+  group.begin(1, attempt_id(0))
+  group.pump()
+  assert all(
+    isinstance(side.answers[0], inputs.Aggregated) for side in group.sides
+  )
 
 
 def test_a_cancelled_attempt_leaves_no_trace():

@@ -79,7 +79,9 @@ def test_every_struct_comes_back(codec_, kind):
   check()
 
 
-ARRIVE = messages.Arrive(3, 7, 2, 1, True, 7, b"\0\xff" * 8, "", 0.5)
+ARRIVE = messages.Arrive(
+  3, 7, 2, 1, True, 7, entries.AttemptId(0, 7, 0, 3), b"\0\xff" * 8, "", 0.5
+)
 
 
 @hypothesis.given(st.binary(max_size=64))
@@ -128,7 +130,7 @@ def _raw(value: Any) -> bytes:
     (_raw(["Asked", 1, 1, [[4, 5.0]]]), "got `float`"),
     (_raw(["Asked", 1, 1, {"4": 5}]), "got `object`"),
     (_raw(["Applied", 1]) + b"more", "trailing characters"),
-    (_raw(["Done", ["AttemptId", 0, 0]]), "at least length 4"),
+    (_raw(["Done", ["AttemptId", 0, 0, 0]]), "at least length 5"),
     (_raw(["Recorded", 3, ["Beat", 0, "p", "a", 0, 0]]), "Invalid value"),
     (b"\x91" * 200_000, "Expected `str`"),
   ],

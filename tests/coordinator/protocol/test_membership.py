@@ -26,7 +26,7 @@ def member(incarnation, replica, process):
 
 def committed(step, *, save=False):
   parts = (Part(0, 0, step, step, 0, 2, 1.0), Part(1, 1, step, step, 0, 1, 1.0))
-  attempt = AttemptId(0, step, 1)
+  attempt = AttemptId(0, step, 1, 1)
   return Committed(attempt, parts, (), b"m", save, (), (("stale", 3),))
 
 
@@ -52,7 +52,7 @@ def test_it_knows_members_steps_and_leaders():
   assert sorted(view.members) == [0, 2]
   assert view.departed == {1: True}
   assert (view.step, view.saved, view.applied) == (2, 2, 6)
-  assert (view.admitted_at, view.next_incarnation) == (3, 3)
+  assert (view.membership, view.next_incarnation) == (4, 3)
   assert (view.leader, view.terms) == ("a", [0])
   assert not view.untouched
   assert view.of_process("c") == view.of_replica(2) == view.members[2]
@@ -67,7 +67,7 @@ def test_a_replica_that_joins_again_takes_its_own_place():
 def test_a_fresh_term_begins_with_its_leader_alone():
   view = view_of(term(), Joined(member(1, 1, "b")), term(1, "b", True, 2))
   assert list(view.members) == [2]
-  assert view.admitted_at == 2
+  assert view.membership == 2
   assert view.untouched
 
 

@@ -295,7 +295,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
     msg.NotLeader("no"),
     msg.Refused("no"),
     msg.Welcome(0, 0, None, 0),
-    msg.Done(msg.AttemptId(0, 0, 0)),
+    msg.Done(msg.AttemptId(0, 0, 0, 0)),
   ],
   ids=lambda m: type(m).__name__,
 )
@@ -347,7 +347,7 @@ def test_who_was_removed_is_told_at_once_that_the_run_has_ended():
   follower = cluster.nodes["p1"].follower
   position = follower._position
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
-  attempt = AttemptId(0, 0, 1)
+  attempt = AttemptId(0, 0, 1, 1)
   commit = Committed(attempt, parts, (), None, False, (), ())
   entries = (commit, Removed(1, False, "silent"), Ended(1, "enough", "", ()))
   told = msg.Recorded(position, Record(0, entries))
@@ -455,7 +455,7 @@ def test_a_step_in_the_same_record_as_its_membership_needs_no_snapshot():
   joined = Joined(Member(2, 1, "p1", "at p1"))
   removed = Removed(1, False, "its connection was lost: reset")
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
-  attempt = AttemptId(0, 0, 1)
+  attempt = AttemptId(0, 0, 1, 0)
   commit = Committed(attempt, parts, (), b"mean", False, (), ())
   position = len([key for key in cluster.store if key.startswith("log/")])
   cluster.store[f"log/{position}"] = Record(0, (removed, joined, commit))

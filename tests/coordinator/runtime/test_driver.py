@@ -10,7 +10,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
 from optax_dist.coordinator.runtime.processes import OneProcess
 
-ATTEMPT = entries.AttemptId(0, 3, 1)
+ATTEMPT = entries.AttemptId(0, 3, 1, 0)
 PARTS = (entries.Part(1, 1, 0, 3, 0, 1, 1.0),)
 
 

@@ -22,7 +22,7 @@ def _commit(step):
     entries.Details("", None, None),
   )
   commit = entries.Committed(
-    entries.AttemptId(0, step, 1),
+    entries.AttemptId(0, step, 1, 0),
     parts,
     (),
     None,

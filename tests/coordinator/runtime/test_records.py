@@ -24,7 +24,7 @@ def _note(age=None, raw=(), details=None, **part):
   } | part
   details = details or entries.Details("", None, None)
   commit = entries.Committed(
-    entries.AttemptId(2, 7, 3),
+    entries.AttemptId(2, 7, 3, 0),
     (entries.Part(**fields),),
     (),
     None,

@@ -20,7 +20,7 @@ ONE = timings.Timings(5.0, 6.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 def test_timings_that_are_no_numbers_are_refused():
   """A member's nonsense is counted, like any other."""
-  arrive = messages.Arrive(0, 0, 1, 1, True, 0, b"", "", None, ONE)
+  arrive = messages.Arrive(0, 0, 1, 1, True, 0, None, b"", "", None, ONE)
   sent = messages.MESSAGES.encode(arrive)
   assert messages.MESSAGES.decode(sent) == arrive
   for bad in (math.nan, math.inf):
@@ -124,7 +124,7 @@ def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
   for step, told in enumerate(((), (None,), (ONE,))):
     commit = entries.Committed(
-      entries.AttemptId(0, step, 1),
+      entries.AttemptId(0, step, 1, 0),
       (part,),
       (),
       None,

@@ -84,6 +84,7 @@ Report: TypeAlias = (
 Order: TypeAlias = (
   Welcomed
   | fx.Aggregate
+  | fx.LimitWait
   | fx.Release
   | fx.Apply
   | fx.Publish

@@ -211,6 +211,16 @@ class Applier:
       fx.Aggregate(attempt, message.parts, peers, readers, index)
     )
 
+  def optimistic(
+    self,
+    attempt: AttemptId,
+    parts: tuple[Part, ...],
+    me: Incarnation,
+    members: Mapping[Incarnation, Member],
+  ) -> None:
+    """Aggregates with all members before the leader has announced it."""
+    self.attempt(Attempt(attempt, parts, (), None, 0), me, members)
+
   def report_progress(self, attempt: AttemptId) -> None:
     """Answers the leader's question how far an attempt is."""
     work = self._work.get(attempt)
@@ -219,6 +229,7 @@ class Applier:
     elif work.status == "done":
       self.tell(Done(attempt))
     else:
+      self._out.append(fx.LimitWait(attempt))
       self.tell(InProgress(attempt))
 
   def aggregated(self, done: Aggregated) -> None:

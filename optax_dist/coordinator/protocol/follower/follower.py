@@ -19,11 +19,13 @@ from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
   Committed,
   Ended,
   Entry,
   Incarnation,
   Joined,
+  Part,
   Process,
   Record,
   Removed,
@@ -51,6 +53,7 @@ from optax_dist.coordinator.protocol.log import (
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
+from optax_dist.quorum.events import ordered
 
 # The first pause before a replica rejoins; it doubles each time. After so many
 # times `Deadlines.pace` without a rejoin, the next pause is the first again.
@@ -117,6 +120,7 @@ class Follower:
     self._asked = 1
     # The samples it computes on, or has submitted without an answer.
     self._lease: Spans = ()
+    self._optimistic_at = (-1, -1)
     self._leaving: str | None = None
     self._leave_by = math.inf
     self._finishing: str | None = None
@@ -757,12 +761,17 @@ class Follower:
     self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
 
   def _arrive(self) -> None:
-    """Sends the pending submission to the leader."""
+    """Sends the pending submission, and begins the optimistic attempt."""
     pending = self.session.pending
     assert pending is not None
     if not self._leader:
       return  # It will be sent to the next leader.
     count = self.session.count()
+    parts = self._optimistic_parts(pending, count)
+    attempt = None
+    if parts:
+      self._optimistic_at = (self.view.term, self.applier.step)
+      attempt = AttemptId(*self._optimistic_at, 0, self.view.membership)
     self._tell(
       msg.Arrive(
         pending.sequence,
@@ -771,6 +780,7 @@ class Follower:
         count,
         pending.finite,
         self.applier.step,
+        attempt,
         pending.payload,
         pending.batches,
         pending.compute,
@@ -779,6 +789,10 @@ class Follower:
         pending.work,
       )
     )
+    if attempt is not None:
+      self.applier.optimistic(
+        attempt, parts, self.incarnation, self.view.members
+      )
 
   def _data_of(self, pending: ins.Submitted, count: int) -> Spans:
     """The samples of the last gradients of a sum."""
@@ -787,6 +801,42 @@ class Follower:
       return pending.data
     unit = data.unit(self._config.replicas_to_aggregate)
     return sp.tail(pending.data, count * unit)
+
+  def _optimistic_parts(
+    self, pending: ins.Submitted, count: int
+  ) -> tuple[Part, ...]:
+    """The members of the next attempt, if they are already known."""
+    config, step = self._config, self.applier.step
+    members = self.view.members
+    # A second gradient under the same id could be mistaken for the first.
+    if (
+      self._optimistic_at == (self.view.term, step)
+      or config.inline
+      or config.alone
+      or config.deterministic  # Only the leader knows who has which slots.
+      or config.policy is not None  # Only the leader knows the weights.
+      or not pending.finite
+      or (count, pending.total) != (1, 1)
+      or pending.local_step != step
+      or step != self.view.step
+      or not self.applier.current
+      or not 2 <= len(members) <= config.replicas_to_aggregate
+      or config.replicas_to_aggregate > config.total_num_replicas
+    ):
+      return ()
+    by_id = {m.replica: m for m in members.values()}
+    return tuple(
+      Part(
+        by_id[r].incarnation,
+        r,
+        pending.sequence if by_id[r].incarnation == self.incarnation else 0,
+        step,
+        0,
+        1,
+        1.0,
+      )
+      for r in ordered(by_id)
+    )
 
   # Ends.
 

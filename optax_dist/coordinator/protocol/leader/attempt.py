@@ -1,6 +1,9 @@
 """One attempt at a step's mean: who takes part, and who has yet to report.
 
-    announced  --Done of a member, once the witness has the mean-->  quorum.Done
+    begun by its members themselves --announce--> announced
+      |  Done of every member                       |  Done of a member,
+      v                                             v  once the witness has the mean
+    quorum.Done for all of them                   quorum.Done for it
 
 An attempt has no clock and sends nothing: its leader does, and gives the events
 that `done` and `failed` return to the quorum's rules. It ends when these commit
@@ -32,40 +35,51 @@ class Attempt:
 
   Attributes:
     message: announces it to members and readers.
+    optimistic: the id under which all members have begun it by themselves; None
+      once it is announced, or if they have not begun.
     began: when it began.
     asked: when its members were last asked how far they are; at first, when it
       began.
     unanswered: members that have not answered that question.
   """
 
-  def __init__(self, message: msg.Attempt, now: float):
-    self.message = message
+  def __init__(
+    self, message: msg.Attempt, optimistic: AttemptId | None, now: float
+  ):
+    self.message, self.optimistic = message, optimistic
     self.began = self.asked = now
     self.unanswered: set[Incarnation] = set()
     # The replica that must also get the mean; None once it has.
     self._witness = message.witness
+    # Members that have the mean of the optimistic attempt.
+    self._reported: set[Incarnation] = set()
     # Reports that are held back until the witness has the mean.
     self._held: list[quorum.Done] = []
 
   @property
   def id(self) -> AttemptId:
     """The id under which its members take part."""
-    return self.message.attempt
+    return self.optimistic or self.message.attempt
 
-  def recipients(self) -> tuple[Incarnation, ...]:
-    """Who is told of it: members, and readers."""
-    members = (part.incarnation for part in self.message.parts)
-    return (*members, *self.message.readers)
+  def announce(self, now: float) -> tuple[Incarnation, ...]:
+    """Announces it; an optimistic one is void. Returns who is told, in order."""
+    self.optimistic, self.began, self.asked = None, now, now
+    self.unanswered.clear()
+    parts = self.message.parts
+    return (*(part.incarnation for part in parts), *self.message.readers)
 
-  def done(self, incarnation: Incarnation) -> list[quorum.Done]:
+  def done(self, incarnation: Incarnation, id_: AttemptId) -> list[quorum.Done]:
     """A member or the witness has the mean; returns what counts now."""
+    if id_ != self.id:
+      return []
+    parts = self.message.parts
+    if self.optimistic is not None:
+      self._reported.add(incarnation)
+      everybody = {part.incarnation for part in parts}
+      return [self._report(p) for p in parts if self._reported >= everybody]
     if incarnation == self._witness:
       return self._witnessed()
-    own = [
-      quorum.Done(part.replica, self.id.step, self.id.number)
-      for part in self.message.parts
-      if part.incarnation == incarnation
-    ]
+    own = [self._report(p) for p in parts if p.incarnation == incarnation]
     if self._witness is None:
       return own
     self._held += own
@@ -74,7 +88,7 @@ class Attempt:
   def failed(
     self, state: MemberState, message: msg.Failed
   ) -> Sequence[quorum.Event]:
-    """A member or the witness can't complete it."""
+    """A member or the witness of an announced attempt can't complete it."""
     if state.member.incarnation == self._witness:
       return self._witnessed()
     named = [
@@ -82,8 +96,9 @@ class Attempt:
       for part in self.message.parts
       if part.incarnation == message.failed_replica
     ]
-    replica, failed = state.member.replica, named[0] if named else None
-    return [quorum.Failed(replica, self.id.step, self.id.number, failed)]
+    id_, replica = self.message.attempt, state.member.replica
+    failed = named[0] if named else None
+    return [quorum.Failed(replica, id_.step, id_.number, failed)]
 
   def dismiss(self, incarnation: Incarnation) -> list[quorum.Done]:
     """Stops waiting for a member that was removed."""
@@ -102,12 +117,18 @@ class Attempt:
   def unreported(self, state: quorum.State) -> list[Incarnation]:
     """The members, and the witness, that it waits for."""
     parts = self.message.parts
+    if self.optimistic is not None:
+      return sorted({p.incarnation for p in parts} - self._reported)
     replicas = set(quorum.missing(state).reporting)
     replicas -= {event.replica for event in self._held}
     waits = {p.incarnation for p in parts if p.replica in replicas}
     if self._witness is not None:
       waits.add(self._witness)
     return sorted(waits)
+
+  def _report(self, part: Part) -> quorum.Done:
+    id_ = self.message.attempt
+    return quorum.Done(part.replica, id_.step, id_.number)
 
   def _witnessed(self) -> list[quorum.Done]:
     self._witness = None

@@ -124,6 +124,7 @@ class Leader:
     self._arrivals: dict[Incarnation, _Arrival] = {}
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
     self._attempt: Attempt | None = None
+    self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     # How often attempts have failed between two members, at this step.
     self._strikes: collections.Counter[frozenset[Incarnation]] = (
       collections.Counter()
@@ -161,7 +162,7 @@ class Leader:
     if term.fresh:
       self._note(notes.RunBegins(view.step))
     self._note(notes.Leader(config.replica, view.step, view.term))
-    if view.admitted_at == recorded.position:
+    if view.membership == recorded.position:
       # Its membership began with its term, and has no `Joined` entry.
       joined = notes.Join(
         config.replica, view.step, term.incarnation, config.address
@@ -621,6 +622,7 @@ class Leader:
 
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member: for an answer, as a witness, in the queue."""
+    self._early.pop(incarnation, None)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
     if self._attempt is not None:
       self._step(*self._attempt.dismiss(incarnation))
@@ -929,22 +931,55 @@ class Leader:
 
   def _start(self, start: quorum.StartAttempt) -> None:
     parts = self._parts(start.members)
-    id_ = AttemptId(self.term, start.step, start.attempt)
+    id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
     message = announcement(id_, parts, self._roster)
-    self._attempt = Attempt(message, self._now)
-    for incarnation in self._attempt.recipients():
+    self._attempt = Attempt(message, self._optimistic(message), self._now)
+    early, self._early = self._early, {}
+    if self._attempt.optimistic is None:
+      self._announce(self._attempt)
+    for incarnation, report in early.items():
+      state = self._roster.get(incarnation)
+      if state is not None and self._attempt is not None:
+        self._reported(state, report)
+
+  def _optimistic(self, message: msg.Attempt) -> AttemptId | None:
+    """The id under which all members have already begun, if they have."""
+    parts = message.parts
+    ids = {self._arrivals[p.incarnation].message.optimistic for p in parts}
+    found = ids.pop()
+    if (
+      found is None
+      or ids
+      or message.readers
+      or found.term != self.term
+      or found.step != self._quorum.step
+      or found.membership != self._view.membership
+      or self._view.members.keys() != {p.incarnation for p in parts}
+    ):
+      return None
+    return found
+
+  def _announce(self, attempt: Attempt) -> None:
+    """Announces it to members and readers."""
+    for incarnation in attempt.announce(self._now):
       if incarnation in self._roster:
-        self._say(self._roster[incarnation], message)
+        self._say(self._roster[incarnation], attempt.message)
 
   def _reported(
     self, state: MemberState, message: msg.Done | msg.Failed
   ) -> None:
     """A member or witness says how an attempt has ended for it."""
-    attempt = self._attempt
-    if attempt is None or message.attempt != attempt.id:
-      return
-    if isinstance(message, msg.Done):
-      self._step(*attempt.done(state.member.incarnation))
+    attempt, incarnation = self._attempt, state.member.incarnation
+    if attempt is None:
+      if message.attempt.number == 0:
+        # It was faster than another member's gradient.
+        self._early[incarnation] = message
+    elif isinstance(message, msg.Done):
+      self._step(*attempt.done(incarnation, message.attempt))
+    elif message.attempt != attempt.id:
+      pass
+    elif attempt.optimistic is not None:
+      self._announce(attempt)
     else:
       events = attempt.failed(state, message)
       self._step(*events)
@@ -994,9 +1029,12 @@ class Leader:
     self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
   ) -> None:
     attempt, self._attempt = self._attempt, None
+    self._early = {}
     if attempt is None:
       parts = self._parts(commit.members)
-      id_ = AttemptId(self.term, commit.step, commit.attempt)
+      id_ = AttemptId(
+        self.term, commit.step, commit.attempt, self._view.membership
+      )
       readers: tuple[Incarnation, ...] = ()
       age = None
     else:

@@ -10,7 +10,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Run
 
-ATTEMPT = AttemptId(0, 0, 1)
+ATTEMPT = AttemptId(0, 0, 1, 0)
 
 
 def begun():

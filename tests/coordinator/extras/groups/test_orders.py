@@ -8,7 +8,7 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
 
-ATTEMPT = AttemptId(1, 2, 3)
+ATTEMPT = AttemptId(1, 2, 3, 4)
 PEERS = (Member(0, 0, "a.1", "at a.1"), Member(1, 1, "b.1", "at b.1"))
 PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
 

@@ -10,7 +10,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
 
-ATTEMPT = AttemptId(0, 0, 1)
+ATTEMPT = AttemptId(0, 0, 1, 0)
 PLACES = [
   orders.join_places([(f"{x}{r}", f"at {x}{r}") for r in range(3)])
   for x in "ab"

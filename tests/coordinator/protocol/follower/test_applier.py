@@ -38,7 +38,7 @@ class Driven:
 
 
 def attempt_id(step=0, number=1, term=0):
-  return AttemptId(term, step, number)
+  return AttemptId(term, step, number, 0)
 
 
 def committed(step, mean=b"m", attempt=None):
@@ -187,7 +187,7 @@ def test_the_leader_is_told_how_far_an_attempt_is(status):
   answers = {"runs": msg.InProgress, "done": msg.Done}
   assert isinstance(told, answers.get(status, msg.Failed))
   assert told.attempt == asked
-  assert driven.did() == []
+  assert driven.did() == ([fx.LimitWait(asked)] if status == "runs" else [])
 
 
 @pytest.mark.parametrize("steps", [0, 1])

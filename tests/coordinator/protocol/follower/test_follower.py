@@ -58,7 +58,7 @@ def commit(step, sequence=None, mean=b"mean", **changes):
     parts += (Part(ME, 1, sequence, step, 0, 1, 1.0),)
   fields = {"leases": (), "save": False} | changes
   return Committed(
-    AttemptId(0, step, 1),
+    AttemptId(0, step, 1, 2),
     parts,
     (),
     mean=mean,
@@ -464,13 +464,51 @@ def test_the_next_leader_is_told_which_samples_it_has():
 # Gradients.
 
 
+def test_one_gradient_of_a_step_is_aggregated_unasked_and_no_second():
+  """Under the same id it could be mistaken for the first."""
+  driven = Driven(inline_bytes=None, replicas_to_aggregate=3).join()
+  driven.submit(0)
+  (aggregate,) = driven.done(fx.Aggregate)
+  assert [part.replica for part in aggregate.parts] == [0, 1, 2]
+  assert aggregate.me == 1
+  driven.hear(msg.Dropped(0, "non_finite", 1))
+  driven.submit(1)
+  assert len(driven.done(fx.Aggregate)) == 1
+  # A new leader's ids are others.
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  attempts = [a.optimistic for a in driven.sent(msg.Arrive)]
+  assert attempts == [AttemptId(0, 0, 0, 2), None, AttemptId(1, 0, 0, 2)]
+
+
+@pytest.mark.parametrize(
+  ("options", "submission"),
+  [
+    ({}, {"finite": False}),
+    ({}, {"total": 2}),
+    ({"replicas_to_aggregate": 2}, {}),  # Two of three, and who knows which.
+    ({"inline_bytes": 1}, {}),
+    ({"alone": True}, {}),
+  ],
+)
+def test_what_may_not_be_in_the_next_step_waits_for_the_leader(
+  options, submission
+):
+  options = {"inline_bytes": None, "replicas_to_aggregate": 3} | options
+  driven = Driven(**options).join()
+  driven.submit(0, **submission)
+  (arrive,) = driven.sent(msg.Arrive)
+  assert arrive.optimistic is None
+  assert not driven.done(fx.Aggregate)
+
+
 @pytest.mark.parametrize("committed", [False, True])
 def test_each_submission_has_an_outcome_even_if_the_store_is_lost(committed):
   """If a commit has it, it counts; whether or not its mean has come."""
   driven = Driven(inline_bytes=None).join()
   driven.submit(0)
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(ME, 1, 0, 0, 0, 1, 1.0))
-  driven.hear(msg.Attempt(AttemptId(0, 0, 1), parts, (), None, 0))
+  driven.hear(msg.Attempt(AttemptId(0, 0, 1, 2), parts, (), None, 0))
   assert driven.done(fx.Aggregate)
   if committed:
     driven.record(commit(0, 0, mean=None))

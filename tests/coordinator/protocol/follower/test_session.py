@@ -17,7 +17,7 @@ def commit(sequence, step=0):
     Part(3, 0, 9, step, 0, 1, 1.0),
     Part(ME, 1, sequence, step - 1, 1, 1, 0.5),
   )
-  attempt = AttemptId(0, step, 1)
+  attempt = AttemptId(0, step, 1, 0)
   return Committed(attempt, parts, (), b"", False, (), ())
 
 

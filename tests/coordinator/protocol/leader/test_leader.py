@@ -112,6 +112,7 @@ class Driven:
       "count": 1,
       "finite": True,
       "applied": step,
+      "optimistic": None,
     } | changes
     self.say(
       peer,
@@ -197,6 +198,41 @@ def test_an_exchange_is_committed_when_all_have_reported():
   driven.say("p1", msg.Done(attempt.attempt))
   (commit,) = driven.logged(Committed)
   assert commit.attempt == attempt.attempt
+
+
+def optimistic(driven, *peers, membership=1):
+  number = AttemptId(0, 0, 0, membership)
+  for peer in peers:
+    driven.arrive(peer, optimistic=number)
+  return number
+
+
+def test_an_optimistic_exchange_needs_no_message():
+  driven = Driven()
+  driven.hello("p1")
+  number = optimistic(driven, "p0", "p1")
+  assert driven.sent_to("p1", msg.Attempt) == []
+  driven.say("p0", msg.Done(number))
+  driven.say("p1", msg.Done(number))
+  (commit,) = driven.logged(Committed)
+  assert commit.attempt == number
+
+
+@pytest.mark.parametrize("how", ["failed", "other members"])
+def test_an_optimistic_exchange_that_does_not_work_out_is_told(how):
+  driven = Driven()
+  driven.hello("p1")
+  number = optimistic(driven, "p0")
+  number = optimistic(
+    driven, "p1", membership=1 if how != "other members" else 0
+  )
+  if how == "failed":
+    driven.say("p1", msg.Failed(number, 0, "cut off"))
+  (attempt,) = driven.sent_to("p1", msg.Attempt)
+  assert attempt.attempt.number == 1
+  driven.say("p0", msg.Done(number))  # Of what is void now.
+  driven.say("p1", msg.Done(number))
+  assert driven.logged(Committed) == []
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -294,12 +330,12 @@ def test_two_processes_of_one_id_wait_for_one_of_them_to_be_lost():
 @pytest.mark.parametrize(
   "bad",
   [
-    msg.Arrive(0, 0, 1, 1, True, 0, b"too long", "", None),
-    msg.Arrive(0, 0, 1, 2, True, 0, b"x", "", None),
+    msg.Arrive(0, 0, 1, 1, True, 0, None, b"too long", "", None),
+    msg.Arrive(0, 0, 1, 2, True, 0, None, b"x", "", None),
     msg.Welcome(1, 0, None, -1),
     msg.Recorded(3, Record(0, ())),
-    msg.Done(AttemptId(9, 9, 9)),
-    msg.Failed(AttemptId(0, 0, 0), 99, "?"),
+    msg.Done(AttemptId(9, 9, 9, 9)),
+    msg.Failed(AttemptId(0, 0, 0, 0), 99, "?"),
     msg.Applied(10**9),
     msg.Fingerprint(10**9, "x"),
     msg.NeedsSnapshot(10**9, ""),
@@ -427,13 +463,15 @@ def test_members_that_say_how_far_they_are_may_take_any_time():
   assert len(driven.logged(Committed)) == 1
 
 
-def test_only_who_does_not_answer_is_evicted():
+@pytest.mark.parametrize("optimist", [True, False])
+def test_only_who_does_not_answer_is_evicted(optimist):
   """Neither the leader nor a member that waits for the silent one's bytes."""
   driven = Driven(replicas_to_aggregate=3, total_num_replicas=3)
   for peer in ("p1", "p2"):
     driven.hello(peer)
+  number = AttemptId(0, 0, 0, 2) if optimist else None
   for peer in ("p0", "p1", "p2"):
-    driven.arrive(peer)
+    driven.arrive(peer, optimistic=number)
   limits = driven.config.deadlines
   _pass_time(driven, limits.attempt + 0.99 * limits.silence, ("p1",))
   assert driven.logged(Removed) == []

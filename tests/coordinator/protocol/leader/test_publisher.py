@@ -19,7 +19,7 @@ def record(number):
 
 
 def commit():
-  attempt = AttemptId(1, 0, 0)
+  attempt = AttemptId(1, 0, 0, 0)
   entry = Committed(attempt, (), (), b"mean", False, (), ())
   return Record(1, (entry,))
 
