@@ -200,7 +200,9 @@ class _Exchange:
     rows = [
       (slot, slot + 1)
       for member in members
-      for start, stop in tree.slots(data, _spans(member))
+      # In the order in which they were computed, as the gradients are.
+      for span in _spans(member)
+      for start, stop in tree.slots(data, (span,))
       for slot in range(start, stop)
     ]
     return tree.whole(rows, data.slots)
