@@ -64,7 +64,7 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
   with contextlib.ExitStack() as stack:
     new = ""
     if replica.processes.index == 0 and not path.exists():
-      new = str(stack.enter_context(durable_folder(path)))
+      new = str(stack.enter_context(_durable_folder(path)))
     new, *_ = replica.processes.gather(new)
     if not new:
       raise FileExistsError(f"There is a checkpoint at {path} already.")
@@ -215,7 +215,7 @@ def _abstract(leaf: Any) -> Any:
 
 
 @contextlib.contextmanager
-def durable_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def _durable_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Creates a folder with everything that the block writes, at the block's end.
 
   It appears complete or not at all, survives a power failure, and is its owner's
@@ -233,7 +233,7 @@ def durable_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
   Example:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as there:
-    ...   with durable_folder(pathlib.Path(there, "new")) as new:
+    ...   with _durable_folder(pathlib.Path(there, "new")) as new:
     ...     new.mkdir()
     ...     _ = (new / "file").write_text("text")
     ...   oct(pathlib.Path(there, "new", "file").stat().st_mode)[-3:]

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from optax_dist.coordinator.checkpoint import durable_folder
+from optax_dist.coordinator.checkpoint import _durable_folder
 
 
 def _mode(path):
@@ -25,7 +25,7 @@ def synced(monkeypatch):
 
 def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):
   path = tmp_path / "parent" / "folder"
-  with durable_folder(path) as new:
+  with _durable_folder(path) as new:
     (new / "deep").mkdir(parents=True)
     (new / "deep" / "file").write_text("text")
     assert not path.exists()
@@ -39,7 +39,7 @@ def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):
 
 def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
   def write():
-    with durable_folder(tmp_path / "new") as new:
+    with _durable_folder(tmp_path / "new") as new:
       new.mkdir()
       raise ZeroDivisionError
 
@@ -50,9 +50,9 @@ def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
 
 def test_an_existing_folder_is_not_replaced(tmp_path):
   path = tmp_path / "folder"
-  with durable_folder(path) as new:
+  with _durable_folder(path) as new:
     new.mkdir()
     (new / "file").write_text("first")
-  with pytest.raises(FileExistsError), durable_folder(path) as new:
+  with pytest.raises(FileExistsError), _durable_folder(path) as new:
     new.mkdir()
   assert (path / "file").read_text() == "first"

@@ -148,7 +148,7 @@ class Encoder:
     if self._feedback is not None:
       self._feedback.lose()
 
-  def heard(self, raw: np.ndarray) -> list[np.ndarray]:
+  def decoded(self, raw: np.ndarray) -> list[np.ndarray]:
     """An encoded gradient as the others decode it: float32, or unchanged."""
     return [
       array.astype(self.place.groups[leaf.group].codec.work, copy=False)

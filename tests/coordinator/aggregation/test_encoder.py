@@ -130,7 +130,7 @@ def test_feedback_is_that_of_the_transform(wire, decay, size):
   for number in range(5):
     gradient = numbers(number, size)
     assert made.write([gradient], raw, number)
-    (heard,) = made.heard(raw)
+    (heard,) = made.decoded(raw)
     made.settle(number, True)
     expected, state = step(jnp.asarray(gradient)[None], state)
     # Rarely, a number in the middle between two levels is rounded to the other.
@@ -147,10 +147,10 @@ def test_a_leaf_that_is_exact_is_not_shortened(wire):
   raw = np.zeros(made.place.nbytes, np.uint8)
   exact = np.asarray([1 / 3, 1e-9, 7.0], np.float32)
   assert made.write([numbers(0), np.zeros(3, np.float32)], raw)
-  before = made.heard(raw)[0].copy()
+  before = made.decoded(raw)[0].copy()
   made.correct(1, exact, raw)
-  np.testing.assert_array_equal(made.heard(raw)[1], exact)
-  np.testing.assert_array_equal(made.heard(raw)[0], before)
+  np.testing.assert_array_equal(made.decoded(raw)[1], exact)
+  np.testing.assert_array_equal(made.decoded(raw)[0], before)
   mean = made.read(average(made, [raw.tobytes()]))
   np.testing.assert_array_equal(mean[1], exact)
 

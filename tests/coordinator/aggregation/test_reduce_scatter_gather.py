@@ -596,7 +596,7 @@ def read_by_all(group, attempt):
 def heard_mean(group):
   """The mean of what is heard of the members' gradients."""
   sides = group.sides[: group.members]
-  found = [s.encoder.heard(np.frombuffer(s.written[0], "u1")) for s in sides]
+  found = [s.encoder.decoded(np.frombuffer(s.written[0], "u1")) for s in sides]
   return np.mean([leaves[0] for leaves in found], 0, dtype=np.float64)
 
 

@@ -397,6 +397,10 @@ def test_mistakes_are_named():
     ("replicas_to_aggregate follows from", {"replicas_to_aggregate": 1}),
     ("max_staleness=1: what is stale", {"max_staleness": 1}),
     ("all micro-batches of a step count", {"staleness_weight": "inverse"}),
+    (
+      "can't be combined with strategy=",
+      {"strategy": coordinator.elastic_average(moving_rate=0.5)},
+    ),
     ("needs the progress of its checkpoint", {"global_step": 2}),
     ("step 0 begins at position 0", {"progress": ledger.Progress(12)}),
   ):

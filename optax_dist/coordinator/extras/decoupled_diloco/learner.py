@@ -138,7 +138,7 @@ class Learner:
 
     def correct(out: np.ndarray) -> None:
       assert residuals is not None
-      received = session.encoder.heard(out)[0]
+      received = session.encoder.decoded(out)[0]
       sent, kept = strategy.sent(fragment, payload, received, residual)
       for index, leaf in enumerate(sent[1:], 1):
         session.encoder.correct(index, leaf, out)

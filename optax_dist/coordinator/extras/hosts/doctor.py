@@ -159,7 +159,7 @@ class Doctor:
     publish_at = 0.0
     while time.monotonic() < end:
       for host, notice in mine.poll(0.05):
-        wrong = peers.hear(host, notice, time.monotonic())
+        wrong = peers.update(host, notice, time.monotonic())
         if wrong:
           self._find(False, wrong)
           return

@@ -49,11 +49,11 @@ class Peers:
 
   Example:
     >>> peers = Peers(0, Notice("a"), [1], Patience(silence=6.0), now=0.0)
-    >>> peers.hear(1, Notice("b", beat=7), 1.0)  # It may have ended long ago.
+    >>> peers.update(1, Notice("b", beat=7), 1.0)  # It may have ended long ago.
     ''
     >>> peers.is_silent(1, 1.0)
     True
-    >>> peers.hear(1, Notice("b", beat=8), 2.0)
+    >>> peers.update(1, Notice("b", beat=8), 2.0)
     ''
     >>> peers.is_silent(1, 8.0), peers.is_silent(1, 9.0), peers.is_gone(1, 15.0)
     (False, True, True)
@@ -85,7 +85,7 @@ class Peers:
     """The hosts whose notices are read, including this one."""
     return list(self._seen)
 
-  def hear(self, host: int, notice: Notice | None, now: float) -> str:
+  def update(self, host: int, notice: Notice | None, now: float) -> str:
     """Takes what was read under a host's key.
 
     Args:

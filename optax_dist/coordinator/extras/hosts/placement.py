@@ -21,9 +21,9 @@ from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.notices import Notice
 from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
 from optax_dist.coordinator.extras.hosts.supervisor import (
-  Heard,
   HostSupervisor,
   LauncherEnds,
+  NoticeRead,
 )
 from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.launch.environment import Environment
@@ -228,8 +228,8 @@ class HostPlacement:
     effects: list[Effect] = []
     for host, notice in self._board.poll():
       self._supervisor.trouble = self._board.trouble
-      heard = Heard(host, notice)
-      effects += self._supervisor.step(heard, time.monotonic())
+      read = NoticeRead(host, notice)
+      effects += self._supervisor.step(read, time.monotonic())
     return effects
 
   def leave(self, words: str) -> None:

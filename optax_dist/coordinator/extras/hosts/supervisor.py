@@ -45,7 +45,7 @@ from optax_dist.coordinator.protocol import codec
 
 
 @dataclasses.dataclass(frozen=True)
-class Heard:
+class NoticeRead:
   """Input: a host's notice was read.
 
   Attributes:
@@ -69,7 +69,7 @@ class LauncherEnds:
 
 
 # A `ReplicaEnded` is about this host's processes only.
-Input: TypeAlias = supervisor.Input | Heard | LauncherEnds
+Input: TypeAlias = supervisor.Input | NoticeRead | LauncherEnds
 
 _BEGUN = (Stage.RUNS, Stage.LEAVES, Stage.DONE)
 _LONGEST_TAIL = 4096  # Characters sent to other hosts.
@@ -94,14 +94,14 @@ class HostSupervisor:
     >>> first, second = made(0), made(1)
     >>> for one in (first, second):  # No launcher has written anything.
     ...   assert one.start(0.0) == []
-    ...   assert one.step(Heard(0, None), 0.0) == []
-    ...   assert one.step(Heard(1, None), 0.0) == []
-    >>> second.step(Heard(0, first.notice), 2.0)
+    ...   assert one.step(NoticeRead(0, None), 0.0) == []
+    ...   assert one.step(NoticeRead(1, None), 0.0) == []
+    >>> second.step(NoticeRead(0, first.notice), 2.0)
     [StartReplica(replica=0, restarts=0, address='10.0.0.1:29500')]
-    >>> first.step(Heard(1, second.notice), 2.2)
+    >>> first.step(NoticeRead(1, second.notice), 2.2)
     [StartReplica(replica=0, restarts=0, address='10.0.0.1:29500')]
     >>> _ = second.step(ReplicaEnded(0, -9, "died", process="process 1"), 9.0)
-    >>> first.step(Heard(1, second.notice), 9.2)[0]
+    >>> first.step(NoticeRead(1, second.notice), 9.2)[0]
     KillReplica(replica=0)
   """
 
@@ -153,8 +153,8 @@ class HostSupervisor:
     """Processes an input; returns the effects."""
     effects: list[Effect] = []
     match given:
-      case Heard(host, notice):
-        wrong = self.peers.hear(host, notice, now)
+      case NoticeRead(host, notice):
+        wrong = self.peers.update(host, notice, now)
         if wrong:
           return [GiveUpRun(wrong)]
         if notice is not None and notice.over:

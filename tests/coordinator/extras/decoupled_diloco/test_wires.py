@@ -48,12 +48,12 @@ class Learner:
     )
     raw = np.zeros(self.encoder.place.nbytes, np.uint8)
     assert self.encoder.write(given, raw)
-    heard = self.encoder.heard(raw)[0]
+    heard = self.encoder.decoded(raw)[0]
     payload, kept = self.strategy.sent(fragment, given, heard, owed)
     for index, leaf in enumerate(payload[1:], 1):
       self.encoder.correct(index, leaf, raw)
     self.feedback.left_out(np.asarray(kept), number, fragment)
-    return [x.copy() for x in self.encoder.heard(raw)]
+    return [x.copy() for x in self.encoder.decoded(raw)]
 
   def train(self, gradients):
     self.local = self.strategy.train(self.local, gradients, 1)

@@ -9,9 +9,9 @@ from optax_dist.coordinator.extras.hosts.nodes import Place
 from optax_dist.coordinator.extras.hosts.notices import Notice
 from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
 from optax_dist.coordinator.extras.hosts.supervisor import (
-  Heard,
   HostSupervisor,
   LauncherEnds,
+  NoticeRead,
 )
 from optax_dist.coordinator.launch import supervisor as sup
 from optax_dist.coordinator.protocol import codec
@@ -63,12 +63,14 @@ class _Hosts:
 
   def read(self, reader, now):
     """One host writes its notice, and the other one reads it."""
-    return self.tell(reader, Heard(1 - reader, self.written(1 - reader)), now)
+    return self.tell(
+      reader, NoticeRead(1 - reader, self.written(1 - reader)), now
+    )
 
   def find_nothing(self, host, now):
     """A host reads that no launcher has written a notice."""
     for other in (0, 1):
-      assert self.tell(host, Heard(other, None), now) == []
+      assert self.tell(host, NoticeRead(other, None), now) == []
 
   def start(self, now=1.0):
     """Both run the replica."""
@@ -136,8 +138,8 @@ def test_a_failure_on_one_host_undoes_the_good_end_on_another():
 
 def test_a_host_that_does_not_come_is_named():
   one = _supervisor(0, hosts=3)
-  one.step(Heard(1, None), 0.0)
-  one.step(Heard(1, Notice("b", beat=1)), _MEET - 1.0)
+  one.step(NoticeRead(1, None), 0.0)
+  one.step(NoticeRead(1, Notice("b", beat=1)), _MEET - 1.0)
   assert one.step(sup.Tick(), _MEET - 0.1) == []
   [given_up] = one.step(sup.Tick(), _MEET)
   assert "the launcher of host 2 has not come" in given_up.reason
@@ -188,7 +190,7 @@ def test_a_host_is_waited_for_from_its_last_notice_on():
   two.beats[1] += 1
   for now in range(6, 20):  # It is alive, and does not become ready.
     alive = codec.replace(two.machines[1].notice, beat=now)
-    assert two.tell(0, Heard(1, alive), now) == []
+    assert two.tell(0, NoticeRead(1, alive), now) == []
   assert two.tick(0, 19.0 + 2 * _SILENCE) == []
   assert len(two.tick(0, 19.1 + 2 * _SILENCE)) == 1
 
@@ -198,10 +200,10 @@ def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
   old = Notice("old", beat=70, parts=ready)
   one = _supervisor(0)
   for now in (1.0, 1.2):
-    assert one.step(Heard(0, None), now) == []
-    assert one.step(Heard(1, old), now) == []
+    assert one.step(NoticeRead(0, None), now) == []
+    assert one.step(NoticeRead(1, old), now) == []
   new = Notice("new", beat=1, parts=ready)
-  assert one.step(Heard(1, new), 2.0) == [_begin(0)]
+  assert one.step(NoticeRead(1, new), 2.0) == [_begin(0)]
 
 
 @pytest.mark.parametrize("host", [0, 1])
@@ -210,12 +212,12 @@ def test_a_launcher_that_was_started_anew_has_none_of_the_processes(host):
   two.start()
   left, other = two.written(host), two.written(1 - host)
   two.machines[host] = _supervisor(host, "another", now=4.0)
-  two.tell(host, Heard(1 - host, other), 4.0)
+  two.tell(host, NoticeRead(1 - host, other), 4.0)
   # It writes nothing before it knows that the earlier launcher has ended.
   for now in (4.0, 4.5, 5.0, 5.4):
-    assert two.tell(host, Heard(host, left), now) == []
+    assert two.tell(host, NoticeRead(host, left), now) == []
     assert not two.machines[host].writes
-  assert two.tell(host, Heard(host, left), 5.5) == []
+  assert two.tell(host, NoticeRead(host, left), 5.5) == []
   assert two.read(host, 5.6) == []  # What runs is with the one before.
   assert two.read(1 - host, 5.7) == [_KILL]
   assert f"host {host} was started anew" in two.said[0]
@@ -229,8 +231,8 @@ def test_a_launcher_with_a_new_store_ends_what_still_runs():
   two = _Hosts()
   two.start()
   two.machines[0] = _supervisor(0, "another", now=4.0)
-  two.tell(0, Heard(0, None), 4.0)
-  assert two.tell(0, Heard(1, two.written(1)), 4.1) == []
+  two.tell(0, NoticeRead(0, None), 4.0)
+  assert two.tell(0, NoticeRead(1, two.written(1)), 4.1) == []
   assert two.read(1, 4.2) == [_KILL]
   assert two.tick(1, 5.2) == [_begin(1)]
 
@@ -298,8 +300,8 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
   own = Notice("b", "node2, process 7")
   second = Peers(0, own, [], Patience(), 0.0)
   first = Notice("a", "node1, process 9", beat=5)
-  assert second.hear(0, first, 1.0) == ""
-  refused = second.hear(0, codec.replace(first, beat=6), 1.2)
+  assert second.update(0, first, 1.0) == ""
+  refused = second.update(0, codec.replace(first, beat=6), 1.2)
   assert (
     "on host 0: this one (node2, process 7) and another (node1, process 9)"
     in refused
@@ -310,10 +312,10 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
 
 def test_two_launchers_of_one_host_that_begin_at_once_both_end():
   one = Peers(0, Notice("a"), [], Patience(), 0.0)
-  assert one.hear(0, None, 1.0) == ""
+  assert one.update(0, None, 1.0) == ""
   assert one.may_write(1.0)
-  assert one.hear(0, Notice("a", beat=1), 1.2) == ""
-  refused = one.hear(0, Notice("b", beat=1), 1.4)
+  assert one.update(0, Notice("a", beat=1), 1.2) == ""
+  refused = one.update(0, Notice("b", beat=1), 1.4)
   assert "Two launchers say that they are on host 0" in refused
 
 
@@ -321,9 +323,9 @@ def test_hosts_that_were_started_differently_name_both_settings():
   settings = lambda replicas: (("--nodes", "2"), ("--replicas", replicas))
   one = Peers(1, Notice("a", settings=settings("4")), [0], Patience(), 0.0)
   # Of an earlier run.
-  assert one.hear(0, Notice("old", settings=settings("9"), beat=3), 0.5) == ""
+  assert one.update(0, Notice("old", settings=settings("9"), beat=3), 0.5) == ""
   other = Notice("new", "node1, process 9", settings("2"), beat=1)
-  refused = one.hear(0, other, 0.7)
+  refused = one.update(0, other, 0.7)
   assert "--replicas 4 here" in refused
   assert "--replicas 2 there (node1, process 9)" in refused
   assert "--nodes" not in refused
@@ -385,7 +387,7 @@ class _World:
       )
       for _, reader, writer, notice in due:
         if reader.alive:
-          reader.step(Heard(writer, notice), self.now)
+          reader.step(NoticeRead(writer, notice), self.now)
       for one in self.launchers:
         if one.alive and not one.ended:
           self.turn(one, faults)
