@@ -11,7 +11,7 @@ from optax_dist.coordinator.probe import Probe
 
 
 def gradients_per_step(
-  data: Any, replicas: int, requested: int | None, default: int
+  data: Any, replicas: int, requested: int | None, default: int, strategy: Any
 ) -> int:
   """How many gradients a step takes.
 
@@ -20,14 +20,20 @@ def gradients_per_step(
     replicas: the number of replicas.
     requested: what was asked for; None for nothing.
     default: what it is then.
+    strategy: what was asked for; None for gradients.
 
   Raises:
-    ValueError: the data needs another number.
+    ValueError: the data needs another number, or no strategy.
   """
   k = default if requested is None else requested
   if not isinstance(data, ledger.Batches):
     return k
   if data.deterministic:
+    if strategy is not None:
+      raise ValueError(
+        "deterministic=True can't be combined with strategy=: replicas have states"
+        " of their own there, which depend on who computed what."
+      )
     if requested not in (None, data.slots):
       raise ValueError(
         "replicas_to_aggregate follows from data with deterministic=True, and is"
@@ -101,11 +107,6 @@ def check(
       raise TypeError(f"{name} must be a {kind.__name__}, got {value!r:.100}.")
   if data is None:
     return
-  if data.deterministic and not isinstance(strategy, strategies.SyncReplicas):
-    raise ValueError(
-      "deterministic=True can't be combined with strategy=: replicas have states"
-      " of their own there, which depend on who computed what."
-    )
   if strategy.period is None:
     raise ValueError(
       f"data= is not for the strategy {strategy.name!r}: a sample would be in"

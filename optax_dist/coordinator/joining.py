@@ -157,7 +157,11 @@ def join(
     None if replica is None else checks.count("replica", replica, least=0),
   )
   replicas_to_aggregate = data_arguments.gradients_per_step(
-    data, total, replicas_to_aggregate, launched.replicas_to_aggregate or total
+    data,
+    total,
+    replicas_to_aggregate,
+    launched.replicas_to_aggregate or total,
+    strategy,
   )
   most = min(replicas_to_aggregate, total)
   lowers = (launched.min_replicas or most) < most
@@ -314,7 +318,7 @@ def run_embedded(
   num_replicas = checks.count("num_replicas", num_replicas)
   world = world or endpoint.World()
   k = data_arguments.gradients_per_step(
-    data, num_replicas, replicas_to_aggregate, num_replicas
+    data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
   job = _job("run_embedded", opt, strategy, (k, num_replicas), data, **options)
   results: list[Any] = [None] * num_replicas
