@@ -23,7 +23,7 @@ def _get_stuck(*_):
     time.sleep(1.0)
 
 
-def jax_steps(told):
+def jax_steps(settings):
   """Takes steps with `live_devices`, as JAX's documentation has it."""
   import jax
   import jax.numpy as jnp
@@ -35,16 +35,16 @@ def jax_steps(told):
   # By default gloo listens on the address of the host's name.
   gloo = _jax.make_gloo_tcp_collectives
   _jax.make_gloo_tcp_collectives = lambda **options: gloo(
-    **options, hostname=told["host"]
+    **options, hostname=settings["host"]
   )
   more = {}
-  if told["seconds"]:
-    more["heartbeat_timeout_seconds"] = told["seconds"]
+  if settings["seconds"]:
+    more["heartbeat_timeout_seconds"] = settings["seconds"]
   jax.distributed.initialize(
-    coordinator_address=told["address"],
-    coordinator_bind_address=told["address"],
-    num_processes=told["count"],
-    process_id=told["index"],
+    coordinator_address=settings["address"],
+    coordinator_bind_address=settings["address"],
+    num_processes=settings["count"],
+    process_id=settings["index"],
     cluster_detection_method="deactivate",
     initialization_timeout=60,
     **more,
@@ -72,7 +72,7 @@ def jax_steps(told):
       say(event="step", step=number, members=len(devices))
 
 
-def our_steps(told):
+def our_steps(settings):
   """Takes steps with the coordinator."""
   import jax.numpy as jnp
   import optax
@@ -83,18 +83,18 @@ def our_steps(told):
   with coordinator.join(
     optax.sgd(0.1),
     jnp.zeros(1000),
-    replica=told["index"],
-    total_num_replicas=told["count"],
-    replicas_to_aggregate=told["quorum"],
+    replica=settings["index"],
+    total_num_replicas=settings["count"],
+    replicas_to_aggregate=settings["quorum"],
     lower_on_loss=True,
-    coordinator_address=told["address"],
-    secret=told["secret"],
-    start_store=told["start_store"],
+    coordinator_address=settings["address"],
+    secret=settings["secret"],
+    start_store=settings["start_store"],
     on_sigterm="leave",
     timeout=60.0,
-    leader_timeout=float(told["seconds"]),
-    attempt_timeout=float(told["seconds"]),
-    step_timeout=float(told["seconds"]),
+    leader_timeout=float(settings["seconds"]),
+    attempt_timeout=float(settings["seconds"]),
+    step_timeout=float(settings["seconds"]),
   ) as replica:
     while not replica.finished:
       time.sleep(PAUSE)
@@ -110,6 +110,6 @@ def our_steps(told):
 
 
 if __name__ == "__main__":
-  told = json.loads(sys.argv[1])
+  settings = json.loads(sys.argv[1])
   say(event="start", pid=os.getpid())
-  (jax_steps if told["kind"] == "jax" else our_steps)(told)
+  (jax_steps if settings["kind"] == "jax" else our_steps)(settings)

@@ -1,7 +1,7 @@
 """Compares JAX's `live_devices` with the coordinator, fault by fault.
 
-python -m tests.live_devices
-python -m tests.live_devices --only stopped,rejoin --columns jax,k-of-n
+python benchmarks/comparison/live_devices.py
+python benchmarks/comparison/live_devices.py --only stopped,rejoin --columns jax,k-of-n
 
 Three processes on this host take steps together, and one fault strikes. Prints a
 table of what the others did: how long no step was taken, who ended, and whether a
@@ -30,15 +30,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Where helpers of the tests lie, as pytest has it.
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
-
-import hosts as host_maker
-
-from optax_dist.coordinator.store import process as stores
-from optax_dist.coordinator.transport import addresses
-
 _ROOT = pathlib.Path(__file__).parents[2]
+_PEER = pathlib.Path(__file__).with_name("live_devices_peer.py")
+sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "helpers")]
+
+import hosts as host_maker  # noqa: E402
+
+from optax_dist.coordinator.store import process as stores  # noqa: E402
+from optax_dist.coordinator.transport import addresses  # noqa: E402
+
 COUNT = 3
 # All time-outs, in seconds, but for those of JAX in its first column.
 TIMEOUT = 5
@@ -66,8 +66,10 @@ ROWS = {
 class Peer:
   """One process of a cell, and what it has printed."""
 
-  def __init__(self, told: dict[str, Any], folder: pathlib.Path, start: Any):
-    self.index = told["index"]
+  def __init__(
+    self, settings: dict[str, Any], folder: pathlib.Path, start: Any
+  ):
+    self.index = settings["index"]
     self._out = folder / f"{self.index}-{time.monotonic_ns()}.jsonl"
     environment = os.environ | {
       "JAX_PLATFORMS": "cpu",
@@ -75,12 +77,12 @@ class Peer:
       "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
       "PYTHONPATH": str(_ROOT),
     }
-    if told["kind"] == "jax" and told["seconds"]:
-      flag = f"--xla_cpu_collective_timeout_seconds={told['seconds']}"
+    if settings["kind"] == "jax" and settings["seconds"]:
+      flag = f"--xla_cpu_collective_timeout_seconds={settings['seconds']}"
       environment["XLA_FLAGS"] = flag
     with self._out.open("wb") as out, open(f"{self._out}.err", "wb") as err:
       self.process = start(
-        [sys.executable, "-m", "tests.live_devices.peers", json.dumps(told)],
+        [sys.executable, str(_PEER), json.dumps(settings)],
         cwd=_ROOT,
         env=environment,
         stdout=out,
@@ -126,7 +128,7 @@ class Cell:
   peers: list[Peer] = dataclasses.field(default_factory=list)
 
   def begin(self, index: int) -> Peer:
-    told = {
+    settings = {
       "kind": self.kind,
       "index": index,
       "count": COUNT,
@@ -137,7 +139,7 @@ class Cell:
       "secret": self.secret,
       "start_store": self.store is None and index == 0,
     }
-    self.peers.append(Peer(told, self.folder, self.start(index)))
+    self.peers.append(Peer(settings, self.folder, self.start(index)))
     return self.peers[-1]
 
   def close(self) -> None:
@@ -258,7 +260,7 @@ def run(column: str, row: str, seconds: float) -> dict[str, Any]:
         break
       time.sleep(0.1)
     now = time.monotonic()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
       "ended": [p.process.poll() for p in others],
       "victim": victim.process.poll() if victim else None,
       "back": back,
@@ -269,9 +271,9 @@ def run(column: str, row: str, seconds: float) -> dict[str, Any]:
     edges = [struck, *after, now]
     gaps = [b - a for a, b in itertools.pairwise(edges)]
     # What was in flight may still be taken.
-    found["steps"] = sum(t > struck + 1.0 for t in after)
-    found["stall"] = max(gaps[:-1], default=None)
-    found["silent"] = gaps[-1]
+    result["steps"] = sum(t > struck + 1.0 for t in after)
+    result["stall"] = max(gaps[:-1], default=None)
+    result["silent"] = gaps[-1]
     errors = [
       r["error"]
       for p in (*others, *([victim] if victim else []))
@@ -280,57 +282,57 @@ def run(column: str, row: str, seconds: float) -> dict[str, Any]:
     ]
     # One of each kind, whatever its numbers are.
     kinds = {re.sub(r"\d+", "#", error): error for error in errors}
-    found["errors"] = list(kinds.values())
-    return found
+    result["errors"] = list(kinds.values())
+    return result
 
 
 def _how(code: int) -> str:
   return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def words(found: dict[str, Any], row: str) -> str:
+def words(result: dict[str, Any], row: str) -> str:
   """What was seen, as a cell of the table."""
-  if "note" in found:
-    return found["note"]
-  codes = [code for code in found["ended"] if code is not None]
+  if "note" in result:
+    return result["note"]
+  codes = [code for code in result["ended"] if code is not None]
   parts = []
-  if codes and len(codes) == len(found["ended"]):
+  if codes and len(codes) == len(result["ended"]):
     ends = sorted({_how(code) for code in codes})
     parts.append(f"all end ({', '.join(ends)})")
-    parts.append(f"after {found['watched']:.0f} s")
-  elif not found["steps"] or found["silent"] > 5.0:
-    parts.append(f"no step in {found['silent']:.0f} s")
+    parts.append(f"after {result['watched']:.0f} s")
+  elif not result["steps"] or result["silent"] > 5.0:
+    parts.append(f"no step in {result['silent']:.0f} s")
   else:
-    parts.append(f"steps go on, after {found['stall']:.2g} s")
+    parts.append(f"steps go on, after {result['stall']:.2g} s")
   if row in ("rejoin", "cut") and not codes:
-    back = found["back"]
+    back = result["back"]
     parts.append(
       "does not come back" if back is None else f"back after {back:.2g} s"
     )
   if row == "sigterm":
-    code = found["victim"]
+    code = result["victim"]
     parts.append("it goes on" if code is None else f"it ends ({_how(code)})")
   return ", ".join(parts)
 
 
-def promised(found: dict[str, Any], row: str) -> bool:
+def promised(result: dict[str, Any], row: str) -> bool:
   """Whether the coordinator did what the page says."""
   if row == "store":
-    return found["steps"] == 0 or found["silent"] > 5.0
-  goes_on = found["steps"] > 0 and found["silent"] < 5.0
-  stalls = found["stall"] is not None and found["stall"] < 3 * TIMEOUT
-  comes_back = found["back"] is not None or row not in ("rejoin", "cut")
+    return result["steps"] == 0 or result["silent"] > 5.0
+  goes_on = result["steps"] > 0 and result["silent"] < 5.0
+  stalls = result["stall"] is not None and result["stall"] < 3 * TIMEOUT
+  comes_back = result["back"] is not None or row not in ("rejoin", "cut")
   return goes_on and stalls and comes_back
 
 
 def _names(known: dict[str, str]) -> Callable[[str], list[str]]:
   def parse(text: str) -> list[str]:
-    found = text.split(",")
-    if not set(found) <= known.keys():
+    names = text.split(",")
+    if not set(names) <= known.keys():
       raise argparse.ArgumentTypeError(
         f"must be some of {','.join(known)}, got {text!r}"
       )
-    return found
+    return names
 
   return parse
 
@@ -338,7 +340,6 @@ def _names(known: dict[str, str]) -> Callable[[str], list[str]]:
 def main(argv: list[str] | None = None) -> int:
   """Runs the cells, prints a table, and returns the exit code."""
   parser = argparse.ArgumentParser(
-    prog="python -m tests.live_devices",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -357,13 +358,13 @@ def main(argv: list[str] | None = None) -> int:
       if row == "cut" and host_maker.not_permitted():
         cells.append(host_maker.not_permitted())
         continue
-      found = run(column, row, args.seconds)
-      cells.append(words(found, row))
-      for error in found.get("errors", ()):
+      result = run(column, row, args.seconds)
+      cells.append(words(result, row))
+      for error in result.get("errors", ()):
         print(f"{column}, {row}: {error}", file=sys.stderr)
-      if column in ("n-of-n", "k-of-n") and not promised(found, row):
+      if column in ("n-of-n", "k-of-n") and not promised(result, row):
         wrong += 1
-        print(f"{column}, {row}: {found}", file=sys.stderr)
+        print(f"{column}, {row}: {result}", file=sys.stderr)
     print(f"| {ROWS[row]} | {' | '.join(cells)} |", flush=True)
   return 1 if wrong else 0
 
