@@ -1,4 +1,4 @@
-"""A follower hears messages late, twice, out of order, and from strangers."""
+"""What a follower refuses, says and waits for; `tests/simulation` has the rest."""
 
 import itertools
 import math
@@ -196,16 +196,6 @@ def test_a_run_has_the_name_that_is_in_the_store(answer):
   assert _asked(follower.step(there, 0.0), fx.UseRun).nonce == "theirs"
 
 
-def test_a_store_that_says_nothing_is_asked_for_the_run_again():
-  follower = Driven().follower
-  get = _asked(follower.step(ins.Started("mine"), 0.0), fx.Get)
-  follower.step(ins.GetAnswered(get.request, False, None), 0.0)
-  due = follower.deadline()
-  assert 0.0 < due < 5.0
-  get = _asked(follower.step(ins.TimePassed(), due), fx.Get)
-  assert get.key == RUN_KEY
-
-
 def test_a_run_of_another_version_is_refused():
   follower = Driven().follower
   get = _asked(follower.step(ins.Started("mine"), 0.0), fx.Get)
@@ -213,31 +203,6 @@ def test_a_run_of_another_version_is_refused():
   effects = follower.step(unreadable, 0.0)
   assert _asked(effects, fx.Fail).error == "JoinRefused"
   assert not [e for e in effects if isinstance(e, fx.Put)]
-
-
-@pytest.mark.parametrize(("peer", "call"), [("p0", 1), ("p2", 2)])
-def test_a_welcome_counts_only_as_the_answer_to_the_last_call(peer, call):
-  driven = Driven().begin()
-  driven.lose()
-  driven.pass_time(driven.config.deadlines.pace)
-  assert driven.calls == 2
-  view = driven.view.copy()
-  driven.hear(msg.Welcome(call, 2, view, ME), peer)
-  driven.record(MINE)
-  assert not driven.done(fx.Admitted)
-  driven.welcome()
-  assert driven.done(fx.Admitted) == [fx.Admitted(1, ME, 0, 1)]
-
-
-def test_a_membership_of_an_earlier_call_is_not_taken_up():
-  """The leader removes it when it learns that its connection is gone."""
-  driven = Driven().begin().welcome(incarnation=3)
-  driven.record(MINE)
-  assert not driven.done(fx.Admitted)
-  driven.record(
-    Removed(ME, False, "reset"), Joined(Member(3, 1, "p1", "at p1"))
-  )
-  assert driven.done(fx.Admitted) == [fx.Admitted(1, 3, 0, 1)]
 
 
 @pytest.mark.parametrize("was_in", [False, True])
@@ -251,35 +216,6 @@ def test_a_refused_connection_ends_only_one_that_was_never_in(was_in):
   failed = driven.done(fx.Fail)
   assert [e.error for e in failed] == ([] if was_in else ["JoinRefused"])
   assert math.isfinite(driven.follower.deadline()) == was_in
-
-
-def test_who_asks_is_told_whether_it_hears_the_leader():
-  driven = Driven().join()
-  heard = lambda: driven.sent(msg.Standing, "p2")[-1]
-  driven.hear(msg.Canvass(0), "p2")
-  assert heard() == msg.Standing(0, True)
-  driven.lose()
-  driven.lose(how="unreachable")
-  driven.hear(msg.Canvass(0), "p2")
-  assert heard() == msg.Standing(0, False)
-  # It doesn't hear the next one yet, and knows that there is one.
-  driven.record(term(1), number=1, peer="p2")
-  driven.lose("p2", "unreachable")
-  driven.hear(msg.Canvass(0), "p2")
-  assert heard() == msg.Standing(0, True)
-
-
-def test_one_that_alone_has_lost_the_leader_calls_it_again():
-  driven = Driven().join()
-  driven.lose(how="left")
-  driven.submit(0)
-  assert not driven.sent(msg.Arrive)
-  assert driven.sent(msg.Canvass, "p2")
-  driven.hear(msg.Standing(0, True), "p2")
-  (hello,) = driven.sent(msg.Hello)
-  assert (hello.incarnation, hello.position, hello.call) == (ME, 3, 2)
-  driven.welcome(view=False)
-  assert [a.sequence for a in driven.sent(msg.Arrive, "p0")] == [0]
 
 
 def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
@@ -300,29 +236,6 @@ def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
 # The log.
 
 
-def test_a_record_that_comes_twice_counts_once():
-  driven = Driven().join()
-  driven.submit(0)
-  driven.record(commit(0, 0))
-  again = msg.Recorded(3, driven.store["log/3"])
-  driven.hear(again)
-  driven.hear(again, "p2")
-  driven.hear(msg.Recorded(2, Record(0, (MINE,))))
-  driven.hear(msg.Dropped(0, "stale", 1))
-  assert driven.steps() == [1]
-  assert driven.done(fx.Resolved) == [fx.Resolved(0, "", 1, (0, 1))]
-  assert not driven.done(fx.Admitted)
-  assert driven.follower.view.applied == 2
-  assert driven.calls == 1
-
-
-def test_records_out_of_order_are_read_from_the_store_in_order():
-  driven = Driven().join()
-  driven.put(commit(0))
-  driven.record(commit(1))
-  assert driven.steps() == [1, 2]
-
-
 def test_positions_that_a_stranger_has_taken_are_skipped():
   driven = Driven().join()
   told = msg.Recorded(5, Record(0, (commit(0),)), skipped=2)
@@ -330,39 +243,6 @@ def test_positions_that_a_stranger_has_taken_are_skipped():
   driven.hear(msg.Recorded(6, Record(0, (commit(1),))))
   assert driven.steps() == [1, 2]
   assert driven.calls == 1
-
-
-def test_a_gap_in_what_others_tell_costs_no_leader():
-  driven = Driven().join()
-  driven.hear(msg.Recorded(4, Record(0, (commit(1),))), "p2")
-  assert driven.did == []
-  driven.submit(0)
-  assert driven.sent(msg.Arrive, "p0")
-
-
-def test_what_a_new_leader_has_read_is_read_before_it_is_called():
-  driven = Driven().join()
-  driven.put(commit(0))
-  driven.record(term(1), number=1, peer="p2")
-  assert driven.steps() == [1]
-  (hello,) = driven.sent(msg.Hello, "p2")
-  assert (hello.position, hello.step) == (5, 1)
-
-
-def test_a_deposed_leader_s_word_counts_no_more():
-  driven = Driven().join()
-  driven.submit(0)
-  driven.record(term(1), number=1, peer="p2")
-  driven.hear(msg.Dropped(0, "stale", 3))
-  driven.hear(msg.Asked(0, 3))
-  assert driven.done(fx.Resolved) == driven.done(fx.Taken) == []
-  # The new one is sent what has no outcome, and decides.
-  driven.welcome("p2", view=False)
-  (arrive,) = driven.sent(msg.Arrive, "p2")
-  assert arrive.sequence == 0
-  driven.hear(msg.Dropped(0, "stale", 1), "p2")
-  assert driven.reasons() == [(0, "stale")]
-  assert not driven.done(fx.SetAsked)
 
 
 def test_a_training_loop_is_told_how_much_to_sum_after_a_partial_sum():
@@ -409,35 +289,6 @@ def test_another_process_under_its_number_ends_it_at_once():
   driven.record(Removed(3, False, "silent"))
   driven.pass_time(60.0)
   assert driven.did == []
-
-
-def test_the_process_before_it_is_no_rival():
-  """Its last membership may be recorded as late as this."""
-  driven = Driven().begin().welcome(incarnation=3)
-  driven.record(Joined(Member(ME, 1, "old", "at old")))
-  driven.pass_time(driven.config.deadlines.pace)
-  driven.record(Joined(Member(3, 1, "p1", "at p1")))
-  assert driven.done(fx.Admitted) == [fx.Admitted(1, 3, 0, 1)]
-  assert not driven.done(fx.Fail)
-
-
-def test_one_that_was_given_up_joins_again_and_begins_anew():
-  driven = Driven().join()
-  driven.submit(0)
-  driven.record(Removed(ME, False, "silent"))
-  assert driven.reasons() == [(0, "lost")]
-  assert len(driven.done(fx.Suspended)) == 1
-  driven.submit(1)  # It is not known to the training loop as yet.
-  driven.pass_time(1.0)
-  (hello,) = driven.sent(msg.Hello, "p0")
-  assert (hello.incarnation, hello.position) == (-1, 4)
-  driven.welcome(incarnation=3, view=False)
-  driven.record(Joined(Member(3, 1, "p1", "at p1")))
-  assert driven.done(fx.Admitted) == [fx.Admitted(2, 3, 0, 1)]
-  driven.submit(2)
-  assert driven.reasons() == [(0, "lost"), (1, "lost"), (2, "lost")]
-  driven.submit(3, admission=2)
-  assert [a.sequence for a in driven.sent(msg.Arrive)] == [0, 3]
 
 
 def test_the_next_leader_is_told_which_samples_it_has():
@@ -536,55 +387,6 @@ def test_it_waits_for_as_long_as_the_run_goes_on():
 # Leaving, and the end of the run.
 
 
-def test_one_that_leaves_tells_the_next_leader_if_the_first_dies():
-  driven = Driven().join()
-  driven.give(ins.LeaveWanted("preempted"))
-  assert driven.sent(msg.Leave, "p0") == [msg.Leave(False, "preempted")]
-  driven.lose()
-  driven.lose(how="unreachable")
-  driven.record(term(1), number=1, peer="p2")
-  driven.welcome("p2", view=False)
-  assert driven.sent(msg.Leave, "p2") == [msg.Leave(False, "preempted")]
-  assert not driven.done(fx.Left)
-  driven.record(Removed(ME, True, "preempted"), number=1, peer="p2")
-  assert driven.done(fx.Left) == [fx.Left()]
-
-
-def test_one_that_leaves_waits_for_no_answer_for_ever():
-  driven = Driven().join()
-  driven.give(ins.LeaveWanted())
-  config = driven.config
-  answer = 2 * (config.deadlines.pace + config.deadlines.patience)
-  patience = answer + config.deadlines.silence
-  driven.pass_time(patience - 0.1)
-  assert not driven.done(fx.Left)
-  driven.pass_time(0.2)
-  assert driven.done(fx.Left)
-  assert not driven.done(fx.Fail)
-
-
-def test_what_all_were_asked_for_is_asked_of_the_next_leader_too():
-  driven = Driven().join()
-  driven.give(ins.SaveWanted())
-  driven.give(ins.FinishWanted("enough"))
-  driven.record(term(1), number=1, peer="p2")
-  driven.welcome("p2", view=False)
-  asked = driven.sent(msg.Finish | msg.Save, "p2")
-  assert asked == [msg.Finish("enough"), msg.Save()]
-  # Once a step was saved, nobody is asked again.
-  driven.record(commit(0, save=True), number=1, peer="p2")
-  driven.lose("p2")
-  driven.welcome("p2", view=False)
-  assert len(driven.sent(msg.Save, "p2")) == 1
-
-
-def test_the_end_while_it_joins_is_its_end_too():
-  driven = Driven().begin().welcome()
-  driven.record(MINE, Ended(0, "enough", "", ()))
-  assert driven.done(fx.Finished) == [fx.Finished(0, "enough")]
-  assert not driven.done(fx.Fail)
-
-
 @pytest.mark.parametrize("dies", [False, True])
 def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
   driven = Driven()
@@ -680,19 +482,6 @@ def test_a_replica_that_is_nearer_to_the_store_takes_over():
   assert (claim.term, claim.leader, claim.fresh) == (1, "p1", False)
   assert driven.follower.elected is not None
   assert driven.follower.elected[1][-1] == put.value
-
-
-def test_a_leader_that_puts_another_record_first_stays_leader():
-  driven = Driven().join()
-  position = driven.put(commit(0))
-  driven.hear(msg.TakeOver())
-  assert driven.follower.elected is None
-  driven.hear(msg.Recorded(position, Record(0, (commit(0),))))
-  assert driven.steps() == [1]
-  driven.submit(0, step=1)
-  assert driven.sent(msg.Arrive, "p0")
-  driven.pass_time(driven.config.deadlines.pace)
-  assert len(driven.done(fx.Put)) == 1
 
 
 def test_only_the_leader_hands_over():
