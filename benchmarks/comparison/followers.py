@@ -111,7 +111,7 @@ def _lead(args: argparse.Namespace) -> None:
     start_store=False,
     timeout=60.0,
   ) as replica:
-    config, driver = replica._session.config, replica._session.driver
+    config, driver = replica._participant.config, replica._participant.driver
     hello = messages.Hello(
       messages.PROTOCOL_VERSION,
       config.agreement,

@@ -143,9 +143,9 @@ class _Switch:
     from optax_dist.coordinator.protocol import notes
     from optax_dist.coordinator.runtime import journal_lines
 
-    self._replica, self._driver = replica, replica._session.driver
-    self._submitted = replica._session.stopwatch.submitted
-    describe = replica._session.about
+    self._replica, self._driver = replica, replica._participant.driver
+    self._submitted = replica._participant.stopwatch.submitted
+    describe = replica._participant.about
     nothing, journal = KINDS
     self._lines = {
       nothing: journal_lines.JournalLines(None, describe),
@@ -156,7 +156,7 @@ class _Switch:
       one.write(notes.RunBegins(0))
 
   def __call__(self, kind: str) -> None:
-    self._replica._session.stopwatch.submitted = (
+    self._replica._participant.stopwatch.submitted = (
       (lambda *_: None) if kind == KINDS[0] else self._submitted
     )
     self._driver.post(

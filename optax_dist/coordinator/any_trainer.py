@@ -16,11 +16,12 @@ import optax
 from jax.experimental import io_callback
 
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, joining, preemption
+from optax_dist.coordinator import errors, joining
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import processes, threads
+from optax_dist.coordinator.training import preemption
 
 T = TypeVar("T")
 

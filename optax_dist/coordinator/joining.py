@@ -16,18 +16,11 @@ import optax
 from optax_dist import ledger
 from optax_dist import quorum as rules
 from optax_dist._internal import checks
-from optax_dist.coordinator import (
-  cluster,
-  data_arguments,
-  errors,
-  options,
-  preemption,
-  session,
-  strategies,
-)
-from optax_dist.coordinator import probe as probes
+from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator import replica as replicas
-from optax_dist.coordinator.launch import channel, environment, faults
+from optax_dist.coordinator.data import arguments as data_arguments
+from optax_dist.coordinator.data import probe as probes
+from optax_dist.coordinator.launch import channel, cluster, environment, faults
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -35,6 +28,7 @@ from optax_dist.coordinator.runtime import (
   threads,
 )
 from optax_dist.coordinator.store import process, urls
+from optax_dist.coordinator.training import participant, preemption
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -406,8 +400,8 @@ def _job(
   opt_state: Any = None,
   probe: probes.Probe | None = None,
   **settings: Any,
-) -> functools.partial[session.Session]:
-  """Checks what all replicas of a job have in common; makes their sessions.
+) -> functools.partial[participant.Participant]:
+  """Checks what all replicas of a job have in common; makes its participants.
 
   Args:
     user: the function that was called, for messages.
@@ -441,7 +435,7 @@ def _job(
   count = 1 if processes is None else processes.count
   data_arguments.check(data, progress, strategy, global_step, count)
   return functools.partial(
-    session.Session,
+    participant.Participant,
     strategy=strategy,
     settings=options.of(user, settings),
     opt_state=opt_state,

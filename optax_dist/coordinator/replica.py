@@ -13,18 +13,15 @@ import jax
 import numpy as np
 
 from optax_dist import ledger
-from optax_dist.coordinator import (
-  leases,
-  micro_batches,
-  phases,
-  preemption,
-  strategies,
-)
+from optax_dist.coordinator import phases, strategies
+from optax_dist.coordinator.data import micro_batches
+from optax_dist.coordinator.data.indices import Indices
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
-from optax_dist.coordinator.session import Loop, Session
-from optax_dist.coordinator.waiting import WaitingLoop
+from optax_dist.coordinator.training import preemption
+from optax_dist.coordinator.training.participant import Loop, Participant
+from optax_dist.coordinator.training.waiting import WaitingLoop
 
 __all__ = ["Outcome", "Replica"]
 
@@ -42,7 +39,7 @@ class Replica:
 
   def __init__(
     self,
-    session: Session,
+    participant: Participant,
     *,
     preempted: preemption.Preemption | None = None,
     on_close: Callable[[Replica], None] = lambda replica: None,
@@ -50,15 +47,15 @@ class Replica:
     """Creates a replica that has not joined its run yet.
 
     Args:
-      session: its part in the run.
+      participant: its part in the run.
       preempted: how it reacts to SIGTERM; None: not at all.
       on_close: called when it is closed.
     """
-    self.replica, self.processes = session.replica, session.processes
-    self._session, self._preempted = session, preempted
+    self.replica, self.processes = participant.replica, participant.processes
+    self._participant, self._preempted = participant, preempted
     self._on_close = on_close
-    make = session.strategy.loop or WaitingLoop
-    self._loop: Loop = make(session)
+    make = participant.strategy.loop or WaitingLoop
+    self._loop: Loop = make(participant)
     self._lock = threading.RLock()
 
   def start(self) -> Replica:
@@ -74,15 +71,15 @@ class Replica:
     try:
       if preempted is not None:
         preempted.install()
-      self._session.join(preempted.check if preempted else lambda: None)
+      self._participant.join(preempted.check if preempted else lambda: None)
     except BaseException:
       self.close()
       raise
     if preempted is not None:
       preempted.joined()
     self._loop.begin()
-    if self._session.settings.step_timeout != 0:
-      self._session.watchdog.start()
+    if self._participant.settings.step_timeout != 0:
+      self._participant.watchdog.start()
     return self
 
   # Read by the training loop.
@@ -90,22 +87,24 @@ class Replica:
   @property
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
-    return self._session.strategy.params(self._session.shared, self._loop.local)
+    return self._participant.strategy.params(
+      self._participant.shared, self._loop.local
+    )
 
   @property
   def center(self) -> Any:
     """The state all replicas share, as of the last `step`."""
-    return self._session.shared.params
+    return self._participant.shared.params
 
   @property
   def opt_state(self) -> Any:
     """The shared state of the optimizer, as of the last `step`."""
-    return self._session.shared.opt_state
+    return self._participant.shared.opt_state
 
   @property
   def global_step(self) -> int:
     """The number of committed steps that `params` includes."""
-    return self._session.submission.base.step
+    return self._participant.submission.base.step
 
   @property
   def is_stale(self) -> bool:
@@ -114,19 +113,19 @@ class Replica:
     A training step in micro-batches can check between them, and `abandon`. If a
     replica has several processes, all of them check at the same points.
     """
-    seen = self._session.handover
+    seen = self._participant.handover
     seen.sync()
-    return self._session.submission.is_late(seen)
+    return self._participant.submission.is_late(seen)
 
   @property
   def is_leader(self) -> bool:
     """Whether this process is the leader."""
-    return self._session.handover.leads
+    return self._participant.handover.leads
 
   @property
   def failure(self) -> BaseException | None:
     """The error that ended this replica's part in the run; None for none."""
-    return self._session.handover.failure
+    return self._participant.handover.failure
 
   @property
   def finished(self) -> bool:
@@ -134,21 +133,21 @@ class Replica:
 
     If a replica has several processes, all of them check at the same points.
     """
-    if not self._session.handover.left:
-      self._session.handover.sync()
-    return self._session.is_over
+    if not self._participant.handover.left:
+      self._participant.handover.sync()
+    return self._participant.is_over
 
   @property
   def has_left(self) -> bool:
     """Whether this replica has left the run gracefully."""
-    return self._session.handover.left
+    return self._participant.handover.left
 
   def stats(self) -> dict[str, Any]:
     """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
     return {
-      "gradients": dict(self._session.submission.counts),
-      **self._session.driver.stats(),
-      "rejoins": max(0, self._session.handover.admission - 1),
+      "gradients": dict(self._participant.submission.counts),
+      **self._participant.driver.stats(),
+      "rejoins": max(0, self._participant.handover.admission - 1),
     }
 
   def fingerprint(self) -> str:
@@ -157,7 +156,7 @@ class Replica:
     In a replica of several processes each digests its own shards, equal to
     those of its counterpart in other replicas.
     """
-    return fingerprint(self._session.shared)
+    return fingerprint(self._participant.shared)
 
   # The data.
 
@@ -220,7 +219,7 @@ class Replica:
       ... )
       [[(0, 0, [4, 5]), (0, 1, [2, 3])]]
     """
-    slots = self._session.slots
+    slots = self._participant.slots
     if slots is None:
       raise ValueError(
         "micro_batches() needs data=Batches(..., deterministic=True), given to"
@@ -258,26 +257,26 @@ class Replica:
       ValueError: the step is neither, and not among the latest either.
     """
     self._data("progress_at()")
-    seen = self._session.handover
+    seen = self._participant.handover
     known = lambda: step in seen.progress
     latest = max(list(seen.progress), default=-1)
     comes = latest < step <= seen.published.step
-    if not (known() or comes or step in self._session.held_steps()):
+    if not (known() or comes or step in self._participant.held_steps()):
       raise ValueError(
         "progress_at(step) is for the step of `params`, now"
         f" {self.global_step}, or of `state_to_save`; got {step!r}, which is not"
         " known here (any more)."
       )
-    self._session.wait(known, "to read what is committed")
+    self._participant.wait(known, "to read what is committed")
     return seen.progress[step]
 
   @property
   def has_data(self) -> bool:
     """Whether samples are leased (`data` of `join`)."""
-    return self._session.indices is not None
+    return self._participant.indices is not None
 
-  def _data(self, what: str) -> leases.Indices:
-    indices = self._session.indices
+  def _data(self, what: str) -> Indices:
+    indices = self._participant.indices
     if indices is None:
       raise ValueError(
         f"{what} needs data=Batches(...), given to join or run_embedded."
@@ -286,9 +285,9 @@ class Replica:
 
   def _draw(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
-    session, seen = self._session, self._session.handover
-    session.driver.check_process()
-    submission = session.submission
+    participant, seen = self._participant, self._participant.handover
+    participant.driver.check_process()
+    submission = participant.submission
     while True:
       if self._ended(0) is not None and self.finished:
         return None
@@ -296,7 +295,7 @@ class Replica:
       if spans is not None:
         return spans
       if submission.ended is None:
-        session.wait(
+        participant.wait(
           lambda: submission.can_draw(seen), "for samples to compute on"
         )
 
@@ -329,26 +328,26 @@ class Replica:
       TypeError, ValueError: the batch is not a JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
-    session = self._session
-    phases.slow_down(time.monotonic() - session.stopwatch.mark)
-    weighs = session.strategy.loop is not None
+    participant = self._participant
+    phases.slow_down(time.monotonic() - participant.stopwatch.mark)
+    weighs = participant.strategy.loop is not None
     if tokens is not None and (not weighs or tokens < 0):
       raise ValueError(
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
-        f" {tokens!r} with {session.strategy.name!r}."
+        f" {tokens!r} with {participant.strategy.name!r}."
       )
     with self._one_thread():
       phases.reach("computing", self.replica)
-      session.driver.check_process()
-      session.stopwatch.computed()
-      session.handover.sync()
+      participant.driver.check_process()
+      participant.stopwatch.computed()
+      participant.handover.sync()
       outcome = self._ended(1)
       if outcome is None:
-        grads = session.template.fit(grads)
+        grads = participant.template.fit(grads)
         text = "null" if batch is None else _encode(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
-      return self._leave_if_preempted(session.announce(outcome))
+      return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -357,16 +356,16 @@ class Replica:
     current afterwards, and the rest of the computation is saved.
     """
     with self._one_thread():
-      self._session.handover.sync()
+      self._participant.handover.sync()
       outcome = self._ended(1) or self._loop.abandon()
-      return self._session.announce(outcome)
+      return self._participant.announce(outcome)
 
   def save_soon(self) -> None:
     """Asks all replicas to save after a common step; see `Outcome.save`.
 
     Call it when this process is asked to stop (SIGTERM).
     """
-    self._session.driver.feed(inputs.SaveWanted())
+    self._participant.driver.feed(inputs.SaveWanted())
 
   def state_to_save(self) -> tuple[strategies.SharedState, int]:
     """The state to save now, and its step.
@@ -376,10 +375,10 @@ class Replica:
     there; it has kept its state nonetheless. Otherwise it is the state of
     `params`.
     """
-    kept = self._session.to_save
+    kept = self._participant.to_save
     if kept is not None:
       return kept.get(), kept.step
-    return self._session.shared, self.global_step
+    return self._participant.shared, self.global_step
 
   def finish(self, reason: str = "finished") -> None:
     """Ends the run gracefully, for all replicas.
@@ -390,13 +389,13 @@ class Replica:
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
-    session = self._session
+    participant = self._participant
     if not self.finished:
-      session.raise_failure()
-      session.driver.feed(inputs.FinishWanted(reason))
-      over = lambda: session.handover.finished is not None
-      session.wait(over, "for the end of the run")
-    if not session.handover.left:
+      participant.raise_failure()
+      participant.driver.feed(inputs.FinishWanted(reason))
+      over = lambda: participant.handover.finished is not None
+      participant.wait(over, "for the end of the run")
+    if not participant.handover.left:
       self._loop.ended(0)
 
   def leave(self) -> None:
@@ -407,11 +406,11 @@ class Replica:
     """
     if self.finished:
       return
-    session = self._session
-    session.raise_failure()
-    session.driver.feed(inputs.LeaveWanted())
-    left = lambda: session.handover.left
-    session.wait(left, "for the confirmation that it may leave")
+    participant = self._participant
+    participant.raise_failure()
+    participant.driver.feed(inputs.LeaveWanted())
+    left = lambda: participant.handover.left
+    participant.wait(left, "for the confirmation that it may leave")
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
@@ -423,9 +422,9 @@ class Replica:
     decided = bool(outcome.members or outcome.reason)
     leaves = preempted.is_time(
       save=outcome.save is not None,
-      settled=decided and not self._session.submission.gradients,
+      settled=decided and not self._participant.submission.gradients,
     )
-    if not self._session.handover.agree(leaves):
+    if not self._participant.handover.agree(leaves):
       return outcome
     self.leave()
     return outcome._replace(finished=True)
@@ -435,10 +434,10 @@ class Replica:
 
     In a forked child it does nothing: the replica belongs to the parent.
     """
-    self._session.closed = True
-    if self._session.driver.is_forked:
+    self._participant.closed = True
+    if self._participant.driver.is_forked:
       return
-    self._session.close()
+    self._participant.close()
     if self._preempted is not None:
       self._preempted.remove()
     self._on_close(self)
@@ -450,14 +449,14 @@ class Replica:
     self, kind: type | None, error: BaseException | None, trace: object
   ) -> None:
     try:
-      if self._session.driver.is_forked:
+      if self._participant.driver.is_forked:
         pass  # A child that was forked inside of the block has come to its end.
       elif kind is None:
         self.leave()
       elif self.failure is None:
         # Tell the others, so that they need not wait for a timeout.
         reason = f"it has raised {error!r:.200}"
-        self._session.driver.feed(inputs.Aborted(reason))
+        self._participant.driver.feed(inputs.Aborted(reason))
     finally:
       self.close()
 
@@ -478,11 +477,11 @@ class Replica:
 
   def _ended(self, gradients: int) -> Outcome | None:
     """The outcome to return if nothing can be submitted any more."""
-    session = self._session
-    session.raise_failure()
-    if session.handover.left:
-      session.submission.count("finished", gradients)
-      return session.outcome("finished", finished=True)
+    participant = self._participant
+    participant.raise_failure()
+    if participant.handover.left:
+      participant.submission.count("finished", gradients)
+      return participant.outcome("finished", finished=True)
     return self._loop.ended(gradients)
 
 

@@ -148,7 +148,7 @@ def test_unknown_names_raise_an_attribute_error(name):
     "optax_dist.cli.main",
     "optax_dist.coordinator.launch.launcher",
     "optax_dist.coordinator.protocol.node",
-    "optax_dist.coordinator.submission",
+    "optax_dist.coordinator.training.submission",
     "optax_dist.coordinator.extras.decoupled_diloco.rounds",
     "optax_dist.coordinator.extras.groups.companion",
     "optax_dist.coordinator.extras.groups.speaker",

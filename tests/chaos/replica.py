@@ -231,7 +231,7 @@ def _send_nonsense(replica: Any, seed: int) -> None:
 
   from optax_dist.coordinator.store import wire
 
-  driver = replica._session.driver
+  driver = replica._participant.driver
   rng = np.random.default_rng(seed)
 
   def send() -> None:

@@ -488,7 +488,7 @@ def test_two_threads_can_not_use_a_replica_at_once():
     )
     other.start()
     # Then it waits for the other replica.
-    waiting.until(lambda: replica._session.submission.pending >= 0)
+    waiting.until(lambda: replica._participant.submission.pending >= 0)
     with pytest.raises(RuntimeError, match="Two threads"):
       replica.step(jnp.ones(2))
     done.set()

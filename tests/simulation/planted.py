@@ -25,7 +25,7 @@ _PACKAGE = "optax_dist.coordinator.protocol"
 # Rooms of their own, below the protocol.
 _RULES = ("quorum.", "ledger.")
 _PACKAGES = {
-  "submission": "optax_dist.coordinator.submission",
+  "submission": "optax_dist.coordinator.training.submission",
   "speaker": "optax_dist.coordinator.extras.groups.speaker",
   "rounds": "optax_dist.coordinator.extras.decoupled_diloco.rounds",
   "world": "tests.simulation.world",

@@ -35,7 +35,7 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.log import record_key
 from optax_dist.coordinator.protocol.node import Node
-from optax_dist.coordinator.submission import Submission
+from optax_dist.coordinator.training.submission import Submission
 from optax_dist.ledger import tree
 from tests.simulation import sums
 

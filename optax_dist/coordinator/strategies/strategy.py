@@ -74,7 +74,7 @@ class Strategy(Protocol):
 
   @property
   def loop(self) -> Callable[[Any], Any] | None:
-    """Makes the `Loop` of a `Session`, if its replicas don't wait for each step.
+    """Makes the `Loop` of a `Participant`, if its replicas don't wait for each step.
 
     Such a loop also keeps the residuals of what it sends. None: `WaitingLoop`.
     """

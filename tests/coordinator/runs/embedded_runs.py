@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import fingerprint, phases, session, strategies
+from optax_dist.coordinator import fingerprint, phases, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.training import participant
 
 # Without faults no replica waits this long, however busy the machine is.
 PATIENT = {"timeout": 60.0, "attempt_timeout": 10.0, "leader_timeout": 10.0}
@@ -96,7 +97,7 @@ def make(
   chosen = (strategy or _sync)(opt or OPT, numbers)
   place = world.connect(name or str(index))
   with place.closed_on_error():
-    part = session.Session(
+    part = participant.Participant(
       place,
       chosen,
       PARAMS if params is None else params,

@@ -126,8 +126,8 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
   until(lambda: min(loop.step for loop in loops) > 3)
   leader = next(x for x in loops if x.replica.is_leader)
   other = next(x for x in loops if x is not leader)
-  transport = other.replica._session.driver._transport
-  target = leader.replica._session.config.process
+  transport = other.replica._participant.driver._transport
+  target = leader.replica._participant.config.process
 
   def attack():
     for raw in (b"", b"\xff" * 50, b'{"a": 1}'):
@@ -136,7 +136,7 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
     bad = codec.replace(hello, lost=-3)
     transport.send(target, [messages.MESSAGES.encode(bad)])
 
-  other.replica._session.driver.post(attack)
+  other.replica._participant.driver.post(attack)
   step = leader.step
   until(lambda: leader.step > step + 10)
   stop(*loops)
@@ -289,7 +289,7 @@ def test_an_interrupted_step_goes_on(job, width):
 
       def interrupt():
         # It is in `step`, and waits.
-        until(lambda: replica._session.submission.pending >= 0)
+        until(lambda: replica._participant.submission.pending >= 0)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
       interrupting = threading.Thread(target=interrupt)

@@ -223,8 +223,8 @@ def test_a_joining_learner_gets_the_optimizer_state_of_another(sound):
   until(lambda: far.is_set() or any(r.error for r in results))
   last = made(2)
   if not sound:
-    take = last._session.driver.take_borrowed
-    last._session.driver.take_borrowed = lambda: jax.tree.map(
+    take = last._participant.driver.take_borrowed
+    last._participant.driver.take_borrowed = lambda: jax.tree.map(
       lambda x: jnp.full_like(x, jnp.nan) if x.ndim else x, take()
     )
   threads.append(runs.start(last, train, results[2]))

@@ -163,7 +163,7 @@ def test_the_others_go_on_without_a_stuck_replica(leads, tmp_path, capfd):
 
   def blocked_data_loader(replica):
     # Other steps have an hour, however slow this machine is.
-    replica._session.watchdog.steps.begin(time.monotonic() - 5000.0)
+    replica._participant.watchdog.steps.begin(time.monotonic() - 5000.0)
     released.wait(120.0)
 
   def train(replica):

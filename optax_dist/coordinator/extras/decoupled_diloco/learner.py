@@ -13,11 +13,11 @@ from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.extras.decoupled_diloco.rounds import WORK
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.session import Session
+from optax_dist.coordinator.training.participant import Participant
 
 
 class Learner:
-  """Takes steps of its own optimizer; see `session.Loop`.
+  """Takes steps of its own optimizer; see `participant.Loop`.
 
   Contributions are submitted when the strategy says so; their outcomes and the
   other replicas' rounds are merged after the first step that finds them
@@ -27,11 +27,11 @@ class Learner:
     residuals: the unsent residual of each fragment; None if everything is sent.
   """
 
-  def __init__(self, session: Session):
+  def __init__(self, participant: Participant):
     """Takes the local state that the strategy starts from."""
-    self._session, settings = session, session.settings
+    self._participant, settings = participant, participant.settings
     # A `DecoupledDiloco`, which names this class.
-    self._strategy: Any = session.strategy
+    self._strategy: Any = participant.strategy
     self.local: Any = None
     self.residuals: ErrorFeedback | None = None
     if wire_formats.feeds_back(settings.wire):
@@ -40,34 +40,34 @@ class Learner:
     self._batches: list[str] = []
 
   def begin(self) -> None:
-    session = self._session
-    self.local = self._strategy.local(session.shared)
-    lent = session.driver.take_borrowed()
+    participant = self._participant
+    self.local = self._strategy.local(participant.shared)
+    lent = participant.driver.take_borrowed()
     # The replica that served it may have had non-finite numbers.
     if lent is not None and _is_finite(lent):
-      session.driver.lend(lent)
+      participant.driver.lend(lent)
       self.local = self.local._replace(opt_state=lent)
     self._compute()
 
   def _compute(self) -> None:
-    self._session.compute(first=not self._batches)
+    self._participant.compute(first=not self._batches)
 
   def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
     self._batches.append(batch)
     self.local = self._strategy.train(self.local, grads, tokens)
-    if self._session.lends:
-      self._session.driver.lend(self._strategy.lent(self.local))
+    if self._participant.lends:
+      self._participant.driver.lend(self._strategy.lent(self.local))
     return self.abandon()
 
   def abandon(self) -> Outcome:
     """Merges what has arrived and submits what is due, without waiting."""
-    session, strategy = self._session, self._strategy
-    submission, seen = session.submission, session.handover
+    participant, strategy = self._participant, self._strategy
+    submission, seen = participant.submission, participant.handover
     # Before the state, which is as new as the answers.
     pending = submission.pending
     resolved = pending >= 0 and seen.answer(pending) is not None
     published = seen.published
-    outcome = session.outcome()
+    outcome = participant.outcome()
     # Even if there is an answer, the merged state may still be being computed.
     if published.is_ready:
       if resolved:
@@ -89,8 +89,8 @@ class Learner:
   def ended(self, gradients: int) -> Outcome | None:
     # What was not submitted is no contribution.
     del gradients
-    session = self._session
-    submission, seen = session.submission, session.handover
+    participant = self._participant
+    submission, seen = participant.submission, participant.handover
     admission = seen.admission
     if seen.finished is None:
       if admission != submission.admission:
@@ -100,52 +100,58 @@ class Learner:
       return None
     submission.end(seen, "finished")
     outcome = self._settle(admission)
-    session.resume()
+    participant.resume()
     # All end with the same parameters.
-    fresh = self._strategy.local(session.shared)
+    fresh = self._strategy.local(participant.shared)
     self.local = fresh._replace(opt_state=self.local.opt_state)
     step = submission.base.step
     return outcome._replace(global_step=step, finished=True)
 
   def _settle(self, admission: int) -> Outcome:
     """Handles a contribution's outcome."""
-    session, residuals = self._session, self.residuals
-    submission, result = session.submission, session.submission.ended
+    participant, residuals = self._participant, self.residuals
+    submission, result = participant.submission, participant.submission.ended
     assert result is not None
-    session.settle(residuals.settle if residuals else lambda *_: None)
+    participant.settle(residuals.settle if residuals else lambda *_: None)
     submission.resume(admission, submission.base)
-    session.forget()
+    participant.forget()
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
-      self.local = self._strategy.local(session.shared)
+      self.local = self._strategy.local(participant.shared)
     members = () if result.applied is None else result.applied.members
-    return session.outcome(result.reason, members=members)
+    return participant.outcome(result.reason, members=members)
 
   def _contribute(self, called: bool) -> None:
     """Submits a contribution to the open round."""
-    session, strategy, residuals = self._session, self._strategy, self.residuals
+    participant, strategy, residuals = (
+      self._participant,
+      self._strategy,
+      self.residuals,
+    )
     fragment = strategy.fragment(self.local)
     residual = None
     if residuals is not None:
       residual = residuals.owed(strategy.size(fragment), fragment)
-    seconds = session.stopwatch.take()
+    seconds = participant.stopwatch.take()
     step_seconds = seconds / max(1, len(self._batches))
     payload, work, self.local = strategy.contribute(
-      session.shared, self.local, called, residual, step_seconds
+      participant.shared, self.local, called, residual, step_seconds
     )
     batches = ",".join(self._batches)
-    session.submission.add(session.handover, payload, batches, seconds)
+    participant.submission.add(participant.handover, payload, batches, seconds)
 
     def correct(out: np.ndarray) -> None:
       assert residuals is not None
-      received = session.encoder.decoded(out)[0]
+      received = participant.encoder.decoded(out)[0]
       sent, kept = strategy.sent(fragment, payload, received, residual)
       for index, leaf in enumerate(sent[1:], 1):
-        session.encoder.correct(index, leaf, out)
-      number = session.submission.sequence
+        participant.encoder.correct(index, leaf, out)
+      number = participant.submission.sequence
       residuals.left_out(np.asarray(kept), number, fragment)
 
-    session.submit(WORK.encode(work), None if residuals is None else correct)
+    participant.submit(
+      WORK.encode(work), None if residuals is None else correct
+    )
     self._batches.clear()
 
 

@@ -130,7 +130,7 @@ def find(told: Environment) -> Node:
   """
   rank, count, address = told.node_rank, told.nodes, told.address
   if rank is None and count is None and address is None:
-    from optax_dist.coordinator import cluster
+    from optax_dist.coordinator.launch import cluster
 
     address, count, rank = cluster.detect_cluster() or (None, 1, 0)
     address = address if count > 1 else None

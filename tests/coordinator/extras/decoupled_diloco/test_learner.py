@@ -17,7 +17,7 @@ from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, states
-from optax_dist.coordinator.session import Session
+from optax_dist.coordinator.training.participant import Participant
 
 PARAMS = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
 RATE = 0.5
@@ -46,20 +46,20 @@ class Driven:
 
   def __init__(self, opt=OPT, fragments=2, **options):
     self.given = []
-    self.session = Session(
+    self.participant = Participant(
       endpoint.World().connect("0"),
       strategy(opt, fragments),
       PARAMS,
       replica=0,
       settings=Options(**options),
     )
-    self.one = Replica(self.session)
+    self.one = Replica(self.participant)
     self.one._loop.begin()
-    self.session.driver.submit = self._submit
-    self.seen = self.session.handover
+    self.participant.driver.submit = self._submit
+    self.seen = self.participant.handover
     self.states = [self.seen.published]
     for _ in range(4):  # As the event loop allocates it.
-      nbytes = self.session.encoder.place.nbytes
+      nbytes = self.participant.encoder.place.nbytes
       self.seen.memory.put(memoryview(bytearray(nbytes)))
 
   def _submit(self, submitted, memory, writer=None):
@@ -75,7 +75,7 @@ class Driven:
     before = self.states[-1]
     mean = (jnp.full(5, -1.0),)
     after = states.State(before.step + 1)
-    work = lambda: self.session.strategy.apply(before.get(), mean)
+    work = lambda: self.participant.strategy.apply(before.get(), mean)
     self.states.append(after)
     self.seen.published = after
     if computed:
@@ -271,11 +271,11 @@ def test_an_optimizer_whose_state_is_not_all_arrays_is_not_lent(drive):
   )
   driven = drive(opt=optax.chain(count, OPT))
   lent = []
-  driven.session.driver.lend = lent.append
+  driven.participant.driver.lend = lent.append
   driven.step(2)
   assert lent == []
   driven = drive()
-  driven.session.driver.lend = lent.append
+  driven.participant.driver.lend = lent.append
   driven.step()
   assert lent[0] is driven.one._loop.local.opt_state
 
@@ -286,7 +286,7 @@ def test_a_learner_of_several_processes_is_refused():
   asked = []
   group = Group(0, 2, lambda text: asked.append(text) or [text] * 2)
   with pytest.raises(ValueError, match="one process, got one of 2"):
-    Session(
+    Participant(
       place,
       strategy(),
       PARAMS,
@@ -306,7 +306,7 @@ def test_tokens_are_for_learners_and_not_below_none(drive):
   assert driven.step(tokens=0).accepted
   sync = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
   place = endpoint.World().connect("0")
-  one = Replica(Session(place, sync, PARAMS, replica=0, settings=Options()))
+  one = Replica(Participant(place, sync, PARAMS, replica=0, settings=Options()))
   with pytest.raises(ValueError, match=r"tokens=.* got 4 with 'sync_replicas'"):
     one.step(ONES, tokens=4)
   one.close()

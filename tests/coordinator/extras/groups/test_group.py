@@ -22,7 +22,7 @@ from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, last_words, states
-from optax_dist.coordinator.session import Session
+from optax_dist.coordinator.training.participant import Participant
 
 SIZE = 2
 PATIENT = {"timeout": 60.0, "attempt_timeout": 20.0, "leader_timeout": 10.0}
@@ -90,7 +90,7 @@ class Job:
         lambda text: gatherer(process, text),
         lambda reason: self.losses.append((key, reason)),
       )
-      session = Session(
+      participant = Participant(
         self.world.connect(f"{replica}.{process}"),
         strategy,
         start_params(process),
@@ -99,7 +99,7 @@ class Job:
         processes=group,
         data=self.data,
       )
-      one = Replica(session)
+      one = Replica(participant)
       self.live[key] = one
       with one.start():
         self.results[key] = train(one, process)

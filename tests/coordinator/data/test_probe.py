@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator, ledger
-from optax_dist.coordinator import micro_batches, probe
+from optax_dist.coordinator.data import micro_batches, probe
 from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.protocol.leader import leader
 from optax_dist.coordinator.store import process

@@ -13,9 +13,9 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator import preemption
 from optax_dist.coordinator.runtime import driver
 from optax_dist.coordinator.store import process
+from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.transport import addresses
 
 _SECRET = "a secret of enough bytes"

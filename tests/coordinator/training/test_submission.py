@@ -5,7 +5,7 @@ import types
 import pytest
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
-from optax_dist.coordinator.submission import Submission
+from optax_dist.coordinator.training.submission import Submission
 
 
 class Told:

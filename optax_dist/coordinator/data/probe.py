@@ -22,8 +22,8 @@ import jax
 import jaxlib
 import numpy as np
 
+from optax_dist.coordinator.data.micro_batches import Slot
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.micro_batches import Slot
 
 # Computes the gradient of a micro-batch, with the training loop's own program.
 Probe: TypeAlias = Callable[[Any, Slot], Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.probe import Probe
+from optax_dist.coordinator.data.probe import Probe
 
 
 def gradients_per_step(

@@ -1,7 +1,7 @@
 """A replica's part in a run: what its training loop and its event loop share.
 
-    training loop   Replica.step -> Loop.add -> Session.submit   a sum of gradients
-                                             <- Session.wait     its outcome
+    training loop   Replica.step -> Loop.add -> Participant.submit   a sum of gradients
+                                             <- Participant.wait     its outcome
     event loop      Driver, which notifies the Handover
 
 `WaitingLoop` is the `Loop` of most strategies; one whose replicas don't wait for
@@ -23,16 +23,12 @@ import numpy as np
 
 from optax_dist import ledger, quorum
 from optax_dist._internal import checks
-from optax_dist.coordinator import (
-  errors,
-  leases,
-  micro_batches,
-  options,
-  strategies,
-)
-from optax_dist.coordinator import probe as probes
+from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import nodes, reducer, wire_formats
+from optax_dist.coordinator.data import micro_batches
+from optax_dist.coordinator.data import probe as probes
+from optax_dist.coordinator.data.indices import Indices
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config
@@ -48,7 +44,7 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime.processes import OneProcess, Processes
-from optax_dist.coordinator.submission import Submission
+from optax_dist.coordinator.training.submission import Submission
 from optax_dist.coordinator.transport.clock import AwakeClock
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -94,7 +90,7 @@ class Loop(Protocol):
     ...
 
 
-class Session:
+class Participant:
   """A replica's part in a run.
 
   Attributes:
@@ -188,11 +184,11 @@ class Session:
     nothing = self.encoder.read(self.encoder.no_mean())
     numbers = strategy.quorum
     self.update.apply(shared, nothing)
-    self.indices: leases.Indices | None = None
+    self.indices: Indices | None = None
     if data is not None:
       unit = data.unit(numbers.replicas_to_aggregate)
       assert strategy.period is not None
-      self.indices = leases.Indices(data, unit, strategy.period)
+      self.indices = Indices(data, unit, strategy.period)
     add: Callable[[Any, Any], Any]
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self.slots: micro_batches.Slots | None = None

@@ -1,7 +1,7 @@
 import pytest
 from jax._src import clusters
 
-from optax_dist.coordinator import cluster
+from optax_dist.coordinator.launch import cluster
 
 _SLURM = {
   "SLURM_JOB_ID": "4111",

@@ -1,0 +1,123 @@
+"""The training loop of replicas that wait for the outcome of what they submit."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.outcome import Outcome
+from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.training.participant import Participant
+
+
+class WaitingLoop:
+  """Adds up gradients, submits the sum, and waits for its outcome.
+
+  See `participant.Loop`.
+  """
+
+  def __init__(self, participant: Participant):
+    """Takes the local state that the strategy starts from."""
+    self._participant = participant
+    self._strategy = cast(strategies.WaitingStrategy, participant.strategy)
+    self.local: Any = None
+
+  def begin(self) -> None:
+    self.local = self._strategy.local(self._participant.shared)
+    self._compute()
+
+  def _compute(self) -> None:
+    self._participant.compute(first=not self._participant.submission.gradients)
+
+  def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
+    participant, submission = self._participant, self._participant.submission
+    if participant.indices is not None and submission.drawn is None:
+      raise ValueError(
+        "step() needs the samples of its gradient: iterate over batches()."
+      )
+    part, self.local = self._strategy.contribute(
+      participant.shared, self.local, grads
+    )
+    zeros, work = 0, b""
+    if participant.slots is not None and submission.drawn is not None:
+      spans = submission.drawn
+      leaves = participant.update.split(part)
+      part = participant.summing.encode(participant.slots.number(spans), leaves)
+      zeros = part.zeros
+      if participant.slots.data.audited(spans):
+        work = audit.pack(spans[0][0], part.digest())
+    submission.keep_drawn()
+    if part is not None:
+      seconds = participant.stopwatch.take()
+      submission.add(participant.handover, part, batch, seconds, work)
+    return (self._conclude() or participant.outcome())._replace(zeros=zeros)
+
+  def abandon(self) -> Outcome:
+    participant = self._participant
+    participant.submission.abandon(participant.handover)
+    outcome = self._conclude()
+    if outcome is None:
+      self._compute()
+    return outcome or participant.outcome("abandoned")
+
+  def ended(self, gradients: int) -> Outcome | None:
+    participant, submission = self._participant, self._participant.submission
+    # What a call that was interrupted has left.
+    concluded = self._conclude()
+    if submission.expire(participant.handover, gradients):
+      return self._go_on()
+    if concluded and gradients and not submission.gradients:
+      # This gradient is as old as the sum that was left.
+      submission.end(participant.handover, "stale", 1)
+      return self._go_on()
+    return None
+
+  def _conclude(self) -> Outcome | None:
+    """Submits a complete sum and waits for its outcome; None without one."""
+    participant, submission = self._participant, self._participant.submission
+    start = time.monotonic()
+    if submission.is_complete:
+      participant.settle(participant.encoder.settle)
+      participant.submit()
+    if submission.pending < 0:
+      return None if submission.ended is None else self._go_on()
+    self._wait()
+    waited = time.monotonic() - start
+    submission.conclude(participant.handover)
+    return self._go_on()._replace(waited=waited)
+
+  def _wait(self) -> None:
+    participant = self._participant
+    waits = lambda: participant.submission.waits(participant.handover)
+    while what := waits():
+      participant.wait(lambda: waits() != what, what)
+
+  def _go_on(self) -> Outcome:
+    """Continues with the same sum, or with another one."""
+    participant, strategy = self._participant, self._strategy
+    result, before = participant.submission.ended, participant.shared
+    if result is None:
+      self._compute()
+      return participant.outcome()
+    participant.settle(participant.encoder.settle)
+    applied = result.applied
+    # What was computed of the next gradient is dropped.
+    participant.stopwatch.take()
+    if applied is not None:
+      before = participant.handover.before(applied.sequence).get()
+    self._wait()
+    participant.resume()
+    if result.forgets and result.reason not in ("", "finished"):
+      self.local = strategy.forget(participant.shared, self.local)
+    else:
+      self.local = strategy.settle(
+        before, participant.shared, self.local, mine=applied is not None
+      )
+    self._compute()
+    if applied is None:
+      finished = participant.handover.finished is not None
+      return participant.outcome(result.reason, finished=finished)
+    return participant.outcome(
+      members=applied.members, staleness=applied.staleness
+    )
