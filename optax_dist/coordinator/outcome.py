@@ -23,8 +23,6 @@ class Outcome(NamedTuple):
     save: the step that all replicas save now, and None otherwise: a slow
       replica may be past it, and has kept its state.
     waited: seconds spent waiting for the others.
-    zeros: with deterministic data, 1 if the gradient counts as zeros, because not
-      all of its numbers were finite.
   """
 
   accepted: bool
@@ -35,4 +33,3 @@ class Outcome(NamedTuple):
   finished: bool = False
   save: int | None = None
   waited: float = 0.0
-  zeros: int = 0

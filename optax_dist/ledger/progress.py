@@ -18,7 +18,7 @@ class Progress:
     next: all positions before it are done, except for those in `open`.
     open: sorted spans before `next` that are not in a committed step (yet).
     skipped: sorted spans that were given up because their gradients were never
-      finite.
+      finite; in a deterministic run these are slots that counted as zeros.
 
   Example:
     >>> progress = Progress().commit(((4, 8),))
@@ -40,10 +40,15 @@ class Progress:
   def commit(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
     """Adds a committed step with these positions, and skipped ones.
 
+    Args:
+      spans: the positions.
+      skipped: sorted; in or outside of `spans`.
+
     Raises:
       ValueError: a position was done before.
     """
-    spans = (*spans, *skipped)
+    spans = tuple(spans)
+    spans += sp.minus(skipped, spans)
     found = None if skipped else self.followed_by(spans)
     if found is not None:
       return found
@@ -95,7 +100,8 @@ class EpochReport:
     epoch: the epoch, from 0.
     committed: how many samples are in committed steps, exactly once each.
     left_out: samples that don't fill a batch, in exact mode.
-    skipped: samples whose gradients were never finite.
+    skipped: samples whose gradients were never finite; in a deterministic run they
+      count as zeros.
     open: samples that are not in a committed step so far; after the end of a
       run, those that were not used, or were given up after the last step.
   """
@@ -121,8 +127,8 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
   for epoch in range(end if data.epochs is None else data.epochs):
     start, stop = epoch * size, (epoch + 1) * size
     whole = ((start, stop),)
-    skipped = _within(progress.skipped, start, stop)
-    behind = _within(progress.open, start, stop)
+    skipped = sp.common(progress.skipped, whole)
+    behind = sp.common(progress.open, whole)
     ahead = sp.minus(whole, ((0, progress.next),))
     open_ = sp.union(behind, ahead)
     found.append(
@@ -135,10 +141,6 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
       )
     )
   return tuple(found)
-
-
-def _within(spans: Spans, start: int, stop: int) -> Spans:
-  return sp.minus(spans, sp.minus(spans, ((start, stop),)))
 
 
 def _numbers(data: Batches, spans: Spans) -> tuple[int, ...]:

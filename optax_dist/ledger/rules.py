@@ -285,7 +285,7 @@ def _drop(draft: _Draft, event: ev.Drop) -> None:
   holder, spans = event.holder, event.spans
   held = draft.of(holder)
   mine = sp.union(held.out, held.inside)
-  spans = sp.minus(sp.union(spans), sp.minus(sp.union(spans), mine))
+  spans = sp.common(sp.union(spans), mine)
   if not spans:
     return
   out, inside = _minus(held.out, spans), _minus(held.inside, spans)

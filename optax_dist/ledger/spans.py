@@ -66,6 +66,16 @@ def minus(spans: Spans, others: Iterable[Span]) -> Spans:
   return spans
 
 
+def common(spans: Spans, others: Spans) -> Spans:
+  """The positions of sorted spans that are in others, too.
+
+  Example:
+    >>> common(((0, 4), (6, 8)), ((3, 7),))
+    ((3, 4), (6, 7))
+  """
+  return minus(spans, minus(spans, others))
+
+
 def overlap(spans: Iterable[Span], others: Spans) -> bool:
   """Whether any position is in both.
 

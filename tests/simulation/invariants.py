@@ -667,6 +667,10 @@ class Checker:
       first = step * setting.window
       if found != {*range(first, first + setting.window)}:
         self.fail("A18", f"step {step} has not its slots: {commit.parts}")
+      starts = range(first, first + setting.window, unit)
+      bad = [p for p in starts if not sums.is_finite(p, setting.not_finite)]
+      if sp.union((p, p + unit) for p in bad) != commit.skipped:
+        self.fail("A18", f"step {step} names {commit.skipped} as zeros: {bad}")
     if len(found) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
     if found & (self.samples | self.skipped):
@@ -681,7 +685,7 @@ class Checker:
       if left >= setting.needed * unit:
         self.fail("A10", f"step {step} begins an epoch with {left} left")
     self.samples |= found
-    self.done[step + 1] = len(self.samples) + len(self.skipped)
+    self.done[step + 1] = len(self.samples | self.skipped)
 
   def compared(self, commit: Committed) -> None:
     """Two members have computed each audited slot, if two had computed before."""

@@ -7,6 +7,7 @@ are equal if all additions were the same.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 from optax_dist.ledger import Batches, tree
@@ -23,6 +24,11 @@ def slot(data: Batches, version: int, position: int) -> Nodes:
   """The gradient of the slot that begins at a position, on these parameters."""
   ((start, stop),) = tree.slots(data, ((position, position + _size(data)),))
   return (((start, stop), hash((version, position)) & _MASK),)
+
+
+def is_finite(position: int, not_finite: float) -> bool:
+  """Whether a slot's gradient is finite: it is so for all who compute it."""
+  return random.Random(position).random() >= not_finite
 
 
 def added(data: Batches, one: Nodes, other: Nodes) -> Nodes:

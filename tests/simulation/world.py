@@ -266,6 +266,8 @@ class Process:
     self.incarnation = -1
     self.lease: tuple[int, ledger.Spans] = (-1, ())
     self.gradients: dict[int, int] = {}
+    # What the leader must know of each slot, by its first position.
+    self.work: dict[int, bytes] = {}
     self.aggregations: dict[AttemptId, Aggregation] = {}
     # What has come before it was asked for, and from whom; lost with them.
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
@@ -1510,23 +1512,24 @@ class World:
   def give_gradient(self, process: Process, seen: Process) -> None:
     """Adds a gradient, whose number stands for its batch."""
     part: Any = digest(process.uid, process.computed)
-    batch, work = str(process.computed), b""
     if self.setting.window:
-      part, work = self.slot(process)
-    process.submission.add(seen, part, batch, None, work)
+      part = self.slot(process)
+    process.submission.add(seen, part, str(process.computed), None)
 
-  def slot(self, process: Process) -> tuple[sums.Nodes, bytes]:
-    """The gradient of a slot, and its digest if it is audited."""
+  def slot(self, process: Process) -> sums.Nodes:
+    """The gradient of a slot."""
     data, submission = self.setting.data, process.submission
     assert data is not None
     position = submission.computed[0][0]
     ((span, value),) = sums.slot(data, submission.base.version, position)
     if process.is_faulty:
       value = digest(value, process.uid)
-    work = b""
-    if data.audited(submission.computed):
-      work = audit.pack(position, value.to_bytes(16))
-    return ((span, value),), work
+    process.work[position] = b""
+    if not sums.is_finite(position, self.setting.not_finite):
+      process.work[position] = audit.pack(position, audit.NOT_FINITE)
+    elif data.audited(submission.computed):
+      process.work[position] = audit.pack(position, value.to_bytes(16))
+    return ((span, value),)
 
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
@@ -1539,6 +1542,9 @@ class World:
     if process.wrong_sizes and finite:
       process.wrong_sizes, process.sent_wrong_size = 0, True
       payload += b"x"
+    if total is not None and self.setting.window:
+      gradients = process.submission.gradients
+      work = b"".join([process.work[g.data[0][0]] for g in gradients])
     submitted = process.submission.submit(finite, payload, work=work)
     if total is not None:
       process.gradients[submitted.sequence] = total

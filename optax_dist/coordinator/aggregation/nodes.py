@@ -29,12 +29,12 @@ class Nodes(NamedTuple):
   Attributes:
     spans: the nodes of the tree, sorted; see `ledger.tree`.
     arrays: the encoded sum of each, uint8.
-    zeros: how many of the micro-batches count as zeros, as they were not finite.
+    work: what the leader must know of the micro-batches; opaque here.
   """
 
   spans: tuple[Span, ...]
   arrays: tuple[np.ndarray, ...]
-  zeros: int = 0
+  work: bytes = b""
 
   def digest(self) -> bytes:
     """16 bytes, equal for equal numbers; it reads all of them."""
@@ -51,8 +51,8 @@ class Summing:
     >>> place = layouts.layout([np.zeros(3, np.float32)])
     >>> memory = lambda: memoryview(bytearray(place.nbytes))
     >>> summing = Summing(place, slots=4, allocate=memory)
-    >>> total = summing.encode(2, [np.ones(3, np.float32)])
-    >>> total = summing.add(total, summing.encode(3, [np.full(3, 2.0, "f")]))
+    >>> one = summing.encode(2, [np.ones(3, np.float32)])
+    >>> total = summing.add(one, summing.encode(3, [np.full(3, 2.0, "f")]))
     >>> total.spans, total.arrays[0].view("f")[:3].tolist()
     (((2, 4),), [3.0, 3.0, 3.0])
   """
@@ -87,18 +87,25 @@ class Summing:
     self._gaps = list(_gaps(place))
     self._allocate, self._free = allocate, free
 
-  def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes:
-    """The gradient of one micro-batch; zeros if not all numbers are finite.
+  def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes | None:
+    """The gradient of one micro-batch; None if not all numbers are finite.
 
     Args:
       slot: the number of the micro-batch in its step.
       leaves: arrays, in the order of the layout.
     """
     out = self._array()
-    finite = means.write(leaves, self._place, out)
-    for gap in self._gaps if finite else [slice(None)]:
+    if not means.write(leaves, self._place, out):
+      return None
+    for gap in self._gaps:
       out[gap] = 0
-    return Nodes(((slot, slot + 1),), (out,), int(not finite))
+    return Nodes(((slot, slot + 1),), (out,))
+
+  def zeros(self, slot: int) -> Nodes:
+    """A gradient of zeros."""
+    out = self._array()
+    out[:] = 0
+    return Nodes(((slot, slot + 1),), (out,))
 
   def _array(self) -> np.ndarray:
     """An array for an encoded gradient, of any contents."""
@@ -125,7 +132,7 @@ class Summing:
         out = found[span] = more.arrays[0]
         self._make(rows, order, [s[0] for s in spans].index(span[0]), out)
     arrays = tuple([found[span] for span in wanted])
-    return Nodes(wanted, arrays, total.zeros + more.zeros)
+    return Nodes(wanted, arrays, total.work + more.work)
 
   @np.errstate(all="ignore")
   def _make(

@@ -1,14 +1,18 @@
-"""The micro-batches of deterministic data, as a training loop gets them."""
+"""The micro-batches of deterministic data: what a training loop gets and gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from optax_dist import ledger
+from optax_dist.coordinator.aggregation import nodes
+from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.ledger import Spans, tree
 
 
@@ -65,3 +69,78 @@ class Slots:
     step, number = spans[0][0] // self.data.global_batch, self.number(spans)
     key = self._key(step, number)
     return Slot(step, number, self._indices(spans), key)
+
+
+# A sum that may not be there yet.
+Sum = futures.Future[nodes.Nodes]
+
+
+class Sums:
+  """Encodes the gradients of slots and adds them up, beside the training loop.
+
+  An error is raised by whoever asks for the result.
+  """
+
+  def __init__(
+    self, slots: Slots, summing: nodes.Summing, processes: Processes
+  ):
+    """Starts without a thread; it comes with the first gradient.
+
+    Args:
+      slots: the slots.
+      summing: adds their gradients up.
+      processes: the processes of this replica.
+    """
+    self._slots, self._summing, self._processes = slots, summing, processes
+    self._thread = futures.ThreadPoolExecutor(1, "optax-dist-sums")
+    self._last: futures.Future[Any] = _known(None)
+
+  def encode(self, spans: Spans, leaves: Sequence[Any]) -> Sum:
+    """The gradient of the slot at these positions; zeros if it isn't finite.
+
+    Args:
+      spans: the positions.
+      leaves: arrays: what this process has of the gradient.
+    """
+    # One gradient at a time, so that they do not fill the memory.
+    futures.wait([self._last])
+    # A NumPy array may change after the call, one of JAX's never does. Processes
+    # of a replica wait for each other where their programs are at the same place.
+    if self._processes.count > 1 or not _are_constant(leaves):
+      return _known(self._encoded(spans, leaves))
+    self._last = self._thread.submit(self._encoded, spans, leaves)
+    return self._last
+
+  def _encoded(self, spans: Spans, leaves: Sequence[Any]) -> nodes.Nodes:
+    slot = self._slots.number(spans)
+    found = self._summing.encode(slot, leaves)
+    # Each process sees its own part, and all of them judge the whole.
+    told = self._processes.gather("" if found is None else "finite")
+    if found is None or "" in told:
+      digest = audit.NOT_FINITE
+      found = self._summing.zeros(slot)
+    elif self._slots.data.audited(spans):
+      digest = found.digest()
+    else:
+      return found
+    return found._replace(work=audit.pack(spans[0][0], digest))
+
+  def add(self, total: Sum, more: Sum) -> Sum:
+    """The sum of both; `more` is of one slot."""
+    add = lambda: self._summing.add(total.result(), more.result())
+    self._last = self._thread.submit(add)
+    return self._last
+
+  def close(self) -> None:
+    """Drops what has not begun, and waits for its thread."""
+    self._thread.shutdown(cancel_futures=True)
+
+
+def _are_constant(leaves: Sequence[Any]) -> bool:
+  return all(isinstance(leaf, jax.Array) for leaf in leaves)
+
+
+def _known(result: Any) -> futures.Future[Any]:
+  found: futures.Future[Any] = futures.Future()
+  found.set_result(result)
+  return found

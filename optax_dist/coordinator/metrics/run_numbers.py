@@ -111,7 +111,7 @@ class RunNumbers:
     self.time = self.committed = 0.0
     self.finish: journal.Record | None = None
     self.stall: journal.Record | None = None
-    self._steps = self._stalls = self._leader_changes = 0
+    self._steps = self._stalls = self._leader_changes = self._skipped = 0
     # How long the current step has stalled.
     self._stalled = 0.0
     self._step_seconds = table.Distribution(_STEP_SECONDS)
@@ -185,6 +185,8 @@ class RunNumbers:
     self._steps += 1
     self.committed, self._stalled, self.stall = now, 0.0, None
     self._commits.append(now)
+    skipped = record.get("skipped") or ()
+    self._skipped += sum(stop - start for start, stop in skipped)
     for member in record["members"]:
       found = self._gradient(member, now)
       found.accepted += member["count"]
@@ -262,6 +264,7 @@ class RunNumbers:
       "staleness": only(self._staleness),
       "gradients_applied": only(sum(one.accepted for one in replicas)),
       "gradients_dropped": by_label(dropped),
+      "samples_skipped": only(self._skipped),
       "moved_bytes": by_label(self._moved),
       "stalls": only(self._stalls),
       "stalled_seconds": only(self._stalled),

@@ -81,6 +81,11 @@ TABLE = (
     ("reason",),
   ),
   Number(
+    "samples_skipped",
+    "counter",
+    "Samples that were given up because their gradients were not finite.",
+  ),
+  Number(
     "moved_bytes",
     "counter",
     "Bytes of gradients, means and states, over all replicas.",

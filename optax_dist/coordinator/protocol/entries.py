@@ -186,7 +186,7 @@ class Committed(Struct):
     leases: the samples that members compute on next, if a ledger leases them;
       they are not in a committed step.
     skipped: samples that are given up because their gradients were never
-      finite.
+      finite; those of a deterministic step count as zeros in it.
   """
 
   attempt: AttemptId

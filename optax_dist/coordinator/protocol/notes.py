@@ -186,6 +186,8 @@ class Commit(Record, tag="commit"):
   Attributes:
     attempt_time: when its aggregation began.
     members: its gradients, in replica order.
+    skipped: samples that it gives up because their gradients were never finite;
+      with deterministic data they count as zeros.
   """
 
   step: int
@@ -193,6 +195,7 @@ class Commit(Record, tag="commit"):
   members: list[Member]
   term: int | None = None
   attempt_time: Finite | None = None
+  skipped: list[Any] | None = None
 
 
 class Drop(Record, tag="drop"):

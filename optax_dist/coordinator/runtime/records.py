@@ -98,6 +98,7 @@ class Records:
       "attempt": attempt.number,
       "attempt_time": _ago(now, note.age),
       "members": members,
+      "skipped": [list(span) for span in commit.skipped] or None,
     }
 
   def _gradient(

@@ -104,7 +104,7 @@ class Participant:
     template: what gradients must be like.
     indices: of leased samples; None if none are leased.
     slots: the micro-batches of deterministic data; None without.
-    summing: adds up their gradients; None without.
+    sums: adds up their gradients; None without.
     update: what is sent of a gradient, and what a mean changes.
     encoder: encodes gradients.
     driver: the event loop.
@@ -192,16 +192,18 @@ class Participant:
     add: Callable[[Any, Any], Any]
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self.slots: micro_batches.Slots | None = None
+    self.sums: micro_batches.Sums | None = None
     window = 0
     if data is not None and data.deterministic:
       self.slots = micro_batches.Slots(data, data.indices)
-      self.summing = nodes.Summing(
+      summing = nodes.Summing(
         self.encoder.place,
         data.slots,
         self._slot_memory,
         lambda memory: self.driver.free(memory),
       )
-      add, window = self.summing.add, data.global_batch
+      self.sums = micro_batches.Sums(self.slots, summing, self.processes)
+      add, window = self.sums.add, data.global_batch
       text = "" if probe is None else self._probed(probe, params, self.slots)
       alike += (("gradient of a probe", text),)
     averages = reducer.Reducer(self.encoder, data if window else None)
@@ -325,6 +327,8 @@ class Participant:
   def close(self) -> None:
     """Stops the threads and waits for them."""
     self.watchdog.close()
+    if self.sums is not None:
+      self.sums.close()
     self.driver.close()
     self.handover.close()
 
@@ -411,8 +415,9 @@ class Participant:
     finite, memory, payload = True, None, b""
     parts: Sequence[memoryview] = ()
     # Stale gradients are reported without their numbers.
-    if self.slots is not None and submission.total is not None:
-      parts = [array.data for array in submission.total.arrays]
+    if self.sums is not None and submission.total is not None:
+      total = submission.total.result()
+      parts, work = [array.data for array in total.arrays], total.work
     elif submission.total is not None:
       out = np.frombuffer(self._memory(), np.uint8)
       written = self.encoder.write(

@@ -76,13 +76,11 @@ class Gradient(NamedTuple):
     batch: its data for the journal, as JSON text.
     seconds: that computing it took; None if unknown.
     data: its samples, if samples are leased.
-    work: its digest, if it is to be compared with another replica's.
   """
 
   batch: str
   seconds: float | None
   data: Spans
-  work: bytes = b""
 
 
 class Result(NamedTuple):
@@ -251,7 +249,6 @@ class Submission:
     part: Any,
     batch: str,
     seconds: float | None,
-    work: bytes = b"",
   ) -> None:
     """Adds a gradient to the sum, which may make it complete.
 
@@ -260,7 +257,6 @@ class Submission:
       part: the gradient.
       batch: its data for the journal, as JSON text.
       seconds: that computing it took; None if unknown.
-      work: its digest, if it is to be compared with another replica's.
     """
     if self._supersede(seen):
       self.end(seen, Reason.SUPERSEDED.value, 1)
@@ -275,7 +271,7 @@ class Submission:
     if not late:
       total = part if self.total is None else self._add(self.total, part)
     self.total = total
-    self.gradients.append(Gradient(batch, seconds, data, work))
+    self.gradients.append(Gradient(batch, seconds, data))
     self.is_complete = late or self._is_all(seen)
 
   def _is_all(self, seen: Seen) -> bool:
@@ -321,7 +317,7 @@ class Submission:
       finite: whether all numbers of the sum are finite.
       payload: the encoded sum, if it is sent inline.
       timings: as in `Submitted`.
-      work: as in `Submitted`, besides the digests of the gradients.
+      work: as in `Submitted`.
     """
     # What is reported is not in the sum that the leader has.
     reported = self.total is None
@@ -342,7 +338,7 @@ class Submission:
       None if None in seconds else sum(s for s in seconds if s is not None),
       timings,
       sp.join(*(gradient.data for gradient in gradients)),
-      b"".join([work, *(gradient.work for gradient in gradients)]),
+      work,
     )
 
   # Its outcome.

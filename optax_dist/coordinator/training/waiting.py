@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.training.participant import Participant
 
 
@@ -39,19 +38,14 @@ class WaitingLoop:
     part, self.local = self._strategy.contribute(
       participant.shared, self.local, grads
     )
-    zeros, work = 0, b""
-    if participant.slots is not None and submission.drawn is not None:
-      spans = submission.drawn
+    if participant.sums is not None and submission.drawn is not None:
       leaves = participant.update.split(part)
-      part = participant.summing.encode(participant.slots.number(spans), leaves)
-      zeros = part.zeros
-      if participant.slots.data.audited(spans):
-        work = audit.pack(spans[0][0], part.digest())
+      part = participant.sums.encode(submission.drawn, leaves)
     submission.keep_drawn()
     if part is not None:
       seconds = participant.stopwatch.take()
-      submission.add(participant.handover, part, batch, seconds, work)
-    return (self._conclude() or participant.outcome())._replace(zeros=zeros)
+      submission.add(participant.handover, part, batch, seconds)
+    return self._conclude() or participant.outcome()
 
   def abandon(self) -> Outcome:
     participant = self._participant

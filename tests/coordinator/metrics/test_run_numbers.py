@@ -192,6 +192,13 @@ def test_one_whose_gradient_came_was_seen_then():
   assert (one.seen, one.wait, one.accepted) == (60.0, 47.0, 2)
 
 
+def test_samples_that_are_given_up_are_counted():
+  numbers = run_numbers.RunNumbers()
+  skips = commit(11, 2.0, member(0)) | {"skipped": [[4, 8], [12, 14]]}
+  numbers.update([commit(10, 1.0, member(0)), skips])
+  assert numbers.metrics()["samples_skipped"] == {(): 6}
+
+
 def test_leaders_and_attempts_are_counted():
   numbers = run_journals.numbers_of(
     _record("leader", 0.0, replica=0),

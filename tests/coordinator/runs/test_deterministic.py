@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator, ledger
-from optax_dist.coordinator import phases
+from optax_dist.coordinator import journal, phases
 
 STEPS = 8
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}
@@ -201,27 +201,37 @@ def test_a_replica_lost_in_an_exchange_changes_nothing(phase):
   same_as_undisturbed(results[:2], 8, "float32")
 
 
-def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run():
-  """The step counts nevertheless, with all of its slots."""
+def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run(tmp_path):
+  """The step counts nevertheless, with all of its slots, and names this one."""
 
   def run(replicas):
-    zeros = []
+    path = tmp_path / f"{replicas}.jsonl"
 
     def bad(replica):
       for slot in replica.micro_batches():
         grads = gradient_of(replica, slot)
         if (slot.step, slot.number) == (1, 3):
           grads["w"][7] = np.nan
-        zeros.append(replica.step(grads).zeros)
-      return replica.fingerprint(), replica.global_step
+        replica.step(grads)
+      return replica.fingerprint(), replica.global_step, replica.report_data()
 
-    found = coordinator.run_embedded(bad, replicas, OPT, PARAMS, data=batches())
-    return set(found), sum(zeros)
+    found = coordinator.run_embedded(
+      bad, replicas, OPT, PARAMS, data=batches(), journal=path
+    )
+    commits = [
+      record
+      for record in filter(journal.Once(), journal.read(path).records)
+      if record["kind"] == "commit"
+    ]
+    return set(found), [commit["skipped"] for commit in commits]
 
-  (alone, zeros), (three, _) = run(1), run(3)
-  assert zeros == 1
-  assert alone == three
-  ((digest, step),) = alone
+  alone, journaled = run(1)
+  assert run(3) == (alone, journaled)
+  assert journaled == [None, [[44, 48]], *[None] * (STEPS - 2)]
+  ((digest, step, report),) = alone
+  skipped = batches().indices(((44, 48),))
+  assert report[0].skipped == tuple(sorted(skipped.tolist()))
+  assert [epoch.open for epoch in report] == [(), ()]
   assert step == STEPS
   assert digest != undisturbed(8, "float32")[STEPS]
 

@@ -18,6 +18,9 @@ from optax_dist.ledger import Batches, Spans, tree
 
 # A digest in `Arrive.work`: the first position of the slot, and the digest.
 ENTRY = struct.Struct("<q16s")
+# In its place, of a slot that counts as zeros, because not all of its numbers were
+# finite; it is always sent.
+NOT_FINITE = bytes(16)
 
 
 def pack(position: int, digest: bytes) -> bytes:
@@ -28,6 +31,17 @@ def pack(position: int, digest: bytes) -> bytes:
     digest: of the gradient's bytes, 16 bytes.
   """
   return ENTRY.pack(position, digest)
+
+
+def unpack(work: bytes) -> dict[int, bytes]:
+  """The digests in `Arrive.work`, by the first position of the slot.
+
+  Raises:
+    ValueError: it has another size.
+  """
+  if len(work) % ENTRY.size:
+    raise ValueError(f"{len(work)} bytes of digests")
+  return dict(ENTRY.iter_unpack(work))
 
 
 class Verdict(NamedTuple):
@@ -70,17 +84,16 @@ class Audit:
     for votes in self._votes.values():
       votes.pop(incarnation, None)
 
-  def arrived(self, incarnation: Incarnation, data: Spans, work: bytes) -> str:
+  def arrived(
+    self, incarnation: Incarnation, data: Spans, sent: dict[int, bytes]
+  ) -> str:
     """A member has submitted slots; returns what is wrong with that, if it is.
 
     Args:
       incarnation: the member.
       data: the samples of its slots.
-      work: the digests of those that are audited.
+      sent: digests, by the first position of the slot.
     """
-    if len(work) % ENTRY.size:
-      return f"{len(work)} bytes of digests"
-    sent = dict(ENTRY.iter_unpack(work))
     if any(p not in sent and _is_in(p, data) for p in self._votes):
       return "a gradient without the digests of its slots"
     for position, digest in sent.items():

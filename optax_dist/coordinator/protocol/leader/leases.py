@@ -13,6 +13,7 @@ import math
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.leader.audit import Audit, Verdict
 from optax_dist.coordinator.protocol.leader.policy import Ask, Next, Policy
 from optax_dist.coordinator.protocol.leader.sharing import Sharing, Theft
@@ -50,6 +51,8 @@ class LeaseManager(Policy):
     self._deterministic = data.deterministic
     self._live = 1
     self._sharing = Sharing(self.state.unit, timeout / 16)
+    # The slots of this step that count as zeros, as each member has found.
+    self._zeros: dict[Incarnation, Spans] = {}
     self._audit: Audit | None = None
     if data.audit:
       self._audit = Audit(data, progress.done // data.global_batch)
@@ -185,9 +188,20 @@ class LeaseManager(Policy):
     data, timings = message.data, message.timings
     compiled = 0.0 if timings is None else timings.compiled
     self._sharing.brought(incarnation, data, compiled, self.now)
+    if not self._deterministic:
+      return ""
+    try:
+      sent = audit.unpack(message.work)
+    except ValueError as error:
+      return str(error)
+    self._zeros[incarnation] = sp.union(
+      (position, position + self.state.unit)
+      for position, digest in sent.items()
+      if digest == audit.NOT_FINITE
+    )
     if self._audit is None:
       return ""
-    return self._audit.arrived(incarnation, data, message.work)
+    return self._audit.arrived(incarnation, data, sent)
 
   def closes(self, state: quorum.State, first: float, now: float) -> bool:
     has_all = state.gathered >= quorum.needed(state) and not state.closed
@@ -243,7 +257,7 @@ class LeaseManager(Policy):
   ) -> Next:
     # The next leases are sent with the commit, so they cost no message.
     held = tuple([(part.incarnation, part.data) for part in parts])
-    skipped = self.state.giving_up
+    skipped = self._skipped(parts)
     inside = [p.incarnation for p in parts if p.incarnation in tokens]
     order = [*inside, *(i for i in tokens if i not in inside)]
     if self._deterministic:
@@ -257,4 +271,12 @@ class LeaseManager(Policy):
     leases: dict[Incarnation, Spans] = {p.incarnation: () for p in parts}
     leases |= {i: self.lease(i) for i in self._pending}
     self._pending.clear()
+    self._zeros.clear()
     return Next(tuple(map(Leased, leases, leases.values())), skipped)
+
+  def _skipped(self, parts: tuple[Part, ...]) -> Spans:
+    """The samples that this step names because their gradients were not finite."""
+    if not self._deterministic:
+      return self.state.giving_up
+    zeros = ((self._zeros.get(p.incarnation, ()), p.data) for p in parts)
+    return sp.union(*(sp.common(spans, data) for spans, data in zeros))

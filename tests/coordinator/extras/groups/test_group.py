@@ -230,6 +230,29 @@ def test_all_processes_compute_on_the_same_samples(micro_batch):
     assert sorted([*counted, *report[0].left_out]) == list(range(26))
 
 
+def test_a_slot_counts_as_zeros_for_all_processes_if_one_finds_it_not_finite():
+  data = ledger.Batches(24, 12, micro_batch=3, deterministic=True)
+  job = Job(1, data.slots, data=data)
+
+  def train(replica, process):
+    for slot in replica.micro_batches():
+      grads = jax.tree.map(jnp.ones_like, replica.params)
+      if (slot.step, slot.number, process) == (1, 2, 1):
+        grads["w"] = grads["w"].at[3].set(jnp.nan)
+      replica.step(grads)
+    return replica.report_data(), replica.params
+
+  job.start(0, train)
+  job.join()
+  assert not job.errors, job.errors
+  for process in range(SIZE):
+    (report,), params = job.results[0, process]
+    assert len(report.skipped) == 3
+    # Means of ones, and of three in four: by momentum 1, and 0.9 + 0.75.
+    want = start_params(process)["b"] - 0.1 * (1.0 + 1.65)
+    np.testing.assert_allclose(params["b"], want, rtol=1e-6)
+
+
 def test_the_others_commit_without_a_replica_that_loses_a_process():
   job = Job(2)
   arrived = threading.Event()
