@@ -246,6 +246,7 @@ def join(
       made = replicas.Replica(
         part,
         preempted=preempted,
+        on_step=functools.cache(functools.partial(_say_stepped, line)),
         on_close=lambda replica: _say_goodbye(replica, line),
       )
     try:
@@ -364,6 +365,11 @@ def _start_store(
       idle=_IDLE,
     )
   return None
+
+
+def _say_stepped(line: channel.Channel | None) -> None:
+  if line is not None:
+    line.say("stepped")
 
 
 def _say_goodbye(

@@ -42,6 +42,7 @@ class Replica:
     participant: Participant,
     *,
     preempted: preemption.Preemption | None = None,
+    on_step: Callable[[], None] = lambda: None,
     on_close: Callable[[Replica], None] = lambda replica: None,
   ):
     """Creates a replica that has not joined its run yet.
@@ -49,11 +50,12 @@ class Replica:
     Args:
       participant: its part in the run.
       preempted: how it reacts to SIGTERM; None: not at all.
+      on_step: called after each committed step that its gradient is part of.
       on_close: called when it is closed.
     """
     self.replica, self.processes = participant.replica, participant.processes
     self._participant, self._preempted = participant, preempted
-    self._on_close = on_close
+    self._on_step, self._on_close = on_step, on_close
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
@@ -347,6 +349,8 @@ class Replica:
         text = "null" if batch is None else _encode(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
+      if outcome.members:
+        self._on_step()
       return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:

@@ -223,11 +223,7 @@ class Launcher:
   def _launch(self) -> None:
     if self._told.store is None:
       self._start_store()
-    policy = supervisor.Policy(
-      needed=self._needed,
-      restarts=self._restarts,
-      faults=self._told.faults is not None,
-    )
+    policy = supervisor.Policy(needed=self._needed, restarts=self._restarts)
     self._supervisor = (
       supervisor.Supervisor(range(self._replicas), policy)
       if self._hosts is None
@@ -394,6 +390,8 @@ class Launcher:
         self._failures.pop(replica, None)
         self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
+      case "stepped":
+        self._step(supervisor.Stepped())
       case "failed":
         self._failures[replica] = str(event["reason"])
       case "finished":

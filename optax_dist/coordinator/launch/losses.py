@@ -44,16 +44,13 @@ def cause(firsts: Sequence[Loss]) -> Loss:
   return first
 
 
-def explain(
-  what: str, cause: Loss, lasts: Sequence[Loss], all_ended: bool
-) -> str:
+def explain(what: str, cause: Loss, lasts: Sequence[Loss]) -> str:
   """Why a run can't continue, for people.
 
   Args:
     what: the reason in a few words.
     cause: the failure behind it.
-    lasts: the last failure of each replica that was not restarted since.
-    all_ended: whether no replica is left.
+    lasts: the last failure of each replica that is lost.
   """
   told = (
     f"{what}: replica {cause.replica} {cause.ending} after"
@@ -70,6 +67,4 @@ def explain(
       last = loss.tail.rpartition("\n")[2]
       told += f" after {again} more start{'s' * (again > 1)}: {last}"
     told += "" if told.endswith(".") else "."
-  if all_ended:
-    told += "\nTo go on, start the job again from its last checkpoint."
-  return told
+  return f"{told}\nTo go on, start the job again from its last checkpoint."

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import signal
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from optax_dist.coordinator.launch import losses
@@ -19,6 +19,11 @@ class Joined:
   """Input: a replica has joined the run."""
 
   replica: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped:
+  """Input: a step was committed, so the start state is not enough any more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Tick:
 
 
 Input: TypeAlias = (
-  Joined | RunOver | ReplicaEnded | LauncherStops | CannotStart | Tick
+  Joined | Stepped | RunOver | ReplicaEnded | LauncherStops | CannotStart | Tick
 )
 
 
@@ -163,7 +168,8 @@ class Policy:
       repeatedly.
     whole: whether all replicas of the run are here: if none is left, the
       parameters are lost.
-    faults: whether replicas kill themselves, as requested.
+    patience: seconds without any replica that has joined, after which they are
+      lost, too: one that has just received them may not have said so.
   """
 
   needed: int = 1
@@ -172,7 +178,7 @@ class Policy:
   settle: float = 1.0
   healthy: float = 60.0
   whole: bool = True
-  faults: bool = False
+  patience: float = 10.0
 
 
 class State(enum.Enum):
@@ -218,7 +224,9 @@ class Supervisor:
     self._places = {replica: _Place() for replica in replicas}
     self._policy = policy
     self.over = False
-    self._end_late_at: float | None = None
+    self._has_stepped = False
+    # When the parameters count as lost, unless a replica joins before.
+    self._lost_at = self._end_late_at = math.inf
     self._stopped: int | None = None
     self._code = 0
     self._ended = False
@@ -259,6 +267,9 @@ class Supervisor:
     match given:
       case Joined(replica):
         self._places[replica].joined = True
+        self._lost_at = math.inf
+      case Stepped():
+        self._has_stepped = True
       case RunOver():
         self._run_over(now)
       case LauncherStops(number):
@@ -269,6 +280,10 @@ class Supervisor:
       case CannotStart(replica, words):
         return self._give_up(replica, words)
       case Tick():
+        if now >= self._lost_at and not self.over and self._stopped is None:
+          # Those that run were started too late, or again: for nothing.
+          what = "No replica is left that has the run's parameters"
+          return [self._explain(what, tuple(State))]
         return self._restart_due(now) + self._end_late(now)
     return []
 
@@ -281,9 +296,9 @@ class Supervisor:
 
   def _end_late(self, now: float) -> list[Effect]:
     """Ends replicas that are too late for the run."""
-    if self._end_late_at is None or now < self._end_late_at:
+    if now < self._end_late_at:
       return []
-    self._end_late_at = None
+    self._end_late_at = math.inf
     late = [
       replica
       for replica, place in self._places.items()
@@ -299,15 +314,12 @@ class Supervisor:
         place.state = State.DONE
 
   def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    place, words = self._places[given.replica], given.words
-    if given.code == -signal.SIGKILL and not self._policy.faults:
-      # The kernel leaves no other trace in the output of the process.
-      words += " (out of memory?)"
+    place = self._places[given.replica]
     if given.code and not self.over:
       place.last = losses.Loss(
         given.replica,
         place.restarts,
-        words,
+        given.words,
         given.tail,
         now - self._start,
         exit_code(given.code),
@@ -315,7 +327,7 @@ class Supervisor:
     effects = self._decide(given.replica, given.code, now)
     follows = self._outlook(place, now) if given.code else ""
     if follows and not any(isinstance(e, GiveUpRun) for e in effects):
-      line = f"replica {given.replica} {words}; {follows}"
+      line = f"replica {given.replica} {given.words}; {follows}"
       effects.insert(0, Say(line))
     return effects
 
@@ -356,8 +368,12 @@ class Supervisor:
     if place.failures == 1:
       place.first = place.last
     place.due = now + self._pause(place, code)
-    if self._policy.whole and not self._any_running():
+    running = [p for p in self._places.values() if p.state is State.RUNNING]
+    if self._policy.whole and not running:
       return [self._explain("No replica is left")]
+    has_them = not self._has_stepped or any(p.joined for p in running)
+    if self._policy.whole and not has_them:
+      self._lost_at = min(self._lost_at, now + self._policy.patience)
     return self._restart_due(now)
 
   def _pause(self, place: _Place, code: int) -> float:
@@ -388,33 +404,25 @@ class Supervisor:
   def _give_up(self, replica: int, words: str = "") -> list[Effect]:
     """Goes on without a replica, if enough are left."""
     self._places[replica].state = State.ABSENT
-    left = len(self._places) - self._count(State.ABSENT)
+    left = sum(p.state is not State.ABSENT for p in self._places.values())
     needed = self._policy.needed
     if left >= needed or self.over or self._stopped is not None:
       return []
     why = f" ({words})" if words else ""
     return [self._explain(f"{left} replicas are left of {needed} needed{why}")]
 
-  def _explain(self, what: str) -> GiveUpRun:
-    """Names the replica because of which the run can't continue."""
-    down = [
-      place
-      for place in self._places.values()
-      if place.state in (State.WAITING, State.ABSENT)
-    ]
+  def _explain(
+    self, what: str, states: Sequence[State] = (State.WAITING, State.ABSENT)
+  ) -> GiveUpRun:
+    """Names the replica in these states because of which the run can't go on."""
+    down = [p for p in self._places.values() if p.state in states]
     firsts = [place.first for place in down if place.first is not None]
     lasts = [place.last for place in down if place.last is not None]
     if not firsts:  # They never started.
       return GiveUpRun(f"{what}.")
     cause = losses.cause(firsts)
-    told = losses.explain(what, cause, lasts, not self._any_running())
+    told = losses.explain(what, cause, lasts)
     return GiveUpRun(told, cause.replica, cause.code)
-
-  def _any_running(self) -> bool:
-    return self._count(State.RUNNING) > 0
-
-  def _count(self, state: State) -> int:
-    return sum(p.state is state for p in self._places.values())
 
 
 def exit_code(code: int) -> int:

@@ -37,8 +37,13 @@ def main() -> int:
     time.sleep(300)
   if what == "die":  # The run may not end before that.
     wait_for(folder, f"again {incarnation}", "again 1")
+  if what == "alone":
+    folder = pathlib.Path(sys.argv[2])
+    if replica != 1 or incarnation:
+      wait_for(folder, str(replica), "trained")
+    train(60.0, lambda: (folder / "trained").touch())
   if what == "train":
-    train(channel)
+    train(float(sys.argv[2]))
   channel.say("finished")
   return 0
 
@@ -50,7 +55,13 @@ def wait_for(folder: pathlib.Path, mine: str, *names: str) -> None:
     time.sleep(0.01)
 
 
-def train(channel: channels.Channel) -> None:
+def train(seconds, trained=None) -> None:
+  """Trains until the run ends, or dies after three steps.
+
+  Args:
+    seconds: that it trains, and then ends the run.
+    trained: called before it dies.
+  """
   import jax
   import jax.numpy as jnp
   import optax
@@ -65,11 +76,14 @@ def train(channel: channels.Channel) -> None:
     replicas_to_aggregate=1,
     timeout=60.0,
   ) as replica:
-    end = time.monotonic() + float(sys.argv[2])
+    end = time.monotonic() + seconds
     while time.monotonic() < end and not replica.finished:
       replica.step(grad(replica.params))
       print("step", replica.global_step, flush=True)
       time.sleep(0.01)
+      if trained is not None and replica.global_step == 3:
+        trained()
+        os.kill(os.getpid(), signal.SIGKILL)
     replica.finish()
 
 

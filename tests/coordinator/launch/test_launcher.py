@@ -42,11 +42,19 @@ def test_a_replica_that_dies_is_started_again(tmp_path):
   made = _launcher(tmp_path, f"die {tmp_path}", lines.append, restarts=1)
   assert made.run() == 0
   assert (
-    "replica 1 was ended by SIGKILL (out of memory?); it starts again at once"
-    " (restart 1 of 1)"
+    "replica 1 was ended by SIGKILL; it starts again at once (restart 1 of 1)"
   ) in lines
   placed = [line.split()[1:3] for line in lines if line.startswith("placed")]
   assert sorted(placed) == [["0", "0"], ["1", "0"], ["1", "1"]]
+
+
+def test_the_run_ends_when_the_only_replica_with_the_parameters_dies(tmp_path):
+  made = _launcher(tmp_path, f"alone {tmp_path}", restarts=1)
+  words = (
+    "No replica is left that has the run's parameters: replica 1 was ended"
+  )
+  with pytest.raises(LaunchError, match=words):
+    made.run()
 
 
 @pytest.mark.parametrize(

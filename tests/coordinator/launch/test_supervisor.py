@@ -87,6 +87,50 @@ def test_one_that_left_holds_no_parameters():
   assert given_up.reason.startswith("No replica is left: replica 1")
 
 
+def _lost(steps, whole=True):
+  """Of three replicas only the first joins, and is killed."""
+  made = _Made(whole=whole, patience=10.0)
+  made.step(sup.Joined(0), 5.0)
+  if steps:
+    made.step(sup.Stepped(), 6.0)
+  assert made.step(sup.ReplicaEnded(0, -9, "died"), 9.0) == [
+    sup.StartReplica(0, 1)
+  ]
+  assert made.step(sup.Tick(), 18.9) == []
+  return made
+
+
+def test_the_run_ends_when_the_parameters_are_lost_with_their_only_replica():
+  made = _lost(steps=True)
+  [given_up] = made.step(sup.Tick(), 19.0)
+  assert given_up.reason == (
+    "No replica is left that has the run's parameters: replica 0 died after 9.0 s."
+    "\nTo go on, start the job again from its last checkpoint."
+  )
+  assert (given_up.failed, given_up.code) == (0, 137)
+
+
+def test_parameters_are_not_lost_while_others_may_have_them():
+  # Before the first step, each has the same.
+  assert _lost(steps=False).step(sup.Tick(), 99.0) == []
+  # On other hosts.
+  assert _lost(steps=True, whole=False).step(sup.Tick(), 99.0) == []
+  # One had received them just before.
+  made = _lost(steps=True)
+  made.step(sup.Joined(1), 18.95)
+  assert made.step(sup.Tick(), 99.0) == []
+  # Until it is lost as well.
+  made.step(sup.ReplicaEnded(1, -9), 99.0)
+  assert made.step(sup.Tick(), 108.9) == []
+  assert made.step(sup.Tick(), 109.0)[0].reason.startswith("No replica is left")
+  # The run is over, or the launcher is to stop.
+  for given in (sup.RunOver(), sup.LauncherStops(15)):
+    made = _lost(steps=True)
+    made.step(given, 18.95)
+    ended = made.step(sup.Tick(), 99.0)
+    assert not any(isinstance(effect, sup.GiveUpRun) for effect in ended)
+
+
 def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   made = _Made(4, settle=1.0)
   made.step(sup.ReplicaEnded(3, 1), 4.5)
@@ -138,14 +182,6 @@ def test_what_follows_from_an_end_is_said_with_the_restarts():
   assert len(made.said) == 3
 
 
-@pytest.mark.parametrize("faults", [False, True])
-def test_a_kill_that_nobody_asked_for_may_be_a_lack_of_memory(faults):
-  made = _Made(faults=faults)
-  made.step(sup.ReplicaEnded(0, -9, "killed"), 5.0)
-  words = "replica 0 killed" + " (out of memory?)" * (not faults)
-  assert made.said[0].startswith(f"{words}; it starts again")
-
-
 def test_the_first_failure_of_a_replica_explains_the_others():
   """What it raises after a restart often follows from that."""
   made = _Made(2, restarts=1, needed=2)
@@ -157,7 +193,8 @@ def test_the_first_failure_of_a_replica_explains_the_others():
   assert given_up.reason == (
     "1 replicas are left of 2 needed: replica 0 failed after 5.0 s. The last"
     " lines of its output:\nthe disk is full\nreplica 0 failed after 1 more"
-    " start: no checkpoint."
+    " start: no checkpoint.\nTo go on, start the job again from its last"
+    " checkpoint."
   )
 
 
