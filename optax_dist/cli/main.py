@@ -12,6 +12,9 @@ from optax_dist.cli.launch import doctor
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import plan, simulate
 
+# The extras of packages that not every command needs.
+_EXTRAS = {"rich": "train", "tensorboardX": "metrics"}
+
 
 def commands() -> parser.Parser:
   """The parser of the whole command line; ``shtab`` makes completions of it."""
@@ -60,9 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.say("interrupted")
     return 130
   except ModuleNotFoundError as error:
-    if error.name != "rich":
+    extra = _EXTRAS.get(error.name or "")
+    if extra is None:
       raise
-    parser.say("rich is not installed; run: pip install 'optax-dist[train]'")
+    run = f"pip install 'optax-dist[{extra}]'"
+    parser.say(f"{error.name} is not installed; run: {run}")
     return 2
   except BrokenPipeError:
     # The reader of the output has exited (`| head`). Otherwise Python would

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator.metrics.goodput import Goodput
-from optax_dist.coordinator.metrics.time_ledger import TimeLedger
+from optax_dist.coordinator.metrics.time_ledger import Goodput, TimeLedger
 from optax_dist.simulate.strategy import Strategy
 
 CONTRIBUTIONS = ("applied", "dropped", "lost")

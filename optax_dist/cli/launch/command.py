@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from optax_dist.cli import errors, parser
@@ -58,10 +56,7 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.cli.launch import shown
   from optax_dist.coordinator.launch import launcher
 
-  with (
-    shown.Shown(journal, needed=_reports(args)) as screen,
-    _reporting(args, screen.journal),
-  ):
+  with shown.Shown(journal, args.web, args.tensorboard) as screen:
     job = jobs.Job(args, screen.journal)
     launched = launcher.Launcher(
       command,
@@ -108,39 +103,6 @@ def _command(program: list[str], module: bool) -> list[str]:
       " come after --"
     )
   return [sys.executable, *program]
-
-
-def _reports(args: argparse.Namespace) -> bool:
-  return args.metrics_port is not None or args.tensorboard is not None
-
-
-@contextlib.contextmanager
-def _reporting(
-  args: argparse.Namespace, journal: pathlib.Path | None
-) -> Iterator[None]:
-  """Reports metrics inside the context if they were requested."""
-  if not _reports(args):
-    yield
-    return
-  from optax_dist.coordinator.metrics import reporter  # Slow.
-
-  assert journal is not None
-  try:
-    made = reporter.Reporter(
-      journal,
-      port=args.metrics_port,
-      bind=args.metrics_bind,
-      folder=args.tensorboard,
-    )
-  except ModuleNotFoundError as error:
-    raise errors.CommandError(str(error)) from error
-  except OSError as error:
-    what = "--metrics-port" if error.filename is None else "--tensorboard"
-    raise errors.CommandError(f"{what}: {error.strerror}") from error
-  if made.url:
-    parser.say(f"metrics at {made.url}")
-  with made:
-    yield
 
 
 def _journal(args: argparse.Namespace) -> pathlib.Path | None:

@@ -129,22 +129,8 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
 
 
 def _add_metrics(launch: argparse.ArgumentParser) -> None:
-  add = launch.add_argument
-  add(
-    "--metrics-port",
-    metavar="PORT",
-    type=parser.whole_number(0, 65535),
-    help="serve metrics for Prometheus on this port while it runs; 0 for any"
-    " free one",
-  )
-  add(
-    "--metrics-bind",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    help="address of that port; beyond loopback everyone can read the metrics"
-    " (default: %(default)s)",
-  )
-  add(
+  parser.add_web(launch)
+  launch.add_argument(
     "--tensorboard",
     metavar="DIR",
     type=pathlib.Path,

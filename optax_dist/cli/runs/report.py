@@ -35,7 +35,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``report`` command with its parsed arguments."""
   from optax_dist.cli import tables
-  from optax_dist.coordinator.metrics import goodput, time_ledger
+  from optax_dist.coordinator.metrics import time_ledger
 
   try:
     ledger = time_ledger.of(journal_file.read(args.journal))
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
   for name in columns:
     shown.add_column(name, justify="right")
   shown.add_column("is", style="dim")
-  for category, what in goodput.CATEGORIES.items():
+  for category, what in time_ledger.CATEGORIES.items():
     shares = [f"{found.share(category):.1%}" for found in columns.values()]
     shown.add_row(category, *shares, what)
   tables.show(shown)

@@ -32,23 +32,10 @@ def add_parser(commands) -> None:
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
-  add = command.add_argument
-  add("--once", action="store_true", help="show it once, and exit")
-  add(
-    "--web",
-    metavar="PORT",
-    type=parser.whole_number(0, 65535),
-    nargs="?",
-    const=0,
-    help="show it on a page in a browser, on this port or any that is free",
+  command.add_argument(
+    "--once", action="store_true", help="show it once, and exit"
   )
-  add(
-    "--bind",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    help="where the page is served; beyond loopback it needs the token that is"
-    " printed with its address (default: %(default)s)",
-  )
+  parser.add_web(command, nargs="?", const=("127.0.0.1", 0))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,9 +84,7 @@ def _serve(args: argparse.Namespace) -> None:
   from optax_dist.cli.runs.web import server
   from optax_dist.coordinator import journal_tail
 
-  page = server.Server(
-    journal_tail.Tail(args.journal), bind=args.bind, port=args.web
-  )
+  page = server.Server(journal_tail.Tail(args.journal), *args.web)
   print(f"serving {page.url} (Ctrl-C ends it)", flush=True)
   try:
     while True:

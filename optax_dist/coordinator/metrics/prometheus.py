@@ -1,33 +1,11 @@
-"""Metrics in Prometheus' text format, on a port of this host."""
+"""Metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from optax_dist.coordinator.metrics import http_server, table
-
-_CONTENT = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def serve(
-  collect: Callable[[], table.Values], bind: str, port: int
-) -> http_server.HttpServer:
-  """Serves what `collect` returns, on each request and at any path.
-
-  Args:
-    collect: returns the current values; called in threads of the server.
-    bind: address to listen on.
-    port: the port; 0 for any free one.
-
-  Raises:
-    OSError: it can't listen on the address.
-  """
-  return http_server.HttpServer(
-    lambda path, host: http_server.Page(text(collect()).encode(), _CONTENT),
-    bind,
-    port,
-  )
+from optax_dist.coordinator.metrics import table
 
 
 def text(values: table.Values) -> str:

@@ -7,14 +7,19 @@ TensorFlow.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from typing import Any
 
+from optax_dist.coordinator import journal_tail
 from optax_dist.coordinator.metrics import table
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
-NEEDS = "tensorboardX"
+_log = logging.getLogger("optax_dist.coordinator")
+
+_PERIOD = 1.0  # Seconds between points.
 
 
 class Scalars:
@@ -84,3 +89,62 @@ class Scalars:
       OSError: points of an earlier error can't be written.
     """
     self._writer.close()
+
+
+class Points:
+  """Follows a journal, and writes the metrics of its run to an event file.
+
+  Call `update` often: it writes a point per second in which there was a step.
+  """
+
+  def __init__(
+    self, journal: str | os.PathLike[str], folder: str | os.PathLike[str]
+  ):
+    """Creates the event file.
+
+    Args:
+      journal: the journal, which need not exist yet.
+      folder: folder for the event file.
+
+    Raises:
+      OSError: it can't be written.
+      ModuleNotFoundError: tensorboardX is not installed.
+    """
+    self._tail, self._numbers = journal_tail.Tail(journal), RunNumbers()
+    self._scalars: Scalars | None = Scalars(folder)
+    self._next, self._written = 0.0, 0
+
+  def update(self, force: bool = False) -> None:
+    """Writes a point if it is time for one, and there were steps since."""
+    now = time.monotonic()
+    if self._scalars is None or (now < self._next and not force):
+      return
+    self._next = now + _PERIOD
+    try:
+      self._numbers.update(self._tail.read())
+      if self._numbers.step != self._written:
+        self._written = self._numbers.step
+        self._scalars.write(self._numbers.metrics(), self._written)
+    except Exception as error:  # Metrics must never end a job.
+      self._stop(error)
+
+  def close(self) -> None:
+    """Writes the last point, and closes the file."""
+    self.update(force=True)
+    self._stop()
+
+  def _stop(self, error: Exception | None = None) -> None:
+    """Closes the file, and warns if points are missing in it."""
+    scalars, self._scalars = self._scalars, None
+    if scalars is None:
+      return
+    try:
+      scalars.close()
+    except OSError as last:
+      error = error or last
+    if error is not None:
+      _log.warning(
+        "TensorBoard's scalars can't be written: %s. The run goes on without"
+        " them.",
+        error,
+      )

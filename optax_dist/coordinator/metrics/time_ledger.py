@@ -5,15 +5,63 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.metrics import goodput
-from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.quorum.events import Replica, ordered
+
+# In the order of tables and plots.
+CATEGORIES = {
+  "useful": "computing that became part of the model",
+  "waiting": "for the other replicas of a step",
+  "exchanging": "sending, receiving and applying",
+  "dropped": "computing that was stale, dropped, or lost with a replica",
+  "compile": "tracing and compiling programs",
+  "start": "from the start of the run until a replica first computes",
+  "recovery": "what failures cost besides: saving, restarting, catching up",
+  "idle": "not there, or with nothing to do",
+}
 
 # Intervals of a replica that are kept, unless all are.
 _MOST = 5000
+
+
+class Goodput(NamedTuple):
+  """Replica-seconds by category.
+
+  Attributes:
+    seconds: time in each of `CATEGORIES`; they add up to the total.
+
+  Example:
+    >>> found = Goodput(dict.fromkeys(CATEGORIES, 0.0) | {"useful": 6, "idle": 2})
+    >>> found.total, found.goodput
+    (8.0, 0.75)
+  """
+
+  seconds: dict[str, float]
+
+  @property
+  def total(self) -> float:
+    """All replica-seconds."""
+    return sum(self.seconds.values())
+
+  @property
+  def goodput(self) -> float:
+    """The share that was useful."""
+    return self.share("useful")
+
+  def share(self, category: str) -> float:
+    """The share of a category in all seconds; 0 if there are none."""
+    total = self.total
+    return self.seconds[category] / total if total else 0.0
+
+  def shares(self) -> dict[str, float]:
+    """The share of each category; they add up to 1."""
+    return {category: self.share(category) for category in CATEGORIES}
+
+  def report(self) -> dict[str, Any]:
+    """Everything as plain numbers, for JSON."""
+    return {"seconds": dict(self.seconds), "shares": self.shares()}
 
 
 class Span(NamedTuple):
@@ -22,7 +70,7 @@ class Span(NamedTuple):
   Attributes:
     replica: the replica.
     begin, end: seconds since the run's start.
-    category: one of `goodput.CATEGORIES`.
+    category: one of `CATEGORIES`.
   """
 
   replica: Replica
@@ -48,7 +96,7 @@ class _Replica:
     self.replica, self.keep = replica, keep
     most = None if math.isinf(keep) else _MOST
     self.spans: collections.deque[Span] = collections.deque(maxlen=most)
-    self.seconds = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    self.seconds = dict.fromkeys(CATEGORIES, 0.0)
     self.now = 0.0
     # The category of the time until its next computation.
     self.then = "start"
@@ -159,7 +207,7 @@ class TimeLedger:
 
   def booked(self) -> dict[str, float]:
     """Replica-seconds with a known category; none of them ever decreases."""
-    total = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    total = dict.fromkeys(CATEGORIES, 0.0)
     for one in self._replicas.values():
       for category, seconds in one.seconds.items():
         total[category] += seconds
@@ -176,13 +224,13 @@ class TimeLedger:
     Args:
       replica: whose; None: of all.
     """
-    total = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    total = dict.fromkeys(CATEGORIES, 0.0)
     for name, one in self._replicas.items():
       if replica in (None, name):
         for seconds in (one.seconds, one.rest(self.end)):
           for category, more in seconds.items():
             total[category] += more
-    return goodput.make(total)
+    return Goodput(total)
 
   def spans(self, replica: Replica | None = None) -> list[Span]:
     """The intervals that were kept, in order for each replica.

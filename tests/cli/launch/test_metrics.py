@@ -1,4 +1,4 @@
-"""`--metrics-port` and `--tensorboard` of `launch`."""
+"""`--web` and `--tensorboard` of `launch`."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import event_files
 import pytest
 
 from optax_dist.cli import main
-from optax_dist.coordinator.metrics import reporter
 
 # A replica that needs nothing but Python: it writes its run's journal itself.
 _SCRIPT = """
@@ -48,7 +47,7 @@ def _read(url):
 def test_a_launched_job_is_reported(tmp_path, keeps):
   script, sign = tmp_path / "script.py", tmp_path / "sign"
   script.write_text(_SCRIPT)
-  flags = ["--metrics-port", "0", "--tensorboard", str(tmp_path / "events")]
+  flags = ["--web", "0", "--tensorboard", str(tmp_path / "events")]
   flags += ["--output", str(tmp_path / "out")] if keeps else []
   command = [sys.executable, "-m", "optax_dist", "launch", "--replicas", "1"]
   job = subprocess.Popen(
@@ -61,7 +60,7 @@ def test_a_launched_job_is_reported(tmp_path, keeps):
   )
   try:
     said = job.stderr.readline()
-    url = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics)", said)[1]
+    url = re.search(r"and (http://127\.0\.0\.1:\d+/metrics)", said)[1]
     assert job.stdout.readline() == "[replica 0] written\n"
     text = _read(url)
     assert "optax_dist_steps_total 2.0" in text
@@ -87,22 +86,17 @@ def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
   (tmp_path / "script.py").write_text("raise SystemExit(3)")
   flags = ["--tensorboard", "events"]
   with monkeypatch.context() as patched:
-    found = reporter.importlib.util.find_spec
-    patched.setattr(
-      reporter.importlib.util,
-      "find_spec",
-      lambda name: None if name == "tensorboardX" else found(name),
-    )
+    patched.setitem(sys.modules, "tensorboardX", None)
     assert main.main(["launch", *flags, "script.py"]) == 2
   said = capsys.readouterr().err.strip()
   assert said.splitlines()[-1] == (
     "optax-dist: tensorboardX is not installed; run: pip install"
-    ' "optax-dist[metrics]"'
+    " 'optax-dist[metrics]'"
   )
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     taken.listen()
-    flags = ["--metrics-port", str(taken.getsockname()[1])]
+    flags = ["--web", str(taken.getsockname()[1])]
     assert main.main(["launch", *flags, "script.py"]) == 2
   assert "can't listen at 127.0.0.1 port" in capsys.readouterr().err
   (tmp_path / "file").touch()

@@ -1,8 +1,7 @@
-"""Metrics of real runs, read from the real HTTP port."""
+"""Metrics of real runs as Prometheus reads them, from their journals."""
 
 import threading
 import time
-import urllib.request
 
 import embedded_runs as runs
 import numpy as np
@@ -12,18 +11,17 @@ import waiting
 from prometheus_client import parser
 
 from optax_dist import coordinator
-from optax_dist.coordinator import journal
-from optax_dist.coordinator.metrics import prometheus, reporter, table
+from optax_dist.coordinator import journal, journal_tail
+from optax_dist.coordinator.metrics import prometheus, table
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.coordinator.runtime import endpoint
 
 ZEROS = np.zeros(1000, np.float32)
 
 
-def scrape(url):
-  """Returns the values at a URL, by name and labels."""
-  with urllib.request.urlopen(url, timeout=60) as answer:
-    assert answer.headers["Content-Type"].startswith("text/plain")
-    text = answer.read().decode()
+def parsed(values):
+  """The values as Prometheus reads their text, by name and labels."""
+  text = prometheus.text(values)
   return {
     (
       sample.name.removeprefix("optax_dist_"),
@@ -32,6 +30,13 @@ def scrape(url):
     for family in parser.text_string_to_metric_families(text)
     for sample in family.samples
   }
+
+
+def of_journal(path):
+  """What Prometheus reads of the run in a journal."""
+  numbers = RunNumbers()
+  numbers.update(journal_tail.Tail(path).read())
+  return parsed(numbers.metrics())
 
 
 def test_the_text_is_prometheus():
@@ -46,31 +51,23 @@ def test_the_text_is_prometheus():
     "membership_changes": {},
     "replica_seconds": {(odd,): 3},
   }
-  server = prometheus.serve(lambda: found, "127.0.0.1", 0)
-  try:
-    assert server.url.startswith("http://127.0.0.1:")
-    assert scrape(server.url) == {
-      ("step",): 7,
-      ("step_seconds_bucket", "0.5"): 1,
-      ("step_seconds_bucket", "1"): 2,
-      ("step_seconds_bucket", "+Inf"): 3,
-      ("step_seconds_count",): 3,
-      ("step_seconds_sum",): 4.25,
-      ("gradients_dropped_total", "stale"): 2,
-      ("gradients_dropped_total", "lost"): 1,
-      ("replica_seconds_total", odd): 3,
-    }
-  finally:
-    server.close()
-  with pytest.raises(OSError, match="refused"):
-    urllib.request.urlopen(server.url, timeout=60)
+  assert parsed(found) == {
+    ("step",): 7,
+    ("step_seconds_bucket", "0.5"): 1,
+    ("step_seconds_bucket", "1"): 2,
+    ("step_seconds_bucket", "+Inf"): 3,
+    ("step_seconds_count",): 3,
+    ("step_seconds_sum",): 4.25,
+    ("gradients_dropped_total", "stale"): 2,
+    ("gradients_dropped_total", "lost"): 1,
+    ("replica_seconds_total", odd): 3,
+  }
 
 
 def test_a_run_reports_itself_while_it_goes_on(tmp_path):
-  """What the port says is what the journal says, and what the replicas know."""
+  """As the replicas know it."""
   path = tmp_path / "run.jsonl"
   seen = []
-  metrics = reporter.Reporter(path, port=0)
   both = threading.Barrier(2)
 
   def train(replica):
@@ -78,15 +75,13 @@ def test_a_run_reports_itself_while_it_goes_on(tmp_path):
       replica.step(ZEROS)
     both.wait(60.0)
     if not replica.replica:
-      seen.append(scrape(metrics.url))
+      seen.append(of_journal(path))
     both.wait(60.0)
     return replica.stats()
 
-  with metrics:
-    stats = coordinator.run_embedded(
-      train, 2, optax.sgd(0.1), ZEROS, journal=path, stall_warning=100.0
-    )
-  metrics.close()  # What comes twice has no effect.
+  stats = coordinator.run_embedded(
+    train, 2, optax.sgd(0.1), ZEROS, journal=path, stall_warning=100.0
+  )
   (found,) = seen
   assert found["step",] == found["steps_total",] == 6
   assert found["step_seconds_count",] == 5
@@ -131,29 +126,19 @@ def test_the_next_leader_goes_on(tmp_path):
         if faults.done and not ends:
           ends.append(max(12, replica.global_step + 2))
 
-  with reporter.Reporter(path, port=0) as metrics:
-    with runs.Faults({("computing", 0, 4): runs.kill}) as faults:
-      replicas = [
-        runs.make(world, i, k=2, n=3, journal=path, leader_timeout=30.0)
-        for i in range(3)
-      ]
-      threads = [runs.start(replicas[0], train, results[0])]
-      waiting.until(lambda: replicas[0].is_leader)
-      for one, result in zip(replicas[1:], results[1:], strict=True):
-        threads.append(runs.start(one, train, result))
-      runs.finish(threads)
-    found = scrape(metrics.url)
+  with runs.Faults({("computing", 0, 4): runs.kill}) as faults:
+    replicas = [
+      runs.make(world, i, k=2, n=3, journal=path, leader_timeout=30.0)
+      for i in range(3)
+    ]
+    threads = [runs.start(replicas[0], train, results[0])]
+    waiting.until(lambda: replicas[0].is_leader)
+    for one, result in zip(replicas[1:], results[1:], strict=True):
+      threads.append(runs.start(one, train, result))
+    runs.finish(threads)
+  found = of_journal(path)
   assert faults.done == [("computing", 0, 4)]
   assert found["step",] == found["steps_total",] >= 12
   assert found["membership_changes_total", "lost"] == 1
   leaders = [r for r in journal.read(path).records if r["kind"] == "leader"]
   assert found["leader_changes_total",] == len(leaders) - 1 >= 1
-
-
-def test_a_port_in_use_is_named(tmp_path):
-  with reporter.Reporter(tmp_path / "run.jsonl", port=0) as first:
-    port = int(first.url.rpartition(":")[2].partition("/")[0])
-    with pytest.raises(
-      OSError, match=f"can't listen at 127.0.0.1 port {port}:"
-    ):
-      reporter.Reporter(tmp_path / "run.jsonl", port=port)

@@ -1,12 +1,17 @@
-"""Serves the page of a run: read-only, and by default on loopback only."""
+"""Serves a run: its page, and its metrics for Prometheus, both read-only."""
 
 from __future__ import annotations
 
 import hmac
+import http.server
 import importlib.resources
 import ipaddress
 import json
+import logging
 import secrets
+import socket
+import socketserver
+import sys
 import threading
 import urllib.parse
 from typing import Any
@@ -15,7 +20,9 @@ from optax_dist.cli import errors
 from optax_dist.cli.runs import own_metrics
 from optax_dist.cli.runs.web.view import View
 from optax_dist.coordinator.journal_tail import Tail
-from optax_dist.coordinator.metrics import http_server
+from optax_dist.coordinator.metrics import prometheus
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 # The page needs only itself and its data.
 _HEADERS = {
@@ -30,19 +37,21 @@ _HEADERS = {
 
 
 class Server:
-  """A page that follows a journal until it is closed.
-
-  Args:
-    tail: tail of the journal.
-    bind: address to listen on. Beyond loopback the page needs a token.
-    port: port to listen on; 0 for any free one.
+  """Serves a journal's run until it is closed.
 
   Attributes:
     url: URL of the page, with the token if it needs one.
+    metrics_url: URL of the metrics.
   """
 
   def __init__(self, tail: Tail, bind: str = "127.0.0.1", port: int = 0):
     """Starts to listen, and serves from a thread.
+
+    Args:
+      tail: tail of the journal.
+      bind: address to listen on. Beyond loopback the page needs a token, and
+        everyone can read the metrics.
+      port: port to listen on; 0 for any free one.
 
     Raises:
       errors.CommandError: it can't listen on the address.
@@ -51,36 +60,71 @@ class Server:
     self._lock = threading.Lock()
     self.token = "" if _is_loopback(bind) else secrets.token_urlsafe(16)
     try:
-      self._server = http_server.HttpServer(self._answer, bind, port)
+      self._listener = _Listener(self, bind, port)
     except OSError as error:
-      raise errors.CommandError(f"{error.strerror}") from error
-    self.url = f"{self._server.url}/"
+      raise errors.CommandError(
+        f"can't listen at {bind} port {port}: {error.strerror}"
+      ) from error
+    self._thread = threading.Thread(
+      target=self._listener.serve_forever,
+      args=(0.1,),  # Seconds until it notices `close`.
+      name="optax-dist-http",
+      daemon=True,
+    )
+    self._thread.start()
+    shown = f"[{bind}]" if ":" in bind else bind
+    self.url = f"http://{shown}:{self._listener.server_port}/"
+    self.metrics_url = f"{self.url}metrics"
     if self.token:
       self.url += f"?token={self.token}"
+
+  def close(self) -> None:
+    """Stops listening."""
+    self._listener.shutdown()
+    self._listener.server_close()
+    self._thread.join()
 
   def state(self) -> dict[str, Any]:
     """The page's current data."""
     with self._lock:
-      self._view.update(self._tail.read(), self._tail.age)
+      self._read()
       self._view.reported = own_metrics.latest(self._tail.path)
       return self._view.state()
 
-  def close(self) -> None:
-    """Stops listening."""
-    self._server.close()
+  def metrics(self) -> str:
+    """The current metrics, in Prometheus' text format."""
+    with self._lock:
+      self._read()
+      return prometheus.text(self._view.numbers.metrics())
 
-  def _answer(self, path: str, host: str) -> http_server.Page:
-    where = _split(path)
-    query = urllib.parse.parse_qs(where.query)
-    if not self._may_see(query.get("token", [""])[0], host):
-      return _page(b"This page needs its token.\n", "text/plain", 403)
+  def _read(self) -> None:
+    self._view.update(self._tail.read(), self._tail.age)
+
+  def answer(self, url: str, host: str) -> tuple[int, str, str]:
+    """The answer to a request.
+
+    Args:
+      url: its path and query.
+      host: the host that it names.
+
+    Returns:
+      The HTTP status, the type of the content, and the content.
+    """
+    where = _split(url)
+    is_metrics = where.path == "/metrics"
+    token = urllib.parse.parse_qs(where.query).get("token", [""])[0]
+    # Scrapers know no token.
+    if not (is_metrics and self.token) and not self._may_see(token, host):
+      return 403, "text/plain", "This page needs its token.\n"
+    if is_metrics:
+      return 200, "text/plain; version=0.0.4", self.metrics()
     if where.path == "/":
       files = importlib.resources.files("optax_dist.cli.runs.web")
-      return _page(files.joinpath("page.html").read_bytes(), "text/html")
+      return 200, "text/html", files.joinpath("page.html").read_text("utf-8")
     if where.path == "/state.json":
       state = json.dumps(self.state(), allow_nan=False)
-      return _page(state.encode(), "application/json")
-    return _page(b"There is only one page: /\n", "text/plain", 404)
+      return 200, "application/json", state
+    return 404, "text/plain", "There are only / and /metrics.\n"
 
   def _may_see(self, token: str, host: str) -> bool:
     if self.token:
@@ -90,8 +134,46 @@ class Server:
     return name is not None and _is_loopback(name)
 
 
-def _page(body: bytes, kind: str, status: int = 200) -> http_server.Page:
-  return http_server.Page(body, f"{kind}; charset=utf-8", status, _HEADERS)
+class _Listener(http.server.ThreadingHTTPServer):
+  def __init__(self, served: Server, bind: str, port: int):
+    if ":" in bind:
+      self.address_family = socket.AF_INET6
+    self.served = served
+    super().__init__((bind, port), _Handler)
+
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """Logs errors, except of a client that went away before its answer."""
+    if not isinstance(sys.exception(), ConnectionError):
+      _log.warning("A request has failed.", exc_info=True)
+
+  def server_bind(self) -> None:
+    # Not that of `HTTPServer`, which asks for the name of the host.
+    socketserver.TCPServer.server_bind(self)
+    self.server_port = self.server_address[1]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  server: _Listener
+  server_version, sys_version = "optax-dist", ""
+  timeout = 30  # Seconds that an idle client keeps a thread.
+
+  def do_GET(self) -> None:
+    host = self.headers.get("Host", "")
+    status, kind, text = self.server.served.answer(self.path, host)
+    body = text.encode()
+    self.send_response(status)
+    self.send_header("Content-Type", f"{kind}; charset=utf-8")
+    self.send_header("Content-Length", str(len(body)))
+    for name, value in _HEADERS.items():
+      self.send_header(name, value)
+    self.end_headers()
+    if self.command != "HEAD":
+      self.wfile.write(body)
+
+  do_HEAD = do_GET
+
+  def log_message(self, format: str, *args: Any) -> None:
+    """Requests are no news."""
 
 
 def _split(url: str) -> urllib.parse.SplitResult:

@@ -37,6 +37,7 @@ class View:
   """Keeps what the page shows of a growing journal.
 
   Attributes:
+    numbers: the numbers of the run.
     reported: what the run's own script reports.
 
   Example:
@@ -49,7 +50,7 @@ class View:
   def __init__(self) -> None:
     """Starts before the first record."""
     self.reported = ""
-    self._numbers = RunNumbers(keep=WINDOW)
+    self.numbers = RunNumbers(keep=WINDOW)
     self._steps: collections.deque[tuple[float, float]] = collections.deque(
       maxlen=STEPS
     )
@@ -60,19 +61,19 @@ class View:
   def update(self, records: Iterable[Record], age: float = 0.0) -> None:
     """Processes further records; see `RunNumbers.update`."""
     for record in records:
-      before, committed = self._numbers.step, self._numbers.committed
-      self._numbers.update([record], age)
+      before, committed = self.numbers.step, self.numbers.committed
+      self.numbers.update([record], age)
       kind = record["kind"]
       if kind == "run":
         self._steps.clear()
-      if self._numbers.step > before and committed:
+      if self.numbers.step > before and committed:
         self._steps.append((record["time"], record["time"] - committed))
       if kind in _EVENTS and record.get("ended", kind):
         self._events.append(self._event(record))
 
   def state(self) -> dict[str, Any]:
     """The page's data as JSON types."""
-    numbers = self._numbers
+    numbers = self.numbers
     now = numbers.now()
     return {
       "now": now,
@@ -99,7 +100,7 @@ class View:
       ],
       "spans": [
         span._asdict() | {"replica": _name(span.replica)}
-        for span in self._numbers.times.spans()
+        for span in self.numbers.times.spans()
         if span.end >= now - WINDOW
       ],
       "steps": list(self._steps),
@@ -109,7 +110,7 @@ class View:
 
   def _goodput(self) -> dict[str, float] | None:
     """The share of each category in all replica-seconds; None without any."""
-    found = self._numbers.times.goodput()
+    found = self.numbers.times.goodput()
     return found.shares() if found.total else None
 
   def _event(self, record: Record) -> dict[str, Any]:

@@ -139,9 +139,19 @@ def test_there_is_one_page_and_it_is_read_only(page):
   }
 
 
+def test_metrics_are_served_for_prometheus(page):
+  assert page.metrics_url == f"{page.url}metrics"
+  status, headers, body = get(page.metrics_url)
+  assert status == 200
+  assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+  lines = body.decode().splitlines()
+  assert f"optax_dist_step {page.state()['step']:.1f}" in lines
+
+
 def test_another_sites_name_is_refused(page):
   """A page of another site, whose name leads here, can't read it."""
   assert get(page.url + "state.json", host="evil.example:80")[0] == 403
+  assert get(page.url + "metrics", host="evil.example:80")[0] == 403
   assert get(page.url + "state.json", host="localhost:80")[0] == 200
 
 
@@ -204,6 +214,7 @@ def test_each_page_beyond_loopback_has_a_token_of_its_own(
       bare, _, token = page.url.partition("?token=")
       assert token == page.token
       assert get(bare)[0] == get(bare + "state.json")[0] == 403
+      assert get(page.metrics_url)[0] == 200  # By scrapers, which have none.
       assert get(page.url)[0] == 200
       assert get(f"{bare}state.json?token={token}")[0] == 200
       assert get(page.url + "0")[0] == get(page.url[:-1])[0] == 403
