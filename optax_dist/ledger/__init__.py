@@ -48,7 +48,6 @@ from optax_dist.ledger.events import (
   Lease,
   Need,
 )
-from optax_dist.ledger.learning_rate import scaled_by_batch
 from optax_dist.ledger.progress import (
   NOTHING_DONE,
   EpochReport,
@@ -84,6 +83,5 @@ __all__ = [
   "init",
   "read",
   "report",
-  "scaled_by_batch",
   "step",
 ]

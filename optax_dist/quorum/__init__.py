@@ -119,12 +119,8 @@ def init(
   global_step: int = 0,
   exact: bool = False,
   window: bool = False,
-  name: str = "sync_replicas",
 ) -> State:
   """The state before any event.
-
-  States are independent values: two optimizers share nothing, whatever their
-  names.
 
   Args:
     replicas_to_aggregate: gradients that a step takes. If it exceeds
@@ -146,7 +142,6 @@ def init(
       (`over_quota`).
     window: whether a step that has `replicas_to_aggregate` gradients waits for
       more: until `Close`, or until all live replicas have contributed.
-    name: name of the optimizer.
 
   Returns:
     A state for `step`.
@@ -169,7 +164,7 @@ def init(
       f"replicas must name total_num_replicas={n} replicas, got {len(ids)}."
     )
   config = Config(
-    k, n, late, weight, lower_on_leave, two_phase, name, ids, exact, window
+    k, n, late, weight, lower_on_leave, two_phase, ids, exact, window
   )
   return _state.init(config, global_step)
 

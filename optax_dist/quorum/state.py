@@ -21,7 +21,6 @@ class Config(NamedTuple):
     weight: the weight of a gradient, as a function of its staleness.
     lower_on_leave: whether graceful leaves lower the quorum.
     two_phase: whether a commit waits for its members' reports.
-    name: name of the optimizer.
     expected: the ids of the replicas expected at the start; None accepts the
       first `total_num_replicas` that join.
     exact: whether a step has exactly `replicas_to_aggregate` gradients.
@@ -35,7 +34,6 @@ class Config(NamedTuple):
   weight: Callable[[int], float] | None
   lower_on_leave: bool
   two_phase: bool
-  name: str
   expected: frozenset[ev.Replica] | None
   exact: bool
   window: bool
