@@ -162,8 +162,8 @@ def draw_waits(axes, records):
   waits = {}
   for record in records:
     for member in record["members"] if record["kind"] == "commit" else ():
-      if member["arrived"] is not None:
-        waited = 1000 * max(0.0, record["time"] - member["arrived"])
+      if member["age"] is not None:
+        waited = 1000 * member["age"]
         waits.setdefault(member["replica"], []).append(waited)
   for name in ordered(waits):
     found = sorted(waits[name])

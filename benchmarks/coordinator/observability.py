@@ -153,7 +153,7 @@ class _Switch:
     }
     for one in self._lines.values():
       one.open([])
-      one.write(notes.RunBegins(0))
+      one.write(notes.Run(notes.VERSION, "", 0))
 
   def __call__(self, kind: str) -> None:
     self._replica._participant.stopwatch.submitted = (

@@ -22,7 +22,7 @@ import msgspec
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.codec import Finite
 
-VERSION = 1
+VERSION = notes.VERSION
 
 Record = dict[str, Any]
 
@@ -30,11 +30,9 @@ Record = dict[str, Any]
 KINDS = notes.RECORDS
 #: The time spent on a contribution, if its replica reported it.
 TIMINGS = notes.Timings.__struct_fields__
-_SECONDS = frozenset(
-  {"time", "attempt_time", "arrived", "compute", "waited", *TIMINGS}
-)
-#: To how many digits times are rounded.
-DECIMALS = 6
+_SECONDS = frozenset({"time", "age", "compute", "waited", *TIMINGS})
+# To how many digits they are rounded.
+_DECIMALS = 6
 # Of the end of a file, to find the last record in it.
 _END = 64 << 10
 # How many of the latest commits are remembered at least: more than others take while
@@ -162,7 +160,7 @@ class Journal:
     return latest + max(0.0, self.path.stat().st_mtime - written)
 
   def time(self) -> float:
-    """Seconds since the run's start, for times within a record."""
+    """Seconds since the run's start."""
     return self._clock() - self._start
 
   def write(self, kind: str, /, **fields: Any) -> None:
@@ -194,19 +192,6 @@ class Journal:
       if wrong:
         raise ValueError(f"{kind}: {wrong}.")
       self._append(_encode(record).encode() + b"\n")
-
-  def append(self, text: str) -> None:
-    """Appends a line that is already serialized, without `write`'s checks.
-
-    Args:
-      text: the line `write` would produce for the record, or an equivalent one.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    line = text.encode() + b"\n"
-    with self._lock:
-      self._append(line)
 
   def _append(self, line: bytes) -> None:
     end = self._file.seek(0, os.SEEK_END)
@@ -305,6 +290,38 @@ def segments(records: Iterable[Record]) -> list[list[Record]]:
   return parts
 
 
+def arrived(record: Record, gradient: Record) -> float | None:
+  """When a gradient of a record arrived at the leader; None if unknown.
+
+  Args:
+    record: a commit, drop or exchange.
+    gradient: the record, or one of its members.
+
+  Example:
+    >>> arrived({"kind": "commit", "time": 2.5}, {"age": 0.5})
+    2.0
+  """
+  age = gradient.get("age")
+  return None if age is None else max(0.0, record["time"] - age)
+
+
+def batches(gradient: Record) -> list[Any]:
+  """What a replica has said of its data; empty if that is no list in JSON.
+
+  Args:
+    gradient: a drop, or a member of a commit.
+
+  Example:
+    >>> batches({"batches": "[3, null]"}), batches({"batches": None})
+    ([3, None], [])
+  """
+  try:
+    found = json.loads(gradient["batches"] or "[]")
+  except (ValueError, RecursionError):
+    return []
+  return found if isinstance(found, list) else []
+
+
 def check_json(name: str, value: Any) -> None:
   """Checks that a value can be part of a record.
 
@@ -388,7 +405,7 @@ def _as_json(value: Any, name: Any = None) -> Any:
   """
   kind = type(value)
   if kind is float:
-    return round(value, DECIMALS) if name in _SECONDS else value
+    return round(value, _DECIMALS) if name in _SECONDS else value
   if kind in _AS_THEY_ARE:
     return value
   if isinstance(value, dict):

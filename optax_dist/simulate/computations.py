@@ -60,7 +60,8 @@ def of(part: Sequence[journal.Record]) -> Iterator[Computation]:
   for record in part:
     gradients = contributions(record)
     for gradient in gradients:
-      replica, arrived = gradient["replica"], gradient.get("arrived")
+      replica = gradient["replica"]
+      arrived = journal.arrived(record, gradient)
       step, end, after_commit, before = follows.pop(
         replica, (0, None, False, None)
       )
@@ -87,9 +88,9 @@ def of(part: Sequence[journal.Record]) -> Iterator[Computation]:
         )
       if record["kind"] == "drop" and arrived is not None:
         follows[replica] = record["step"], arrived, False, ready
-    ends = [m["arrived"] for m in gradients if m.get("arrived") is not None]
-    if record["kind"] == "commit" and ends:
-      ready = max(ends)
+    last = _last_arrival(record)
+    if record["kind"] == "commit" and last is not None:
+      ready = last
       for gradient in gradients:
         follows[gradient["replica"]] = record["step"] + 1, ready, True, ready
     elif record["kind"] in ("join", "lost", "leave"):
@@ -103,7 +104,11 @@ def ends(part: Sequence[journal.Record]) -> list[float]:
     if record["kind"] == "exchange":
       times.append(record["time"])
     elif record["kind"] == "commit":
-      arrivals = [m.get("arrived") for m in record["members"]]
-      known = [t for t in arrivals if t is not None]
-      times.append(max(known) if known else record["time"])
+      last = _last_arrival(record)
+      times.append(record["time"] if last is None else last)
   return times
+
+
+def _last_arrival(record: journal.Record) -> float | None:
+  arrivals = [journal.arrived(record, g) for g in contributions(record)]
+  return max((at for at in arrivals if at is not None), default=None)

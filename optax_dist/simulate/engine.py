@@ -284,7 +284,6 @@ class _Engine:
       "commit",
       step=commit.step,
       attempt=commit.attempt,
-      attempt_time=self.now,
       members=members,
     )
     self.count()
@@ -324,8 +323,8 @@ class _Engine:
       "count": count,
       "batches": None,
       "compute": compute,
-      "arrived": sent,
-      "timings": {"start": start, "sent": sent} | _NOTHING_ELSE,
+      "age": self.now - sent,
+      "timings": {"total": sent - start} | _NOTHING_ELSE,
     }
 
   def write(self, kind: str, **fields: Any) -> None:

@@ -90,7 +90,9 @@ def losses_in(part: Sequence[journal.Record], usual: float) -> Losses:
           open_[who] = loss._replace(unnoticed=0.0)
         elif loss.length < math.inf:
           if timings is not None:
-            begun = timings["start"] - loss.time
+            arrived = journal.arrived(record, gradient)
+            sent = now if arrived is None else arrived
+            begun = sent - timings["total"] - loss.time
             loss = loss._replace(length=max(loss.length, begun))
           done.append(loss)
           del open_[who]

@@ -19,7 +19,7 @@ from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.journal import Record, segments
+from optax_dist.coordinator.journal import Record, batches, segments
 from optax_dist.coordinator.strategies import SharedState
 from optax_dist.ledger import tree
 
@@ -289,7 +289,7 @@ def _history(
 
 def _check(commit: Record) -> None:
   for member in commit["members"]:
-    if not (member.get("batches") or member.get("data")):
+    if not (batches(member) or member.get("data")):
       raise ValueError(
         f"step {commit['step']}: the journal does not say on which batches"
         f" replica {member['replica']} computed."
@@ -328,7 +328,7 @@ def _owner(member: Record) -> tuple[Any, Any]:
 def _batches(data: ledger.Batches | None, member: Record) -> Sequence[Any]:
   """What each gradient of a sum was computed on."""
   if data is None or not member.get("data"):
-    return member["batches"]
+    return batches(member)
   return np.split(data.indices(_spans(member)), member["count"])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from optax_dist import ledger
+from optax_dist.coordinator import journal
 from tests.chaos import samples
 
 
@@ -96,7 +97,7 @@ def _ledger(
         problems.append(
           f"step {commit['step']}: the staleness in the journal is wrong"
         )
-      for key in member["batches"] or ():
+      for key in journal.batches(member):
         applied[tuple(key)] += 1
   twice = [key for key, n in applied.items() if n > 1]
   if twice:

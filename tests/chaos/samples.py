@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from optax_dist import ledger
+from optax_dist.coordinator import journal
 
 # Samples per gradient, and full batches per epoch; some samples are left over.
 _UNIT, _STEPS, _REST = 2, 4, 3
@@ -63,7 +64,7 @@ def check(
       if len(samples) != _UNIT * member["count"]:
         problems.append(f"step {commit['step']}: a gradient on {samples}")
       found += spans
-      keys = member["batches"] or ()
+      keys = journal.batches(member)
       own = drawn.get((keys[0][0], keys[0][1])) if keys else None
       if own is None:
         continue  # It gave none of its own, or did not live to report.

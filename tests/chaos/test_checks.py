@@ -15,7 +15,7 @@ def _commit(step, *replicas):
       "replica": replica,
       "local_step": step,
       "staleness": 0,
-      "batches": [[replica, 0, step]],
+      "batches": f"[[{replica}, 0, {step}]]",
     }
     for replica in replicas
   ]
@@ -63,7 +63,7 @@ def _spoilt(how):
     case "behind":
       seen["step"] = 2
     case "gradient twice":
-      records[2]["members"][0]["batches"] = [[0, 0, 1]]
+      records[2]["members"][0]["batches"] = "[[0, 0, 1]]"
     case "staleness":
       records[2]["members"][0]["local_step"] = 1
     case "memory":
@@ -128,7 +128,7 @@ def test_each_violation_is_noticed(how, words):
 def test_a_run_that_a_new_incarnation_ended_is_good():
   """What its predecessor computed is nobody's to report any more."""
   records, reports = _good()
-  records[2]["members"][1]["batches"] = [[1, 7, 0]]
+  records[2]["members"][1]["batches"] = "[[1, 7, 0]]"
   replica, _, seen = reports[1]
   seen["accepted"] = seen["calls"] = [0]
   seen["reasons"], seen["stats"]["gradients"] = {}, {"applied": 1}
@@ -139,7 +139,7 @@ def test_a_run_that_a_new_incarnation_ended_is_good():
 def test_a_member_may_stand_for_several_gradients_or_none():
   records, reports = _good()
   # Replica 0 gave two in the last step, and replica 1 none of its own.
-  records[2]["members"][0]["batches"] = [[0, 0, 2], [0, 0, 3]]
+  records[2]["members"][0]["batches"] = "[[0, 0, 2], [0, 0, 3]]"
   records[2]["members"][1]["batches"] = None
   first, second = (seen for _, _, seen in reports)
   first["accepted"], first["reasons"] = [0, 1, 2, 3], {}

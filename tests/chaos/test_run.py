@@ -83,7 +83,7 @@ def _commit(step, *replicas):
     "members": [
       {
         **{"replica": replica, "local_step": step, "staleness": 0},
-        "batches": [[replica, 0, step]],
+        "batches": f"[[{replica}, 0, {step}]]",
       }
       for replica in replicas
     ],

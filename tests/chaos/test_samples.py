@@ -25,7 +25,7 @@ def _run():
         {
           "data": [list(span) for span in spans],
           "count": 1,
-          "batches": [[replica, 0, step]],
+          "batches": f"[[{replica}, 0, {step}]]",
         }
       )
     commits.append({"step": step, "members": members})

@@ -32,9 +32,9 @@ def _member(replica, **fields):
     "staleness": 0,
     "count": 1,
     "weight": 1.0,
-    "batches": [replica],
+    "batches": f"[{replica}]",
     "compute": 0.25,
-    "arrived": 0.5,
+    "age": 0.5,
   } | fields
 
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(path):
     writer.write("run", strategy="sync_replicas", step=0, config={"a": [1]})
     clock.now += 1.23456789
     weight = 1 / 3
-    members = [_member(0, weight=weight), _member("b", arrived=0.12345678)]
+    members = [_member(0, weight=weight), _member("b", age=0.12345678)]
     writer.write("commit", step=0, attempt=1, members=members, more="kept")
     # A line is on disk before write returns.
     assert path.read_text().count("\n") == 2
@@ -66,10 +66,10 @@ def test_what_is_written_is_read(path):
   assert run["version"] == journal.VERSION
   assert run["config"] == {"a": [1]}
   assert commit["time"] == 1.234568
-  assert commit["attempt_time"] is None
+  assert commit["term"] is None
   assert commit["more"] == "kept"
   assert commit["members"][0]["weight"] == weight
-  assert commit["members"][1]["arrived"] == 0.123457
+  assert commit["members"][1]["age"] == 0.123457
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,32 @@ def test_missing_fields_are_unknown():
   )
   assert not wrong
   assert record["members"][0]["compute"] is None
-  assert record["attempt_time"] is None
+  assert record["term"] is None
+
+
+@pytest.mark.parametrize(
+  ("text", "found"),
+  [
+    (None, []),
+    ('[3, {"a": [1.5, null]}]', [3, {"a": [1.5, None]}]),
+    ("[3", []),
+    ("[3] [4]", []),
+    ("[" * 100_000, []),
+    ("7", []),
+    ('{"a": 1}', []),
+  ],
+)
+def test_batches_are_a_list_in_json_or_none(text, found):
+  """They are other processes' texts."""
+  assert journal.batches({"batches": text}) == found
+
+
+def test_a_gradient_arrived_its_age_before_the_record():
+  record = {"kind": "drop", "time": 2.0}
+  assert journal.arrived(record, {"age": 0.5}) == 1.5
+  # One that came to an earlier leader may be older than the file.
+  assert journal.arrived(record, {"age": 2.5}) == 0.0
+  assert journal.arrived(record, {"age": None}) is None
 
 
 def test_only_a_regular_file_is_a_journal(tmp_path):

@@ -133,7 +133,7 @@ def test_what_became_of_gradients_is_stacked(records):
 def test_waits_are_sorted_and_not_negative(records):
   for step, record in enumerate(r for r in records if r["kind"] == "commit"):
     for member, wait in enumerate((0.4 - step / 10, -1.0)):
-      record["members"][member]["arrived"] = record["time"] - wait
+      record["members"][member]["age"] = max(0.0, wait)
   axes = _axes()
   picture.draw_waits(axes, records)
   first, second = axes.lines

@@ -4,7 +4,7 @@ from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import run_numbers
 
 
-def member(replica, step, arrived, compute=0.5):
+def member(replica, step, age, compute=0.5):
   """A gradient in a commit."""
   return {
     "replica": replica,
@@ -13,9 +13,9 @@ def member(replica, step, arrived, compute=0.5):
     "staleness": 0,
     "count": 1,
     "weight": 1.0,
-    "batches": [[replica, step]],
+    "batches": f"[[{replica}, {step}]]",
     "compute": compute,
-    "arrived": arrived,
+    "age": age,
   }
 
 
@@ -33,7 +33,7 @@ def commit(written, step, *replicas, at):
     "commit",
     step=step,
     attempt=1,
-    members=[member(r, step, at - 0.2) for r in replicas],
+    members=[member(r, step, 0.2) for r in replicas],
     time=at,
   )
 
@@ -49,7 +49,7 @@ def drop(written, step, replica, *, at, reason="stale"):
     count=1,
     reason=reason,
     compute=0.9,
-    arrived=at,
+    age=0.0,
     time=at,
   )
 

@@ -85,7 +85,7 @@ def test_replicas_that_exchange_together_make_one_step():
     "time": 1.0,
     "step": 0,
     "members": [
-      {"replica": i, "local_step": 0, "compute": 1.0, "arrived": 1.0}
+      {"replica": i, "local_step": 0, "compute": 1.0, "age": 0.0}
       for i in range(3)
     ],
   }
@@ -105,7 +105,7 @@ def test_pace_of_a_restarted_run_is_that_of_its_longest_part():
     "local_step": 0,
     "count": 1,
     "compute": 0.0,
-    "arrived": 1.0,
+    "age": 0.0,
     "time": 1.0,
   }
   first = [_run()] + [commit | {"time": float(i)} for i in range(3)]
@@ -121,7 +121,7 @@ def test_late_start_counts_as_computing():
   records, end = [_run()], 0.0
   for step, delay in enumerate((0.1, 0.1, 0.5, 0.1)):
     end += delay + 1.0
-    member = {"replica": 0, "local_step": step, "compute": 1.0, "arrived": end}
+    member = {"replica": 0, "local_step": step, "compute": 1.0, "age": 0.0}
     records.append(
       {"kind": "commit", "time": end, "step": step, "members": [member]}
     )
@@ -132,10 +132,10 @@ def test_late_start_counts_as_computing():
     "replica": 1,
     "local_step": 3,
     "compute": 2.0,
-    "arrived": end,
+    "age": 0.0,
     "time": end,
   }
-  records += [drop, drop | {"arrived": end + 2.4, "local_step": 4, "step": 5}]
+  records += [drop, drop | {"time": end + 2.4, "local_step": 4, "step": 5}]
   recorded = simulate.from_journal(records)
   assert recorded.communication == pytest.approx(0.1)
   first, second = recorded.latency.seconds
@@ -252,9 +252,10 @@ def test_second_half_of_a_journal_checks_the_prediction(tmp_path):
   middle = commits[len(commits) // 2]["time"]
   later = lambda t: t if t <= middle else middle + 3 * (t - middle)
   for record in records:
-    record["time"] = later(record["time"])
+    now = record["time"]
+    record["time"] = later(now)
     for one in record.get("members", ()):
-      one["arrived"] = later(one["arrived"])
+      one["age"] = later(now) - later(now - one["age"])
   first, second = simulate.held_out(records)
   assert first.steps_per_second == pytest.approx(3 * second, rel=0.1)
   assert second < first.low
@@ -296,12 +297,12 @@ def _contribution(replica, time, start=None):
   timings = None
   if start is not None:
     times = dict.fromkeys(("cpu", "compiled", "encoded", "applied"), 0.0)
-    timings = times | {"start": start, "sent": time}
+    timings = times | {"total": time - start}
   return {
     "replica": replica,
     "local_step": 0,
     "compute": 0.5,
-    "arrived": time,
+    "age": 0.0,
     "timings": timings,
   }
 

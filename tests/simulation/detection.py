@@ -40,7 +40,7 @@ class _Checker(Checker):
 
   found = -1
 
-  def noted(self, process: Any, note: notes.Note) -> None:
+  def noted(self, process: Any, note: notes.Record) -> None:
     if isinstance(note, notes.Audit) and self.found < 0:
       assert note.evicted == [3]
       self.found = note.step

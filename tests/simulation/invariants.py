@@ -142,7 +142,7 @@ class Checker:
     self.replaced: collections.Counter[int] = collections.Counter()
     # Since when each process is replaced by another one of its number.
     self.usurped: dict[str, float] = {}
-    self.written: list[Committed] = []
+    self.written: list[notes.Commit] = []
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
@@ -881,19 +881,19 @@ class Checker:
   # Journal.
 
   def journal_opened(self, effect: fx.LeadershipChanged) -> None:
-    last = self.written[-1].attempt.step if self.written else -1
+    last = self.written[-1].step if self.written else -1
     for commit in effect.commits:
-      if commit.attempt.step > last:
+      if commit.step > last:
         self.note_commit(commit)
 
-  def noted(self, process: Any, note: notes.Note) -> None:
-    if isinstance(note, notes.StepCommitted):
-      self.note_commit(note.commit)
+  def noted(self, process: Any, note: notes.Record) -> None:
+    if isinstance(note, notes.Commit):
+      self.note_commit(note)
     self.look_inside(process, note)
 
   # Inside the core.
 
-  def look_inside(self, process: Any, note: notes.Note) -> None:
+  def look_inside(self, process: Any, note: notes.Record) -> None:
     """Whether a leader's note is right, and so is what it holds by then."""
     wrong = journal.wrong(self, process, note)
     if wrong:
@@ -910,11 +910,11 @@ class Checker:
     if found:
       self.fail("A6", f"{process.name}: {found}")
 
-  def note_commit(self, commit: Committed) -> None:
-    step = commit.attempt.step
-    if step >= len(self.commits) or (
-      self.commits[step].attempt != commit.attempt
-    ):
+  def note_commit(self, commit: notes.Commit) -> None:
+    step = commit.step
+    timings = [member.timings for member in commit.members]
+    known = [notes.committed(x, timings) for x in self.commits[step:][:1]]
+    if known != [commit]:
       self.fail("A8", f"the journal tells of step {step}, which is not")
     if step < len(self.written):
       return  # A leader that stalled; the driver sees that it is there already.

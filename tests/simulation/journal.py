@@ -9,7 +9,7 @@ from optax_dist.coordinator.protocol import notes
 from tests.simulation.world import FASTEST, LEADER_TIMEOUT
 
 
-def wrong(checker: Any, process: Any, note: notes.Note) -> str:
+def wrong(checker: Any, process: Any, note: notes.Record) -> str:
   """What is wrong with a leader's note; "" for nothing."""
   steps, world = len(checker.commits), checker.world
   step = getattr(note, "step", 0)
@@ -18,7 +18,7 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
   if not 0 <= step <= steps + 1:
     return f"there are {steps} steps"
   match note:
-    case notes.RunBegins():
+    case notes.Run():
       if not any(t.fresh and t.leader == process.name for t in checker.terms):
         return "this process has begun no run"
     case notes.Leader(replica, _, term):
@@ -34,12 +34,10 @@ def wrong(checker: Any, process: Any, note: notes.Note) -> str:
       return _removed(checker, replica, incarnation, True, "left")
     case notes.Lost(replica, _, incarnation, reason):
       return _removed(checker, replica, incarnation, False, reason)
-    case notes.StepCommitted(commit, age, timings):
-      if age is not None and not 0 <= age <= FASTEST * world.now:
+    case notes.Commit(_, _, members):
+      if any(not 0 <= one.age <= FASTEST * world.now for one in members):
         return "an age that can't be"
-      if len(timings) != len(commit.parts) != len(commit.details):
-        return "parts without details"
-    case notes.GradientDropped():
+    case notes.Drop():
       checker.drops[note.reason] += note.count
       return _dropped(checker, note)
     case notes.Abandon(step, number, replica):
@@ -94,7 +92,7 @@ def _member(checker: Any, incarnation: int) -> Any:
   return None if name is None else checker.world.by_name[name]
 
 
-def _dropped(checker: Any, note: notes.GradientDropped) -> str:
+def _dropped(checker: Any, note: notes.Drop) -> str:
   """A gradient that was dropped is one that its replica submitted."""
   member = _member(checker, note.incarnation)
   if member is None:
@@ -129,7 +127,7 @@ def _dropped(checker: Any, note: notes.GradientDropped) -> str:
   return ""
 
 
-def _reason(checker: Any, note: notes.GradientDropped, finite: bool) -> str:
+def _reason(checker: Any, note: notes.Drop, finite: bool) -> str:
   """Whether a gradient was dropped for the reason that is named."""
   late = note.step - note.local_step
   match note.reason:

@@ -143,10 +143,10 @@ class RunNumbers:
       case "commit":
         self._commit(record)
       case "drop":
-        found = self._gradient(record, record["time"])
+        found = self._gradient(record, record)
         found.dropped[record["reason"]] += record["count"]
       case "exchange":
-        self._gradient(record, record["time"]).accepted += 1
+        self._gradient(record, record).accepted += 1
       case "leader":
         self._leader_changes += self.leader not in (None, record["replica"])
         self.leader = record["replica"]
@@ -188,16 +188,20 @@ class RunNumbers:
     skipped = record.get("skipped") or ()
     self._skipped += sum(stop - start for start, stop in skipped)
     for member in record["members"]:
-      found = self._gradient(member, now)
+      found = self._gradient(record, member)
       found.accepted += member["count"]
       self._staleness.add(member["staleness"], member["count"])
-      if member["arrived"] is not None:
-        found.waits += max(0.0, now - member["arrived"])
+      if member["age"] is not None:
+        found.waits += member["age"]
         found.arrivals += 1
 
-  def _gradient(self, gradient: journal.Record, now: float) -> ReplicaNumbers:
+  def _gradient(
+    self, record: journal.Record, gradient: journal.Record
+  ) -> ReplicaNumbers:
     """The replica of a gradient, with the bytes that it moved since the last."""
-    found = self._seen(gradient["replica"], gradient.get("arrived") or now)
+    arrived = journal.arrived(record, gradient)
+    when = record["time"] if arrived is None else arrived
+    found = self._seen(gradient["replica"], when)
     # It may have joined before these records begin.
     found.state = found.state or "in"
     found.computed = gradient["compute"]

@@ -169,14 +169,18 @@ class TimeLedger:
       case "commit":
         members = record["members"]
         complete = max(
-          (m["arrived"] for m in members if m.get("arrived") is not None),
+          (
+            at
+            for member in members
+            if (at := journal.arrived(record, member)) is not None
+          ),
           default=now,
         )
         for member in members:
-          _book(self._one(member["replica"]), member, True, complete, now)
+          _book(self._one(member["replica"]), record, member, True, complete)
       case "drop" | "exchange":
         useful = kind == "exchange"
-        _book(self._one(record["replica"]), record, useful, None, now)
+        _book(self._one(record["replica"]), record, record, useful, None)
       case "join":
         joined = self._one(record["replica"])
         if joined.then in ("idle", "recovery"):
@@ -281,19 +285,19 @@ def of(records: Iterable[journal.Record]) -> TimeLedger:
 
 def _book(
   replica: _Replica,
+  record: journal.Record,
   member: journal.Record,
   useful: bool,
   waits_until: float | None,
-  now: float,
 ) -> None:
   compute = member.get("compute")
-  arrived = member.get("arrived")
-  sent = now if arrived is None else arrived
+  arrived = journal.arrived(record, member)
+  sent = record["time"] if arrived is None else arrived
   told = member.get("timings")
   compiled = encoded = 0.0
   start = sent - (compute or 0.0)
   if told is not None:
-    start, sent = told["start"], told["sent"]
+    start = sent - told["total"]
     compiled, encoded = told["compiled"], told["encoded"]
   if member.get("reason") == "lost":
     # Its replica is lost by now, and this time was already booked as `dropped`.

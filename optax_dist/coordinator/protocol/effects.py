@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
-  Committed,
   Incarnation,
   Leased,
   Member,
@@ -23,7 +23,6 @@ from optax_dist.coordinator.protocol.entries import (
   StoreValue,
 )
 from optax_dist.coordinator.protocol.messages import Message
-from optax_dist.coordinator.protocol.notes import Note
 from optax_dist.ledger import Progress
 
 # Transport.
@@ -357,13 +356,13 @@ class LeadershipChanged(Struct):
   Attributes:
     leads: whether it is leader.
     term: of its leadership.
-    commits: recent ones, in order, without their means. Those after the last
-      one in the journal are written first: the previous leader had no time.
+    commits: recent ones, in order. Those after the last one in the journal are
+      written first: the previous leader had no time.
   """
 
   leads: bool
   term: int
-  commits: tuple[Committed, ...] = ()
+  commits: tuple[notes.Commit, ...] = ()
 
 
 class WriteJournal(Struct):
@@ -373,7 +372,7 @@ class WriteJournal(Struct):
   stalled and was replaced, the next one may have written it.
   """
 
-  note: Note
+  note: notes.Record
 
 
 class Log(Struct):

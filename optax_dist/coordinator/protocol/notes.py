@@ -1,27 +1,26 @@
-"""The journal's records, most of which are a leader's notes as they are.
+"""The journal's records, which a leader notes.
 
 docs/simulate.md describes the file, which has one JSON object per record: its
 `kind`, its time, and its fields. Optional fields are null when unknown.
 
-Three notes have what only the leader knows, and the driver makes records of
-them: `RunBegins`, `StepCommitted` and `GradientDropped`. Their times are ages,
-in seconds before the note was made: the leader's clock means nothing to readers
-of a journal.
+The time is that of the line. All times in a record are durations, or ages:
+seconds before it. No host's clock means anything to the readers of a journal.
 """
 
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from optax_dist.coordinator.protocol.codec import Finite, Struct
-from optax_dist.coordinator.protocol.entries import (
-  Committed,
-  Incarnation,
-  ReplicaId,
-)
+from optax_dist.coordinator.protocol.codec import Finite
+from optax_dist.coordinator.protocol.entries import Committed
+from optax_dist.ledger import Span
+
+#: Of the journal's format.
+VERSION = 1
 
 # As others report it: any whole number, or a text.
 _Id: TypeAlias = int | str
@@ -33,7 +32,11 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class Run(Record, tag="run"):
-  """The first record of a run; the caller's options, and when it began."""
+  """The first record of a run.
+
+  The leader notes only the step. Its driver adds the rest: the caller's options,
+  and when the run began.
+  """
 
   version: int
   strategy: str
@@ -126,16 +129,15 @@ class Stuck(Record, tag="stuck"):
 class Timings(msgspec.Struct, frozen=True):
   """How a replica spent its time up to a submission.
 
-  In seconds. `start` and `sent` are on the replica's own monotonic clock. What
-  follows a submission can only be sent with the next one: `waited`, `exchanged`
-  and `applied` refer to the previous submission, and are 0 if there was none.
+  In seconds. What follows a submission can only be sent with the next one:
+  `waited`, `exchanged` and `applied` refer to the previous submission, and are 0
+  if there was none.
 
   Attributes:
-    start: when the computation began.
-    sent: when it was submitted.
-    compiled: time since `start` that JAX spent tracing and compiling.
-    cpu: CPU time of all of the process's threads since then; more than the
-      elapsed time if several cores were busy.
+    total: from the beginning of the computation until it was submitted.
+    compiled: part of that in which JAX traced and compiled.
+    cpu: CPU time of all of the process's threads in it; more than `total` if
+      several cores were busy.
     encoded: time to encode the gradient as bytes; if that happens while it is
       sent, time to check that it is finite.
     waited: from the previous submission until the computation could continue.
@@ -145,8 +147,7 @@ class Timings(msgspec.Struct, frozen=True):
     bytes_out: bytes of gradients, means and states sent since then.
   """
 
-  start: Finite
-  sent: Finite
+  total: Finite
   compiled: Finite
   cpu: Finite
   encoded: Finite
@@ -161,9 +162,9 @@ class Member(msgspec.Struct, frozen=True):
   """A gradient in a `Commit`.
 
   Attributes:
-    batches: what its replica says of its data.
+    batches: what its replica says of its data, as JSON text.
     compute: seconds that computing it took.
-    arrived: when it arrived at the leader.
+    age: seconds since it arrived at the leader.
     data: the samples that it was computed on, if they are leased.
   """
 
@@ -173,18 +174,17 @@ class Member(msgspec.Struct, frozen=True):
   count: int
   weight: Finite
   incarnation: int | None = None
-  batches: list[Any] | None = None
+  batches: str | None = None
   compute: Finite | None = None
-  arrived: Finite | None = None
+  age: Finite | None = None
   timings: Timings | None = None
-  data: list[Any] | None = None
+  data: tuple[Span, ...] | None = None
 
 
 class Commit(Record, tag="commit"):
   """A step was committed.
 
   Attributes:
-    attempt_time: when its aggregation began.
     members: its gradients, in replica order.
     skipped: samples that it gives up because their gradients were never finite;
       with deterministic data they count as zeros.
@@ -192,10 +192,9 @@ class Commit(Record, tag="commit"):
 
   step: int
   attempt: int
-  members: list[Member]
+  members: tuple[Member, ...]
   term: int | None = None
-  attempt_time: Finite | None = None
-  skipped: list[Any] | None = None
+  skipped: tuple[Span, ...] | None = None
 
 
 class Drop(Record, tag="drop"):
@@ -207,9 +206,9 @@ class Drop(Record, tag="drop"):
   count: int
   reason: str
   incarnation: int | None = None
-  batches: list[Any] | None = None
+  batches: str | None = None
   compute: Finite | None = None
-  arrived: Finite | None = None
+  age: Finite | None = None
   timings: Timings | None = None
 
 
@@ -295,46 +294,39 @@ RECORDS: dict[str, type[Record]] = {
 }
 
 
-class RunBegins(Struct):
-  """The run begins; its record has the driver's options."""
+def committed(
+  commit: Committed, timings: Sequence[Timings | None] | None = None
+) -> Commit:
+  """The record of a step in the log.
 
-  step: int
-
-
-class StepCommitted(Struct):
-  """A step was committed.
-
-  Attributes:
-    commit: the entry of the log.
-    age: seconds since its attempt began; None if unknown.
-    timings: timings of its parts, as reported; empty if unknown.
+  Args:
+    commit: its entry.
+    timings: those of its parts, as reported; None if unknown.
   """
-
-  commit: Committed
-  age: float | None
-  timings: tuple[Timings | None, ...] = ()
-
-
-class GradientDropped(Struct):
-  """A gradient was dropped.
-
-  Attributes:
-    step: the global step at that time.
-    age: seconds since it arrived; None if it did not.
-    batches: as JSON text; "" for none.
-    timings: as reported.
-  """
-
-  step: int
-  replica: ReplicaId
-  incarnation: Incarnation
-  local_step: int
-  count: int
-  reason: str
-  batches: str
-  compute: float | None
-  age: float | None
-  timings: Timings | None = None
-
-
-Note: TypeAlias = Record | RunBegins | StepCommitted | GradientDropped
+  timings = timings or (None,) * len(commit.parts)
+  members = tuple(
+    Member(
+      part.replica,
+      part.local_step,
+      part.staleness,
+      part.count,
+      part.weight,
+      part.incarnation,
+      details.batches or None,
+      details.compute,
+      details.age,
+      measured,
+      part.data or None,
+    )
+    for part, details, measured in zip(
+      commit.parts, commit.details, timings, strict=True
+    )
+  )
+  attempt = commit.attempt
+  return Commit(
+    attempt.step,
+    attempt.number,
+    members,
+    attempt.term,
+    commit.skipped or None,
+  )

@@ -1,7 +1,5 @@
 """The leader's journal file.
 
-    notes.Note  ->  Records.make  ->  record  ->  journal.Journal
-
 Successive leaders append to one file. Each line is written at once; the driver
 has sent what other replicas wait for before. A leader that was stopped may
 write the line of a step that the next one has written, too: readers take the
@@ -10,19 +8,17 @@ first (`journal.Once`).
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import entries, notes
-from optax_dist.coordinator.runtime import records
+from optax_dist.coordinator.protocol import notes
 
 _log = logging.getLogger("optax_dist.coordinator")
-# Unlike msgspec it writes any text and whole number that a member may report.
-_encode = json.JSONEncoder(allow_nan=False, default=str).encode
 
 
 class JournalLines:
@@ -47,10 +43,10 @@ class JournalLines:
       for name, value in describe.items():
         journal.check_json(name, value)
     self._path = path
-    self._records = records.Records(describe)
+    self._describe = describe
     self._file: journal.Journal | None = None
 
-  def open(self, commits: Sequence[entries.Committed]) -> None:
+  def open(self, commits: Sequence[notes.Commit]) -> None:
     """Opens the file, if possible, and writes the commits missing from it."""
     if self._path is None:
       return
@@ -64,8 +60,8 @@ class JournalLines:
       elif record["kind"] == "commit":
         last = record["step"]
     for commit in commits:
-      if commit.attempt.step > last:
-        self.write(notes.StepCommitted(commit, None))
+      if commit.step > last:
+        self.write(commit)
 
   def _open(self, path: str | os.PathLike[str]) -> list[journal.Record]:
     """Opens the file; returns its records."""
@@ -80,18 +76,18 @@ class JournalLines:
       self.close()
       return []
 
-  def write(self, note: notes.Note) -> None:
+  def write(self, note: notes.Record) -> None:
     """Writes the line of a note, if there is a journal."""
     if self._file is None:
       return
-    record = self._records.make(note, self._file.time())
+    fields = msgspec.to_builtins(note)
+    kind = fields.pop("kind")
+    if isinstance(note, notes.Run):
+      fields = {**self._describe, "step": note.step}
+    elif isinstance(note, notes.Finish):
+      fields["load"] = _load()
     try:
-      if isinstance(note, notes.RunBegins):
-        # The caller's config may have arrays; and the file's time restarts.
-        fields = record | {"time": 0.0}
-        self._file.write(fields.pop("kind"), **fields)
-      else:
-        self._file.append(_encode(record))
+      self._file.write(kind, **fields)
     except OSError as error:
       _log.warning("The journal can't be written any more: %s", error)
       self.close()
@@ -101,3 +97,11 @@ class JournalLines:
     if self._file is not None:
       self._file.close()
       self._file = None
+
+
+def _load() -> float | None:
+  """The average number of running or waiting programs in the last minute."""
+  try:
+    return os.getloadavg()[0]
+  except (AttributeError, OSError):  # Not available on every system.
+    return None

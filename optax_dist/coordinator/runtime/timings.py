@@ -1,18 +1,13 @@
-"""Where a step's time goes: measured by each replica, sent when it submits.
-
-The leader writes these to its journal, on its own clock.
-"""
+"""Where a step's time goes: measured by each replica, sent when it submits."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import Any
 
 import jax
 
-from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.notes import Timings
 
 _COMPILING = "/jax/core/compile/"
@@ -72,8 +67,7 @@ class Stopwatch:
     """
     now = time.monotonic()
     made = Timings(
-      self._began,
-      now,
+      now - self._began,
       compiled() - self._compiled,
       time.process_time() - self._cpu,
       now - self.mark,
@@ -85,57 +79,6 @@ class Stopwatch:
     )
     self._sent, self._waited, self._moved = now, 0.0, moved
     return made
-
-
-class Clocks:
-  """Aligns the replicas' clocks with the leader's.
-
-  A message takes a time of zero or more, so the fastest arrival of a membership
-  gives the best estimate of the clocks' difference. A replica's times are thus
-  late by the shortest latency of a message.
-
-  Example:
-    >>> clocks = Clocks()
-    >>> sent = lambda at: Timings(at - 1, at, 0, 0, 0, 0, 0, 0)
-    >>> clocks.align(7, sent(100.0), 2.5).sent
-    2.5
-    >>> clocks.align(7, sent(101.0), 3.25).sent
-    3.25
-    >>> clocks.align(7, sent(102.0), 4.75).start
-    3.25
-  """
-
-  def __init__(self) -> None:
-    self._least: dict[int, float] = {}
-
-  def align(
-    self, incarnation: int, timings: Timings, arrived: float
-  ) -> Timings | None:
-    """A submission's times on the leader's clock.
-
-    Args:
-      incarnation: of the sender's membership.
-      timings: the sender's timings.
-      arrived: when they arrived, on the leader's clock.
-
-    Returns:
-      The timings, with `start` and `sent` on the leader's clock; None if these
-      are too large there, since the sender made them up.
-    """
-    start, sent = timings.start, timings.sent
-    behind = arrived - sent
-    least = self._least.get(incarnation)
-    if least is None or behind < least:
-      least = self._least[incarnation] = behind
-    start, sent = start + least, sent + least
-    if not (math.isfinite(start) and math.isfinite(sent)):
-      return None
-    return replace(timings, start=start, sent=sent)
-
-  def forget(self, incarnation: int | None) -> None:
-    """Forgets a membership that has ended."""
-    if incarnation is not None:
-      self._least.pop(incarnation, None)
 
 
 class _Compiled(threading.local):

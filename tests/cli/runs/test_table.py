@@ -67,7 +67,7 @@ def test_the_title_has_what_is_known():
 
 
 def test_what_a_replica_takes_is_in_milliseconds():
-  member = run_journals.member(0, 0, arrived=0.75, compute=0.0625)
+  member = run_journals.member(0, 0, age=0.25, compute=0.0625)
   numbers = run_journals.numbers_of(
     {"kind": "join", "time": 0.0, "replica": 0},
     {"kind": "join", "time": 0.0, "replica": 1},

@@ -24,12 +24,11 @@ def member(replica, staleness=0, count=1, moved=(0, 0)):
     "count": count,
     "staleness": staleness,
     "compute": 0.5,
-    "arrived": None,
+    "age": None,
     "timings": None
     if moved is None
     else {
-      "start": 0.0,
-      "sent": 0.5,
+      "total": 0.5,
       "compiled": 0.0,
       "encoded": 0.0,
       "bytes_in": moved[0],
@@ -103,7 +102,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
 def test_elastic_averaging_has_exchanges():
   numbers = run_numbers.RunNumbers()
   exchange = {"kind": "exchange", "time": 1.0, "replica": 0, "compute": 0.5}
-  numbers.update([exchange | {"arrived": None}])
+  numbers.update([exchange | {"age": None}])
   assert values(numbers)["gradients_applied",] == 1
 
 
@@ -156,13 +155,13 @@ def test_who_is_waited_for_is_told(tmp_path, monkeypatch):
 
 
 def test_a_step_that_a_new_leader_repeats_counts_once():
-  member = run_journals.member(0, 0, arrived=0.5)
+  member = run_journals.member(0, 0, age=0.5)
   numbers = run_journals.numbers_of(
     _commit(0, 1.0, member), _commit(1, 2.0, member), _commit(0, 9.0, member)
   )
   assert (numbers.step, numbers.committed) == (2, 2.0)
   assert numbers.replicas[0].accepted == 2
-  assert numbers.replicas[0].waits == pytest.approx(0.5 + 1.5)
+  assert numbers.replicas[0].waits == pytest.approx(0.5 + 0.5)
 
 
 def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
@@ -182,12 +181,12 @@ def test_one_whose_gradient_came_was_seen_then():
   """A step that is committed long after says nothing of its members."""
   numbers = run_journals.numbers_of(
     _record("join", 0.0, replica=0),
-    _commit(0, 50.0, run_journals.member(0, 0, arrived=3.0)),
+    _commit(0, 50.0, run_journals.member(0, 0, age=47.0)),
   )
   assert numbers.replicas[0].seen == 3.0
   assert numbers.replicas[0].wait == 47.0
   # Without the time of its arrival it was seen at the commit.
-  numbers.update([_commit(1, 60.0, run_journals.member(0, 1, arrived=None))])
+  numbers.update([_commit(1, 60.0, run_journals.member(0, 1, age=None))])
   one = numbers.replicas[0]
   assert (one.seen, one.wait, one.accepted) == (60.0, 47.0, 2)
 

@@ -31,13 +31,13 @@ def _check(found):
   assert of_spans == pytest.approx(total.seconds)
 
 
-def _contribution(replica, start, end, **told):
-  timings = {"start": start, "sent": end, "compiled": 0.0, "encoded": 0.0}
+def _contribution(now, replica, start, end, **told):
+  timings = {"total": end - start, "compiled": 0.0, "encoded": 0.0}
   return {
     "replica": replica,
     "local_step": 0,
     "compute": end - start,
-    "arrived": end,
+    "age": now - end,
     "timings": timings | told,
   }
 
@@ -55,20 +55,22 @@ def test_the_seconds_of_a_small_run_are_those_of_its_records():
     {"kind": "join", "time": 0.5, "replica": 0},
     {"kind": "join", "time": 0.5, "replica": 1},
     commit(
-      3.25, _contribution(0, 1.0, 2.0, compiled=0.5), _contribution(1, 1.0, 3.0)
+      3.25,
+      _contribution(3.25, 0, 1.0, 2.0, compiled=0.5),
+      _contribution(3.25, 1, 1.0, 3.0),
     ),
     {"kind": "lost", "time": 6.0, "replica": 1, "reason": "killed"},
     {"kind": "join", "time": 8.0, "replica": 1},
     {
       "kind": "drop",
       "time": 5.0,
-      **_contribution(0, 3.5, 5.0),
+      **_contribution(5.0, 0, 3.5, 5.0),
       "reason": "stale",
     },
     commit(
       10.0,
-      _contribution(0, 5.5, 6.5, encoded=0.25),
-      _contribution(1, 9.0, 10.0),
+      _contribution(10.0, 0, 5.5, 6.5, encoded=0.25),
+      _contribution(10.0, 1, 9.0, 10.0),
     ),
     {"kind": "finish", "time": 12.0},
   ]

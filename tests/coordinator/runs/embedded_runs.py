@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import fingerprint, phases, strategies
+from optax_dist.coordinator import fingerprint, journal, phases, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
@@ -239,7 +239,9 @@ def check_journal(found: list[dict[str, Any]], k: int, late: int = 0) -> None:
       assert commit["step"] - m["local_step"] == m["staleness"]
       assert 0 <= m["staleness"] <= late
   given = [
-    (m["replica"], tuple(m["batches"])) for c in commits for m in c["members"]
+    (m["replica"], tuple(journal.batches(m)))
+    for c in commits
+    for m in c["members"]
   ]
   assert len(set(given)) == len(given), "a gradient was applied twice"
 
@@ -255,7 +257,7 @@ def replay(found: list[dict[str, Any]]) -> dict[int, str]:
     gradients = 0
     for m in record["members"]:
       one = None
-      for batch in m["batches"]:
+      for batch in journal.batches(m):
         grads = gradient(history[m["local_step"]], jnp.asarray(batch))
         grads = jax.tree.map(np.asarray, grads)
         one = grads if one is None else jax.tree.map(np.add, one, grads)

@@ -123,9 +123,8 @@ def test_a_line_is_written_after_what_others_wait_for(driven, publishes):
   flush, wake = one._transport.flush, one.handover.wake
   one._transport.flush = lambda: (order.append("sent"), flush())
   one.handover.wake = lambda: (order.append("woken"), wake())
-  commit = entries.Committed(ATTEMPT, PARTS, (), None, False, (), ())
   core.does[inputs.Started] = [
-    fx.WriteJournal(notes.StepCommitted(commit, None)),
+    fx.WriteJournal(notes.Leader(0, 4)),
     fx.Publish(4, False) if publishes else fx.SetAsked(1),
   ]
   one._states.publish = lambda step: order.append("published")

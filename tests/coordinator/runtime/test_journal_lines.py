@@ -8,14 +8,14 @@ import pytest
 import run_journals
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import codec, entries, notes
+from optax_dist.coordinator.protocol import entries, notes
 from optax_dist.coordinator.runtime import journal_lines, timings
 
 
-def _commit(step):
+def _commit(step, name="a", weight=1 / 3):
   parts = tuple(
-    entries.Part(4, name, 0, step, 0, 2, 1 / 3, data=data)
-    for name, data in (("a", ()), ("b", ((3, 7),)))
+    entries.Part(4, replica, 0, step, 0, 2, weight, data=data)
+    for replica, data in ((name, ()), ("b", ((3, 7),)))
   )
   details = (
     entries.Details("[[1,2],null]", 0.123456789, 0.25),
@@ -31,9 +31,9 @@ def _commit(step):
     (),
   )
   one = timings.Timings(
-    *(5.0, 6.123456789, 0.25, 0.5, 0.125, 0.5, 1 / 3, 0.125, 40, 41)
+    *(1.123456789, 0.25, 0.5, 0.125, 0.5, 1 / 3, 0.125, 40, 41)
   )
-  return notes.StepCommitted(commit, 1 / 7, (one, None))
+  return notes.committed(commit, (one, None))
 
 
 def _begun(tmp_path):
@@ -41,7 +41,7 @@ def _begun(tmp_path):
   path = tmp_path / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.open([])
-  lines.write(notes.RunBegins(0))
+  lines.write(notes.Run(notes.VERSION, "", 0))
   return path, lines
 
 
@@ -52,10 +52,31 @@ def test_the_line_of_a_step_has_all_that_is_known_of_it(tmp_path):
   _, record = run_journals.whole(path)
   assert record["members"][0]["compute"] == 0.123457
   assert record["members"][0]["weight"] == 1 / 3
-  assert record["members"][0]["batches"] == [[1, 2], None]
+  assert record["members"][0]["age"] == 0.25
+  assert record["members"][0]["batches"] == "[[1,2],null]"
+  assert record["members"][0]["timings"]["total"] == 1.123457
   assert record["members"][0]["timings"]["exchanged"] == 0.333333
   assert record["members"][1]["data"] == [[3, 7]]
   assert record["members"][1]["timings"] is None
+
+
+@pytest.mark.parametrize(
+  "name", [0, 'a "quoted" one', "100%d", "%(x)s{}", "é\n", "\\", ""]
+)
+def test_a_replica_may_be_called_anything(tmp_path, name):
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0, name))
+  lines.close()
+  assert run_journals.whole(path)[1]["members"][0]["replica"] == name
+
+
+@pytest.mark.parametrize("weight", [1 / 3, 0.1 + 0.2, 1e-300, 1e300, 1])
+def test_a_weight_is_exact(tmp_path, weight):
+  """A replay multiplies by it, and compares to the last bit."""
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0, weight=weight))
+  lines.close()
+  assert run_journals.whole(path)[1]["members"][0]["weight"] == weight
 
 
 def test_each_line_is_written_at_once(tmp_path):
@@ -77,7 +98,7 @@ def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
   first.write(_commit(0))
   first.close()  # It is killed before it writes the next one.
   second = journal_lines.JournalLines(path, {"strategy": "s"})
-  second.open([_commit(step).commit for step in range(2)])
+  second.open([_commit(step) for step in range(2)])
   second.close()
   records = run_journals.whole(path)
   assert [r.get("step") for r in records] == [0, 0, 1]
@@ -88,7 +109,7 @@ def test_a_step_that_was_written_twice_counts_once(tmp_path):
   stopped.write(_commit(0))
   # It is stopped before it writes the next line.
   leads = journal_lines.JournalLines(path, {"strategy": "s"})
-  leads.open([_commit(step).commit for step in (0, 1)])
+  leads.open([_commit(step) for step in (0, 1)])
   leads.write(_commit(2))
   leads.close()
   stopped.write(_commit(1))
@@ -160,7 +181,7 @@ def test_values_that_are_not_json_are_refused(tmp_path, config):
 def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
   lines = journal_lines.JournalLines("a\0b", {"strategy": "s"})
   lines.open([])
-  lines.write(notes.RunBegins(0))
+  lines.write(notes.Run(notes.VERSION, "", 0))
   lines.close()
   assert "training goes on without it" in caplog.text
 
@@ -169,27 +190,17 @@ def test_forged_details_do_not_end_training(tmp_path):
   """It is on the leader's event loop that this is written."""
   path, lines = _begun(tmp_path)
   deep = "[" * 320 + "]" * 320
-  lines.write(notes.GradientDropped(0, 1, 0, 0, 1, "stale", deep, None, None))
+  lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, deep))
   strange = r'["\ud800", 1234567890123456789012]'
-  lines.write(
-    notes.GradientDropped(0, 1, 0, 0, 1, "stale", strange, None, None)
-  )
+  lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, strange))
   lines.write(notes.Stuck(1, 0, "stuck", "in file \udcff.py", 0))
-  large = timings.Timings(1e308, -1e308, *[0.0] * 6)
-  lines.write(
-    notes.GradientDropped(0, 1, 0, 0, 1, "stale", "", None, 0.5, large)
-  )
-  commit = codec.replace(_commit(0), timings=(large, large))
-  lines.write(commit)
   lines.write(notes.Fingerprint(0, 1, "made up", ""))
   lines.write(notes.Fingerprint(0, 1, "a", "b-c"))
   lines.close()
-  _, dropped, odd, stuck, *late, digest, other = run_journals.whole(path)
-  assert (dropped["batches"], dropped["timings"]) == (None, None)
-  assert odd["batches"] == ["\ud800", 1234567890123456789012]
+  _, dropped, odd, stuck, digest, other = run_journals.whole(path)
+  assert dropped["batches"] == deep
+  assert journal.batches(odd) == ["\ud800", 1234567890123456789012]
   assert stuck["stacks"] == "in file \udcff.py"
-  assert [r["kind"] for r in late] == ["drop", "commit"]
-  assert late[0]["timings"] is late[1]["members"][0]["timings"] is None
   found = [(r["params"], r["state"]) for r in (digest, other)]
   assert found == [("made up", ""), ("a", "b-c")]
 
@@ -199,14 +210,14 @@ def test_a_full_disk_does_not_end_training(tmp_path, caplog, kind):
   path = tmp_path / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.open([])
-  lines.write(notes.RunBegins(0))
+  lines.write(notes.Run(notes.VERSION, "", 0))
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
   try:
     if kind == "step":
       lines.write(_commit(0))
     else:
-      lines.write(notes.RunBegins(0))
+      lines.write(notes.Run(notes.VERSION, "", 0))
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert "can't be written any more" in caplog.text
@@ -214,7 +225,7 @@ def test_a_full_disk_does_not_end_training(tmp_path, caplog, kind):
   lines.close()
   # Once there is room again, the next leader writes what is missing.
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([_commit(step).commit for step in range(2)])
+  lines.open([_commit(step) for step in range(2)])
   lines.close()
   found = [r for r in journal.read(path).records if r["kind"] == "commit"]
   assert [r["step"] for r in found] == [0, 1]

@@ -5,6 +5,7 @@ import threading
 import time
 
 import jax
+import msgspec
 import numpy as np
 import optax
 import pytest
@@ -15,7 +16,7 @@ from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import codec, entries, messages, notes
 from optax_dist.coordinator.runtime import journal_lines, timings
 
-ONE = timings.Timings(5.0, 6.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
+ONE = timings.Timings(1.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 
 def test_timings_that_are_no_numbers_are_refused():
@@ -27,23 +28,6 @@ def test_timings_that_are_no_numbers_are_refused():
     worse = codec.replace(arrive, timings=codec.replace(ONE, waited=bad))
     with pytest.raises(codec.BadMessage):
       messages.MESSAGES.decode(messages.MESSAGES.encode(worse))
-
-
-def test_the_fastest_message_sets_a_clock():
-  clocks = timings.Clocks()
-  # This replica's clock is 4 ahead of the leader's; messages take 0.5 or more.
-  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.75).sent == 2.75
-  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.5).sent == 2.5
-  assert clocks.align(1, ONE, 6.0 - 4.0 + 3.0).start == 1.5
-  # Another membership has its own clock.
-  assert clocks.align(2, ONE, 9.0).sent == 9.0
-  clocks.forget(1)
-  assert clocks.align(1, ONE, 8.0).sent == 8.0
-
-
-def test_times_that_are_too_large_on_the_leaders_clock_are_none():
-  large = timings.Timings(1e308, -1e308, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-  assert timings.Clocks().align(1, large, 5.0) is None
 
 
 def test_compiling_counts_in_the_thread_that_does_it():
@@ -102,11 +86,11 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
       seen += 1
       assert tuple(told) == journal.TIMINGS
       assert one["compute"] >= 0.01 * (one["local_step"] >= 0)
-      assert told["sent"] <= one["arrived"] + 1e-5
+      assert one["age"] >= 0
       busy = one["compute"] + told["encoded"]
       if k <= 2:
-        assert told["start"] + busy == pytest.approx(told["sent"], abs=1e-5)
-      assert told["compiled"] <= told["sent"] - told["start"] + 1e-5
+        assert busy == pytest.approx(told["total"], abs=1e-5)
+      assert told["compiled"] <= told["total"] + 1e-5
       assert told["exchanged"] + told["applied"] <= told["waited"] + 1e-5
       last = before.get(one["replica"])
       if last is not None and last["local_step"] < one["local_step"]:
@@ -120,9 +104,9 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
 def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
   lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
   lines.open([])
-  lines.write(notes.RunBegins(0))
+  lines.write(notes.Run(notes.VERSION, "", 0))
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
-  for step, told in enumerate(((), (None,), (ONE,))):
+  for step, told in enumerate((None, (None,), (ONE,))):
     commit = entries.Committed(
       entries.AttemptId(0, step, 1, 0),
       (part,),
@@ -132,14 +116,14 @@ def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
       (entries.Details("", 0.5, 0.0),),
       (),
     )
-    lines.write(notes.StepCommitted(commit, None, told))
+    lines.write(notes.committed(commit, told))
   lines.close()
   found = [
     record["members"][0]["timings"]
     for record in run_journals.whole(tmp_path / "run.jsonl")[1:]
   ]
   assert found[:2] == [None, None]
-  assert found[2]["sent"] - found[2]["start"] == pytest.approx(1.0)
+  assert found[2] == msgspec.structs.asdict(ONE)
 
 
 class _Clock:
@@ -165,7 +149,7 @@ def test_times_after_a_submission_are_sent_with_the_next_one(clock):
   assert watch.take() == 1.0
   clock.now = 101.25
   first = watch.submitted(0.0, 0.0, (10, 20))
-  assert (first.start, first.sent, first.encoded) == (100.0, 101.25, 0.25)
+  assert (first.total, first.encoded) == (1.25, 0.25)
   assert (first.waited, first.bytes_in, first.bytes_out) == (0.0, 10, 20)
   clock.now = 101.75
   watch.begin(first=True)
@@ -173,7 +157,7 @@ def test_times_after_a_submission_are_sent_with_the_next_one(clock):
   watch.computed()
   # No part of a wait is longer than the wait.
   second = watch.submitted(0.125, 7.0, (11, 22))
-  assert (second.start, second.waited, second.applied) == (101.75, 0.5, 0.5)
+  assert (second.total, second.waited, second.applied) == (2.0, 0.5, 0.5)
   assert (second.exchanged, second.bytes_in, second.bytes_out) == (0.125, 1, 2)
 
 
@@ -184,4 +168,4 @@ def test_a_sum_starts_with_its_first_gradient(clock):
     watch.begin(first=False)
   assert watch.take() == 3.0
   assert watch.take() == 0.0
-  assert watch.submitted(0.0, 0.0, (0, 0)).start == 100.0
+  assert watch.submitted(0.0, 0.0, (0, 0)).total == 3.0

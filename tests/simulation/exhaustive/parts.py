@@ -222,7 +222,7 @@ class _Notes:
 
   def __getattr__(self, name: str) -> Any:
     def note(*args: Any) -> None:
-      if name == "noted" and not isinstance(args[1], notes.StepCommitted):
+      if name == "noted" and not isinstance(args[1], notes.Commit):
         return  # Of the journal, only commits are checked here.
       told = tuple(
         self._local.facts(a) if isinstance(a, worlds.Process) else a

@@ -157,10 +157,10 @@ class Leader:
     config, view, recorded = self._config, self._view, self._publisher.oldest
     (term,) = recorded.record.entries
     assert isinstance(term, Term)
-    recent = () if term.fresh else self._recent
-    self._out.append(fx.LeadershipChanged(True, self.term, recent))
+    recent = () if term.fresh else map(notes.committed, self._recent)
+    self._out.append(fx.LeadershipChanged(True, self.term, tuple(recent)))
     if term.fresh:
-      self._note(notes.RunBegins(view.step))
+      self._note(notes.Run(notes.VERSION, "", view.step))
     self._note(notes.Leader(config.replica, view.step, view.term))
     if view.membership == recorded.position:
       # Its membership began with its term, and has no `Joined` entry.
@@ -393,7 +393,7 @@ class Leader:
     """Sends to a member, once earlier decisions are in the log."""
     self._log.say(self._out, fx.Send(state.member.process, message))
 
-  def _note(self, note: notes.Note) -> None:
+  def _note(self, note: notes.Record) -> None:
     self._log.say(self._out, fx.WriteJournal(note))
 
   def _step(self, *events: quorum.Event) -> None:
@@ -886,14 +886,14 @@ class Leader:
       count, sequence = asked or 1, message.sequence
       self._say(state, msg.Dropped(sequence, reason, count, lease, whole))
     self._note(
-      notes.GradientDropped(
+      notes.Drop(
         self._quorum.step,
         drop.replica,
-        incarnation,
         drop.local_step,
         drop.count,
         reason,
-        arrival.message.batches if arrival else "",
+        incarnation,
+        arrival.message.batches or None if arrival else None,
         arrival.message.compute if arrival else None,
         self._now - arrival.at if arrival else None,
         arrival.message.timings if arrival else None,
@@ -1036,11 +1036,11 @@ class Leader:
         self.term, commit.step, commit.attempt, self._view.membership
       )
       readers: tuple[Incarnation, ...] = ()
-      age = None
+      seconds = 0.0
     else:
       parts, readers = attempt.message.parts, attempt.message.readers
       id_ = attempt.id
-      age = self._now - attempt.began
+      seconds = self._now - attempt.began
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     self._applied += sum(part.count for part in parts)
     details = tuple(
@@ -1053,7 +1053,7 @@ class Leader:
       ]
     )
     dropped = tuple(sorted(self._dropped.items()))
-    following = self._policy.committed(parts, self._present(tokens), age or 0.0)
+    following = self._policy.committed(parts, self._present(tokens), seconds)
     if following is not None:
       tokens.clear()
     mean = None
@@ -1072,8 +1072,8 @@ class Leader:
     )
     self._saving = False
     self._log.add(entry)
-    timings = tuple(a.message.timings for a in arrivals)
-    self._note(notes.StepCommitted(entry, age, timings))
+    timings = [a.message.timings for a in arrivals]
+    self._note(notes.committed(entry, timings))
     self._waiting_since, self._warned = None, 0.0
     if self._arrivals:
       self._waiting_since = self._now

@@ -28,7 +28,7 @@ def _commit(step, at, *members):
 def test_the_timeline_has_the_last_minute_only():
   shown = _shown(
     *(
-      _commit(step, step + 1.0, run_journals.member(0, step, step + 1.0, 1.0))
+      _commit(step, step + 1.0, run_journals.member(0, step, 0.0, 1.0))
       for step in range(200)
     )
   )
@@ -64,9 +64,9 @@ def test_end_of_a_process_is_an_event():
 
 
 def test_the_timeline_has_the_categories_of_a_report():
-  member = run_journals.member("a", 0, arrived=2.0, compute=0.5)
+  member = run_journals.member("a", 0, age=0.25, compute=0.5)
   drop = {"kind": "drop", "time": 4.0, "replica": 1, "reason": "stale"}
-  drop |= {"count": 1, "arrived": 4.0, "compute": 1.5}
+  drop |= {"count": 1, "age": 0.0, "compute": 1.5}
   assert _state(_commit(0, 2.25, member), drop)["spans"] == [
     {"replica": "1", "begin": 0.0, "end": 2.5, "category": "start"},
     {"replica": "1", "begin": 2.5, "end": 4.0, "category": "dropped"},
@@ -76,7 +76,7 @@ def test_the_timeline_has_the_categories_of_a_report():
 
 
 def test_a_step_that_a_new_leader_repeats_is_drawn_once():
-  member = run_journals.member(0, 0, arrived=0.5)
+  member = run_journals.member(0, 0, age=0.5)
   records = [_commit(step, 1.0 + step, member) for step in range(3)]
   once = _state(*records)
   assert once["steps"] == [(2.0, 1.0), (3.0, 1.0)]
@@ -85,13 +85,13 @@ def test_a_step_that_a_new_leader_repeats_is_drawn_once():
 
 
 def test_a_resumed_run_is_drawn_from_its_last_start():
-  member = run_journals.member(0, 0, arrived=0.5)
+  member = run_journals.member(0, 0, age=0.5)
   run = {"kind": "run", "time": 0.0, "step": 2, "unix_time": None}
   run |= {"strategy": "sync_replicas"}
   shown = _shown(
     *(_commit(step, 1.0 + step, member) for step in range(2)),
     run,
-    _commit(2, 9.0, run_journals.member(0, 2, arrived=8.5)),
+    _commit(2, 9.0, run_journals.member(0, 2, age=0.5)),
   )
   state = shown.state()
   assert state["step"] == 3
@@ -158,7 +158,7 @@ def test_a_long_run_shows_its_latest_steps():
 
 
 def test_drops_are_by_reason_with_the_most_frequent_first():
-  drop = {"kind": "drop", "time": 1.0, "replica": 0, "arrived": None}
+  drop = {"kind": "drop", "time": 1.0, "replica": 0, "age": None}
   drop |= {"compute": None}
   records = [
     drop | {"reason": reason, "count": count}

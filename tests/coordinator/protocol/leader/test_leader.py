@@ -911,7 +911,7 @@ def test_a_replacement_is_noted_once_it_is_in_the_log():
   driven.hello("p2", replica=1)
   driven.now += 10.0  # The one of before has not been heard of.
   driven.give(ins.TimePassed())
-  kinds = notes.Lost | notes.GradientDropped
+  kinds = notes.Lost | notes.Drop
   noted = lambda: [
     type(effect.note)
     for effect in driven.did
@@ -920,4 +920,4 @@ def test_a_replacement_is_noted_once_it_is_in_the_log():
   assert noted() == []
   (put,) = [put for put in driven.holds if put.key.startswith("log/")]
   driven.give(ins.PutAnswered(put.request, "done"))
-  assert noted() == [notes.Lost, notes.GradientDropped]
+  assert noted() == [notes.Lost, notes.Drop]
