@@ -153,8 +153,9 @@ def test_one_replica_trains_like_the_optimizer_alone(run, jit, dtype):
   assert bits(state.inner) == bits(k_of_n.replica.opt_state)
 
 
-@jit
-@dtypes
+@pytest.mark.parametrize(
+  ("jit", "dtype"), [(True, "bfloat16"), (False, "float32")]
+)
 def test_all_replicas_end_with_equal_bits(run, jit, dtype):
   ended = {}
 
@@ -268,14 +269,13 @@ def test_a_restored_checkpoint_sends_nothing_before_it_has_caught_up(run, jit):
   assert bits(trainer.params) == bits(k_of_n.replica.params)
 
 
-@jit
-def test_a_trainers_checkpoint_is_enough_to_resume(run, store, jit):
+def test_a_trainers_checkpoint_is_enough_to_resume(run, store):
   schedule = optax.adam(optax.linear_schedule(0.1, 0.0, 20))
   whole = run(schedule)
-  trainer = Trainer(whole.tx, jit)
+  trainer = Trainer(whole.tx)
   trainer.train(whole.until_finished(numbers(100)))
   begun = run(schedule, run=secrets.token_hex(4))
-  half = Trainer(begun.tx, jit)
+  half = Trainer(begun.tx)
   for batch in range(10):
     half.step(batch)
   kept = jax.tree.map(np.array, (half.params, half.opt_state))
@@ -285,7 +285,7 @@ def test_a_trainers_checkpoint_is_enough_to_resume(run, store, jit):
 
   def replica(index):
     resumed = run(schedule, index, 2, run=name)
-    again = Trainer(resumed.tx, jit)
+    again = Trainer(resumed.tx)
     again.params, again.opt_state = jax.tree.map(jnp.array, kept)
     again.train(resumed.until_finished(range(10, 100)))
     ended.append((bits(again.params), again.opt_state.step, again.params))
@@ -309,11 +309,10 @@ def test_whatever_discards_updates_is_refused(run, jit):
   assert k_of_n.replica.global_step <= 1
 
 
-@jit
 @dtypes
-def test_accumulated_gradients_are_one_contribution(run, jit, dtype):
+def test_accumulated_gradients_are_one_contribution(run, dtype):
   k_of_n = run(optax.sgd(0.1), accumulate=3, total_steps=2)
-  trainer = Trainer(k_of_n.tx, jit, dtype)
+  trainer = Trainer(k_of_n.tx, dtype=dtype)
   trainer.train(k_of_n.until_finished(numbers(100)))
   wanted = initial(dtype)
   for first in (0, 3):
@@ -335,19 +334,17 @@ def test_accumulated_gradients_are_one_contribution(run, jit, dtype):
   assert trainer.calls == 7
 
 
-@jit
-def test_what_scales_updates_after_it_is_refused(run, jit):
+def test_what_scales_updates_after_it_is_refused(run):
   k_of_n = run(optax.sgd(0.1))
-  trainer = Trainer(optax.chain(k_of_n.tx, optax.scale(0.5)), jit)
+  trainer = Trainer(optax.chain(k_of_n.tx, optax.scale(0.5)))
   with pytest.raises(ValueError, match="Make it the last one of the chain"):
     trainer.train(k_of_n.until_finished(numbers(100)))
 
 
-@jit
-def test_what_is_before_it_in_a_chain_changes_the_replicas_gradient(run, jit):
+def test_what_is_before_it_in_a_chain_changes_the_replicas_gradient(run):
   k_of_n = run(optax.sgd(1.0), total_steps=1)
   clip = optax.clip_by_global_norm(1e-3)
-  trainer = Trainer(optax.chain(clip, k_of_n.tx), jit)
+  trainer = Trainer(optax.chain(clip, k_of_n.tx))
   before = trainer.params["w"] + 0
   trainer.train(k_of_n.until_finished(numbers(100)))
   assert 0 < np.abs(before - trainer.params["w"]).max() < 1.1e-3
@@ -391,10 +388,9 @@ def test_errors_are_not_lost_without_until_finished(run, monkeypatch):
     trainer.step(1)
 
 
-@jit
-def test_without_more_batches_the_replica_leaves(run, jit):
+def test_without_more_batches_the_replica_leaves(run):
   k_of_n = run(optax.sgd(0.1))
-  trainer = Trainer(k_of_n.tx, jit)
+  trainer = Trainer(k_of_n.tx)
   trainer.train(k_of_n.until_finished(numbers(3)))
   assert k_of_n.replica.has_left
   assert trainer.opt_state.step == 3

@@ -46,16 +46,9 @@ def records(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly  # `.ci/run` trains with cross-shard as the main job.
 @pytest.mark.parametrize(
-  "strategy",
-  [
-    "sync-replicas",
-    # `.ci/run` trains with cross-shard as the main job.
-    *(
-      pytest.param(strategy, marks=pytest.mark.nightly)
-      for strategy in ("cross-shard", "elastic", "diloco")
-    ),
-  ],
+  "strategy", ["cross-shard", "sync-replicas", "elastic", "diloco"]
 )
 def test_digits(tmp_path, strategy):
   output = tmp_path / "runs" / "digits"
@@ -214,11 +207,13 @@ def test_a_trainers_checkpoint_outlives_the_whole_job(tmp_path):
   assert numbers(r"test accuracy ([\d.]+)%", done.stdout)[0] > 85
 
 
+@pytest.mark.nightly  # The blocks of docs/nnx.md train, too.
 def test_nnx_digits():
   printed = run("nnx_digits.py", "--epochs", "5")
   assert numbers(r"test accuracy ([\d.]+)", printed)[-1] > 0.85
 
 
+@pytest.mark.nightly  # The blocks of docs/sharded_models.md train, too.
 def test_sharded_transformer():
   size = ["--width", "16", "--layers", "1", "--context", "16", "--steps", "20"]
   printed = run("sharded_transformer.py", *size)
@@ -230,6 +225,7 @@ def test_sharded_transformer():
   assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.nightly  # tests/coordinator/runs/test_learners.py has such learners.
 def test_decoupled_diloco():
   printed = run("decoupled_diloco.py", "--steps", "150", devices=1)
   rows = re.findall(r"(\d+) steps, in (\d+) of (\d+) merges", printed)

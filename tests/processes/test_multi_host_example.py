@@ -6,6 +6,7 @@ import pathlib
 import jax
 import launch
 import numpy as np
+import pytest
 
 _PROGRAM = pathlib.Path(__file__).resolve().parents[2] / (
   "docs/multi_host/train.py"
@@ -24,6 +25,7 @@ def _train():
   return own, loss, (jax.process_count(), jax.device_count())
 
 
+@pytest.mark.nightly  # test_cross_shard_processes.py has such processes.
 def test_the_program_learns_the_same_on_every_process():
   results = launch.run(_train, processes=2, devices=2)
   for own, loss, counts in results:
