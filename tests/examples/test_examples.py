@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import compiling
 import pytest
 from waiting import until
 
@@ -18,13 +19,14 @@ from optax_dist.coordinator import journal
 
 _HERE = pathlib.Path(__file__).parent
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
+# Compiling takes longer than these few steps.
+_ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"} | compiling.as_here()
 
 
 def run(name, *arguments, devices=2):
   """Returns what an example prints."""
-  environment = os.environ | {
+  environment = _ENVIRONMENT | {
     "JAX_NUM_CPU_DEVICES": str(devices),
-    "JAX_PLATFORMS": "cpu",
     "PYTHONPATH": str(_FOLDER.parent),
   }
   done = subprocess.run(
@@ -75,7 +77,7 @@ def launched(output, *flags, program):
       *(sys.executable, "-m", "optax_dist", "launch", "--output", str(output)),
       *(*flags, str(_FOLDER / name), *arguments),
     ],
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+    env=_ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "1"},
     cwd=_FOLDER.parent,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -147,7 +149,7 @@ def any_trainer(output, name, *flags, steps, start=subprocess.run, **options):
       *(sys.executable, "-m", "optax_dist", "launch", "--output", str(output)),
       *(*flags, str(_FOLDER / name), "--steps", str(steps), "--pause", "0.05"),
     ],
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+    env=_ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "1"},
     cwd=_FOLDER.parent,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

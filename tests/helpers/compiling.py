@@ -26,7 +26,8 @@ def quickly():
   """Has this process compile CPU kernels quickly, and hardly optimize them.
 
   Compiling takes most of the time of the tests. Programs that tests start run as
-  users run them, and so does all of this with ``XLA_FLAGS=`` before the command.
+  users run them, but for those that are given `as_here`; and so does all of this
+  with ``XLA_FLAGS=`` before the command.
   """
   if "XLA_FLAGS" in os.environ:
     return
@@ -40,5 +41,5 @@ def quickly():
 
 
 def as_here():
-  """The environment of programs that must have the bits that this one has."""
+  """The environment of programs that compile as this one does, to the same bits."""
   return dict(_chosen)
