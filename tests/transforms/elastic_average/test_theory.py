@@ -1,7 +1,7 @@
 """elastic_average against theory, on a quadratic loss with a noisy gradient.
 
-The gradient is ``h * x - sigma * noise``; one parameter of 4096 elements serves as
-4096 independent chains.
+The gradient is ``h * x - sigma * noise``; one parameter of 1024 elements serves as
+1024 independent chains.
 """
 
 import functools
@@ -17,7 +17,7 @@ from optax_dist.states import state_axes
 from optax_dist.states.center import center_params
 from optax_dist.transforms.elastic_average import elastic_average
 
-CHAINS = 4096
+CHAINS = 1024
 
 
 @functools.partial(
