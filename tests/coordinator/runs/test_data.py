@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import waiting
 
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
@@ -71,54 +70,6 @@ def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
   for reports, _ in found:
     assert [r.committed for r in reports] == [24, 24]
     assert [r.open for r in reports] == [(), ()]
-
-
-def test_backups_lose_no_sample():
-  """Two of three are enough; the third is slow, and mostly dropped."""
-  data = coordinator.Batches(num_samples=40, global_batch=4, seed=3)
-  seen = Seen(data)
-  dropped = []
-  # Or the two could be done before the third is in.
-  together = threading.Barrier(3, timeout=60.0)
-
-  def slow(replica):
-    together.wait()
-    for indices in replica.batches():
-      if replica.replica == 2:
-        waiting.until(lambda: replica.is_stale or replica.finished)
-      outcome = replica.step(jnp.ones(4))
-      if outcome.accepted:
-        seen.accepted(outcome, indices)
-      else:
-        dropped.append(outcome.reason)
-
-  coordinator.run_embedded(
-    slow, 3, optax.sgd(0.1), PARAMS, replicas_to_aggregate=2, data=data
-  )
-  assert seen.counts() == dict.fromkeys(range(40), 1)
-  assert "stale" in dropped
-
-
-def test_a_replica_that_fails_returns_its_samples():
-  data = coordinator.Batches(num_samples=36, global_batch=6, seed=3)
-  seen = Seen(data)
-
-  def fails(replica):
-    for number in itertools.count():
-      indices = next(iter(replica.batches()), None)
-      if indices is None:
-        return
-      if replica.replica == 1 and number == 2:
-        raise RuntimeError("on purpose")
-      outcome = replica.step(jnp.ones(4))
-      if outcome.accepted:
-        seen.accepted(outcome, indices)
-
-  with pytest.raises(RuntimeError, match="on purpose"):
-    coordinator.run_embedded(
-      fails, 3, optax.sgd(0.1), PARAMS, data=data, lower_on_loss=True
-    )
-  assert seen.counts() == dict.fromkeys(range(36), 1)
 
 
 def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
@@ -325,31 +276,6 @@ def test_abandoned_samples_come_again():
   coordinator.run_embedded(gives_up, 1, optax.sgd(0.1), PARAMS, data=data)
   assert len(drawn) == 4
   assert drawn[1] == drawn[2]
-
-
-def test_abandoned_samples_of_a_late_replica_are_used():
-  """It abandons whenever the two others have taken a step without it."""
-  data = coordinator.Batches(num_samples=40, global_batch=4, seed=3)
-  seen = Seen(data)
-  together = threading.Barrier(3, timeout=60.0)
-  reasons = []
-
-  def late(replica):
-    together.wait()
-    for indices in replica.batches():
-      if replica.replica == 2:
-        waiting.until(lambda: replica.is_stale or replica.finished)
-        reasons.append(replica.abandon().reason)
-        continue
-      outcome = replica.step(jnp.ones(4))
-      if outcome.accepted:
-        seen.accepted(outcome, indices)
-
-  coordinator.run_embedded(
-    late, 3, optax.sgd(0.1), PARAMS, replicas_to_aggregate=2, data=data
-  )
-  assert seen.counts() == dict.fromkeys(range(40), 1)
-  assert "stale" in reasons
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
