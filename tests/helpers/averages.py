@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.protocol import entries
 
@@ -27,3 +28,12 @@ def average(encoder, gradients, weights=None):
   if error is not None:
     reducer.feedback.keep(0, error)
   return out.tobytes()
+
+
+def decoded(encoder, raw):
+  """An encoded gradient as the other replicas decode it: float32, or unchanged."""
+  place = encoder.place
+  return [
+    array.astype(place.groups[leaf.group].codec.work, copy=False)
+    for leaf, array in zip(place.leaves, means.read(place, raw), strict=True)
+  ]

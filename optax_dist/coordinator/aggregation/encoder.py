@@ -39,7 +39,7 @@ class Encoder:
     self,
     template: Sequence[Any],
     wire: str,
-    error_feedback: float | None = 1.0,
+    error_feedback: float = 1.0,
     *,
     mean_wire: str | None = None,
     mean_decay: float = 1.0,
@@ -49,8 +49,8 @@ class Encoder:
     Args:
       template: leaves that have a shape and a dtype.
       wire: one of `wire_formats.WIRES`.
-      error_feedback: what of that which a wire of few bits left out is added to
-        the next gradient; None where whoever writes sees to that.
+      error_feedback: the share of what a wire of few bits left out that is added
+        to the next gradient.
       mean_wire: wire format of means; None: `wire_formats.mean_wire`.
       mean_decay: the share of a mean's residual that is added to the next one.
 
@@ -66,9 +66,7 @@ class Encoder:
       self.mean_feedback = MeanFeedback(self.place, mean_decay)
     # Low-bit formats are lossy; the error is sent with the next gradient.
     self._feedback = (
-      ErrorFeedback(error_feedback)
-      if wire_formats.feeds_back(wire) and error_feedback is not None
-      else None
+      ErrorFeedback(error_feedback) if wire_formats.feeds_back(wire) else None
     )
 
   def write(
@@ -147,28 +145,6 @@ class Encoder:
     """Drops the residuals of gradients without an outcome."""
     if self._feedback is not None:
       self._feedback.lose()
-
-  def decoded(self, raw: np.ndarray) -> list[np.ndarray]:
-    """An encoded gradient as the others decode it: float32, or unchanged."""
-    return [
-      array.astype(self.place.groups[leaf.group].codec.work, copy=False)
-      for leaf, array in zip(
-        self.place.leaves, means.read(self.place, raw), strict=True
-      )
-    ]
-
-  def correct(self, index: int, leaf: Any, out: np.ndarray) -> None:
-    """Rewrites one leaf that wire formats don't compress.
-
-    Args:
-      index: in the order of the template.
-      leaf: an array.
-      out: as `write` left it.
-    """
-    where = self.place.leaves[index]
-    start, stop = self.place.bytes_of_leaf(where)
-    codec = self.place.groups[where.group].codec
-    codec.encode(np.asarray(leaf).reshape(-1), out[start:stop])
 
   def no_mean(self) -> np.ndarray:
     """The bytes of a mean of zeros."""

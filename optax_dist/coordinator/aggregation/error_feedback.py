@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 
-class _UnderWay(NamedTuple):
-  """A contribution whose outcome is unknown.
-
-  Attributes:
-    part: the part of the parameters.
-    kept: the residual of that part if it counts.
-  """
-
-  part: int
-  kept: np.ndarray
-
-
 class ErrorFeedback:
-  """The unsent residual of each part of the parameters.
+  """The unsent residual of a replica's contributions.
 
   It changes only by contributions that are known to count:
 
@@ -28,7 +14,7 @@ class ErrorFeedback:
   * one that was dropped, or failed: nothing changes, because the residual sent
   with it has not arrived;
   * one with an unknown outcome (the replica was declared lost meanwhile): the
-  residual of its part is dropped, because it might be added twice.
+  residual is dropped, because it might be added twice.
 
   Source: Seide et al. 2014, 1-Bit Stochastic Gradient Descent; the decay is
     that of Sarfi et al. 2025, SparseLoCo.
@@ -44,45 +30,39 @@ class ErrorFeedback:
   """
 
   def __init__(self, decay: float = 1.0):
-    """Starts without residuals.
+    """Starts without a residual.
 
     Args:
       decay: the share of the residual added to the next contribution, from 0 to
         1.
     """
     self._decay = np.float32(decay)
-    self._kept: dict[int, np.ndarray] = {}
-    self._under_way: dict[int, _UnderWay] = {}
+    self._kept: np.ndarray | None = None
+    # The residual of each contribution whose outcome is unknown, if it counts.
+    self._under_way: dict[int, np.ndarray] = {}
 
-  def owed(self, size: int, part: int = 0) -> np.ndarray:
+  def owed(self, size: int) -> np.ndarray:
     """The residual to add to the next contribution: float32, a copy.
 
     Args:
-      size: number of elements of the part.
-      part: the part.
+      size: number of elements.
     """
-    if part not in self._kept:
+    if self._kept is None:
       return np.zeros(size, np.float32)
-    return self._kept[part] * self._decay
+    return self._kept * self._decay
 
-  def left_out(
-    self, kept: np.ndarray, number: int, part: int = 0, extends: int = -1
-  ) -> None:
+  def left_out(self, kept: np.ndarray, number: int, extends: int = -1) -> None:
     """Sets the residual that is kept if a contribution counts.
 
     Args:
       kept: float32, like the result of `owed`.
       number: number of the contribution.
-      part: its part of the parameters.
       extends: an earlier contribution that it includes, and that may have a
-        separate outcome; all others of the part are obsolete.
+        separate outcome; all others are obsolete.
     """
-    self._under_way = {
-      n: one
-      for n, one in self._under_way.items()
-      if n == extends or one.part != part
-    }
-    self._under_way[number] = _UnderWay(part, kept)
+    earlier = self._under_way.get(extends)
+    self._under_way = {} if earlier is None else {extends: earlier}
+    self._under_way[number] = kept
 
   def settle(self, number: int, applied: bool | None) -> None:
     """Handles the outcome of a contribution.
@@ -91,19 +71,14 @@ class ErrorFeedback:
       number: number of the contribution.
       applied: whether it counts; None if unknown.
     """
-    one = self._under_way.pop(number, None)
-    if one is None or applied is False:
+    kept = self._under_way.pop(number, None)
+    if kept is None or applied is False:
       return
-    if applied:
-      self._kept[one.part] = one.kept
-    else:
-      self._kept.pop(one.part, None)
+    self._kept = kept if applied else None
     # Contributions that it extends, or that extend it, are obsolete.
-    self._under_way = {
-      n: other for n, other in self._under_way.items() if other.part != one.part
-    }
+    self._under_way = {}
 
   def lose(self) -> None:
-    """Drops the residuals of all contributions without an outcome."""
+    """Drops the residual if a contribution has no outcome."""
     for number in [*self._under_way]:
       self.settle(number, None)

@@ -183,8 +183,7 @@ def layout(
   """Creates the layout of leaves with a shape and a dtype.
 
   Args:
-    leaves: arrays or `jax.ShapeDtypeStruct`s. One whose attribute `exact` is
-      true travels as it is, whatever the wire.
+    leaves: arrays or `jax.ShapeDtypeStruct`s.
     wire: see `wire_formats.codec`.
     like: a layout of the same leaves on another wire; positions of its `cuts`
       then hold for both.
@@ -194,21 +193,19 @@ def layout(
     >>> [(leaf.group, leaf.start) for leaf in found.leaves], found.nbytes
     ([(0, 0), (1, 0), (0, 16)], 832)
   """
-  kinds = [(_is_exact(leaf), np.dtype(leaf.dtype)) for leaf in leaves]
-  apart = list(dict.fromkeys(kinds))
-  filled = [0] * len(apart)
+  dtypes = list(dict.fromkeys(np.dtype(leaf.dtype) for leaf in leaves))
+  filled = [0] * len(dtypes)
   places = []
-  for leaf, kind in zip(leaves, kinds, strict=True):
-    dtype = kind[1]
-    group = apart.index(kind)
+  for leaf in leaves:
+    dtype = np.dtype(leaf.dtype)
+    group = dtypes.index(dtype)
     size = int(np.prod(leaf.shape, dtype=np.int64))
     places.append(Leaf(tuple(leaf.shape), dtype, group, filled[group], size))
     filled[group] += -(-size // _ALIGNED) * _ALIGNED
   groups = []
   start = offset = 0
-  for i, (kind, elements) in enumerate(zip(apart, filled, strict=True)):
-    exact, dtype = kind
-    codec = wires.codec("float32" if exact else wire, dtype)
+  for i, (dtype, elements) in enumerate(zip(dtypes, filled, strict=True)):
+    codec = wires.codec(wire, dtype)
     elements = -(-elements // codec.quantum) * codec.quantum
     if like is not None:
       elements = like.groups[i].elements
@@ -217,7 +214,3 @@ def layout(
     nbytes = codec.nbytes(elements)
     offset += -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
   return Layout(tuple(places), tuple(groups), start, offset)
-
-
-def _is_exact(leaf: Any) -> bool:
-  return getattr(leaf, "exact", False) is True

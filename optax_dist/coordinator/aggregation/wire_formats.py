@@ -79,8 +79,6 @@ _BLOCKS: dict[str, Codec] = {
   "top_k": block_formats.TopK(),
 }
 WIRES = ("float32", "bfloat16", *_BLOCKS)
-# Coarse formats: suitable for differences, not for parameters.
-FEW = ("int4", "int2", "sign", "top_k")
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:
@@ -118,25 +116,20 @@ def feeds_back(wire: str) -> bool:
   return wire in _BLOCKS
 
 
-def mean_wire(wire: str, additive: bool = True) -> str:
+def mean_wire(wire: str) -> str:
   """The default wire format of the mean.
 
   A mean in 4 bits does not slow down learning; fewer bits do (docs/coordinator.md).
 
   Args:
     wire: wire format of the gradients.
-    additive: whether what one mean left out may be added to the next one.
 
   Example:
     >>> mean_wire("int8"), mean_wire("sign"), mean_wire("float32")
     ('int8', 'int4', 'float32')
-    >>> mean_wire("sign", additive=False)
-    'bfloat16'
   """
   if not feeds_back(wire):
     return wire
-  if not additive:
-    return "bfloat16"  # It is rounded again, without error feedback.
   return "int8" if wire == "int8" else "int4"
 
 

@@ -9,7 +9,6 @@ from optax_dist.coordinator.strategies.local_updates import (
   local_updates,
 )
 from optax_dist.coordinator.strategies.strategy import (
-  Exact,
   Factory,
   Quorum,
   SharedState,
@@ -20,7 +19,6 @@ from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 
 __all__ = [
   "ElasticAverage",
-  "Exact",
   "Factory",
   "LocalUpdates",
   "Quorum",

@@ -26,7 +26,7 @@ class ElasticAverage(LocalSteps):
   name = "elastic_average"
   # Exchanges are sequential, each of one replica.
   alone = True
-  differences = additive = False
+  additive = False
 
   def __init__(
     self,

@@ -19,7 +19,7 @@ class LocalUpdates(LocalSteps):
 
   name = "local_updates"
   alone = False
-  differences = additive = True
+  additive = True
 
   def __init__(
     self,

@@ -6,13 +6,11 @@ by commits, and a *local* one. The coordinator knows nothing else about it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from optax_dist.coordinator.protocol.leader.policy import Policy
@@ -45,15 +43,13 @@ class Strategy(Protocol):
     name: its name in the journal.
     quorum: the configuration of the rules.
     alone: whether no two replicas may take part in one step.
-    differences: whether differences are sent, and not parameters.
-    additive: whether it doesn't matter in which step a part of a mean is applied,
-      so that the quantization error of one can be added to the next.
+    additive: whether it doesn't matter in which step a part of what is sent is
+      applied, so that what a wire of few bits leaves out can be added to the next.
   """
 
   name: str
   quorum: Quorum
   alone: bool
-  differences: bool
   additive: bool
 
   @property
@@ -76,7 +72,7 @@ class Strategy(Protocol):
   def loop(self) -> Callable[[Any], Any] | None:
     """Makes the `Loop` of a `Participant`, if its replicas don't wait for each step.
 
-    Such a loop also keeps the residuals of what it sends. None: `WaitingLoop`.
+    None: `WaitingLoop`.
     """
     ...
 
@@ -134,20 +130,6 @@ class SharedState(NamedTuple):
 
   params: Any
   opt_state: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Exact:
-  """A sent array that wire formats must not compress.
-
-  Attributes:
-    shape: of the array.
-    dtype: of the array.
-  """
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
-  exact: ClassVar[bool] = True
 
 
 def applied_by(

@@ -16,7 +16,7 @@ class SyncReplicas:
   alone = False
   period = 1
   policy = loop = None
-  differences = additive = True
+  additive = True
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum

@@ -150,7 +150,7 @@ class Participant:
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
     self.processes = processes or OneProcess()
-    _check_wires(strategy, settings)
+    _check_wire(strategy, settings)
     global_step = checks.count("global_step", global_step, least=0)
     params = trees.as_params(params)
     shared = strategy.shared(params)
@@ -164,13 +164,11 @@ class Participant:
     parts = self.processes.parts(strategy, params, shared, settings.wire)
     shared = parts.shared
     self.update = update.Update(strategy, params, parts)
-    mean_wire = settings.mean_wire or wire_formats.mean_wire(
-      settings.wire, strategy.additive
-    )
+    mean_wire = settings.mean_wire or wire_formats.mean_wire(settings.wire)
     self.encoder = encoders.Encoder(
       self.update.blocks,
       settings.wire,
-      settings.error_feedback if strategy.loop is None else None,
+      settings.error_feedback,
       mean_wire=mean_wire,
       mean_decay=settings.error_feedback,
     )
@@ -400,16 +398,11 @@ class Participant:
     if not self.is_over:
       self.watchdog.steps.begin(now)
 
-  def submit(
-    self,
-    work: bytes = b"",
-    correct: Callable[[np.ndarray], None] | None = None,
-  ) -> None:
+  def submit(self, work: bytes = b"") -> None:
     """Submits the sum, or reports stale gradients.
 
     Args:
       work: see `inputs.Submitted`.
-      correct: changes the encoded sum.
     """
     submission = self.submission
     finite, memory, payload = True, None, b""
@@ -426,12 +419,10 @@ class Participant:
         submission.sequence,
         extends=submission.partial,
         # For processes of this host it is copied once, to memory that both have.
-        in_place=correct is None and self.driver.is_far_from_some,
+        in_place=self.driver.is_far_from_some,
       )
       finite = written is not None
       if written is not None:
-        if correct is not None:
-          correct(out)
         parts, memory = written, self._buffer
     if self._inline:
       payload, parts, memory = b"".join(parts), (), None
@@ -447,11 +438,11 @@ class Participant:
     self.driver.submit(submitted, memory, parts)
     self.watchdog.steps.submitted(time.monotonic())
 
-  def settle(self, keep: Callable[[int, bool | None], None]) -> None:
-    """Passes on the submissions that have an outcome, and whether they count."""
+  def settle(self) -> None:
+    """Tells the encoder which submissions count, of those that have an outcome."""
     while self.submission.settled:
       resolved = self.submission.settled.pop(0)
-      keep(resolved.sequence, resolved.counted)
+      self.encoder.settle(resolved.sequence, resolved.counted)
 
   def _memory(self) -> memoryview:
     """The buffer for the next gradient, also after an interrupted call."""
@@ -518,22 +509,15 @@ class Participant:
       )
 
 
-def _check_wires(
+def _check_wire(
   strategy: strategies.Strategy, settings: options.Options
 ) -> None:
-  """Refuses wire formats that leave too little of what is sent."""
-  if settings.wire in wire_formats.FEW and not strategy.differences:
+  """Refuses wires of few bits where what they leave out can't be made up for."""
+  if wire_formats.feeds_back(settings.wire) and not strategy.additive:
     raise ValueError(
-      f"wire={settings.wire!r} is for what replicas have learned, and"
-      f" {strategy.name!r} sends parameters, of which too little would be"
-      " left. Use wire='int8', 'bfloat16' or 'float32'."
-    )
-  mean = settings.mean_wire
-  if mean and wire_formats.feeds_back(mean) and not strategy.additive:
-    raise ValueError(
-      f"mean_wire={mean!r} is for means whose sum over the steps counts, and"
-      f" {strategy.name!r} does not add them up as they are. Use"
-      " mean_wire='bfloat16' or 'float32'."
+      f"wire={settings.wire!r} leaves out a part of what is sent, for the next"
+      f" step, and {strategy.name!r} sends something else then. Use"
+      " wire='bfloat16' or 'float32'."
     )
 
 

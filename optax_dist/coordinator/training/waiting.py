@@ -72,7 +72,7 @@ class WaitingLoop:
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
     if submission.is_complete:
-      participant.settle(participant.encoder.settle)
+      participant.settle()
       participant.submit()
     if submission.pending < 0:
       return None if submission.ended is None else self._go_on()
@@ -94,7 +94,7 @@ class WaitingLoop:
     if result is None:
       self._compute()
       return participant.outcome()
-    participant.settle(participant.encoder.settle)
+    participant.settle()
     applied = result.applied
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()

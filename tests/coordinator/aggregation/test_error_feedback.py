@@ -10,8 +10,8 @@ def kept(*values):
   return np.asarray(values, np.float32)
 
 
-def owed(feedback, part=0):
-  return feedback.owed(2, part).tolist()
+def owed(feedback):
+  return feedback.owed(2).tolist()
 
 
 def test_the_first_residual_is_zero():
@@ -35,26 +35,16 @@ def test_residuals_are_of_counted_gradients():
 
 def test_no_residual_is_kept_without_an_outcome():
   feedback = ErrorFeedback()
-  for part in (0, 1):
-    feedback.left_out(kept(1, 1), number=part, part=part)
-    feedback.settle(part, True)
-  feedback.left_out(kept(2, 2), number=2, part=0)
-  feedback.lose()
-  # No contribution of the other part was in flight.
-  assert owed(feedback, 0) == [0.0, 0.0]
-  assert owed(feedback, 1) == [1.0, 1.0]
-  feedback.settle(2, True)  # Said too late.
-  assert owed(feedback, 0) == [0.0, 0.0]
-
-
-def test_parts_have_separate_residuals():
-  feedback = ErrorFeedback()
-  feedback.left_out(kept(1, 1), number=1, part=1)
-  feedback.left_out(kept(2, 2), number=2, part=2)
-  feedback.settle(2, True)
+  feedback.left_out(kept(1, 1), number=1)
   feedback.settle(1, True)
-  assert owed(feedback, 1) == [1.0, 1.0]
-  assert owed(feedback, 2) == [2.0, 2.0]
+  feedback.lose()
+  # No contribution was in flight.
+  assert owed(feedback) == [1.0, 1.0]
+  feedback.left_out(kept(2, 2), number=2)
+  feedback.lose()
+  assert owed(feedback) == [0.0, 0.0]
+  feedback.settle(2, True)  # Said too late.
+  assert owed(feedback) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("counts", [1, 2])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from averages import average
+from averages import average, decoded
 
 from optax_dist.coordinator.aggregation import encoder, wire_formats
 
@@ -71,7 +71,7 @@ def test_it_is_error_feedback_both_ways(wire, mean_wire):
     heard = []
     for i, one in enumerate(sent):
       v = gradient(step, i, size) + theirs[i]
-      (was,) = sides[i].decoded(np.frombuffer(one, np.uint8))
+      (was,) = decoded(sides[i], np.frombuffer(one, np.uint8))
       alike(was, COMPRESS[wire](v), v)
       heard.append(was)
       theirs[i] = v - was
@@ -104,7 +104,7 @@ def test_the_sent_mean_and_its_residual_add_up(mean_wire):
     for worker in range(2):
       made.write([gradient(step, worker, size)], raw)
       sent.append(raw.tobytes())
-      true += made.decoded(raw)[0] / 2.0
+      true += decoded(made, raw)[0] / 2.0
     told += made.read(average(made, sent))[0]
   kept = made.mean_feedback.owed(0, size)
   np.testing.assert_allclose(told + kept, true, atol=2e-5)

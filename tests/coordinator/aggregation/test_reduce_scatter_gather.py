@@ -7,7 +7,7 @@ import re
 import near_transports
 import numpy as np
 import pytest
-from averages import average
+from averages import average, decoded
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import (
@@ -599,7 +599,7 @@ def read_by_all(group, attempt):
 def heard_mean(group):
   """The mean of what is heard of the members' gradients."""
   sides = group.sides[: group.members]
-  found = [s.encoder.decoded(np.frombuffer(s.written[0], "u1")) for s in sides]
+  found = [decoded(s.encoder, np.frombuffer(s.written[0], "u1")) for s in sides]
   return np.mean([leaves[0] for leaves in found], 0, dtype=np.float64)
 
 

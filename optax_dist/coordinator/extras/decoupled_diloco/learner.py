@@ -6,11 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optax_dist import quorum
-from optax_dist.coordinator.aggregation import wire_formats
-from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.extras.decoupled_diloco.rounds import WORK
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.training.participant import Participant
@@ -22,20 +19,14 @@ class Learner:
   Contributions are submitted when the strategy says so; their outcomes and the
   other replicas' rounds are merged after the first step that finds them
   complete.
-
-  Attributes:
-    residuals: the unsent residual of each fragment; None if everything is sent.
   """
 
   def __init__(self, participant: Participant):
     """Takes the local state that the strategy starts from."""
-    self._participant, settings = participant, participant.settings
+    self._participant = participant
     # A `DecoupledDiloco`, which names this class.
     self._strategy: Any = participant.strategy
     self.local: Any = None
-    self.residuals: ErrorFeedback | None = None
-    if wire_formats.feeds_back(settings.wire):
-      self.residuals = ErrorFeedback(settings.error_feedback)
     # The batches of its own steps since the last contribution.
     self._batches: list[str] = []
 
@@ -109,10 +100,10 @@ class Learner:
 
   def _settle(self, admission: int) -> Outcome:
     """Handles a contribution's outcome."""
-    participant, residuals = self._participant, self.residuals
+    participant = self._participant
     submission, result = participant.submission, participant.submission.ended
     assert result is not None
-    participant.settle(residuals.settle if residuals else lambda *_: None)
+    participant.settle()
     submission.resume(admission, submission.base)
     participant.forget()
     if result.reason == quorum.Reason.NON_FINITE:
@@ -123,35 +114,15 @@ class Learner:
 
   def _contribute(self, called: bool) -> None:
     """Submits a contribution to the open round."""
-    participant, strategy, residuals = (
-      self._participant,
-      self._strategy,
-      self.residuals,
-    )
-    fragment = strategy.fragment(self.local)
-    residual = None
-    if residuals is not None:
-      residual = residuals.owed(strategy.size(fragment), fragment)
+    participant = self._participant
     seconds = participant.stopwatch.take()
     step_seconds = seconds / max(1, len(self._batches))
-    payload, work, self.local = strategy.contribute(
-      participant.shared, self.local, called, residual, step_seconds
+    payload, work, self.local = self._strategy.contribute(
+      participant.shared, self.local, called, step_seconds
     )
     batches = ",".join(self._batches)
     participant.submission.add(participant.handover, payload, batches, seconds)
-
-    def correct(out: np.ndarray) -> None:
-      assert residuals is not None
-      received = participant.encoder.decoded(out)[0]
-      sent, kept = strategy.sent(fragment, payload, received, residual)
-      for index, leaf in enumerate(sent[1:], 1):
-        participant.encoder.correct(index, leaf, out)
-      number = participant.submission.sequence
-      residuals.left_out(np.asarray(kept), number, fragment)
-
-    participant.submit(
-      WORK.encode(work), None if residuals is None else correct
-    )
+    participant.submit(WORK.encode(work))
     self._batches.clear()
 
 

@@ -85,7 +85,6 @@ class DecoupledDiloco:
   loop = Learner
   # What is left of a fragment's mean can't be added to another fragment's.
   alone = additive = False
-  differences = True
   # Each of its own steps is merged a fragment at a time.
   period = None
 
@@ -133,10 +132,8 @@ class DecoupledDiloco:
     # For each fragment, the indices of its leaves.
     self._leaves: list[list[int]] = []
     self._sizes: list[list[int]] = []
-    self._alpha = alpha
     self.apply = jax.jit(self._apply)
     self._pack = jax.jit(self._packed)
-    self._sent = jax.jit(self._corrected, static_argnums=0)
     self._mix = jax.jit(functools.partial(parts.mix, alpha=alpha))
 
   def shared(self, params: Any) -> strategy.SharedState:
@@ -165,11 +162,7 @@ class DecoupledDiloco:
     fragment = jax.ShapeDtypeStruct((size,), jnp.float32)
     if not self._radial:
       return (fragment,)
-    return fragment, strategy.Exact((norms,), np.dtype(np.float32))
-
-  def size(self, fragment: int) -> int:
-    """How many numbers a fragment has; known after `shared`."""
-    return sum(self._sizes[fragment])
+    return fragment, jax.ShapeDtypeStruct((norms,), jnp.float32)
 
   def local(self, shared: strategy.SharedState) -> LearnerState:
     """The state of a learner that has just joined."""
@@ -240,7 +233,6 @@ class DecoupledDiloco:
     shared: strategy.SharedState,
     local: LearnerState,
     called: bool,
-    residual: Any = None,
     step_seconds: float = 0.0,
   ) -> tuple[tuple[jax.Array, ...], Work, LearnerState]:
     """The learner's contribution to the open round.
@@ -253,8 +245,6 @@ class DecoupledDiloco:
       shared: the current shared state.
       local: the learner's state.
       called: whether others have contributed.
-      residual: of this fragment's earlier contributions, float32; None without
-        error feedback.
       step_seconds: how long one of its own steps takes.
 
     Returns:
@@ -263,9 +253,7 @@ class DecoupledDiloco:
     """
     fragment = self.fragment(local)
     payload = self._pack(
-      self._of(fragment, shared.params),
-      self._of(fragment, local.params),
-      residual,
+      self._of(fragment, shared.params), self._of(fragment, local.params)
     )
     work = Work(
       local.tokens[fragment],
@@ -275,26 +263,6 @@ class DecoupledDiloco:
       self._begins(local, called),
     )
     return payload, work, local._replace(gave=local.local_step)
-
-  def sent(
-    self, fragment: int, payload: Any, received: Any, residual: Any
-  ) -> tuple[Any, jax.Array]:
-    """The payload to send with a lossy wire format, and the residual to keep.
-
-    The merge uses the decoded values, and so must the norms. Of the residual,
-    `alpha` is still in the learner's own parameters after the merge, and is
-    contributed again with them; the rest is to be kept.
-
-    Args:
-      fragment: the fragment of the contribution.
-      payload: that of `contribute`.
-      received: the first array as the others decode it.
-      residual: the argument of `contribute`.
-
-    Returns:
-      The payload to send, and the residual to keep if it counts, like `residual`.
-    """
-    return self._sent(fragment, payload, received, residual)
 
   def merge(
     self, shared: strategy.SharedState, local: LearnerState, merged: bool
@@ -359,16 +327,13 @@ class DecoupledDiloco:
 
   # What is exchanged: outer gradients, or directions and norms. Directions are
   # scaled by their number of elements, so that all arrays have similar
-  # magnitudes and a low-bit wire format can send them together.
+  # magnitudes.
 
   def _packed(
-    self, base: tuple[Any, ...], own: tuple[Any, ...], residual: Any
+    self, base: tuple[Any, ...], own: tuple[Any, ...]
   ) -> tuple[jax.Array, ...]:
     wide = lambda x: jnp.asarray(x, jnp.float32).reshape(-1)
     gaps = [wide(a) - wide(b) for a, b in zip(base, own, strict=True)]
-    if residual is not None:
-      more = _split(residual, [gap.size for gap in gaps])
-      gaps = [gap + x for gap, x in zip(gaps, more, strict=True)]
     if not self._radial:
       return (jnp.concatenate(gaps),)
     norms = [_norm(gap) for gap in gaps]
@@ -391,20 +356,6 @@ class DecoupledDiloco:
         gap = jnp.where(sound, gap, 0.0)
       unpacked.append(gap.reshape(leaf.shape).astype(leaf.dtype))
     return tuple(unpacked)
-
-  def _corrected(
-    self, fragment: int, payload: Any, received: Any, residual: Any
-  ) -> tuple[Any, jax.Array]:
-    sizes = self._sizes[fragment]
-    whole, sent = _split(payload[0], sizes), _split(received, sizes)
-    left = [a - b for a, b in zip(whole, sent, strict=True)]
-    if self._radial:
-      scales = [payload[1][i] / _root(n) for i, n in enumerate(sizes)]
-      left = [x * scale for x, scale in zip(left, scales, strict=True)]
-      norms = [_norm(x) * s for x, s in zip(sent, scales, strict=True)]
-      payload = (payload[0], jnp.stack(norms))
-    kept = (1 - self._alpha) * jnp.concatenate(left) + self._alpha * residual
-    return payload, kept
 
   def _apply(
     self, shared: strategy.SharedState, mean: Any

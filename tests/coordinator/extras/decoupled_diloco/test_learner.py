@@ -211,27 +211,6 @@ def test_a_readmitted_learner_keeps_its_steps(drive, known):
   assert driven.counts == {"applied": 0} | {outcome: 1}
 
 
-@pytest.mark.parametrize("reason", ["", "stale", "lost"])
-def test_a_residual_of_unknown_fate_is_dropped(drive, reason):
-  """It goes with the next contribution, which may count twice if it is lost."""
-  driven = drive(fragments=1, wire="sign")
-  uneven = {"a": np.arange(3, dtype=np.float32), "b": ONES["b"]}
-  owed = lambda: driven.one._loop.residuals.owed(5)
-  driven.step(2, uneven)
-  driven.commit()
-  driven.resolve()
-  driven.step(1, uneven)
-  before = owed()
-  assert before.any()
-  driven.step(1, uneven)
-  assert len(driven.given) == 2
-  driven.commit()
-  driven.resolve(reason)
-  driven.step(1, uneven)
-  assert owed().any() == (reason != "lost")
-  assert np.array_equal(owed(), before) == (reason == "stale")
-
-
 def test_a_learner_that_is_not_finite_starts_again(drive):
   driven = drive(opt=optax.sgd(RATE, momentum=0.9))
   driven.step()
