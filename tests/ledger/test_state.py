@@ -1,5 +1,7 @@
 """What a ledger may lease, and what is left, against counting one by one."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,9 @@ def test_an_epoch_is_open_until_the_rest_fills_no_step(
   size, batch, epochs, done, samples
 ):
   data = ledger.Batches(max(size, batch), batch, epochs=epochs)
-  state = ledger.init(data, batch, ledger.Progress(done))._replace(need=samples)
+  state = dataclasses.replace(
+    ledger.init(data, batch, ledger.Progress(done)), need=samples
+  )
   assert states.limit_of(state) == limit_by_counting(data, done, samples)
 
 
@@ -54,26 +58,26 @@ def test_what_is_given_up_is_not_left():
   data = ledger.Batches(8, 4, shuffle=False)
   state = ledger.init(data, 2)
   assert (state.left, state.exhausted) == (8, False)
-  state = state._replace(progress=state.progress.commit(((0, 4),)))
+  state = dataclasses.replace(state, progress=state.progress.commit(((0, 4),)))
   assert (state.left, state.exhausted) == (4, False)
   # Two of the last four: no step can be filled any more.
-  state = state._replace(giving_up=((4, 6),))
+  state = dataclasses.replace(state, giving_up=((4, 6),))
   assert (state.left, state.exhausted) == (2, True)
   # A smaller step can.
-  assert not state._replace(need=1).exhausted
+  assert not dataclasses.replace(state, need=1).exhausted
 
 
 def test_what_is_given_up_opens_the_next_epoch():
   """Otherwise a step that lacks samples would wait for ones that never come."""
   data = ledger.Batches(8, 4, epochs=2, shuffle=False)
   state = ledger.init(data, 2)
-  state = state._replace(progress=state.progress.commit(((0, 4),)))
+  state = dataclasses.replace(state, progress=state.progress.commit(((0, 4),)))
   assert states.limit_of(state) == 8
-  assert states.limit_of(state._replace(giving_up=((4, 6),))) == 16
+  assert states.limit_of(dataclasses.replace(state, giving_up=((4, 6),))) == 16
 
 
 def test_without_a_last_epoch_samples_never_run_out():
   state = ledger.init(ledger.Batches(4, 4, epochs=None), 1)
-  state = state._replace(progress=ledger.Progress(4 * 10**9))
+  state = dataclasses.replace(state, progress=ledger.Progress(4 * 10**9))
   assert state.left is None
   assert not state.exhausted

@@ -497,7 +497,7 @@ FAULTS = (
   _one(
     "the samples of a lost replica are lost",
     "ledger.rules",
-    "  draft.give_back(event.holder, returned, held.copied)\n",
+    "  _give_back(draft, event.holder, returned, held.copied)\n",
     "",
     leases,
   ),
