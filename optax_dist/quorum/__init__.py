@@ -38,7 +38,6 @@ from optax_dist.quorum.arguments import (
   initial_tokens,
   tokens_per_step,
 )
-from optax_dist.quorum.draft import needed
 from optax_dist.quorum.events import (
   Abandon,
   Accept,
@@ -64,7 +63,7 @@ from optax_dist.quorum.events import (
   Token,
   Wait,
 )
-from optax_dist.quorum.state import Config, Ledger, Missing, State
+from optax_dist.quorum.state import Config, Ledger, Missing, State, needed
 
 __all__ = [
   "Abandon",

@@ -11,7 +11,6 @@ from typing import Any
 
 from optax_dist.quorum import events as ev
 from optax_dist.quorum.arguments import accepts
-from optax_dist.quorum.draft import Draft
 from optax_dist.quorum.state import ReplicaState, State, missing
 
 
@@ -19,12 +18,13 @@ def step(
   state: State, event: ev.Event
 ) -> tuple[State, tuple[ev.Decision, ...]]:
   """Applies one event; see `optax_dist.quorum.step`."""
-  draft = Draft(state)
+  draft = state.copy()
   _handlers[type(event)](draft, event)
-  return draft.freeze(), tuple(draft.decisions)
+  decisions, draft.decisions = tuple(draft.decisions), []
+  return draft, decisions
 
 
-def _join(draft: Draft, event: ev.Join) -> None:
+def _join(draft: State, event: ev.Join) -> None:
   replica = event.replica
   if draft.finished:
     draft.emit(ev.Finished(draft.step))
@@ -51,13 +51,13 @@ def _join(draft: Draft, event: ev.Join) -> None:
   draft.advance()
 
 
-def _is_awaited(draft: Draft, replica: ev.Replica) -> bool:
+def _is_awaited(draft: State, replica: ev.Replica) -> bool:
   """Whether a replica that has never joined is among those expected."""
   expected = draft.config.expected
   return draft.awaited > 0 and (expected is None or replica in expected)
 
 
-def _arrive(draft: Draft, event: ev.Arrive) -> None:
+def _arrive(draft: State, event: ev.Arrive) -> None:
   """Accepts a gradient, or drops it, as a whole."""
   if type(event.count) is not int or event.count < 1:
     raise ValueError(f"count must be a positive integer, got {event.count!r}.")
@@ -119,7 +119,7 @@ def _arrive(draft: Draft, event: ev.Arrive) -> None:
 
 
 def _fault(
-  draft: Draft, event: ev.Arrive, record: ReplicaState | None
+  draft: State, event: ev.Arrive, record: ReplicaState | None
 ) -> ev.Reason | None:
   """Why the gradient cannot count, or None."""
   if draft.finished:
@@ -150,15 +150,15 @@ def _fault(
   return None
 
 
-def _leave(draft: Draft, event: ev.Leave) -> None:
+def _leave(draft: State, event: ev.Leave) -> None:
   _depart(draft, event, ev.Reason.LEFT)
 
 
-def _lost(draft: Draft, event: ev.Lost) -> None:
+def _lost(draft: State, event: ev.Lost) -> None:
   _depart(draft, event, ev.Reason.LOST)
 
 
-def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
+def _depart(draft: State, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
   record = draft.replicas.get(event.replica)
   if draft.finished:
     return
@@ -187,7 +187,7 @@ def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
   _complain(draft)
 
 
-def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
+def _go(draft: State, replica: ev.Replica, reason: ev.Reason) -> None:
   """Removes the replica, along with what only it holds."""
   record = draft.replicas[replica]
   draft.live -= 1
@@ -202,26 +202,25 @@ def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
     draft.abandon(replica, reason)
 
 
-def _complain(draft: Draft) -> None:
+def _complain(draft: State) -> None:
   """Decides `CannotProceed` if the quorum is out of reach."""
   if draft.attempt is not None:
     return
   needed = 1 if draft.shared else draft.quorum()
   have = draft.live + draft.awaited
   if have < needed:
-    state = draft.freeze()
     draft.emit(
       ev.CannotProceed(
         draft.step,
         have,
         needed,
-        missing(state).absent,
+        missing(draft).absent,
         final=have + draft.lost < needed,
       )
     )
 
 
-def _done(draft: Draft, event: ev.Done) -> None:
+def _done(draft: State, event: ev.Done) -> None:
   attempt = draft.attempt
   if attempt is None or (event.step, event.attempt) != (
     draft.step,
@@ -236,7 +235,7 @@ def _done(draft: Draft, event: ev.Done) -> None:
     _complain(draft)
 
 
-def _failed(draft: Draft, event: ev.Failed) -> None:
+def _failed(draft: State, event: ev.Failed) -> None:
   attempt = draft.attempt
   if attempt is None or (event.step, event.attempt) != (
     draft.step,
@@ -254,14 +253,14 @@ def _failed(draft: Draft, event: ev.Failed) -> None:
   _complain(draft)
 
 
-def _close(draft: Draft, event: ev.Close) -> None:
+def _close(draft: State, event: ev.Close) -> None:
   """Stops waiting for the rest of a step that has enough gradients."""
   if event.step == draft.step and draft.gathered >= draft.quorum():
     draft.closed = True
     draft.advance()
 
 
-def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
+def _finish(draft: State, event: ev.Finish | None = None) -> None:
   """Drops all accepted gradients; `finished` is a state, not an error."""
   if draft.finished:
     return
@@ -275,7 +274,7 @@ def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
   draft.emit(ev.Finished(draft.step))
 
 
-_handlers: dict[type, Callable[[Draft, Any], None]] = {
+_handlers: dict[type, Callable[[State, Any], None]] = {
   ev.Join: _join,
   ev.Arrive: _arrive,
   ev.Leave: _leave,

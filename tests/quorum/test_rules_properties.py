@@ -4,6 +4,8 @@ Those of the coordinator's invariants that are the rules' are stated here alone;
 those that need parameters are in tests/coordinator/test_replica.py.
 """
 
+import dataclasses
+
 from rule_histories import check, random_history
 
 from optax_dist import quorum
@@ -384,7 +386,9 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
   def holds(event, before, decisions, after):
     nonlocal seen
     if before.finished:
-      kept = after._replace(arrived=before.arrived, dropped=before.dropped)
+      kept = dataclasses.replace(
+        after, arrived=before.arrived, dropped=before.dropped
+      )
       assert kept == before
       return
     everybody = (after.live, after.awaited, after.lost)

@@ -490,7 +490,7 @@ FAULTS = (
   ),
   _one(
     "after a failed attempt nobody is asked again",
-    "quorum.draft",
+    "quorum.state",
     "        self.ask(member.replica, self.quota(member.replica))\n",
     "        pass\n",
   ),
@@ -728,13 +728,13 @@ FAULTS = (
   ),
   _one(
     "a gradient that is dropped still counts as gathered",
-    "quorum.draft",
+    "quorum.state",
     "      self.gathered -= inside.count\n",
     "",
   ),
   _one(
     "after a failed attempt the same step counts as taken",
-    "quorum.draft",
+    "quorum.state",
     "        counted = member.local_step - 1\n",
     "        counted = member.local_step\n",
   ),

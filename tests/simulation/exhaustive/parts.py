@@ -116,7 +116,8 @@ class _Key(pickle.Pickler):
       return str, (found,)
     if isinstance(value, quorum.State):
       # In whatever order replicas have joined and gradients have arrived.
-      fields = [sorted(f.items()) if type(f) is dict else f for f in value]
+      fields = vars(value).values()
+      fields = [sorted(f.items()) if type(f) is dict else f for f in fields]
       return str, (repr(fields),)
     return NotImplemented
 

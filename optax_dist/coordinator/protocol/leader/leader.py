@@ -170,7 +170,7 @@ class Leader:
       self._note(joined)
     # Pending gradients of members may be this stale.
     late = config.max_staleness
-    self._quorum = self._quorum._replace(step=view.step - late)
+    self._quorum = dataclasses.replace(self._quorum, step=view.step - late)
     for replica, left in view.departed.items():
       if term.fresh and not left:
         self._expected[replica] = now + self._limits.pace
@@ -189,7 +189,7 @@ class Leader:
       # It may lack the record before, too, and not reach the store.
       for at, record in self._read:
         self._send(member.process, msg.Recorded(at, record))
-    self._quorum = self._quorum._replace(step=view.step)
+    self._quorum = dataclasses.replace(self._quorum, step=view.step)
     self._members_changed()
     return self._finish_step()
 

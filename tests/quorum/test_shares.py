@@ -1,12 +1,12 @@
-"""A draft's numbers against plain sums: the quorum, shares and their excess."""
+"""A state's numbers against plain sums: the quorum, shares and their excess."""
+
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optax_dist import quorum
-from optax_dist.quorum.draft import Draft, needed
-from optax_dist.quorum.state import State
 
 
 def joined(k, n, number, **options):
@@ -15,12 +15,6 @@ def joined(k, n, number, **options):
   for replica in range(number):
     state, _ = quorum.step(state, quorum.Join(replica))
   return state
-
-
-def test_a_draft_that_nothing_changed_is_its_state():
-  # Each field has a value of its own, so that none can take another's place.
-  state = State._make({i: i} for i in range(len(State._fields)))
-  assert Draft(state).freeze() == state
 
 
 @given(
@@ -40,16 +34,18 @@ def test_only_leaves_for_good_lower_the_quorum(k, n, number, left, lost):
   for event in gone:
     state, _ = quorum.step(state, event)
   expected = k if k > n else max(1, min(k, n - left))
-  assert needed(state) == expected
-  kept = state._replace(config=state.config._replace(lower_on_leave=False))
-  assert needed(kept) == k
+  assert quorum.needed(state) == expected
+  kept = dataclasses.replace(
+    state, config=state.config._replace(lower_on_leave=False)
+  )
+  assert quorum.needed(kept) == k
 
 
 @given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
 def test_shares_are_enough_for_a_step(n, more, spare):
   k, number = n + more, n + spare
-  draft = Draft(joined(k, n, number))
-  quotas = [draft.quota(replica) for replica in range(number)]
+  state = joined(k, n, number)
+  quotas = [state.quota(replica) for replica in range(number)]
   assert len({*quotas}) == 1
   assert k <= sum(quotas) < k + len(quotas)
 
@@ -57,22 +53,21 @@ def test_shares_are_enough_for_a_step(n, more, spare):
 @given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
 def test_any_replica_may_bring_the_rest_of_an_exact_step(k, n, inside):
   inside = min(inside, k - 1)
-  draft = Draft(joined(k, n, n, exact=True)._replace(gathered=inside))
-  assert draft.quota(0) == k - inside
+  state = dataclasses.replace(joined(k, n, n, exact=True), gathered=inside)
+  assert state.quota(0) == k - inside
 
 
 def test_one_gradient_each_where_there_are_enough_replicas():
   state, _ = quorum.step(joined(3, 3, 3), quorum.Lost(2))
-  draft = Draft(state)
-  assert not draft.shared
-  assert draft.quota(0) == draft.quota("unknown") == 1
-  assert draft.excess(100) == 0
+  assert not state.shared
+  assert state.quota(0) == state.quota("unknown") == 1
+  assert state.excess(100) == 0
 
 
 def test_leaves_do_not_make_an_exact_step_smaller():
   state = joined(3, 3, 3, exact=True, lower_on_leave=True)
   state, decisions = quorum.step(state, quorum.Leave(2))
-  assert needed(state) == 3
+  assert quorum.needed(state) == 3
   assert not decisions
   state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=3))
   assert isinstance(decisions[-1], quorum.StartAttempt)
@@ -80,10 +75,10 @@ def test_leaves_do_not_make_an_exact_step_smaller():
 
 @given(st.integers(0, 12), st.integers(0, 12))
 def test_excess_is_what_an_exact_step_has_no_place_for(inside, count):
-  state = joined(7, 2, 2, exact=True)._replace(gathered=inside)
-  assert Draft(state).excess(count) == max(0, inside + count - 7)
-  loose = state._replace(config=state.config._replace(exact=False))
-  assert Draft(loose).excess(count) == 0
+  state = dataclasses.replace(joined(7, 2, 2, exact=True), gathered=inside)
+  assert state.excess(count) == max(0, inside + count - 7)
+  loose = dataclasses.replace(state, config=state.config._replace(exact=False))
+  assert loose.excess(count) == 0
 
 
 def test_the_rest_of_a_lost_replica_is_shared_out():
@@ -131,9 +126,9 @@ def test_an_exact_step_has_no_stale_gradients():
 
 
 def test_a_token_twice_is_one_working_replica():
-  draft = Draft(joined(4, 2, 2))
-  assert draft.working == 2
-  draft.ask(0, 3)
-  assert draft.working == 2
-  assert draft.replicas.get(0).asked == 3
-  assert draft.decisions == [quorum.Token(0, 0, 3)]
+  state = joined(4, 2, 2)
+  assert state.working == 2
+  state.ask(0, 3)
+  assert state.working == 2
+  assert state.replicas.get(0).asked == 3
+  assert state.decisions == [quorum.Token(0, 0, 3)]
