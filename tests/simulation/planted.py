@@ -83,6 +83,8 @@ def plant(fault: Planted) -> Iterator[None]:
       if inspect.isclass(old) and inspect.isclass(new):
         pairs = [(vars(old).get(name), f) for name, f in vars(new).items()]
       for before, after in pairs:
+        if isinstance(before, property) and isinstance(after, property):
+          before, after = before.fget, after.fget
         if inspect.isfunction(before) and inspect.isfunction(after):
           undo.append((before, before.__code__))
           before.__code__ = after.__code__

@@ -422,7 +422,7 @@ class Standing(Struct):
   hears: bool
 
 
-Message: TypeAlias = (
+ToLeader: TypeAlias = (
   Hello
   | Arrive
   | Done
@@ -434,7 +434,9 @@ Message: TypeAlias = (
   | Finish
   | Save
   | Fingerprint
-  | Welcome
+)
+FromLeader: TypeAlias = (
+  Welcome
   | Recorded
   | Attempt
   | AskProgress
@@ -449,8 +451,7 @@ Message: TypeAlias = (
   | Refused
   | NotLeader
   | Rejected
-  | Canvass
-  | Standing
 )
+Message: TypeAlias = ToLeader | FromLeader | Canvass | Standing
 
 MESSAGES: Codec[Message] = Codec(Message)

@@ -15,21 +15,6 @@ from optax_dist.coordinator.protocol.follower.follower import Follower
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.leader.leader import Leader
 
-_TO_LEADER = (
-  msg.Hello,
-  msg.Arrive,
-  msg.Done,
-  msg.Failed,
-  msg.InProgress,
-  msg.Applied,
-  msg.NeedsSnapshot,
-  msg.Leave,
-  msg.Finish,
-  msg.Save,
-  msg.Fingerprint,
-)
-
-
 class Node:
   """The protocol core of a replica's process.
 
@@ -86,7 +71,7 @@ class Node:
     if leader is None:
       effects = follower.step(input_, now)
     elif isinstance(input_, ins.Received):
-      to_leader = isinstance(input_.message, _TO_LEADER)
+      to_leader = isinstance(input_.message, msg.ToLeader)
       effects = (leader if to_leader else follower).step(input_, now)
     else:
       effects = leader.step(input_, now)

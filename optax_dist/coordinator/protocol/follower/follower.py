@@ -127,6 +127,8 @@ class Follower:
     # Whether it has requested the final state, and the deadline for it.
     self._asked_for_end, self._end_by = False, math.inf
     self._saving = False
+    # The last one, for a leader that others may tell theirs of the same step.
+    self._fingerprint: msg.Fingerprint | None = None
     # Since when it waits, and for which step: the next one starts a new wait.
     self._waiting_since, self._waiting_step = math.inf, -1
     self._missing, self._store_silent = "", False
@@ -266,7 +268,8 @@ class Follower:
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()
       case ins.FingerprintTaken(step, digest):
-        self._tell(msg.Fingerprint(step, digest))
+        self._fingerprint = msg.Fingerprint(step, digest)
+        self._tell(self._fingerprint)
       case _:
         assert_never(input_)
 
@@ -415,13 +418,15 @@ class Follower:
     self._tell_wishes()
 
   def _tell_wishes(self) -> None:
-    """Sends pending requests to a leader."""
+    """Sends a leader what it can't know of this replica."""
     if self._leaving is not None:
       self._tell(msg.Leave(False, self._leaving))
     if self._finishing is not None:
       self._tell(msg.Finish(self._finishing))
     if self._saving:
       self._tell(msg.Save())
+    if self._fingerprint is not None:
+      self._tell(self._fingerprint)
 
   def _tell(self, message: msg.Message) -> None:
     """Sends to the leader, if there is one and this replica is a member."""
@@ -666,6 +671,7 @@ class Follower:
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
+    self._fingerprint = None
     self.applier.begin(self.view, step)
     self._tell_wishes()
 
