@@ -298,8 +298,6 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "echo":
       world.has_nonsense = True
       world.echo(process)
-    case "foreign value":
-      world.put_foreign()
     case "nonsense":
       world.has_nonsense = True
       others = [p for p in _all_living(world) if p is not process]

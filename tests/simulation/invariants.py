@@ -87,11 +87,12 @@ class _Submission:
 
 
 class _Print(NamedTuple):
-  """A fingerprint: who has taken it, and when."""
+  """A fingerprint: who has taken it, when, and in which membership."""
 
   process: str
   digest: str
   at: float
+  member: int
 
 
 class Checker:
@@ -101,9 +102,8 @@ class Checker:
     self.world = world
     self.setting = world.setting
     self.log: dict[int, Record] = {}
-    # The position after its latest record; and those that a stranger has taken.
+    # The position after its latest record.
     self.end_of_log = 0
-    self.foreign: set[int] = set()
     self.commits: list[Committed] = []
     # Where they stand; and from where on the log is still there.
     self.positions: list[int] = []
@@ -179,9 +179,9 @@ class Checker:
     if not isinstance(value, Record):
       return
     position = int(key.rsplit("/", 1)[1])
-    if position in self.log or position in self.foreign:
+    if position in self.log:
       return  # Where an old one was deleted.
-    if position != self.next_position:
+    if position != self.end_of_log:
       self.fail("A3", f"a record at {position}, and none before it")
     self.log[position] = value
     self.end_of_log = position + 1
@@ -191,13 +191,6 @@ class Checker:
       if self.world.transcript is not None:
         self.world.tell(transcript.line(self, process, entry))
       self.entry(process, value, entry)
-
-  @property
-  def next_position(self) -> int:
-    """Where the log goes on."""
-    while self.end_of_log in self.foreign:
-      self.end_of_log += 1
-    return self.end_of_log
 
   def entry(self, process: Any, record: Record, entry: Any) -> None:
     if self.end is not None and not isinstance(entry, Term):
@@ -461,8 +454,16 @@ class Checker:
     """One that comes shortly before the end may not be compared any more."""
     self.taken.add((taken.step, process.index, taken.digest))
     if self.end is None:
-      print_ = _Print(process.name, taken.digest, self.world.now)
+      member = self._last_members().get(process.index, -1)
+      print_ = _Print(process.name, taken.digest, self.world.now, member)
       self.prints[taken.step].append(print_)
+
+  def _last_members(self) -> dict[int, int]:
+    """The last membership of each replica."""
+    return {
+      self.world.by_name[name].index: incarnation
+      for incarnation, name in sorted(self.processes.items())
+    }
 
   def may_have_failed(self, step: int, number: int) -> bool:
     """Whether a member has failed in an attempt, or was lost in this step.
@@ -1019,13 +1020,17 @@ class Checker:
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
     known = self.ended_at - _SETTLED - _LATE * self.setting.latency
+    last = set(self._last_members().values())
     # A damaged state makes gradients wrong, too, and they may show it before.
     differ = any(
       len(
         {
           one.digest
           for one in found
-          if one.at < known and one.process not in self.found_wrong
+          if one.at < known
+          and one.process not in self.found_wrong
+          # One that is gone can't tell the next leader what it had.
+          and one.member in last - self.departures.keys()
         }
       )
       > 1

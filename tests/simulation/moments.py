@@ -273,21 +273,26 @@ def _computes_for_ever(
   return setting, ()
 
 
-def _foreign_values(
+def _the_leader_dies_between_fingerprints(
   setting: Setting, r: random.Random
 ) -> tuple[Setting, Faults]:
-  """Something that no replica wrote stands where the log goes on."""
+  """Of a damaged state some have told the leader that dies, and some the next."""
   setting = _small(
-    setting, inline=r.random() < 0.5, steps=16, store_latency=0.005
+    setting,
+    inline=r.random() < 0.5,
+    replicas=4,
+    needed=r.choice((2, 3)),
+    lower_on_loss=True,
+    compute=(0.3,) * 8,
+    fingerprint_every=8,
+    # There is no other one to compare before the end.
+    steps=15,
   )
-  struck = []
-  time = r.choice((0.0, 0.1))
-  for _ in range(r.choice((1, 2, 4))):
-    time += r.uniform(0.01, 0.3)
-    struck.append((time, "foreign value", (r.randrange(3),)))
-  if r.random() < 0.6:
-    struck.append((time + r.uniform(0.0, 0.2), "kill leader", (0, 0.5)))
-  return setting, tuple(struck)
+  struck = (
+    (r.uniform(0.4, 2.0), "damage", (r.randrange(4), 0)),
+    (r.uniform(2.6, 3.6), "kill leader", (0, r.choice((-1.0, 0.5)))),
+  )
+  return setting, struck
 
 
 def _leaves_and_calls_again(
@@ -666,7 +671,7 @@ _MOMENTS = (
   _hangs,
   _computes_for_ever,
   _dies_at_the_end,
-  _foreign_values,
+  _the_leader_dies_between_fingerprints,
   _leaves_and_calls_again,
   _only_one_lives,
 )

@@ -66,7 +66,7 @@ FAULTS = (
   _one(
     "who claims leadership forgets the fence",
     "follower.search",
-    """      if answer.value is None and not answer.occupied:
+    """      if answer.value is None:
         return [], [Elected""",
     """      if True:
         return [], [Elected""",
@@ -74,7 +74,7 @@ FAULTS = (
   _one(
     "who reads the log forgets the fence",
     "log",
-    "      if answer.value is not None or answer.occupied:\n        return FellOff",
+    "      if answer.value is not None:\n        return FellOff",
     "      if False:\n        return FellOff",
   ),
   _one(
@@ -164,7 +164,7 @@ FAULTS = (
   _one(
     "a gap in the log is jumped over",
     "follower.follower",
-    "    if position - recorded.skipped > self._position >= 0:\n      if peer",
+    "    if position > self._position >= 0:\n      if peer",
     "    if False:\n      if peer",
   ),
   _one(
@@ -363,7 +363,7 @@ FAULTS = (
   _one(
     "a store that is lost is asked again",
     "follower.follower",
-    '        self._fail("CoordinatorError", f"The store is lost: {reason}.")',
+    """        self._fail("CoordinatorError", f"The store can't be used: {reason}.")""",
     "        pass",
   ),
   _one(
@@ -464,10 +464,16 @@ FAULTS = (
     "self._arrivals.get(drop.incarnation)\n",
   ),
   _aimed(
-    "a position that a stranger has taken is taken for a gap",
-    "leader.publisher",
-    "    recorded = msg.Recorded(position, record, skipped)\n",
-    "    recorded = msg.Recorded(position, record)\n",
+    "a new leader is not told of the fingerprint of a damaged state",
+    "follower.follower",
+    "    if self._fingerprint is not None:\n      self._tell(self._fingerprint)\n",
+    "",
+  ),
+  _one(
+    "a leader forgets under which id all have begun an attempt",
+    "leader.attempt",
+    "    return self.optimistic or self.message.attempt\n",
+    "    return self.message.attempt\n",
   ),
   # The rules below the protocol.
   _one(

@@ -89,7 +89,6 @@ _HOLDS = {
     "one of two between which connections break may be removed": 91001091155,
     "a replica that looks for a replaced leader gets the new one's record": 91001099863,
     "a fast clock times out on the only state before a slow one": 96002002211,
-    "an idle leader admits a replica that skipped what no leader wrote": 19237,
     "a replaced leader does not note whom it would have replaced": 9243000064,
     "the run goes on with a stopped replica once all others are lost": 9244000474,
     "a replica that loses the leader that it called is admitted at once": 9130001479,

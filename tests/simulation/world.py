@@ -33,15 +33,12 @@ from optax_dist.coordinator.protocol.entries import (
   AttemptId,
 )
 from optax_dist.coordinator.protocol.leader import audit
-from optax_dist.coordinator.protocol.log import record_key
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.training.submission import Submission
 from optax_dist.ledger import tree
 from tests.simulation import sums
 
 _MASK = (1 << 63) - 1
-# A value in the store that no replica wrote.
-_FOREIGN = object()
 
 
 def digest(*parts: Any) -> int:
@@ -902,9 +899,7 @@ class World:
     answer: ins.Input
     if isinstance(effect, fx.Get):
       value = self.store.get(effect.key)
-      occupied = value is _FOREIGN
-      value = None if occupied else value
-      answer = ins.GetAnswered(effect.request, True, value, occupied)
+      answer = ins.GetAnswered(effect.request, True, value)
     elif effect.overwrite or effect.key not in self.store:
       self.store[effect.key] = self.stored(effect.value)
       answer = ins.PutAnswered(effect.request, "done")
@@ -957,14 +952,6 @@ class World:
     else:
       assert self.checker is not None
       self.checker.fail("A1", f"bytes that are {how} are taken for a message")
-
-  def put_foreign(self) -> None:
-    """Somebody else writes where the log goes on."""
-    assert self.checker is not None
-    position = self.checker.next_position
-    if self.store.setdefault(record_key(position), _FOREIGN) is _FOREIGN:
-      self.tell(f"a stranger writes at {position} of the log")
-      self.checker.foreign.add(position)
 
   def store_deletes(self, keys: tuple[str, ...]) -> None:
     for key in keys:

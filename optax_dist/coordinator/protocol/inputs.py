@@ -92,19 +92,19 @@ class GetAnswered(Struct):
   Attributes:
     request: number of the `Get`.
     known: False: the store did not answer (in time); it will be asked again.
-    value: the value; None if there is none, or if it isn't readable
-      (`occupied`).
-    occupied: whether there is a value that no replica of this run wrote.
+    value: the value; None if there is none.
   """
 
   request: int
   known: bool
   value: StoreValue | None
-  occupied: bool = False
 
 
 class StoreLost(Struct):
-  """The store can't be used any more: for example, it was restarted."""
+  """The store can't be used any more.
+
+  It was restarted, or has a value that no replica of this version wrote.
+  """
 
   reason: str
 

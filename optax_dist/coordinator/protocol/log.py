@@ -148,10 +148,7 @@ class LogWriter:
       return None
     if self.record is None:
       if isinstance(answer, GetAnswered):
-        self.deposed = isinstance(answer.value, Record)
-        if answer.occupied:
-          # No leader wrote that. Others have skipped it, and call from beyond.
-          self.position += 1
+        self.deposed = answer.value is not None
       return None
     match answer:
       case PutAnswered(_, "done"):
@@ -163,10 +160,6 @@ class LogWriter:
         self.again = True
       case GetAnswered(_, _, value) if value == self.record:
         return self._done()
-      case GetAnswered(occupied=True):
-        # No leader wrote that: everyone skips it.
-        self.position += 1
-        return self._put(self.record)
       case GetAnswered(_, _, None):
         self.again = True
       case GetAnswered():
@@ -299,14 +292,12 @@ class LogReader:
     if not answer.known:
       return "unknown"
     if self._reading_marker:
-      if answer.value is not None or answer.occupied:
+      if answer.value is not None:
         return FellOff((self._start // self._block + 1) * self._block)
       return LogRead(self._start, tuple(self._found), self._position, self._end)
     if isinstance(answer.value, Record):
       self._found.append((self._position, answer.value))
       self._position += 1
-    elif answer.value is not None or answer.occupied:
-      self._position += 1  # No member wrote it; everyone skips it.
     else:
       self._end = True
     if self._end or self._position % self._block == 0:

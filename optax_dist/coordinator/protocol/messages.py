@@ -227,12 +227,10 @@ class Recorded(Struct):
   Attributes:
     position: position of the record.
     record: the record.
-    skipped: how many positions before it have a value that no replica wrote.
   """
 
   position: Natural
   record: Record
-  skipped: Natural = 0
 
 
 class Attempt(Struct):

@@ -15,6 +15,7 @@ from optax_dist.coordinator.protocol.follower.follower import Follower
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.leader.leader import Leader
 
+
 class Node:
   """The protocol core of a replica's process.
 

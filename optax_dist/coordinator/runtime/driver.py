@@ -448,8 +448,11 @@ class Driver:
         try:
           known = entries.STORE_VALUES.decode(value)
           answer = inputs.GetAnswered(request, True, known)
-        except codec.BadMessage:
-          answer = inputs.GetAnswered(request, True, None, occupied=True)
+        except codec.BadMessage as error:
+          answer = inputs.StoreLost(
+            "it has a value that no replica of this version wrote"
+            f" ({error}). A run needs a store, or a run name, of its own"
+          )
       case stores.Done():
         answer = inputs.PutAnswered(request, "done")
       case stores.Conflict():

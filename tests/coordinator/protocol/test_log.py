@@ -54,7 +54,7 @@ def test_one_put_at_a_time_with_all_that_has_come_up():
 @pytest.mark.parametrize("answer", ["conflict", "unknown"])
 @pytest.mark.parametrize(
   ("found", "expected"),
-  [("own", "done"), ("other", "deposed"), ("garbage", "next place")],
+  [("own", "done"), ("other", "deposed")],
 )
 def test_after_no_clear_answer_it_reads_what_stands_there(
   answer, found, expected
@@ -64,17 +64,13 @@ def test_after_no_clear_answer_it_reads_what_stands_there(
   put = writer.flush(0.0)
   get = writer.answered(ins.PutAnswered(put.request, answer))
   assert get == fx.Get(2, "log/5")
-  value = {"own": put.value, "other": OTHER, "garbage": None}[found]
-  read = ins.GetAnswered(get.request, True, value, found == "garbage")
-  result = writer.answered(read)
-  match expected:
-    case "done":
-      assert isinstance(result, log.Appended)
-    case "deposed":
-      assert result is None
-      assert writer.deposed
-    case _:
-      assert result == fx.Put(3, "log/6", put.value)
+  value = {"own": put.value, "other": OTHER}[found]
+  result = writer.answered(ins.GetAnswered(get.request, True, value))
+  if expected == "done":
+    assert isinstance(result, log.Appended)
+  else:
+    assert result is None
+    assert writer.deposed
 
 
 def test_what_is_not_there_is_put_again_at_the_same_place():
@@ -97,15 +93,6 @@ def test_an_idle_leader_sees_that_another_one_has_written():
   probe = writer.probe()
   writer.answered(ins.GetAnswered(probe.request, True, OTHER))
   assert writer.deposed
-
-
-def test_an_idle_leader_skips_what_no_leader_wrote():
-  writer = _writer()
-  probe, position = writer.probe(), writer.position
-  answer = ins.GetAnswered(probe.request, True, None, occupied=True)
-  assert writer.answered(answer) is None
-  assert not writer.deposed
-  assert writer.position == position + 1
 
 
 def test_a_block_is_marked_before_it_is_deleted_and_terms_stay():
@@ -134,11 +121,7 @@ def _read(reader, position, store):
   asked, step = [], reader.read(position)
   while isinstance(step, fx.Get):
     asked.append(step.key)
-    value = store.get(step.key)
-    garbage = value == "garbage"
-    answer = ins.GetAnswered(
-      step.request, True, None if garbage else value, garbage
-    )
+    answer = ins.GetAnswered(step.request, True, store.get(step.key))
     step = reader.answered(answer)
   return step, asked
 
@@ -160,11 +143,11 @@ def test_a_reader_believes_nothing_of_a_trimmed_block():
   assert found == log.FellOff(4)
 
 
-def test_a_reader_reads_a_block_at_a_time_and_passes_over_garbage():
+def test_a_reader_reads_a_block_at_a_time():
   reader = log.LogReader(4, itertools.count(1).__next__)
-  store = RECORDS | {"log/1": "garbage", "log/4": RECORDS["log/0"]}
+  store = RECORDS | {"log/4": RECORDS["log/0"]}
   found, asked = _read(reader, 0, store)
-  assert [position for position, _ in found.records] == [0, 2, 3]
+  assert [position for position, _ in found.records] == [0, 1, 2, 3]
   assert (found.position, found.end) == (4, False)
   assert asked[-1] == "trimmed/0"
 

@@ -239,7 +239,7 @@ class Follower:
           found = self._search.get_answered(input_, now, self._situation())
           self._searched(*found, now=now)
       case ins.StoreLost(reason):
-        self._fail("CoordinatorError", f"The store is lost: {reason}.")
+        self._fail("CoordinatorError", f"The store can't be used: {reason}.")
       case ins.Aggregated():
         self.applier.aggregated(input_)
       case ins.AggregateFailed():
@@ -287,12 +287,10 @@ class Follower:
     elif isinstance(answer.value, Run):
       self._out.append(fx.UseRun(answer.value.nonce))
       self._search.begin(now)
-    elif answer.value is None and not answer.occupied:
+    else:
       self._run_request = self._count()
       run = Run(self._nonce)
       self._out.append(fx.Put(self._run_request, RUN_KEY, run))
-    else:
-      self._fail("JoinRefused", "The store's run is not one of this version.")
 
   # The leader.
 
@@ -315,18 +313,11 @@ class Follower:
             self._position = position
         case Elected(position, record):
           self._recorded(position, record, now)
-        case LogRead(start, records, end, _):
+        case LogRead(records=records):
           for position, record in records:
-            self._skip_to(start, position)
             self._recorded(position, record, now)
-          self._skip_to(start, end)
         case _:
           assert_never(finding)
-
-  def _skip_to(self, start: int, position: int) -> None:
-    """Skips positions from `start` on that have no records."""
-    if start <= self._position < position:
-      self._position = position
 
   def _fall_off(self) -> None:
     """Handles a trimmed log: others have continued without this replica."""
@@ -550,13 +541,12 @@ class Follower:
         # It was called before it knew that it is the leader.
         self._call(term.leader, term.address, now)
       return
-    if position - recorded.skipped > self._position >= 0:
+    if position > self._position >= 0:
       if peer == self._leader or isinstance(record.entries[0], Term):
         # The records in between, or read by a new leader, must be read here
         # too.
         self._lose_leader(self._leader, now)
       return
-    self._skip_to(0, position)
     self._recorded(position, record, now)
 
   def _recorded(self, position: int, record: Record, now: float) -> None:

@@ -354,7 +354,7 @@ class Search:
     if claim.stage == "marker":
       self._claim = None
       self._look_at = now
-      if answer.value is None and not answer.occupied:
+      if answer.value is None:
         return [], [Elected(claim.position, claim.record)]
       if situation.position > claim.position:
         # A leader has sent what it missed, and is lost again by now.
@@ -366,7 +366,7 @@ class Search:
       claim.stage, claim.request = "marker", self._count()
       key = marker_key(claim.position, self._config.block)
       return [Get(claim.request, key)], []
-    if answer.value is None and not answer.occupied:
+    if answer.value is None:
       claim.stage = "again"
       self.pause(now)
       return [], []

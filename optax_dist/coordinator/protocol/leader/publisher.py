@@ -74,8 +74,7 @@ class Publisher:
 
   def append(self, position: int, record: Record) -> list[Effect]:
     """Sends a record that is in the log to all followers."""
-    skipped = position - self._records[-1].position - 1
-    recorded = msg.Recorded(position, record, skipped)
+    recorded = msg.Recorded(position, record)
     self._records.append(recorded)
     if len(self._records) > self._most:
       del self._records[0]

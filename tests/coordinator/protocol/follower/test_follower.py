@@ -196,15 +196,6 @@ def test_a_run_has_the_name_that_is_in_the_store(answer):
   assert _asked(follower.step(there, 0.0), fx.UseRun).nonce == "theirs"
 
 
-def test_a_run_of_another_version_is_refused():
-  follower = Driven().follower
-  get = _asked(follower.step(ins.Started("mine"), 0.0), fx.Get)
-  unreadable = ins.GetAnswered(get.request, True, None, occupied=True)
-  effects = follower.step(unreadable, 0.0)
-  assert _asked(effects, fx.Fail).error == "JoinRefused"
-  assert not [e for e in effects if isinstance(e, fx.Put)]
-
-
 @pytest.mark.parametrize("was_in", [False, True])
 def test_a_refused_connection_ends_only_one_that_was_never_in(was_in):
   """Later it is another process, at an address that was the leader's."""
@@ -234,15 +225,6 @@ def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
 
 
 # The log.
-
-
-def test_positions_that_a_stranger_has_taken_are_skipped():
-  driven = Driven().join()
-  told = msg.Recorded(5, Record(0, (commit(0),)), skipped=2)
-  driven.hear(told)
-  driven.hear(msg.Recorded(6, Record(0, (commit(1),))))
-  assert driven.steps() == [1, 2]
-  assert driven.calls == 1
 
 
 def test_a_training_loop_is_told_how_much_to_sum_after_a_partial_sum():

@@ -49,16 +49,6 @@ def test_a_follower_is_sent_what_it_lacks():
   assert made.followers == {"p1": "at p1", "p2": "at p2"}
 
 
-def test_records_around_a_position_that_a_stranger_has_taken_are_sent():
-  made = publisher(followers=("p0",))
-  skipping = msg.Recorded(13, record(13), skipped=2)
-  assert made.append(13, record(13)) == [fx.SendAll(("p0",), skipping)]
-  welcome = lambda position: msg.Welcome(3, position, None, 7)
-  for position in (11, 12, 13):
-    assert follow(made, "p1", position, 14) == [welcome(position), skipping]
-  assert follow(made, "p2", 14, 14) == [welcome(14)]
-
-
 @pytest.mark.parametrize("position", [-1, 9])
 def test_a_follower_that_lacks_what_is_not_kept_is_sent_the_view(position):
   made = publisher()
