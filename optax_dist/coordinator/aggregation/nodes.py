@@ -9,7 +9,6 @@ and rounded to the one that is sent (and NumPy, unlike XLA, keeps denormals).
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +61,6 @@ class Summing:
     place: layouts.Layout,
     slots: int,
     allocate: Callable[[], memoryview],
-    free: Callable[[memoryview], None] = lambda memory: None,
   ):
     """Sets what is added up, and where.
 
@@ -70,7 +68,6 @@ class Summing:
       place: the layout of a gradient.
       slots: how many micro-batches a step has.
       allocate: memory for one gradient.
-      free: gets it back, in any thread, once no array is in it any more.
 
     Raises:
       ValueError: numbers are sent in few bits, so their sum is not exact.
@@ -85,7 +82,7 @@ class Summing:
     # Between leaves there are bytes that nobody reads: they are zeros here, so
     # that equal gradients have equal bytes.
     self._gaps = list(_gaps(place))
-    self._allocate, self._free = allocate, free
+    self._allocate = allocate
 
   def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes | None:
     """The gradient of one micro-batch; None if not all numbers are finite.
@@ -108,12 +105,7 @@ class Summing:
     return Nodes(((slot, slot + 1),), (out,))
 
   def _array(self) -> np.ndarray:
-    """An array for an encoded gradient, of any contents."""
-    memory = self._allocate()
-    # Its views keep the array, not only its memory: that is no array itself.
-    array = np.frombuffer(memory, np.uint8)
-    weakref.finalize(array, self._free, memory).atexit = False
-    return array
+    return np.frombuffer(self._allocate(), np.uint8)
 
   def add(self, total: Nodes, more: Nodes) -> Nodes:
     """The sum of both.

@@ -109,8 +109,7 @@ class _Attempt:
     left_out: what the mean of this replica's slice left out, until the mean is
       known to be committed or not.
     readers: processes that fetch the mean besides.
-    gradient: this replica's own.
-    reading: whether it is read until this replica's slice is averaged.
+    gradient: this replica's own, until its slice is averaged.
     averaging: whether another thread reads the gradients now.
     averaged: whether this replica's slice is there.
     timed: since when it fails if nothing moves; None: it may wait for gradients
@@ -128,7 +127,6 @@ class _Attempt:
   mean: memoryview
   readers: list[str]
   gradient: Gradient | None = None
-  reading: bool = False
   left_out: np.ndarray | None = None
   averaging: bool = False
   averaged: bool = False
@@ -220,18 +218,16 @@ class Aggregations:
       self._finish(attempt)
       return
     self._forget(before=effect.attempt.step)
-    attempt.gradient, attempt.reading = gradient, True
+    attempt.gradient = gradient
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
     first, last = self._slice(attempt, effect.me)
-    gradient.users += 1  # While `reading`.
     for index, part in enumerate(attempt.parts):
       if part is mine:
         continue
       self._expect_mean(attempt, index)
       low, high = self._slice(attempt, index)
       for i, row in enumerate(mine.rows if low < high else ()):
-        gradient.users += 1
         data = gradient.parts(*self._within(i, low, high))
         transfer = _Transfer(attempt, index, True, high - low)
         self._send(part.process, row.id, data, transfer)
@@ -250,7 +246,7 @@ class Aggregations:
       found.timed = self._transport.now()
 
   def mean(self, attempt: entries.AttemptId) -> np.ndarray:
-    """The bytes of a received mean, until it is released."""
+    """The bytes of a received mean."""
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
 
   def applied(self, attempt: entries.AttemptId) -> None:
@@ -266,7 +262,7 @@ class Aggregations:
     self._forget()
 
   def drop(self, attempt: entries.AttemptId) -> None:
-    """Executes `Release`: frees an attempt."""
+    """Executes `Release`: ends an attempt, whose mean may still be read."""
     found = self._attempts.pop(attempt, None)
     if found is not None:
       self._drop(found)
@@ -442,9 +438,7 @@ class Aggregations:
       self._finish(transfer.attempt)
 
   def _sent(self, transfer: _Transfer) -> None:
-    """The array is not read any more."""
-    if transfer.is_part and transfer.attempt.gradient is not None:
-      transfer.attempt.gradient.done()
+    if transfer.is_part:
       self._moved(transfer.attempt)
 
   def _moved(self, attempt: _Attempt) -> None:
@@ -492,7 +486,6 @@ class Aggregations:
     attempt.averaging = False
     spoilt = self._give_back(attempt)
     if attempt.dropped:
-      self._free(attempt)
       return
     if error is not None:
       self._fail(attempt, None, f"averaging raised {error!r}")
@@ -522,17 +515,13 @@ class Aggregations:
 
   def _give_back(self, attempt: _Attempt) -> int | None:
     """Ends reading all gradients; returns whose was not whole, if any."""
-    spoilt = None
+    spoilt, attempt.gradient = None, None
     for part in attempt.parts:
       for row in part.rows:
         if row.data:
           row.data = None
           if not self._transport.release(part.process, row.id):
             spoilt = part.incarnation
-    if attempt.reading:
-      attempt.reading = False
-      assert attempt.gradient is not None
-      attempt.gradient.done()
     return spoilt
 
   def _finish(self, attempt: _Attempt) -> None:
@@ -571,15 +560,8 @@ class Aggregations:
     attempt.answered = attempt.dropped = True
     for key, transfer in list(self._transfers.items()):
       if transfer.attempt is attempt:
-        process, number, sending = key
+        process, number, _ = key
         self._transport.cancel(process, number)
         del self._transfers[key]
-        if sending:
-          self._sent(transfer)
     if not attempt.averaging:
       self._give_back(attempt)
-      self._free(attempt)
-
-  def _free(self, attempt: _Attempt) -> None:
-    self._transport.free(attempt.mean)
-    attempt.mean = memoryview(b"")

@@ -68,9 +68,9 @@ class Snapshots:
     self._background = background
     self._timeout = timeout
     self._answer = answer
-    # How many states are being written, and the memory of those being sent.
+    # How many states are being written, and which ones are being sent.
     self._writing = 0
-    self._sending: dict[tuple[str, int], memoryview] = {}
+    self._sending: set[tuple[str, int]] = set()
     self._fetch: _Fetch | None = None
     self._closed = False
 
@@ -96,12 +96,11 @@ class Snapshots:
 
     def done(error: BaseException | None) -> None:
       self._writing -= 1
-      if error is not None or self._closed:
-        self._transport.free(memory)
-        if error is not None:
-          raise error
+      if error is not None:
+        raise error
+      if self._closed:
         return
-      self._sending[key] = memory
+      self._sending.add(key)
       self._connect(effect.to, effect.address)
       self._transport.send_array(*key, memory)
 
@@ -140,9 +139,8 @@ class Snapshots:
       case transports.ArraySent(peer, number) | transports.ArrayFailed(
         peer, number, True
       ):
-        memory = self._sending.pop((peer, number), None)
-        if memory is not None:
-          self._transport.free(memory)
+        if (peer, number) in self._sending:
+          self._sending.remove((peer, number))
           sent = isinstance(event, transports.ArraySent)
           self.bytes_out += self._nbytes if sent else 0
 
@@ -196,9 +194,8 @@ class Snapshots:
     """Stops all transfers."""
     self._closed = True
     self._drop_fetch()
-    for key, memory in self._sending.items():
+    for key in self._sending:
       self._transport.cancel(*key)
-      self._transport.free(memory)
     self._sending.clear()
 
   def _connect(self, peer: str, address: str) -> None:

@@ -157,11 +157,6 @@ class Driver:
     # Why the store's last answer is unknown; "" if it is known.
     self._unanswered = ""
     self._gradients: dict[int, gradient.Gradient] = {}
-    # Attempts whose mean is being applied, and those to drop afterwards.
-    self._applying: collections.Counter[entries.AttemptId] = (
-      collections.Counter()
-    )
-    self._drop_later: set[entries.AttemptId] = set()
     self._wakes = False
     # The core's deadline, as of the last `_proceed`.
     self._due = math.inf
@@ -185,27 +180,21 @@ class Driver:
   def submit(
     self,
     submitted: inputs.Submitted,
-    memory: memoryview | None,
     parts: Sequence[memoryview] = (),
   ) -> None:
     """Submits a gradient.
 
     Args:
       submitted: the submission.
-      memory: one of `handover.memory`, for the gradient; None if it is elsewhere.
-      parts: the gradient's bytes, in this memory or elsewhere; none if it is sent
-        inline, not finite, or too stale to count.
+      parts: the gradient's bytes; none if it is sent inline, not finite, or too
+        stale to count.
     """
     self.check_process()
-    self.post(lambda: self._submit(submitted, memory, parts))
+    self.post(lambda: self._submit(submitted, parts))
 
   def allocate(self) -> None:
     """Puts memory for another gradient into `handover.memory`."""
     self.post(self._make_memory)
-
-  def free(self, memory: memoryview) -> None:
-    """Takes memory back that `handover.memory` had."""
-    self.post(lambda: self._transport.free(memory))
 
   def lend(self, own: Any) -> None:
     """Sets the local state that is served to a joining replica."""
@@ -470,17 +459,9 @@ class Driver:
     self._inputs.append(answer)
 
   def _submit(
-    self,
-    submitted: inputs.Submitted,
-    memory: memoryview | None,
-    parts: Sequence[memoryview],
+    self, submitted: inputs.Submitted, parts: Sequence[memoryview]
   ) -> None:
-    if memory is not None:
-      self._gradients[submitted.sequence] = gradient.Gradient(
-        parts, lambda: self._transport.free(memory)
-      )
-      self._make_memory()
-    elif parts:
+    if parts:
       self._gradients[submitted.sequence] = gradient.Gradient(parts)
     self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
@@ -540,10 +521,7 @@ class Driver:
       case fx.LimitWait(attempt):
         self._aggregations.limit_wait(attempt)
       case fx.Release(attempt):
-        if self._applying[attempt]:
-          self._drop_later.add(attempt)
-        else:
-          self._aggregations.drop(attempt)
+        self._aggregations.drop(attempt)
       case fx.Restore(step, transfer):
         self._aggregations.lose()
         self._states.restore(step, self._snapshots.take(transfer))
@@ -646,10 +624,6 @@ class Driver:
         inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
       )
       return
-    others = {peer.process for peer in effect.peers} - {self._transport.name}
-    if not found.is_shared and not others <= self._far:
-      # A sum may still grow until it counts.
-      found.share(self._transport)
     self._exchange = effect.attempt, sequence, time.monotonic()
     self._aggregations.begin(effect, found)
 
@@ -660,23 +634,11 @@ class Driver:
     if isinstance(effect.mean, bytes):
       raw = effect.mean
       self._inline_in += len(raw)
-      read = lambda: self._encoder.read(raw)
-      self._states.apply(read, lambda: None)
+      self._states.apply(lambda: self._encoder.read(raw))
       return
-    attempt = effect.mean
-    mean = self._aggregations.mean(attempt)
-    self._applying[attempt] += 1
-    self._ahead = attempt
-
-    def done() -> None:
-      self._applying[attempt] -= 1
-      if not self._applying[attempt]:
-        del self._applying[attempt]
-        if attempt in self._drop_later:
-          self._drop_later.remove(attempt)
-          self._aggregations.drop(attempt)
-
-    self._states.apply(lambda: self._encoder.read(mean), done)
+    self._ahead = effect.mean
+    mean = self._aggregations.mean(effect.mean)
+    self._states.apply(lambda: self._encoder.read(mean))
 
   def _notify(self, event: handover.Event) -> None:
     """Notifies the training loop, which may continue with it."""
@@ -687,7 +649,7 @@ class Driver:
     # A sum includes the earlier submissions.
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
-        self._gradients.pop(sequence).resolve()
+        del self._gradients[sequence]
     self._notify(resolved)
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:

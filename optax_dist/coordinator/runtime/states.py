@@ -13,7 +13,6 @@ reads it first, which is the training loop.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -61,7 +60,6 @@ class State:
     self._ready = None if value is not None else threading.Event()
     # For a state that its first reader computes.
     self._work: Callable[[], Any] | None = None
-    self._done: weakref.finalize | None = None
     self._post: Callable[[Callable[[], None]], None] = lambda action: None
     self._actions: list[Callable[[], None]] | None = None
     self._lock = threading.Lock()
@@ -80,21 +78,16 @@ class State:
   def defer(
     self,
     work: Callable[[], Any],
-    done: Callable[[], None],
     post: Callable[[Callable[[], None]], None],
   ) -> None:
     """Lets the first thread that gets it compute it.
 
     Args:
       work: computes it.
-      done: called on the event loop once it is computed, or dropped.
       post: schedules a function on the event loop.
     """
     self._work, self._post = work, post
     self._actions = []
-    # Also called if no thread ever gets it.
-    self._done = weakref.finalize(self, post, done)
-    self._done.atexit = False
 
   def then(self, action: Callable[[], None]) -> None:
     """Runs a function on the event loop, which calls this, once it is ready.
@@ -128,8 +121,6 @@ class State:
       self.compute(work)
     finally:
       self._work = None
-      if self._done is not None:
-        self._done()
       with self._lock:
         actions, self._actions = self._actions or [], None
       for action in actions:
@@ -185,21 +176,16 @@ class States:
     self.nbytes = self._place.nbytes
     self._background = background if self.nbytes > _SMALL else None
 
-  def apply(
-    self,
-    read: Callable[[], Sequence[np.ndarray]],
-    done: Callable[[], None],
-  ) -> None:
+  def apply(self, read: Callable[[], Sequence[np.ndarray]]) -> None:
     """Computes the state after the published one.
 
     Args:
       read: returns the leaves of the mean.
-      done: called on the event loop when the mean is no longer needed.
     """
     base = self.published
     after = self._ahead = State(base.step + 1)
     work = lambda: self._apply(base.get(), read())
-    self._compute(after, work, done)
+    self._compute(after, work)
 
   def publish(self, step: int) -> None:
     """Publishes the state computed ahead: it is committed."""
@@ -211,7 +197,7 @@ class States:
     """Continues from the bytes that `write` wrote on another replica."""
     self._ahead = None
     after = self.published = State(step)
-    self._compute(after, lambda: self._read(raw), lambda: None)
+    self._compute(after, lambda: self._read(raw))
 
   def write(self, state: State, out: np.ndarray) -> None:
     """Writes a state's bytes."""
@@ -224,42 +210,28 @@ class States:
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
     """Computes a digest; `done` is called on the event loop."""
     found: list[str] = []
+    work = lambda: found.append(digest_of(state.get()))
+    self._run(work, lambda: done(found[0]))
 
-    def finish(error: BaseException | None) -> None:
-      if error is not None:
-        raise error
-      done(found[0])
-
-    self._run(lambda: found.append(digest_of(state.get())), finish)
-
-  def _compute(
-    self,
-    state: State,
-    work: Callable[[], Any],
-    done: Callable[[], None],
-  ) -> None:
+  def _compute(self, state: State, work: Callable[[], Any]) -> None:
     if self._shards is not None:
-      state.defer(work, done, self._post)
-      return
+      state.defer(work, self._post)
+    else:
+      self._run(lambda: state.compute(work), lambda: None)
 
-    def finish(error: BaseException | None) -> None:
-      done()
-      if error is not None:
-        raise error
-
-    self._run(lambda: state.compute(work), finish)
-
-  def _run(
-    self,
-    work: Callable[[], None],
-    done: Callable[[BaseException | None], None],
-  ) -> None:
+  def _run(self, work: Callable[[], None], done: Callable[[], None]) -> None:
     """Runs work in the background, if there is one; then `done`."""
     if self._background is None:
       work()
-      done(None)
-    else:
-      self._background(work, done)
+      done()
+      return
+
+    def finish(error: BaseException | None) -> None:
+      if error is not None:
+        raise error
+      done()
+
+    self._background(work, finish)
 
   def _read(self, raw: np.ndarray) -> Any:
     arrays = means.read(self._place, raw)

@@ -197,8 +197,7 @@ class Participant:
       summing = nodes.Summing(
         self.encoder.place,
         data.slots,
-        self._slot_memory,
-        lambda memory: self.driver.free(memory),
+        self._next_buffer,
       )
       self.sums = micro_batches.Sums(self.slots, summing, self.processes)
       add, window = self.sums.add, data.global_batch
@@ -281,7 +280,7 @@ class Participant:
     self.to_save: states.State | None = None
     # The last step announced to be saved.
     self._saved = -1
-    # Memory for the next gradient; None: the event loop has it.
+    # Memory for the next gradient; None: there is none yet.
     self._buffer: memoryview | None = None
 
   def _probed(
@@ -405,7 +404,7 @@ class Participant:
       work: see `inputs.Submitted`.
     """
     submission = self.submission
-    finite, memory, payload = True, None, b""
+    finite, payload = True, b""
     parts: Sequence[memoryview] = ()
     # Stale gradients are reported without their numbers.
     if self.sums is not None and submission.total is not None:
@@ -418,16 +417,16 @@ class Participant:
         out,
         submission.sequence,
         extends=submission.partial,
-        # For processes of this host it is copied once, to memory that both have.
+        # If all are on this host, they read it in memory that all of them have.
         in_place=self.driver.is_far_from_some,
       )
       finite = written is not None
       if written is not None:
-        parts, memory = written, self._buffer
+        parts = written
     if self._inline:
-      payload, parts, memory = b"".join(parts), (), None
-    elif memory is not None:
-      self._buffer = None  # The event loop has it from now on.
+      payload, parts = b"".join(parts), ()
+    elif parts:
+      self._buffer = None  # The event loop reads it from now on.
     exchanged, seconds = self.driver.exchanged
     measured = self.stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
@@ -435,7 +434,7 @@ class Participant:
       self.driver.moved(),
     )
     submitted = submission.submit(finite, payload, measured, work)
-    self.driver.submit(submitted, memory, parts)
+    self.driver.submit(submitted, parts)
     self.watchdog.steps.submitted(time.monotonic())
 
   def settle(self) -> None:
@@ -450,19 +449,16 @@ class Participant:
       self._buffer = self._next_buffer()
     return self._buffer
 
-  def _slot_memory(self) -> memoryview:
-    """Memory for a micro-batch's gradient; the event loop allocates the next."""
-    memory = self._next_buffer()
-    self.driver.allocate()
-    return memory
-
   def _next_buffer(self) -> memoryview:
+    """Memory for a gradient; the event loop allocates the next."""
     patience = self.config.deadlines.replica
     clock = AwakeClock(2.0)
     end = clock.now() + patience
     while True:
       try:
-        return self.handover.memory.get(timeout=1.0)
+        memory = self.handover.memory.get(timeout=1.0)
+        self.driver.allocate()
+        return memory
       except queue.Empty:
         self.raise_failure()
         if clock.now() > end:

@@ -3,6 +3,9 @@
 Each buffer is a file in memory. A peer gets its descriptor over their socket,
 so only processes that were given it can map it, read-only, and a killed process
 leaves nothing behind.
+
+Nobody returns a buffer: it is used again once no view of it is left in this
+process, and no peer reads it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -30,8 +34,7 @@ class Region:
     file: its descriptor; -1 if memory can't be shared.
     inode: its file's inode; 0 if it can't be shared.
     array: its bytes.
-    lent: how many readers it has.
-    free: whether its owner has returned it.
+    lent: how many peers read it.
   """
 
   def __init__(self, number: int, nbytes: int, shared: bool):
@@ -50,7 +53,21 @@ class Region:
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
     self.lent = 0
-    self.free = False
+    # The last array in it that was given out, while there are views of it.
+    self._user: weakref.ref[np.ndarray] | None = None
+
+  def use(self, nbytes: int) -> memoryview:
+    """Its first bytes; it is in use as long as there are views of these."""
+    # Views of an array on top of a memoryview keep this array, and not only the
+    # memory below it.
+    array = np.frombuffer(self.array.data, np.uint8, nbytes)
+    self._user = weakref.ref(array)
+    return array.data
+
+  @property
+  def is_idle(self) -> bool:
+    """Whether nobody uses it, here or elsewhere."""
+    return not self.lent and (self._user is None or self._user() is None)
 
   def close(self) -> None:
     """Stops sharing it; existing views stay valid."""
@@ -63,7 +80,7 @@ class Pool:
   """The buffers of a process.
 
   Attributes:
-    dropped: called with the number of a buffer that was freed.
+    dropped: called with the number of a buffer that is not kept any more.
   """
 
   def __init__(self, dropped: Callable[[int], None] = lambda number: None):
@@ -76,7 +93,7 @@ class Pool:
     fitting = [
       r
       for r in self._regions.values()
-      if r.free and not r.lent and nbytes <= r.array.size <= 2 * nbytes + 65536
+      if r.is_idle and nbytes <= r.array.size <= 2 * nbytes + 65536
     ]
     if fitting:
       region = min(fitting, key=lambda r: r.array.size)
@@ -85,16 +102,9 @@ class Pool:
       # Memory that is never lent needs no descriptor.
       region = Region(next(self._numbers), whole, nbytes >= LEAST)
       self._regions[region.number] = region
-    region.free = False
-    return region.array.data[:nbytes]
-
-  def free(self, memory: memoryview) -> None:
-    """See `Transport.free`."""
-    region = self.find(memory)
-    if region is None:
-      raise ValueError("This memory is not from allocate().")
-    region.free = True
+    memory = region.use(nbytes)
     self._trim()
+    return memory
 
   def find(self, memory: memoryview) -> Region | None:
     """The buffer that contains these bytes."""
@@ -110,7 +120,7 @@ class Pool:
     self._trim()
 
   def _trim(self) -> None:
-    idle = [r for r in self._regions.values() if r.free and not r.lent]
+    idle = [r for r in self._regions.values() if r.is_idle]
     for region in idle[:-_KEPT]:
       del self._regions[region.number]
       region.close()

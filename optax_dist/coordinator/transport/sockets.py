@@ -215,16 +215,10 @@ class Transport:
   def allocate(self, nbytes: int) -> memoryview:
     """Allocates memory that near peers can read without a copy.
 
-    It is not zeroed, and is aligned to 64 bytes.
+    It is not zeroed, and is aligned to 64 bytes. It is used again once no view of
+    it is left, and no peer reads it.
     """
     return self._pool.allocate(nbytes)
-
-  def free(self, memory: memoryview) -> None:
-    """Returns memory from `allocate`.
-
-    It is not reused while a peer still reads from it.
-    """
-    self._pool.free(memory)
 
   def send_array(
     self,
@@ -380,8 +374,9 @@ class Transport:
       self._lent[event.peer, event.transfer] = lender
 
   def _region_dropped(self, number: int) -> None:
-    for found in self._sessions.values():
+    for peer, found in self._sessions.items():
       found.drop_region(number)
+      self._connections.to_write(peer)
 
   # Helpers.
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import weakref
 
 import near_transports
 import numpy as np
@@ -146,10 +147,10 @@ class Side:
     self.leaves = [
       (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
     ]
-    self.idle = []
     data = None
     if slots is None:
       memory = self.transport.allocate(self.encoder.place.nbytes)
+      self._memory = weakref.ref(memory.obj)
       out = np.frombuffer(memory, np.uint8)
       self.written = self.encoder.write(self.leaves, out)
     else:
@@ -159,8 +160,7 @@ class Side:
       )
       own = slots[index] if index < len(slots) else ()
       self.written = self.nodes(own, count)
-    idle = lambda: self.idle.append(True)
-    self.gradient = gradients.Gradient(self.written, idle)
+    self.gradient = gradients.Gradient(self.written)
     self.answers = []
     self.all = aggregation.Aggregations(
       self.transport,
@@ -183,6 +183,15 @@ class Side:
       part = summing.encode(slot, leaves)
       total = part if total is None else summing.add(total, part)
     return [a.data for a in total.arrays] if total else []
+
+  def resolve(self):
+    """Its gradient has an outcome."""
+    self.gradient = self.written = None
+
+  @property
+  def is_idle(self):
+    """Whether nobody needs the memory of its gradient any more."""
+    return self._memory() is None
 
   def mean(self, attempt=None):
     return self.encoder.read(self.all.mean(attempt or attempt_id()))
@@ -408,9 +417,9 @@ def test_memory_is_free_once_it_was_released_and_resolved():
   group = Group(2)
   group.average()
   for side in group.sides:
-    assert not side.idle
-    side.gradient.resolve()
-    assert side.idle == [True]
+    assert not side.is_idle
+    side.resolve()
+    assert side.is_idle
     side.all.drop(attempt_id())
     assert side.all.pending() == 0
     with pytest.raises(KeyError):
@@ -432,12 +441,12 @@ def test_cancelled_while_it_is_averaged():
       for event in side.transport.poll(0):
         side.all.handle(event)
   for side in group.sides:
-    side.gradient.resolve()
+    side.resolve()
     side.all.drop(attempt_id())
   # A computation in progress still reads its gradient.
-  assert [len(side.idle) for side in group.sides].count(0) == len(group.work)
+  assert [side.is_idle for side in group.sides].count(False) == len(group.work)
   group.pump()
-  assert all(side.idle == [True] for side in group.sides)
+  assert all(side.is_idle for side in group.sides)
   assert not any(side.answers for side in group.sides)
 
 
@@ -500,10 +509,10 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
     for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
       np.testing.assert_array_equal(got, want)
   for side in group.sides:
-    side.gradient.resolve()
+    side.resolve()
     side.all.drop(attempt_id())
   group.pump()
-  assert all(side.idle == [True] for side in group.sides[:members])
+  assert all(side.is_idle for side in group.sides[:members])
   assert all(side.all.pending() == 0 for side in group.sides)
 
 
@@ -550,9 +559,9 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
   group.pump(without=[1])
   (answer,) = first.answers
   assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
-  first.gradient.resolve()
+  first.resolve()
   first.all.drop(attempt_id())
-  assert first.idle == [True]
+  assert first.is_idle
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -568,15 +577,15 @@ def test_a_gradient_that_is_apart_is_averaged_to_the_bit(
     (whole,) = side.written
     ends = sorted({0, 64, *range(0, whole.nbytes, 30_000 + 10_000 * index)})
     parts = [whole[a:b] for a, b in itertools.pairwise([*ends, whole.nbytes])]
-    idle = lambda side=side: side.idle.append(True)
-    side.gradient = gradients.Gradient([whole[:0], *parts], idle)
+    side.gradient = gradients.Gradient([whole[:0], *parts])
+    del whole, parts
   group.average()
   everyone_has(group, by_hand(group.sides[:members]))
   for side in group.sides:
-    side.gradient.resolve()
+    side.resolve()
     side.all.drop(attempt_id())
   group.pump()
-  assert all(side.idle == [True] for side in group.sides[:members])
+  assert all(side.is_idle for side in group.sides[:members])
   assert all(side.all.pending() == 0 for side in group.sides)
 
 
