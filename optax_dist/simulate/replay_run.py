@@ -15,11 +15,12 @@ import optax
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import means
-from optax_dist.coordinator.aggregation import wire_formats as wires
-from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
+from optax_dist.coordinator.aggregation import nodes
+from optax_dist.coordinator.aggregation.encoder import Encoder
+from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record, batches, segments
+from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.strategies import SharedState
 from optax_dist.ledger import tree
 
@@ -145,101 +146,96 @@ def replay_run(
 
 
 class _Exchange:
-  """Encodes and averages gradients as the replicas of a run did."""
+  """Encodes and averages gradients with what the replicas of a run did it with."""
 
   def __init__(
     self, run: Record, params: Any, gradient: Callable[[Any, Any], Any]
   ):
-    leaves, self._treedef = jax.tree.flatten(params)
-    self._gradient = gradient
+    self._leaves, self._treedef = jax.tree.flatten(params)
+    self._run, self._gradient = run, gradient
     self._data: ledger.Batches | None = None
     if run.get("data"):
       self._data = ledger.Batches(**run["data"])
-    self._wire = run.get("wire") or "float32"
-    mean_wire = run.get("mean_wire") or wires.mean_wire(self._wire)
-    decay = run.get("error_feedback")
-    self._decay = 1.0 if decay is None else float(decay)
-    self._place = layouts.layout(leaves, self._wire)
-    self._mean_place = layouts.layout(leaves, mean_wire, like=self._place)
-    # Inline gradients are averaged as a whole, all others in slices.
-    self._inline = run.get("inline", False)
+    self._deterministic = self._data is not None and self._data.deterministic
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
-    # What the wire formats left out, by its owner.
-    self._of_gradients: dict[Any, np.ndarray] = {}
-    self._of_means: dict[Any, MeanFeedback] = {}
+    # By replica and membership: a new life begins without residuals.
+    self._sides: dict[tuple[Any, Any], tuple[Encoder, Reducer]] = {}
+
+  def _side(self, member: Record) -> tuple[Encoder, Reducer]:
+    """The encoder and the reducer of a member."""
+    owner = member["replica"], member.get("incarnation")
+    if owner not in self._sides:
+      decay = self._run.get("error_feedback")
+      decay = 1.0 if decay is None else float(decay)
+      encoder = Encoder(
+        self._leaves,
+        self._run.get("wire") or "float32",
+        decay,
+        mean_wire=self._run.get("mean_wire"),
+        mean_decay=decay,
+      )
+      data = self._data if self._deterministic else None
+      self._sides[owner] = encoder, Reducer(encoder, data)
+    return self._sides[owner]
 
   def encoded(self, state: SharedState, member: Record) -> list[np.ndarray]:
-    """A member's gradient as it was sent; in a deterministic run, each slot's."""
+    """A member's gradient as it was sent; in a deterministic run, each node's."""
     gradients = (
       self._gradient(state.params, batch)
       for batch in _batches(self._data, member)
     )
-    if self._data is not None and self._data.deterministic:
-      return [self._write(gradient, None) for gradient in gradients]
-    error = None
-    if wires.feeds_back(self._wire):
-      # A replica's residual is added to its next gradient that counts.
-      zeros = np.zeros(self._place.elements, np.float32)
-      error = self._of_gradients.setdefault(_owner(member), zeros)
-      error *= np.float32(self._decay)
-    return [self._write(functools.reduce(self._add, gradients), error)]
+    encoder, _ = self._side(member)
+    if self._deterministic:
+      return self._nodes(encoder.place, member, gradients)
+    out = np.zeros(encoder.place.nbytes, np.uint8)
+    total = functools.reduce(self._add, gradients)
+    encoder.write(jax.tree.leaves(total), out)
+    encoder.settle(0, True)
+    return [out]
 
-  def _write(self, gradient: Any, error: np.ndarray | None) -> np.ndarray:
-    out = np.zeros(self._place.nbytes, np.uint8)
-    finite = means.write(jax.tree.leaves(gradient), self._place, out, error)
-    # Only in a deterministic run do such gradients count: as zeros.
-    return out if finite else np.zeros_like(out)
-
-  def _order(
-    self, members: Iterable[Record]
-  ) -> Sequence[tuple[int, int]] | None:
-    """In which order a deterministic run adds the slots of all members up."""
+  def _nodes(
+    self, place: layouts.Layout, member: Record, gradients: Iterable[Any]
+  ) -> list[np.ndarray]:
     data = self._data
-    if data is None or not data.deterministic:
-      return None
-    rows = [
-      (slot, slot + 1)
-      for member in members
+    assert data is not None
+    memory = lambda: memoryview(bytearray(place.nbytes))
+    summing = nodes.Summing(place, data.slots, memory)
+    slots = [
+      slot
       # In the order in which they were computed, as the gradients are.
       for span in _spans(member)
       for start, stop in tree.slots(data, (span,))
       for slot in range(start, stop)
     ]
-    return tree.whole(rows, data.slots)
+    total: nodes.Nodes | None = None
+    for slot, gradient in zip(slots, gradients, strict=True):
+      part = summing.encode(slot, jax.tree.leaves(gradient))
+      # One that was not finite counted as zeros.
+      part = summing.zeros(slot) if part is None else part
+      total = part if total is None else summing.add(total, part)
+    return [] if total is None else list(total.arrays)
 
   def mean(self, gradients: Sequence[np.ndarray], commit: Record) -> Any:
     """The mean of a step as each replica has received it."""
-    members, place, mean_place = (
-      commit["members"],
-      self._place,
-      self._mean_place,
-    )
-    out, order = np.zeros(mean_place.nbytes, np.uint8), self._order(members)
-    cuts = place.cuts(1 if self._inline else len(members))
-    for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
-      # The owner of what this mean leaves out.
-      feedback = self._of_means.setdefault(
-        _owner(members[number]), MeanFeedback(place, self._decay)
-      )
-      error = feedback.owed(start, stop)
+    members = commit["members"]
+    encoder, reducer = self._side(members[0])
+    place, mean_place = reducer.place, reducer.mean_place
+    total = reducer.sum_of([_part(member) for member in members])
+    out = np.zeros(mean_place.nbytes, np.uint8)
+    # Inline gradients are averaged as a whole, all others in slices.
+    cuts = place.cuts(1 if self._run.get("inline") else len(members))
+    slices = itertools.pairwise(cuts)
+    for member, (start, stop) in zip(members, slices, strict=False):
+      _, reducer = self._side(member)
+      error = reducer.owed(start, stop)
       low, high = place.bytes_of(start, stop)
       first, last = mean_place.bytes_of(start, stop)
-      with np.errstate(all="ignore"):
-        means.mean_slice(
-          [raw[low:high] for raw in gradients],
-          [member["weight"] for member in members],
-          sum(member["count"] for member in members),
-          place,
-          mean_place,
-          start,
-          stop,
-          out[first:last],
-          error,
-          feedback.gaps,
-          order,
-        )
-      feedback.keep(start, error)
-    return jax.tree.unflatten(self._treedef, means.read(mean_place, out))
+      rows = [raw[low:high] for raw in gradients]
+      reducer.slice(total, rows, start, stop, out[first:last], error)
+      if error is not None:
+        assert reducer.feedback is not None
+        reducer.feedback.keep(start, error)
+    return jax.tree.unflatten(self._treedef, encoder.read(out))
 
 
 def _history(
@@ -320,9 +316,12 @@ def _compare(
   return None
 
 
-def _owner(member: Record) -> tuple[Any, Any]:
-  """Whose it is: another life of the same replica begins with nothing."""
-  return member["replica"], member.get("incarnation")
+def _part(member: Record) -> entries.Part:
+  """What decides how a gradient is averaged."""
+  return entries.Part(
+    *(-1, member["replica"], -1, -1, -1, member["count"], member["weight"]),
+    _spans(member),
+  )
 
 
 def _batches(data: ledger.Batches | None, member: Record) -> Sequence[Any]:
@@ -334,4 +333,4 @@ def _batches(data: ledger.Batches | None, member: Record) -> Sequence[Any]:
 
 def _spans(member: Record) -> ledger.Spans:
   """The samples of a member's gradient, as they were leased."""
-  return tuple((start, stop) for start, stop in member["data"])
+  return tuple((start, stop) for start, stop in member.get("data") or ())

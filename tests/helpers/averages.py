@@ -1,5 +1,7 @@
 """The mean of encoded gradients, as one member that averages all of it makes it."""
 
+import itertools
+
 import numpy as np
 
 from optax_dist.coordinator.aggregation import means
@@ -7,26 +9,36 @@ from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.protocol import entries
 
 
-def average(encoder, gradients, weights=None):
+def average(encoder, gradients, weights=None, counts=None, slices=1):
   """The bytes of the mean; its residual is added to the next one.
 
   Args:
     encoder: of the gradients.
     gradients: the bytes of each.
     weights: of each; 1.0 by default.
+    counts: how many gradients are summed in each; 1 by default.
+    slices: into how many the work is cut.
   """
   reducer = Reducer(encoder)
+  ones = [1] * len(gradients)
   parts = [
-    entries.Part(i, i, 0, 0, 0, 1, weight)
-    for i, weight in enumerate(weights or [1.0] * len(gradients))
+    entries.Part(i, i, 0, 0, 0, count, float(weight))
+    for i, (count, weight) in enumerate(
+      zip(counts or ones, weights or ones, strict=True)
+    )
   ]
-  rows = [np.frombuffer(raw, np.uint8) for raw in gradients]
-  whole = reducer.place.elements
-  out = np.zeros(reducer.mean_place.nbytes, np.uint8)
-  error = reducer.owed(0, whole)
-  reducer.slice(parts, rows, 0, whole, out, error)
-  if error is not None:
-    reducer.feedback.keep(0, error)
+  place, mean_place = reducer.place, reducer.mean_place
+  out = np.zeros(mean_place.nbytes, np.uint8)
+  for start, stop in itertools.pairwise(place.cuts(slices)):
+    low, high = place.bytes_of(start, stop)
+    first, last = mean_place.bytes_of(start, stop)
+    rows = [np.frombuffer(raw, np.uint8)[low:high] for raw in gradients]
+    error = reducer.owed(start, stop)
+    reducer.slice(
+      reducer.sum_of(parts), rows, start, stop, out[first:last], error
+    )
+    if error is not None:
+      reducer.feedback.keep(start, error)
   return out.tobytes()
 
 

@@ -97,7 +97,7 @@ def test_run_of_threads_is_replayed_to_the_last_bit(tmp_path, k, options):
   assert _replay(records).difference.step in (13, 14, 15)
 
 
-@pytest.mark.parametrize("mean_wire", ["int8", "sign", "top_k"])
+@pytest.mark.parametrize("mean_wire", ["int8", "int2", "top_k"])
 def test_means_of_few_bits_are_replayed(tmp_path, mean_wire):
   """Whoever averages a slice adds what it left out; they are never inline."""
   path = tmp_path / "run.jsonl"

@@ -12,47 +12,23 @@ NUMBERS = 4032
 
 
 class _Blocks:
-  """The common part of all block formats."""
+  """What both formats have in common."""
 
   dtype = np.dtype(np.float32)
   work = np.dtype(np.float32)
   quantum = NUMBERS
-  blocks = True
   block: int
 
   def nbytes(self, elements: int) -> int:
     return elements // NUMBERS * self.block
 
 
-class Int8(_Blocks):
-  """Integers from -127 to 127, times a scale for each block.
-
-  Source: block-wise 8-bit quantization (Dettmers et al. 2021, 8-bit Optimizers
-  via Block-wise Quantization); the error is fed back by the sender (Seide et
-  al. 2014, 1-Bit Stochastic Gradient Descent).
-  """
-
-  block = 4096
-  _head = block - NUMBERS
-
-  def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    blocks, raw = numbers.reshape(-1, NUMBERS), out.reshape(-1, self.block)
-    scale = np.abs(blocks).max(1, keepdims=True) / np.float32(127)
-    whole = np.clip(np.rint(blocks / _safe(scale)), -127, 127)
-    _put_scale(raw[:, : self._head], scale)
-    raw[:, self._head :].view(np.int8)[:] = whole
-
-  def decode(self, raw: np.ndarray) -> np.ndarray:
-    rows = raw.reshape(-1, self.block)
-    whole = rows[:, self._head :].view(np.int8).astype(np.float32)
-    whole *= _scale(rows)
-    return whole.reshape(-1)
-
-
 class Levels(_Blocks):
-  """Integers of 4 or 2 bits, times a scale for each block.
+  """Integers of 8, 4 or 2 bits, times a scale for each block.
 
-  Source: like int8, with fewer bits; Alistarh et al. 2017, QSGD.
+  Source: block-wise quantization (Dettmers et al. 2021, 8-bit Optimizers via
+  Block-wise Quantization; with fewer bits Alistarh et al. 2017, QSGD); the error
+  is fed back by the sender (Seide et al. 2014, 1-Bit Stochastic Gradient Descent).
   """
 
   def __init__(self, bits: int):
@@ -76,47 +52,11 @@ class Levels(_Blocks):
     return whole.reshape(-1)
 
 
-class Signs(_Blocks):
-  """Signs, times the mean magnitude of the block.
-
-  Source: Seide et al. 2014, 1-Bit Stochastic Gradient Descent; Karimireddy et al.
-  2019, Error Feedback Fixes SignSGD.
-  """
-
-  block = NUMBERS // 8 + 8
-
-  def encode(
-    self,
-    numbers: np.ndarray,
-    out: np.ndarray,
-    filled: np.ndarray | None = None,
-  ) -> None:
-    """Encodes numbers.
-
-    Args:
-      numbers: float32, whole blocks.
-      out: uint8.
-      filled: for each block, how many numbers are not padding, which is zero
-        and must not reduce the mean; None: all of them.
-    """
-    blocks, raw = numbers.reshape(-1, NUMBERS), out.reshape(-1, self.block)
-    # In float64, because the sum of large numbers may overflow float32.
-    scale = np.abs(blocks).sum(1, keepdims=True, dtype=np.float64)
-    scale /= NUMBERS if filled is None else np.maximum(filled, 1)[:, None]
-    raw[:, :-8] = np.packbits(blocks >= 0, axis=1)
-    _put_scale(raw[:, -8:], scale.astype(np.float32))
-
-  def decode(self, raw: np.ndarray) -> np.ndarray:
-    rows = raw.reshape(-1, self.block)
-    signs = np.unpackbits(rows[:, :-8], axis=1).astype(np.float32)
-    signs *= 2
-    signs -= 1
-    signs *= _scale(rows[:, -8:])
-    return signs.reshape(-1)
-
-
 class TopK(_Blocks):
   """The largest 3 % of a block, as positions and values of 2 bits.
+
+  No value of 2 bits is zero, so the place of a zero, such as padding, is taken by
+  the largest number, which is then stored several times.
 
   For each position the low 5 bits are stored, and the increase of the rest from
   one to the next, in unary.
@@ -136,6 +76,8 @@ class TopK(_Blocks):
     blocks, raw = numbers.reshape(-1, NUMBERS), out.reshape(-1, self.block)
     kept, width = self._kept, self._width
     found = np.argpartition(np.abs(blocks), -kept, axis=1)[:, -kept:]
+    largest = np.abs(blocks).argmax(1)[:, None]
+    found = np.where(np.take_along_axis(blocks, found, 1), found, largest)
     found.sort(axis=1)
     values = np.take_along_axis(blocks, found, 1)
     scale = np.abs(values).max(1, keepdims=True)

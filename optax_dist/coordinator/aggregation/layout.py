@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 # Elements; float32 then lies where XLA takes it as it is.
 _ALIGNED = 16
 _ALIGNED_BYTES = 64
-
-# The first element without a number, and the one after the last.
-_Gap: TypeAlias = tuple[int, int]
 
 
 class Leaf(NamedTuple):
@@ -145,24 +142,6 @@ class Layout:
           )
         )
     return found
-
-  def gaps(self) -> tuple[_Gap, ...]:
-    """The ranges without numbers of a leaf, in groups that are encoded in blocks.
-
-    Returns:
-      The first element of each range and the one after its last, in order.
-    """
-    found = []
-    for index, group in enumerate(self.groups):
-      if not group.codec.blocks:
-        continue
-      end = group.start
-      for leaf in self.leaves:
-        if leaf.group == index:
-          found.append((end, group.start + leaf.start))
-          end = group.start + leaf.start + leaf.size
-      found.append((end, group.start + group.elements))
-    return tuple(gap for gap in found if gap[0] < gap[1])
 
   def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
     """The bytes between two positions from `cuts`."""

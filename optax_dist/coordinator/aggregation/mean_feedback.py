@@ -45,8 +45,6 @@ class MeanFeedback:
       decay: the share of a residual that is added to the next mean, from 0 to 1.
     """
     self._elements, self._decay = place.elements, np.float32(decay)
-    #: The ranges of a mean that no replica reads; see `Layout.gaps`.
-    self.gaps = place.gaps()
     # Pages that were never written take up no memory.
     self._kept = np.zeros(self._elements, np.float32)
 

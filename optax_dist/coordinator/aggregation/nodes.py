@@ -142,7 +142,35 @@ class Summing:
         low = group.offset + codec.nbytes(first)
         high = group.offset + codec.nbytes(last)
         some = [array[low:high] for array in rows]
-        out[low:high] = means.added_up(codec, some, order)[row]
+        out[low:high] = added_up(codec, some, order)[row]
+
+
+def added_up(
+  codec: wires.Codec,
+  rows: Sequence[np.ndarray],
+  order: Sequence[tuple[int, int]],
+) -> list[np.ndarray]:
+  """Adds encoded numbers in an order, and rounds each sum as it is sent.
+
+  Args:
+    codec: how they are encoded.
+    rows: the bytes of each; they stay as they are.
+    order: pairs of rows: the second is added to the first.
+
+  Returns:
+    The bytes of each row after all additions.
+  """
+  found, made = list(rows), set()
+  for left, right in order:
+    numbers = codec.decode(found[left]), codec.decode(found[right])
+    if left not in made:
+      made.add(left)
+      found[left] = np.empty(found[left].size, np.uint8)
+    if isinstance(codec, wires.Plain) and codec.is_exact:
+      np.add(*numbers, out=found[left].view(codec.work))
+    else:
+      codec.encode(np.add(*numbers), found[left])
+  return found
 
 
 def _gaps(place: layouts.Layout) -> Iterator[slice]:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from optax_dist.coordinator.aggregation.gradient import Gradient
-from optax_dist.coordinator.aggregation.reducer import Reducer
+from optax_dist.coordinator.aggregation.reducer import Reducer, Sum
 from optax_dist.coordinator.protocol import (
   deadlines,
   effects,
@@ -101,8 +101,8 @@ class _Attempt:
 
   Attributes:
     id: its id.
-    gradients: what is averaged, in order.
-    parts: their members, in the same order.
+    total: how the gradients are added up.
+    parts: their members, in order.
     cuts: where slices begin and end, in elements.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
@@ -120,7 +120,7 @@ class _Attempt:
   """
 
   id: entries.AttemptId
-  gradients: tuple[entries.Part, ...]
+  total: Sum
   parts: list[_Part]
   cuts: tuple[int, ...]
   me: int | None
@@ -360,20 +360,21 @@ class Aggregations:
         # Without a connection, the transfers fail, and nothing else.
         with contextlib.suppress(ValueError):  # It advertises no address.
           self._transport.connect(peer.process, peer.address)
+    total = self._reducer.sum_of(effect.parts)
     made = _Attempt(
       effect.attempt,
-      effect.parts,
+      total,
       [
         _Part(
           peer.incarnation,
           peer.process,
           [
             _Row(transfer_id("part", effect.attempt, peer.incarnation, i))
-            for i in range(self._reducer.rows(part))
+            for i in range(rows)
           ],
           transfer_id("mean", effect.attempt, peer.incarnation),
         )
-        for peer, part in zip(effect.peers, effect.parts, strict=True)
+        for peer, rows in zip(effect.peers, total.rows, strict=True)
       ],
       self._place.cuts(len(effect.parts)),
       effect.me,
@@ -466,12 +467,11 @@ class Aggregations:
       for member in members
       for i, row in enumerate(member.rows)
     ]
-    reducer, parts = self._reducer, attempt.gradients
-    error = reducer.owed(start, stop)
+    error = self._reducer.owed(start, stop)
 
     def work() -> None:
       if start < stop:
-        reducer.slice(parts, gradients, start, stop, out, error)
+        self._reducer.slice(attempt.total, gradients, start, stop, out, error)
         attempt.left_out = error
 
     attempt.averaging = True

@@ -1,21 +1,43 @@
-"""The mean of gradients: of one slice of them, or of all of it.
+"""The mean of encoded gradients: of one slice of them, or of all of it.
 
 Of gradients that members exchange, each member averages one slice; those that are
-sent inline, in messages, the leader averages alone.
+sent inline, in messages, the leader averages alone. Each element is summed from
+the first gradient to the last, or in the order of a tree, and divided once. So the
+outcome does not depend on who comes first, nor on how the work is cut.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.aggregation import means, nodes
+from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import entries
-from optax_dist.ledger import Spans, tree
+from optax_dist.ledger import tree
+
+
+class Sum(NamedTuple):
+  """How gradients are added up.
+
+  Attributes:
+    rows: how many encoded arrays each of them consists of: one, or one for each
+      node of a tree.
+    weights: of each of them; all are 1.0 if there is a tree.
+    count: the divisor of the sum: gradients of micro-batches, not of members.
+    order: the additions of a tree's nodes, see `ledger.tree.additions`; None: from
+      the first gradient to the last.
+  """
+
+  rows: tuple[int, ...]
+  weights: tuple[float, ...]
+  count: int
+  order: tuple[tuple[int, int], ...] | None
 
 
 class Reducer:
@@ -41,12 +63,15 @@ class Reducer:
     self.feedback = encoder.mean_feedback
     self._data = data
 
-  def rows(self, part: entries.Part) -> int:
-    """How many arrays a gradient consists of: one, or one for each node."""
-    return len(self._nodes(part)) or 1
-
-  def _nodes(self, part: entries.Part) -> Spans:
-    return () if self._data is None else tree.nodes_at(self._data, part.data)
+  def sum_of(self, parts: Sequence[entries.Part]) -> Sum:
+    """How these gradients are added up, in their order."""
+    weights = tuple(part.weight for part in parts)
+    count = sum(part.count for part in parts)
+    if self._data is None:
+      return Sum((1,) * len(parts), weights, count, None)
+    found = [tree.nodes_at(self._data, part.data) for part in parts]
+    order = tree.whole(itertools.chain(*found), self._data.slots)
+    return Sum(tuple(map(len, found)), weights, count, order)
 
   def owed(self, start: int, stop: int) -> np.ndarray | None:
     """The residual of a slice, for `slice`; see `MeanFeedback.owed`."""
@@ -54,9 +79,27 @@ class Reducer:
       return None
     return self.feedback.owed(start, stop)
 
+  def whole(
+    self, parts: Sequence[entries.Part], gradients: Sequence[bytes]
+  ) -> bytes:
+    """The mean of whole gradients; a mean in few bits gets no residual.
+
+    Args:
+      parts: the gradients, in order.
+      gradients: their bytes, of the size that `Sum.rows` says.
+    """
+    # One array for all members, of which there may be hundreds.
+    rows = np.frombuffer(b"".join(gradients), np.uint8)
+    rows = rows.reshape(-1, self.place.nbytes)
+    out = np.zeros(self.mean_place.nbytes, np.uint8)
+    self.slice(self.sum_of(parts), rows, 0, self.place.elements, out)
+    return out.tobytes()
+
+  # Padding between leaves may contain any values.
+  @np.errstate(all="ignore")
   def slice(
     self,
-    parts: Sequence[entries.Part],
+    total: Sum,
     rows: Sequence[np.ndarray] | np.ndarray,
     start: int,
     stop: int,
@@ -66,7 +109,7 @@ class Reducer:
     """Averages a slice.
 
     Args:
-      parts: the gradients, in order.
+      total: how the gradients are added up.
       rows: the slice's bytes of each of their arrays; or one array with a row for
         each.
       start: the slice's first element.
@@ -74,38 +117,79 @@ class Reducer:
       out: the slice's bytes of the mean; uint8.
       error: from `owed`; replaced by the new residual.
     """
-    order = None
-    if self._data is not None:
-      nodes = itertools.chain(*map(self._nodes, parts))
-      order = tree.whole(nodes, self._data.slots)
-    # Padding between leaves may contain any values.
-    with np.errstate(all="ignore"):
-      means.mean_slice(
-        rows,
-        [part.weight for part in parts],
-        sum(part.count for part in parts),
-        self.place,
-        self.mean_place,
-        start,
-        stop,
-        out,
-        error,
-        () if self.feedback is None else self.feedback.gaps,
-        order,
-      )
+    base, _ = self.place.bytes_of(start, stop)
+    mean_base, _ = self.mean_place.bytes_of(start, stop)
+    for part, mean_part in zip(
+      self.place.parts(start, stop),
+      self.mean_place.parts(start, stop),
+      strict=True,
+    ):
+      codec, mean_codec = part.group.codec, mean_part.group.codec
+      skipped = max(0, part.group.start - start)
+      for first in range(0, part.elements, means.CHUNK):
+        last = min(part.elements, first + means.CHUNK)
+        low = part.start - base + codec.nbytes(first)
+        high = part.start - base + codec.nbytes(last)
+        mean_low = mean_part.start - mean_base + mean_codec.nbytes(first)
+        mean_high = mean_part.start - mean_base + mean_codec.nbytes(last)
+        target = out[mean_low:mean_high]
+        plain = isinstance(mean_codec, wires.Plain)
+        direct = plain and mean_codec.is_exact
+        mean = (
+          target.view(codec.work)
+          if direct
+          else np.empty(last - first, codec.work)
+        )
+        _add_up(codec, total, [raw[low:high] for raw in rows], mean)
+        if total.count != 1:
+          np.divide(mean, np.asarray(total.count, codec.work), out=mean)
+        if error is not None and not plain:
+          lost = error[skipped + first : skipped + last]
+          _encode_with_feedback(mean_codec, mean, target, lost)
+        elif not direct:
+          mean_codec.encode(mean, target)
 
-  def whole(
-    self, parts: Sequence[entries.Part], gradients: Sequence[bytes]
-  ) -> bytes:
-    """The mean of whole gradients; a mean in few bits gets no residual.
 
-    Args:
-      parts: the gradients, in order.
-      gradients: their bytes, of the size that `rows` says.
-    """
-    # One array for all members, of which there may be hundreds.
-    rows = np.frombuffer(b"".join(gradients), np.uint8)
-    rows = rows.reshape(sum(map(self.rows, parts)), self.place.nbytes)
-    out = np.zeros(self.mean_place.nbytes, np.uint8)
-    self.slice(parts, rows, 0, self.place.elements, out)
-    return out.tobytes()
+def _add_up(
+  codec: wires.Codec, total: Sum, rows: Sequence[np.ndarray], out: np.ndarray
+) -> None:
+  """The sum of encoded numbers."""
+  if total.order is not None:
+    root = total.order[-1][0] if total.order else 0
+    summed = nodes.added_up(codec, rows, total.order)[root]
+    np.copyto(out, codec.decode(summed))
+    return
+  numbers = [
+    _weighted(codec.decode(raw), weight)
+    for raw, weight in zip(rows, total.weights, strict=True)
+  ]
+  if len(numbers) == 1:
+    np.copyto(out, numbers[0])
+  for i, more in enumerate(numbers[1:]):
+    np.add(out if i else numbers[0], more, out=out)
+
+
+def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:
+  if weight == 1.0:
+    return numbers
+  return np.multiply(numbers, np.asarray(weight, numbers.dtype))
+
+
+def _encode_with_feedback(
+  codec: wires.Codec, mean: np.ndarray, out: np.ndarray, error: np.ndarray
+) -> None:
+  """Rounds a mean of whole blocks to few bits, with error feedback.
+
+  Numbers that are not finite stay so, and leave no residual.
+
+  Args:
+    codec: encodes it.
+    mean: overwritten.
+    out: the bytes to write.
+    error: the residual of these numbers; it is added, and replaced.
+  """
+  mean += error
+  codec.encode(mean, out)
+  np.subtract(mean, codec.decode(out), out=error)
+  if not np.isfinite(np.add.reduce(error)):
+    error[~np.isfinite(error)] = 0.0

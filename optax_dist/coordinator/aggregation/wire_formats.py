@@ -21,14 +21,11 @@ class Codec(Protocol):
     dtype: dtype of the unencoded numbers.
     work: the dtype in which sums are formed.
     quantum: number of elements that must not be split.
-    blocks: whether these share their bytes, and lose so much that the sender feeds
-      it back.
   """
 
   dtype: np.dtype
   work: np.dtype
   quantum: int
-  blocks: bool
 
   def nbytes(self, elements: int) -> int:
     """The encoded size of elements, a multiple of the quantum."""
@@ -48,9 +45,9 @@ class Plain:
 
   Attributes:
     stored: the dtype in which they are sent.
+    is_exact: whether sums are formed in it, too.
   """
 
-  blocks = False
   quantum = 16
 
   def __init__(self, dtype: np.dtype, stored: np.dtype | None = None):
@@ -59,6 +56,7 @@ class Plain:
     small = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
     # Sums of half-precision numbers are formed in float32, and rounded once.
     self.work = np.dtype(np.float32) if small else self.dtype
+    self.is_exact = self.stored == self.work
 
   def nbytes(self, elements: int) -> int:
     return elements * self.stored.itemsize
@@ -72,10 +70,9 @@ class Plain:
 
 # The block formats by name.
 _BLOCKS: dict[str, Codec] = {
-  "int8": block_formats.Int8(),
+  "int8": block_formats.Levels(8),
   "int4": block_formats.Levels(4),
   "int2": block_formats.Levels(2),
-  "sign": block_formats.Signs(),
   "top_k": block_formats.TopK(),
 }
 WIRES = ("float32", "bfloat16", *_BLOCKS)
@@ -125,7 +122,7 @@ def mean_wire(wire: str) -> str:
     wire: wire format of the gradients.
 
   Example:
-    >>> mean_wire("int8"), mean_wire("sign"), mean_wire("float32")
+    >>> mean_wire("int8"), mean_wire("top_k"), mean_wire("float32")
     ('int8', 'int4', 'float32')
   """
   if not feeds_back(wire):

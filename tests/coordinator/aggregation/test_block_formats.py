@@ -1,7 +1,5 @@
 """Numbers in few bits and back: each format against its equation."""
 
-import itertools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from averages import average, decoded
 from compressing import received
 
 from optax_dist import compression
-from optax_dist.coordinator.aggregation import block_formats, encoder, means
+from optax_dist.coordinator.aggregation import block_formats, encoder
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
 N = block_formats.NUMBERS
@@ -32,7 +30,7 @@ def _there_and_back(name, numbers):
 
 
 def test_all_wire_formats_are_listed():
-  assert set(CODECS) == {"int8", "int4", "int2", "sign", "top_k"}
+  assert set(CODECS) == {"int8", "int4", "int2", "top_k"}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,6 @@ def test_all_wire_formats_are_listed():
     ("int8", compression.quantize(8, block=N)),
     ("int4", compression.quantize(4, block=N)),
     ("int2", compression.quantize(2, block=N)),
-    ("sign", compression.quantize(1, block=N)),
   ],
 )
 def test_block_formats_are_the_methods_of_compression(name, method):
@@ -61,7 +58,6 @@ def test_int8_is_off_by_half_a_step_at_most():
     block = slice(start, start + N)
     step = np.abs(numbers[block]).max() / 127
     assert np.abs(found[block] - numbers[block]).max() <= step * 0.5001
-  assert CODECS["int8"].nbytes(N) == 4096
 
 
 def test_int8_is_as_close_for_the_largest_numbers():
@@ -95,9 +91,9 @@ def test_top_k_takes_any_positions():
 def test_bytes_are_those_of_the_bits():
   whole = 4 * N
   fewer = {name: whole / codec.nbytes(N) for name, codec in CODECS.items()}
+  assert fewer["int8"] > 3.9
   assert fewer["int4"] > 7.9
   assert fewer["int2"] > 15.7
-  assert fewer["sign"] > 31.4
   assert fewer["top_k"] >= 112
 
 
@@ -112,24 +108,10 @@ def test_zeros_tiny_and_huge_numbers_come_through(name):
     assert np.isfinite(found).all()
 
 
-def test_padding_makes_no_mean_magnitude_smaller():
-  """Neither between leaves, nor after the last, nor of unread numbers."""
-  like = [np.zeros(n, np.float32) for n in (1, 40, N, 300)]
-  made = encoder.Encoder(like, "sign")
-  raw = np.zeros(made.place.nbytes, np.uint8)
-  rng = np.random.default_rng(0)
-  signs = [np.sign(rng.normal(size=x.size)).astype(np.float32) for x in like]
-  signs[-1] = signs[-1][:200]
-  assert made.place.elements == 2 * N
-  for number in range(
-    3
-  ):  # What padding would feed back shows in the next ones.
-    assert made.write(signs, raw, number)
-    made.settle(number, True)
-    heard = decoded(made, raw)
-    heard[-1] = heard[-1][:200]
-    for got, want in zip(heard, signs, strict=True):
-      np.testing.assert_allclose(got, want, rtol=1e-6)
+def test_top_k_has_no_place_for_zeros():
+  numbers = np.zeros(N, np.float32)
+  numbers[[3, 70, 71]] = 1.5, -1.5, 0.5
+  np.testing.assert_allclose(_there_and_back("top_k", numbers), numbers, 1e-6)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -164,23 +146,7 @@ def test_slices_are_averaged_as_the_whole_is(name):
     raw = np.zeros(made.place.nbytes, np.uint8)
     made.write([_numbers(seed=seed)], raw)
     gradients.append(raw)
-  whole = average(made, gradients, [1.0, 0.5])
-  cuts = made.place.cuts(2)
-  parts = []
-  for start, stop in itertools.pairwise(cuts):
-    low, high = made.place.bytes_of(start, stop)
-    mean_low, mean_high = made.mean_place.bytes_of(start, stop)
-    out = np.zeros(mean_high - mean_low, np.uint8)
-    means.mean_slice(
-      [raw[low:high] for raw in gradients],
-      [1.0, 0.5],
-      2,
-      made.place,
-      made.mean_place,
-      start,
-      stop,
-      out,
-    )
-    parts.append(out.tobytes())
-  found = b"".join(parts)
-  assert found == whole[: len(found)]  # What follows is padding.
+  weights = [1.0, 0.5]
+  whole = average(made, gradients, weights)
+  made = encoder.Encoder([np.zeros(size, np.float32)], name)
+  assert average(made, gradients, weights, slices=2) == whole

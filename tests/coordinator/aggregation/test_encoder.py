@@ -92,9 +92,6 @@ METHODS = {
   "int2": lambda decay: compression.quantize(
     2, block=BLOCK, error_feedback=decay
   ),
-  "sign": lambda decay: compression.quantize(
-    1, block=BLOCK, error_feedback=decay
-  ),
   "top_k": lambda decay: compression.top_k(
     0.03, chunk=BLOCK, bits=2, error_feedback=decay
   ),
@@ -103,7 +100,7 @@ METHODS = {
 
 @pytest.mark.parametrize(
   ("wire", "decay"),
-  [("int8", 1), ("int4", 0.5), ("int2", 1), ("sign", 0.5), ("top_k", 0.9)],
+  [("int8", 1), ("int4", 0.5), ("int2", 1), ("top_k", 0.9)],
 )
 @pytest.mark.parametrize("size", [2 * BLOCK, BLOCK + 99])
 def test_feedback_is_that_of_the_transform(wire, decay, size):

@@ -25,10 +25,6 @@ def levels(bits):
   return compress
 
 
-def signs(v):
-  return np.where(v >= 0, 1, -1) * np.abs(v).mean(dtype=np.float64)
-
-
 def largest(v):
   out = np.zeros_like(v)
   at = np.argsort(np.abs(v))[-121:]
@@ -42,7 +38,6 @@ COMPRESS = {
   "int8": levels(8),
   "int4": levels(4),
   "int2": levels(2),
-  "sign": signs,
   "top_k": largest,
 }
 

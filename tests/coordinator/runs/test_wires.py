@@ -23,7 +23,7 @@ INNER = optax.sgd(0.1)
 
 
 # How many times fewer bytes a wire has than float32.
-FEWER = {"int4": 7.9, "int2": 15.7, "sign": 31.4, "top_k": 112}
+FEWER = {"int4": 7.9, "int2": 15.7, "top_k": 112}
 
 
 @pairwise.every_pair(
