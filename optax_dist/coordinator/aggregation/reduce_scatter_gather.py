@@ -111,7 +111,6 @@ class _Attempt:
     readers: processes that fetch the mean besides.
     gradient: this replica's own, until its slice is averaged.
     averaging: whether another thread reads the gradients now.
-    averaged: whether this replica's slice is there.
     timed: since when it fails if nothing moves; None: it may wait for gradients
       that are still computed.
     answered: whether the core has its answer.
@@ -129,7 +128,6 @@ class _Attempt:
   gradient: Gradient | None = None
   left_out: np.ndarray | None = None
   averaging: bool = False
-  averaged: bool = False
   timed: float | None = None
   answered: bool = False
   reported: bool = False
@@ -449,13 +447,13 @@ class Aggregations:
 
   def _average(self, attempt: _Attempt) -> None:
     """Averages the own slice once it is here of all gradients."""
-    if attempt.answered or attempt.averaging or attempt.averaged:
+    assert attempt.me is not None
+    members, mine = attempt.parts, attempt.parts[attempt.me]
+    if attempt.answered or attempt.averaging or mine.has_mean:
       return
-    members = attempt.parts
-    others = [member for i, member in enumerate(members) if i != attempt.me]
+    others = [member for member in members if member is not mine]
     if any(row.data is None for member in others for row in member.rows):
       return
-    assert attempt.me is not None
     assert attempt.gradient is not None
     start, stop = attempt.own
     first, last = self._mean_slice(attempt, attempt.me)
@@ -494,7 +492,6 @@ class Aggregations:
     if attempt.answered:
       return
     self._push(attempt)
-    attempt.averaged = True
     assert attempt.me is not None
     attempt.parts[attempt.me].has_mean = True
     self._finish(attempt)
