@@ -29,14 +29,14 @@ class Sum(NamedTuple):
     rows: how many encoded arrays each of them consists of: one, or one for each
       node of a tree.
     weights: of each of them; all are 1.0 if there is a tree.
-    count: the divisor of the sum: gradients of micro-batches, not of members.
+    divisor: of the sum: how many gradients, of which members may have several.
     order: the additions of a tree's nodes, see `ledger.tree.additions`; None: from
       the first gradient to the last.
   """
 
   rows: tuple[int, ...]
   weights: tuple[float, ...]
-  count: int
+  divisor: int
   order: tuple[tuple[int, int], ...] | None
 
 
@@ -66,12 +66,12 @@ class Reducer:
   def sum_of(self, parts: Sequence[entries.Part]) -> Sum:
     """How these gradients are added up, in their order."""
     weights = tuple(part.weight for part in parts)
-    count = sum(part.count for part in parts)
+    divisor = sum(part.count for part in parts)
     if self._data is None:
-      return Sum((1,) * len(parts), weights, count, None)
+      return Sum((1,) * len(parts), weights, divisor, None)
     found = [tree.nodes_at(self._data, part.data) for part in parts]
     order = tree.whole(itertools.chain(*found), self._data.slots)
-    return Sum(tuple(map(len, found)), weights, count, order)
+    return Sum(tuple(map(len, found)), weights, divisor, order)
 
   def owed(self, start: int, stop: int) -> np.ndarray | None:
     """The residual of a slice, for `slice`; see `MeanFeedback.owed`."""
@@ -133,17 +133,16 @@ class Reducer:
         mean_low = mean_part.start - mean_base + mean_codec.nbytes(first)
         mean_high = mean_part.start - mean_base + mean_codec.nbytes(last)
         target = out[mean_low:mean_high]
-        plain = isinstance(mean_codec, wires.Plain)
-        direct = plain and mean_codec.is_exact
+        direct = isinstance(mean_codec, wires.Plain) and mean_codec.is_exact
         mean = (
           target.view(codec.work)
           if direct
           else np.empty(last - first, codec.work)
         )
         _add_up(codec, total, [raw[low:high] for raw in rows], mean)
-        if total.count != 1:
-          np.divide(mean, np.asarray(total.count, codec.work), out=mean)
-        if error is not None and not plain:
+        if total.divisor != 1:
+          np.divide(mean, np.asarray(total.divisor, codec.work), out=mean)
+        if error is not None and not isinstance(mean_codec, wires.Plain):
           lost = error[skipped + first : skipped + last]
           _encode_with_feedback(mean_codec, mean, target, lost)
         elif not direct:
