@@ -1,9 +1,8 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax.
 
 This package has the transforms to chain, and functions that read their state.
-The rest is in its modules: ``compression``, ``coordinator``,
-``elastic_exchange``, ``ledger``, ``optimizers``, ``quorum``, ``simulate``,
-``sparse``, ``states`` and ``tensorflow1``.
+The rest is in its modules: ``compression``, ``coordinator``, ``ledger``,
+``optimizers``, ``quorum``, ``simulate``, ``sparse``, ``states`` and ``tensorflow1``.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
   from optax_dist import (
     compression,
     coordinator,
-    elastic_exchange,
     ledger,
     optimizers,
     quorum,
@@ -99,7 +97,6 @@ __all__ = [
   "cross_shard",
   "diloco",
   "elastic_average",
-  "elastic_exchange",
   "ledger",
   "local_params",
   "local_sgd",

@@ -291,16 +291,6 @@ def mesh_axes() -> frozenset[AxisName]:
   return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def is_fully_manual() -> bool:
-  """Whether every axis of the current mesh is manual.
-
-  Otherwise the compiler may have sharded an array over the other axes, and
-  flattening it would gather it.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  return not mesh.empty and len(mesh.manual_axes) == len(mesh.axis_names)
-
-
 def platform() -> str:
   """Returns the platform that this trace is for: "cpu", "gpu", "tpu", ..."""
   mesh = jax.sharding.get_abstract_mesh()

@@ -46,19 +46,15 @@ def check_groups(groups: Groups | None) -> None:
       f" {groups!r}."
     )
   if groups:
-    _check_permutation(groups, max(1, sum(map(len, groups))))
+    check_partition(groups, max(1, sum(map(len, groups))))
 
 
-def check_groups_partition(groups: Groups, size: int) -> None:
+def check_partition(groups: Groups, size: int) -> None:
   """Checks that ``groups`` partition an axis of ``size``.
 
   Raises:
     ValueError: if they are not a permutation of ``range(size)``.
   """
-  _check_permutation(groups, size)
-
-
-def _check_permutation(groups: Groups, size: int) -> None:
   if sorted(i for group in groups for i in group) != list(range(size)):
     raise ValueError(
       "`axis_index_groups` must be a permutation of the axis's indices, of"
@@ -212,15 +208,8 @@ def _group_sum(name: axes.AxisName, groups: Groups):
     return lambda x: _sum_of_gathered(x, name, groups)
   if not axes.is_tracked(name):
     return lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
-  if axes.is_fully_manual():
-    return lambda x: _sum_by_scatter(x, name, groups)
-
-  def sum_of_gathered(x):
-    rows = jax.lax.all_gather(x, name, axis_index_groups=groups)
-    return jnp.sum(rows, axis=0, dtype=x.dtype)
-
-  # Over Explicit axes, JAX gives the rows the sharding of `x`, an axis too early.
-  return lambda x: axes.in_auto(sum_of_gathered, x, x)
+  by_scatter = lambda x: _sum_by_scatter(x, name, groups)
+  return lambda x: axes.in_auto(by_scatter, x, x)
 
 
 def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):

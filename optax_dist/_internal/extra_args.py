@@ -4,7 +4,7 @@ Optax passes extra keyword arguments from transformation to transformation, and
 each takes those that it knows. So a misspelled one reaches the last and is
 ignored silently. The signature of an inner transformation does not say which
 ones it knows: a chain accepts any. To find out which it *uses*, it is traced
-with an argument that reports its first use.
+with an argument that can't be used.
 """
 
 import difflib
@@ -18,27 +18,19 @@ import jax
 CONVENTIONAL = frozenset({"value", "grad", "value_fn", "grad_fn", "obj_fn"})
 
 
-class _UsedError(Exception):
-  """The argument was used."""
+class _Unusable:
+  """An argument that fails where it is used, as any object does but in these cases."""
 
+  def __getattr__(self, name: str) -> Any:
+    raise TypeError
 
-def _used(self, *args, **kwargs):
-  raise _UsedError
+  def __bool__(self) -> bool:
+    raise TypeError
 
+  def __eq__(self, other: object) -> bool:
+    raise TypeError
 
-_SPECIAL = (
-  "call getattr getitem iter len bool int float index contains array jax_array"
-  " add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow"
-  " rpow matmul rmatmul neg pos abs invert and rand or ror xor rxor eq ne lt le"
-  " gt ge"
-)
-
-_Reporter = type(
-  "_Reporter",
-  (),
-  {f"__{name}__": _used for name in _SPECIAL.split()}
-  | {"__hash__": object.__hash__},
-)
+  __hash__ = object.__hash__
 
 
 def check_used(
@@ -62,7 +54,7 @@ def check_used(
       every optimizer.
   """
   for name in extra_args.keys() - CONVENTIONAL:
-    probed = extra_args | {name: _Reporter()}
+    probed = extra_args | {name: _Unusable()}
     try:
       jax.eval_shape(lambda probed=probed: update(*args, **probed))
     except Exception:

@@ -6,7 +6,6 @@ gradients that touched each row: TensorFlow's sparse accumulators divide each
 row by that number.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,7 +63,7 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
   if callable(sparse_capacity):
     sparse_capacity = sparse_capacity(params)
 
-  def zeros(path, param, capacity):
+  def zeros(path, param, capacity=None):
     kind = precision.wide_dtype(param, dtype)
     if capacity is None:
       # Sharded like the parameter. A key has a dtype that can't be asked for.
@@ -83,18 +82,8 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
       jnp.zeros(capacity, jnp.float32),
     )
 
-  treedef: Any
-  leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  if sparse_capacity is None:
-    capacities: Sequence[Any] = [None] * len(leaves)
-  else:
-    capacities = treedef.flatten_up_to(sparse_capacity)
-  return treedef.unflatten(
-    [
-      zeros(path, leaf, capacity)
-      for (path, leaf), capacity in zip(leaves, capacities, strict=True)
-    ]
-  )
+  capacities = [] if sparse_capacity is None else [sparse_capacity]
+  return jax.tree_util.tree_map_with_path(zeros, params, *capacities)
 
 
 def check(gradient: Any, total: Any) -> None:
@@ -104,13 +93,9 @@ def check(gradient: Any, total: Any) -> None:
     ValueError: if only one of a gradient and its sum is sparse, or if the
       gradient has more slots than its sum.
   """
-  treedef: Any
-  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
-    gradient, is_leaf=is_leaf
+  jax.tree_util.tree_map_with_path(
+    _check_leaf, gradient, total, is_leaf=is_leaf
   )
-  sums = treedef.flatten_up_to(total)
-  for (path, grad), into in zip(paths_and_leaves, sums, strict=True):
-    _check_leaf(path, grad, into)
 
 
 def _check_leaf(path: Any, grad: Any, into: Any) -> None:
@@ -245,9 +230,10 @@ def reduce(
   treedef: Any
   grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
   results = treedef.flatten_up_to(total)
-  is_sparse = [isinstance(grad, IndexedSlices) for grad in grads]
   dense = [
-    i for i, grad in enumerate(grads) if grad is not None and not is_sparse[i]
+    i
+    for i, grad in enumerate(grads)
+    if not (grad is None or isinstance(grad, IndexedSlices))
   ]
   sent = [results[i] for i in dense]
   if count is not None:
@@ -257,11 +243,10 @@ def reduce(
     count = sums.pop().astype(jnp.int32)
   for i, x in zip(dense, sums, strict=True):
     results[i] = x
-  for i, sparse in enumerate(is_sparse):
-    if sparse:
-      results[i] = merge(
-        jax.tree.map(lambda x: collectives.gather_rows(x, names), results[i])
-      )
+  gather = lambda x: collectives.gather_rows(x, names)
+  for i, grad in enumerate(grads):
+    if isinstance(grad, IndexedSlices):
+      results[i] = merge(jax.tree.map(gather, results[i]))
   return treedef.unflatten(results), count
 
 

@@ -11,8 +11,8 @@ the value. It needs a program, as under ``jax.jit`` or ``jax.pmap``; values
 computed eagerly have no origin. docs/ordering.md says what is seen and what is not.
 """
 
-import contextvars
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Collection
@@ -20,14 +20,9 @@ from typing import Any, Literal
 
 import jax
 import jax.extend.core
-import optax
 
 from optax_dist._internal import axes
 from optax_dist._internal.leaves.elementwise import is_elementwise
-
-_given: contextvars.ContextVar[frozenset[axes.AxisName]] = (
-  contextvars.ContextVar("given", default=frozenset())
-)
 
 Origin = Literal["gradient", "caller"]
 # What the origin of a value shows, in order.
@@ -48,26 +43,6 @@ def reduced_over(names: tuple[axes.AxisName, ...]) -> Any:
 
 def _scope(name: axes.AxisName) -> str:
   return f"reduced_over[{name}]"
-
-
-def given_equal(
-  inner: optax.GradientTransformationExtraArgs,
-  names: tuple[axes.AxisName, ...],
-) -> optax.GradientTransformationExtraArgs:
-  """Returns ``inner``, for updates that were reduced over the axes ``names``.
-
-  The reduction is not visible if ``inner`` looks at them inside a branch or a
-  loop, as ``optax.MultiSteps`` does.
-  """
-
-  def update_fn(updates, state, params=None, **extra_args):
-    token = _given.set(_given.get() | set(names))
-    try:
-      return inner.update(updates, state, params, **extra_args)
-    finally:
-      _given.reset(token)
-
-  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
 class Known:
@@ -91,8 +66,8 @@ class Known:
     Args:
       x: an array.
       question: a key for ``read``.
-      read: takes an equation, whose results are asked for; returns what it shows,
-        up to ``_MOST``, and the values to go on with.
+      read: takes a value that was computed, and this; returns what its operation
+        shows, up to ``_MOST``, and the values to go on with.
     """
     found = self._found.setdefault(question, {})
     shown: dict[Any, tuple[int, list[_Value]]] = {}
@@ -101,8 +76,7 @@ class Known:
     while path:
       value = path[-1]
       if value.key not in shown:
-        equation = value.maker and _Equation(value, self._calls)
-        shown[value.key] = read(equation) if equation else (_NONE, [])
+        shown[value.key] = read(value, self) if value.maker else (_NONE, [])
       here, inputs = shown[value.key]
       missing = [v for v in inputs if v.key not in found]
       if missing:
@@ -112,6 +86,23 @@ class Known:
         found[value.key] = most, value
         path.pop()
     return max((found[v.key][0] for v in start), default=_NONE)
+
+  def insides(self, value: "_Value") -> list["_Value"]:
+    """Returns the definitions of a value in the programs (branches) it comes from."""
+    outs = value.maker.outvars
+    key = id(value.maker), id(value.call), value.in_gradient
+    if key not in self._calls:
+      self._calls[key] = [
+        _Call(value.maker, jaxpr, value.operands())
+        for jaxpr in jax.extend.core.jaxprs_in_params(value.maker.params)
+        if len(jaxpr.outvars) == len(outs)
+      ]
+    at = next(i for i, v in enumerate(outs) if v is value.variable)
+    return [
+      inside
+      for call in self._calls[key]
+      for inside in call.values(call.results[at], value.in_gradient)
+    ]
 
 
 def of_invariant(
@@ -131,26 +122,24 @@ def of_invariant(
     function.
   """
 
-  def read(equation: _Equation) -> tuple[int, list[_Value]]:
-    if equation.is_in(_scope(name)):
+  def read(value: _Value, known: Known) -> tuple[int, list[_Value]]:
+    if value.is_in(_scope(name)):
       return _CALLER, []
-    if insides := equation.insides():
+    if insides := known.insides(value):
       return _NONE, insides
-    inputs = equation.inputs()
-    if not any(v.varies(name) for v in inputs):
+    inputs = value.inputs()
+    own = [v for v in inputs if v.varies(name)]
+    if not own:
       return _NONE, inputs
-    if equation.transposed:
+    if value.in_gradient:
       return _MOST, []
     # A mean of equal values changes nothing: find the values' origin.
-    casts = [equation.of(v) for v in inputs if v.varies(name)]
-    if not all(cast and cast.primitive == "pvary" for cast in casts):
+    if not all(v.primitive == "pvary" for v in own):
       return _CALLER, []
-    return _CALLER, [v for cast in casts if cast for v in cast.inputs()]
+    return _CALLER, [v for cast in own for v in cast.inputs()]
 
   found = (known or Known()).search(x, ("origin", name), read)
-  if found == _MOST:
-    return "gradient"
-  return "caller" if found == _CALLER or name in _given.get() else None
+  return {_MOST: "gradient", _CALLER: "caller", _NONE: None}[found]
 
 
 def is_scattered(
@@ -166,8 +155,8 @@ def is_scattered(
     name: name of a bound axis.
     known: what is known of other values; it is added to.
   """
-  scatters = lambda equation: (
-    "reduce_scatter" in equation.primitive and name in equation.over()
+  scatters = lambda value: (
+    "reduce_scatter" in value.primitive and name in value.over()
   )
   return _is_made_by(scatters, x, ("scattered", name), known)
 
@@ -231,56 +220,93 @@ def was_reduced(
     name: name of a bound axis.
     known: what is known of other values; it is added to.
   """
-  is_final = lambda equation: equation.is_in(_scope(name))
+  is_final = lambda value: value.is_in(_scope(name))
   return _is_made_by(is_final, x, ("reduced", name), known)
 
 
 def _is_made_by(
-  makes: Callable[["_Equation"], bool],
+  makes: Callable[["_Value"], bool],
   x: Any,
   question: Any,
   known: Known | None,
 ) -> bool:
-  """Whether the elements of a value come, one by one, from such an equation."""
+  """Whether the elements of a value come, one by one, from such an operation."""
 
-  def read(equation: _Equation) -> tuple[int, list[_Value]]:
-    if makes(equation):
+  def read(value: _Value, known: Known) -> tuple[int, list[_Value]]:
+    if makes(value):
       return _MOST, []
-    return _NONE, equation.element_by_element()
+    if insides := known.insides(value):
+      return _NONE, insides
+    if value.primitive in _REARRANGES:
+      return _NONE, value.inputs()
+    if not is_elementwise(value.maker):
+      return _NONE, []
+    return _NONE, [v for v in value.inputs() if v.size == value.size]
 
   return (known or Known()).search(x, question, read) == _MOST
 
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-  """A value of a program.
+  """A value of a program, and the operation that computed it.
 
   Attributes:
     variable: the variable that it is in the program.
     type: its type.
     maker: the equation that computed it; None for an argument or a constant.
     call: the call of the program; None for a program that is being traced.
-    transposed: whether it is part of a gradient.
+    of_gradient: whether the program, or what the value is for, is a gradient.
   """
 
   variable: Any
   type: Any
   maker: Any
   call: "_Call | None"
-  transposed: bool
+  of_gradient: bool
 
   @property
   def key(self) -> tuple:
     """Identifies it as long as it exists; calls of one program share variables."""
-    return id(self.variable), id(self.call), self.transposed
+    return id(self.variable), id(self.call), self.of_gradient
 
   @property
   def size(self) -> int | None:
     """The number of its elements; None for what has none."""
     return getattr(self.type, "size", None)
 
+  @property
+  def primitive(self) -> str:
+    """The name of the operation, or nothing."""
+    return self.maker.primitive.name if self.maker else ""
+
+  @functools.cached_property
+  def in_gradient(self) -> bool:
+    """Whether the operation is part of a gradient."""
+    return self.of_gradient or "transpose(" in self._stack()
+
   def varies(self, name: axes.AxisName) -> bool:
     return name in axes.varying_axes(self.type)
+
+  def is_in(self, scope: str) -> bool:
+    """Whether the operation itself, not its gradient, is in a named scope."""
+    return not self.in_gradient and scope in self._stack()
+
+  def _stack(self) -> str:
+    return str(self.maker.source_info.name_stack)
+
+  def over(self) -> tuple[axes.AxisName, ...]:
+    """The axes of the operation's communication."""
+    names = self.maker.params.get("axis_name", ())
+    return tuple(names) if isinstance(names, list | tuple) else (names,)
+
+  def inputs(self) -> list["_Value"]:
+    """The values that the operation takes."""
+    return list(itertools.chain.from_iterable(self.operands()))
+
+  def operands(self) -> list[list["_Value"]]:
+    """For each argument of the operation, one value or none."""
+    find = _traced if self.call is None else self.call.values
+    return [find(v, self.in_gradient) for v in self.maker.invars]
 
 
 class _Call:
@@ -300,86 +326,20 @@ class _Call:
     pairs = zip(reversed(jaxpr.invars), reversed(operands), strict=False)
     self._operands = dict(pairs)
 
-  def values(self, variable: Any, transposed: bool) -> list[_Value]:
+  def values(self, variable: Any, of_gradient: bool) -> list[_Value]:
     """Returns the value of a variable, for an argument its operand, or none."""
     if isinstance(variable, jax.extend.core.Literal):
       return []
     if operand := self._operands.get(variable):
       return operand
     maker = self._makers.get(variable)
-    return [_Value(variable, variable.aval, maker, self, transposed)]
+    return [_Value(variable, variable.aval, maker, self, of_gradient)]
 
 
-class _Equation:
-  """The operation that computed a value."""
-
-  def __init__(self, value: _Value, calls: dict[Any, list[_Call]]):
-    raw = value.maker
-    self._value = value
-    self._calls = calls
-    self._raw = raw
-    self.primitive: str = raw.primitive.name
-    self._stack = str(raw.source_info.name_stack)
-    self.transposed = value.transposed or "transpose(" in self._stack
-
-  def of(self, value: _Value) -> "_Equation | None":
-    """Returns the equation that computed one of its inputs."""
-    return _Equation(value, self._calls) if value.maker else None
-
-  def is_in(self, scope: str) -> bool:
-    """Whether the operation itself, not its gradient, is in a named scope."""
-    return not self.transposed and scope in self._stack
-
-  def over(self) -> tuple[axes.AxisName, ...]:
-    """The axes of its communication."""
-    names = self._raw.params.get("axis_name", ())
-    return tuple(names) if isinstance(names, list | tuple) else (names,)
-
-  def inputs(self) -> list[_Value]:
-    return list(itertools.chain.from_iterable(self._inputs()))
-
-  def _inputs(self) -> list[list[_Value]]:
-    """For each argument, one value or none."""
-    call = self._value.call
-    if call is None:
-      return [_traced(v, self.transposed) for v in self._raw.invars]
-    return [call.values(v, self.transposed) for v in self._raw.invars]
-
-  def insides(self) -> list[_Value]:
-    """The definitions of its result in the programs that it calls (branches)."""
-    outs = self._raw.outvars
-    key = id(self._raw), id(self._value.call), self.transposed
-    if key not in self._calls:
-      self._calls[key] = [
-        _Call(self._raw, jaxpr, self._inputs())
-        for jaxpr in jax.extend.core.jaxprs_in_params(self._raw.params)
-        if len(jaxpr.outvars) == len(outs)
-      ]
-    at = next(i for i, v in enumerate(outs) if v is self._value.variable)
-    return [
-      value
-      for call in self._calls[key]
-      for value in call.values(call.results[at], self.transposed)
-    ]
-
-  def element_by_element(self) -> list[_Value]:
-    """The values that the elements of its result are computed from.
-
-    Only if each is computed from one element of each of them.
-    """
-    if insides := self.insides():
-      return insides
-    if self.primitive in _REARRANGES:
-      return self.inputs()
-    if not is_elementwise(self._raw):
-      return []
-    return [v for v in self.inputs() if v.size == self._value.size]
+_Read = Callable[[_Value, Known], tuple[int, list[_Value]]]
 
 
-_Read = Callable[[_Equation], tuple[int, list[_Value]]]
-
-
-def _traced(x: Any, transposed: bool = False) -> list[_Value]:
+def _traced(x: Any, of_gradient: bool = False) -> list[_Value]:
   """Returns ``x`` as a value of the program that is being traced, or nothing.
 
   JAX has no public way to ask a traced value how it was computed. This is the only
@@ -397,5 +357,5 @@ def _traced(x: Any, transposed: bool = False) -> list[_Value]:
       if outer is not None:
         x = outer
         continue
-    return [_Value(x.val, x.aval, x.parent, None, transposed)]
+    return [_Value(x.val, x.aval, x.parent, None, of_gradient)]
   return []

@@ -15,11 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes, checks, collectives
 from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import (
   PASS_STATE,
   PerReplica,
@@ -131,28 +130,17 @@ class Replicas:
       blocks = jax.tree.map(lambda x: _of_replica(x, index)[None], own)
       return PerReplica(axes.cast_to_varying(blocks, self.names))
 
-    def stack(own):
-      return jax.tree.map(lambda x: _of_replicas(x, count), own)
-
     mesh = _mesh(own, self.names)
-    if mesh is None:
-      return PerReplica(stack(own))
-    specs = jax.tree.map(lambda x: _spec(x, mesh, self.names), own)
-    if isinstance(mesh, jax.sharding.Mesh):
-      specs = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    if all(kind == AxisType.Explicit for kind in mesh.axis_types):
-      blocks = jax.jit(stack, out_shardings=specs)(own)
-      return PerReplica(jax.sharding.reshard(blocks, specs))
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(own)):
-      # The compiler chooses the sharding of each replica's part.
-      free = jax.tree.map(
-        lambda x: PartitionSpec(
-          _entry(self.names), *[PartitionSpec.UNCONSTRAINED] * x.ndim
-        ),
-        own,
+
+    def stack(own):
+      blocks = jax.tree.map(lambda x: _of_replicas(x, count), own)
+      if mesh is None:
+        return blocks
+      return jax.tree.map(
+        lambda x: _on_own_devices(x, mesh, self.names), blocks
       )
-      return PerReplica(jax.lax.with_sharding_constraint(stack(own), free))
-    return PerReplica(jax.jit(stack, out_shardings=specs)(own))
+
+    return PerReplica(jax.jit(stack)(own))
 
   def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
     """Returns a replica inside ``update``.
@@ -264,27 +252,22 @@ class Replica:
     )
     return materialize(self.agree(yes, tree))
 
-  def where_finite(
-    self, points: list, center: list, reject: bool
-  ) -> tuple[list, jax.Array]:
-    """Returns this replica's position, in the dtype of the center.
+  def finite_or_zero(
+    self, gaps: list[jax.Array], reject: bool
+  ) -> tuple[list[jax.Array], jax.Array]:
+    """Returns how far this replica is from a center, where it may move nothing.
 
     Args:
-      points: the replica's parameters.
-      center: the center's parameters.
-      reject: whether a replica with non-finite parameters counts as being at
-        the center, where it moves nothing.
+      gaps: the distances of the replica's parameters.
+      reject: whether a replica that is not finite counts as being at the center.
 
     Returns:
-      The points, and a boolean scalar: whether they are the replica's own.
+      The distances, or zeros; and a boolean scalar: whether they are its own.
     """
-    points = [cast_like(x, c) for x, c in zip(points, center, strict=True)]
     if not reject:
-      return points, jnp.asarray(True)
-    finite = self.all_finite(points)
-    return [
-      jnp.where(finite, x, c) for x, c in zip(points, center, strict=True)
-    ], finite
+      return gaps, jnp.asarray(True)
+    finite = self.all_finite(gaps)
+    return [jnp.where(finite, x, jnp.zeros_like(x)) for x in gaps], finite
 
 
 def dense_values(tree: Any) -> list:
@@ -320,23 +303,19 @@ def _is_key(x: jax.Array) -> bool:
   return not x.ndim and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _spec(x: jax.Array, mesh: Any, names: tuple[axes.AxisName, ...]):
-  """Puts each replica on its own devices, sharded there like ``x``."""
-  rest: Any = ()
-  sharding = getattr(jax.typeof(x), "sharding", None)
-  if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
-    sharding = x.sharding
-  if isinstance(sharding, NamedSharding):
-    of_x = sharding.mesh
-    if dict(of_x.shape) == dict(mesh.shape) and not _uses(sharding.spec, names):
-      rest = sharding.spec
-  return PartitionSpec(_entry(names), *rest)
-
-
-def _entry(names: tuple[axes.AxisName, ...]) -> Any:
-  return names if len(names) > 1 else names[0]
-
-
-def _uses(spec: Any, names: tuple[axes.AxisName, ...]) -> bool:
-  used = [part if isinstance(part, tuple) else (part,) for part in spec]
-  return any(name in names for part in used for name in part)
+def _on_own_devices(
+  x: jax.Array, mesh: Any, names: tuple[axes.AxisName, ...]
+) -> jax.Array:
+  """Puts each row on the devices of its replica, sharded there as it is."""
+  first = names if len(names) > 1 else names[0]
+  if set(names) <= set(mesh.explicit_axes):
+    rest = [
+      None if set(names) & set(axes.names_in([entry])) else entry
+      for entry in axes.sharding_of(x).spec[1:]
+    ]
+    return jax.sharding.reshard(
+      x, NamedSharding(mesh, PartitionSpec(first, *rest))
+    )
+  free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+  to = NamedSharding(mesh, PartitionSpec(first, *free))
+  return jax.lax.with_sharding_constraint(x, to)

@@ -7,42 +7,37 @@ types don't show without tracked axes. This module records it during the call.
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from optax_dist._internal import axes
 
-_axes: contextvars.ContextVar[tuple[axes.AxisName, ...]] = (
-  contextvars.ContextVar("axes of shards", default=())
-)
-_dry: contextvars.ContextVar[bool] = contextvars.ContextVar(
-  "no axis is bound", default=False
-)
+
+class Scope(NamedTuple):
+  """What a transformation gets.
+
+  Attributes:
+    names: the axes over which all leaves are one replica's parts; usually none.
+    is_inspection: whether this trace is only looked at: nothing may communicate.
+  """
+
+  names: tuple[axes.AxisName, ...] = ()
+  is_inspection: bool = False
+
+
+_NO_PARTS = Scope()
+_scope = contextvars.ContextVar("scope of shards", default=_NO_PARTS)
 
 
 @contextlib.contextmanager
-def over(names: tuple[axes.AxisName, ...]) -> Iterator[None]:
-  """Marks every leaf inside as one replica's part of it, over ``names``."""
-  token = _axes.set(names)
+def inside(scope: Scope) -> Iterator[None]:
+  """Sets what transformations inside get."""
+  token = _scope.set(scope)
   try:
     yield
   finally:
-    _axes.reset(token)
+    _scope.reset(token)
 
 
-@contextlib.contextmanager
-def dry_run() -> Iterator[None]:
-  """Marks the trace inside as inspection only: nothing may communicate."""
-  token = _dry.set(True)
-  try:
-    yield
-  finally:
-    _dry.reset(token)
-
-
-def names() -> tuple[axes.AxisName, ...]:
-  """Returns the axes over which all leaves are parts; usually none."""
-  return _axes.get()
-
-
-def is_dry_run() -> bool:
-  """Whether this trace is for inspection only."""
-  return _dry.get()
+def current() -> Scope:
+  """Returns what this transformation gets."""
+  return _scope.get()

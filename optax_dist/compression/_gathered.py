@@ -108,7 +108,8 @@ def gathered(
   def sent(updates):
     return sum(codec.size(leaf.size) for leaf in jax.tree.leaves(updates))
 
-  return Compression(name, init, reduce, sent, error_feedback)
+  is_mean = combine is None
+  return Compression(name, init, reduce, sent, error_feedback, is_mean)
 
 
 def messages(

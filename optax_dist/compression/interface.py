@@ -38,6 +38,8 @@ class Compression(NamedTuple):
       in one update.
     error_feedback: the share of its residual that a replica adds to its next
       update, from 0 to 1; None without error feedback.
+    is_mean: whether all get the mean of what each replica has encoded by itself, and
+      not a vote, or products with factors that they have in common.
   """
 
   name: str
@@ -48,6 +50,7 @@ class Compression(NamedTuple):
   ]
   sent: Callable[[Any], int]
   error_feedback: float | None
+  is_mean: bool = True
 
 
 def aggregate(

@@ -174,4 +174,6 @@ def power_sgd(
       count += rank * sum(shape) if shape else leaf.size
     return 4 * count
 
-  return Compression("power_sgd", init, reduce, sent, error_feedback)
+  return Compression(
+    "power_sgd", init, reduce, sent, error_feedback, is_mean=False
+  )

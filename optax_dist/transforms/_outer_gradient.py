@@ -1,97 +1,124 @@
-"""The outer gradient of local updates: the replicas' mean change in a round.
+"""The mean over the replicas of how far they moved, as it is or compressed.
 
-DiLoCo's Algorithm 1 averages it as it is, see :mod:`.local_updates`. Here is what each
-way to average provides, and the one that compresses what is sent.
+It is what local updates communicate: the outer gradient of DiLoCo's Algorithm 1, which
+:mod:`.local_updates` and :mod:`.streaming` compute.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
-from optax_dist._internal import replica_params
+from optax_dist._internal import axes, replica_params
 from optax_dist._internal.replica_params import Leaves
 from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
   aggregate,
+  check_compression,
 )
 
 
-class Change(NamedTuple):
-  """The replicas' mean change since their common start.
-
-  Attributes:
-    mean: ``start - parameters`` for each parameter that takes part.
-    finite: whether this replica's parameters are finite (boolean scalar), and so
-      take part; True if that isn't asked.
-    method: the state of a compression.
-  """
-
-  mean: list[jax.Array]
-  finite: jax.Array
-  method: CompressionState
-
-
-class OuterGradient(Protocol):
-  """A way to average the replicas' changes, with one message per dtype."""
+class MeanOverReplicas(Protocol):
+  """A way to average what the replicas have, with one message per dtype."""
 
   def init(self, center: Any) -> CompressionState:
     """Returns what is kept from round to round, for such parameters."""
 
-  def average(
+  def of(
     self,
     me: Replica,
     leaves: Leaves,
     center: Any,
-    points: list[jax.Array],
+    gaps: list[jax.Array],
+    finite: jax.Array,
     method: CompressionState,
-  ) -> Change:
-    """Averages the changes over the replicas.
+  ) -> tuple[list[jax.Array], CompressionState]:
+    """Returns the mean over the replicas, and what to keep for the next round.
 
     Args:
       me: the replica.
       leaves: the parameters that take part.
       center: the common start of all parameters.
-      points: the replica's parameters that take part.
+      gaps: how far each parameter that takes part moved on this replica; zeros if
+        it is not finite.
+      finite: whether it is (boolean scalar).
       method: what was kept from the last round.
     """
 
 
+def mean_over_replicas(
+  user: str, compression: Compression | None, mix: float = 0.0
+) -> MeanOverReplicas:
+  """Returns the way to average.
+
+  Args:
+    user: the transform that needs it, for messages.
+    compression: a compression method; None for the mean as it is.
+    mix: see :func:`optax_dist.streaming_updates`.
+
+  Raises:
+    TypeError: if ``compression`` is not a compression method.
+  """
+  if compression is None:
+    return _Mean()
+  check_compression(user, compression)
+  return _CompressedMean(compression, mix)
+
+
+class _Mean(MeanOverReplicas):
+  """The mean over the replicas that are finite; 0 where none is."""
+
+  def init(self, center: Any) -> CompressionState:
+    del center
+    return CompressionState(None, None, jnp.zeros([], jnp.int32))
+
+  def of(
+    self,
+    me: Replica,
+    leaves: Leaves,
+    center: Any,
+    gaps: list[jax.Array],
+    finite: jax.Array,
+    method: CompressionState,
+  ) -> tuple[list[jax.Array], CompressionState]:
+    del leaves, center
+    sent = [finite.astype(jnp.float32), *gaps]
+    count, *sums = me.sum(axes.cast_to_varying(sent, me.of.names))
+    divisor = jnp.maximum(count, 1)
+    return [x / divisor.astype(x.dtype) for x in sums], method
+
+
 @dataclasses.dataclass(frozen=True)
-class CompressedMean(OuterGradient):
+class _CompressedMean(MeanOverReplicas):
   """The mean in fewer bytes; a replica that isn't finite has not moved.
 
   Attributes:
     compression: the method.
-    reject_nonfinite: whether replicas that aren't finite are left out.
     mix: see :func:`optax_dist.streaming_updates`.
   """
 
   compression: Compression
-  reject_nonfinite: bool
   mix: float
 
   def init(self, center: Any) -> CompressionState:
     return self.compression.init(replica_params.unmoved(center))
 
-  def average(
+  def of(
     self,
     me: Replica,
     leaves: Leaves,
     center: Any,
-    points: list[jax.Array],
+    gaps: list[jax.Array],
+    finite: jax.Array,
     method: CompressionState,
-  ) -> Change:
-    centers = leaves.of(center)
-    points, finite = me.where_finite(points, centers, self.reject_nonfinite)
+  ) -> tuple[list[jax.Array], CompressionState]:
+    del finite
     # In a tree of all parameters, so that the state's structure never changes.
-    gap = leaves.put(
-      replica_params.unmoved(center),
-      [c - x for x, c in zip(points, centers, strict=True)],
-    )
-    mean, new = aggregate(self.compression, gap, method, me.of.names)
+    tree = leaves.put(replica_params.unmoved(center), gaps)
+    mean, new = aggregate(self.compression, tree, method, me.of.names)
     decay = self.compression.error_feedback
     if self.mix and decay is not None:
       # This share of what the round left out stays in the replica's own
@@ -102,4 +129,4 @@ class CompressedMean(OuterGradient):
         method.residual,
       )
       new = new._replace(residual=residual)
-    return Change(leaves.of(mean), finite, new)
+    return leaves.of(mean), new

@@ -99,7 +99,7 @@ def clip_by_global_norm(
     for path, leaf in paths_and_leaves:
       update_leaves.check_dtype(_USER, path, leaf)
     leaves = [leaf for _, leaf in paths_and_leaves]
-    if shard_scope.is_dry_run():
+    if shard_scope.current().is_inspection:
       factor = jnp.ones([], jnp.float32)
     else:
       axes.check_bound(names, _USER)
@@ -131,7 +131,7 @@ def clip_by_global_norm(
     updates: optax.Updates, leaves: list[Any]
   ) -> list[tuple[axes.AxisName, ...]]:
     """Returns, for each leaf, the axes that it is sharded over."""
-    scope = shard_scope.names()
+    scope = shard_scope.current().names
     # The flat parts from `sharded` are sharded over its axes, and over model
     # axes according to types or specs.
     untracked = [

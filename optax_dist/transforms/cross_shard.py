@@ -162,7 +162,7 @@ def cross_shard(
     del extra_args
     sizes = axes.check_bound(names, _USER)
     if groups:
-      collectives.check_groups_partition(groups, sizes[names[0]])
+      collectives.check_partition(groups, sizes[names[0]])
       sizes = {names[0]: len(groups[0])}
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(

@@ -11,9 +11,14 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replicas import Replicas
+from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
-from optax_dist.elastic_exchange import elastic_exchange
+from optax_dist.compression.interface import (
+  Compression,
+  CompressionState,
+  aggregate,
+  check_compression,
+)
 
 _USER = "elastic_average"
 _EXCHANGES = ("after_step", "same_point")
@@ -66,6 +71,7 @@ def elastic_average(
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
   model_axes: axes.AxisNames | None = None,
+  compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica train its own parameters, tied to a common center.
 
@@ -76,10 +82,10 @@ def elastic_average(
      gradient: ``gradient + rho * (params - local_center)``.
   2. ``inner`` updates the replica's parameters; its local step is incremented.
   3. Every ``communication_period`` steps there is an exchange: ``local_center``
-     becomes the center, and parameters and center move towards each other, see
-     :func:`optax_dist.elastic_exchange.elastic_exchange`: the parameters by
-     ``moving_rate * (params - center)``, the center by the sum of these over the
-     replicas. This is the only communication. The global step is incremented.
+     becomes the center, and parameters and center move towards each other: with
+     ``pull = moving_rate * (params - center)``, the parameters by ``-pull`` and the
+     center by the sum of all replicas' pulls. This sum is the only communication.
+     The global step is incremented.
 
   The move is part of the returned updates, so ``optax.apply_updates`` gives the
   parameters above. A parameter whose gradient is None does not take part.
@@ -122,6 +128,10 @@ def elastic_average(
       all shards of a replica make the same decision. Under ``check_vma=True``
       the types show them; otherwise, if the mesh has further axes, they are
       required: ``()`` for none.
+    compression: ``quantize`` or ``top_k`` of :mod:`optax_dist.compression`, with error
+      feedback, to send pulls in fewer bytes; None for no compression. What is not
+      sent of a pull stays in the replica's parameters, and so in its next pull: no
+      residual is kept, and the decay of the error feedback has no effect.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with an
@@ -135,7 +145,8 @@ def elastic_average(
       unknown; in ``init``, if the number of replicas is; in ``update``, if the
       axis has another size, there are no parameters, or by their type they are
       not each replica's own, or the state was not passed as one replica's.
-    TypeError: in ``update``, if an update is not floating-point or complex.
+    TypeError: at construction, if ``compression`` is not a method; in ``update``, if
+      an update is not floating-point or complex.
     UnboundAxisError: in ``update``, if an axis is not bound.
 
   Example:
@@ -179,6 +190,8 @@ def elastic_average(
       " `rho`."
     )
   inner = with_steady_state(inner)
+  if compression is not None:
+    _check_sent(compression)
 
   def init_fn(params: optax.Params) -> ElasticAverageState:
     size = replicas.at_init()
@@ -230,15 +243,18 @@ def elastic_average(
     )
     u = leaves.of(steps)
 
-    # 3. The exchange, eq. 2 and 3: with pull = rate * (x - center), a replica moves
-    # by -pull, and the center by the sum of all pulls.
+    # 3. The exchange, eq. 2 and 3: a replica moves by -pull, with pull = rate *
+    # (x - center), and the center by the sum of all replicas' pulls.
     def meet() -> tuple[Any, ...]:
       points = optax.apply_updates(x, u) if exchange == "after_step" else x
-      points, finite = me.where_finite(points, center, reject_nonfinite)
-      met = elastic_exchange(points, center, rate, me.sum)
-      moves = [u - cast_like(p, u) for u, p in zip(u, met.pull, strict=True)]
+      gaps = [cast_like(p, c) - c for p, c in zip(points, center, strict=True)]
+      gaps, finite = me.finite_or_zero(gaps, reject_nonfinite)
+      pulls = [gap * cast_like(rate, gap) for gap in gaps]
+      pulls, totals = send(me, leaves, pulls, state)
+      moves = [u - cast_like(p, u) for u, p in zip(u, pulls, strict=True)]
+      moved = [c + total for c, total in zip(center, totals, strict=True)]
       dropped = own.dropped_nonfinite + (~finite).astype(jnp.int32)
-      return moves, met.center, center, dropped
+      return moves, moved, center, dropped
 
     # Equal on all replicas, so either all of them exchange or none.
     meets = True if period == 1 else state.iterations + 1 >= period
@@ -260,7 +276,40 @@ def elastic_average(
       ),
     )
 
+  def send(
+    me: Replica,
+    leaves: replica_params.Leaves,
+    pulls: list[jax.Array],
+    state: ElasticAverageState,
+  ) -> tuple[list[jax.Array], list[jax.Array]]:
+    """What a replica gives up, and what the center gets: the sum over the replicas."""
+    if compression is None:
+      return pulls, me.sum(pulls)
+    # In a tree of all parameters, for keys by their places.
+    tree = leaves.put(replica_params.unmoved(state.center), pulls)
+    nothing_left = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), tree)
+    method = CompressionState(nothing_left, None, state.global_step)
+    mean, method = aggregate(compression, tree, method, me.of.names)
+    left = leaves.of(method.residual)
+    sent = [cast_like(x - y, x) for x, y in zip(pulls, left, strict=True)]
+    return sent, [x * jnp.asarray(me.size, x.dtype) for x in leaves.of(mean)]
+
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_sent(compression: Compression) -> None:
+  """Checks that a replica can give up what the center gets.
+
+  Raises:
+    TypeError, ValueError: if it can't, or if it is not a compression method.
+  """
+  check_compression(_USER, compression)
+  if compression.error_feedback is None or not compression.is_mean:
+    raise ValueError(
+      f"{_USER}: a replica gives up what was sent of its pull, so `compression` must"
+      " be quantize or top_k, with error_feedback, which tells what was not sent; got"
+      f" {compression.name} with error_feedback={compression.error_feedback}."
+    )
 
 
 def _ratio(rate: Any, learning_rate: Any) -> Any:

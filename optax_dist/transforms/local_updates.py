@@ -1,6 +1,5 @@
 """Local updates: replicas train locally, and synchronize periodically."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,20 +12,11 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replica_params import Leaves
-from optax_dist._internal.replicas import Replica, Replicas
+from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
-from optax_dist.compression.interface import (
-  Compression,
-  CompressionState,
-  check_compression,
-)
+from optax_dist.compression.interface import Compression, CompressionState
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import (
-  Change,
-  CompressedMean,
-  OuterGradient,
-)
+from optax_dist.transforms._outer_gradient import mean_over_replicas
 
 _USER = "local_updates"
 
@@ -187,7 +177,7 @@ def local_updates(
   precision.check_dtype("center_dtype", center_dtype)
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
-  gradient = outer_gradient(_USER, compression, reject_nonfinite)
+  means = mean_over_replicas(_USER, compression)
 
   def period_after(step: jax.Array) -> jax.Array:
     steps = period(step) if callable(period) else period
@@ -199,7 +189,7 @@ def local_updates(
     center = replica_params.common(params, replicas.names, center_dtype)
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    method = gradient.init(center)
+    method = means.init(center)
     own = LocalReplica(zero(), inner.init(params), zero(), method.residual)
     return LocalUpdatesState(
       global_step=zero(),
@@ -231,25 +221,30 @@ def local_updates(
     round_end = state.round_start + iterations
 
     def end_round() -> tuple[Any, ...]:
-      # The outer gradient: how far the replicas moved from their common start.
+      # The outer gradient: the mean over the replicas of start - parameters.
+      start = leaves.of(state.center)
+      gaps = [
+        c - cast_like(x + u, c) for x, u, c in zip(x, u, start, strict=True)
+      ]
+      gaps, finite = me.finite_or_zero(gaps, reject_nonfinite)
       method = CompressionState(own.residual, state.shared, state.global_step)
-      points = [x + u for x, u in zip(x, u, strict=True)]
-      change = gradient.average(me, leaves, state.center, points, method)
+      mean, method = means.of(me, leaves, state.center, gaps, finite, method)
       # The outer step, in which parameters that don't take part have not moved.
-      mean = leaves.put(replica_params.unmoved(state.center), change.mean)
       outer_steps, outer_state = outer.update(
-        mean, state.outer_state, state.center
+        leaves.put(replica_params.unmoved(state.center), mean),
+        state.outer_state,
+        state.center,
       )
-      start = leaves.of(apply_updates(state.center, outer_steps))
+      new_start = leaves.of(apply_updates(state.center, outer_steps))
       # All replicas continue from the new start.
       to_start = [
         cast_like(c - cast_like(x, c), u)
-        for x, u, c in zip(x, u, start, strict=True)
+        for x, u, c in zip(x, u, new_start, strict=True)
       ]
-      dropped = own.dropped_nonfinite + (~change.finite).astype(jnp.int32)
+      dropped = own.dropped_nonfinite + (~finite).astype(jnp.int32)
       return (
-        *(to_start, leaves.put(state.center, start), outer_state),
-        *(dropped, change.method.residual, change.method.shared),
+        *(to_start, leaves.put(state.center, new_start), outer_state),
+        *(dropped, method.residual, method.shared),
         period_after(round_end),
       )
 
@@ -280,66 +275,3 @@ def local_updates(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def outer_gradient(
-  user: str,
-  compression: Compression | None,
-  reject_nonfinite: bool,
-  mix: float = 0.0,
-) -> OuterGradient:
-  """Returns the way to average the replicas' changes.
-
-  Args:
-    user: the transform that needs it, for messages.
-    compression: a compression method; None for the mean as it is.
-    reject_nonfinite: whether replicas that aren't finite are left out.
-    mix: see :func:`optax_dist.streaming_updates`.
-
-  Raises:
-    TypeError: if ``compression`` is not a compression method.
-  """
-  if compression is None:
-    return _Mean(reject_nonfinite)
-  check_compression(user, compression)
-  return CompressedMean(compression, reject_nonfinite, mix)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Mean(OuterGradient):
-  """The mean over the replicas that are finite; 0 where none is.
-
-  Attributes:
-    reject_nonfinite: whether replicas that aren't finite are left out.
-  """
-
-  reject_nonfinite: bool
-
-  def init(self, center: Any) -> CompressionState:
-    del center
-    return CompressionState(None, None, jnp.zeros([], jnp.int32))
-
-  def average(
-    self,
-    me: Replica,
-    leaves: Leaves,
-    center: Any,
-    points: list[jax.Array],
-    method: CompressionState,
-  ) -> Change:
-    gaps = [
-      c - cast_like(x, c)
-      for x, c in zip(points, leaves.of(center), strict=True)
-    ]
-    finite = jnp.asarray(True)
-    sent = axes.cast_to_varying(gaps, me.of.names)
-    if self.reject_nonfinite:
-      finite = me.all_finite(gaps)
-      sent = [jnp.where(finite, x, jnp.zeros_like(x)) for x in sent]
-    here = axes.cast_to_varying(finite.astype(jnp.float32), me.of.names)
-    count, *sums = me.sum([here, *sent])
-    if not self.reject_nonfinite:
-      count = jnp.asarray(me.size)
-    divisor = jnp.maximum(count, 1)
-    means = [x / divisor.astype(x.dtype) for x in sums]
-    return Change(means, finite, method)

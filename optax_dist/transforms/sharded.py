@@ -21,6 +21,7 @@ from optax_dist._internal.replica_blocks import (
   is_per_replica,
 )
 from optax_dist._internal.replicas import Replicas
+from optax_dist._internal.shard_scope import Scope
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 
@@ -202,7 +203,7 @@ def sharded(
     inner_state = jax.tree.map(
       _take, state.inner_state, types, is_leaf=is_per_replica
     )
-    with shard_scope.over(names):
+    with shard_scope.inside(Scope(names)):
       args = treedef.unflatten(own), inner_state, params
       check_used(_USER, inner.update, args, extra_args)
       own_updates, inner_state = inner.update(*args, **extra_args)
@@ -315,7 +316,7 @@ def _check_inner(
   of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
   like = updates if params is None else params
   try:
-    with shard_scope.dry_run():
+    with shard_scope.inside(Scope(is_inspection=True)):
       whole, part = (
         jax.eval_shape(inner.init, x) for x in (like, of_part(like))
       )

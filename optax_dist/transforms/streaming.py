@@ -16,7 +16,8 @@ from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import Compression, CompressionState
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms.local_updates import LocalReplica, outer_gradient
+from optax_dist.transforms._outer_gradient import mean_over_replicas
+from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
 
@@ -142,7 +143,7 @@ def streaming_updates(
   precision.check_dtype("center_dtype", center_dtype)
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
-  gradient = outer_gradient(_USER, compression, reject_nonfinite, mix)
+  means = mean_over_replicas(_USER, compression, mix)
 
   def init_fn(params: optax.Params) -> StreamingUpdatesState:
     size = replicas.at_init()
@@ -150,7 +151,7 @@ def streaming_updates(
     center = replica_params.common(params, replicas.names, center_dtype)
     members = _members(fragments, center)
     zero = lambda: jnp.zeros([], jnp.int32)
-    methods = [gradient.init(_only(center, at, like=center)) for at in members]
+    methods = [means.init(_only(center, at, like=center)) for at in members]
     residuals = tuple(method.residual for method in methods)
     own = LocalReplica(zero(), inner.init(params), zero(), residuals)
     return StreamingUpdatesState(
@@ -198,13 +199,14 @@ def streaming_updates(
     points = [x + u for x, u in zip(x, u, strict=True)]
 
     def send() -> tuple[Any, ...]:
-      """The replicas' mean change since their common start."""
+      """The mean over the replicas of start - parameters."""
+      gaps = [c - cast_like(x, c) for x, c in zip(points, start, strict=True)]
+      gaps, finite = me.finite_or_zero(gaps, reject_nonfinite)
       method = CompressionState(residual, shared, count)
-      own = _only(center, of, like=center)
-      change = gradient.average(me, leaves, own, points, method)
-      counted = dropped + (~change.finite).astype(jnp.int32)
-      method = change.method
-      return change.mean, method.residual, method.shared, counted
+      its_center = _only(center, of, like=center)
+      mean, method = means.of(me, leaves, its_center, gaps, finite, method)
+      counted = dropped + (~finite).astype(jnp.int32)
+      return mean, method.residual, method.shared, counted
 
     received = leaves.of(pending) if delay else [], residual, shared, dropped
     if delay:

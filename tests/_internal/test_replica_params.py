@@ -117,18 +117,16 @@ def test_whether_all_is_finite(tree, finite):
 @some_maps
 @pytest.mark.parametrize("reject", [True, False])
 def test_a_replica_that_is_not_finite_counts_as_at_the_center(map_name, reject):
-  points = [_normal(0, 3), np.ones((N, 2), np.float16)]
-  points[0][1, 0], points[1][2, 1] = np.nan, np.inf
-  center = [np.zeros(3, np.float32), np.full(2, 5, np.float32)]
-  step = lambda points, center: _replica().where_finite(points, center, reject)
-  args = points, maps.Replicated(center)
-  got, finite = maps.run(map_name, lambda *args: (*step(*args),), *args, size=N)
+  gaps = [_normal(0, 3), np.ones((N, 2), np.float16)]
+  gaps[0][1, 0], gaps[1][2, 1] = np.nan, np.inf
+  step = lambda gaps: tuple(_replica().finite_or_zero(gaps, reject))
+  got, finite = maps.run(map_name, step, gaps, size=N)
   away = [1, 2] if reject else []
   assert finite.tolist() == [i not in away for i in range(N)]
-  for x, given, c in zip(got, points, center, strict=True):
-    assert x.dtype == c.dtype
+  for x, given in zip(got, gaps, strict=True):
+    assert x.dtype == given.dtype
     for i in range(N):
-      np.testing.assert_array_equal(x[i], c if i in away else given[i])
+      np.testing.assert_array_equal(x[i], 0 * x[0] if i in away else given[i])
 
 
 class _Own(NamedTuple):

@@ -4,39 +4,27 @@ import threading
 
 import pytest
 
-from optax_dist._internal import shard_scope
+from optax_dist._internal.shard_scope import Scope, current, inside
 
 
-def _fails(scope, look):
-  with scope:
-    seen = look()
-    raise KeyError(seen)
+def _fails(scope):
+  with inside(scope):
+    raise KeyError(current())
 
 
 def test_scopes_nest_and_end_with_an_error():
-  assert shard_scope.names() == ()
-  with shard_scope.over(("data",)):
-    inner = shard_scope.over(("dcn", "ici"))
-    with pytest.raises(KeyError, match=r"\('dcn', 'ici'\)"):
-      _fails(inner, shard_scope.names)
-    assert shard_scope.names() == ("data",)
-  assert shard_scope.names() == ()
-
-
-def test_an_inspection_ends_with_an_error():
-  with pytest.raises(KeyError, match="True"):
-    _fails(shard_scope.dry_run(), shard_scope.is_dry_run)
-  assert not shard_scope.is_dry_run()
+  assert current() == Scope()
+  with inside(Scope(("data",))):
+    with pytest.raises(KeyError, match=r"'dcn', 'ici'.*is_inspection=True"):
+      _fails(Scope(("dcn", "ici"), is_inspection=True))
+    assert current() == Scope(("data",))
+  assert current() == Scope()
 
 
 def test_scopes_are_separate_in_each_thread():
   seen = []
-  with shard_scope.over(("data",)), shard_scope.dry_run():
-    thread = threading.Thread(
-      target=lambda: seen.append(
-        (shard_scope.names(), shard_scope.is_dry_run())
-      )
-    )
+  with inside(Scope(("data",), is_inspection=True)):
+    thread = threading.Thread(target=lambda: seen.append(current()))
     thread.start()
     thread.join()
-  assert seen == [((), False)]
+  assert seen == [Scope()]

@@ -174,25 +174,14 @@ class _Operation(NamedTuple):
   equation: Any
 
 
-class _Constant:
-  """A number or an array in a program."""
-
-  def __init__(self, value: Any):
-    self.value = value
-
-  def __eq__(self, other: Any) -> bool:
-    if not isinstance(other, _Constant):
-      return False
-    if self.value is other.value:
-      return True
-    for x in (self.value, other.value):
-      is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)
-      if is_key or isinstance(x, jax.core.Tracer):
-        return False
-    a, b = np.asarray(self.value), np.asarray(other.value)
-    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-
-  __hash__ = None  # type: ignore[assignment]
+def _constant(value: Any) -> tuple:
+  """Returns what tells a number or an array in a program from others."""
+  dtype = jnp.result_type(value)
+  is_key = jnp.issubdtype(dtype, jax.dtypes.extended)
+  if is_key or isinstance(value, jax.core.Tracer):
+    # Known only as the same object, which the programs keep.
+    return ("constant", id(value))
+  return ("constant", dtype, np.shape(value), np.asarray(value).tobytes())
 
 
 def _operations(program: Any) -> Iterator[_Operation]:
@@ -202,13 +191,13 @@ def _operations(program: Any) -> Iterator[_Operation]:
   parts has these.
   """
   jaxpr = getattr(program, "jaxpr", program)
-  consts = map(_Constant, getattr(program, "consts", ()))
+  consts = map(_constant, getattr(program, "consts", ()))
   names: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
   names.update((v, ("argument", i)) for i, v in enumerate(jaxpr.invars))
   count = itertools.count()
 
   def name_of(v: Any) -> Any:
-    return _Constant(v.val) if isinstance(v, _core.Literal) else names[v]
+    return _constant(v.val) if isinstance(v, _core.Literal) else names[v]
 
   for eqn in jaxpr.eqns:
     operands = [name_of(v) for v in eqn.invars]

@@ -46,4 +46,5 @@ def _is_small(x: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
     return False
   if axes.platform() != "cpu" or jax.process_count() == 1:
     return False
-  return axes.is_fully_manual() and x.nbytes < _ALONE
+  mesh = jax.sharding.get_abstract_mesh()
+  return len(mesh.manual_axes) == len(mesh.axis_names) and x.nbytes < _ALONE

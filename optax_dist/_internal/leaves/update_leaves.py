@@ -33,24 +33,6 @@ def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
     )
 
 
-def check_shape(
-  user: str, path: jax.tree_util.KeyPath, leaf: Any, param: Any
-) -> None:
-  """Checks that a leaf has the shape of its parameter; None fits any.
-
-  Raises:
-    ValueError: if it does not; names the leaf.
-  """
-  if leaf is None:
-    return
-  shape = leaf.dense_shape if is_indexed_slices(leaf) else jnp.shape(leaf)
-  if shape != jnp.shape(param):
-    raise ValueError(
-      f"{user}: {name_of(path)} must have the shape of its parameter,"
-      f" {jnp.shape(param)}, got {shape}."
-    )
-
-
 def check_like(user: str, updates: Any, params: Any) -> list[Any]:
   """Checks that updates have the structure and the shapes of their parameters.
 
@@ -69,7 +51,14 @@ def check_like(user: str, updates: Any, params: Any) -> list[Any]:
       f"{user}: `updates` must have the structure of `params`, but {error}"
     ) from error
   for (path, param), leaf in zip(paths_and_leaves, leaves, strict=True):
-    check_shape(user, path, leaf, param)
+    if leaf is None:
+      continue
+    shape = leaf.dense_shape if is_indexed_slices(leaf) else jnp.shape(leaf)
+    if shape != jnp.shape(param):
+      raise ValueError(
+        f"{user}: {name_of(path)} must have the shape of its parameter,"
+        f" {jnp.shape(param)}, got {shape}."
+      )
   return leaves
 
 
@@ -96,33 +85,12 @@ def check_gradients(
   for path, leaf in leaves:
     leaf = values_of(leaf)
     check_dtype(user, path, leaf)
-    check_own(user, path, leaf, tracked)
     what = f"{user}: {name_of(path)}"
+    missing = tracked - axes.varying_axes(leaf)
+    if missing:
+      raise ValueError(
+        f"{what} does not vary over axis {axes.listed(missing)}: it arrived already"
+        " summed over the replicas, and can't be split again. Differentiate with"
+        " respect to optax_dist.local_params(params, axis_name)."
+      )
     provenance.check_whole(what, leaf, names, remedy, known)
-
-
-def check_own(
-  user: str,
-  path: jax.tree_util.KeyPath,
-  leaf: Any,
-  tracked: frozenset[axes.AxisName],
-) -> None:
-  """Checks that a leaf is a replica's own, if axes are tracked.
-
-  Args:
-    user: the transform that needs it, for the message.
-    path: the leaf's path.
-    leaf: an array.
-    tracked: the tracked axes over the replicas.
-
-  Raises:
-    ValueError: if the leaf does not vary over all of ``tracked``.
-  """
-  missing = tracked - axes.varying_axes(leaf)
-  if missing:
-    raise ValueError(
-      f"{user}: {name_of(path)} does not vary over axis"
-      f" {axes.listed(missing)}: it arrived already summed over"
-      " the replicas, and can't be split again. Differentiate with respect"
-      " to optax_dist.local_params(params, axis_name)."
-    )

@@ -10,7 +10,6 @@ import optax
 from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.strategies.local_steps import LocalState, LocalSteps
-from optax_dist.elastic_exchange import elastic_exchange
 
 # The center accepts an exchange however old the parameters are.
 _ANY_STALENESS = 2**31 - 1
@@ -43,15 +42,20 @@ class ElasticAverage(LocalSteps):
         f"moving_rate must be between 0 and 1, got {moving_rate!r}."
       )
     self.quorum = strategy.Quorum(1, total_num_replicas, _ANY_STALENESS)
+    rate = float(moving_rate)
 
     def apply(shared: strategy.SharedState, mean: Any) -> strategy.SharedState:
       params = strategy.owned(mean, shared.params)
-      center = elastic_exchange(params, shared.params, moving_rate).center
+      center = jax.tree.map(
+        lambda x, c: c + rate * (x - c), params, shared.params
+      )
       return strategy.SharedState(center, shared.opt_state)
 
     self.apply = jax.jit(apply)
     self._pull = jax.jit(
-      lambda own, center: elastic_exchange(own, center, moving_rate).params
+      lambda own, center: jax.tree.map(
+        lambda x, c: x - rate * (x - c), own, center
+      )
     )
 
   def shared(self, params: Any) -> strategy.SharedState:

@@ -56,14 +56,13 @@ def test_updates_of_other_dtypes_are_refused_by_name(leaf, dtype):
 
 @maps.tracked_map
 def test_a_summed_leaf_is_named_with_its_axis(map_name):
-  tracked = frozenset([maps.AXIS])
+  def check(**leaves):
+    update_leaves.check_gradients("a test", leaves, (maps.AXIS,), "")
 
   def step(own, shared):
-    update_leaves.check_own("a test", (), own, tracked)
-    update_leaves.check_own("a test", (), shared, frozenset())
-    path, leaf = _path({"w": shared})
+    check(w=own)
     with pytest.raises(ValueError, match=r"updates\['w'\] does not vary") as e:
-      update_leaves.check_own("a test", path, leaf, tracked)
+      check(own=own, w=shared)
     assert f"axis {maps.AXIS!r}" in str(e.value)
     assert "optax_dist.local_params" in str(e.value)
     return own

@@ -1,0 +1,127 @@
+"""Tests of elastic_average with pulls that are sent in fewer bytes."""
+
+import functools
+
+import jax
+import maps
+import numpy as np
+import optax
+import pytest
+from own_params import normal, stack, take_step
+
+import optax_dist
+from optax_dist import compression
+
+N = 4
+METHODS = {
+  "top_k": compression.top_k(0.4, bits=4),
+  "quantize": compression.quantize(2),
+  "stochastic": compression.quantize(4, stochastic=True),
+}
+
+
+def _tx(method, rate=0.0, **kwargs):
+  return optax_dist.elastic_average(
+    optax.sgd(rate),
+    maps.AXIS,
+    num_replicas=N,
+    moving_rate=0.15,
+    rho=0.0,
+    compression=method,
+    **kwargs,
+  )
+
+
+def _train(map_name, tx, params, gradients):
+  """Trains, and returns the parameters and the center after each step."""
+  start = jax.tree.map(lambda x: x[0], params)
+  state = tx.init(start)
+  run = maps.stepper(map_name, functools.partial(take_step, tx), state, N)
+  for gradient in gradients:
+    params, new_state = run(state, params, gradient)
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (state, new_state))
+    assert shapes[0] == shapes[1]
+    state = new_state
+    yield jax.tree.map(np.asarray, (params, state.center))
+
+
+@maps.every_map
+def test_a_method_that_leaves_nothing_out_changes_nothing(map_name):
+  params = stack({"a": normal(0, 6, 5), "b": normal(1, 7), "c": normal(2, 2)})
+  gradients = [
+    {"a": normal(i, N, 6, 5), "b": normal(i + 9, N, 7), "c": None}
+    for i in range(6)
+  ]
+  runs = [
+    _train(
+      map_name, _tx(method, 0.1, communication_period=3), params, gradients
+    )
+    for method in (None, compression.top_k(1.0))
+  ]
+  for plain, compressed in zip(*runs, strict=True):
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+      plain,
+      compressed,
+    )
+
+
+@maps.both_kinds
+@pytest.mark.parametrize("name", METHODS)
+def test_the_center_gets_what_the_replicas_give_up(name, map_name):
+  """So their sum stays, and they meet at the mean of where all of them started."""
+  params = {"a": normal(0, N, 8, 5), "b": normal(1, N, 7)}
+  still = jax.tree.map(np.zeros_like, params)
+  tx = _tx(METHODS[name], communication_period=1)
+  total = jax.tree.map(lambda x: x.sum(0) + x[0], params)
+  for now, center in _train(map_name, tx, params, [still] * 120):
+    sums = jax.tree.map(lambda x, c: x.sum(0) + c, now, center)
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
+      sums,
+      total,
+    )
+  apart = jax.tree.map(lambda x, c: np.abs(x - c).max(), now, center)
+  assert max(jax.tree.leaves(apart)) < 1e-2, apart
+
+
+@maps.both_kinds
+def test_only_what_is_sent_of_a_pull_moves_a_replica(map_name):
+  params = normal(0, N, 40)
+  tx = _tx(compression.top_k(0.2), communication_period=1)
+  (now, center), *_ = _train(map_name, tx, params, [np.zeros_like(params)])
+  moves = params - now
+  # The first replica is at the center.
+  assert np.count_nonzero(moves, axis=1).tolist() == [0, 8, 8, 8]
+  np.testing.assert_allclose(moves.sum(0), center - params[0], atol=1e-6)
+
+
+@maps.both_kinds
+def test_a_replica_that_is_not_finite_moves_nothing(map_name):
+  params = normal(0, N, 8, 5)
+  params[2, 3] = np.nan
+  tx = _tx(METHODS["quantize"], communication_period=1)
+  *_, (now, center) = _train(map_name, tx, params, [np.zeros_like(params)] * 3)
+  assert np.isfinite(center).all()
+  assert np.isfinite(now[[0, 1, 3]]).all()
+  kept = params[[0, 1, 3]].sum(0) + params[0]
+  np.testing.assert_allclose(now[[0, 1, 3]].sum(0) + center, kept, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "method",
+  [
+    compression.sign(),
+    compression.sign(error_feedback=1.0),
+    compression.power_sgd(1),
+    compression.quantize(8, error_feedback=None),
+  ],
+)
+def test_methods_that_do_not_tell_what_each_replica_sent_are_refused(method):
+  with pytest.raises(ValueError, match=f"got {method.name} with"):
+    _tx(method)
+
+
+def test_what_is_no_method_is_refused():
+  with pytest.raises(TypeError, match=r"must be a method .* got 3"):
+    _tx(3)
