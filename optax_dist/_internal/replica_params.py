@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision, update_leaves
@@ -73,8 +72,19 @@ def enter(
   """
   axes.check_bound(replicas.names, replicas.user, _NO_REPLICAS)
   replicas.check_counter(state.iterations)
-  xs, gradients, treedef = _flatten_with_updates(replicas, params, updates)
-  _check_center(replicas.user, params, state.center)
+  if params is None and updates is not None:
+    raise ValueError(
+      f"{replicas.user} needs the parameters: call update(updates, state, params)."
+    )
+  gradients = update_leaves.check_like(replicas.user, updates, params)
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  centers = treedef.flatten_up_to(state.center)
+  for (path, x), gradient, center in zip(
+    paths_and_leaves, gradients, centers, strict=True
+  ):
+    _check_leaf(replicas, path, x, gradient, center)
+  xs = [x for _, x in paths_and_leaves]
   at = [i for i, g in enumerate(gradients) if g is not None]
   leaves = Leaves(treedef, at)
   return (
@@ -146,43 +156,26 @@ def common(
   return treedef.unflatten(leaves)
 
 
-def _flatten_with_updates(
-  of: Replicas, params: optax.Params | None, updates: optax.Updates
-) -> tuple[list, list, Any]:
-  if params is None and updates is not None:
+def _check_leaf(
+  of: Replicas, path: Any, x: Any, gradient: Any, center: Any
+) -> None:
+  """Checks a parameter, with its gradient or None, and its center."""
+  name = f"params{jax.tree_util.keystr(path)}"
+  gradient = values_of(gradient)
+  if gradient is not None:
+    update_leaves.check_dtype(of.user, path, gradient)
+  missing = axes.tracked_axes(of.names) - axes.varying_axes(x)
+  if missing:
     raise ValueError(
-      f"{of.user} needs the parameters: call update(updates, state, params)."
+      f"{of.user}: {name} does not vary over axis {axes.listed(missing)}: it is one"
+      " parameter of all replicas, but each must have its own. Give the parameters a"
+      " leading replica axis and pass them with in_specs=PartitionSpec(axis_name),"
+      " or, where they start out equal inside the map, cast them with"
+      " optax_dist.local_params(params, axis_name)."
     )
-  leaves = update_leaves.check_like(of.user, updates, params)
-  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  for (path, _), update in zip(paths_and_leaves, leaves, strict=True):
-    update = values_of(update)
-    if update is not None:
-      update_leaves.check_dtype(of.user, path, update)
-  tracked = axes.tracked_axes(of.names)
-  for path, leaf in paths_and_leaves:
-    missing = tracked - axes.varying_axes(leaf)
-    if missing:
-      raise ValueError(
-        f"{of.user}: params{jax.tree_util.keystr(path)} does not vary over axis"
-        f" {axes.listed(missing)}: it is one parameter of all"
-        " replicas, but each must have its own. Give the parameters a leading"
-        " replica axis and pass them with in_specs=PartitionSpec(axis_name), or,"
-        " where they start out equal inside the map, cast them with"
-        " optax_dist.local_params(params, axis_name)."
-      )
-  return [leaf for _, leaf in paths_and_leaves], leaves, treedef
-
-
-def _check_center(user: str, params: optax.Params, center: Any) -> None:
-  treedef: Any
-  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  centers = treedef.flatten_up_to(center)
-  for (path, x), c in zip(paths_and_leaves, centers, strict=True):
-    if jnp.shape(x) != jnp.shape(c):
-      raise ValueError(
-        f"{user}: params{jax.tree_util.keystr(path)} has shape {jnp.shape(x)}, but"
-        f" the center has {jnp.shape(c)}. Pass one replica's parameters: inside"
-        " jax.shard_map, take its block's only row, as in"
-        " jax.tree.map(lambda x: x[0], params)."
-      )
+  if jnp.shape(x) != jnp.shape(center):
+    raise ValueError(
+      f"{of.user}: {name} has shape {jnp.shape(x)}, but the center has"
+      f" {jnp.shape(center)}. Pass one replica's parameters: inside jax.shard_map,"
+      " take its block's only row, as in jax.tree.map(lambda x: x[0], params)."
+    )

@@ -8,7 +8,7 @@ from a leaf must remain elementwise, and the two must be equal except for shapes
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,9 +88,12 @@ def check(
       )
     if kind == _OWN and split:
       raise NotElementwise("an array of its own is taken for a leaf")
-  for a, b in itertools.zip_longest(_operations(whole), _operations(part)):
-    if a is None or b is None or a.what != b.what:
-      name = _name([x.equation for x in (a, b) if x and x.equation])
+  nothing = None, None
+  for (a, made_a), (b, made_b) in itertools.zip_longest(
+    _operations(whole), _operations(part), fillvalue=nothing
+  ):
+    if a != b:
+      name = _name([x for x in (made_a, made_b) if x])
       raise NotElementwise(
         f"{name} treats a leaf by its shape, and parts have others"
       )
@@ -162,18 +165,6 @@ def _either(kinds: Sequence[_Kind]) -> _Kind:
   return next((kind for kind in (_OWN, _PART) if kind in kinds), _NUMBER)
 
 
-class _Operation(NamedTuple):
-  """An operation of a program.
-
-  Attributes:
-    what: what it does and with which values, whatever their shapes.
-    equation: the equation; None for the results of the program.
-  """
-
-  what: tuple
-  equation: Any
-
-
 def _constant(value: Any) -> tuple:
   """Returns what tells a number or an array in a program from others."""
   dtype = jnp.result_type(value)
@@ -184,11 +175,12 @@ def _constant(value: Any) -> tuple:
   return ("constant", dtype, np.shape(value), np.asarray(value).tobytes())
 
 
-def _operations(program: Any) -> Iterator[_Operation]:
+def _operations(program: Any) -> Iterator[tuple[tuple, Any]]:
   """Yields a program's operations in order, each followed by those that it calls.
 
-  Except for broadcasts of numbers: if a leaf is a scalar, only the program with its
-  parts has these.
+  For each, what it does and with which values, whatever their shapes, and its
+  equation; at the end the results, without an equation. Broadcasts of numbers are left
+  out: if a leaf is a scalar, only the program with its parts has these.
   """
   jaxpr = getattr(program, "jaxpr", program)
   consts = map(_constant, getattr(program, "consts", ()))
@@ -211,13 +203,13 @@ def _operations(program: Any) -> Iterator[_Operation]:
       for key, value in eqn.params.items()
       if isinstance(value, int | float | str | bool | np.dtype)
     }
-    yield _Operation((eqn.primitive.name, params, operands), eqn)
+    yield (eqn.primitive.name, params, operands), eqn
     names.update((v, (next(count), i)) for i, v in enumerate(eqn.outvars))
     for value in eqn.params.values():
       for called in value if isinstance(value, tuple) else (value,):
         if hasattr(called, "eqns"):
           yield from _operations(called)
-  yield _Operation(("results", [name_of(v) for v in jaxpr.outvars]), None)
+  yield ("results", [name_of(v) for v in jaxpr.outvars]), None
 
 
 def _name(equations: Sequence[Any]) -> str:
