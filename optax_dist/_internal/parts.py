@@ -9,7 +9,6 @@ What is left is what the collectives move: on TPU, cutting flat arrays instead c
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +18,6 @@ from optax_dist._internal import axes, collectives
 
 Names = tuple[axes.AxisName, ...]
 Shape = tuple[int, ...]
-
-
-class Scope(NamedTuple):
-  """Tells a transformation that it gets parts, which types may not show.
-
-  ``sharded`` passes it to its inner transformation as ``sharded_scope``, a keyword
-  argument of ``update``.
-
-  Attributes:
-    names: the axes over which all leaves are one replica's parts; usually none.
-    is_inspection: whether this trace is only looked at: nothing may communicate.
-  """
-
-  names: Names = ()
-  is_inspection: bool = False
 
 
 def _dimension(shape: Sequence[int], count: int) -> int:

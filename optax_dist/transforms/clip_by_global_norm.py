@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, collectives
+from optax_dist._internal import axes, checks, collectives, shard_scope
 from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist._internal.parts import Scope
 from optax_dist.sparse.indexed_slices import (
   is_indexed_slices,
   map_values,
@@ -18,7 +17,6 @@ from optax_dist.sparse.indexed_slices import (
 from optax_dist.states.specs import specs_of_updates
 
 _USER = "clip_by_global_norm"
-_NO_PARTS = Scope()
 
 
 def clip_by_global_norm(
@@ -92,8 +90,6 @@ def clip_by_global_norm(
     updates: optax.Updates,
     state: optax.EmptyState,
     params: optax.Params | None = None,
-    *,
-    sharded_scope: Scope = _NO_PARTS,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.EmptyState]:
     del params, extra_args
@@ -103,12 +99,11 @@ def clip_by_global_norm(
     for path, leaf in paths_and_leaves:
       update_leaves.check_dtype(_USER, path, leaf)
     leaves = [leaf for _, leaf in paths_and_leaves]
-    if sharded_scope.is_inspection:
+    if shard_scope.current().is_inspection:
       factor = jnp.ones([], jnp.float32)
     else:
       axes.check_bound(names, _USER)
-      over = _sharded_over(updates, leaves, sharded_scope.names)
-      factor = _factor(leaves, over)
+      factor = _factor(leaves, _sharded_over(updates, leaves))
     return map_values(lambda x: precision.scaled(x, factor), updates), state
 
   def _factor(
@@ -133,12 +128,11 @@ def clip_by_global_norm(
     return jnp.where(norm < limit, jnp.ones_like(norm), limit / norm)
 
   def _sharded_over(
-    updates: optax.Updates,
-    leaves: list[Any],
-    scope: tuple[axes.AxisName, ...],
+    updates: optax.Updates, leaves: list[Any]
   ) -> list[tuple[axes.AxisName, ...]]:
     """Returns, for each leaf, the axes that it is sharded over."""
-    # The parts from `sharded` are sharded over its axes, and over model
+    scope = shard_scope.current().names
+    # The flat parts from `sharded` are sharded over its axes, and over model
     # axes according to types or specs.
     untracked = [
       name for name in names if name not in scope and not axes.is_tracked(name)

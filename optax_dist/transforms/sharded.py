@@ -1,6 +1,5 @@
 """Sharded optimizer state: each replica updates its part of the parameters."""
 
-import functools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, parts
+from optax_dist._internal import (
+  axes,
+  checks,
+  parts,
+  shard_scope,
+)
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
 from optax_dist._internal.replica_blocks import (
@@ -17,6 +21,7 @@ from optax_dist._internal.replica_blocks import (
   is_per_replica,
 )
 from optax_dist._internal.replicas import Replicas
+from optax_dist._internal.shard_scope import Scope
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 
@@ -198,10 +203,10 @@ def sharded(
     inner_state = jax.tree.map(
       _take, state.inner_state, types, is_leaf=is_per_replica
     )
-    args = treedef.unflatten(own), inner_state, params
-    update = functools.partial(inner.update, sharded_scope=parts.Scope(names))
-    check_used(_USER, update, args, extra_args)
-    own_updates, inner_state = update(*args, **extra_args)
+    with shard_scope.inside(Scope(names)):
+      args = treedef.unflatten(own), inner_state, params
+      check_used(_USER, inner.update, args, extra_args)
+      own_updates, inner_state = inner.update(*args, **extra_args)
     new = parts.all_gather(
       treedef.flatten_up_to(own_updates),
       leaves,
@@ -311,19 +316,21 @@ def _check_inner(
   of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
   like = updates if params is None else params
   try:
-    scope = parts.Scope(is_inspection=True)
-    whole, part = (jax.eval_shape(inner.init, x) for x in (like, of_part(like)))
-    _check_structure(whole, part)
-    is_part = jax.tree.leaves(_is_part(inner, like, count))
-    _check_state(whole, part, is_part, like)
-    _check_init(inner, like, of_part(like), is_part)
-    elementwise.check(
-      functools.partial(inner.update, sharded_scope=scope, **extra_args),
-      (updates, whole, params),
-      (of_part(updates), part, of_part(params)),
-      [*_all(updates), *is_part, *_all(params)],
-      [*_all(updates), *is_part],
-    )
+    with shard_scope.inside(Scope(is_inspection=True)):
+      whole, part = (
+        jax.eval_shape(inner.init, x) for x in (like, of_part(like))
+      )
+      _check_structure(whole, part)
+      is_part = jax.tree.leaves(_is_part(inner, like, count))
+      _check_state(whole, part, is_part, like)
+      _check_init(inner, like, of_part(like), is_part)
+      elementwise.check(
+        lambda *args: inner.update(*args, **extra_args),
+        (updates, whole, params),
+        (of_part(updates), part, of_part(params)),
+        [*_all(updates), *is_part, *_all(params)],
+        [*_all(updates), *is_part],
+      )
   except elementwise.NotElementwise as error:
     raise ValueError(
       f"{_USER}: `inner` can't be sharded: {error}. Each replica has a part"
