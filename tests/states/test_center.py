@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,8 +20,6 @@ from optax_dist.states.center import (
   resize_from_center,
 )
 from optax_dist.transforms.elastic_average import elastic_average
-from optax_dist.transforms.local_updates import local_updates
-from optax_dist.transforms.streaming import streaming_updates
 
 N = 4
 
@@ -120,7 +117,7 @@ def test_a_state_without_center_is_unchanged():
   np.testing.assert_array_equal(params["b"], 1.0)
 
 
-# --- Saved and restored ------------------------------------------------------
+# --- Another number of replicas ----------------------------------------------
 
 
 def _placed(tree, size, specs):
@@ -129,31 +126,9 @@ def _placed(tree, size, specs):
   return jax.device_put(tree, jax.tree.map(put, specs, is_leaf=is_spec))
 
 
-def _saved_and_restored(path, item):
-  target = jax.tree.map(ocp.utils.to_shape_dtype_struct, item)
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(path / "checkpoint", item)
-    checkpointer.wait_until_finished()
-    return checkpointer.restore(path / "checkpoint", target)
-
-
-def test_orbax_brings_back_every_bit(tmp_path):
-  """Replicas and center, in the middle of a period, and on from there."""
-  params, state = _trained()
-  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
-  restored = _saved_and_restored(tmp_path, (params, state))
-  chex.assert_trees_all_equal(restored, (params, state))
-  tx = _tx(num_replicas=N)
-  for_good = _train("shard_map_vma", tx, state, params, [7, 8])
-  resumed = _train("shard_map_vma", tx, restored[1], restored[0], [7, 8])
-  chex.assert_trees_all_equal(for_good, resumed)
-
-
 @pytest.mark.parametrize("size", [2, 4, 6])
-def test_restoring_on_another_number_of_replicas(tmp_path, size):
+def test_going_on_with_another_number_of_replicas(size):
   params, state = _trained()
-  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
-  params, state = _saved_and_restored(tmp_path, (params, state))
   new_params, new_state = resize_from_center(params, state, size)
   center = center_params(state)
   old, new = (s[1].replica.value for s in (state, new_state))
@@ -226,42 +201,6 @@ def test_states_without_parts_are_refused():
     resize_from_center(params, optax.EmptyState(), 3)
   with pytest.raises(ValueError, match=r"reset_to_center: params.* has shape"):
     reset_to_center(jax.tree.map(lambda x: x[None, None], one), state)
-
-
-# --- Local updates have a center too -----------------------------------------
-
-
-def _local(fragments=None, **kwargs):
-  arguments = {"communication_period": 2} | kwargs
-  inner = optax.trace(0.9)
-  outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-  if fragments is None:
-    return local_updates(inner, outer, maps.AXIS, **arguments)
-  return streaming_updates(
-    inner, outer, maps.AXIS, fragments=fragments, delay=1, **arguments
-  )
-
-
-@pytest.mark.parametrize("fragments", [None, 2])
-def test_local_updates_are_restored_and_resized(tmp_path, fragments):
-  make = functools.partial(_local, fragments)
-  tx = make(num_replicas=N)
-  params, state = _train(
-    "shard_map_vma", tx, tx.init(_start()), stack(_start()), range(3)
-  )
-  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
-  restored = _saved_and_restored(tmp_path, (params, state))
-  chex.assert_trees_all_equal(restored, (params, state))
-  larger, resized = resize_from_center(*restored, 6)
-  for k in (4, 5):
-    chex.assert_trees_all_equal(row(larger, k), center_params(state))
-  assert resized.replica.value.local_step.tolist() == [3] * 6
-  tx = make(num_replicas=6)
-  resized = _placed(resized, 6, state_specs(resized, maps.AXIS))
-  larger, resized = _train("shard_map_vma", tx, resized, larger, [9], 6)
-  chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(_start()))
-  reset, _ = reset_to_center(larger, resized)
-  chex.assert_trees_all_equal(row(reset, 5), center_params(resized))
 
 
 def test_groups_of_a_partition_have_one_center_together():

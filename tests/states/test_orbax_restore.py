@@ -13,7 +13,6 @@ import pairwise
 import pytest
 
 import optax_dist
-from optax_dist import IndexedSlices
 
 # A restore that fails leaves tasks of orbax's behind, which complain when they
 # are collected.
@@ -186,65 +185,6 @@ def test_going_on_without_resizing_is_an_error(name, saved):
         optax_dist.states.state_axes(state),
       ),
     )(params, state)
-
-
-@pytest.mark.parametrize(
-  ("name", "resize", "words"),
-  [
-    ("cross_shard", "resize_replicas", "no state of sync_replicas"),
-    ("cross_shard", "resize_from_center", "must be a state with a center"),
-    ("sync_replicas", "resize_from_center", "must be a state with a center"),
-    ("elastic_average", "resize_replicas", "no state of sync_replicas"),
-  ],
-)
-def test_states_that_can_not_be_resized_are_refused(name, resize, words, saved):
-  params, state = saved[name][1]
-  functions = {
-    "resize_replicas": lambda: optax_dist.states.resize_replicas(
-      state, 2, departed="fold"
-    ),
-    "resize_from_center": lambda: optax_dist.states.resize_from_center(
-      params, state, 2
-    ),
-  }
-  with pytest.raises(ValueError, match=words):
-    functions[resize]()
-
-
-def _with_rows(indices):
-  """The state of four replicas, each of which holds rows of a table."""
-  tx = optax_dist.sync_replicas(
-    optax.identity(),
-    "i",
-    replicas_to_aggregate=9,
-    total_num_replicas=N,
-    sparse_capacity=3,
-  )
-  table = jnp.zeros((8, 2))
-  state = tx.init(table)
-  axes = optax_dist.states.state_axes(state)
-
-  def step(state, rows):
-    gradient = IndexedSlices(jnp.ones((3, 2)), rows, table.shape)
-    return tx.update(gradient, state, table)[1]
-
-  step = jax.vmap(step, axis_name="i", in_axes=(axes, 0), out_axes=axes)
-  step = jax.jit(step)
-  return step(state, jnp.asarray(indices))
-
-
-def test_sparse_sums_are_restored_and_fold(tmp_path):
-  state = _with_rows([[0, 1, 2], [3, 4, 5], [2, 1, 0], [5, 4, 3]])
-  _save(tmp_path / "same", state)
-  restored = _restore(tmp_path / "same", state)
-  chex.assert_trees_all_equal(restored, state)
-  folded = optax_dist.states.resize_replicas(restored, 2, departed="fold")
-  own = folded.replica.value
-  assert own.num_accumulated.tolist() == [2, 2]
-  assert own.gradient_sum.touches.sum(axis=1).tolist() == [6, 6]
-  apart = _with_rows([[0, 1, 2], [3, 4, 5], [5, 6, 7], [0, 1, 2]])
-  with pytest.raises(ValueError, match="use departed='drop'"):
-    optax_dist.states.resize_replicas(apart, 2, departed="fold")
 
 
 def test_every_optimizers_state(tmp_path):

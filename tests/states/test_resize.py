@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 
 import optax_dist
@@ -141,23 +140,6 @@ def test_sparse_sums_that_do_not_fit_are_refused():
     optax_dist.states.resize_replicas(state, 1, departed="fold")
 
 
-def test_saved_and_restored_with_orbax_on_another_number(tmp_path):
-  state = optax.chain(optax.identity(), _make(4)).init(np.float32(0))
-  state = (state[0], _four_with_gradients())
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(tmp_path / "state", state)
-    checkpointer.wait_until_finished()
-    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-    restored = checkpointer.restore(tmp_path / "state", like)
-  for a, b in zip(
-    jax.tree.leaves(restored), jax.tree.leaves(state), strict=True
-  ):
-    np.testing.assert_array_equal(a, b)
-  resized = optax_dist.states.resize_replicas(restored, 3, departed="fold")
-  updates, _ = _run(3, resized[1], [10, 20, 30], [True, True, False])
-  np.testing.assert_allclose(updates, -(16 + 30) / 9)
-
-
 @pytest.mark.parametrize(
   ("args", "words"),
   [
@@ -261,22 +243,3 @@ def test_a_state_on_a_mesh(kind):
   with jax.set_mesh(mesh):
     smaller = optax_dist.states.resize_replicas(state, 3, departed="fold")
   jax.tree.map(np.testing.assert_array_equal, smaller, expected)
-
-
-def test_a_state_replicated_over_several_devices():
-  mesh = jax.make_mesh((4,), (maps.AXIS,))
-  everywhere = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  state = jax.device_put(jax.device_get(_four_with_gradients()), everywhere)
-  smaller = optax_dist.states.resize_replicas(state, 3, departed="fold")
-  expected = optax_dist.states.resize_replicas(
-    _four_with_gradients(), 3, departed="fold"
-  )
-  jax.tree.map(np.testing.assert_array_equal, smaller, expected)
-
-
-@pytest.mark.parametrize("bad", [0, -1, 2.0, True])
-def test_the_number_is_checked_by_its_own_name(bad):
-  with pytest.raises(ValueError, match=f"`num_replicas` must be .*got {bad}"):
-    optax_dist.states.resize_replicas(
-      _four_with_gradients(), bad, departed="fold"
-    )
