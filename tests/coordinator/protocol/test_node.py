@@ -113,7 +113,7 @@ class Cluster:
     return [p for p, n in self.nodes.items() if n.leader and p not in self.down]
 
 
-def test_who_has_left_calls_no_new_leader(monkeypatch):
+def test_a_departed_replica_calls_no_new_leader(monkeypatch):
   """The old one dies when that stands in the log, and before it says so."""
   cluster = Cluster(3)
   carry_out = cluster.carry_out
@@ -194,7 +194,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
   ],
   ids=lambda m: type(m).__name__,
 )
-def test_a_stranger_s_word_counts_for_nothing(message):
+def test_messages_of_strangers_change_nothing(message):
   cluster = Cluster(2)
   for process in cluster.nodes:
     cluster.give(process, ins.Received("stranger", message))
@@ -204,7 +204,7 @@ def test_a_stranger_s_word_counts_for_nothing(message):
     assert [e.reason for e in cluster.done(process, fx.Resolved)] == [""]
 
 
-def test_who_was_removed_is_told_at_once_that_the_run_has_ended():
+def test_an_evicted_replica_learns_at_once_that_the_run_has_ended():
   cluster = Cluster(2, inline_bytes=None)
   follower = cluster.nodes["p1"].follower
   position = follower._position
@@ -229,7 +229,7 @@ def finished_cluster():
   return cluster
 
 
-def test_who_comes_after_the_end_gets_the_final_state():
+def test_a_replica_that_joins_after_the_end_gets_the_final_state():
   cluster = finished_cluster()
   cluster.start(2, "p2")
   (restored,) = cluster.done("p2", fx.Restore)
@@ -239,7 +239,7 @@ def test_who_comes_after_the_end_gets_the_final_state():
 
 
 @pytest.mark.parametrize("how", ["killed", "silent", "refuses", "transfer"])
-def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
+def test_a_replica_that_joins_after_the_end_fails_without_a_final_state(how):
   cluster = finished_cluster()
   if how == "killed":
     for process in ("p0", "p1"):
@@ -272,7 +272,7 @@ def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
 
 
 @pytest.mark.parametrize("how", ["removed", "its connection breaks"])
-def test_who_is_given_up_again_and_again_joins_ever_more_rarely(how):
+def test_a_replica_that_is_evicted_repeatedly_rejoins_ever_more_rarely(how):
   """As soon as it is a member, it no longer is."""
   cluster = Cluster(3, replicas_to_aggregate=1, lower_on_loss=True)
   config = cluster.nodes["p2"]._config

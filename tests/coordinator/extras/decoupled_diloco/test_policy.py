@@ -108,7 +108,7 @@ def test_tokens_weigh_and_late_ones_weigh_less():
   assert math.fsum(p.weight for p in commit.parts) == pytest.approx(3)
 
 
-def test_what_comes_too_late_for_its_round_is_told_so():
+def test_a_contribution_too_late_for_its_round_is_stale():
   driven = rounds(overlap=0)
   give(driven, 0.0, 0)
   give(driven, 0.0, 1)
@@ -128,7 +128,7 @@ def test_a_contribution_without_its_work_is_refused():
   assert not driven.leader.over
 
 
-def test_who_is_not_in_a_round_that_begins_is_called_once():
+def test_a_learner_without_a_contribution_to_a_round_is_called_once():
   driven = rounds(overlap=9)
   called = lambda: [
     (to, message.step)

@@ -161,7 +161,7 @@ def test_a_gradient_that_is_not_here_fails_an_attempt_at_once():
   assert driven.did() == []
 
 
-def test_nobody_is_told_that_what_is_committed_has_failed():
+def test_a_committed_step_is_never_reported_as_failed():
   driven = Driven()
   submit(driven)
   driven.applier.attempt(attempt(), 0, MEMBERS)

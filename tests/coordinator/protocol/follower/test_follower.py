@@ -227,7 +227,7 @@ def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
 # The log.
 
 
-def test_a_training_loop_is_told_how_much_to_sum_after_a_partial_sum():
+def test_a_training_loop_learns_how_much_to_sum_after_a_partial_sum():
   driven = Driven().join()
   driven.submit(0)
   driven.hear(msg.Asked(0, 3))
@@ -273,7 +273,7 @@ def test_another_process_under_its_number_ends_it_at_once():
   assert driven.did == []
 
 
-def test_the_next_leader_is_told_which_samples_it_has():
+def test_the_next_leader_learns_which_samples_a_replica_has():
   data = ledger.Batches(num_samples=100, global_batch=4)
   driven = Driven(data=data).join()
   driven.hear(msg.Asked(-1, 1, ((0, 4),)))
@@ -352,7 +352,7 @@ def test_each_submission_has_an_outcome_even_if_the_store_is_lost(committed):
   assert driven.reasons() == [(0, "" if committed else "lost")]
 
 
-def test_it_waits_for_as_long_as_the_run_goes_on():
+def test_a_replica_waits_as_long_as_the_run_goes_on():
   driven = Driven(timeout=20.0).join()
   driven.submit(0)
   for step in range(3):
@@ -370,7 +370,7 @@ def test_it_waits_for_as_long_as_the_run_goes_on():
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
+def test_a_replica_that_is_joining_at_the_end_gets_the_final_state(dies):
   driven = Driven()
   driven.put(commit(0), commit(1))
   driven.begin().welcome()
@@ -424,7 +424,7 @@ def test_after_the_end_it_serves_the_state_and_does_nothing_else():
   ]
 
 
-def test_one_that_aborts_says_so_and_is_silent():
+def test_an_aborted_replica_says_so_and_is_silent():
   driven = Driven().join()
   driven.submit(0)
   driven.did.clear()

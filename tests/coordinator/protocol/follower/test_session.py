@@ -62,7 +62,7 @@ def test_a_sum_is_taken_in_and_goes_on():
   assert session.taken is None
 
 
-def test_what_is_taken_in_may_be_decided_by_itself():
+def test_a_superseded_sum_may_be_decided_by_itself():
   session = Session()
   session.submit(submission(0, total=2))
   session.asked_for_more(0, 1)
@@ -105,7 +105,7 @@ def test_a_commit_of_what_was_given_up_tells_nothing():
   assert session.published(1) == []
 
 
-def test_what_was_taken_apart_is_waited_for():
+def test_a_partial_sum_is_waited_for():
   session = Session()
   session.submit(submission(0))
   session.asked_for_more(0, 1)

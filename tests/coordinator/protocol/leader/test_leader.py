@@ -134,7 +134,7 @@ def inline(**options):
   return driven
 
 
-def test_it_admits_who_agrees_and_refuses_the_others_by_name():
+def test_members_that_agree_are_admitted_and_others_refused_by_name():
   driven = Driven()
   driven.hello("p1", agreement=(("optimizer", "adam"),))
   (refused,) = driven.sent_to("p1", msg.Refused)
@@ -166,7 +166,7 @@ def test_followers_get_an_inline_mean_once_it_is_in_the_log():
   assert recorded[-1].record is put.value
 
 
-def test_what_all_are_told_is_one_message_that_is_encoded_once():
+def test_a_message_to_all_is_encoded_once():
   driven = inline(total_num_replicas=3, replicas_to_aggregate=3)
   driven.hello("p2")
   driven.sent.clear()
@@ -219,7 +219,7 @@ def test_an_optimistic_exchange_needs_no_message():
 
 
 @pytest.mark.parametrize("how", ["failed", "other members"])
-def test_an_optimistic_exchange_that_does_not_work_out_is_told(how):
+def test_a_failed_optimistic_exchange_is_announced_anew(how):
   driven = Driven()
   driven.hello("p1")
   number = optimistic(driven, "p0")
@@ -236,7 +236,7 @@ def test_an_optimistic_exchange_that_does_not_work_out_is_told(how):
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_of_two_that_can_not_reach_each_other_one_is_given_up(lower):
+def test_of_two_members_that_can_not_reach_each_other_one_is_evicted(lower):
   """After three exchanges that failed between them; both reach the leader."""
   driven = Driven(
     replicas_to_aggregate=3, total_num_replicas=3, lower_on_loss=lower
@@ -284,7 +284,7 @@ def test_a_member_that_fails_by_an_exception_is_told_at_once():
   assert [r.left for r in driven.logged(Removed)] == [False]
 
 
-def test_who_leaves_waits_for_those_who_lack_its_state():
+def test_a_leaving_replica_waits_for_those_that_lack_its_state():
   driven = Driven(replicas_to_aggregate=1)
   driven.hello("p1")
   driven.say("p1", msg.NeedsSnapshot(0, "new"))
@@ -464,7 +464,7 @@ def test_members_that_say_how_far_they_are_may_take_any_time():
 
 
 @pytest.mark.parametrize("optimist", [True, False])
-def test_only_who_does_not_answer_is_evicted(optimist):
+def test_only_a_member_that_does_not_answer_is_evicted(optimist):
   """Neither the leader nor a member that waits for the silent one's bytes."""
   driven = Driven(replicas_to_aggregate=3, total_num_replicas=3)
   for peer in ("p1", "p2"):
@@ -546,7 +546,7 @@ def fresh_start(**options):
   return driven
 
 
-def test_who_does_not_come_back_to_a_fresh_start_is_lost():
+def test_a_replica_that_does_not_come_back_to_a_fresh_start_is_lost():
   driven = fresh_start(inline_bytes=1, lower_on_loss=True)
   assert driven.logged(Committed) == []
   driven.now = driven.leader.deadline()
@@ -556,7 +556,7 @@ def test_who_does_not_come_back_to_a_fresh_start_is_lost():
     driven.now = driven.leader.deadline()
 
 
-def test_who_comes_back_to_a_fresh_start_is_waited_for():
+def test_a_fresh_start_waits_for_a_replica_that_comes_back():
   driven = fresh_start(inline_bytes=1, lower_on_loss=True)
   driven.hello("p1")
   driven.now = 2 * driven.config.deadlines.pace
@@ -715,7 +715,7 @@ class Rounds(Policy):
     return True
 
 
-def test_who_has_no_gradient_in_a_step_that_begins_is_called():
+def test_a_member_without_a_gradient_in_a_step_that_begins_is_called():
   driven = inline(policy=lambda timeout: Rounds())
   driven.hello("p2")
   driven.arrive("p1", payload=b"g")

@@ -27,7 +27,7 @@ def test_a_member_is_found_by_incarnation_process_and_replica():
   assert roster.of_replica("c") is None
 
 
-def test_who_was_removed_is_no_member():
+def test_an_evicted_replica_is_no_member():
   roster = Roster()
   roster.add(state(0))
   assert roster.remove(0)
@@ -45,7 +45,7 @@ def test_an_old_membership_of_a_process_takes_no_new_one_with_it():
   assert roster.of_process("p") is new
 
 
-def test_those_wait_who_have_not_come_or_need_a_snapshot_or_leave():
+def test_absent_leaving_and_stateless_members_wait():
   roster = Roster()
   plain, absent = state(0), state(1, until=5.0)
   needs, leaves = state(2, needs=True), state(3, leaving=(4, 1.0))
