@@ -277,6 +277,51 @@ def test_a_claim_of_what_another_one_holds_is_answered_by_a_lease():
   assert state.pool == ((1, 2),)
 
 
+def test_fewer_gradients_in_a_step_close_the_next_epoch_again():
+  """What was leased of it and comes back waits; the open epoch goes on."""
+  state = ledger.init(ledger.Batches(4, 4, epochs=3, shuffle=False), 4)
+  state, _ = ledger.step(state, ledger.Ask("a"), ledger.Ask("b", 3))
+  rest = ((1, 4),)
+  state, _ = ledger.step(
+    state, ledger.Accept("b", rest), ledger.Commit((("b", rest),))
+  )
+  state, (lease,) = ledger.step(state, ledger.Ask("c", 2))
+  assert lease.spans == ((4, 6),)
+  state, _ = ledger.step(
+    state,
+    ledger.Need(1),
+    ledger.Drop("a", ((0, 1),)),
+    ledger.Drop("c", ((4, 6),)),
+  )
+  state, (lease,) = ledger.step(state, ledger.Ask("d", 2))
+  assert lease.spans == ((0, 1),)
+  assert state.pool == ((4, 6),)
+
+
+_SLOTS = ledger.Batches(16, 4, micro_batch=1, deterministic=True)
+
+
+def test_of_a_slot_that_two_compute_the_first_result_counts():
+  state = ledger.init(_SLOTS, 4)
+  state, _ = ledger.step(state, ledger.Ask("a", 2), ledger.Ask("b", 2))
+  slot = ((1, 2),)
+  state, (lease,) = ledger.step(state, ledger.Copy("c", slot))
+  assert lease.spans == slot
+  assert state.held["a"].copied
+  assert not state.held["b"].copied
+  for first, other in (("a", "c"), ("c", "a")):
+    after, _ = ledger.step(state, ledger.Accept(first, slot))
+    assert not ledger.fits(after, other, slot)
+
+
+def test_a_slot_that_two_claim_stays_with_the_first():
+  state = ledger.init(_SLOTS, 4)
+  state, _ = ledger.step(state, ledger.Claim("a", ((0, 2),)))
+  state, _ = ledger.step(state, ledger.Claim("b", ((1, 4),)))
+  assert state.held["a"].out == ((0, 2),)
+  assert state.held["b"].out == ((2, 4),)
+
+
 def test_samples_that_are_not_leased_are_not_accepted():
   state = ledger.init(ledger.Batches(8, 2), 2)
   state, _ = ledger.step(state, ledger.Ask("a"))
