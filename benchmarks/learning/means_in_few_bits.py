@@ -141,10 +141,10 @@ def averaged(encoder, gradients):
   made = reducer.Reducer(encoder)
   parts = [entries.Part(i, i, 0, 0, 0, 1, 1.0) for i in range(len(gradients))]
   out, whole = np.zeros(made.mean_place.nbytes, np.uint8), made.place.elements
-  error = made.owed(0, whole)
+  error = made.residual(0, whole)
   made.slice(made.sum_of(parts), gradients, 0, whole, out, error)
   if error is not None:
-    made.feedback.keep(0, error)
+    made.feedback.keep(error, 0)
   return out
 
 

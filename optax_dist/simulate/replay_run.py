@@ -227,14 +227,14 @@ class _Exchange:
     slices = itertools.pairwise(cuts)
     for member, (start, stop) in zip(members, slices, strict=False):
       _, reducer = self._side(member)
-      error = reducer.owed(start, stop)
+      error = reducer.residual(start, stop)
       low, high = place.bytes_of(start, stop)
       first, last = mean_place.bytes_of(start, stop)
       rows = [raw[low:high] for raw in gradients]
       reducer.slice(total, rows, start, stop, out[first:last], error)
       if error is not None:
         assert reducer.feedback is not None
-        reducer.feedback.keep(start, error)
+        reducer.feedback.keep(error, start)
     return jax.tree.unflatten(self._treedef, encoder.read(out))
 
 

@@ -33,12 +33,12 @@ def average(encoder, gradients, weights=None, counts=None, slices=1):
     low, high = place.bytes_of(start, stop)
     first, last = mean_place.bytes_of(start, stop)
     rows = [np.frombuffer(raw, np.uint8)[low:high] for raw in gradients]
-    error = reducer.owed(start, stop)
+    error = reducer.residual(start, stop)
     reducer.slice(
       reducer.sum_of(parts), rows, start, stop, out[first:last], error
     )
     if error is not None:
-      reducer.feedback.keep(start, error)
+      reducer.feedback.keep(error, start)
   return out.tobytes()
 
 

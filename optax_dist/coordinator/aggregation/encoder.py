@@ -11,7 +11,6 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
-from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 
 # A smaller leaf is copied: to send it by itself would cost more.
 _IN_PLACE = 64 << 10
@@ -61,13 +60,14 @@ class Encoder:
     wire_formats.check_mean_wire(wire, mean_wire)
     self.place = layouts.layout(template, wire)
     self.mean_place = layouts.layout(template, mean_wire, like=self.place)
-    self.mean_feedback: MeanFeedback | None = None
+    self.mean_feedback: ErrorFeedback | None = None
     if wire_formats.feeds_back(mean_wire):
-      self.mean_feedback = MeanFeedback(self.place, mean_decay)
-    # Low-bit formats are lossy; the error is sent with the next gradient.
-    self._feedback = (
-      ErrorFeedback(error_feedback) if wire_formats.feeds_back(wire) else None
-    )
+      self.mean_feedback = ErrorFeedback(self.place.elements, mean_decay)
+    self._feedback: ErrorFeedback | None = None
+    if wire_formats.feeds_back(wire):
+      self._feedback = ErrorFeedback(self.place.elements, error_feedback)
+    # What gradients without an outcome leave out, by their numbers.
+    self._left_out: dict[int, np.ndarray] = {}
 
   def write(
     self,
@@ -93,10 +93,12 @@ class Encoder:
     """
     whole = [out.data]
     if self._feedback is not None:
-      error = self._feedback.owed(self.place.elements)
+      error = self._feedback.residual(0, self.place.elements)
       if not means.write(leaves, self.place, out, error):
         return None
-      self._feedback.left_out(error, number, extends=extends)
+      # What it extends may have an outcome of its own; all others are obsolete.
+      self._left_out = {n: e for n, e in self._left_out.items() if n == extends}
+      self._left_out[number] = error
       return whole
     stay = self._staying(leaves) if in_place else {}
     if not means.write(leaves, self.place, out, but=stay):
@@ -137,14 +139,26 @@ class Encoder:
     return [*found, out[end:]]
 
   def settle(self, number: int, applied: bool | None) -> None:
-    """Handles whether a gradient was applied; None if unknown."""
-    if self._feedback is not None:
-      self._feedback.settle(number, applied)
+    """Handles the outcome of a gradient.
 
-  def lose(self) -> None:
-    """Drops the residuals of gradients without an outcome."""
-    if self._feedback is not None:
-      self._feedback.lose()
+    Residuals change only by gradients that are known to count: if one was dropped,
+    the residual sent with it has not arrived.
+
+    Args:
+      number: as in `write`.
+      applied: whether it counts; None if unknown: then the residual is dropped,
+        because it might be added twice.
+    """
+    error = self._left_out.pop(number, None)
+    if error is None or applied is False:
+      return
+    assert self._feedback is not None
+    if applied:
+      self._feedback.keep(error, 0)
+    else:
+      self._feedback.clear()
+    # Gradients that it extends, or that extend it, are obsolete.
+    self._left_out.clear()
 
   def no_mean(self) -> np.ndarray:
     """The bytes of a mean of zeros."""

@@ -1,4 +1,4 @@
-"""Error feedback: the unsent residual is added to the next contribution."""
+"""Error feedback: what few bits leave out is added to what is sent next."""
 
 from __future__ import annotations
 
@@ -6,79 +6,63 @@ import numpy as np
 
 
 class ErrorFeedback:
-  """The unsent residual of a replica's contributions.
+  """The residual of what one replica sends: of its gradients, or of its means.
 
-  It changes only by contributions that are known to count:
+  Whoever sends computes ``v = numbers + residual``, sends ``C(v)``, which is `v` in
+  few bits, and keeps the new residual ``v - C(v)``. For means that is the owner of a
+  slice, which averages it. If slices move because other replicas take part in a step,
+  a residual waits until its replica averages the same numbers again. So the sum of
+  all that was sent, plus all residuals, is the sum of the true numbers.
 
-  * a contribution that was applied: its residual replaces the previous one;
-  * one that was dropped, or failed: nothing changes, because the residual sent
-  with it has not arrived;
-  * one with an unknown outcome (the replica was declared lost meanwhile): the
-  residual is dropped, because it might be added twice.
+  Only what counts may change residuals; the caller of `keep` sees to that.
 
-  Source: Seide et al. 2014, 1-Bit Stochastic Gradient Descent; the decay is
-    that of Sarfi et al. 2025, SparseLoCo.
+  Source: Seide et al. 2014, 1-Bit Stochastic Gradient Descent, for gradients; Tang et
+  al. 2019, DoubleSqueeze, for means, where one server owns all slices (only the
+  abstract was available to us); the decay is that of Sarfi et al. 2025, SparseLoCo.
 
   Example:
-    >>> feedback = ErrorFeedback(decay=0.5)
-    >>> feedback.left_out(np.array([4.0], np.float32), number=0)
-    >>> feedback.owed(size=1)  # The outcome isn't known yet.
-    array([0.], dtype=float32)
-    >>> feedback.settle(number=0, applied=True)
-    >>> feedback.owed(size=1)
-    array([2.], dtype=float32)
+    >>> feedback = ErrorFeedback(4, decay=0.5)
+    >>> feedback.keep(np.array([4.0, 8.0], np.float32), start=2)
+    >>> feedback.residual(1, 4)
+    array([0., 2., 4.], dtype=float32)
+    >>> feedback.drop(0, 3)
+    >>> feedback.residual(1, 4)
+    array([0., 0., 4.], dtype=float32)
   """
 
-  def __init__(self, decay: float = 1.0):
-    """Starts without a residual.
+  def __init__(self, size: int, decay: float = 1.0):
+    """Starts without residuals.
 
     Args:
-      decay: the share of the residual added to the next contribution, from 0 to
-        1.
+      size: how many numbers there are.
+      decay: the share of a residual that is added, from 0 to 1.
     """
-    self._decay = np.float32(decay)
-    self._kept: np.ndarray | None = None
-    # The residual of each contribution whose outcome is unknown, if it counts.
-    self._under_way: dict[int, np.ndarray] = {}
+    self._size, self._decay = size, np.float32(decay)
+    self.clear()
 
-  def owed(self, size: int) -> np.ndarray:
-    """The residual to add to the next contribution: float32, a copy.
+  def residual(self, start: int, stop: int) -> np.ndarray:
+    """The residual to add: float32, a copy.
 
     Args:
-      size: number of elements.
+      start: the first number.
+      stop: the number after the last.
     """
-    if self._kept is None:
-      return np.zeros(size, np.float32)
-    return self._kept * self._decay
+    return self._kept[start:stop] * self._decay
 
-  def left_out(self, kept: np.ndarray, number: int, extends: int = -1) -> None:
-    """Sets the residual that is kept if a contribution counts.
+  def keep(self, left_out: np.ndarray, start: int) -> None:
+    """Keeps what was left out of numbers that count.
 
     Args:
-      kept: float32, like the result of `owed`.
-      number: number of the contribution.
-      extends: an earlier contribution that it includes, and that may have a
-        separate outcome; all others are obsolete.
+      left_out: float32.
+      start: the first number.
     """
-    earlier = self._under_way.get(extends)
-    self._under_way = {} if earlier is None else {extends: earlier}
-    self._under_way[number] = kept
+    self._kept[start : start + left_out.size] = left_out
 
-  def settle(self, number: int, applied: bool | None) -> None:
-    """Handles the outcome of a contribution.
+  def drop(self, start: int, stop: int) -> None:
+    """Drops the residual of these numbers, which might be added a second time."""
+    self._kept[start:stop] = 0.0
 
-    Args:
-      number: number of the contribution.
-      applied: whether it counts; None if unknown.
-    """
-    kept = self._under_way.pop(number, None)
-    if kept is None or applied is False:
-      return
-    self._kept = kept if applied else None
-    # Contributions that it extends, or that extend it, are obsolete.
-    self._under_way = {}
-
-  def lose(self) -> None:
-    """Drops the residual if a contribution has no outcome."""
-    for number in [*self._under_way]:
-      self.settle(number, None)
+  def clear(self) -> None:
+    """Drops all residuals."""
+    # Pages that were never written take up no memory.
+    self._kept = np.zeros(self._size, np.float32)

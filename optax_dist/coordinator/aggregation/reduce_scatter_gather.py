@@ -252,7 +252,7 @@ class Aggregations:
     found = self._attempts.get(attempt)
     if found is not None and found.left_out is not None:
       assert self._reducer.feedback is not None
-      self._reducer.feedback.keep(found.own[0], found.left_out)
+      self._reducer.feedback.keep(found.left_out, found.own[0])
       found.left_out = None
 
   def lose(self) -> None:
@@ -342,7 +342,7 @@ class Aggregations:
       if attempt.reported and (before is None or attempt.id.step < before):
         if attempt.left_out is not None:
           assert self._reducer.feedback is not None
-          self._reducer.feedback.lose(*attempt.own)
+          self._reducer.feedback.drop(*attempt.own)
         attempt.left_out = None
 
   def _made(self, effect: effects.Aggregate) -> _Attempt:
@@ -465,7 +465,7 @@ class Aggregations:
       for member in members
       for i, row in enumerate(member.rows)
     ]
-    error = self._reducer.owed(start, stop)
+    error = self._reducer.residual(start, stop)
 
     def work() -> None:
       if start < stop:

@@ -73,11 +73,11 @@ class Reducer:
     order = tree.whole(itertools.chain(*found), self._data.slots)
     return Sum(tuple(map(len, found)), weights, divisor, order)
 
-  def owed(self, start: int, stop: int) -> np.ndarray | None:
-    """The residual of a slice, for `slice`; see `MeanFeedback.owed`."""
+  def residual(self, start: int, stop: int) -> np.ndarray | None:
+    """The residual of a slice's earlier means, for `slice`."""
     if self.feedback is None:
       return None
-    return self.feedback.owed(start, stop)
+    return self.feedback.residual(start, stop)
 
   def whole(
     self, parts: Sequence[entries.Part], gradients: Sequence[bytes]
@@ -115,7 +115,7 @@ class Reducer:
       start: the slice's first element.
       stop: the element after its last.
       out: the slice's bytes of the mean; uint8.
-      error: from `owed`; replaced by the new residual.
+      error: from `residual`; replaced by the new one.
     """
     base, _ = self.place.bytes_of(start, stop)
     mean_base, _ = self.mean_place.bytes_of(start, stop)

@@ -32,15 +32,15 @@ def agreement(
   mean = jax.eval_shape(lambda x: x, strategy.exchanged(params))
   program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
   numbers = strategy.quorum._asdict().items()
-  told = ", ".join(f"{name}={value}" for name, value in numbers)
+  rules = ", ".join(f"{name}={value}" for name, value in numbers)
   if strategy.policy is not None:
-    told += f", {strategy.policy}"
+    rules += f", {strategy.policy}"
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (
     ("version of optax_dist", optax_dist.__version__),
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
-    ("strategy's numbers", f"{strategy.name}: {told}"),
+    ("strategy's numbers", f"{strategy.name}: {rules}"),
     ("optimizer state", _digest(state)),
     ("own optimizer's state", _digest("\n".join(_leaves(own)))),
     ("wire", settings.wire),

@@ -142,7 +142,7 @@ class Watchdog:
       self._thread.join(1.0)
 
   def _run(self) -> None:
-    steps, told = self.steps, False
+    steps, reported = self.steps, False
     before = time.monotonic()
     while not self._closed.wait(self._every):
       now = time.monotonic()
@@ -150,12 +150,12 @@ class Watchdog:
         steps.stood_still(now - before)
       before = now
       if not steps.is_stuck(now, self._awaited()):
-        told = False
+        reported = False
         continue
       lasts = steps.lasts(now)
-      if told or not lasts:
+      if reported or not lasts:
         continue  # It was reported, or submitted just now.
-      told = True
+      reported = True
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
       found = stacks(steps.thread)
       text = f"{self._name}: {reason}. Its threads:\n{found}"

@@ -101,7 +101,7 @@ def test_the_sent_mean_and_its_residual_add_up(mean_wire):
       sent.append(raw.tobytes())
       true += decoded(made, raw)[0] / 2.0
     told += made.read(average(made, sent))[0]
-  kept = made.mean_feedback.owed(0, size)
+  kept = made.mean_feedback.residual(0, size)
   np.testing.assert_allclose(told + kept, true, atol=2e-5)
   assert np.abs(kept).max() > 1e-3
 

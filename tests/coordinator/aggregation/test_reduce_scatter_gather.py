@@ -595,7 +595,7 @@ BLOCKS = [np.zeros(9 * 4032 - 5, np.float32), np.zeros(7, np.float64)]
 
 
 def kept(side):
-  return side.encoder.mean_feedback.owed(0, side.encoder.place.elements)
+  return side.encoder.mean_feedback.residual(0, side.encoder.place.elements)
 
 
 def read_by_all(group, attempt):

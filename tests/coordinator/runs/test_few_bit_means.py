@@ -37,7 +37,7 @@ def train(target_step):
 
 
 def owes(replica):
-  kept = replica._participant.encoder.mean_feedback.owed(0, SIZE)
+  kept = replica._participant.encoder.mean_feedback.residual(0, SIZE)
   return np.abs(kept).reshape(-1, 4032).max(1) > 0
 
 
@@ -103,8 +103,8 @@ def test_with_feedback_all_of_a_gradient_arrives():
   def same(replica, result):
     for _ in range(steps):
       assert replica.step({"x": jnp.asarray(gradients[replica.replica])})
-    kept = replica._participant.encoder.mean_feedback.owed(0, SIZE)
-    encoded = replica._participant.encoder._feedback.owed(SIZE)
+    kept = replica._participant.encoder.mean_feedback.residual(0, SIZE)
+    encoded = replica._participant.encoder._feedback.residual(0, SIZE)
     return np.asarray(replica.params["x"]), kept, encoded
 
   results = runs.run(
