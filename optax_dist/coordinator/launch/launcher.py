@@ -16,7 +16,6 @@ import os
 import pathlib
 import secrets
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,8 @@ from typing import Any, Protocol
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import (
   child,
-  interrupts,
   output,
+  signals,
   supervisor,
   watcher,
 )
@@ -198,26 +197,24 @@ class Launcher:
     """
     if self._folder is not None:
       self._folder.mkdir(parents=True, exist_ok=True)
-    with interrupts.handled((signal.SIGUSR1, signal.SIGUSR2)) as told:
+    with signals.recorded() as received:
       self._watcher = watcher.Watcher(self._token)
       try:
         self._launch()
-        told.at_once = False
         while self._code is None:
-          self._pass_on(told)
+          while received:
+            self._pass_on(received.pop(0))
           self._look()
           self._on_tick()
         self._leave("")
         return self._code
       except BaseException as error:
-        told.at_once = False
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         why = "its launcher was stopped" if stopped else str(error)
         why = why.partition("\n")[0] or repr(error)
         self._leave(why)
         raise
       finally:
-        told.at_once = False
         self._end_all()
 
   def _launch(self) -> None:
@@ -412,22 +409,16 @@ class Launcher:
           ended=ended,
         )
 
-  def _pass_on(self, told: interrupts.Interrupts) -> None:
-    """Passes signals on; the second that asks for an end ends all."""
-    for number in told.take_others():
-      self._signal_all(number)
-    if self._stop_at is not None:
-      told.check()
-    asked = told.number
-    if asked is not None and self._stop_at is None:
-      told.forget()
-      self._stop_at = time.monotonic() + self._grace
-      self._signal_all(asked)
-      self._step(supervisor.LauncherStops(asked))
-
-  def _signal_all(self, number: int) -> None:
+  def _pass_on(self, number: int) -> None:
+    """Passes a signal on; the second that asks for an end ends all."""
+    ends = number in signals.ENDING
+    if ends and self._stop_at is not None:
+      raise signals.error(number)
     for process in self._live():
       process.signal(number)
+    if ends:
+      self._stop_at = time.monotonic() + self._grace
+      self._step(supervisor.LauncherStops(number))
 
   def _check_store(self) -> None:
     store = self._store
@@ -435,20 +426,11 @@ class Launcher:
       return
     if store.process.poll() is None:
       return
-    # Their own output may explain more.
-    end = time.monotonic() + self._grace
-    live = self._live()
-    while time.monotonic() < end and not all(p.has_ended() for p in live):
-      for process in live:
-        process.read_prints()
-      time.sleep(0.05)
-    endings = ", ".join(f"replica {i}" for i in self._running)
     raise LaunchError(
       "the store",
       f"The store of the job (process {store.process.pid})"
-      f" {child.ending(store.process)}, and with it {endings or 'the run'}:"
-      " replicas can't go on without it. Start the job again from its last"
-      " checkpoint.",
+      f" {child.ending(store.process)}, and replicas can't go on without it."
+      " Start the job again from its last checkpoint.",
     )
 
   def _end_all(self) -> None:

@@ -1,0 +1,64 @@
+"""Signals that are recorded, for a loop that polls.
+
+An exception raised by a signal handler can surface anywhere: while a lock is
+being taken, or where Python drops it (a finalizer, a garbage collector
+callback). A loop that polls is neither interrupted half-way nor misses a
+signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+# Those that ask a program to end.
+ENDING = (signal.SIGINT, signal.SIGTERM)
+_OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[int]]:
+  """Records SIGTERM, Ctrl-C, SIGUSR1 and SIGUSR2 while the block runs.
+
+  If the program ignores Ctrl-C or has its own handler for it, that stays in
+  place. Threads other than the main one get no signals, so nothing changes
+  there.
+
+  Yields:
+    The numbers of the signals so far, in order.
+
+  Example:
+    >>> import os
+    >>> with recorded() as numbers:
+    ...   os.kill(os.getpid(), signal.SIGTERM)
+    ...   numbers
+    [15]
+  """
+  numbers: list[int] = []
+  if threading.current_thread() is not threading.main_thread():
+    yield numbers
+    return
+  before = {number: signal.getsignal(number) for number in (*ENDING, *_OTHERS)}
+  if before[signal.SIGINT] is not signal.default_int_handler:
+    del before[signal.SIGINT]
+  for number in before:
+    signal.signal(number, lambda number, frame: numbers.append(number))
+  try:
+    yield numbers
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def error(number: int) -> BaseException:
+  """The exception of a signal that asks for an end.
+
+  Returns:
+    KeyboardInterrupt for SIGINT, otherwise SystemExit with the exit code that
+    shells use for the signal.
+  """
+  if number == signal.SIGINT:
+    return KeyboardInterrupt()
+  return SystemExit(128 + number)

@@ -1,0 +1,61 @@
+"""Signals are recorded, in order, and interrupt nothing."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from optax_dist.coordinator.launch import signals
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+  """Ctrl-C as in a separate program, and everything as before afterwards."""
+  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+  before = {number: signal.getsignal(number) for number in numbers}
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield before
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+def _come(number):
+  os.kill(os.getpid(), number)
+
+
+def test_signals_are_recorded_and_handlers_are_put_back(handlers):
+  with signals.recorded() as numbers:
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+      _come(number)
+    assert numbers == [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  for number in (signal.SIGTERM, signal.SIGUSR1):
+    assert signal.getsignal(number) == handlers[number]
+
+
+def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  with signals.recorded() as numbers:
+    _come(signal.SIGINT)
+    assert numbers == []
+
+
+def test_other_threads_get_no_signals():
+  found = []
+
+  def run():
+    with signals.recorded() as numbers:
+      found.append(numbers)
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  thread.join()
+  assert found == [[]]
+
+
+def test_errors_are_those_of_python():
+  assert isinstance(signals.error(signal.SIGINT), KeyboardInterrupt)
+  error = signals.error(signal.SIGTERM)
+  assert isinstance(error, SystemExit)
+  assert error.code == 143
