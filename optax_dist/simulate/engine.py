@@ -43,15 +43,12 @@ class Failures(NamedTuple):
       one drawn each time; infinite for never.
     unnoticed: seconds until a failure is detected, one drawn each time; none
       for immediately.
-    takeovers: seconds without steps if the failed replica was the leader, one
-      drawn each time; none for no leader.
     lowers: whether a loss lowers the number of gradients in a step.
   """
 
   rate: float
   downtimes: tuple[float, ...]
   unnoticed: tuple[float, ...] = ()
-  takeovers: tuple[float, ...] = ()
   lowers: bool = False
 
 
@@ -138,7 +135,6 @@ class _Engine:
       quorum.Finished: self.finish,
       quorum.Token: self.begin,
     }
-    self.leader, self.no_leader_until = 0, 0.0
     self.now = self.ready = 0.0
     # When, which replica, what, and the number of its computation.
     self.events: list[tuple[float, int, int, int]] = []
@@ -171,11 +167,7 @@ class _Engine:
       self.replicas[number].incarnation += 1
       self.join(number)
     elif self.replicas[number].expects(computation):
-      if self.now < self.no_leader_until:
-        again = self.no_leader_until, number, _ARRIVE, computation
-        heapq.heappush(self.events, again)
-      else:
-        self.arrive(number)
+      self.arrive(number)
 
   def join(self, number: int) -> None:
     incarnation = self.replicas[number].incarnation
@@ -187,10 +179,6 @@ class _Engine:
 
   def fail(self, number: int) -> None:
     assert self.failures is not None
-    if self.failures.takeovers and number == self.leader:
-      seconds = self.rng.choice(self.failures.takeovers)
-      self.no_leader_until = self.now + seconds
-      self.leader = (number + 1) % len(self.replicas)
     after = 0.0
     if self.failures.unnoticed:
       after = self.rng.choice(self.failures.unnoticed)

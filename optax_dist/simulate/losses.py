@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
@@ -35,26 +32,18 @@ class Loss(NamedTuple):
   ended: bool = True
 
 
-class Losses(NamedTuple):
-  """All losses of a run.
-
-  Attributes:
-    each: the losses, in order of time.
-    up: replica-seconds in which a replica was present, and could be lost.
-    takeovers: for each change of leader, the extra seconds without a step.
-  """
-
-  each: tuple[Loss, ...]
-  up: float
-  takeovers: tuple[float, ...]
-
-
-def losses_in(part: Sequence[journal.Record], usual: float) -> Losses:
+def losses_in(
+  part: Sequence[journal.Record], usual: float
+) -> tuple[list[Loss], float]:
   """The losses of a run.
 
   Args:
     part: one of the runs from `journal.segments`.
     usual: seconds that hardly any computation exceeds.
+
+  Returns:
+    The losses, in order of time, and the replica-seconds in which a replica was
+    present, and could be lost.
   """
   joined: dict[Replica, float] = {}
   last_seen: dict[Replica, float] = {}
@@ -102,45 +91,23 @@ def losses_in(part: Sequence[journal.Record], usual: float) -> Losses:
     for loss in open_.values()
   ]
   up += sum(end - since for since in joined.values())
-  losses = tuple(sorted(done, key=lambda loss: loss.time))
-  return Losses(losses, up, _takeovers(part))
+  return sorted(done, key=lambda loss: loss.time), up
 
 
 def downtimes(losses: Sequence[Loss]) -> tuple[float, ...]:
-  """As many equally likely lengths as there are losses (Kaplan-Meier).
+  """As many equally likely lengths of absences.
 
   A loss that had not ended with the journal says only that it took longer than
-  that, so its weight goes to the longer ones. If there are none, it is taken to
-  end there (Efron's convention).
+  that. It is left out, unless it is at least as long as all that have ended.
 
   Example:
     >>> lost = Loss(0, time=0.0, unnoticed=0.0, length=5.0)
     >>> downtimes([lost, lost, lost._replace(length=1.0, ended=False)])
-    (5.0, 5.0, 5.0)
+    (5.0, 5.0)
   """
-  # Of equal lengths, the ended one was first.
-  order = sorted(losses, key=lambda loss: (loss.length, not loss.ended))
-  n = len(order)
-  weights = np.full(n, 1 / n)
-  for i, loss in enumerate(order[:-1]):
-    if not loss.ended:
-      weights[i + 1 :] += weights[i] / (n - i - 1)
-      weights[i] = 0.0
-  at = np.searchsorted(np.cumsum(weights), (np.arange(n) + 0.5) / n)
-  return tuple(max(order[i].length, _LEAST) for i in at)
-
-
-def _takeovers(part: Sequence[journal.Record]) -> tuple[float, ...]:
-  commits = [r["time"] for r in part if r["kind"] == "commit"]
-  if len(commits) < 2:
-    return ()
-  gaps = sorted(b - a for a, b in itertools.pairwise(commits))
-  usual = gaps[(len(gaps) - 1) // 2]
-  seconds = []
-  leaders = [r["time"] for r in part if r["kind"] == "leader"][1:]
-  for time in leaders:
-    before = [t for t in commits if t <= time]
-    after = [t for t in commits if t > time]
-    if before and after:
-      seconds.append(max(0.0, after[0] - before[-1] - usual))
-  return tuple(seconds)
+  longest = max((loss.length for loss in losses if loss.ended), default=0.0)
+  return tuple(
+    max(loss.length, _LEAST)
+    for loss in losses
+    if loss.ended or loss.length >= longest
+  )

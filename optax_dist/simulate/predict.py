@@ -96,7 +96,6 @@ def predict(
         rate=rate,
         downtimes=pick(failures.downtimes),
         unnoticed=pick(failures.unnoticed) if failures.unnoticed else (),
-        takeovers=pick(failures.takeovers) if failures.takeovers else (),
       )
     try:
       timing = simulate_timing(

@@ -14,7 +14,7 @@ from optax_dist.simulate import computations, doubts
 from optax_dist.simulate import strategy as strategies
 from optax_dist.simulate.computations import Computation
 from optax_dist.simulate.engine import Failures
-from optax_dist.simulate.losses import Loss, Losses, downtimes, losses_in
+from optax_dist.simulate.losses import Loss, downtimes, losses_in
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import Strategy
 
@@ -82,11 +82,12 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
   communication = _communication(every)
   latency = _recording(parts, by_part, communication)
   usual = float(np.percentile([c.compute for c in every], 95))
-  losses = [losses_in(part, usual) for part in parts]
+  found = [losses_in(part, usual) for part in parts]
+  each = tuple(loss for losses, _ in found for loss in losses)
+  up = sum(seconds for _, seconds in found)
   paces = [_pace(part) for part in parts]
   pace, steps = max(paces, key=lambda pace: pace[1])
   strategy = _strategy(runs[-1], records)
-  each = tuple(loss for part in losses for loss in part.each)
   return Recorded(
     latency,
     len(latency.seconds),
@@ -94,7 +95,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     communication,
     pace,
     steps,
-    _failures(losses, bool(runs[-1].get("lower_on_loss"))),
+    _failures(each, up, bool(runs[-1].get("lower_on_loss"))),
     each,
     doubts.of(records, every, each, strategy.cancel),
   )
@@ -166,18 +167,13 @@ def _settled(part: Sequence[journal.Record]) -> list[float]:
   return ends[begun:]
 
 
-def _failures(parts: Sequence[Losses], lowers: bool) -> Failures | None:
-  losses = [loss for part in parts for loss in part.each]
-  up = sum(part.up for part in parts)
+def _failures(
+  losses: Sequence[Loss], up: float, lowers: bool
+) -> Failures | None:
   if not losses or up <= 0:
     return None
-  return Failures(
-    len(losses) / up,
-    downtimes(losses),
-    tuple(loss.unnoticed for loss in losses),
-    tuple(seconds for part in parts for seconds in part.takeovers),
-    lowers,
-  )
+  unnoticed = tuple(loss.unnoticed for loss in losses)
+  return Failures(len(losses) / up, downtimes(losses), unnoticed, lowers)
 
 
 def _strategy(

@@ -187,7 +187,7 @@ def test_time_adds_up_under_failures_of_all_kinds(k, lowers):
       steps=150,
       communication=0.2 * (seed % 2),
       failures=simulate.Failures(
-        0.02, (0.5, 3.0), unnoticed=(0.0, 1.5), takeovers=(2.0,), lowers=lowers
+        0.02, (0.5, 3.0), unnoticed=(0.0, 1.5), lowers=lowers
       ),
       seed=seed,
     )
