@@ -190,8 +190,8 @@ def resume(
   Example:
     Every replica resumes, and joins with the result::
 
-      found = checkpoint.resume("checkpoints", params, opt.init(params))
-      with coordinator.join(opt, **found) as replica:
+      start = checkpoint.resume("checkpoints", params, opt.init(params))
+      with coordinator.join(opt, **start) as replica:
         while replica.global_step < steps and not replica.finished:
           outcome = replica.step(gradient(replica.params, next(batches)))
           checkpoint.save_if_due("checkpoints", replica, outcome, every=100)

@@ -183,11 +183,11 @@ class Replica:
       >>> from optax_dist import coordinator
       >>> data = coordinator.Batches(num_samples=6, global_batch=4, seed=1)
       >>> def train(replica):
-      ...   found = []
+      ...   samples = []
       ...   for indices in replica.batches():
-      ...     found.append(indices.tolist())
+      ...     samples.append(indices.tolist())
       ...     replica.step(jnp.ones(()))
-      ...   return found, replica.global_step
+      ...   return samples, replica.global_step
       >>> coordinator.run_embedded(
       ...   train, 1, optax.sgd(0.1), jnp.zeros(()), data=data
       ... )
@@ -211,11 +211,11 @@ class Replica:
       >>> from optax_dist import coordinator
       >>> data = coordinator.Batches(6, 4, micro_batch=2, deterministic=True)
       >>> def train(replica):
-      ...   found = []
+      ...   slots = []
       ...   for slot in replica.micro_batches():
-      ...     found.append((slot.step, slot.number, slot.indices.tolist()))
+      ...     slots.append((slot.step, slot.number, slot.indices.tolist()))
       ...     replica.step(jnp.ones(()))
-      ...   return found
+      ...   return slots
       >>> coordinator.run_embedded(
       ...   train, 1, optax.sgd(0.1), jnp.zeros(()), data=data
       ... )
@@ -332,8 +332,7 @@ class Replica:
     """
     participant = self._participant
     phases.slow_down(time.monotonic() - participant.stopwatch.mark)
-    weighs = participant.strategy.loop is not None
-    if tokens is not None and (not weighs or tokens < 0):
+    if tokens is not None and (not self._loop.weighs_tokens or tokens < 0):
       raise ValueError(
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {participant.strategy.name!r}."
@@ -438,10 +437,9 @@ class Replica:
 
     In a forked child it does nothing: the replica belongs to the parent.
     """
-    self._participant.closed = True
+    self._participant.close()
     if self._participant.driver.is_forked:
       return
-    self._participant.close()
     if self._preempted is not None:
       self._preempted.remove()
     self._on_close(self)

@@ -58,9 +58,11 @@ class Loop(Protocol):
   """How a replica takes part in steps, behind `Replica.step`.
 
   Attributes:
+    weighs_tokens: whether a contribution's weight is its number of tokens.
     local: the local state of the strategy.
   """
 
+  weighs_tokens: bool
   local: Any
 
   def begin(self) -> None:
@@ -322,7 +324,10 @@ class Participant:
     self.resume()
 
   def close(self) -> None:
-    """Stops the threads and waits for them."""
+    """Stops the threads and waits for them, but for those of a parent process."""
+    self.closed = True
+    if self.driver.is_forked:
+      return
     self.watchdog.close()
     if self.sums is not None:
       self.sums.close()
@@ -347,8 +352,8 @@ class Participant:
   @property
   def shared(self) -> strategies.SharedState:
     """The state all replicas share, as of the last `step`."""
-    found: strategies.SharedState = self.submission.base.get()
-    return found
+    shared: strategies.SharedState = self.submission.base.get()
+    return shared
 
   def resume(self) -> None:
     """Continues from the current shared state."""

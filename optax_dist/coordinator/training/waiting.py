@@ -16,6 +16,8 @@ class WaitingLoop:
   See `participant.Loop`.
   """
 
+  weighs_tokens = False
+
   def __init__(self, participant: Participant):
     """Takes the local state that the strategy starts from."""
     self._participant = participant

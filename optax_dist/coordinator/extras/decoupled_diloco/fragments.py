@@ -30,12 +30,12 @@ def mix(own: Any, new: Any, alpha: float) -> Any:
   if not 0 <= alpha <= 1:
     raise ValueError(f"alpha must be from 0 to 1, got {alpha!r}.")
 
-  def one(x: jax.Array, y: jax.Array) -> jax.Array:
+  def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
     wide = jnp.asarray(y, jnp.float32)
-    mixed = wide + alpha * (jnp.asarray(x, jnp.float32) - wide)
-    return mixed.astype(jnp.result_type(x))
+    result = wide + alpha * (jnp.asarray(x, jnp.float32) - wide)
+    return result.astype(jnp.result_type(x))
 
-  return jax.tree.map(one, own, new)
+  return jax.tree.map(mixed, own, new)
 
 
 def balanced_fragments(params: Any, fragments: int) -> Any:

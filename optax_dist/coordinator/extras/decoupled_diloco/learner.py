@@ -21,6 +21,8 @@ class Learner:
   complete.
   """
 
+  weighs_tokens = True
+
   def __init__(self, participant: Participant):
     """Takes the local state that the strategy starts from."""
     self._participant = participant

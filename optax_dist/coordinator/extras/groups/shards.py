@@ -45,10 +45,10 @@ class LocalShards:
     templates: shapes and dtypes of the shards, as `jax.ShapeDtypeStruct`s.
 
   Example:
-    >>> found = LocalShards([jnp.arange(6.0)])
-    >>> [shard.shape for shard in found.templates]
+    >>> shards = LocalShards([jnp.arange(6.0)])
+    >>> [shard.shape for shard in shards.templates]
     [(6,)]
-    >>> found.join(found.split([jnp.ones(6)]))
+    >>> shards.join(shards.split([jnp.ones(6)]))
     [Array([1., 1., 1., 1., 1., 1.], dtype=float32)]
   """
 
@@ -116,7 +116,7 @@ def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
   For example an optimizer's counters, which each process created for itself.
   """
 
-  def one(leaf: Any) -> jax.Array:
+  def replicated(leaf: Any) -> jax.Array:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       return leaf
     leaf = jnp.asarray(leaf)
@@ -131,7 +131,7 @@ def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     )
     return array if key is None else jax.random.wrap_key_data(array, impl=key)
 
-  return jax.tree.map(one, tree)
+  return jax.tree.map(replicated, tree)
 
 
 def mesh_of(params: Any) -> jax.sharding.Mesh:
