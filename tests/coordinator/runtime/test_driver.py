@@ -9,6 +9,7 @@ from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
 from optax_dist.coordinator.runtime.processes import OneProcess
+from optax_dist.coordinator.store import interface as stores
 
 ATTEMPT = entries.AttemptId(0, 3, 1, 0)
 PARTS = (entries.Part(1, 1, 0, 3, 0, 1, 1.0),)
@@ -95,6 +96,15 @@ def test_disconnecting_fails_what_waits_for_that_peer(driven):
   one._inputs.append(inputs.StoreLost("to wake the script"))
   (failed,) = until(one, core, inputs.AggregateFailed)
   assert "closed the connection" in failed.reason
+
+
+@pytest.mark.parametrize("value", [b"none of ours", b""])
+def test_a_value_that_no_replica_wrote_is_the_end_of_the_store(driven, value):
+  one, core = driven
+  one._requests[1] = "get"
+  one._on_store(stores.Value(1, value))
+  (lost,) = until(one, core, inputs.StoreLost)
+  assert "a value that no replica of this version wrote" in lost.reason
 
 
 def test_it_says_what_the_core_waits_for(driven):

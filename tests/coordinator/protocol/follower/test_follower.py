@@ -297,6 +297,20 @@ def test_the_next_leader_learns_which_samples_a_replica_has():
 # Gradients.
 
 
+def test_the_next_leader_is_told_the_last_fingerprint_of_this_membership():
+  """Others may have told it theirs of the same step."""
+  driven = Driven().join()
+  for step in (1, 2):
+    driven.give(ins.FingerprintTaken(step, f"of {step}"))
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  assert driven.sent(msg.Fingerprint, "p2") == [msg.Fingerprint(2, "of 2")]
+  driven.lose("p2")
+  driven.record(term(2), Joined(Member(3, 1, "p1", "at p1")), number=2)
+  driven.welcome("p2", incarnation=3, view=False)
+  assert len(driven.sent(msg.Fingerprint, "p2")) == 1
+
+
 def test_one_gradient_of_a_step_is_aggregated_unasked_and_no_second():
   """Under the same id it could be mistaken for the first."""
   driven = Driven(inline_bytes=None, replicas_to_aggregate=3).join()
