@@ -329,7 +329,7 @@ def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
   joined, failed = said
   assert joined == ("joined", {"step": 0})
   assert failed[0] == "failed"
-  assert "store is lost" in failed[1]["reason"]
+  assert "the store has ended" in failed[1]["reason"]
 
 
 def test_integers_of_numpy_are_integers():
