@@ -839,7 +839,7 @@ class Checker:
     """A process that has nothing to do later must not be waiting."""
     waits = process.suspended or process.pending is not None
     waits = waits or process.waits_for_newer()
-    waits = waits and not process.hands_over
+    waits = waits and not process.handed_over
     if waits and process.alive and not process.node.follower.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 

@@ -12,6 +12,7 @@ leaves.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import heapq
@@ -274,7 +275,8 @@ class Process:
     self.fail_snapshots = 0
     # Seconds until its event loop has what its training loop submits; and what it
     # has told its leader of gradients and attempts, over which connection.
-    self.hand_over, self.hands_over = 0.0, False
+    self.hand_over = 0.0
+    self.handed_over: collections.deque[ins.Submitted] = collections.deque()
     self.said: list[tuple[Connection, Any]] = []
     self.dies_at_the_end = False
     # How many of its submissions have a byte too many; and whether one had.
@@ -1544,15 +1546,15 @@ class World:
     if self.checker is not None:
       self.checker.submitted(process, submitted)
     if process.hand_over:
-      process.hands_over = True
+      process.handed_over.append(submitted)
       time = self.now + process.hand_over * self.random.random()
-      self.at(time, self.handed_over, process, submitted)
+      self.at(time, self.take_over, process)
     else:
       self.input(process, submitted)
 
-  def handed_over(self, process: Process, submitted: ins.Submitted) -> None:
-    process.hands_over = False
-    self.input(process, submitted)
+  def take_over(self, process: Process) -> None:
+    """The event loop takes the oldest of what was handed over to it."""
+    self.input(process, process.handed_over.popleft())
 
 
 def _short(value: Any) -> str:
