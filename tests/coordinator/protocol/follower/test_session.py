@@ -144,3 +144,20 @@ def test_a_sum_that_extends_a_committed_one_is_not_sent_to_a_new_leader():
     Resolved(0, "", 5, (0, 1), 1),
     Resolved(1, "superseded", 0, apart=True),
   ]
+
+
+def test_a_partial_sum_is_lost_with_its_membership():
+  session = Session()
+  session.submit(submission(0))
+  assert session.asked_for_more(1, 2) == []  # Of another submission.
+  assert session.asked_for_more(0, 2) == [Taken(0, 2)]
+  assert session.lost("lost") == [Resolved(0, "lost", 0)]
+  assert session.lost("lost") == []
+
+
+def test_a_sum_that_extends_no_buffered_one_counts_as_a_whole():
+  session = Session()
+  session.submit(submission(0))
+  session.asked_for_more(0, 2)
+  session.submit(submission(1, total=3))
+  assert session.count() == 3
