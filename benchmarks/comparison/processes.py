@@ -11,10 +11,8 @@ import json
 import os
 import pathlib
 import queue
-import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -174,21 +172,6 @@ def _listen(process: Process) -> None:
   for line in process.popen.stdout:
     process.said.put(line)
   process.said.put(None)
-
-
-def free_ports(count: int) -> list[int]:
-  """Returns free ports below those that the system hands out by itself."""
-  found = []
-  for port in random.Random().sample(range(20000, 32000), 200):
-    with socket.socket() as s:
-      try:
-        s.bind((HOST, port))
-      except OSError:
-        continue
-    found.append(port)
-    if len(found) == count:
-      return found
-  raise Failed("Too few free ports between 20000 and 32000.")
 
 
 def launch(apart: bool = True) -> None:

@@ -33,7 +33,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   Raises:
     processes.Failed: if a process fails or is not done in time.
   """
-  ports = ",".join(map(str, processes.free_ports(1 + WORKERS)))
+  from optax_dist.coordinator.transport import addresses
+
+  ports = ",".join(map(str, addresses.free_ports(1 + WORKERS)))
   with processes.group(args.timeout) as group:
     started = [
       group.start(

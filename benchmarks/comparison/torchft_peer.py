@@ -36,7 +36,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   Raises:
     processes.Failed: if a process fails or is not done in time.
   """
-  port, *stores = processes.free_ports(1 + args.replicas)
+  from optax_dist.coordinator.transport import addresses
+
+  port, *stores = addresses.free_ports(1 + args.replicas)
   with processes.group(args.timeout) as group:
 
     def start(role: str, store: int):

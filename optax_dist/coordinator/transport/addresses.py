@@ -8,10 +8,7 @@ whether two processes share a host is tested, never guessed.
 
 from __future__ import annotations
 
-import collections
-import errno
 import ipaddress
-import os
 import random
 import socket
 import sys
@@ -19,10 +16,7 @@ from typing import NamedTuple
 
 # Below the ephemeral ports of common systems, and below this library's
 # defaults.
-_QUIET_PORTS = range(20000, 29000)
-# How many ports for later a process keeps others from: the latest ones.
-_KEPT = 64
-_kept: collections.deque[int] = collections.deque()
+_QUIET_PORTS = range(10000, 29000)
 # A documentation range: only a route is looked up, and no packet is sent.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
@@ -185,9 +179,8 @@ def free_ports(count: int = 1) -> list[int]:
 
   The system does not assign these on its own. Of the ephemeral ports, one that
   is free now may be the local end of a connection by then, even of a connection
-  to itself, made by a client that dials before the server is up. On Linux, a
-  port that one process got is given to no other one while the first lives and
-  has not asked for dozens more.
+  to itself, made by a client that dials before the server is up. They are drawn
+  at random: two processes that ask at the same time hardly get the same one.
 
   Args:
     count: the number of ports.
@@ -209,32 +202,13 @@ def free_ports(count: int = 1) -> list[int]:
         probe.bind(("127.0.0.1", port))
       except OSError:
         continue
-    if _keep(port):
-      found.append(port)
+    found.append(port)
   if len(found) < count:
     raise OSError(
       f"Only {len(found)} of {count} ports are free from {_QUIET_PORTS[0]} to"
       f" {_QUIET_PORTS[-1]}."
     )
   return found
-
-
-def _keep(port: int) -> bool:
-  """Keeps a port from other processes; False if one of them has it."""
-  if not has_unix():
-    return True
-  # By a name, which goes with the process: the server could not bind a port that
-  # is bound already.
-  with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
-    try:
-      name.bind(f"\0optax-dist-port-{port}")
-    except OSError as error:
-      # Where such names are not allowed, as in some sandboxes, none is kept.
-      return error.errno != errno.EADDRINUSE
-    _kept.append(name.detach())
-  if len(_kept) > _KEPT:
-    os.close(_kept.popleft())
-  return True
 
 
 def _source(family: socket.AddressFamily, target: str) -> str | None:

@@ -4,8 +4,6 @@ import errno
 import os
 import pathlib
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -129,43 +127,3 @@ def test_a_reserved_port_is_outside_of_the_ephemeral_range():
       patch.setattr(addresses, "_QUIET_PORTS", range(taken, taken + 1))
       with pytest.raises(OSError, match=f"Only 0 of 1 .* {taken} to"):
         addresses.free_ports()
-
-
-_ASK = """
-import sys
-from optax_dist.coordinator.transport import addresses
-port = int(sys.argv[1])
-addresses._QUIET_PORTS = range(port, port + 1)
-addresses.free_ports()
-"""
-
-
-@pytest.mark.skipif(not addresses.has_unix(), reason="of Linux only")
-def test_a_reserved_port_is_returned_once(monkeypatch):
-  (port,) = addresses.free_ports()
-  words = f"Only 0 of 1 ports are free from {port} to {port}"
-  another = subprocess.run(
-    [sys.executable, "-c", _ASK, str(port)],
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert words in another.stderr
-  with monkeypatch.context() as patch:
-    patch.setattr(addresses, "_QUIET_PORTS", range(port, port + 1))
-    with pytest.raises(OSError, match=words):
-      addresses.free_ports()
-  # Each takes a descriptor.
-  addresses.free_ports(addresses._KEPT + 1)
-  assert len(addresses._kept) == addresses._KEPT
-
-
-def test_ports_are_reserved_without_abstract_sockets(monkeypatch):
-  class Refusing(socket.socket):
-    def bind(self, address):
-      if self.family == socket.AF_UNIX:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-      super().bind(address)
-
-  monkeypatch.setattr(socket, "socket", Refusing)
-  assert len(addresses.free_ports(3)) == 3
