@@ -162,7 +162,7 @@ def _latency(blocks: int) -> None:
       place = urls.parse(cluster.url)
       assert isinstance(place, etcd.Etcd)
       woken = threading.Event()
-      store = etcd.EtcdStore(place, _SECRET, "run", woken.set)
+      store = etcd.EtcdStore(place, _SECRET, woken.set)
       stack.callback(store.close)
 
       def wait() -> None:

@@ -55,10 +55,10 @@ def connect(request):
     made = _Clients(store.connect)
     made.callback(store.close)
   else:
-    place = urls.parse(request.getfixturevalue("cluster").url)
-    run = f"run{next(_runs)}"
+    url = request.getfixturevalue("cluster").url
+    place = urls.parse(f"{url}?prefix=test{next(_runs)}")
     made = _Clients(
-      lambda name, wake: etcd.EtcdStore(place, served.SECRET, run, wake)
+      lambda name, wake: etcd.EtcdStore(place, served.SECRET, wake)
     )
   with made:
     yield made

@@ -96,7 +96,7 @@ class Etcd:
     self, transport: sockets.Transport, secret: bytes
   ) -> interface.Store:
     """Creates a client of the cluster."""
-    return EtcdStore(self, secret, "runs", transport.wake)
+    return EtcdStore(self, secret, transport.wake)
 
 
 class EtcdStore:
@@ -106,7 +106,6 @@ class EtcdStore:
     self,
     place: Etcd,
     secret: bytes,
-    run: str,
     wake: interface.Wake = lambda: None,
   ):
     """Starts to connect, in its own thread.
@@ -114,19 +113,17 @@ class EtcdStore:
     Args:
       place: the cluster.
       secret: the job's secret.
-      run: a name of the run, to keep its keys apart from those of others.
       wake: called from any thread when there are events to poll.
 
     Raises:
-      ValueError: the name or the prefix is not valid in a key.
+      ValueError: the prefix is not valid in a key.
       OSError: a certificate can't be read.
     """
     interface.check_key(place.prefix)
-    interface.check_key(run)
     scheme = "etcds" if place.tls else "etcd"
     self.address = f"{scheme}://{','.join(place.endpoints)}"
     self._place, self._secret = place, secret
-    self._folder = f"{place.prefix}/{run}/"
+    self._folder = f"{place.prefix}/"
     self._wake = wake
     self._servers = _Servers(place)
     self._cluster, self._revision = "", 0

@@ -35,11 +35,9 @@ def connect(cluster):
   """A function that connects a client, through a proxy if one is given."""
   with contextlib.ExitStack() as stack:
 
-    def make(run="run", secret=SECRET, url=cluster.url):
+    def make(secret=SECRET, url=cluster.url):
       place = urls.parse(url)
-      owner = owners.Owner(
-        lambda wake: etcd.EtcdStore(place, secret, run, wake)
-      )
+      owner = owners.Owner(lambda wake: etcd.EtcdStore(place, secret, wake))
       stack.callback(owner.store.close)
       return owner
 
@@ -179,7 +177,7 @@ def test_a_slow_network_is_no_loss(behind_leader, monkeypatch):
 def test_a_forged_value_ends_the_run(cluster, connect):
   one, two = connect(), connect()
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
-  key = base64.b64encode(b"optax-dist/run/log/0").decode()
+  key = base64.b64encode(b"optax-dist/log/0").decode()
   value = base64.b64encode(b"forged").decode()
   cluster.post(0, "kv/put", {"key": key, "value": value})
   one.begin("get", "log/0")
@@ -188,16 +186,16 @@ def test_a_forged_value_ends_the_run(cluster, connect):
     lost = each.wait_for(
       lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
     )
-    assert "'optax-dist/run/log/0' has a value that no member" in lost[0].reason
+    assert "'optax-dist/log/0' has a value that no member" in lost[0].reason
     assert cluster.endpoints[0] in lost[0].reason
   one.begin("get", "log/0")
   assert one.wait_long(0.2) == []
 
 
-def test_a_value_is_good_for_its_key_secret_and_run_only(cluster, connect):
+def test_a_value_is_good_for_its_key_secret_and_prefix_only(cluster, connect):
   one = connect()
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
-  folder = b"optax-dist/run/log/"
+  folder = b"optax-dist/log/"
   read = {"key": base64.b64encode(folder + b"0").decode()}
   sealed = cluster.post(0, "kv/range", read)["kvs"][0]["value"]
   copy = {"key": base64.b64encode(folder + b"1").decode(), "value": sealed}
@@ -211,7 +209,7 @@ def test_a_value_is_good_for_its_key_secret_and_run_only(cluster, connect):
         isinstance(events[-1], interface.StoreLost) if events else False
       )
     )
-  assert connect(run="run2").get("log/0") is None
+  assert connect(url=f"{cluster.url}?prefix=team").get("log/0") is None
 
 
 def test_a_cluster_that_was_wiped_is_lost(cluster, connect):
@@ -246,7 +244,7 @@ def test_a_user_logs_in(tmp_path):
     for login in ("root:pass%20word@", "root:wrong@", ""):
       place = urls.parse(cluster.url.replace("//", "//" + login))
       one = owners.Owner(
-        lambda wake, place=place: etcd.EtcdStore(place, SECRET, "run", wake)
+        lambda wake, place=place: etcd.EtcdStore(place, SECRET, wake)
       )
       answers.append(one.ask("put", "log/0", b"x"))
       assert "pass" not in one.store.address
@@ -292,7 +290,7 @@ def test_connections_are_encrypted_where_certificates_are_given(tmp_path):
     for query in (f"ca={cert}&cert={cert}&key={key}", f"ca={cert}"):
       place = urls.parse(f"etcds://localhost:{port}?{query}")
       one = owners.Owner(
-        lambda wake, place=place: etcd.EtcdStore(place, SECRET, "run", wake)
+        lambda wake, place=place: etcd.EtcdStore(place, SECRET, wake)
       )
       timeout = 2.0 if answers else 200.0
       answers.append(one.ask("put", "log/0", b"x", timeout=timeout))
