@@ -26,14 +26,12 @@ class StoreServer:
     refused: how many invalid messages were received.
   """
 
-  def __init__(
-    self, transport: sockets.Transport, quota: table.Quota | None = None
-  ):
+  def __init__(self, transport: sockets.Transport, quota: int = table.QUOTA):
     """Creates a store without keys.
 
     Args:
       transport: named `wire.STORE`; the server owns it from now on.
-      quota: the most it may hold.
+      quota: the most bytes that it holds.
     """
     self._transport = transport
     self._table = table.Table(quota)

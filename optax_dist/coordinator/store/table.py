@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
@@ -17,30 +17,15 @@ Reply: TypeAlias = (
 )
 
 
+# The most that a store holds, in bytes. One client may use up half of it, so that a
+# client that floods the store does not end the others' run.
+QUOTA = 256 << 20
+# What a key takes besides its characters and its value.
+OVERHEAD = 1 << 10
+
+
 class _QuotaExceeded(Exception):
   """There is no room."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Quota:
-  """Limits on what a store holds.
-
-  One client may use up half of it, so that a client that floods the store does
-  not end the others' run.
-
-  Attributes:
-    keys: the largest number of keys.
-    nbytes: the largest number of bytes in keys and values.
-  """
-
-  keys: int = 100_000
-  nbytes: int = 256 << 20
-
-  def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if value < 2:
-        raise ValueError(f"Quota.{field.name} must be at least 2, got {value}.")
 
 
 class Entry(NamedTuple):
@@ -55,12 +40,6 @@ class Entry(NamedTuple):
   client: str
 
 
-@dataclasses.dataclass
-class _Usage:
-  keys: int = 0
-  nbytes: int = 0
-
-
 class Table:
   """Keys and values.
 
@@ -72,11 +51,16 @@ class Table:
     Conflict(request=5, value=b'mine')
   """
 
-  def __init__(self, quota: Quota | None = None):
-    """Creates an empty table."""
-    self._quota = quota or Quota()
+  def __init__(self, quota: int = QUOTA):
+    """Creates an empty table.
+
+    Args:
+      quota: the most bytes that it holds.
+    """
+    self._quota = quota
     self._entries: dict[str, Entry] = {}
-    self._all, self._by_client = _Usage(), dict[str, _Usage]()
+    # Bytes, by client.
+    self._used: collections.Counter[str] = collections.Counter()
 
   def answer(self, client: str, request: interface.Request) -> Reply:
     """Executes a request."""
@@ -101,43 +85,29 @@ class Table:
     return interface.Done(number)
 
   def _put(self, client: str, key: str, value: bytes) -> None:
+    size, used, own = _size(key, value), self._used.total(), self._used[client]
     before = self._entries.get(key)
-    size = len(key) + len(value)
-    self._check_room(client, key, size, before)
+    if before is not None:  # It makes room.
+      used -= _size(key, before.value)
+      own -= _size(key, before.value) if before.client == client else 0
+    if used + size > self._quota or own + size > self._quota // 2:
+      raise _QuotaExceeded(
+        f"{key!r} needs {size:,} bytes, and the store holds at most"
+        f" {self._quota:,}, half of it of one client; it has {used:,}, and"
+        f" {own:,} of {client}"
+      )
     self._delete((key,))
     self._entries[key] = Entry(bytes(value), client)
-    for usage in (self._all, self._by_client.setdefault(client, _Usage())):
-      usage.keys += 1
-      usage.nbytes += size
-
-  def _check_room(
-    self, client: str, key: str, size: int, before: Entry | None
-  ) -> None:
-    mine = self._by_client.get(client, _Usage())
-    for usage, share, whose in (
-      (self._all, 1, ""),
-      (mine, 2, f" of one client ({client})"),
-    ):
-      keys, nbytes = usage.keys, usage.nbytes
-      if before is not None and (share == 1 or before.client == client):
-        # The overwritten value makes room.
-        keys, nbytes = keys - 1, nbytes - len(key) - len(before.value)
-      most, most_bytes = self._quota.keys // share, self._quota.nbytes // share
-      if keys >= most or nbytes + size > most_bytes:
-        raise _QuotaExceeded(
-          f"{key!r} needs {size:,} bytes, and the store holds at most {most:,}"
-          f" keys and {most_bytes:,} bytes{whose}; it has {keys:,} and"
-          f" {nbytes:,}"
-        )
+    self._used[client] += size
 
   def _delete(self, keys: Iterable[str]) -> None:
     for key in keys:
       found = self._entries.pop(key, None)
-      if found is None:
-        continue
-      mine = self._by_client[found.client]
-      for usage in (self._all, mine):
-        usage.keys -= 1
-        usage.nbytes -= len(key) + len(found.value)
-      if not mine.keys:
-        del self._by_client[found.client]
+      if found is not None:
+        self._used[found.client] -= _size(key, found.value)
+        if not self._used[found.client]:
+          del self._used[found.client]
+
+
+def _size(key: str, value: bytes) -> int:
+  return len(key) + len(value) + OVERHEAD

@@ -6,7 +6,13 @@ import threading
 
 import owners
 
-from optax_dist.coordinator.store import client, interface, server, wire
+from optax_dist.coordinator.store import (
+  client,
+  interface,
+  server,
+  table,
+  wire,
+)
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
@@ -73,7 +79,7 @@ class Served:
     address: host:port where it listens.
   """
 
-  def __init__(self, quota=None, port=0, limits=PATIENT):
+  def __init__(self, quota=table.QUOTA, port=0, limits=PATIENT):
     self._limits = limits
     self._transport = sockets.Transport(
       wire.STORE,

@@ -28,7 +28,7 @@ def test_a_put_value_is_a_copy():
 
 def test_only_the_client_that_floods_the_store_is_refused():
   store = in_process.InProcessStore()
-  store.table = table.Table(table.Quota(keys=4, nbytes=1000))
+  store.table = table.Table(4 * table.OVERHEAD + 100)
   flood, other = store.connect("flood"), store.connect("other")
   for number in range(3):
     flood.ask(interface.Put(number, f"log/{number}", b"x"), timeout=5.0)
