@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import urllib.parse
 from collections.abc import Callable
 from typing import Protocol
 
 from optax_dist.coordinator.store import client, interface
-from optax_dist.coordinator.transport import sockets
+from optax_dist.coordinator.transport import addresses, sockets
 
 
 class Place(Protocol):
@@ -46,7 +45,7 @@ class Tcp:
   @property
   def host(self) -> str:
     """The host of the store process."""
-    return host(self.address)
+    return addresses.parse(self.address)[0].host
 
   def open(
     self, transport: sockets.Transport, secret: bytes
@@ -119,26 +118,14 @@ def endpoint(url: str, text: str, port: int | None = None) -> str:
   Raises:
     ValueError: it is no host and port.
   """
+  has_port = port is None or text.rpartition(":")[2].isdecimal()
   try:
-    parts = urllib.parse.urlsplit(f"//{text}")
-    name, own = parts.hostname, parts.port
-  except ValueError as error:
-    raise wrong(url, str(error)) from None
-  port = port if own is None else own
-  if not name or parts.path or not port:
+    (found,) = addresses.parse(text if has_port else f"{text}:{port}")
+  except ValueError:
+    found = addresses.Endpoint()
+  if not found.host:
     raise wrong(url, f"{text!r} is no host and port")
-  shown = f"[{name}]" if ":" in name else name
-  return f"{shown}:{port}"
-
-
-def host(address: str) -> str:
-  """The host of an address, host:port.
-
-  Example:
-    >>> host("[::1]:29300")
-    '::1'
-  """
-  return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+  return str(found)
 
 
 def wrong(url: str, why: str) -> ValueError:

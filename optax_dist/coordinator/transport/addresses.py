@@ -63,7 +63,7 @@ def parse(address: str) -> list[Endpoint]:
     bare = host.removeprefix("[").removesuffix("]")
     # Without brackets, the end of an IPv6 address would be taken for a port.
     whole = ":" not in bare or host == f"[{bare}]"
-    is_host = bare and whole and bare.isprintable() and " " not in bare
+    is_host = bare and whole and bare.isprintable() and not {*" /"} & {*bare}
     if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
       raise ValueError(
         "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400,"

@@ -25,6 +25,7 @@ from optax_dist.coordinator.transport import addresses
     "::1",
     "fd00::3",
     " host:1",
+    "host/path:1",
     "host\n:1",
     "host\0:1",
     "fd00::3:29400",

@@ -27,9 +27,9 @@ import threading
 import time
 from typing import Any
 
-from optax_dist.coordinator.store import interface, urls
+from optax_dist.coordinator.store import interface
+from optax_dist.coordinator.transport import addresses, sockets
 from optax_dist.coordinator.transport import interface as transports
-from optax_dist.coordinator.transport import sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -90,7 +90,7 @@ class Etcd:
   @property
   def host(self) -> str:
     """The host of the first server."""
-    return urls.host(self.endpoints[0])
+    return addresses.parse(self.endpoints[0])[0].host
 
   def open(
     self, transport: sockets.Transport, secret: bytes
@@ -344,12 +344,11 @@ class _Servers:
   def _send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
     server = self._endpoints[0]
     if self._connection is None:
-      host, _, port = server.rpartition(":")
-      where = host.strip("[]"), int(port)
+      ((host, port, _),) = addresses.parse(server)
       self._connection = (
-        http.client.HTTPConnection(*where)
+        http.client.HTTPConnection(host, port)
         if self._ssl is None
-        else http.client.HTTPSConnection(*where, context=self._ssl)
+        else http.client.HTTPSConnection(host, port, context=self._ssl)
       )
     self._connection.timeout = self._patience
     if self._connection.sock is not None:
