@@ -150,6 +150,8 @@ class Checker:
     self.left_last = False
     # When the latest term began, and when a member or process was lost last.
     self.term_at = self.changed_at = self.committed_at = -math.inf
+    # How many gradients were computed for nothing since the last commit.
+    self.not_finite = 0
     # The position at which members changed last.
     self.changed = -1
     self.ended_at = math.inf
@@ -270,6 +272,7 @@ class Checker:
     self.commits.append(commit)
     self.no_stall(step)
     self.committed_at = self.world.now
+    self.not_finite = 0
     self.positions.append(self.end_of_log - 1)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
@@ -329,7 +332,8 @@ class Checker:
     """Where nothing goes wrong, no step waits for a deadline."""
     setting, world = self.setting, self.world
     most = self.longest_stall()
-    most += 3 * max(setting.compute) * max(1, setting.needed)
+    gradients = 3 * max(1, setting.needed) + self.not_finite
+    most += gradients * max(setting.compute)
     since = max(self.committed_at, 0.0)
     if world.was_calm(since) and world.now - since > most:
       self.fail("A9", f"step {step} took {world.now - since:.1f} s")
@@ -777,6 +781,8 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
+    if not submitted.finite:
+      self.not_finite += submitted.total
     digests = submitted.work if self.setting.window else b""
     for position in range(0, len(digests), audit.ENTRY.size):
       (slot, _) = audit.ENTRY.unpack_from(digests, position)
