@@ -380,6 +380,27 @@ def test_a_replica_waits_as_long_as_the_run_goes_on():
   assert "(Recorded)" in failed.reason
 
 
+def test_time_between_two_waits_counts_for_neither():
+  driven = Driven(timeout=20.0).join()
+  driven.submit(0)
+  driven.pass_time(1.0)
+  driven.hear(msg.Dropped(0, "non_finite", 1))
+  driven.pass_time(2.0 * driven.config.deadlines.replica)
+  driven.submit(1)
+  driven.pass_time(0.9 * driven.config.deadlines.replica)
+  assert not driven.done(fx.Fail)
+  driven.pass_time(0.2 * driven.config.deadlines.replica)
+  assert driven.done(fx.Fail)
+
+
+def test_a_replica_that_finishes_the_run_waits_for_its_end():
+  driven = Driven().join()
+  driven.give(ins.FinishWanted("enough"))
+  driven.pass_time(2.0 * driven.config.deadlines.replica)
+  (failed,) = driven.done(fx.Fail)
+  assert "for the end of the run; its leader is replica 0" in failed.reason
+
+
 # Leaving, and the end of the run.
 
 
