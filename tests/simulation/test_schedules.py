@@ -105,10 +105,17 @@ _HOLDS = {
   slots: {
     "a damaged state may show in gradients before fingerprints differ": 9301001508,
   },
+  groups: {
+    "a replica that leaves at once leaves with all of its processes": 9610000244,
+  },
+  fragments: {
+    "two submissions are handed over one after the other": 9600000223,
+  },
   group_leases: {
     "no gradient is computed for a step in which a partial sum has counted": 3166,
     "it may compute anew after one that was not finite": 9420000041,
     "samples given up after the last step are not left": 9010001552,
+    "a step may wait for gradients that are finite": 93000000043,
   },
 }
 

@@ -61,6 +61,10 @@ class Speaker:
     self._everyone = set(range(len(companions) + 1))
     self._patience = patience
     self._out: list[orders.Effect] = []
+    # Answers from the store are held until all processes can be reached: a
+    # replica takes part as a whole.
+    self._knows_run = False
+    self._held: list[ins.Input] = []
     # Orders for processes that are not there yet.
     self._waiting: dict[Process, list[orders.Order]] = {
       p: [] for p in companions
@@ -122,6 +126,10 @@ class Speaker:
         rank = self._ranks[peer]
         if peer not in self._waiting and not self._ended:
           self._lose(f"its process {rank} is lost ({how}: {reason})", now)
+      case ins.GetAnswered() | ins.PutAnswered() if (
+        self._knows_run and self._waiting
+      ):
+        self._held.append(input_)
       case _:
         self._decide(input_, now)
 
@@ -135,6 +143,10 @@ class Speaker:
         self._out.append(orders.send(peer, orders.Welcomed()))
         for order in self._waiting.pop(peer, ()):
           self._out.append(orders.send(peer, order))
+        if not self._waiting:
+          held, self._held = self._held, []
+          for answer in held:
+            self._decide(answer, now)
       case ins.Aborted(reason):
         self._lose(f"its process {rank} goes: {reason}", now)
       case _ if isinstance(what, orders.REPORTS):
@@ -229,6 +241,9 @@ class Speaker:
 
   def _carry_out(self, effect: fx.Effect) -> None:
     match effect:
+      case fx.UseRun():
+        self._knows_run = True
+        self._out.append(effect)
       case fx.Connect(peer, address):
         _, own = orders.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))

@@ -211,6 +211,19 @@ def test_orders_wait_for_a_process_that_is_not_there_yet():
   assert [t.message for t in wanted] == [orders.Welcomed(), fx.Suspended()]
 
 
+def test_a_replica_takes_part_as_a_whole():
+  replica = Replica(present=False)
+  found = ins.GetAnswered(1, True, None)
+  replica.core.answers = [fx.UseRun("nonce")]
+  assert replica.give(found) == [fx.UseRun("nonce")]
+  more = ins.GetAnswered(2, True, None)
+  replica.give(more)
+  replica.hear(1, orders.Present())
+  assert replica.core.given == [found]
+  replica.hear(2, orders.Present())
+  assert replica.core.given == [found, more]
+
+
 def test_only_its_own_processes_are_heard():
   wanted = Replica().give(ins.Received("b1", ins.Aborted("bad")))
   assert [type(effect) for effect in wanted] == [fx.Log]
