@@ -948,9 +948,9 @@ class Checker:
     now = self.world.now
     if self.world.store_lost:
       return "the store is lost"
-    faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
-    if faulty and len(self.members) < 3:
-      return "of two replicas one computes wrong gradients"
+    wrong = bool(self.corrupt) + sum(p.is_faulty for p in self.world.all)
+    if wrong and len(self.members) - wrong < 2:
+      return "no two replicas compute right gradients"
     if max(setting.compute) >= TIMEOUT:
       return "a gradient takes longer than the run waits"
     if now - self.world.store_silent_since >= _LONGEST:

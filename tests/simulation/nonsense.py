@@ -31,7 +31,7 @@ def _to_followers() -> tuple[msg.Message, ...]:
   """What only a leader may say; from another process it is ignored."""
   return (
     msg.Dropped(0, "stale", 1, (), True),
-    msg.Asked(-1, 7, ()),
+    msg.Asked(0, -1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0", 0),
     msg.AskProgress(AttemptId(0, 0, 1, 0)),

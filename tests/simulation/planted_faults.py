@@ -539,9 +539,16 @@ FAULTS = (
   _one(
     "a replica is not told of its samples",
     "leader.leader",
-    "      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))",
+    "      self._say(state, asked)",
     "      pass",
     leases,
+  ),
+  _one(
+    "what was asked before a commit counts after it",
+    "follower.follower",
+    "        step < self.view.step\n",
+    "        step < 0\n",
+    slots,
   ),
   _one(
     "samples of a sum are drawn again",

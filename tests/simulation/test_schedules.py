@@ -104,6 +104,7 @@ _HOLDS = {
   },
   slots: {
     "a damaged state may show in gradients before fingerprints differ": 9301001508,
+    "nobody computes micro-batches of a step that is committed": 9620000474,
   },
   groups: {
     "a replica that leaves at once leaves with all of its processes": 9610000244,

@@ -183,7 +183,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
     msg.Serve(1, "x", "at x", 0),
     msg.Fetch(1, "x", "at x", 0),
     msg.Dropped(0, "stale", 1),
-    msg.Asked(0, 5),
+    msg.Asked(0, 0, 5),
     msg.Call(0),
     msg.Standing(0, False),
     msg.Canvass(0),

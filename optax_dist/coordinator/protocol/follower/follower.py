@@ -481,7 +481,11 @@ class Follower:
         self._leased(lease)
         self._out += self.session.dropped(sequence, reason, whole)
         self._ask(count)
-      case msg.Asked(sequence, count, lease):
+      case msg.Asked(step) if self._config.deterministic and (
+        step < self.view.step
+      ):
+        pass  # It is older than the commit, which leases other samples.
+      case msg.Asked(_, sequence, count, lease):
         if lease or self._config.deterministic:
           self._leased(lease, more=sequence >= 0)
         if sequence >= 0:

@@ -583,7 +583,8 @@ class Leader:
         continue
       arrival = self._arrivals.get(ask.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
-      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))
+      asked = msg.Asked(self._quorum.step, inside, ask.gradients, ask.lease)
+      self._say(state, asked)
 
   def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
     """The tokens of members that are connected."""

@@ -230,7 +230,7 @@ def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
 def test_a_training_loop_learns_how_much_to_sum_after_a_partial_sum():
   driven = Driven().join()
   driven.submit(0)
-  driven.hear(msg.Asked(0, 3))
+  driven.hear(msg.Asked(0, 0, 3))
   assert driven.done(fx.Taken) == [fx.Taken(0, 3)]
   # As many as before the partial sum; the training loop does not know that.
   driven.hear(msg.Dropped(0, "stale", 1))
@@ -276,9 +276,9 @@ def test_another_process_under_its_number_ends_it_at_once():
 def test_the_next_leader_learns_which_samples_a_replica_has():
   data = ledger.Batches(num_samples=100, global_batch=4)
   driven = Driven(data=data).join()
-  driven.hear(msg.Asked(-1, 1, ((0, 4),)))
+  driven.hear(msg.Asked(0, -1, 1, ((0, 4),)))
   driven.submit(0, data=((0, 4),))
-  driven.hear(msg.Asked(0, 1, ((4, 6),)))  # More, for the same sum.
+  driven.hear(msg.Asked(0, 0, 1, ((4, 6),)))  # More, for the same sum.
   driven.lose()
   assert driven.sent(msg.Hello)[-1].lease == ((0, 6),)
   driven.welcome(view=False)
@@ -292,6 +292,16 @@ def test_the_next_leader_learns_which_samples_a_replica_has():
   driven.record(Removed(ME, False, "silent"))
   driven.pass_time(1.0)
   assert driven.sent(msg.Hello)[-1].lease == ()
+
+
+def test_what_was_asked_before_a_commit_is_void_in_a_deterministic_run():
+  data = ledger.Batches(96, global_batch=4, micro_batch=1, deterministic=True)
+  driven = Driven(data=data, replicas_to_aggregate=4).join()
+  driven.record(commit(0, leases=(Leased(ME, ((4, 6),)),)))
+  driven.hear(msg.Asked(0, -1, 1, ((2, 3),)))
+  assert driven.done(fx.Leased)[-1] == fx.Leased(ME, ((4, 6),))
+  driven.hear(msg.Asked(1, -1, 1, ((6, 7),)))
+  assert driven.done(fx.Leased)[-1] == fx.Leased(ME, ((6, 7),))
 
 
 # Gradients.
