@@ -11,6 +11,7 @@ the value. It needs a program, as under ``jax.jit`` or ``jax.pmap``; values
 computed eagerly have no origin. docs/ordering.md says what is seen and what is not.
 """
 
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -20,9 +21,14 @@ from typing import Any, Literal
 
 import jax
 import jax.extend.core
+import optax
 
 from optax_dist._internal import axes
 from optax_dist._internal.leaves.elementwise import is_elementwise
+
+_given: contextvars.ContextVar[frozenset[axes.AxisName]] = (
+  contextvars.ContextVar("given", default=frozenset())
+)
 
 Origin = Literal["gradient", "caller"]
 # What the origin of a value shows, in order.
@@ -43,6 +49,26 @@ def reduced_over(names: tuple[axes.AxisName, ...]) -> Any:
 
 def _scope(name: axes.AxisName) -> str:
   return f"reduced_over[{name}]"
+
+
+def given_equal(
+  inner: optax.GradientTransformationExtraArgs,
+  names: tuple[axes.AxisName, ...],
+) -> optax.GradientTransformationExtraArgs:
+  """Returns ``inner``, for updates that were reduced over the axes ``names``.
+
+  The reduction is not visible if ``inner`` looks at them inside a branch or a
+  loop, as ``optax.MultiSteps`` does.
+  """
+
+  def update_fn(updates, state, params=None, **extra_args):
+    token = _given.set(_given.get() | set(names))
+    try:
+      return inner.update(updates, state, params, **extra_args)
+    finally:
+      _given.reset(token)
+
+  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
 class Known:
@@ -139,7 +165,9 @@ def of_invariant(
     return _CALLER, [v for cast in own for v in cast.inputs()]
 
   found = (known or Known()).search(x, ("origin", name), read)
-  return {_MOST: "gradient", _CALLER: "caller", _NONE: None}[found]
+  if found == _MOST:
+    return "gradient"
+  return "caller" if found == _CALLER or name in _given.get() else None
 
 
 def is_scattered(

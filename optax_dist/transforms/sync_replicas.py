@@ -13,6 +13,7 @@ from optax_dist._internal import (
   checks,
   gradient_sum,
   moving_averages,
+  provenance,
   replica_params,
 )
 from optax_dist._internal.extra_args import check_used
@@ -226,7 +227,7 @@ def sync_replicas(
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
   precision.check_dtype("accumulator_dtype", accumulator_dtype)
   precision.check_dtype("averages_dtype", averages_dtype)
-  inner = with_steady_state(inner)
+  inner = provenance.given_equal(with_steady_state(inner), names)
 
   def init_fn(params: optax.Params) -> SyncReplicasState:
     size = replicas.at_init()

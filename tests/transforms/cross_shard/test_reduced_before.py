@@ -89,8 +89,13 @@ def test_the_same_numbers_in_every_map(map_name, how):
 
 
 @maps.both_kinds
-def test_inside_of_sync_replicas(map_name):
+@pytest.mark.parametrize("accumulates", [False, True])
+@jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
+def test_inside_of_sync_replicas(map_name, accumulates):
+  """MultiSteps looks at the mean in a branch, where its origin does not show."""
   inner = optax.chain(_mean(), optax.sgd(1.0))
+  if accumulates:
+    inner = optax.MultiSteps(inner, 1)
   tx = optax_dist.sync_replicas(
     inner, maps.AXIS, replicas_to_aggregate=N, total_num_replicas=N
   )
