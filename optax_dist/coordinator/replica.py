@@ -313,7 +313,8 @@ class Replica:
     known.
 
     Args:
-      grads: a tree of arrays like the parameters.
+      grads: a tree of arrays like the parameters. In a deterministic run JAX's
+        arrays are read until the next call: don't donate them to a computation.
       batch: a JSON value that identifies the data of this gradient, for replay.
       tokens: the number of tokens it was computed on, the weight in
         `decoupled_diloco`; by default all steps count alike.

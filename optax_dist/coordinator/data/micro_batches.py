@@ -115,8 +115,8 @@ class Sums:
     slot = self._slots.number(spans)
     found = self._summing.encode(slot, leaves)
     # Each process sees its own part, and all of them judge the whole.
-    told = self._processes.gather("" if found is None else "finite")
-    if found is None or "" in told:
+    verdicts = self._processes.gather("" if found is None else "finite")
+    if found is None or "" in verdicts:
       digest = audit.NOT_FINITE
       found = self._summing.zeros(slot)
     elif self._slots.data.audited(spans):
