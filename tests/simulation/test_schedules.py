@@ -95,6 +95,7 @@ _HOLDS = {
     "a wish to save is told once its replica is a member": 9300006764,
     "what is added to a decided sum is too old at the first steps, too": 561000050,
     "who computes for longer than the run waits is not waited for": 9300012201,
+    "one that dies while it takes a fingerprint has none": 9630009439,
   },
   leases: {
     "the end waits for replicas that are behind": 9100068,

@@ -1291,7 +1291,7 @@ class World:
   def took_fingerprint(
     self, process: Process, taken: ins.FingerprintTaken
   ) -> None:
-    if self.checker is not None:
+    if self.checker is not None and process.alive:
       self.checker.fingerprint(process, taken)
     self.input(process, taken)
 
