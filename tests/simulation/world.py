@@ -1548,11 +1548,11 @@ class World:
     if process.hand_over:
       process.handed_over.append(submitted)
       time = self.now + process.hand_over * self.random.random()
-      self.at(time, self.take_over, process)
+      self.at(time, self.take_submission, process)
     else:
       self.input(process, submitted)
 
-  def take_over(self, process: Process) -> None:
+  def take_submission(self, process: Process) -> None:
     """The event loop takes the oldest of what was handed over to it."""
     self.input(process, process.handed_over.popleft())
 
