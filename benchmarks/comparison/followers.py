@@ -154,15 +154,14 @@ class _Follower:
     self.sock = socket.socket(socket.AF_UNIX)
     self.sock.connect("\0" + path)
     shake = handshake.Handshake(key, f"z-light-{number:04}", wanted=leader)
-    while not shake.done:
-      self.sock.sendall(shake.output)
-      shake.output = b""
-      shake.feed(self.sock.recv(4096))
-      if shake.undecided:
-        shake.use()
-        shake.feed(b"")
-    self.sock.sendall(shake.output)
-    self.came, self.steps = shake.rest, 0
+    while output := b"".join(shake.output()):
+      self.sock.sendall(output)
+      shake.sent(len(output))
+      while not (shake.done or shake.output()):
+        shake.received(self.sock.recv_into(shake.room()[0]))
+        if shake.undecided:
+          shake.use()
+    self.came, self.steps = b"", 0
 
   def say(self, frame: bytes) -> None:
     if self.sock.send(frame) < len(frame):

@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-sys.path.insert(
-  0, str(pathlib.Path(__file__).parents[2] / "tests" / "coordinator" / "store")
+sys.path.extend(
+  str(pathlib.Path(__file__).parents[2] / "tests" / folder)
+  for folder in ("coordinator/store", "helpers")
 )
 import etcd_cluster
-import proxy
+import proxies
 
 from optax_dist.coordinator.extras.etcd import client as etcd
 from optax_dist.coordinator.store import (
@@ -204,18 +205,17 @@ def _use(kind: str, address: str) -> None:
 
 
 def _cut(kind: str, address: str) -> None:
-  way = proxy.Proxy(address)
-  user = _self("use", kind, way.address)
-  assert user.stdout is not None
-  assert user.stdout.readline() == "ready\n"
-  time.sleep(1.0)
-  way.cut()
-  time.sleep(1.0)
-  way.mend()
-  said, _ = user.communicate(timeout=60)
+  with proxies.threaded(address) as way:
+    user = _self("use", kind, way.address)
+    assert user.stdout is not None
+    assert user.stdout.readline() == "ready\n"
+    time.sleep(1.0)
+    way.cut()
+    time.sleep(1.0)
+    way.mend()
+    said, _ = user.communicate(timeout=60)
   ended = f"exit code {user.returncode}; {said.strip() or 'no more was said'}"
   print(f"{kind}: cut for 1 s: {ended}")
-  way.close()
 
 
 def _stranger(kind: str, address: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import deadlines as dl
+from optax_dist.coordinator.transport import interface as transports
 
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
@@ -133,11 +134,11 @@ class Options:
     return dl.of(self.timeout, self.attempt_timeout, self.leader_timeout)
 
   @property
-  def silence(self) -> float | arrivals.Rule:
-    """How long a peer may be silent, or the rule that finds it."""
+  def silence(self) -> arrivals.Rule:
+    """How long a peer may be silent."""
     if self.leader_timeout is None:
       return dl.silence(self.timeout)
-    return self.deadlines.pace
+    return transports.fixed(self.deadlines.pace)
 
   @property
   def steps(self) -> float | arrivals.Rule:

@@ -6,6 +6,7 @@ import pytest
 from optax_dist.coordinator import options
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol import deadlines
+from optax_dist.coordinator.transport import interface
 
 
 def test_by_default_silence_and_steps_follow_what_is_seen():
@@ -17,7 +18,7 @@ def test_by_default_silence_and_steps_follow_what_is_seen():
 
 def test_a_number_that_is_given_wins():
   options = Options(leader_timeout=2.0, attempt_timeout=3.0, step_timeout=4.0)
-  assert (options.silence, options.steps) == (2.0, 4.0)
+  assert (options.silence, options.steps) == (interface.fixed(2.0), 4.0)
   assert (options.deadlines.pace, options.deadlines.patience) == (2.0, 3.0)
 
 

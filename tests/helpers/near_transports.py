@@ -3,7 +3,9 @@
 from optax_dist.coordinator.transport import interface, sockets
 
 # No peer is lost only because this machine is busy.
-_PATIENT = interface.Limits(silence=300.0, connect=300.0, handshake=300.0)
+_PATIENT = interface.Limits(
+  silence=interface.fixed(300.0), connect=300.0, handshake=300.0
+)
 
 _made = []
 

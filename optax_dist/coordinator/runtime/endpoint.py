@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +62,7 @@ def connect(
   place: urls.Place,
   replica: object,
   secret: bytes,
-  silence: float | arrivals.Rule,
+  silence: arrivals.Rule,
   *,
   bind: str | None = None,
   ports: Iterable[int] = sockets.DEFAULT_PORTS,
@@ -76,8 +75,7 @@ def connect(
     place: address of the store.
     replica: the replica's id.
     secret: of the job; may be empty if only this host can connect.
-    silence: seconds without a byte after which a peer is lost, or the rule that
-      adapts them.
+    silence: the rule for the seconds without a byte after which a peer is lost.
     bind: host name or IP address to listen on; None: loopback if the store is
       on loopback, and all addresses otherwise.
     ports: ports to try; the first free one is used.
@@ -92,13 +90,7 @@ def connect(
   host = place.host
   if bind is None and not addresses.is_loopback(host):
     bind = "::" if ":" in host else "0.0.0.0"
-  if isinstance(silence, arrivals.Rule):
-    least, most = silence.floor, silence.ceiling
-    gaps = functools.partial(arrivals.Arrivals, silence)
-  else:
-    least = most = silence
-    gaps = None
-  limits = transports.Limits(heartbeat=min(1.0, least / 4), silence=most)
+  heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
     name,
     secret=secret,
@@ -107,8 +99,7 @@ def connect(
     advertise=advertise,
     towards=host,
     certificates=certificates,
-    limits=limits,
-    gaps=gaps,
+    limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
   use_run = lambda nonce: transport.use_run(nonce.encode())
   return Endpoint(transport, open_store(place, transport, secret), use_run)

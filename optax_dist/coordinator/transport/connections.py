@@ -20,9 +20,9 @@ import selectors
 import socket
 import ssl
 import struct
-import weakref
 from collections.abc import Callable
 
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.transport import (
   addresses,
   channels,
@@ -34,26 +34,33 @@ from optax_dist.coordinator.transport import (
 )
 
 _TURN = 2 << 20  # Bytes to read or write before other connections get a turn.
-_DEAF = 0.5  # Seconds without accepting when resources run out.
-_FORGOTTEN = 1024  # Ended connections whose names are kept.
+_REMEMBERED = 1024  # Peers.
+
+
+@dataclasses.dataclass
+class _Memory:
+  """What is known of a peer from one connection to the next."""
+
+  silences: arrivals.Arrivals
+  last: bytes = handshake.NO_SESSION
 
 
 @dataclasses.dataclass(eq=False)
 class _Link:
   """A socket, from dialing or accepting it until it is closed."""
 
-  channel: channels.Channel | None  # None while it is connecting.
   sock: socket.socket
+  mask: int
+  stage: handshake.Handshake | session.Session  # What its bytes belong to.
   until: float  # Deadline of its handshake or its goodbye.
+  channel: channels.Channel | None = None  # None while it is connecting.
+  endpoint: addresses.Endpoint | None = None  # None if it was accepted.
   source: str = ""
-  handshake: handshake.Handshake | None = None
-  session: session.Session | None = None
   peer: str = ""
-  endpoint: addresses.Endpoint | None = None
+  memory: _Memory | None = None  # Of the peer, once it is known.
   heard: float = 0.0
   quiet: float = 0.0  # How long it was silent at the last check.
   sent: float = 0.0
-  mask: int = 0
   leaving: bool = False
   closed: bool = False
 
@@ -74,7 +81,6 @@ class Connections:
     listeners: listening.Listeners,
     tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
     limits: interface.Limits,
-    gaps: Callable[[], interface.Gaps] | None,
     now: Callable[[], float],
     up: Callable[[str, bool], session.Session],
     lost: Callable[[str, interface.How, str], None],
@@ -88,7 +94,6 @@ class Connections:
       listeners: where this process listens; they are closed with the rest.
       tls: contexts of `channels.Certificates`.
       limits: bounds on time and memory.
-      gaps: see `sockets.Transport`.
       now: the transport's clock.
       up: called when a peer is connected, with whether it is on this host;
         returns its session.
@@ -96,7 +101,7 @@ class Connections:
     """
     self.key, self.woken = key, False
     self._name, self._signs, self._limits = name, signs, limits
-    self._tls, self._make_gaps, self._now = tls, gaps, now
+    self._tls, self._now = tls, now
     self._notify_up, self._notify_lost = up, lost
     self._up_links: dict[str, _Link] = {}
     self._dials: dict[str, dialing.Dial] = {}
@@ -108,10 +113,10 @@ class Connections:
     self._dirty: collections.OrderedDict[_Link, None] = (
       collections.OrderedDict()
     )
-    self._last: dict[str, bytes] = {}
-    self._gaps: dict[str, interface.Gaps] = {}
-    self._deaf: list[tuple[float, socket.socket]] = []
+    self._memories: dict[str, _Memory] = {}
     self._listeners = listeners.sockets
+    # Those that don't accept, because descriptors or memory ran out.
+    self._deaf: list[socket.socket] = []
     self._next_check = now()
     self._selector = selectors.DefaultSelector()
     self._wake_read, self._wake_write = socket.socketpair()
@@ -249,9 +254,8 @@ class Connections:
       return
     try:
       if link.channel is None:
-        self._connected(link)
-        return
-      if mask & selectors.EVENT_READ or link.channel.reads_when_writable:
+        self._open(link)
+      elif mask & selectors.EVENT_READ or link.channel.reads_when_writable:
         self._read(link)
       if not link.closed:
         try:
@@ -260,14 +264,10 @@ class Connections:
           # The last messages of a peer that has closed may still be unread.
           self._read(link)
           raise
-    except handshake.AlreadyConnected as error:
-      self._end(link, "twice", str(error))
-    except handshake.AnotherAnswers as error:
-      self._end(link, "ended", str(error))
     except handshake.Refused as error:
       with contextlib.suppress(OSError):
         self._write(link)  # The reason may be among the unread bytes.
-      self._end(link, "refused", str(error))
+      self._end(link, error.how, str(error))
     except (session.Faulty, struct.error, ValueError) as error:
       self._end(link, "faulty", f"it sent {error}")
     except OSError as error:
@@ -277,79 +277,70 @@ class Connections:
       self._end(link, "broken", "interrupted on this side")
       raise
 
+  def _open(self, link: _Link) -> None:
+    """The socket is connected."""
+    if link.endpoint is not None:
+      code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+      if code:
+        self._unconnected(link, code)
+        return
+    link.channel = channels.open_channel(
+      link.sock,
+      None if link.sock.family == socket.AF_UNIX else self._tls,
+      link.endpoint is None,
+      self._limits.silence.ceiling,
+    )
+    # TLS has created another object for the descriptor.
+    link.sock, link.mask = link.channel.sock, selectors.EVENT_READ
+    self._selector.modify(link.sock, link.mask, link)
+
   def _read(self, link: _Link) -> None:
-    channel = link.channel
+    channel, done = link.channel, 0
     assert channel is not None
-    done = 0
     while done < _TURN or channel.pending():
-      current = link.session
-      room = (
-        [memoryview(bytearray(1024))] if current is None else current.room()
-      )
+      stage = link.stage
+      room = stage.room()
       got = channel.receive(room)
       if got is None:
         return
       if not got:
-        reason = "it closed the connection"
-        if current is None:
-          reason += " during the handshake"
-          if link.endpoint is not None and link.endpoint.host:
-            reason += " (does one side have certificates, the other none?)"
-        raise OSError(reason)
+        raise OSError(_end_of_input(link))
       link.heard = self._now()
       done += got
       if link.leaving:
         continue
-      if current is None:
-        self._handle_handshake(link, bytes(room[0][:got]))
-        if link.closed:
-          return
-        continue
-      current.received(got, channel.take_files() if channel.files else ())
-      if current.ended is not None:
-        self._end(link, "left", current.ended)
-        return
-      if channel.drains and (got < len(room[0]) or got < sum(map(len, room))):
+      stage.received(got, channel.take_files() if channel.files else ())
+      if isinstance(stage, handshake.Handshake):
+        self._shake(link, stage)
+      elif stage.ended is not None:
+        self._end(link, "left", stage.ended)
+      if link.closed or (channel.drains and got < sum(map(len, room))):
         return
 
-  def _handle_handshake(self, link: _Link, data: bytes) -> None:
-    shake = link.handshake
-    assert shake is not None
-    shake.feed(data)
+  def _shake(self, link: _Link, shake: handshake.Handshake) -> None:
+    """Uses the connection, if this side decides and has no other one."""
     if shake.undecided:
       other = self._up_links.get(shake.peer)
-      if other is not None and (
-        link.endpoint is not None or self._last_of(other) != shake.last
-      ):
-        shake.refuse(handshake.TWICE)
-        raise handshake.AlreadyConnected("it has another connection")
+      if other is not None:
+        assert other.memory is not None
+        if other.memory.last != shake.last:
+          self._close(link)  # The dialer will have the other one, too.
+          return
       shake.use()
-      shake.feed(b"")
     if shake.done:
       self._up(link, shake)
 
   def _write(self, link: _Link) -> None:
-    channel, done = link.channel, 0
+    channel, stage, done = link.channel, link.stage, 0
     assert channel is not None
     blocked = False
-    while not blocked and done < _TURN:
-      if link.handshake is not None and link.handshake.output:
-        sent = channel.send([link.handshake.output])
-        if sent:
-          link.handshake.output = link.handshake.output[sent:]
-        blocked = sent is None
-        continue
-      current = link.session
-      output = current.output() if current else []
-      if not output:
-        break
-      assert current is not None
-      sent = channel.send(output, current.file)
+    while done < _TURN and (output := stage.output()):
+      sent = channel.send(output, stage.file)
       if sent is None:
         blocked = True
-      else:
-        current.sent(sent)
-        done += sent
+        break
+      stage.sent(sent)
+      done += sent
     if done:
       link.sent = self._now()
     more = (blocked and not channel.writes_when_readable) or done >= _TURN
@@ -366,22 +357,22 @@ class Connections:
     limits = self._limits
     self._next_check = now + limits.heartbeat / 4
     for link in list(self._links):
-      if link.session is None or link.leaving:
+      stage = link.stage
+      if link.leaving or isinstance(stage, handshake.Handshake):
         if now >= link.until:
           self._end(link, "broken", _no_handshake(link))
         continue
-      silent = now - link.heard
-      gaps = self._gaps.get(link.peer)
-      if gaps is not None:
-        if silent < link.quiet:
-          # A byte came at some time between the two checks.
-          gaps.add(link.quiet + limits.heartbeat / 4)
-        link.quiet = silent
-      if silent > (limits.silence if gaps is None else gaps.deadline):
-        # Not one of its gaps: an outage would allow longer ones from then on.
+      assert link.memory is not None
+      silences, silent = link.memory.silences, now - link.heard
+      if silent < link.quiet:
+        # A byte came at some time between the two checks.
+        silences.add(link.quiet + limits.heartbeat / 4)
+      link.quiet = silent
+      if silent > silences.deadline:
+        # Not added: an outage would allow longer ones from then on.
         self._end(link, "silent", f"not a byte came for {silent:.1f} s")
       elif now - link.sent >= limits.heartbeat:
-        link.session.ping()
+        stage.ping()
         self._dirty[link] = None
     for peer, dial in list(self._dials.items()):
       if now >= dial.until:
@@ -394,13 +385,10 @@ class Connections:
         self._try(peer, dial)
       if peer not in self._dialed:
         self._next_check = min(self._next_check, max(dial.at, now + 0.005))
-    for until, listener in list(self._deaf):
-      if now >= until:
-        self._deaf.remove((until, listener))
-        try:
-          self._selector.register(listener, selectors.EVENT_READ)
-        except OSError:  # Out of watches or memory.
-          self._deaf.append((now + _DEAF, listener))
+    for listener in self._deaf[:]:
+      with contextlib.suppress(OSError):  # Out of watches or memory.
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._deaf.remove(listener)
 
   # Opening connections.
 
@@ -410,23 +398,23 @@ class Connections:
         sock, place = listener.accept()
       except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-          # Out of descriptors: otherwise the loop would spin here.
+          # Otherwise the loop would spin here.
           self._selector.unregister(listener)
-          self._deaf.append((self._now() + _DEAF, listener))
+          self._deaf.append(listener)
         return
       unix = sock.family == socket.AF_UNIX
       if unix and not _is_own_user(sock):
         sock.close()
         continue
+      shake = handshake.Handshake(self.key, self._name)
       until = self._now() + self._limits.handshake
       try:
-        link = self._add(sock, until, selectors.EVENT_READ)
+        link = self._add(sock, selectors.EVENT_READ, shake, until)
       except OSError:
         continue  # The peer tries again.
       link.source = "" if unix else str(place[0])
-      link.handshake = handshake.Handshake(self.key, self._name)
       self._strangers[link] = None
-      self._guarded_open(link, server_side=True)
+      self._guarded(link, 0)
       if len(self._strangers) > self._limits.max_strangers:
         # Hosts with many unauthenticated connections make room for others.
         counts = collections.Counter(s.source for s in self._strangers)
@@ -438,16 +426,8 @@ class Connections:
         )
 
   def _try(self, peer: str, dial: dialing.Dial) -> None:
-    living = weakref.ref(self)
-
-    def looked_up() -> None:
-      found = living()
-      if found is not None:
-        found._next_check = 0.0
-        found.wake()
-
     try:
-      way = dial.way(looked_up)
+      way = dial.way(self._looked_up)
     except LookupError as error:
       self._failed(peer, dial, "unreachable", str(error))
       return
@@ -462,9 +442,13 @@ class Connections:
     else:
       family = socket.AF_INET6 if ":" in way.host else socket.AF_INET
       place = (way.host, way.port)
+    memory = self._memories.get(peer)
+    last = memory.last if memory is not None else handshake.NO_SESSION
+    key = dial.key or self.key
+    shake = handshake.Handshake(key, self._name, peer, last)
     try:
       sock = socket.socket(family, socket.SOCK_STREAM)
-      link = self._add(sock, dial.until, selectors.EVENT_WRITE)
+      link = self._add(sock, selectors.EVENT_WRITE, shake, dial.until)
     except OSError as error:
       # No IPv6 on this host, or out of descriptors, watches or memory.
       self._failed(peer, dial, "unreachable", f"{way}: {error}")
@@ -486,39 +470,25 @@ class Connections:
     elif family == socket.AF_UNIX:
       self._end(link, "unreachable", f"{way}: too many want to connect")
 
+  def _looked_up(self) -> None:
+    self._next_check = 0.0
+    self.wake()
+
   def _unconnected(self, link: _Link, code: int) -> None:
     if code == errno.ECONNREFUSED:
       self._dials[link.peer].refusals += 1
     self._end(link, "unreachable", f"{link.endpoint}: {os.strerror(code)}")
 
-  def _connected(self, link: _Link) -> None:
-    code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-      self._unconnected(link, code)
-      return
-    last = self._last.get(link.peer, handshake.NO_SESSION)
-    key = self._dials[link.peer].key or self.key
-    link.handshake = handshake.Handshake(key, self._name, link.peer, last)
-    self._guarded_open(link, server_side=False)
-
-  def _guarded_open(self, link: _Link, server_side: bool) -> None:
-    tls = self._tls if link.sock.family != socket.AF_UNIX else None
-    try:
-      link.channel = channels.open_channel(
-        link.sock, tls, server_side, self._limits.silence
-      )
-      link.sock = link.channel.sock
-      link.mask = selectors.EVENT_READ
-      # TLS has created another object for the descriptor.
-      self._selector.modify(link.channel.sock, link.mask, link)
-      self._write(link)
-    except OSError as error:
-      self._end(link, "broken", str(error))
-
-  def _add(self, sock: socket.socket, until: float, mask: int) -> _Link:
+  def _add(
+    self,
+    sock: socket.socket,
+    mask: int,
+    shake: handshake.Handshake,
+    until: float,
+  ) -> _Link:
     """Watches a socket; closes it, and raises OSError, if that can't be."""
     sock.setblocking(False)
-    link = _Link(None, sock, until, mask=mask)
+    link = _Link(sock, mask, shake, until)
     try:
       self._selector.register(sock, mask, link)
     except OSError:
@@ -539,43 +509,41 @@ class Connections:
       self._close(dialed)
     self._up_links[peer] = link
     self._strangers.pop(link, None)
-    self._last[peer] = keys.session
-    if len(self._last) > _FORGOTTEN:
-      oldest = next(iter(self._last))
-      del self._last[oldest]
-      self._gaps.pop(oldest, None)
-    if self._make_gaps is not None and peer not in self._gaps:
-      self._gaps[peer] = self._make_gaps()
+    if peer not in self._memories:
+      silences = arrivals.Arrivals(self._limits.silence)
+      self._memories[peer] = _Memory(silences)
+    link.memory = self._memories[peer]
+    link.memory.last = keys.session
+    if len(self._memories) > _REMEMBERED:
+      del self._memories[next(iter(self._memories))]
     unix = link.sock.family == socket.AF_UNIX
     plain = isinstance(link.channel, channels.Plain)
     signed = plain and not unix and self._signs
-    link.peer, link.session = peer, self._notify_up(peer, unix)
+    link.peer, link.stage = peer, self._notify_up(peer, unix)
     link.sent = link.heard = self._now()
-    link.session.start((keys.send, keys.receive) if signed else None, unix)
+    link.stage.start(
+      (keys.send, keys.receive) if signed else None, unix, shake.output()
+    )
     link.channel.passes_files = unix
-    link.session.feed(shake.rest)
     self._dirty[link] = None
 
   # Closing connections.
 
-  def _end(self, link: _Link, how: str, reason: str) -> None:
+  def _end(self, link: _Link, how: interface.How, reason: str) -> None:
     """Handles the end of a connection, or of an attempt."""
     if self._up_links.get(link.peer) is link:
-      if how in ("refused", "twice"):
-        how = "broken"
-      self._notify_lost(link.peer, how, reason)  # type: ignore[arg-type]
+      self._notify_lost(link.peer, how, reason)
       return
     self._close(link)
     if self._dialed.get(link.peer) is link:
       self._failed(link.peer, self._dials[link.peer], how, reason)
 
   def _failed(
-    self, peer: str, dial: dialing.Dial, how: str, reason: str
+    self, peer: str, dial: dialing.Dial, how: interface.How, reason: str
   ) -> None:
     """Handles a failed attempt: tries again, or gives up."""
     self._dialed.pop(peer, None)
-    met = peer in self._last
-    loss = dial.failed(how, reason, self._now(), met)  # type: ignore[arg-type]
+    loss = dial.failed(how, reason, self._now(), peer in self._memories)
     if loss is not None:
       self._notify_lost(peer, *loss)
     self._next_check = min(self._next_check, dial.at)
@@ -596,12 +564,17 @@ class Connections:
     if link.channel is not None:
       for file in link.channel.take_files():
         os.close(file)
-    if link.leaving and link.session is not None:
-      link.session.close()
+    if link.leaving and isinstance(link.stage, session.Session):
+      link.stage.close()
 
-  def _last_of(self, link: _Link) -> bytes:
-    shake = link.handshake
-    return shake.keys.session if shake and shake.keys else b""
+
+def _end_of_input(link: _Link) -> str:
+  reason = "it closed the connection"
+  if isinstance(link.stage, handshake.Handshake):
+    reason += " during the handshake"
+    if link.endpoint is not None and link.endpoint.host:
+      reason += " (does one side have certificates, the other none?)"
+  return reason
 
 
 def _no_handshake(link: _Link) -> str:

@@ -21,7 +21,8 @@ import hashlib
 import hmac
 import secrets
 import struct
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 VERSION = 1
 MAX_NAME = 64
@@ -31,19 +32,18 @@ _HELLO, _CHALLENGE, _PROOF, _USE, _REFUSE = range(1, 6)
 _NONCE, _TAG, SESSION = 32, 32, 8
 _MAX_BODY = 2 * (MAX_NAME + 1) + _NONCE + _TAG + SESSION
 NO_SESSION = bytes(SESSION)
-TWICE = "connected already"
 
 
 class Refused(ConnectionError):
-  """The other side was rejected, or rejects this one; the message says why."""
+  """The other side was rejected, or rejects this one; the message says why.
 
+  Attributes:
+    how: the peer is lost: "ended" if another process is at its address.
+  """
 
-class AlreadyConnected(Refused):
-  """The other side uses another connection with this one."""
-
-
-class AnotherAnswers(Refused):
-  """At its address is another process: the one that was dialed has ended."""
+  def __init__(self, reason: str, how: Literal["refused", "ended"] = "refused"):
+    super().__init__(reason)
+    self.how = how
 
 
 class Keys(NamedTuple):
@@ -81,14 +81,15 @@ class Handshake:
   """One side of a handshake.
 
   Attributes:
-    output: bytes to send; the sender removes them.
     peer: the other side's name; authenticated once `undecided` or `done`.
     last: the dialer's previous connection with this side.
-    undecided: whether `use` or `refuse` must be called.
+    undecided: whether this side decides; `use` accepts the connection.
     done: whether the handshake is complete and the connection is used.
     keys: the keys, once done.
-    rest: bytes received after the handshake.
+    file: the descriptor that goes with `output`: none.
   """
+
+  file: int | None = None
 
   def __init__(
     self, key: bytes, name: str, wanted: str = "", last: bytes = NO_SESSION
@@ -105,43 +106,52 @@ class Handshake:
     self._name = check_name(name)
     self._wanted = wanted
     self._transcript = b""
-    self._buffer = bytearray()
+    self._part, self._filled = bytearray(_PREFIX.size), 0
     self._expected = _CHALLENGE if wanted else _HELLO
-    self.output = b""
+    self._output = b""
     self.peer = wanted
     self.last = last
     self.undecided = self.done = False
     self.keys: Keys | None = None
-    self.rest = b""
     if wanted:
       nonce = secrets.token_bytes(_NONCE)
       self._send(_HELLO, nonce + last + _text(name) + _text(wanted))
 
-  def feed(self, data: bytes) -> None:
-    """Processes bytes from the other side.
+  def output(self) -> list[memoryview | bytes]:
+    """The next bytes to write; see `sent`."""
+    return [self._output] if self._output else []
+
+  def sent(self, nbytes: int) -> None:
+    """Reports how many bytes of `output` were written."""
+    self._output = self._output[nbytes:]
+
+  def room(self) -> list[memoryview]:
+    """The buffer for the next bytes, none of which come after the handshake."""
+    return [memoryview(self._part)[self._filled :]]
+
+  def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
+    """Processes bytes that were read.
 
     Raises:
       Refused: they are not a peer's handshake.
     """
-    self._buffer += data
-    while not (self.done or self.undecided):
-      head = bytes(self._buffer[: _PREFIX.size])
-      if not _MAGIC.startswith(head[:4]) and head[:4] != _MAGIC:
-        raise Refused("it does not speak this protocol")
-      if len(head) < _PREFIX.size:
-        return
-      _, version, kind, length = _PREFIX.unpack(head)
-      if version != VERSION:
-        self.refuse(f"it speaks version {VERSION}, not {version}")
-        raise Refused(f"it speaks version {version}, not {VERSION}")
-      if length > _MAX_BODY:
-        raise Refused("it sent too much in its handshake")
-      if len(self._buffer) < _PREFIX.size + length:
-        return
-      body = bytes(self._buffer[_PREFIX.size : _PREFIX.size + length])
-      del self._buffer[: _PREFIX.size + length]
-      self._take(kind, head, body)
-    self.rest, self._buffer = bytes(self._buffer), bytearray()
+    self._filled += nbytes
+    if not _MAGIC.startswith(self._part[: min(self._filled, 4)]):
+      raise Refused("it does not speak this protocol")
+    if self._filled < len(self._part):
+      return
+    head, body = bytes(self._part[: _PREFIX.size]), self._part[_PREFIX.size :]
+    _, version, kind, length = _PREFIX.unpack(head)
+    if version != VERSION:
+      self.refuse(f"it speaks version {VERSION}, not {version}")
+      raise Refused(f"it speaks version {version}, not {VERSION}")
+    if length > _MAX_BODY:
+      raise Refused("it sent too much in its handshake")
+    if len(body) < length:
+      self._part = self._part + bytes(length)
+      return
+    self._part, self._filled = bytearray(_PREFIX.size), 0
+    self._take(kind, head, bytes(body))
 
   def use(self) -> None:
     """Accepts this connection."""
@@ -152,15 +162,15 @@ class Handshake:
   def refuse(self, reason: str) -> None:
     """Rejects this connection, and tells the other side why."""
     told = reason.encode()[:_MAX_BODY]
-    self.output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(told)) + told
+    self._output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(told)) + told
 
   def _take(self, kind: int, head: bytes, body: bytes) -> None:
     if kind == _REFUSE:
       reason = body.decode(errors="replace")
       if reason == _not_here(self._wanted):
-        raise AnotherAnswers(f"another process is at its address ({reason})")
-      error = AlreadyConnected if reason == TWICE else Refused
-      raise error(f"it refused: {reason!r}")
+        why = f"another process is at its address ({reason})"
+        raise Refused(why, "ended")
+      raise Refused(f"it refused: {reason!r}")
     if kind != self._expected:
       raise Refused("it sent another part of the handshake than was due")
     if kind != _HELLO:
@@ -203,7 +213,7 @@ class Handshake:
     if tagged:
       text += self._tag(text, bool(self._wanted))
     self._transcript += text
-    self.output += text
+    self._output += text
 
   def _tag(self, text: bytes, dialer: bool) -> bytes:
     side = b"dialer\0" if dialer else b"acceptor\0"

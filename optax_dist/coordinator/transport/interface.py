@@ -20,7 +20,9 @@ large arrays. A broken connection is a lost peer, reported at once.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from optax_dist.coordinator.protocol import arrivals
 
 # Anything contiguous can be sent, such as `bytes`, `memoryview`, or an array's
 # `.data`.
@@ -28,6 +30,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # The largest message, in bytes; part of the protocol, so it is fixed.
 MAX_MESSAGE = 4 << 20
+
+
+def fixed(seconds: float) -> arrivals.Rule:
+  """The rule of a silence that does not adapt."""
+  return arrivals.Rule(floor=seconds, first=seconds, ceiling=seconds)
+
+
+_SILENCE = fixed(10.0)
 
 How: TypeAlias = Literal[
   "left",  # It said goodbye, with its reason.
@@ -48,8 +58,8 @@ class Limits:
 
   Attributes:
     heartbeat: a peer to which nothing was sent for this long gets a heartbeat.
-    silence: a peer that sent no byte for this long is lost. A slow transfer
-      that makes progress is not silent.
+    silence: how long a peer that sends no byte may be silent, from its silences
+      so far; then it is lost. A slow transfer that makes progress is not silent.
     connect: how long `Transport.connect` retries.
     handshake: how long an unknown process may take to authenticate.
     max_queued: bytes of messages that may be queued for a peer that doesn't
@@ -58,7 +68,7 @@ class Limits:
   """
 
   heartbeat: float = 1.0
-  silence: float = 10.0
+  silence: arrivals.Rule = _SILENCE
   connect: float = 10.0
   handshake: float = 5.0
   max_queued: int = 64 << 20
@@ -67,24 +77,13 @@ class Limits:
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if not value > 0:
+      if field.name != "silence" and not value > 0:
         raise ValueError(f"Limits.{field.name} must be above 0, got {value}.")
-    if self.heartbeat * 2 > self.silence:
+    if self.heartbeat * 2 > self.silence.floor:
       raise ValueError(
         "Limits.silence must be at least twice Limits.heartbeat, or living"
-        f" peers are lost; got {self.silence} and {self.heartbeat}."
+        f" peers are lost; got {self.silence.floor} and {self.heartbeat}."
       )
-
-
-class Gaps(Protocol):
-  """Learns how long a peer is silent between two messages."""
-
-  @property
-  def deadline(self) -> float:
-    """Seconds without a byte after which the peer is lost."""
-
-  def add(self, seconds: float) -> None:
-    """Records that the peer was silent for this long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ sockets. An array is sent once its receiver expects it:
         |  <----------- RELEASE -------------|
     ArraySent                            ArrayReceived
 
-The descriptor of a buffer goes with each OFFER in it; the receiver maps it once,
-until DROP. A receiver that can't map it answers READY again, and is sent CHUNKs.
+The descriptor of a buffer goes with each OFFER in it; the receiver keeps the
+latest ones mapped. One that can't map it answers READY again, and is sent CHUNKs.
 CANCEL ends either, in both directions.
 Each frame is a header (length, kind, id), a tag if frames are signed,
 and a body. The tag is HMAC-SHA256 over the frame's sequence number, its header
@@ -41,13 +41,13 @@ from optax_dist.coordinator.transport import interface, shared_memory
 # Bytes of an array in one frame, for which messages wait.
 PIECE = 512 << 10
 _REMEMBERED = 16384  # Transfers that only one side has begun, or has given up.
-_REGIONS = 1024
+_MAPPED = 32  # Buffers of the peer.
 STAGING = 64 << 10
 _AHEAD = 128  # Bytes to read beyond a piece of an array: the next header.
 
 _HEADER = struct.Struct("<IBQ")
 _WORD = struct.Struct("<Q")
-_PLACE = struct.Struct("<QQQQ")
+_PLACE = struct.Struct("<QQQ")
 _TAG = 16
 _T = TypeVar("_T")
 (
@@ -57,10 +57,9 @@ _T = TypeVar("_T")
   _READY,  # An array is expected; its size.
   _CHUNK,
   _CANCEL,  # Its reason.
-  _OFFER,  # An array is in a buffer; which, its size and inode, and where in it.
+  _OFFER,  # An array is in a buffer; its size and inode, and where in it.
   _RELEASE,
-  _DROP,  # A buffer was freed.
-) = range(9)
+) = range(8)
 
 
 class Faulty(Exception):
@@ -167,14 +166,21 @@ class Session:
     # What either side has given up, of which frames may be on their way.
     self._dead: dict[int, None] = {}
 
-  def start(self, keys: tuple[bytes, bytes] | None, near: bool) -> None:
+  def start(
+    self,
+    keys: tuple[bytes, bytes] | None,
+    near: bool,
+    unwritten: Sequence[memoryview | bytes] = (),
+  ) -> None:
     """Starts the session: the connection is up.
 
     Args:
       keys: to sign outgoing frames and check incoming ones; None for neither.
       near: whether both processes are on the same host.
+      unwritten: the end of this side's handshake.
     """
     self._keys, self.near, self._started = keys, near, True
+    self._writing += unwritten
 
   # Called by the transport.
 
@@ -255,11 +261,6 @@ class Session:
     """See `Transport.cancel`."""
     self._forget(transfer)
     self._put(_CANCEL, transfer, reason.encode())
-
-  def drop_region(self, number: int) -> None:
-    """Tells the peer that a buffer of this process was freed."""
-    if self.near:
-      self._put(_DROP, number)
 
   def close(self, reason: str = "") -> None:
     """Fails all transfers, and returns lent buffers."""
@@ -342,7 +343,7 @@ class Session:
     out.region = region
     region.lent += 1
     start = shared_memory.address_within(out.parts[0], region)
-    place = region.number, region.array.size, region.inode, start
+    place = region.array.size, region.inode, start
     self._put(_OFFER, transfer, _PLACE.pack(*place), region.file)
 
   def _put(
@@ -390,15 +391,6 @@ class Session:
         self._staging = memoryview(bytearray(size))
       self._staging[: len(rest)] = rest
       self._start, self._end = 0, len(rest)
-
-  def feed(self, data: bytes) -> None:
-    """Processes bytes that were read with the handshake."""
-    while data:
-      room = self.room()[0]
-      taken = min(len(data), room.nbytes)
-      room[:taken] = data[:taken]
-      self.received(taken)
-      data = data[taken:]
 
   def _sink_room(self) -> memoryview:
     if self._sink is None or self._sink.memory is None:
@@ -499,8 +491,6 @@ class Session:
       self._offered(number, *_PLACE.unpack(body))
     elif kind == _RELEASE:
       self._released(number)
-    elif kind == _DROP:
-      self._mapped.pop(number, None)
     else:
       raise Faulty(f"a frame of unknown kind {kind}")
 
@@ -518,13 +508,11 @@ class Session:
 
   # Shared memory.
 
-  def _offered(
-    self, transfer: int, number: int, size: int, inode: int, start: int
-  ) -> None:
+  def _offered(self, transfer: int, size: int, inode: int, start: int) -> None:
     file = self._files.popleft() if self._files else -1
     try:
       found = self._expected(transfer)
-      region = self._map(number, file, size, inode)
+      region = self._map(file, size, inode)
     finally:
       if file >= 0:
         os.close(file)
@@ -535,20 +523,20 @@ class Session:
     else:
       self._take_offer(transfer, found, region[start : start + found.nbytes])
 
-  def _map(
-    self, number: int, file: int, size: int, inode: int
-  ) -> np.ndarray | None:
+  def _map(self, file: int, size: int, inode: int) -> np.ndarray | None:
     """A buffer of the peer; None if it can't be mapped."""
-    if number not in self._mapped:
-      if len(self._mapped) >= _REGIONS:
-        raise Faulty("too many buffers")
+    found = self._mapped.pop(inode, None)
+    if found is None:
       try:
         if file < 0 or not self.near:
           raise OSError("no descriptor came")
-        self._mapped[number] = shared_memory.map_file(file, size, inode)
+        found = shared_memory.map_file(file, size, inode)
       except (OSError, ValueError):
         return None
-    return self._mapped[number]
+    self._mapped[inode] = found
+    if len(self._mapped) > _MAPPED:
+      del self._mapped[next(iter(self._mapped))]
+    return found
 
   def _take_offer(
     self, transfer: int, found: _Incoming, data: np.ndarray

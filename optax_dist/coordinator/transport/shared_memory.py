@@ -11,11 +11,9 @@ process, and no peer reads it.
 from __future__ import annotations
 
 import fcntl
-import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 
@@ -30,15 +28,13 @@ class Region:
   """A buffer that can be lent.
 
   Attributes:
-    number: identifies it to peers.
     file: its descriptor; -1 if memory can't be shared.
     inode: its file's inode; 0 if it can't be shared.
     array: its bytes.
     lent: how many peers read it.
   """
 
-  def __init__(self, number: int, nbytes: int, shared: bool):
-    self.number = number
+  def __init__(self, nbytes: int, shared: bool):
     self.file = _memory_file(nbytes) if shared else -1
     try:
       mapped = mmap.mmap(self.file, nbytes)
@@ -77,22 +73,16 @@ class Region:
 
 
 class Pool:
-  """The buffers of a process.
+  """The buffers of a process."""
 
-  Attributes:
-    dropped: called with the number of a buffer that is not kept any more.
-  """
-
-  def __init__(self, dropped: Callable[[int], None] = lambda number: None):
-    self.dropped = dropped
-    self._numbers = itertools.count(1)
-    self._regions: dict[int, Region] = {}
+  def __init__(self) -> None:
+    self._regions: list[Region] = []
 
   def allocate(self, nbytes: int) -> memoryview:
     """See `Transport.allocate`."""
     fitting = [
       r
-      for r in self._regions.values()
+      for r in self._regions
       if r.is_idle and nbytes <= r.array.size <= 2 * nbytes + 65536
     ]
     if fitting:
@@ -100,8 +90,8 @@ class Pool:
     else:
       whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
       # Memory that is never lent needs no descriptor.
-      region = Region(next(self._numbers), whole, nbytes >= LEAST)
-      self._regions[region.number] = region
+      region = Region(whole, nbytes >= LEAST)
+      self._regions.append(region)
     memory = region.use(nbytes)
     self._trim()
     return memory
@@ -109,7 +99,7 @@ class Pool:
   def find(self, memory: memoryview) -> Region | None:
     """The buffer that contains these bytes."""
     start = _address(np.frombuffer(memory, np.uint8)) if memory.nbytes else 0
-    for region in self._regions.values():
+    for region in self._regions:
       if 0 <= start - region.start < region.array.size:
         return region
     return None
@@ -120,15 +110,14 @@ class Pool:
     self._trim()
 
   def _trim(self) -> None:
-    idle = [r for r in self._regions.values() if r.is_idle]
+    idle = [r for r in self._regions if r.is_idle]
     for region in idle[:-_KEPT]:
-      del self._regions[region.number]
+      self._regions.remove(region)
       region.close()
-      self.dropped(region.number)
 
   def close(self) -> None:
     """Stops sharing all buffers."""
-    for region in self._regions.values():
+    for region in self._regions:
       region.close()
     self._regions.clear()
 

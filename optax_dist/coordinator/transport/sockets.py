@@ -54,7 +54,6 @@ class Transport:
     towards: str | None = None,
     certificates: channels.Certificates | None = None,
     limits: interface.Limits | None = None,
-    gaps: Callable[[], interface.Gaps] | None = None,
     time_source: Callable[[], float] = time.monotonic,
   ):
     """Starts to listen.
@@ -73,8 +72,6 @@ class Transport:
         advertise.
       certificates: encrypts all traffic that leaves this host.
       limits: bounds on time and memory.
-      gaps: creates what learns how long a peer may be silent; by default
-        `Limits.silence` applies to all.
       time_source: a monotonic clock, in seconds.
 
     Raises:
@@ -105,7 +102,7 @@ class Transport:
     self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
     self._closed = False
     self._events: list[interface.Event] = []
-    self._pool = shared_memory.Pool(self._region_dropped)
+    self._pool = shared_memory.Pool()
     # For peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
     self._lent: dict[tuple[str, int], session.Session] = {}
@@ -116,7 +113,6 @@ class Transport:
       listeners,
       tls,
       self._limits,
-      gaps,
       self.now,
       self._up,
       self._lose,
@@ -372,11 +368,6 @@ class Transport:
     if isinstance(event, interface.ArrayReceived) and event.data.readonly:
       lender = self._sessions[event.peer]
       self._lent[event.peer, event.transfer] = lender
-
-  def _region_dropped(self, number: int) -> None:
-    for peer, found in self._sessions.items():
-      found.drop_region(number)
-      self._connections.to_write(peer)
 
   # Helpers.
 

@@ -6,6 +6,7 @@ import pytest
 
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol import deadlines
+from optax_dist.coordinator.transport import interface
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_options_decide_the_patience_and_the_silence():
   assert deadlines.of(300.0, attempt_timeout=4.0).patience == 4.0
   found = deadlines.of(300.0, leader_timeout=2.0)
   assert (found.pace, found.silence) == (2.0, 2.0)
-  assert Options(leader_timeout=2.0).silence == 2.0
+  assert Options(leader_timeout=2.0).silence == interface.fixed(2.0)
   assert Options().silence == deadlines.silence(300.0)
   assert deadlines.of(300.0).silence == deadlines.silence(300.0).ceiling
 

@@ -19,10 +19,10 @@ from optax_dist.coordinator.transport import sockets
 SECRET = b"0123456789abcdef"
 # With these, nobody is lost within the time of a test.
 PATIENT = transports.Limits(
-  heartbeat=0.1, silence=200.0, connect=100.0, handshake=100.0
+  heartbeat=0.1, silence=transports.fixed(200.0), connect=100.0, handshake=100.0
 )
 QUICK = transports.Limits(
-  heartbeat=0.1, silence=0.6, connect=0.5, handshake=1.0
+  heartbeat=0.1, silence=transports.fixed(0.6), connect=0.5, handshake=1.0
 )
 
 

@@ -1,12 +1,11 @@
 """A client whose connection is cut, slow, silent or to another process."""
 
-import contextlib
 import pathlib
 import re
 import threading
 import time
 
-import proxy
+import proxies
 import pytest
 import served
 import waiting
@@ -32,9 +31,8 @@ def quick():
 
 @pytest.fixture
 def way(store):
-  made = proxy.Proxy(store.address)
-  yield made
-  made.close()
+  with proxies.threaded(store.address) as made:
+    yield made
 
 
 def test_a_cut_connection_is_reopened_and_nothing_is_lost(store, way):
@@ -59,11 +57,11 @@ def test_a_cut_connection_is_reopened_and_nothing_is_lost(store, way):
 def test_a_lost_answer_is_read_back(store, way):
   one, two = store.owner(way.address), store.owner()
   assert one.get("log/0") is None
-  way.swallows = True
+  way.back.swallows = True
   number = one.begin("put_if_absent", "log/0", b"mine")
   two.wait_for_value("log/0", b"mine")
   way.cut()
-  way.swallows = False
+  way.back.swallows = False
   way.mend()
   assert one.answer(number) == interface.Done(number)
   number = one.begin("put_if_absent", "log/0", b"another")
@@ -111,27 +109,27 @@ def test_after_its_deadline_the_fate_of_a_put_is_unknown(store, way):
 
 
 def test_a_silent_connection_is_left_for_another(quick):
-  with contextlib.closing(proxy.Proxy(quick.address)) as way:
+  with proxies.threaded(quick.address) as way:
     one = quick.owner(way.address)
     assert one.get("log/0") is None
     made = way.made
-    way.swallows = True
+    way.back.swallows = True
     number = one.begin("put_if_absent", "log/0", b"x")
     waiting.until(lambda: way.made > made)
-    way.swallows = False
+    way.back.swallows = False
     assert one.answer(number) == interface.Done(number)
 
 
 def test_requests_to_a_slow_store_are_pipelined(store, way):
   one, two = store.owner(way.address), store.owner()
   assert one.get("log/0") is None
-  way.holds = True
+  way.back.held = True
   before = len(one.events)
   numbers = [one.begin("put_if_absent", f"log/{k}", b"x") for k in range(150)]
   # The last one has come before any is answered.
   two.wait_for_value("log/149", b"x", 60.0)
   assert one.wait_long(0.05) == one.events[before:] == []
-  way.holds = False
+  way.back.held = False
   for number in numbers:
     assert one.answer(number) == interface.Done(number)
 

@@ -16,7 +16,11 @@ from tests.coordinator.transport import worlds
 
 # Strangers are left soon, and members never within the time of a test.
 _QUICK = interface.Limits(
-  heartbeat=0.2, silence=200, connect=100, handshake=0.5, max_strangers=16
+  heartbeat=0.2,
+  silence=interface.fixed(200),
+  connect=100,
+  handshake=0.5,
+  max_strangers=16,
 )
 
 
@@ -151,7 +155,7 @@ def test_a_recorded_connection_can_not_be_played_again(new_world):
   a.connect("b", proxy.address)
   a.send("b", [b"finish"])
   world.wait_for("b", interface.Message)
-  recorded = proxy.recorded
+  recorded = proxy.there.taken
   assert len(recorded) > 100
   # To the same peer of a later run, of the same run, and with the run's state.
   for run in (b"run 2", b"run 1"):
@@ -278,9 +282,9 @@ def test_certificates_encrypt_every_byte(new_world):
   world.wait_for("b", interface.Message)
   b.expect("a", 1, len(array))
   world.wait_for("b", interface.ArrayReceived)
-  assert len(proxy.recorded) > len(array)
-  assert b"in clear" not in proxy.recorded
-  assert b"OxDt" not in proxy.recorded
+  assert len(proxy.there.taken) > len(array)
+  assert b"in clear" not in proxy.there.taken
+  assert b"OxDt" not in proxy.there.taken
 
 
 def test_a_process_survives_running_out_of_descriptors(new_world):

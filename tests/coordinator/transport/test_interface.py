@@ -48,7 +48,8 @@ def test_messages_to_two_peers_keep_their_order(world, nbytes):
 
 def test_both_sides_get_a_peer_up_event(world):
   # At once, and not only with the first heartbeat.
-  world._limits = interface.Limits(heartbeat=1000.0, silence=3000.0)
+  silence = interface.fixed(3000.0)
+  world._limits = interface.Limits(heartbeat=1000.0, silence=silence)
   a, b = world.add("a"), world.add("b")
   world.connect("a", "b")
   near = world.kind == "unix"
@@ -440,7 +441,7 @@ def test_invalid_calls_are_refused(world):
 
 
 @pytest.mark.parametrize(
-  ("field", "value"), [("silence", 0), ("max_queued", -1), ("heartbeat", 8)]
+  ("field", "value"), [("connect", 0), ("max_queued", -1), ("heartbeat", 8)]
 )
 def test_invalid_limits_are_refused(field, value):
   with pytest.raises(ValueError, match=field):

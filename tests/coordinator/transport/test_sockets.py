@@ -16,44 +16,35 @@ import time
 import numpy as np
 import pytest
 
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.transport import interface, session, sockets
 from tests.coordinator.transport import worlds
 
 # With these, no peer is lost within the time of a test.
 _PATIENT = interface.Limits(
-  heartbeat=0.1, silence=200, connect=100, handshake=100
+  heartbeat=0.1, silence=interface.fixed(200), connect=100, handshake=100
 )
 # With these, only one that is silent is; of a virtual clock, which is quicker.
-_SILENCE = dataclasses.replace(_PATIENT, heartbeat=1.0, silence=60.0)
+_SILENCE = 60.0
+_LOSES = dataclasses.replace(
+  _PATIENT, heartbeat=1.0, silence=interface.fixed(_SILENCE)
+)
 _loses_the_silent = pytest.mark.parametrize(
-  ("limits", "clock"), [(_SILENCE, worlds.VirtualClock)], ids=[""]
+  ("limits", "clock"), [(_LOSES, worlds.VirtualClock)], ids=[""]
 )
 _in_virtual_time = pytest.mark.parametrize(
   "clock", [worlds.VirtualClock], ids=[""]
 )
-# The same for a process that is stopped.
-_QUICK = dataclasses.replace(_PATIENT, silence=0.6)
-
-
-class Learned:
-  """Bears as long a silence as it is told."""
-
-  def __init__(self, deadline=60.0):
-    self.deadline, self.seen = deadline, []
-
-  def add(self, seconds):
-    self.seen.append(seconds)
-
-
 # The same while much is sent: the kernel, which goes on while this process is
-# stopped, would give up after the silence of the limits.
+# stopped, would give up after the longest silence of the limits.
 _only_here_loses_the_silent = pytest.mark.parametrize(
-  ("limits", "clock", "gaps"),
+  ("limits", "clock"),
   [
     (
-      dataclasses.replace(_PATIENT, heartbeat=1.0),
+      dataclasses.replace(
+        _LOSES, silence=arrivals.Rule(_SILENCE, _SILENCE, 200.0, 1.0)
+      ),
       worlds.VirtualClock,
-      lambda: Learned(_SILENCE.silence),
     )
   ],
   ids=[""],
@@ -73,12 +64,6 @@ def clock():
 
 
 @pytest.fixture
-def gaps():
-  """What learns how long a peer of `through_proxy` may be silent, if anything."""
-  return None
-
-
-@pytest.fixture
 def tcp(new_world, limits, clock):
   """A world over TCP."""
   made = new_world(
@@ -89,9 +74,9 @@ def tcp(new_world, limits, clock):
 
 
 @pytest.fixture
-def through_proxy(tcp, gaps):
+def through_proxy(tcp):
   """Two that are connected through a network that can be cut."""
-  a, b = tcp.add("a", gaps=gaps), tcp.add("b", gaps=gaps)
+  a, b = tcp.add("a"), tcp.add("b")
   proxy = tcp.proxy(b)
   a.connect("b", proxy.address)
   tcp.wait_for("a", interface.PeerUp)
@@ -119,62 +104,68 @@ def test_a_network_that_drops_everything_is_noticed(through_proxy):
   b.expect("a", 1, 50_000_000)
   a.send_array("b", 1, bytes(50_000_000))
   world.run_until(lambda: worlds.received(b, "a", 1) > 1_000_000)
-  proxy.swallows = True
+  proxy.there.swallows = proxy.back.swallows = True
   begun = world.clock()
   for name in "ab":
     world.wait_for(name, interface.PeerLost)
     assert worlds.lost(world, name) == ["silent"]
-  assert world.clock() - begun > 0.7 * _SILENCE.silence
+  assert world.clock() - begun > 0.7 * _SILENCE
 
 
 @_loses_the_silent
 def test_a_short_outage_is_not_noticed(through_proxy):
   world, a, _b, proxy = through_proxy
-  proxy.held = True
+  proxy.there.held = proxy.back.held = True
   a.send("b", [b"late"])
-  world.run(0.5 * _SILENCE.silence)
-  proxy.held = False
+  world.run(0.5 * _SILENCE)
+  proxy.there.held = proxy.back.held = False
   world.wait_for("b", interface.Message)
-  world.run(2 * _SILENCE.silence)
+  world.run(2 * _SILENCE)
   assert not worlds.lost(world, "a") + worlds.lost(world, "b")
 
 
 @_loses_the_silent
 def test_idle_peers_are_not_lost(through_proxy):
   world, _a, _b, _ = through_proxy
-  world.run(3 * _SILENCE.silence)
+  world.run(3 * _SILENCE)
   assert world.events == {"a": [], "b": []}
 
 
-@_loses_the_silent
+_LEARNS = arrivals.Rule(floor=10.0, first=1e4, ceiling=1e4)
+
+
+@pytest.mark.parametrize(
+  ("limits", "clock"),
+  [(dataclasses.replace(_LOSES, silence=_LEARNS), worlds.VirtualClock)],
+  ids=[""],
+)
 def test_how_long_a_peer_may_be_silent_is_learned(tcp):
-  learned = Learned(1e4)
-  a = tcp.add("a", gaps=lambda: learned)
-  b = tcp.add("b")
-  tcp.connect("a", "b")
-  tcp.wait_for("a", interface.PeerUp)
-  # Heartbeats of b are seen as gaps.
-  tcp.run_until(lambda: len(learned.seen) >= 3)
-  assert min(learned.seen) > 0
-  # It is not heard any more, and that is borne.
-  tcp.all.pop("b")
+  a, b = tcp.pair()
   (link,) = a._connections._links
+  silences = link.memory.silences
+  # It is not heard at first, and that is borne.
+  tcp.all.pop("b")
   # At the last check, which leaves out how long this process stood still.
-  tcp.run_until(lambda: link.quiet > 2 * _SILENCE.silence)
+  tcp.run_until(lambda: link.quiet > 2 * _SILENCE)
   assert not worlds.lost(tcp, "a")
-  count = len(learned.seen)
-  learned.deadline = 10.0
+  tcp.all["b"] = b
+  # Heartbeats of b are seen as gaps, of which that was one.
+  tcp.run_until(lambda: silences.count >= 2 * _LEARNS.least)
+  tcp.run_until(lambda: silences.deadline < 2 * _LEARNS.floor)
+  count = silences.count
+  tcp.all.pop("b")
   tcp.wait_for("a", interface.PeerLost)
   assert worlds.lost(tcp, "a") == ["silent"]
   # An outage is no usual gap: the next one is borne no longer.
-  assert max(learned.seen[count:], default=0.0) < _SILENCE.silence
+  assert silences.count <= count + 1
+  assert silences.deadline < 2 * _LEARNS.floor
   b.close()
 
 
 @_only_here_loses_the_silent
 def test_a_slow_transfer_is_not_stuck(through_proxy):
   world, a, b, proxy = through_proxy
-  proxy.rate = 4_000
+  proxy.there.rate = proxy.back.rate = 4_000
   nbytes = 4 * session.PIECE
   b.expect("a", 1, nbytes)
   a.send_array("b", 1, bytes(nbytes))
@@ -188,8 +179,8 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
       if came > nbytes // 3 and not sent:
         sent = a.send("b", [b"overtakes"])
     assert world.clock() - begun < 12_000
-  assert world.clock() - begun > 3 * _SILENCE.silence
-  assert np.median(idle) < _SILENCE.silence / 2
+  assert world.clock() - begun > 3 * _SILENCE
+  assert np.median(idle) < _SILENCE / 2
   assert [type(e).__name__ for e in world.events["b"]] == [
     "Message",
     "ArrayReceived",
@@ -200,8 +191,8 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
 def test_a_stalled_transfer_has_a_growing_idle_time(tcp):
   a, _b = tcp.pair()
   a.expect("b", 1, 100)
-  tcp.run(2 * _SILENCE.silence)
-  assert a.idle("b", 1) > 1.9 * _SILENCE.silence
+  tcp.run(2 * _SILENCE)
+  assert a.idle("b", 1) > 1.9 * _SILENCE
   assert not tcp.events["a"]
 
 
@@ -212,7 +203,7 @@ def test_a_peer_silent_after_an_absence_is_lost_in_time(tcp):
   (link,) = a._connections._links
   b.send("a", [b"before"])
   b.poll(0)
-  tcp.clock.advance(5 * _SILENCE.heartbeat)
+  tcp.clock.advance(5 * _LOSES.heartbeat)
   # What came in between is read before the absence is known.
   assert [e.payload for e in a.poll(0)] == [b"before"]
   assert link.heard <= a.now()
@@ -225,14 +216,14 @@ def test_a_peer_silent_after_an_absence_is_lost_in_time(tcp):
 def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
   a, b = tcp.pair()
   # As after SIGSTOP of both: neither has sent or read for long.
-  tcp.clock.advance(3 * _SILENCE.silence)
-  tcp.run(0.8 * _SILENCE.silence)
+  tcp.clock.advance(3 * _SILENCE)
+  tcp.run(0.8 * _SILENCE)
   assert tcp.events == {"a": [], "b": []}
   # Only the peer that stays stopped is lost.
   tcp.all.pop("b")
-  until = tcp.clock() + 100 * _SILENCE.silence
+  until = tcp.clock() + 100 * _SILENCE
   while not (found := a.poll(0)) and tcp.clock() < until:
-    tcp.clock.advance(1.5 * _SILENCE.heartbeat)  # A busy process.
+    tcp.clock.advance(1.5 * _LOSES.heartbeat)  # A busy process.
   assert [e.how for e in found] == ["silent"]
   b.close()
 
@@ -426,22 +417,22 @@ def test_accepting_is_retried_when_sockets_can_not_be_watched(tcp, monkeypatch):
 @_in_virtual_time
 def test_accepting_is_retried_without_free_descriptors(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
-  attempts = []
+  attempts, watches = [], []
 
   def none_left(*_):
+    attempts.append(time.monotonic())
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
   def no_watch(*_):
-    attempts.append(time.monotonic())
+    watches.append(time.monotonic())
     _out_of_watches()
 
   with monkeypatch.context() as patch:
     patch.setattr(socket.socket, "accept", none_left)
     b.connect("a", f"127.0.0.1:{a.port}")
-    tcp.run_until(lambda: a._connections._deaf)
-  with monkeypatch.context() as patch:
-    patch.setattr(a._connections._selector, "register", no_watch)
     tcp.run_until(lambda: len(attempts) > 1)
+    patch.setattr(a._connections._selector, "register", no_watch)
+    tcp.run_until(lambda: len(watches) > 1)
   tcp.wait_for("a", interface.PeerUp)
 
 
@@ -506,7 +497,9 @@ def test_without_bind_no_port_is_open():
 _PEER = """
 import os, sys, time
 from optax_dist.coordinator.transport import interface, sockets
-limits = interface.Limits(silence=200, connect=100, handshake=100)
+limits = interface.Limits(
+  silence=interface.fixed(200), connect=100, handshake=100
+)
 t = sockets.Transport("child", limits=limits)
 t.connect("a", sys.argv[1])
 while not t.peers():
@@ -601,10 +594,11 @@ def test_a_stopped_process_is_silent_and_comes_back(alone):
   with _process(alone, code) as process:
     _until(alone, interface.Message)
     os.kill(process.pid, signal.SIGSTOP)
-    alone._connections._limits = _QUICK
+    (link,) = alone._connections._links
+    link.memory.silences.rule = interface.fixed(0.6)
     event = _until(alone, interface.PeerLost)
     assert event.how == "silent"
-    alone._connections._limits = _PATIENT
+    link.memory.silences.rule = _PATIENT.silence
     os.kill(process.pid, signal.SIGCONT)
     event = _until(alone, interface.Message)
     assert event.payload == b"broken"

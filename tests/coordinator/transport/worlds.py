@@ -4,10 +4,10 @@ import shutil
 import subprocess
 import time
 
+import proxies
 import pytest
 
 from optax_dist.coordinator.transport import channels, interface, sockets
-from tests.coordinator.transport import proxies
 
 SECRET = b"a secret of a test"
 
@@ -100,7 +100,8 @@ class World:
 
   def proxy(self, transport):
     """A network before the port of a transport, which this world drives."""
-    self._proxies.append(proxies.Proxy(transport.port, clock=self.clock))
+    target = f"127.0.0.1:{transport.port}"
+    self._proxies.append(proxies.Proxy(target, self.clock))
     return self._proxies[-1]
 
   def pair(self):

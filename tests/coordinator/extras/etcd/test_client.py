@@ -10,7 +10,7 @@ import time
 
 import etcd_cluster
 import owners
-import proxy
+import proxies
 import pytest
 
 from optax_dist.coordinator.extras.etcd import client as etcd
@@ -48,18 +48,17 @@ def connect(cluster):
 def behind_leader(cluster, connect, monkeypatch):
   """The leader's number, the way to it, and a client that asks it first."""
   leader = cluster.leader()
-  way = proxy.Proxy(cluster.endpoints[leader])
   others = [e for i, e in enumerate(cluster.endpoints) if i != leader]
-  with monkeypatch.context() as patch:
-    # However long the leader takes for this and the next answer, no other server
-    # is asked.
-    patch.setattr(etcd, "_ATTEMPT", (100.0, 100.0))
-    patch.setattr(etcd.random, "shuffle", lambda servers: None)
-    one = connect(url=f"etcd://{','.join([way.address, *others])}")
-    assert isinstance(one.ask("put", "ready", b""), interface.Done)
-  assert way.made == 1
-  yield leader, way, one
-  way.close()
+  with proxies.threaded(cluster.endpoints[leader]) as way:
+    with monkeypatch.context() as patch:
+      # However long the leader takes for this and the next answer, no other
+      # server is asked.
+      patch.setattr(etcd, "_ATTEMPT", (100.0, 100.0))
+      patch.setattr(etcd.random, "shuffle", lambda servers: None)
+      one = connect(url=f"etcd://{','.join([way.address, *others])}")
+      assert isinstance(one.ask("put", "ready", b""), interface.Done)
+    assert way.made == 1
+    yield leader, way, one
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_the_leader_dies_in_each_phase_of_a_put(
     cluster.kill(leader)
   elif phase == "applied":
     # Its answer is lost, and it has happened.
-    way.swallows = True
+    way.back.swallows = True
     number = one.begin("put_if_absent", "log/0", value)
     two.wait_for_value("log/0", value)
     cluster.kill(leader)
@@ -157,15 +156,15 @@ def test_without_a_quorum_the_fate_of_a_put_is_found_out_later(
 def test_a_stopped_server_is_left_for_another(behind_leader):
   _, way, one = behind_leader
   assert one.get("ready") == b""
-  way.swallows = True  # The connection stays, and nothing comes.
+  way.back.swallows = True  # The connection stays, and nothing comes.
   number = one.begin("put_if_absent", "log/0", b"x")
   assert one.answer(number) == interface.Done(number)
 
 
 def test_a_slow_network_is_no_loss(behind_leader, monkeypatch):
   _, way, one = behind_leader
-  way.delay = 0.15
-  assert 2 * way.delay < etcd._ATTEMPT[0]
+  way.there.delay = way.back.delay = 0.15
+  assert 2 * way.back.delay < etcd._ATTEMPT[0]
   # On a busy machine an answer may take longer than the network does.
   monkeypatch.setattr(etcd, "_ATTEMPT", (100.0, 100.0))
   for key in range(3):
