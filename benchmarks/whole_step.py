@@ -5,10 +5,11 @@ aggregation, inner optimizer, new parameters. The same step is written by hand w
 the same meaning, as a user would who needs it once. With ``--tpu`` both are compiled
 for 8 chips of TPU v5e (needs the extra ``[tpu-aot]``, but no TPU), and their bytes
 from and to HBM, bytes accessed by XLA's count, flops, peak memory and collectives are
-compared. Otherwise both run on 8 CPU
-devices, in turns: time of a step, and processor time to trace, lower and compile it.
+compared. Otherwise both run on 8 CPU devices, or with ``--gpu`` on one GPU (where there
+is nothing to send), interleaved: time of a step, and processor time to trace, lower and
+compile it.
 
-    python benchmarks/whole_step.py [--tpu] [--only NAME ...] [--json FILE]
+    python benchmarks/whole_step.py [--tpu | --gpu] [--only NAME ...] [--json FILE]
 """
 
 import argparse
@@ -37,8 +38,8 @@ import optax_dist
 AXIS = "data"
 DEVICES = 8
 LAYERS, VOCABULARY, LENGTH = 8, 512, 64
-# Of the model, on TPU and on CPU.
-WIDTHS = {"tpu": 256, "cpu": 128}
+# Of the model.
+WIDTHS = {"tpu": 256, "gpu": 1024, "cpu": 128}
 PERIOD = 10
 GOALS = {"hbm": 1.05, "peak": 1.05, "step": 1.05, "compile": 1.25}
 INNER = optax.adamw(1e-3)
@@ -466,11 +467,11 @@ def on_tpu(case: Case, width: int) -> dict[str, Any]:
   return {"ratio": ratio, "ours": ours, "theirs": theirs}
 
 
-# --- CPU -----------------------------------------------------------------------
+# --- CPU and GPU ---------------------------------------------------------------
 
 
-def on_cpu(case: Case, width: int, rounds: int) -> dict[str, Any]:
-  """Compiles and runs both on CPU devices in turns; returns ratios."""
+def on_this_machine(case: Case, width: int, rounds: int) -> dict[str, Any]:
+  """Compiles and runs both, interleaved; returns ratios."""
   mesh = jax.make_mesh((DEVICES,), (AXIS,), axis_types=(AxisType.Auto,))
   times: dict[bool, list[float]] = {False: [], True: []}
   loops = {}
@@ -513,12 +514,17 @@ def _loop(compiled: Any, types: Any) -> Callable[[], Any]:
 def main() -> None:
   """Prints a line for each transform."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--tpu", action="store_true", help="compile for v5e")
+  where = parser.add_mutually_exclusive_group()
+  where.add_argument("--tpu", action="store_true", help="compile for v5e")
+  where.add_argument("--gpu", action="store_true", help="run on one GPU")
   parser.add_argument("--only", nargs="+", default=tuple(cases()))
-  parser.add_argument("--rounds", type=int, default=40, help="of steps on CPU")
+  parser.add_argument("--rounds", type=int, default=40, help="of steps")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
-  jax.config.update("jax_platforms", "cpu")
+  if args.gpu:
+    global DEVICES
+    DEVICES = 1
+  jax.config.update("jax_platforms", "cuda" if args.gpu else "cpu")
   jax.config.update("jax_num_cpu_devices", DEVICES)
   if args.tpu:
     # There is no TPU machine whose metadata could be asked for.
@@ -531,7 +537,8 @@ def main() -> None:
     if args.tpu:
       result = on_tpu(case, WIDTHS["tpu"])
     else:
-      result = on_cpu(case, WIDTHS["cpu"], args.rounds)
+      width = WIDTHS["gpu" if args.gpu else "cpu"]
+      result = on_this_machine(case, width, args.rounds)
     results[name] = result
     cells = "  ".join(
       f"{key} {x:.2f}{' MISSED' if x > GOALS.get(key, x) else ''}"

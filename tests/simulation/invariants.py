@@ -1017,9 +1017,14 @@ class Checker:
     self.died(process)
 
   def has_twin(self, process: Any) -> bool:
-    """Whether two processes of a replica lived at once, and one still does."""
+    """Whether two processes of a replica lived at once, and one still does.
+
+    The other may have seen the end of the run meanwhile.
+    """
     return any(
-      other.index == process.index and other is not process and other.alive
+      other.index == process.index
+      and other is not process
+      and (other.alive or other.over == "finished")
       for other in self.world.all
     )
 

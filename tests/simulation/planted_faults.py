@@ -161,11 +161,26 @@ FAULTS = (
     "    local_step = message.local_step\n",
     "    local_step = self._quorum.step\n",
   ),
-  _one(
+  Planted(
     "a gap in the log is jumped over",
+    (
+      (
+        "follower.follower",
+        "    if position > self._position >= 0:\n      # The records",
+        "    if False:\n      # The records",
+      ),
+      (
+        "follower.follower",
+        "if self._called and self._search.replaced(self._called, self.view):",
+        "if False:",
+      ),
+    ),
+  ),
+  _one(
+    "a replica waits for a leader that the store has replaced",
     "follower.follower",
-    "    if position > self._position >= 0:\n      if peer",
-    "    if False:\n      if peer",
+    "if self._called and self._search.replaced(self._called, self.view):",
+    "if False:",
   ),
   _one(
     "an old membership goes on over a new connection",
@@ -301,8 +316,8 @@ FAULTS = (
   _one(
     "the store's heartbeats of a leader are ignored",
     "follower.search",
-    "        if self._beat is not None:\n          self._heard = now",
-    "        pass",
+    "      if self._beat not in (None, beat):\n        self._heard = now",
+    "      pass",
   ),
   _one(
     "an earlier state counts as the current one",

@@ -96,6 +96,8 @@ _HOLDS = {
     "what is added to a decided sum is too old at the first steps, too": 561000050,
     "who computes for longer than the run waits is not waited for": 9300012201,
     "one that dies while it takes a fingerprint has none": 9630009439,
+    "a replica that is behind searches on when it hears of a new leader": 9640002878,
+    "a replica does not wait for a leader that the store has replaced": 9630019705,
   },
   leases: {
     "the end waits for replicas that are behind": 9100068,
@@ -106,6 +108,7 @@ _HOLDS = {
   slots: {
     "a damaged state may show in gradients before fingerprints differ": 9301001508,
     "nobody computes micro-batches of a step that is committed": 9620000474,
+    "a process may finish before another of its replica learns of it": 9640003123,
   },
   groups: {
     "a replica that leaves at once leaves with all of its processes": 9610000244,

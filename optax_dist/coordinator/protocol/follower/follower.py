@@ -305,6 +305,8 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
+          if self._called and self._search.replaced(self._called, self.view):
+            self._lose_leader(self._called, now)
           # A leader that is followed, or being called, knows better.
           if self._called or self._leader:
             self._search.pause(now)
@@ -546,10 +548,14 @@ class Follower:
         self._call(term.leader, term.address, now)
       return
     if position > self._position >= 0:
-      if peer == self._leader or isinstance(record.entries[0], Term):
-        # The records in between, or read by a new leader, must be read here
-        # too.
-        self._lose_leader(self._leader, now)
+      # The records in between, or read by a new leader, must be read here too.
+      term = record.entries[0]
+      if isinstance(term, Term):
+        self._search.heard(now)
+        if self._leader or self._called not in ("", term.leader):
+          self._lose_leader(self._leader, now)
+      elif peer == self._leader:
+        self._lose_leader(peer, now)
       return
     self._recorded(position, record, now)
 

@@ -119,7 +119,7 @@ class Search:
     self._reader = LogReader(config.block, count)
     self.active = False
     self.unreachable: dict[Process, float] = {}
-    self._beat: tuple[int, int] | None = None
+    self._beat: Beat | None = None
     self._lost_at = self._heard = 0.0
     self._votes: dict[Incarnation, bool] = {}
     self._fresh: set[Incarnation] = set()
@@ -167,6 +167,11 @@ class Search:
   def may_call(self, process: Process, now: float) -> bool:
     """Whether to call a supposed leader, some time after the last try."""
     return self.active and now >= self.unreachable.get(process, 0.0)
+
+  def replaced(self, process: Process, view: View) -> bool:
+    """Whether the store names a later leader than this process."""
+    beat = self._beat
+    return beat is not None and beat.term > view.term and beat.leader != process
 
   def voted(self, incarnation: Incarnation, hears: bool) -> None:
     """A member still has the leader, or has lost it as well."""
@@ -385,10 +390,9 @@ class Search:
     found: list[Finding] = []
     position = situation.position
     if beat is not None:
-      if self._beat != (beat.term, beat.count):
-        if self._beat is not None:
-          self._heard = now
-        self._beat = (beat.term, beat.count)
+      if self._beat not in (None, beat):
+        self._heard = now
+      self._beat = beat
       known = situation.complete and beat.term <= situation.view.term
       reachable = self.may_call(beat.leader, now)
       # What a new leader has read must be read here as well: it may include the

@@ -254,6 +254,27 @@ def test_a_run_that_begins_anew_begins_without_it(digest):
   assert bool(driven.sent(msg.NeedsSnapshot, "p2")) != same
 
 
+def test_a_replica_that_is_behind_searches_on_when_it_hears_of_a_new_leader():
+  """A search that began anew each time would ask for the same again, for ever."""
+  driven = Driven().join()
+  driven.lose(how="left")
+  assert driven.sent(msg.Canvass)
+  driven.did.clear()
+  position = len(driven.store) - 2
+  for _ in range(3):
+    record = Record(1, (term(1, "p2"),))
+    driven.hear(msg.Recorded(position + 5, record), "p2")
+  assert driven.sent(msg.Canvass) == []
+
+
+def test_a_record_that_does_not_follow_is_looked_for_in_the_store():
+  driven = Driven().join()
+  position = driven.put(term(1, "p2"), number=1)
+  record = Record(1, (commit(0),))
+  driven.hear(msg.Recorded(position + 1, record), "p0")
+  assert driven.sent(msg.Hello, "p2")
+
+
 # The membership.
 
 
