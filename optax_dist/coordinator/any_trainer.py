@@ -6,7 +6,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -74,7 +74,6 @@ def behind(
   optimizer: optax.GradientTransformation,
   *,
   total_steps: int,
-  accumulate: int = 1,
   **options: Any,
 ) -> Behind:
   """Puts the coordinator behind an optax transformation.
@@ -88,9 +87,10 @@ def behind(
     optimizer: what each step applies to the mean gradient, weight decay and
       schedules included. Schedules follow the run's steps.
     total_steps: steps of the run, after which it ends for all replicas.
-    accumulate: gradients of this replica whose mean is one contribution, instead
-      of `optax.MultiSteps` and a trainer's gradient accumulation.
-    **options: of `join`; with `optax-dist launch`, none are needed.
+    **options: of `join`; with `optax-dist launch`, none are needed. Instead of
+      `optax.MultiSteps` and a trainer's gradient accumulation, set
+      `replicas_to_aggregate` to the number of gradients in a step: if it exceeds
+      the number of replicas, each sums several.
 
   Raises:
     ValueError, TypeError: an option can't be used with a trainer's own loop.
@@ -113,12 +113,7 @@ def behind(
       "behind() is for replicas of one process, in which a trainer's callback is."
       " Write the loop yourself, with coordinator.join and Replica.step."
     )
-  return Behind(
-    optimizer,
-    checks.count("total_steps", total_steps),
-    checks.count("accumulate", accumulate),
-    options,
-  )
+  return Behind(optimizer, checks.count("total_steps", total_steps), options)
 
 
 class Behind:
@@ -133,16 +128,15 @@ class Behind:
     self,
     optimizer: optax.GradientTransformation,
     total_steps: int,
-    accumulate: int,
     options: dict[str, Any],
   ):
     self.tx = optax.GradientTransformationExtraArgs(self._init, self._update)
     self.replica: Replica | None = None
     self._optimizer, self._options = _reachable(optimizer), options
-    self._total_steps, self._accumulate = total_steps, accumulate
+    self._total_steps = total_steps
     # Under jit, JAX is called in this thread and not in the callback.
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
-    self._lock = threading.RLock()
+    self._lock = threading.Lock()
     self._preempted: preemption.Preemption | None = None
     self._failure: BaseException | None = None
     self._closed = self._settled = self._raises_later = False
@@ -150,10 +144,6 @@ class Behind:
     self._counts: _Counts | None = None
     self._before: list[Any] = []
     self._after: list[Any] = []
-    self._inner: list[Any] = []
-    # The sum of gradients, in float32, and how many there are.
-    self._sum: list[Any] = []
-    self._summed = 0
 
   # The training loop.
 
@@ -247,168 +237,119 @@ class Behind:
         "The coordinator's transformation needs the parameters: call"
         " update(grads, state, params)."
       )
+    leaves, inner = jax.tree.leaves(params), jax.tree.leaves(state.inner)
+    args = jax.tree.leaves(grads), leaves, inner, list(state[:4])
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+      _check_devices()
+      shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), args[1:]
+      )
+      after, inner, counts = io_callback(self._call_on_host, shapes, *args)
+      updates = list(map(_move, leaves, after))
+    else:
+      after, *state_of_run = self._call(*args)
+      # With the shardings of the trainer's own.
+      updates = [
+        _move_on_device(p, _like(q, p))
+        for p, q in zip(leaves, after, strict=True)
+      ]
+      # Copies: the trainer may donate its own.
+      inner, counts = jax.tree.map(
+        lambda x, own: jnp.copy(_like(x, own)), tuple(state_of_run), args[2:]
+      )
     shape: Any = jax.tree.structure(params)
-    leaves = jax.tree.leaves(grads), jax.tree.leaves(params)
-    is_traced = any(
-      isinstance(x, jax.core.Tracer)
-      for x in jax.tree.leaves((grads, state, params))
-    )
-    run = self._traced if is_traced else self._eager
-    updates, counts, inner = run(*leaves, state)
-    inner = jax.tree.unflatten(jax.tree.structure(state.inner), inner)
+    inner_shape: Any = jax.tree.structure(state.inner)
     step, calls, dropped, finished = counts
+    inner = inner_shape.unflatten(inner)
     new = BehindState(step, calls, dropped, finished, inner)
     return shape.unflatten(updates), new
 
-  def _eager(self, grads: Any, params: Any, state: BehindState) -> Any:
-    with self._lock:
-      if self.replica is None:
-        # Copies: the trainer may donate its own.
-        own, inner = jax.tree.map(jnp.copy, (params, state.inner))
-        self._join(own, inner, int(state.step))
-      counts = _read(state)
-      after, counts, inner = self._advance(grads, params, counts)
-    # Where the trainer has its own, which `join` may have had on the host.
-    after = list(map(_like, after, params))
-    inner = list(map(_like, inner, jax.tree.leaves(state.inner)))
-    pairs = zip(params, after, strict=True)
-    updates = [_move_on_device(p, q) for p, q in pairs]
-    inner = list(map(jnp.copy, inner))  # The trainer may donate its own.
-    numbers = [
-      jnp.asarray(x, old.dtype) for x, old in zip(counts, state, strict=False)
-    ]
-    return updates, numbers, inner
+  def _call_on_host(self, *args: Any) -> Any:
+    """The callback under jit, which calls no JAX itself."""
+    return jax.tree.map(np.asarray, self._call(*jax.tree.map(np.asarray, args)))
 
-  def _traced(self, grads: Any, params: Any, state: BehindState) -> Any:
-    _check_devices()
-    like = lambda tree: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree
-    )
-    inner = jax.tree.leaves(state.inner)
-    flag = jax.ShapeDtypeStruct((), jnp.bool_)
-    # Parameters and state go to the host as a whole for the first update only.
-    has_joined = io_callback(
-      lambda calls: np.array(self.replica is not None or self._ended),
-      flag,
-      state.calls,
-    )
-    ready = jax.lax.cond(
-      has_joined,
-      lambda: jnp.zeros((), jnp.bool_),
-      lambda: io_callback(
-        self._join_in_callback, flag, params, state.inner, state.step
-      ),
-    )
-    after, numbers, inner = io_callback(
-      self._advance_in_callback,
-      (like(params), list(like(state[:4])), like(inner)),
-      *(grads, params, list(state[:4]), ready),
-    )
-    return list(map(_move, params, after)), numbers, inner
+  def _call(
+    self, grads: Any, params: Any, inner: Any, numbers: Any
+  ) -> tuple[Any, Any, Any]:
+    """An update, as leaves; calls JAX in the worker.
 
-  # The callbacks under jit, which call no JAX themselves.
+    Returns:
+      The parameters to move to, the optimizer's state, and the numbers.
+    """
+    step, calls, dropped, finished = numbers
+    counts = _Counts(int(step), int(calls), int(dropped), bool(finished))
 
-  @property
-  def _ended(self) -> bool:
-    return self._closed or self._failure is not None
-
-  def _join_in_callback(self, params: Any, inner: Any, step: Any) -> Any:
-    params, inner = jax.tree.map(np.array, (params, inner))
-    # Kept for the trainer's state if joining fails.
-    self._inner = jax.tree.leaves(inner)
-    join = lambda: self._join(_on_host(params), _on_host(inner), int(step))
-    self._in_worker(join)
-    return np.array(True)
-
-  def _advance_in_callback(
-    self, grads: Any, params: Any, numbers: Any, ready: Any
-  ) -> Any:
-    grads, params = jax.tree.map(np.asarray, (grads, params))
-    counts = _read(numbers)
-    run = lambda: self._advance(grads, params, counts)
-    result = None if self._ended else self._in_worker(run)
-    if result is None:
-      # The trainer goes on with what it has until it asks for a batch.
-      stays = counts._replace(calls=counts.calls + 1, finished=True)
-      result = params, stays, self._inner
-    after, counts, inner = result
-    numbers = [np.int32(x) for x in counts[:3]] + [np.bool_(counts.finished)]
-    return jax.tree.map(np.asarray, (after, numbers, inner))
-
-  def _in_worker(self, work: Callable[[], T]) -> T | None:
-    """Runs work that calls JAX; None if its error is raised later."""
-
-    def locked() -> T:
+    def work() -> tuple[Any, Any, _Counts]:
       with self._lock:
-        return work()
+        return self._advance(grads, params, inner, counts)
 
-    try:
-      run = threads.in_this_precision(locked)
-      return self._worker.submit(run).result()
-    except BaseException as error:
-      self._failure = error
-      if not self._raises_later:
-        raise
-      return None
+    if not (self._closed or self._failure is not None):
+      try:
+        run = threads.in_this_precision(work)
+        params, inner, counts = self._worker.submit(run).result()
+      except BaseException as error:
+        self._failure = error
+    if self._failure is not None and not self._raises_later:
+      raise self._failure
+    if self._closed or self._failure is not None:
+      # The trainer goes on with what it has until it asks for a batch.
+      counts = counts._replace(calls=counts.calls + 1, finished=True)
+    whole, finished = counts[:3], counts.finished
+    return params, inner, [*map(np.int32, whole), np.bool_(finished)]
 
-  # The replica; both ways to call the update share this.
+  # The replica.
 
-  def _join(self, params: Any, inner: Any, step: int) -> None:
-    """Joins the run, unless it has."""
-    if self.replica is not None:
-      return
-    fresh = self._optimizer.init(params)
-    shape: Any = jax.tree.structure(fresh)
-    self.replica = joining.join(
+  def _join(self, params: Any, inner: Any, step: int) -> Replica:
+    """Joins the run with copies of the trainer's arrays, which it may donate."""
+    own = list(map(_copy, params))
+    shape: Any = jax.tree.structure(self._optimizer.init(own))
+    replica = joining.join(
       self._optimizer,
-      params,
-      opt_state=shape.unflatten(jax.tree.leaves(inner)),
+      own,
+      opt_state=shape.unflatten(map(_copy, inner)),
       global_step=step,
       **self._options,
     )
-    self._shape: Any = jax.tree.structure(self.replica.params)
     atexit.register(self._at_exit)
     if self._preempted is not None:
       self._preempted.joined()
+    return replica
 
   def _advance(
-    self, grads: Sequence[Any], params: Sequence[Any], counts: _Counts
-  ) -> tuple[list[Any], _Counts, list[Any]]:
-    """Sends a gradient, unless it was computed on other parameters.
-
-    Returns:
-      The parameters to move to, the numbers of the state, the optimizer's state.
-    """
+    self,
+    grads: Sequence[Any],
+    params: Sequence[Any],
+    inner: Sequence[Any],
+    counts: _Counts,
+  ) -> tuple[list[Any], list[Any], _Counts]:
+    """Sends a gradient, unless it was computed on other parameters."""
+    if self.replica is None:
+      self.replica = self._join(params, inner, counts.step)
     replica = self.replica
-    assert replica is not None
-    over = self._closed or replica.finished
-    if replica.global_step >= self._total_steps or (over and not self._closed):
+    over = replica.finished
+    if replica.global_step >= self._total_steps or over:
       replica.finish()  # Also where others have: it gets the last parameters.
       over = True
-    here, dropped = jax.tree.leaves(replica.params), counts.dropped
+    here, before = jax.tree.leaves(replica.params), _dropped(replica)
     is_current = counts.step == replica.global_step and _same(params, here)
     self._check_use(params, counts, is_current)
     if over:
       self._settled = is_current
     elif not is_current:
-      dropped += 1 + self._summed
-      self._summed = 0
       replica.abandon()
-    elif self._add(grads):
-      outcome = replica.step(self._shape.unflatten(self._mean(grads)))
-      dropped += 0 if outcome.accepted else self._accumulate
+    else:
+      replica.step(list(grads))
       if replica.global_step >= self._total_steps:
         replica.finish()
     self._before = here if is_current else [np.array(x) for x in params]
     self._after = jax.tree.leaves(replica.params)
-    self._inner = jax.tree.leaves(replica.opt_state)
     self._counts = _Counts(
       replica.global_step,
       counts.calls + 1,
-      dropped,
-      replica.finished or self._closed,
+      counts.dropped + _dropped(replica) - before,
+      replica.finished,
     )
-    return self._after, self._counts, self._inner
+    return self._after, jax.tree.leaves(replica.opt_state), self._counts
 
   def _check_use(
     self, params: Sequence[Any], counts: _Counts, is_current: bool
@@ -422,8 +363,8 @@ class Behind:
         "The last update of the coordinator's transformation was discarded, and"
         " its gradient may be in a step: optax.MultiSteps, apply_if_finite or the"
         " trainer's gradient accumulation is around it. Leave that out, and use"
-        " behind(..., accumulate=n); gradients that are not finite are dropped by"
-        " the coordinator."
+        " behind(..., replicas_to_aggregate=k) with more gradients in a step;"
+        " gradients that are not finite are dropped by the coordinator."
       )
     if (
       not is_current
@@ -438,22 +379,11 @@ class Behind:
         " that behind() gets."
       )
 
-  def _add(self, grads: Sequence[Any]) -> bool:
-    """Adds a gradient to the sum; returns whether the sum is complete."""
-    if self._accumulate == 1:
-      return True
-    wide = [x.astype(np.promote_types(x.dtype, np.float32)) for x in grads]
-    if self._summed:
-      wide = [a + b for a, b in zip(self._sum, wide, strict=True)]
-    self._sum, self._summed = wide, self._summed + 1
-    return self._summed == self._accumulate
 
-  def _mean(self, grads: Sequence[Any]) -> list[Any]:
-    if self._accumulate == 1:
-      return list(grads)
-    self._summed = 0
-    pairs = zip(self._sum, grads, strict=True)
-    return [(a / self._accumulate).astype(g.dtype) for a, g in pairs]
+def _dropped(replica: Replica) -> int:
+  """How many gradients of this replica are in no committed step."""
+  outcomes = replica.stats()["gradients"]
+  return sum(outcomes.values()) - outcomes["applied"]
 
 
 def _move(p: Any, q: Any) -> Any:
@@ -501,14 +431,9 @@ def _equal(a: jax.Array, b: jax.Array) -> jax.Array:
   return (a.view(bits) == b.view(bits)).all()
 
 
-def _read(numbers: Sequence[Any]) -> _Counts:
-  step, calls, dropped, finished, *_ = numbers
-  return _Counts(int(step), int(calls), int(dropped), bool(finished))
-
-
 def _like(x: Any, other: Any) -> Any:
-  """An array with the sharding of another."""
-  return jax.device_put(x, other.sharding)
+  """An array with the sharding of another; a trainer's may be NumPy's."""
+  return jax.device_put(x, getattr(other, "sharding", None))
 
 
 def _rounded(
@@ -524,10 +449,12 @@ def _rounded(
   return True
 
 
-def _on_host(tree: Any) -> Any:
-  """Copies of arrays in the host's memory, where no program of a device waits."""
-  cpu = jax.local_devices(backend="cpu")[0]
-  return jax.tree.map(lambda x: jax.device_put(np.array(x), cpu), tree)
+def _copy(x: Any) -> jax.Array:
+  """A copy where the array is; of NumPy's, in the host's memory."""
+  if isinstance(x, jax.Array):
+    return jnp.copy(x)
+  # No program of a device waits there.
+  return jax.device_put(x.copy(), jax.local_devices(backend="cpu")[0])
 
 
 def _check_devices() -> None:

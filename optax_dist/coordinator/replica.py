@@ -15,7 +15,6 @@ import numpy as np
 from optax_dist import ledger
 from optax_dist.coordinator import phases, strategies
 from optax_dist.coordinator.data import micro_batches
-from optax_dist.coordinator.data.indices import Indices
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
@@ -193,7 +192,7 @@ class Replica:
       ... )
       [([[5, 2, 4, 0]], 1)]
     """
-    yield from map(self._data("batches()"), self._drawn())
+    yield from map(self._data("batches()").indices, self._drawn())
 
   def micro_batches(self) -> Iterator[micro_batches.Slot]:
     """Yields the micro-batches to compute gradients on, until all data is used.
@@ -245,7 +244,7 @@ class Replica:
     Raises:
       ValueError: `join` or `run_embedded` was given no `data`.
     """
-    data = self._data("report_data()").data
+    data = self._data("report_data()")
     return ledger.report(data, self.progress_at(self.global_step))
 
   def progress_at(self, step: int) -> ledger.Progress:
@@ -275,15 +274,15 @@ class Replica:
   @property
   def has_data(self) -> bool:
     """Whether samples are leased (`data` of `join`)."""
-    return self._participant.indices is not None
+    return self._participant.data is not None
 
-  def _data(self, what: str) -> Indices:
-    indices = self._participant.indices
-    if indices is None:
+  def _data(self, what: str) -> ledger.Batches:
+    data = self._participant.data
+    if data is None:
       raise ValueError(
         f"{what} needs data=Batches(...), given to join or run_embedded."
       )
-    return indices
+    return data
 
   def _draw(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""

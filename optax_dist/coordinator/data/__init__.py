@@ -1,1 +1,1 @@
-"""The data that replicas compute on: arguments, indices, micro-batches, probe."""
+"""The data that replicas compute on: arguments, micro-batches, probe."""

@@ -52,6 +52,33 @@ def gradients_per_step(
   return k
 
 
+def samples_per_gradient(data: Any, strategy: strategies.Strategy) -> int:
+  """How many samples a gradient, or local step, is computed on.
+
+  Args:
+    data: the samples that are leased; None for none.
+    strategy: of the run.
+
+  Returns:
+    The number; 0 if none are leased.
+
+  Raises:
+    ValueError: a step does not have as many samples for each.
+  """
+  if data is None:
+    return 0
+  unit: int = data.unit(strategy.quorum.replicas_to_aggregate)
+  period = strategy.period
+  assert period is not None
+  if unit % period:
+    steps = data.global_batch // unit * period
+    raise ValueError(
+      f"global_batch must be a multiple of the {steps} local steps of a round"
+      f" (communication_period is {period}), got {data.global_batch}."
+    )
+  return unit // period
+
+
 def check_probe(
   probe: Probe | types.EllipsisType | None, data: Any
 ) -> Probe | None:

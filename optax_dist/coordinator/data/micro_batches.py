@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -41,20 +41,16 @@ class Slots:
 
   Example:
     >>> data = ledger.Batches(8, 4, micro_batch=2, deterministic=True)
-    >>> slot = Slots(data, data.indices)(((6, 8),))
+    >>> slot = Slots(data)(((6, 8),))
     >>> slot.step, slot.number, slot.indices.shape
     (1, 1, (2,))
   """
 
-  def __init__(
-    self, data: ledger.Batches, indices: Callable[[Spans], np.ndarray]
-  ):
-    """Sets the data, and what finds the indices of its positions."""
-    self.data, self._indices = data, indices
-    seed = data.seed
+  def __init__(self, data: ledger.Batches):
+    self.data = data
 
     def key(step: int, number: int) -> jax.Array:
-      first = jax.random.fold_in(jax.random.key(seed), step)
+      first = jax.random.fold_in(jax.random.key(data.seed), step)
       return jax.random.fold_in(first, number)
 
     self._key = jax.jit(key)
@@ -68,7 +64,7 @@ class Slots:
     """The micro-batch at these positions."""
     step, number = spans[0][0] // self.data.global_batch, self.number(spans)
     key = self._key(step, number)
-    return Slot(step, number, self._indices(spans), key)
+    return Slot(step, number, self.data.indices(spans), key)
 
 
 # A sum that may not be there yet.

@@ -1,13 +1,8 @@
 """What a commit does: sync replicas, elastic averaging, local updates."""
 
-from optax_dist.coordinator.strategies.elastic_average import (
-  ElasticAverage,
-  elastic_average,
-)
-from optax_dist.coordinator.strategies.local_updates import (
-  LocalUpdates,
-  local_updates,
-)
+from optax_dist.coordinator.strategies.elastic_average import elastic_average
+from optax_dist.coordinator.strategies.local_steps import LocalSteps
+from optax_dist.coordinator.strategies.local_updates import local_updates
 from optax_dist.coordinator.strategies.strategy import (
   Factory,
   Quorum,
@@ -18,9 +13,8 @@ from optax_dist.coordinator.strategies.strategy import (
 from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 
 __all__ = [
-  "ElasticAverage",
   "Factory",
-  "LocalUpdates",
+  "LocalSteps",
   "Quorum",
   "SharedState",
   "Strategy",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import optax
 
-from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
 
 
@@ -25,16 +25,46 @@ class LocalState(NamedTuple):
 
 
 class LocalSteps:
-  """Replicas that train locally for some steps."""
+  """Replicas that train locally for some steps, and exchange then.
+
+  `elastic_average` and `local_updates` say what an exchange does.
+  """
 
   policy = loop = None
 
   def __init__(
-    self, inner: optax.GradientTransformation, communication_period: int
+    self,
+    name: str,
+    inner: optax.GradientTransformation,
+    period: int,
+    quorum: strategy.Quorum,
+    *,
+    alone: bool,
+    shared: Callable[[Any], strategy.SharedState],
+    payload: Callable[[Any, Any], Any],
+    apply: Callable[[strategy.SharedState, Any], strategy.SharedState],
+    pull: Callable[[Any, Any], Any] | None = None,
   ):
-    self.period = checks.count("communication_period", communication_period)
-    self._init = inner.init
-    self._update = strategy.applied_by(inner)
+    """Creates the strategy.
+
+    Args:
+      name: see `strategy.Strategy`; likewise `quorum`, `shared` and `apply`.
+      inner: the optimizer of each replica.
+      period: local steps from one exchange to the next.
+      quorum: the configuration of the rules.
+      alone: whether exchanges are of one replica each. What is sent is then no
+        difference that could be applied in any other step.
+      shared: the initial shared state.
+      payload: what to send, given the center and the replica's parameters.
+      apply: the shared state after an exchange.
+      pull: the replica's parameters after an exchange of its own, given these
+        and the center before it; None: all replicas start from the new center.
+    """
+    self.name, self.period, self.quorum = name, period, quorum
+    self.alone, self.additive = alone, not alone
+    self.shared, self.apply = shared, apply
+    self._payload, self._pull = payload, pull
+    self._init, self._update = inner.init, strategy.applied_by(inner)
 
   def exchanged(self, params: Any) -> Any:
     return params
@@ -57,12 +87,23 @@ class LocalSteps:
       local = LocalState(after.params, after.opt_state, local.steps + 1)
     if local.steps < self.period:
       return None, local
-    return self._payload(shared, local), local
+    return self._payload(shared.params, local.params), local
+
+  def settle(
+    self,
+    before: strategy.SharedState,
+    after: strategy.SharedState,
+    local: LocalState,
+    mine: bool,
+  ) -> LocalState:
+    if self._pull is None:
+      return self.forget(after, local)
+    if not mine:
+      return local
+    params = self._pull(local.params, before.params)
+    return LocalState(params, local.opt_state, 0)
 
   def forget(
     self, shared: strategy.SharedState, local: LocalState
   ) -> LocalState:
     return LocalState(shared.params, local.opt_state, 0)
-
-  def _payload(self, shared: strategy.SharedState, local: LocalState) -> Any:
-    raise NotImplementedError

@@ -2,63 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
-from optax_dist.coordinator.strategies.local_steps import LocalState, LocalSteps
-
-
-class LocalUpdates(LocalSteps):
-  """Local steps; an outer optimizer applies the replicas' mean change.
-
-  Source: Douillard et al. 2023, DiLoCo; McMahan et al. 2017, FedAvg.
-  """
-
-  name = "local_updates"
-  alone = False
-  additive = True
-
-  def __init__(
-    self,
-    inner: optax.GradientTransformation,
-    quorum: strategy.Quorum,
-    *,
-    outer_optimizer: optax.GradientTransformation | None = None,
-    communication_period: int = 10,
-  ):
-    super().__init__(inner, communication_period)
-    if quorum.replicas_to_aggregate > quorum.total_num_replicas:
-      raise ValueError(
-        "local updates need replicas_to_aggregate to be at most "
-        f"total_num_replicas={quorum.total_num_replicas}, got "
-        f"{quorum.replicas_to_aggregate}: one replica has one change to give."
-      )
-    self.quorum = quorum
-    outer = outer_optimizer or optax.sgd(1.0)
-    self._init_outer = outer.init
-    self.apply = strategy.applied_by(outer)
-    self._change = jax.jit(
-      lambda old, new: jax.tree.map(lambda a, b: a - b, old, new)
-    )
-
-  def shared(self, params: Any) -> strategy.SharedState:
-    return strategy.SharedState(params, self._init_outer(params))
-
-  def _payload(self, shared: strategy.SharedState, local: LocalState) -> Any:
-    return self._change(shared.params, local.params)
-
-  def settle(
-    self,
-    before: Any,
-    after: strategy.SharedState,
-    local: LocalState,
-    mine: bool,
-  ) -> LocalState:
-    # A replica that is behind restarts from the shared parameters.
-    return LocalState(after.params, local.opt_state, 0)
+from optax_dist.coordinator.strategies.local_steps import LocalSteps
 
 
 def local_updates(
@@ -77,11 +26,33 @@ def local_updates(
       which makes the center the mean of the replicas.
     communication_period: steps from one round to the next.
 
+  Raises:
+    ValueError: the period is out of range; and, in `join`, a replica would have
+      to give several changes.
+
   Source: McMahan et al. 2017, FedAvg; Douillard et al. 2023, DiLoCo.
   """
-  return lambda opt, quorum: LocalUpdates(
-    opt,
-    quorum,
-    outer_optimizer=outer_optimizer,
-    communication_period=communication_period,
-  )
+  period = checks.count("communication_period", communication_period)
+  outer = outer_optimizer or optax.sgd(1.0)
+
+  def make(
+    opt: optax.GradientTransformation, quorum: strategy.Quorum
+  ) -> LocalSteps:
+    if quorum.replicas_to_aggregate > quorum.total_num_replicas:
+      raise ValueError(
+        "local updates need replicas_to_aggregate to be at most "
+        f"total_num_replicas={quorum.total_num_replicas}, got "
+        f"{quorum.replicas_to_aggregate}: one replica has one change to give."
+      )
+    return LocalSteps(
+      "local_updates",
+      opt,
+      period,
+      quorum,
+      alone=False,
+      shared=lambda params: strategy.SharedState(params, outer.init(params)),
+      payload=jax.jit(optax.tree.sub),
+      apply=strategy.applied_by(outer),
+    )
+
+  return make

@@ -26,9 +26,8 @@ from optax_dist._internal import checks
 from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import nodes, reducer, wire_formats
-from optax_dist.coordinator.data import micro_batches
+from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
-from optax_dist.coordinator.data.indices import Indices
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config
@@ -104,7 +103,7 @@ class Participant:
     about: the run's first line in the journal.
     lends: whether joining replicas get a part of the local state.
     template: what gradients must be like.
-    indices: of leased samples; None if none are leased.
+    data: the samples that are leased; None if none are.
     slots: the micro-batches of deterministic data; None without.
     sums: adds up their gradients; None without.
     update: what is sent of a gradient, and what a mean changes.
@@ -184,18 +183,15 @@ class Participant:
     nothing = self.encoder.read(self.encoder.no_mean())
     numbers = strategy.quorum
     self.update.apply(shared, nothing)
-    self.indices: Indices | None = None
-    if data is not None:
-      unit = data.unit(numbers.replicas_to_aggregate)
-      assert strategy.period is not None
-      self.indices = Indices(data, unit, strategy.period)
+    self.data = data
+    samples = arguments.samples_per_gradient(data, strategy)
     add: Callable[[Any, Any], Any]
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self.slots: micro_batches.Slots | None = None
     self.sums: micro_batches.Sums | None = None
     window = 0
     if data is not None and data.deterministic:
-      self.slots = micro_batches.Slots(data, data.indices)
+      self.slots = micro_batches.Slots(data)
       summing = nodes.Summing(
         self.encoder.place,
         data.slots,
@@ -265,7 +261,7 @@ class Participant:
       self.handover.published,
       add,
       max_staleness=numbers.max_staleness if strategy.loop is None else None,
-      samples=0 if self.indices is None else self.indices.samples,
+      samples=samples,
       window=window,
     )
     self.stopwatch = timings.Stopwatch()

@@ -33,7 +33,7 @@ class WaitingLoop:
 
   def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
     participant, submission = self._participant, self._participant.submission
-    if participant.indices is not None and submission.drawn is None:
+    if participant.data is not None and submission.drawn is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )

@@ -35,7 +35,7 @@ def memory():
 
 @pytest.fixture
 def sums(memory):
-  slots = micro_batches.Slots(DATA, DATA.indices)
+  slots = micro_batches.Slots(DATA)
   summing = nodes.Summing(PLACE, DATA.slots, memory)
   found = micro_batches.Sums(slots, summing, OneProcess())
   yield found

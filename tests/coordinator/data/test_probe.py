@@ -100,7 +100,7 @@ def test_what_computed_a_gradient_refuses_nobody():
   text = probe.result(
     lambda params, slot: params,
     PARAMS,
-    micro_batches.Slots(DATA, DATA.indices)(((0, 2),)),
+    micro_batches.Slots(DATA)(((0, 2),)),
     lambda params, grads: grads,
   )
   digest, about = text.split("\n")
@@ -115,7 +115,7 @@ def test_what_computed_a_gradient_refuses_nobody():
 
 
 def result(probed, params=PARAMS, slot=((0, 2),)):
-  made = micro_batches.Slots(DATA, DATA.indices)(slot)
+  made = micro_batches.Slots(DATA)(slot)
   return probe.result(probed, params, made, lambda p, grads: grads)
 
 

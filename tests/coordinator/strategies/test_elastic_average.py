@@ -91,9 +91,4 @@ def test_replicas_exchange_on_their_own_clocks(inline, tmp_path):
 @pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -0.1, True, np.nan])
 def test_a_moving_rate_out_of_range_is_refused(rate):
   with pytest.raises(ValueError, match="moving_rate"):
-    strategies.elastic_average(moving_rate=rate)(INNER, strategies.Quorum(2, 2))
-
-
-def test_a_period_out_of_range_is_refused():
-  with pytest.raises(ValueError, match="communication_period"):
-    make(communication_period=0)
+    strategies.elastic_average(moving_rate=rate)

@@ -5,22 +5,21 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist.coordinator.strategies import local_steps, strategy
+from optax_dist.coordinator.strategies import (
+  elastic_average,
+  local_updates,
+  strategy,
+)
 
 OPT = optax.sgd(0.5, momentum=0.5)
 _SHARED = strategy.SharedState(jnp.ones(2), ())
-
-
-class _Steps(local_steps.LocalSteps):
-  """Sends the parameters, as elastic averaging does."""
-
-  def _payload(self, shared, local):
-    return local.params
+_QUORUM = strategy.Quorum(1, 1)
 
 
 @pytest.fixture(scope="module")
 def steps():
-  return _Steps(OPT, 2)
+  """Elastic averaging, which sends the parameters."""
+  return elastic_average(moving_rate=0.3, communication_period=2)(OPT, _QUORUM)
 
 
 def _by_hand(gradients):
@@ -67,4 +66,6 @@ def test_steps_that_are_forgotten_leave_the_momentum(steps):
 @pytest.mark.parametrize("period", [0, -1, True, 2.5, "2"])
 def test_an_invalid_period_is_refused(period):
   with pytest.raises(ValueError, match="communication_period"):
-    _Steps(OPT, period)
+    elastic_average(moving_rate=0.3, communication_period=period)
+  with pytest.raises(ValueError, match="communication_period"):
+    local_updates(communication_period=period)
