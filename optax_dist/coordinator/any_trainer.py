@@ -61,15 +61,6 @@ class BehindState(NamedTuple):
   inner: Any
 
 
-class _Counts(NamedTuple):
-  """The numbers of a `BehindState`, on the host."""
-
-  step: int
-  calls: int
-  dropped: int
-  finished: bool
-
-
 def behind(
   optimizer: optax.GradientTransformation,
   *,
@@ -132,7 +123,7 @@ class Behind:
   ):
     self.tx = optax.GradientTransformationExtraArgs(self._init, self._update)
     self.replica: Replica | None = None
-    self._optimizer, self._options = _reachable(optimizer), options
+    self._optimizer, self._options = optimizer, options
     self._total_steps = total_steps
     # Under jit, JAX is called in this thread and not in the callback.
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
@@ -140,8 +131,11 @@ class Behind:
     self._preempted: preemption.Preemption | None = None
     self._failure: BaseException | None = None
     self._closed = self._settled = self._raises_later = False
-    # The latest result, and the parameters before and after it.
-    self._counts: _Counts | None = None
+    # The structures of the parameters and of the optimizer's state.
+    self._shape: Any = None
+    self._inner_shape: Any = None
+    # The latest state, and the parameters before and after it.
+    self._last: Any = None
     self._before: list[Any] = []
     self._after: list[Any] = []
 
@@ -237,77 +231,59 @@ class Behind:
         "The coordinator's transformation needs the parameters: call"
         " update(grads, state, params)."
       )
-    leaves, inner = jax.tree.leaves(params), jax.tree.leaves(state.inner)
-    args = jax.tree.leaves(grads), leaves, inner, list(state[:4])
+    leaves, self._shape = jax.tree.flatten(params)
+    inner, self._inner_shape = jax.tree.flatten(state.inner)
+    args = jax.tree.leaves(grads), leaves, state._replace(inner=inner)
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
       _check_devices()
       shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), args[1:]
       )
-      after, inner, counts = io_callback(self._call_on_host, shapes, *args)
+      after, new = io_callback(self._call_on_host, shapes, *args)
       updates = list(map(_move, leaves, after))
     else:
-      after, *state_of_run = self._call(*args)
-      # With the shardings of the trainer's own.
+      after, new = self._call(*args)
+      # With the shardings of the trainer's own; copies, which it may donate.
       updates = [
         _move_on_device(p, _like(q, p))
         for p, q in zip(leaves, after, strict=True)
       ]
-      # Copies: the trainer may donate its own.
-      inner, counts = jax.tree.map(
-        lambda x, own: jnp.copy(_like(x, own)), tuple(state_of_run), args[2:]
-      )
-    shape: Any = jax.tree.structure(params)
-    inner_shape: Any = jax.tree.structure(state.inner)
-    step, calls, dropped, finished = counts
-    inner = inner_shape.unflatten(inner)
-    new = BehindState(step, calls, dropped, finished, inner)
-    return shape.unflatten(updates), new
+      new = jax.tree.map(lambda x, own: jnp.copy(_like(x, own)), new, args[2])
+    new = new._replace(inner=self._inner_shape.unflatten(new.inner))
+    return self._shape.unflatten(updates), new
 
   def _call_on_host(self, *args: Any) -> Any:
     """The callback under jit, which calls no JAX itself."""
     return jax.tree.map(np.asarray, self._call(*jax.tree.map(np.asarray, args)))
 
-  def _call(
-    self, grads: Any, params: Any, inner: Any, numbers: Any
-  ) -> tuple[Any, Any, Any]:
-    """An update, as leaves; calls JAX in the worker.
+  # Lists of leaves, and a `BehindState` whose numbers may be NumPy's.
 
-    Returns:
-      The parameters to move to, the optimizer's state, and the numbers.
-    """
-    step, calls, dropped, finished = numbers
-    counts = _Counts(int(step), int(calls), int(dropped), bool(finished))
+  def _call(self, grads: Any, params: Any, state: Any) -> tuple[Any, Any]:
+    """The parameters to move to, and the state; calls JAX in the worker."""
 
-    def work() -> tuple[Any, Any, _Counts]:
+    def work() -> tuple[Any, Any]:
       with self._lock:
-        return self._advance(grads, params, inner, counts)
+        return self._advance(grads, params, state)
 
     if not (self._closed or self._failure is not None):
       try:
         run = threads.in_this_precision(work)
-        params, inner, counts = self._worker.submit(run).result()
+        return self._worker.submit(run).result()
       except BaseException as error:
         self._failure = error
     if self._failure is not None and not self._raises_later:
       raise self._failure
-    if self._closed or self._failure is not None:
-      # The trainer goes on with what it has until it asks for a batch.
-      counts = counts._replace(calls=counts.calls + 1, finished=True)
-    whole, finished = counts[:3], counts.finished
-    return params, inner, [*map(np.int32, whole), np.bool_(finished)]
+    # The trainer goes on with what it has until it asks for a batch.
+    calls = np.int32(int(state.calls) + 1)
+    return params, state._replace(calls=calls, finished=np.bool_(True))
 
-  # The replica.
-
-  def _join(self, params: Any, inner: Any, step: int) -> Replica:
+  def _join(self, params: Any, state: Any) -> Replica:
     """Joins the run with copies of the trainer's arrays, which it may donate."""
-    own = list(map(_copy, params))
-    shape: Any = jax.tree.structure(self._optimizer.init(own))
     replica = joining.join(
-      self._optimizer,
-      own,
-      opt_state=shape.unflatten(map(_copy, inner)),
-      global_step=step,
+      _reachable(self._optimizer, self._shape),
+      list(map(_copy, params)),
+      opt_state=self._inner_shape.unflatten(map(_copy, state.inner)),
+      global_step=int(state.step),
       **self._options,
     )
     atexit.register(self._at_exit)
@@ -315,50 +291,42 @@ class Behind:
       self._preempted.joined()
     return replica
 
-  def _advance(
-    self,
-    grads: Sequence[Any],
-    params: Sequence[Any],
-    inner: Sequence[Any],
-    counts: _Counts,
-  ) -> tuple[list[Any], list[Any], _Counts]:
+  def _advance(self, grads: Any, params: Any, state: Any) -> tuple[Any, Any]:
     """Sends a gradient, unless it was computed on other parameters."""
     if self.replica is None:
-      self.replica = self._join(params, inner, counts.step)
+      self.replica = self._join(params, state)
     replica = self.replica
-    over = replica.finished
-    if replica.global_step >= self._total_steps or over:
+    over = replica.finished or replica.global_step >= self._total_steps
+    if over:
       replica.finish()  # Also where others have: it gets the last parameters.
-      over = True
     here, before = jax.tree.leaves(replica.params), _dropped(replica)
-    is_current = counts.step == replica.global_step and _same(params, here)
-    self._check_use(params, counts, is_current)
+    is_current = int(state.step) == replica.global_step and _same(params, here)
+    self._check_use(params, state, is_current)
     if over:
       self._settled = is_current
     elif not is_current:
       replica.abandon()
     else:
-      replica.step(list(grads))
+      replica.step(grads)
       if replica.global_step >= self._total_steps:
         replica.finish()
     self._before = here if is_current else [np.array(x) for x in params]
     self._after = jax.tree.leaves(replica.params)
-    self._counts = _Counts(
-      replica.global_step,
-      counts.calls + 1,
-      counts.dropped + _dropped(replica) - before,
-      replica.finished,
+    self._last = state._replace(
+      step=np.int32(replica.global_step),
+      calls=np.int32(int(state.calls) + 1),
+      dropped=np.int32(int(state.dropped) + _dropped(replica) - before),
+      finished=np.bool_(replica.finished),
+      inner=jax.tree.leaves(replica.opt_state),
     )
-    return self._after, jax.tree.leaves(replica.opt_state), self._counts
+    return self._after, self._last
 
-  def _check_use(
-    self, params: Sequence[Any], counts: _Counts, is_current: bool
-  ) -> None:
+  def _check_use(self, params: Any, state: Any, is_current: bool) -> None:
     """Refuses trainers that don't apply the updates as they are."""
-    last = self._counts
+    last = self._last
     if last is None:
       return
-    if counts.calls == last.calls - 1:
+    if state.calls == last.calls - 1:
       raise ValueError(
         "The last update of the coordinator's transformation was discarded, and"
         " its gradient may be in a step: optax.MultiSteps, apply_if_finite or the"
@@ -368,7 +336,7 @@ class Behind:
       )
     if (
       not is_current
-      and (counts.step, counts.calls) == (last.step, last.calls)
+      and (state.step, state.calls) == (last.step, last.calls)
       and not _rounded(params, self._before, self._after)
     ):
       raise ValueError(
@@ -395,13 +363,20 @@ _move_on_device = jax.jit(_move)
 
 
 def _reachable(
-  optimizer: optax.GradientTransformation,
+  optimizer: optax.GradientTransformation, shape: Any
 ) -> optax.GradientTransformation:
   """Makes each step's parameters reachable from the ones before, bit for bit.
 
   XLA may compute `p + learning_rate * x` without rounding the product. Then no
   number leads from p to the result by an addition, which is all that trainers
   do. After this, one does, and it is `q - p`.
+
+  Args:
+    optimizer: for a tree of parameters.
+    shape: the structure of that tree.
+
+  Returns:
+    The optimizer for a list of the tree's leaves.
   """
   tx = optax.with_extra_args_support(optimizer)
 
@@ -410,12 +385,14 @@ def _reachable(
     kind = jnp.finfo(p.dtype)
     return jax.lax.reduce_precision(_move(p, q), kind.nexp, kind.nmant)
 
-  def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    updates, state = tx.update(grads, state, params)
-    after = optax.apply_updates(params, updates)
-    return jax.tree.map(rounded_move, params, after), state
+  def update(grads: Any, state: Any, leaves: Any = None) -> tuple[Any, Any]:
+    params = shape.unflatten(leaves)
+    updates, state = tx.update(shape.unflatten(grads), state, params)
+    after = jax.tree.leaves(optax.apply_updates(params, updates))
+    return list(map(rounded_move, leaves, after)), state
 
-  return optax.GradientTransformation(tx.init, update)
+  init = lambda leaves: tx.init(shape.unflatten(leaves))
+  return optax.GradientTransformation(init, update)
 
 
 def _same(params: Sequence[Any], here: Sequence[jax.Array]) -> bool:

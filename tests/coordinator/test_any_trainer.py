@@ -330,6 +330,18 @@ def test_more_gradients_than_replicas_are_summed_and_counted(run, jit):
   assert (trainer.calls, trainer.opt_state.dropped) == (7, 0)
 
 
+@jit
+def test_an_optimizer_may_treat_parameters_differently_by_name(run, jit):
+  labels = {"b": "fixed", "w": "trained"}
+  rules = {"fixed": optax.set_to_zero(), "trained": optax.adam(0.1)}
+  k_of_n = run(optax.partition(rules, labels), total_steps=2)
+  trainer = Trainer(k_of_n.tx, jit)
+  trainer.train(k_of_n.until_finished(numbers(100)))
+  assert trainer.params["b"] == 0.0
+  assert (trainer.params["w"] != 1.0).all()
+  assert bits(trainer.opt_state.inner) == bits(k_of_n.replica.opt_state)
+
+
 def test_what_scales_updates_after_it_is_refused(run):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(optax.chain(k_of_n.tx, optax.scale(0.5)))
@@ -433,8 +445,8 @@ def test_each_step_is_reachable_by_an_addition(dtype):
   rng = np.random.default_rng(0)
   # Parameters of all sizes, many of which change their sign.
   size = 10.0 ** rng.uniform(-6, 0, 100_000)
-  p = {"w": jnp.asarray(rng.normal(size=size.size) * size, dtype)}
-  g = {"w": jnp.asarray(rng.normal(size=size.size), dtype)}
+  p = [jnp.asarray(rng.normal(size=size.size) * size, dtype)]
+  g = [jnp.asarray(rng.normal(size=size.size), dtype)]
 
   def unreachable(optimizer):
     # Only optimized kernels fuse the multiplication and the addition.
@@ -444,11 +456,12 @@ def test_each_step_is_reachable_by_an_addition(dtype):
       return optax.apply_updates(p, updates)
 
     q = step(p, g)
-    move = jax.jit(any_trainer._move)(p["w"], q["w"])
-    return int(jnp.sum(p["w"] + move != q["w"]))
+    move = jax.jit(any_trainer._move)(p[0], q[0])
+    return int(jnp.sum(p[0] + move != q[0]))
 
   adam = optax.adam(1e-2)
-  assert unreachable(any_trainer._reachable(adam)) == 0
+  structure = jax.tree.structure(p)
+  assert unreachable(any_trainer._reachable(adam, structure)) == 0
   if dtype == "float32":
     assert unreachable(adam) > 0
 
