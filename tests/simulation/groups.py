@@ -26,7 +26,6 @@ from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
   LEADER_TIMEOUT,
   SILENCE,
-  TIMEOUT,
   Process,
   World,
   digest,
@@ -77,9 +76,7 @@ class GroupProcess(Process):
     self.orders: list[tuple[tuple[str, ...], Process]] = []
     places = [(name, f"at {name}") for name in names]
     if rank:
-      self.node: Any = Companion(
-        *places[0], pause=LEADER_TIMEOUT / 8, patience=TIMEOUT
-      )
+      self.node: Any = Companion(*places[0])
       return
     config = dataclasses.replace(
       self.config, address=orders.join_places(places)

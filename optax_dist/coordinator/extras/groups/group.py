@@ -80,12 +80,10 @@ class Group:
     return orders.join_places(self._places), orders.combined(digests)
 
   def core(self, config: Config) -> processes.Core:
-    limits = config.deadlines
     if self.index:
-      first, pause = self._places[0], limits.pace / 8
-      return Companion(*first, pause=pause, patience=config.timeout)
+      return Companion(*self._places[0])
     others = [name for name, _ in self._places[1:]]
-    return Speaker(Node(config), others, patience=limits.replica)
+    return Speaker(Node(config), others, patience=config.deadlines.replica)
 
   def parts(
     self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str

@@ -30,14 +30,10 @@ from optax_dist.coordinator.protocol.entries import (
 
 
 class Present(Struct):
-  """A process is connected, and waits for orders; answered by `Welcomed`."""
+  """A process is connected, and waits for orders."""
 
 
 # Orders, from process 0.
-
-
-class Welcomed(Struct):
-  """The answer to `Present`: from now on a lost connection ends the replica."""
 
 
 class Advance(Struct):
@@ -82,7 +78,7 @@ Report: TypeAlias = (
 )
 
 Order: TypeAlias = (
-  Welcomed
+  fx.UseRun
   | fx.Aggregate
   | fx.LimitWait
   | fx.Release

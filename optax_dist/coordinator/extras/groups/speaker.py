@@ -61,14 +61,10 @@ class Speaker:
     self._everyone = set(range(len(companions) + 1))
     self._patience = patience
     self._out: list[orders.Effect] = []
-    # Answers from the store are held until all processes can be reached: a
+    # Processes that are not connected yet, and inputs held until they are: a
     # replica takes part as a whole.
-    self._knows_run = False
-    self._held: list[ins.Input] = []
-    # Orders for processes that are not there yet.
-    self._waiting: dict[Process, list[orders.Order]] = {
-      p: [] for p in companions
-    }
+    self._absent = set(companions)
+    self._held: list[orders.Input] = []
     # What processes have reported of the same event, until all have.
     self._reports: dict[Hashable, dict[int, _Answer]] = {"submitted": {}}
     # Since when a process waits for another one.
@@ -118,18 +114,17 @@ class Speaker:
           self._out.append(fx.Log("warning", text))
         else:
           self._report(rank, message, now)
-      case orders.Advance():
-        self._order_all(input_)
       case _ if isinstance(input_, orders.REPORTS):
         self._report(0, input_, now)
       case ins.PeerLost(peer, how, reason) if peer in self._ranks:
         rank = self._ranks[peer]
-        if peer not in self._waiting and not self._ended:
+        if not self._ended:
           self._lose(f"its process {rank} is lost ({how}: {reason})", now)
-      case ins.GetAnswered() | ins.PutAnswered() if (
-        self._knows_run and self._waiting
-      ):
-        self._held.append(input_)
+      case _ if self._absent:
+        if not isinstance(input_, ins.TimePassed):
+          self._held.append(input_)
+      case orders.Advance():
+        self._order_all(input_)
       case _:
         self._decide(input_, now)
 
@@ -139,14 +134,11 @@ class Speaker:
     """Handles what has happened in a process, this one included."""
     match what:
       case orders.Present():
-        peer = self._companions[rank - 1]
-        self._out.append(orders.send(peer, orders.Welcomed()))
-        for order in self._waiting.pop(peer, ()):
-          self._out.append(orders.send(peer, order))
-        if not self._waiting:
+        self._absent.discard(self._companions[rank - 1])
+        if not self._absent:
           held, self._held = self._held, []
-          for answer in held:
-            self._decide(answer, now)
+          for earlier in held:
+            self._handle(earlier, now)
       case ins.Aborted(reason):
         self._lose(f"its process {rank} goes: {reason}", now)
       case _ if isinstance(what, orders.REPORTS):
@@ -221,7 +213,7 @@ class Speaker:
     return [
       rank
       for rank, peer in enumerate(("", *self._companions))
-      if peer in self._waiting or (submitted and rank not in submitted)
+      if peer in self._absent or (submitted and rank not in submitted)
     ]
 
   def _lose(self, reason: str, now: float) -> None:
@@ -241,9 +233,6 @@ class Speaker:
 
   def _carry_out(self, effect: fx.Effect) -> None:
     match effect:
-      case fx.UseRun():
-        self._knows_run = True
-        self._out.append(effect)
       case fx.Connect(peer, address):
         _, own = orders.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
@@ -281,17 +270,12 @@ class Speaker:
 
   def _all(self, effect: fx.Effect) -> None:
     for peer, rank in self._ranks.items():
-      self._order(peer, at_rank(effect, rank))  # type: ignore[arg-type]
+      order = cast(orders.Order, at_rank(effect, rank))
+      self._out.append(orders.send(peer, order))
     self._out.append(at_rank(effect, 0))
 
   def _order_all(self, order: orders.Order) -> None:
     for peer in self._companions:
-      self._order(peer, order)
-
-  def _order(self, peer: Process, order: orders.Order) -> None:
-    if peer in self._waiting:
-      self._waiting[peer].append(order)
-    else:
       self._out.append(orders.send(peer, order))
 
 

@@ -200,28 +200,35 @@ def test_what_is_submitted_as_the_run_ends_has_an_outcome():
   assert own == [fx.Resolved(0, "finished", 0), fx.Finished(3, "enough")]
 
 
-def test_orders_wait_for_a_process_that_is_not_there_yet():
-  replica = Replica(present=False)
-  replica.hear(1, orders.Present())
-  wanted = replica.want(fx.Suspended())
-  assert wanted == [fx.Send("a1", fx.Suspended()), fx.Suspended()]
-  # A connection that fails before it has said so may be tried again.
-  assert replica.give(ins.PeerLost("a2", "refused", "it was early")) == []
-  wanted = replica.hear(2, orders.Present())
-  assert [t.message for t in wanted] == [orders.Welcomed(), fx.Suspended()]
-
-
 def test_a_replica_takes_part_as_a_whole():
+  """Its core begins once all processes are connected."""
   replica = Replica(present=False)
-  found = ins.GetAnswered(1, True, None)
+  advance, started = orders.Advance(0, 0), ins.Started("nonce")
   replica.core.answers = [fx.UseRun("nonce")]
-  assert replica.give(found) == [fx.UseRun("nonce")]
-  more = ins.GetAnswered(2, True, None)
-  replica.give(more)
+  assert replica.give(started) == []
+  assert replica.give(advance) == []
+  assert replica.give(ins.TimePassed()) == []
   replica.hear(1, orders.Present())
-  assert replica.core.given == [found]
-  replica.hear(2, orders.Present())
-  assert replica.core.given == [found, more]
+  assert not replica.core.given
+  run = fx.UseRun("nonce")
+  assert replica.hear(2, orders.Present()) == [
+    fx.Send("a1", run),
+    fx.Send("a2", run),
+    run,
+    fx.Send("a1", advance),
+    fx.Send("a2", advance),
+  ]
+  assert replica.core.given == [started]
+
+
+def test_a_process_that_is_never_connected_is_named():
+  replica = Replica(present=False)
+  replica.give(ins.Started("nonce"))
+  replica.hear(1, orders.Present())
+  assert replica.speaker.deadline() == 10.0
+  replica.now = 10.0
+  (*_, end) = replica.give(ins.TimePassed())
+  assert "process 2 did not come" in end.reason
 
 
 def test_only_its_own_processes_are_heard():
