@@ -29,26 +29,32 @@ import collections
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 # Where helpers of the tests lie, as pytest has it.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
 
-from tests.chaos import cases, group_run, outages
+from tests.chaos import cases, group_run, outages, replica
 from tests.chaos import run as runs
+from tests.chaos.pool import Pool
 
 
-def seeds(text: str) -> range:
-  """An argument type: a range of seeds, such as 0:50."""
-  first, _, end = text.partition(":")
-  try:
-    found = range(int(first), int(end))
-  except ValueError:
-    found = range(0)
-  if not found or found.start < 0:
-    raise argparse.ArgumentTypeError(
-      f"must be FIRST:END with 0 <= FIRST < END, such as 0:50, got {text!r}"
-    )
+def seeds(text: str) -> list[int]:
+  """An argument type: seeds and ranges of them, such as 3,8,20:50."""
+  found: list[int] = []
+  for part in text.split(","):
+    first, between, end = part.partition(":")
+    try:
+      some = range(int(first), int(end) if between else int(first) + 1)
+    except ValueError:
+      some = range(0)
+    if not some or some.start < 0:
+      raise argparse.ArgumentTypeError(
+        "must be seeds or FIRST:END with 0 <= FIRST < END, such as 3,8,20:50,"
+        f" got {text!r}"
+      )
+    found += some
   return found
 
 
@@ -87,13 +93,15 @@ def main(argv: list[str] | None = None) -> int:
   return 1 if wrong else 0
 
 
-def run(folder: pathlib.Path, seeds: range, only: str | None = None) -> bool:
+def run(
+  folder: pathlib.Path, seeds: Iterable[int], only: str | None = None
+) -> bool:
   """Runs the seeds and prints their table; returns whether any was wrong."""
   found = [cases.case(seed) for seed in seeds]
   if only:
     found = [one for one in found if one.fault == only]
   results: list[runs.Result] = []
-  with runs.Pool(folder) as pool:
+  with Pool(folder, replica.main, "fork") as pool:
     try:
       for case in found:
         make = outages.run if case.fault == "cut-host" else runs.run
@@ -106,13 +114,8 @@ def run(folder: pathlib.Path, seeds: range, only: str | None = None) -> bool:
         )
     except KeyboardInterrupt:
       print(f"interrupted after {len(results)} of {len(found)} runs")
-  left = pool.orphans()
   _show(results)
-  if left:
-    print(f"processes are left: {left}")
-  return bool(left or len(results) < len(found)) or any(
-    r.problems for r in results
-  )
+  return len(results) < len(found) or any(r.problems for r in results)
 
 
 def _show(results: list[runs.Result]) -> None:

@@ -10,11 +10,20 @@ import logging
 import os
 import queue
 import signal
-import threading
 import time
 from typing import Any
 
-import worker_channel
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import workers
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from optax_dist import coordinator
+from optax_dist.coordinator import checkpoint, phases
+from optax_dist.coordinator.extras.groups import jax_program
 
 # What process 0 decides before a step, for all processes of its replica.
 _GO_ON, _FINISH, _SAVE = range(3)
@@ -23,12 +32,6 @@ _LINGER = 60.0  # Seconds; the launcher kills it before.
 
 def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
   """The optimizer, sharded parameters, and the gradient of a number."""
-  import jax
-  import jax.numpy as jnp
-  import numpy as np
-  import optax
-  from jax.sharding import NamedSharding, PartitionSpec
-
   specs = {"b": PartitionSpec(), "w": PartitionSpec("fsdp", None)}
   rows = 2 * mesh.size
   values = {
@@ -60,7 +63,7 @@ def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
 class _Kill:
   """Kills this process when it enters a phase."""
 
-  def __init__(self, channel: worker_channel.WorkerChannel, told: Any):
+  def __init__(self, channel: workers.Channel, told: Any):
     self._channel = channel
     self._phase, self._left = "", 0
     self.arm(told or {"phase": "", "time": 0})
@@ -78,39 +81,34 @@ class _Kill:
       os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> int:
+def main(channel: workers.Channel, job: dict[str, Any]) -> None:
   """Trains until told to finish, and reports its observations."""
-  channel = worker_channel.WorkerChannel()
-  began = time.time()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(message)s"
   )
-  import jax
-  import numpy as np
-  from jax.experimental import multihost_utils
+  kill = _Kill(channel, job["fault"])
+  orders: queue.Queue[int] = queue.Queue()
 
-  from optax_dist import coordinator
-  from optax_dist.coordinator import checkpoint, phases
-  from optax_dist.coordinator.extras.groups import jax_program
+  def obey(told: dict[str, Any]) -> None:
+    match told["do"]:
+      case "arm":
+        kill.arm(told)
+        channel.say("armed")
+      case "save":
+        orders.put(_SAVE)
+      case "finish":
+        orders.put(_FINISH)
 
-  times = {"at": began, "imported": time.time() - began}
-  job = channel.receive()
+  channel.obey(obey)
+  phases.listen(kill)
   jax_program.initialize(job["meet"], job["processes"], job["process"])
   coordinator.initialize_processes(job["processes"])
-  times["met"] = time.time() - began
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])
-  kill = _Kill(channel, job.get("fault"))
-  phases.listen(kill)
-  orders: queue.Queue[int] = queue.Queue()
-  threading.Thread(
-    target=_listen, args=(channel, kill, orders), daemon=True
-  ).start()
   start: dict[str, Any] = {"params": params}
   if job.get("restore"):
     start = checkpoint.restore(job["restore"], params, opt.init(params))
   gradient(params, np.float32(0.0))["w"].block_until_ready()
-  times["compiled"] = time.time() - began
   prints: dict[int, str] = {}
   accepted: list[int] = []
   reasons: dict[str, str] = {}
@@ -121,12 +119,10 @@ def main() -> int:
     replica=job["replica"],
     **job["join"],
   ) as replica:
-    times["joined"] = time.time() - began
     prints[replica.global_step] = replica.fingerprint()
     channel.say(
       "begun",
       step=replica.global_step,
-      times=times,
       print=prints[replica.global_step],
       bytes_in=replica.stats()["bytes_in"],
     )
@@ -182,22 +178,3 @@ def main() -> int:
   # If it exited now, it would end the other processes before they report.
   time.sleep(_LINGER)
   os._exit(0)
-
-
-def _listen(
-  channel: worker_channel.WorkerChannel, kill: _Kill, orders: queue.Queue[int]
-) -> None:
-  while True:
-    told = channel.receive()
-    match told["do"]:
-      case "arm":
-        kill.arm(told)
-        channel.say("armed")
-      case "save":
-        orders.put(_SAVE)
-      case "finish":
-        orders.put(_FINISH)
-
-
-if __name__ == "__main__":
-  raise SystemExit(main())

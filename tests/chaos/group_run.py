@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from optax_dist.coordinator import journal, phases
-from tests.chaos import checks, groups, pool
+from tests.chaos import checks, groups
 
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
-# The parts of a restart, in order.
-PARTS = ("python", "jax", "compile", "join", "step")
 REPLICAS = 2
 # All `phases` except serving: with two replicas, the parameters are lost if one
 # is killed while it serves the other.
@@ -110,7 +108,6 @@ class Result:
     problems: violations; empty in a good run.
     struck: whether the process was killed.
     next_commit: seconds from the kill to the next commit of the other replica.
-    back: seconds from the replica's start to a common step, by `PARTS`.
   """
 
   case: Case
@@ -119,7 +116,6 @@ class Result:
   problems: list[str] = dataclasses.field(default_factory=list)
   struck: bool = False
   next_commit: float = 0.0
-  back: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Strikes:
@@ -149,7 +145,7 @@ class Strikes:
     self._deadline = deadline
     self._runs = 0
     self._groups: groups.Groups | None = None
-    self._tokens: set[str] = set()
+    self._left: list[str] = []
     self.compared = 0
 
   def __enter__(self) -> Strikes:
@@ -174,6 +170,9 @@ class Strikes:
 
   def finish(self) -> list[str]:
     """Ends the run, and checks it; returns the violations."""
+    return [*self._finish(), *self._left]
+
+  def _finish(self) -> list[str]:
     run = self._groups
     if run is None:
       return []
@@ -201,16 +200,13 @@ class Strikes:
     self._end()
     return problems
 
-  def left(self) -> list[int]:
-    """Processes of finished runs that are still alive."""
-    return [pid for token in self._tokens for pid in pool.living(token)]
-
   def _journal(self) -> pathlib.Path:
     return self._folder / f"run-{self._runs}.jsonl"
 
   def _end(self) -> None:
     if self._groups is not None:
       self._groups.__exit__()
+      self._left += [f"{one} has left processes" for one in self._groups.left]
       self._groups = None
 
   def _running(self) -> groups.Groups:
@@ -225,10 +221,10 @@ class Strikes:
       self._processes,
       target=10**9,
       pause=_PAUSE,
+      method="fork",
       join={"journal": str(self._journal()), "timeout": TIMEOUT},
     )
     self._groups = run.__enter__()
-    self._tokens.add(run.token)
     run.restarts = False
     for replica in range(REPLICAS):
       run.start(replica)
@@ -257,7 +253,7 @@ class Strikes:
       group = run.start(victim, {case.rank: fault})
     else:
       group = run.live[victim]
-      group[case.rank].process.send({"do": "arm", **fault})
+      group[case.rank].process.send(do="arm", **fault)
       heard = lambda: group[case.rank].said("armed")
       run.wait(heard, f"{group[case.rank]} does not hear", self._deadline)
       if case.phase == "checkpointing":
@@ -276,19 +272,12 @@ class Strikes:
     self._wait_for_both(
       run, started, f"the replica of {one} does not come back"
     )
-    times = again.said("begun")[0]["times"]
-    marks = [
-      started,
-      *(times["at"] + times[n] for n in ("imported", "met", "compiled")),
-      times["at"] + times["joined"],
-      again.steps_of(*range(REPLICAS))[0]["at"],
-    ]
-    parts = (b - a for a, b in itertools.pairwise(marks))
-    result.back = dict(zip(PARTS, parts, strict=True))
     result.steps = again.step
 
 
-def run(folder: pathlib.Path, seeds: range | None, processes: int) -> bool:
+def run(
+  folder: pathlib.Path, seeds: Sequence[int] | None, processes: int
+) -> bool:
   """Kills processes of two replicas, and prints the results.
 
   Args:
@@ -311,7 +300,6 @@ def run(folder: pathlib.Path, seeds: range | None, processes: int) -> bool:
         flush=True,
       )
     problems = strikes.finish()
-  problems += [f"process {pid} is left" for pid in strikes.left()]
   good = sum(not r.problems for r in results)
   print(
     f"{good} of {len(results)} kills went well;"
@@ -319,21 +307,9 @@ def run(folder: pathlib.Path, seeds: range | None, processes: int) -> bool:
   )
   for problem in problems:
     print(f"the run: {problem}")
-  _show_times([r for r in results if r.back])
-  return bool(problems) or good < len(results)
-
-
-def _show_times(results: list[Result]) -> None:
-  """Prints how long the other replica and the restart took."""
-  if not results:
-    return
-  times = {
-    "next commit of the other replica": [r.next_commit for r in results],
-    "replica back": [sum(r.back.values()) for r in results],
-    **{f"  {part}": [r.back[part] for r in results] for part in PARTS},
-  }
-  for name, values in times.items():
+  if stalls := [r.next_commit for r in results if r.next_commit]:
     print(
-      f"{name}: median {statistics.median(values):.3f} s,"
-      f" longest {max(values):.3f} s"
+      "next commit of the other replica:"
+      f" median {statistics.median(stalls):.3f} s, longest {max(stalls):.3f} s"
     )
+  return bool(problems) or good < len(results)

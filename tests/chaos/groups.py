@@ -5,23 +5,20 @@ If a process ends, `Groups` ends its replica, and starts it again as a whole.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import logged_child
+import workers
 
-from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.transport import addresses
+from tests.chaos import group_process
 
 DEADLINE = 120.0
-_PROGRAM = [sys.executable, "-m", "tests.chaos.group_process"]
 _OLDER = 200  # Steps whose members are remembered.
 
 
@@ -44,17 +41,17 @@ class Process:
   """
 
   def __init__(
-    self, process: child.Child, replica: int, rank: int, incarnation: int
+    self, process: workers.Worker, replica: int, rank: int, incarnation: int
   ):
     self.process, self.replica, self.rank = process, replica, rank
     self.incarnation = incarnation
-    self.events: list[child.Event] = []
+    self.events: list[workers.Event] = []
     self.prints: dict[int, str] = {}
-    self.result: child.Event | None = None
+    self.result: workers.Event | None = None
     self.ended_at: float | None = None
-    self._steps: list[child.Event] = []
+    self._steps: list[workers.Event] = []
 
-  def take(self, events: list[child.Event]) -> None:
+  def take(self, events: list[workers.Event]) -> None:
     """Adds new messages."""
     for event in events:
       if event["event"] in ("begun", "step"):
@@ -66,13 +63,13 @@ class Process:
       if event["event"] == "result":
         self.result = event
 
-  def said(self, event: str) -> list[child.Event]:
+  def said(self, event: str) -> list[workers.Event]:
     """Its messages of this kind."""
     if event == "step":
       return list(self._steps)
     return [e for e in self.events if e["event"] == event]
 
-  def steps_of(self, *members: int, after: float = 0.0) -> list[child.Event]:
+  def steps_of(self, *members: int, after: float = 0.0) -> list[workers.Event]:
     """Those of its last steps that had exactly these members."""
     return [
       e
@@ -101,7 +98,7 @@ class Groups:
     everyone: all processes that were started.
     live: the processes of the last start of each replica.
     restarts: whether a replica is restarted after losing a process.
-    token: marks the processes, to find any that are left over.
+    left: processes that have left others behind.
   """
 
   def __init__(
@@ -109,7 +106,7 @@ class Groups:
     folder: pathlib.Path,
     replicas: int = 2,
     processes: int = 2,
-    devices: int = 1,
+    method: workers.Method = "spawn",
     **job: Any,
   ):
     """Configures the replicas; `start` starts them.
@@ -118,11 +115,11 @@ class Groups:
       folder: folder for outputs.
       replicas: number of replicas.
       processes: processes of each replica.
-      devices: devices of each process.
+      method: how processes are started; see `workers`.
       **job: settings for the processes; see `group_process`.
     """
     self.folder, self.replicas, self.processes = folder, replicas, processes
-    self.devices = devices
+    self._method = method
     self.job = {"width": 60, "target": 8, "saves": str(folder), **job}
     self.join = {
       "total_num_replicas": replicas,
@@ -136,8 +133,8 @@ class Groups:
     self.everyone: list[Process] = []
     self.live: dict[int, list[Process]] = {}
     self.restarts = True
+    self.left: list[Process] = []
     self.secret = secrets.token_hex()
-    self.token = secrets.token_hex(8)
     self._store: store_process.StoreProcess | None = None
 
   def __enter__(self) -> Groups:
@@ -148,7 +145,7 @@ class Groups:
 
   def __exit__(self, *error: object) -> None:
     for one in self.everyone:
-      one.process.kill()
+      self._end(one)
     if self._store is not None:
       self._store.stop()
 
@@ -171,33 +168,30 @@ class Groups:
     group = []
     for rank in range(self.processes):
       number = len(self.everyone) + rank
-      one = logged_child.LoggedChild(
+      one = workers.Worker(
         f"process {rank} of replica {replica}",
-        _PROGRAM,
-        self.folder / f"process-{number}.log",
+        group_process.main,
         {
-          "JAX_PLATFORMS": "cpu",
-          "JAX_NUM_CPU_DEVICES": str(self.devices),
-          "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-          "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-          "OPTAX_DIST_SECRET": self.secret,
-          "OPTAX_DIST_CHAOS": self.token,
+          "job": {
+            **self.job,
+            "meet": meet,
+            "processes": self.processes,
+            "process": rank,
+            "replica": replica,
+            "incarnation": incarnation,
+            "fault": dict((faults or {}).get(rank, {})) or None,
+            "join": {
+              **self.join,
+              "coordinator_address": self._store.address.partition(",")[0],
+              "secret": self.secret,
+            },
+          }
         },
-      )
-      one.send(
-        {
-          **self.job,
-          "meet": meet,
-          "processes": self.processes,
-          "process": rank,
-          "replica": replica,
-          "incarnation": incarnation,
-          "fault": dict((faults or {}).get(rank, {})) or None,
-          "join": {
-            **self.join,
-            "coordinator_address": self._store.address.partition(",")[0],
-          },
-        }
+        self.folder / f"process-{number}.log",
+        method=self._method,
+        jax_platforms="cpu",
+        jax_num_cpu_devices=1,
+        jax_cpu_collectives_implementation="gloo",
       )
       group.append(Process(one, replica, rank, incarnation))
     self.everyone += group
@@ -233,26 +227,24 @@ class Groups:
     """Sends replicas an order before their next steps: "save" or "finish"."""
     for replica in replicas:
       for one in self.live[replica][:1]:  # It decides for all.
-        one.process.send({"do": what})
+        one.process.send(do=what)
 
   def kill(self, replica: int) -> None:
     """Kills the running processes of a replica."""
     for one in self.live[replica]:
-      one.process.kill()
-      one.ended_at = one.ended_at or time.time()
+      self._end(one)
 
   def where(self) -> str:
     """The last output of all relevant processes."""
     found = [p for group in self.live.values() for p in group]
     return "\n".join(
-      f"--- {p}, step {p.step}, {p.process.ending()}\n{p.process.tail(40)}"
-      for p in found
+      f"--- {p}, step {p.step}, {p.process.ending()}" for p in found
     )
 
   def _look(self) -> None:
     live = {p.process.pid: p for p in self.everyone if p.ended_at is None}
     processes = [p.process for p in live.values()]
-    for process in logged_child.wait_for_messages(processes, 0.1):
+    for process in workers.wait_for_messages(processes, 0.1):
       one = live[process.pid]
       events, ended = process.read()
       one.take(events)
@@ -260,6 +252,11 @@ class Groups:
         one.ended_at = time.time()
         if one.result is None:
           self._lost(one)
+
+  def _end(self, one: Process) -> None:
+    one.ended_at = one.ended_at or time.time()
+    if one.process.kill():
+      self.left.append(one)
 
   def _lost(self, one: Process) -> None:
     group = self.live[one.replica]

@@ -1,4 +1,4 @@
-"""A process that takes part in one run of the fault matrix after another."""
+"""A process that takes part in a run of the fault matrix."""
 
 from __future__ import annotations
 
@@ -7,64 +7,51 @@ import logging
 import os
 import pathlib
 import queue
-import signal
 import socket
 import threading
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import outcomes
-import worker_channel
+import workers
 
+from optax_dist import coordinator
+from optax_dist.coordinator import checkpoint, phases
 from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.store import wire
+from tests.chaos import samples
 
 _PERIOD = 0.01  # Shortest time of a gradient, in seconds.
 _REPLY = 20.0
 
 
-def main() -> int:
-  """Runs jobs from the launcher until it says "end"."""
-  channel = worker_channel.WorkerChannel()
+def main(channel: workers.Channel, job: dict[str, Any]) -> None:
+  """Trains until told to finish, and reports its observations."""
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
   )
-  work = _Work(channel)
-  channel.say("ready")
-  while True:
-    message = channel.receive()
-    match message["do"]:
-      case "run":
-        # In its own thread, since this one continues to receive.
-        threading.Thread(target=work.run, args=(message,), daemon=True).start()
-      case "finish":
-        work.finish.set()
-      case "inflict":
-        threading.Thread(target=work.inflict, daemon=True).start()
-      case "go" | "strike":
-        work.replies.put(message["do"])
-      case "disarm":
-        work.disarm()
-      case "end":
-        return 0
+  work = _Work(channel, job)
+  channel.obey(work.obey)
+  phases.listen(work.reached)
+  channel.say("result", **work.run())
 
 
 class _Work:
-  """The process's work; one run at a time."""
+  """The process's work."""
 
-  def __init__(self, channel: worker_channel.WorkerChannel):
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from optax_dist import coordinator
-    from optax_dist.coordinator import phases
-
-    self.channel = channel
-    self.finish = threading.Event()
-    self.replies: queue.Queue[str] = queue.Queue()
-    self._coordinator = coordinator
+  def __init__(self, channel: workers.Channel, job: dict[str, Any]):
+    self._channel, self._job = channel, job
+    self._finish = threading.Event()
+    self._replies: queue.Queue[str] = queue.Queue()
     self._optimizer = optax.adam(0.01)
-    self._params = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}
+    self._params = {
+      "w": np.linspace(-1.0, 1.0, 600, dtype=np.float32),
+      "b": np.zeros(7, np.float32),
+    }
     self._gradient = jax.jit(
       jax.grad(
         lambda p, x: (
@@ -73,18 +60,26 @@ class _Work:
       )
     )
     self._gradient(self._params, 0.5)
-    self._job: dict[str, Any] = {}
     self._replica: Any = None
     self._lock = threading.Lock()
-    self._over = True
-    phases.listen(self._reached)
+    self._over = False
+
+  def obey(self, told: dict[str, Any]) -> None:
+    """Does what the launcher says."""
+    match told["do"]:
+      case "finish":
+        self._finish.set()
+      case "inflict":
+        threading.Thread(target=self._inflict, daemon=True).start()
+      case "go" | "strike":
+        self._replies.put(told["do"])
+      case "disarm":
+        self._job["phase"] = ""
 
   # The run.
 
-  def run(self, job: dict[str, Any]) -> None:
-    """Trains until told to finish, and reports its observations."""
-    self._job, self._replica, self._over = job, None, False
-    self.finish.clear()
+  def run(self) -> dict[str, Any]:
+    """Trains; returns what it has seen."""
     seen: dict[str, Any] = {
       **outcomes.none_yet(),
       "prints": {},
@@ -93,20 +88,15 @@ class _Work:
       "error": None,
     }
     try:
-      self._train(job, seen)
+      self._train(self._job, seen)
     except Exception as error:
       seen["error"] = f"{type(error).__name__}: {error}"
-    finally:
-      self._over = True
-      self._replica = None
-    self.channel.say("result", **seen)
+    self._over = True
+    return seen
 
   def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
-    from optax_dist.coordinator import checkpoint
-    from tests.chaos import samples
-
     try:
-      with self._coordinator.join(
+      with coordinator.join(
         self._optimizer,
         self._params,
         coordinator_address=job["address"],
@@ -129,9 +119,9 @@ class _Work:
       ) as replica:
         self._replica = replica
         seen["prints"][replica.global_step] = replica.fingerprint()
-        self.channel.say("joined", step=replica.global_step)
+        self._channel.say("joined", step=replica.global_step)
         number = 0
-        while not (self.finish.is_set() or replica.finished):
+        while not (self._finish.is_set() or replica.finished):
           if job["data"]:
             start = time.monotonic()
             indices = next(replica.batches(), None)
@@ -139,7 +129,7 @@ class _Work:
             seen["waited"] = max(seen["waited"], waited)
             if indices is None:
               break
-            seen["drawn"][number] = indices.tolist()
+            seen["drawn"][str(number)] = indices.tolist()
           key = [job["replica"], job["incarnation"], number]
           number += 1
           time.sleep(_PERIOD)
@@ -149,7 +139,7 @@ class _Work:
           outcomes.note(seen, number - 1, outcome)
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
-          self.channel.say(
+          self._channel.say(
             "step", step=outcome.global_step, leader=replica.is_leader
           )
           if (
@@ -166,12 +156,13 @@ class _Work:
         if job["data"]:
           seen["data"] = samples.plain(replica.report_data())
         seen["stats"] = replica.stats()
-    except self._coordinator.RunFinished:
+    except coordinator.RunFinished:
       seen["error"] = "finished"
 
   # The fault.
 
-  def _reached(self, phase: str, who: object) -> None:
+  def reached(self, phase: str, who: object) -> None:
+    """Has the launcher decide what happens, if this is the phase for it."""
     job = self._job
     if self._over or phase != job["phase"] or not self._is_time(job):
       return
@@ -179,14 +170,10 @@ class _Work:
     if not job["remote"] and leader != (job["who"] == "leader"):
       return
     with self._lock:
-      self.channel.say("reached", phase=phase, leader=leader)
-      reply = self.replies.get(timeout=_REPLY)
+      self._channel.say("reached", phase=phase, leader=leader)
+      reply = self._replies.get(timeout=_REPLY)
     if reply == "strike":
-      self.inflict()
-
-  def disarm(self) -> None:
-    """Disables the fault, which was injected here or elsewhere."""
-    self._job["phase"] = ""
+      self._inflict()
 
   def _is_time(self, job: dict[str, Any]) -> bool:
     if job["joins"]:
@@ -195,21 +182,15 @@ class _Work:
       self._replica is not None and self._replica.global_step >= job["after"]
     )
 
-  def inflict(self) -> None:
+  def _inflict(self) -> None:
     """Injects the fault into this process."""
-    fault, seconds = self._job["fault"], self._job["seconds"]
-    if fault == "kill":
-      os.kill(os.getpid(), signal.SIGKILL)
-    elif fault == "stop":
-      self.channel.say("stop", seconds=seconds)
-      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    elif fault == "delay":
-      time.sleep(seconds)
-    elif fault == "disconnect":
-      _drop_connections()
-    elif fault == "corrupt" and self._replica is not None:
-      _send_nonsense(self._replica, self._job["seed"])
-    self.channel.say("inflicted", fault=fault)
+    match self._job["fault"]:
+      case "delay":
+        time.sleep(self._job["seconds"])
+      case "disconnect":
+        _drop_connections()
+      case "corrupt" if self._replica is not None:
+        _send_nonsense(self._replica, self._job["seed"])
 
 
 def _drop_connections() -> None:
@@ -227,10 +208,6 @@ def _drop_connections() -> None:
 
 def _send_nonsense(replica: Any, seed: int) -> None:
   """Sends all other replicas invalid messages."""
-  import numpy as np
-
-  from optax_dist.coordinator.store import wire
-
   driver = replica._participant.driver
   rng = np.random.default_rng(seed)
 
@@ -241,7 +218,3 @@ def _send_nonsense(replica: Any, seed: int) -> None:
         driver._transport.send(peer, [rng.bytes(int(size))])
 
   driver.post(send)
-
-
-if __name__ == "__main__":
-  raise SystemExit(main())

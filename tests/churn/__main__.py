@@ -15,17 +15,17 @@ exit code is 1 if anything was wrong.
 from __future__ import annotations
 
 import collections
-import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Sequence
 
 # Where helpers of the tests lie, as pytest has it.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
 
 from tests.chaos.__main__ import parser
 from tests.chaos.pool import Pool
-from tests.churn import plans
+from tests.churn import plans, replica
 from tests.churn import run as runs
 
 
@@ -33,19 +33,15 @@ def main(argv: list[str] | None = None) -> int:
   """Runs the seeds, prints a line for each, and returns the exit code."""
   args = parser("tests.churn", __doc__).parse_args(argv)
   with tempfile.TemporaryDirectory() as temporary:
-    # Processes are killed all the time: their successors need not compile.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = temporary
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     folder = args.output or pathlib.Path(temporary)
     folder.mkdir(parents=True, exist_ok=True)
     return 1 if run(folder, args.seeds or range(50)) else 0
 
 
-def run(folder: pathlib.Path, seeds: range) -> bool:
+def run(folder: pathlib.Path, seeds: Sequence[int]) -> bool:
   """Runs the seeds; returns whether any was wrong."""
   results: list[runs.Result] = []
-  ready = plans.MOST_REPLICAS
-  with Pool(folder, "tests.churn.replica", ready) as pool:
+  with Pool(folder, replica.main, "fork") as pool:
     references = runs.References(pool)
     try:
       for plan in map(plans.plan, seeds):
@@ -60,9 +56,6 @@ def run(folder: pathlib.Path, seeds: range) -> bool:
         )
     except KeyboardInterrupt:
       print(f"interrupted after {len(results)} of {len(seeds)} runs")
-  left = pool.orphans()
-  if left:
-    print(f"processes are left: {left}")
   happened = collections.Counter(k for r in results for k in r.happened)
   good = sum(not result.problems for result in results)
   print(
@@ -71,7 +64,7 @@ def run(folder: pathlib.Path, seeds: range) -> bool:
     f" {sum(r.compared for r in results):,} digests compared, "
     + ", ".join(f"{n} {kind}" for kind, n in sorted(happened.items()))
   )
-  return bool(left or good < len(seeds))
+  return good < len(seeds)
 
 
 if __name__ == "__main__":

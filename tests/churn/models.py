@@ -15,8 +15,10 @@ import numpy as np
 import optax
 
 MODELS = ("digits", "transformer")
+MICRO_BATCH = 4  # Samples.
+_SAMPLES = 300
 # Of the transformer.
-_LENGTH, _WIDTH, _HEADS, _TEXTS = 12, 16, 2, 300
+_LENGTH, _WIDTH, _HEADS = 12, 16, 2
 _DROPOUT = 0.2
 
 
@@ -42,17 +44,21 @@ def optimizer() -> optax.GradientTransformation:
 
 @functools.cache
 def model(name: str, dtype: str) -> Model:
-  """A model with parameters of this dtype, compiled once for each process."""
+  """A model with parameters of this dtype, traced but not compiled."""
   params, samples, loss = {"digits": _digits, "transformer": _transformer}[
     name
   ]()
-  params = jax.tree.map(lambda x: x.astype(dtype), params)
-  return Model(params, samples, jax.jit(jax.grad(loss)))
+  params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+  gradient = jax.jit(jax.grad(loss))
+  few = jax.tree.map(lambda x: x[:MICRO_BATCH], samples)
+  # Processes that are forked from this one have it then.
+  gradient.trace(params, few, jax.eval_shape(jax.random.key, 0))
+  return Model(params, samples, gradient)
 
 
-def _normal(key: int, *shape: int) -> jax.Array:
-  numbers = jax.random.normal(jax.random.key(key), shape)
-  return numbers / np.sqrt(shape[0])
+def _normal(key: int, *shape: int) -> np.ndarray:
+  numbers = np.random.default_rng(key).normal(size=shape) / np.sqrt(shape[0])
+  return numbers.astype(np.float32)
 
 
 def _digits() -> tuple[Any, Any, Any]:
@@ -61,14 +67,15 @@ def _digits() -> tuple[Any, Any, Any]:
   assert spec is not None
   assert spec.submodule_search_locations is not None
   folder = pathlib.Path(spec.submodule_search_locations[0])
-  table = np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=",")
+  digits = folder / "datasets/data/digits.csv.gz"
+  table = np.loadtxt(digits, delimiter=",", max_rows=_SAMPLES)
   samples = {
     "images": (table[:, :-1] / 16).astype(np.float32),
     "labels": table[:, -1].astype(np.int32),
   }
   params = {
     "in": _normal(1, 64, 48),
-    "middle": jnp.zeros(48),
+    "middle": np.zeros(48, np.float32),
     "out": _normal(2, 48, 10),
   }
 
@@ -84,7 +91,7 @@ def _digits() -> tuple[Any, Any, Any]:
 def _transformer() -> tuple[Any, Any, Any]:
   """Sums of two numbers modulo 10, with dropout in two places."""
   rng = np.random.default_rng(0)
-  texts = rng.integers(0, 10, (_TEXTS, _LENGTH), np.int32)
+  texts = rng.integers(0, 10, (_SAMPLES, _LENGTH), np.int32)
   labels = texts.sum(1, dtype=np.int32) % 10
   params = {
     "embedding": _normal(1, 10, _WIDTH),

@@ -12,7 +12,6 @@ from tests.churn import models
 # Committed steps of each run, and how many epochs they are in exact mode.
 STEPS, EPOCHS = 16, 4
 MOST_REPLICAS = 5
-_MICRO_BATCH = 4
 # When a process is killed or stopped; "" is at once.
 _PHASES = ("computing", "computing", "arrived", "applied", "")
 _EXCHANGES = ("reduce_scatter", "gather", "done")
@@ -43,14 +42,14 @@ class Setting:
   @property
   def data(self) -> ledger.Batches:
     """The data of the run; some samples are left over in each epoch."""
-    batch = self.slots * _MICRO_BATCH
+    batch = self.slots * models.MICRO_BATCH
     return ledger.Batches(
       STEPS // EPOCHS * batch + 3,
       batch,
       seed=7,
       epochs=EPOCHS,
       mode=self.mode,
-      micro_batch=_MICRO_BATCH,
+      micro_batch=models.MICRO_BATCH,
       deterministic=True,
     )
 

@@ -1,92 +1,73 @@
-"""A process that takes part in one run with churn after another."""
+"""A process that takes part in a run with churn."""
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
+import queue
 import threading
 import time
 from typing import Any
 
-import worker_channel
+import jax
+import numpy as np
+import orbax.checkpoint  # noqa: F401  What takes long is loaded before a job.
+import workers
 
+from optax_dist import coordinator, ledger
+from optax_dist.coordinator import checkpoint, joining, phases  # noqa: F401
 from optax_dist.coordinator.options import Options
+from tests.churn import models, plans
 
 # Seconds of a micro-batch, so that faults come in the middle of a step.
 _PERIOD = 0.004
 _CHECKPOINTS_EVERY = 3
+_REPLY = 20.0
 
 
-def main() -> int:
-  """Runs jobs from the launcher until it says "end"."""
-  channel = worker_channel.WorkerChannel()
+def main(channel: workers.Channel, job: dict[str, Any]) -> None:
+  """Trains until the data ends, and says what it sees."""
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
   )
-  work = _Work(channel)
-  channel.say("ready")
-  while True:
-    message = channel.receive()
-    match message["do"]:
-      case "run":
-        work.limit = message["limit"]
-        # In its own thread, since this one continues to receive.
-        threading.Thread(target=work.run, args=(message,), daemon=True).start()
-      case "limit":
-        work.limit = message["step"]
-      case "fault":
-        work.arm(message)
-      case "leave":
-        work.leaves = True
-      case "end":
-        return 0
+  work = _Work(channel, job)
+  channel.obey(work.obey)
+  phases.listen(work.reached)
+  try:
+    work.train()
+    error = None
+  except Exception as caught:
+    error = f"{type(caught).__name__}: {caught}"
+  channel.say("result", error=error)
 
 
 class _Work:
-  """The process's work; one run at a time.
+  """The process's work."""
 
-  Attributes:
-    limit: the first step that may not be computed yet.
-    leaves: whether the replica is to leave.
-  """
-
-  def __init__(self, channel: worker_channel.WorkerChannel):
-    # What takes seconds is loaded before there is a job.
-    import orbax.checkpoint  # noqa: F401
-
-    from optax_dist import coordinator  # noqa: F401
-    from optax_dist.coordinator import checkpoint, joining, phases  # noqa: F401
-    from tests.churn import models
-
-    for name in models.MODELS:
-      models.model(name, "float32")
-
-    self.channel = channel
-    self.limit = 0
-    self.leaves = False
-    self._fault: dict[str, Any] | None = None
+  def __init__(self, channel: workers.Channel, job: dict[str, Any]):
+    self._channel, self._job = channel, job
+    # The first step that may not be computed yet.
+    self._limit = job["limit"]
+    self._leaves = False
+    # The phase in which a fault is to hit it, and how often it comes before.
+    self._phase, self._after = "", 0
+    self._replies: queue.Queue[None] = queue.Queue()
     self._lock = threading.Lock()
-    phases.listen(self._reached)
 
-  def run(self, job: dict[str, Any]) -> None:
-    """Trains until the data ends, and says what it sees."""
-    self.leaves, self._fault = False, None
-    try:
-      self._train(job)
-      error = None
-    except Exception as caught:
-      error = f"{type(caught).__name__}: {caught}"
-    self.channel.say("result", error=error)
+  def obey(self, told: dict[str, Any]) -> None:
+    """Does what the launcher says."""
+    match told["do"]:
+      case "limit":
+        self._limit = told["step"]
+      case "fault":
+        self._after, self._phase = told["after"], told["phase"]
+      case "go":
+        self._replies.put(None)
+      case "leave":
+        self._leaves = True
 
-  def _train(self, job: dict[str, Any]) -> None:
-    import jax
-    import numpy as np
-
-    from optax_dist import coordinator, ledger
-    from optax_dist.coordinator import checkpoint
-    from tests.churn import models, plans
-
+  def train(self) -> None:
+    """Takes part in a job, from its last checkpoint if there is one."""
+    job = self._job
     setting = plans.Setting(**job["setting"])
     data = setting.data
     model = models.model(setting.model, setting.dtype)
@@ -120,7 +101,7 @@ class _Work:
         **job["deadlines"],
       ) as replica:
         self._says_step(replica)
-        self.channel.say("joined", step=replica.global_step)
+        self._channel.say("joined", step=replica.global_step)
         last = replica.global_step
         for slot in replica.micro_batches():
           first = slot.step * data.global_batch
@@ -132,9 +113,9 @@ class _Work:
           if replica.global_step > last:
             last = replica.global_step
             self._says_step(replica)
-          while slot.step >= self.limit and not self.leaves:
+          while slot.step >= self._limit and not self._leaves:
             time.sleep(0.002)
-          if self.leaves:
+          if self._leaves:
             break
           grads = jax.block_until_ready(gradient(replica.params, slot))
           time.sleep(_PERIOD)
@@ -148,45 +129,26 @@ class _Work:
             )
         self._says_step(replica)
         done = replica.progress_at(replica.global_step)
-        self.channel.say("done", step=replica.global_step, next=done.next)
+        self._channel.say("done", step=replica.global_step, next=done.next)
     except coordinator.RunFinished:
       pass
 
   def _says_step(self, replica: Any) -> None:
-    self.channel.say(
+    self._channel.say(
       "step",
       step=replica.global_step,
       digest=replica.fingerprint(),
       leader=replica.is_leader,
     )
 
-  # Faults.
-
-  def arm(self, fault: dict[str, Any]) -> None:
-    """Has this process killed or stopped in a phase, or does it at once."""
-    self._fault = fault
-    if not fault["phase"]:
-      self._strike()
-
-  def _reached(self, phase: str, who: object) -> None:
-    fault = self._fault
-    if fault is None or phase != fault["phase"]:
-      return
+  def reached(self, phase: str, who: object) -> None:
+    """Waits for the fault, if this is the phase for it."""
     with self._lock:
-      fault["after"] -= 1
-      if fault["after"] < 0:
-        self._strike()
-
-  def _strike(self) -> None:
-    fault, self._fault = self._fault, None
-    if fault is None:
-      return
-    if fault["kind"] == "stop":
-      self.channel.say("stopped")
-      os.kill(os.getpid(), signal.SIGSTOP)
-    else:
-      os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-  raise SystemExit(main())
+      if phase != self._phase:
+        return
+      self._after -= 1
+      if self._after >= 0:
+        return
+      self._phase = ""
+      self._channel.say("reached")
+      self._replies.get(timeout=_REPLY)

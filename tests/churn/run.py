@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import pathlib
 import secrets
-import signal
 import time
-from collections.abc import Sequence
 from typing import Any
 
-import logged_child
-
-from optax_dist.coordinator import journal
-from optax_dist.coordinator.launch import child
-from tests.chaos import stopped
+from tests.chaos.members import Member, Members, records
 from tests.chaos.pool import Pool
-from tests.churn import checks
+from tests.churn import checks, models
 from tests.churn.plans import MOST_REPLICAS, STEPS, Event, Plan, Setting
 
 _DEADLINES = {
@@ -53,22 +44,6 @@ class Result:
   compared: int = 0
 
 
-@dataclasses.dataclass
-class _Member:
-  """A process in a run."""
-
-  process: child.Child
-  replica: int
-  number: int
-  joined: bool = False
-  step: int = 0
-  leads: bool = False
-  leaves: bool = False
-  doomed: bool = False
-  over: bool = False
-  kept: bool = False
-
-
 def run(pool: Pool, plan: Plan, want: dict[int, str] | None) -> Result:
   """Runs one plan, and checks it.
 
@@ -86,14 +61,16 @@ class _Run:
   def __init__(self, pool: Pool, plan: Plan, want: dict[int, str] | None):
     self._pool, self._plan, self._want = pool, plan, want
     self._result = Result(plan)
-    self._folder = pool.folder / f"seed-{plan.seed}-{secrets.token_hex(4)}"
-    self._folder.mkdir()
+    # Traced here, for all processes that are forked.
+    models.model(plan.setting.model, plan.setting.dtype)
+    name = "undisturbed" if want is None else f"seed-{plan.seed}"
+    self._members = Members(pool, name, DEADLINE)
     self._left = list(plan.events)
-    self._members: list[_Member] = []
-    self._job = 0
-    self._stopped = stopped.Stopped()
-    # A fault that is to hit a process, the event, and until when.
-    self._armed: tuple[_Member, Event, float] | None = None
+    # Where the journal of each job is, which is also the name of its run.
+    self._journals: list[str] = []
+    # Which process a fault is to hit, the event, and until when.
+    self._armed: tuple[Member, Event, float] | None = None
+    self._leaving: list[Member] = []
     self._done: list[dict[str, Any]] = []
     # What ends the job, and when all that is left of it is killed.
     self._ended_by: Event | None = None
@@ -101,26 +78,21 @@ class _Run:
 
   def run(self) -> Result:
     """Runs the plan."""
-    start = time.monotonic()
     self._begin(self._plan.replicas)
     while True:
-      self._look()
-      if time.monotonic() - start > DEADLINE:
-        self._hang()
+      for member, said in self._members.look():
+        self._take(member, said)
+      if self._members.hangs():
         break
-      if not self._live:
+      if not self._members.live:
         if self._ended_by is None:
           break
         event, self._ended_by = self._ended_by, None
         self._begin(event.replicas)
       self._advance()
-    self._result.seconds = time.monotonic() - start
+    self._result.seconds = self._members.seconds
     self._conclude()
     return self._result
-
-  @property
-  def _live(self) -> list[_Member]:
-    return [m for m in self._members if not m.over]
 
   @property
   def _limit(self) -> int:
@@ -128,121 +100,81 @@ class _Run:
 
   def _begin(self, replicas: int) -> None:
     """Begins a job, from the last checkpoint if there is one."""
-    self._job += 1
-    self._name = f"seed {self._plan.seed} {secrets.token_hex(4)}"
+    name = f"journal-{len(self._journals)}-{secrets.token_hex(4)}.jsonl"
+    self._journals.append(name)
     for replica in range(replicas):
       self._add(replica)
 
   def _add(self, replica: int) -> None:
-    member = _Member(self._pool.take(), replica, len(self._members))
-    self._members.append(member)
-    member.process.name = f"replica {replica}"
-    member.process.send(
+    folder = self._members.folder
+    self._members.add(
+      replica,
       {
-        "do": "run",
-        "run": self._name,
+        "run": self._journals[-1],
         "address": self._pool.address,
-        "secret": self._pool.secret,
-        "replica": replica,
         "replicas": MOST_REPLICAS,
         "limit": self._limit,
-        "journal": str(self._folder / f"journal-{self._job}.jsonl"),
-        "checkpoints": str(self._folder / "checkpoints")
-        if self._plan.events
-        else "",
+        "journal": str(folder / self._journals[-1]),
+        "checkpoints": str(folder / "checkpoints") if self._plan.events else "",
         "deadlines": _DEADLINES,
         "inline": self._plan.inline,
         "setting": dataclasses.asdict(self._plan.setting),
-      }
+      },
     )
 
-  # What processes say.
-
-  def _look(self) -> None:
-    """Waits briefly for events, and handles them."""
-    live = self._live
-    for member, said, ended in logged_child.read_members(live, 0.02):
-      for event in said:
-        self._take(member, event)
-      if ended and not member.over:
-        self._died(member)
-    self._stopped.continue_due()
-
-  def _take(self, member: _Member, said: child.Event) -> None:
+  def _take(self, member: Member, said: dict[str, Any]) -> None:
     match said["event"]:
-      case "joined":
-        member.joined = True
       case "step":
-        member.step, member.leads = said["step"], said["leader"]
         self._result.digests.setdefault(said["step"], set()).add(said["digest"])
         self._result.compared += 1
-      case "stopped":
-        self._struck(member)
-      case "done":
-        if not member.leaves:
-          self._done.append(said)
+      case "reached":
+        self._strike(member)
+        # One that is stopped reads this once it goes on.
+        member.process.send(do="go")
+      case "done" if member not in self._leaving:
+        self._done.append(said)
       case "result":
-        member.over = member.kept = True
         # Without its store a job ends with an error, in the end.
         lost = self._ended_by and self._ended_by.kind == "lose-store"
         if said["error"] is not None and not lost:
-          self._result.problems.append(f"{self._who(member)}: {said['error']}")
-
-  def _died(self, member: _Member) -> None:
-    member.over = True
-    member.process.popen.wait(5.0)
-    if not member.doomed or member.process.popen.returncode != -signal.SIGKILL:
-      self._result.problems.append(
-        f"{self._who(member)} {member.process.ending()}:"
-        f" {member.process.tail(4)}"
-      )
-    if self._armed is not None and self._armed[0] is member:
-      self._armed = None
-    self._pool.discard(member.process)
-
-  def _who(self, member: _Member) -> str:
-    return f"job {self._job}, replica {member.replica}"
+          self._result.problems.append(f"{member}: {said['error']}")
 
   # Events.
 
   def _advance(self) -> None:
     """Lets the next event happen once all are there for it."""
-    live = self._live
+    live = self._members.live
     if self._ended_by is not None:
       if time.monotonic() > self._end_at:
         for member in live:
-          member.doomed = True
-          member.process.signal(signal.SIGKILL)
+          self._members.kill(member)
       return
     if self._armed is not None:
-      member, event, until = self._armed
+      member, _, until = self._armed
       if member.over:
         self._armed = None
       elif time.monotonic() > until:
         # The phase did not come, for example as another one did all.
-        self._strike_now(member, event)
+        self._strike(member)
       return
-    if not self._left or self._stopped:
+    if not self._left or self._members.any_stopped:
       return
-    event = self._left[0]
     if not live or not all(m.joined for m in live):
       return
-    if max(m.step for m in live) < event.step:
+    if max(m.step for m in live) < self._left[0].step:
       return
-    self._left.pop(0)
-    self._happen(event, live)
-    for member in self._live:
-      member.process.send({"do": "limit", "step": self._limit})
+    self._happen(self._left.pop(0), live)
+    self._members.tell(do="limit", step=self._limit)
 
-  def _happen(self, event: Event, live: Sequence[_Member]) -> None:
+  def _happen(self, event: Event, live: list[Member]) -> None:
     self._result.happened.append(event.kind)
     match event.kind:
       case "join":
         taken = {m.replica for m in live}
         self._add(min(set(range(len(taken) + 1)) - taken))
       case "leave":
-        live[-1].leaves = True
-        live[-1].process.send({"do": "leave"})
+        self._leaving.append(live[-1])
+        live[-1].process.send(do="leave")
       case "kill-all":
         self._ended_by = event
         self._end_at = time.monotonic()
@@ -252,81 +184,44 @@ class _Run:
         self._end_at = time.monotonic() + event.seconds
       case "kill" | "kill-leader" | "stop":
         leads = event.kind == "kill-leader"
-        fitting = [m for m in live if m.leads == leads] or list(live)
+        fitting = [m for m in live if m.is_leader == leads] or live
         self._arm(fitting[-1], event)
 
-  def _arm(self, member: _Member, event: Event) -> None:
-    member.doomed = event.kind != "stop"
+  def _arm(self, member: Member, event: Event) -> None:
+    """Has a process killed or stopped in a phase, or does it at once."""
     self._armed = member, event, time.monotonic() + _PATIENCE
-    kind = "stop" if event.kind == "stop" else "kill"
-    member.process.send(
-      {
-        "do": "fault",
-        "kind": kind,
-        "phase": event.phase,
-        "after": event.after,
-      }
-    )
-
-  def _strike_now(self, member: _Member, event: Event) -> None:
-    if event.kind == "stop":
-      member.process.signal(signal.SIGSTOP)
-      self._struck(member)
+    if event.phase:
+      member.process.send(do="fault", phase=event.phase, after=event.after)
     else:
-      self._armed = member, event, math.inf
-      member.process.signal(signal.SIGKILL)
+      self._strike(member)
 
-  def _struck(self, member: _Member) -> None:
-    """A process is stopped, and continued later."""
-    # One that was stopped from here may be so again, by itself.
-    seconds = 0.0 if self._armed is None else self._armed[1].seconds
-    self._armed = None
-    self._stopped.add(member.process, seconds)
+  def _strike(self, member: Member) -> None:
+    """Kills or stops a process that may have been armed for it."""
+    if self._armed is None or self._armed[0] is not member:
+      return  # It came to the phase after all.
+    event = self._armed[1]
+    if event.kind == "stop":
+      self._armed = None
+      self._members.stop([member], event.seconds)
+    elif not member.doomed:
+      self._members.kill(member)
 
   # The end.
 
-  def _hang(self) -> None:
-    problems = ["hang: not over in time"]
-    for member in self._live:
-      member.process.signal(signal.SIGCONT)
-      stacks = self._folder / f"stacks-{member.number}.txt"
-      stacks.write_text(member.process.where())
-      problems.append(
-        f"{self._who(member)} at step {member.step}, see {stacks}"
-      )
-    self._result.problems.append("; ".join(problems))
-
   def _conclude(self) -> None:
-    self._stopped.continue_all()
-    for member in self._members:
-      if member.kept:
-        self._pool.give_back(member.process)
-      elif not member.over:
-        self._pool.discard(member.process)
+    self._members.end()
     result, data = self._result, self._plan.setting.data
+    result.problems += self._members.problems
     if self._left:
       result.problems.append(f"{len(self._left)} events did not happen")
     want = {} if self._want is None else self._want
     result.problems += checks.digests(result.digests, want)
     result.problems += checks.ends(self._done, data)
-    for job in range(1, self._job + 1):
-      path = self._folder / f"journal-{job}.jsonl"
-      last = job == self._job
-      result.problems += checks.slots(_records(path), data, last)
-    orphans = self._pool.orphans()
-    if orphans:
-      result.problems.append(f"orphans: {orphans}")
-
-
-def _records(path: pathlib.Path) -> list[dict[str, Any]]:
-  lines = path.read_text().splitlines() if path.exists() else []
-  found = []
-  for line in lines:
-    try:
-      found.append(json.loads(line))
-    except ValueError:
-      continue  # Its writer was killed meanwhile.
-  return list(filter(journal.Once(), found))
+    for name in self._journals:
+      # Its writer may have been killed while it wrote a line.
+      found, _ = records(self._members.folder / name)
+      last = name == self._journals[-1]
+      result.problems += checks.slots(found, data, last)
 
 
 class References:
