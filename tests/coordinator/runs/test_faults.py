@@ -3,6 +3,7 @@
 `python -m tests.chaos --seeds 0:300` is the long matrix.
 """
 
+import pathlib
 import subprocess
 import sys
 
@@ -38,6 +39,7 @@ def test_faults_hang_no_replica_and_keep_them_equal(tmp_path, seeds):
   command = [sys.executable, "-m", "tests.chaos", "--output", str(tmp_path)]
   done = subprocess.run(
     [*command, "--seeds", ",".join(map(str, seeds))],
+    cwd=pathlib.Path(__file__).parents[3],
     capture_output=True,
     text=True,
     check=False,
