@@ -163,9 +163,9 @@ class Encoder:
   def no_mean(self) -> np.ndarray:
     """The bytes of a mean of zeros."""
     out = np.zeros(self.mean_place.nbytes, np.uint8)
-    for group in self.mean_place.groups:
-      zeros = np.zeros(group.elements, group.codec.work)
-      group.codec.encode(zeros, out[group.offset : group.stop])
+    leaves = self.mean_place.leaves
+    zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+    means.write(zeros, self.mean_place, out)
     return out
 
   def read(self, mean: bytes | np.ndarray) -> list[np.ndarray]:

@@ -7,8 +7,7 @@ elements on; a buffer is never put together from parts: it is written once.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,8 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 # Elements; float32 then lies where XLA takes it as it is.
 _ALIGNED = 16
 _ALIGNED_BYTES = 64
+# Elements: a multiple of every quantum, and small enough for a core's cache.
+CHUNK = 16 * 4032
 
 
 class Leaf(NamedTuple):
@@ -53,30 +54,26 @@ class Group(NamedTuple):
   elements: int
   offset: int
 
-  @property
-  def stop(self) -> int:
-    """The byte after its last."""
-    return self.offset + self.codec.nbytes(self.elements)
+  def byte(self, position: int) -> int:
+    """Where the element at a position, counted over all groups, begins."""
+    return self.offset + self.codec.nbytes(position - self.start)
 
 
-class Part(NamedTuple):
-  """A range within one group.
+class Chunk(NamedTuple):
+  """A range within one group, small enough for a core's cache.
 
   Attributes:
-    group: the group.
-    start: the first byte in the buffer.
-    stop: the byte after the last.
-    elements: how many numbers it holds.
+    codec: that of the group.
+    elements: its elements, from the beginning of the slice that it is part of.
+    bytes: its bytes, from there on.
   """
 
-  group: Group
-  start: int
-  stop: int
-  elements: int
+  codec: wires.Codec
+  elements: slice
+  bytes: slice
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
   """Leaves in a flat buffer; made by `layout`.
 
   Attributes:
@@ -90,24 +87,12 @@ class Layout:
   groups: tuple[Group, ...]
   elements: int
   nbytes: int
-  # A cache; a run uses few numbers of parts.
-  _cuts: dict[int, tuple[int, ...]] = dataclasses.field(
-    default_factory=dict, repr=False, compare=False
-  )
-  _parts: dict[tuple[int, int], list[Part]] = dataclasses.field(
-    default_factory=dict, repr=False, compare=False
-  )
 
   def cuts(self, parts: int) -> tuple[int, ...]:
     """Cuts the elements into nearly equal parts: `parts + 1` positions.
 
     A cut lies where every codec allows one.
     """
-    if parts not in self._cuts:
-      self._cuts[parts] = self._find_cuts(parts)
-    return self._cuts[parts]
-
-  def _find_cuts(self, parts: int) -> tuple[int, ...]:
     found = [0]
     for i in range(1, parts):
       found.append(max(found[-1], self._allowed(self.elements * i // parts)))
@@ -120,40 +105,41 @@ class Layout:
         return position - inside % group.codec.quantum
     return position
 
-  def parts(self, start: int, stop: int) -> list[Part]:
-    """The ranges of groups between two positions from `cuts`."""
-    if (start, stop) not in self._parts:
-      self._parts[start, stop] = self._find_parts(start, stop)
-    return self._parts[start, stop]
-
-  def _find_parts(self, start: int, stop: int) -> list[Part]:
-    found = []
-    for group in self.groups:
-      first = max(start, group.start)
-      last = min(stop, group.start + group.elements)
-      if first < last:
-        nbytes = group.codec.nbytes
-        found.append(
-          Part(
-            group,
-            group.offset + nbytes(first - group.start),
-            group.offset + nbytes(last - group.start),
-            last - first,
-          )
-        )
-    return found
+  def _ranges(self, start: int, stop: int) -> list[tuple[Group, int, int]]:
+    """What each group has of a slice."""
+    found = [
+      (group, max(start, group.start), min(stop, group.start + group.elements))
+      for group in self.groups
+    ]
+    return [
+      (group, first, last) for group, first, last in found if first < last
+    ]
 
   def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
     """The bytes between two positions from `cuts`."""
-    parts = self.parts(start, stop)
-    return (parts[0].start, parts[-1].stop) if parts else (0, 0)
+    found = self._ranges(start, stop)
+    if not found:
+      return 0, 0
+    (group, first, _), (last_group, _, last) = found[0], found[-1]
+    return group.byte(first), last_group.byte(last)
+
+  def chunks(self, start: int, stop: int) -> Iterator[Chunk]:
+    """The chunks between two positions from `cuts`."""
+    base, _ = self.bytes_of(start, stop)
+    for group, first, last in self._ranges(start, stop):
+      for low in range(first, last, CHUNK):
+        high = min(last, low + CHUNK)
+        yield Chunk(
+          group.codec,
+          slice(low - start, high - start),
+          slice(group.byte(low) - base, group.byte(high) - base),
+        )
 
   def bytes_of_leaf(self, leaf: Leaf) -> tuple[int, int]:
     """A leaf's bytes; only for codecs without blocks."""
     group = self.groups[leaf.group]
-    nbytes = group.codec.nbytes
-    start = group.offset + nbytes(leaf.start)
-    return start, start + nbytes(leaf.size)
+    start = group.start + leaf.start
+    return group.byte(start), group.byte(start + leaf.size)
 
 
 def layout(

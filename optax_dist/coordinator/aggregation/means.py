@@ -9,9 +9,7 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import wire_formats as wires
-
-# A multiple of every quantum, and small enough to stay in a core's cache.
-CHUNK = 16 * 4032
+from optax_dist.coordinator.aggregation.layout import CHUNK
 
 
 # Non-finite numbers may be compared and added here, without warnings.
@@ -54,7 +52,7 @@ def write(
         finite &= _write_plain(flat, group.codec, out[start:stop])
         out[start + group.codec.nbytes(flat.size) : stop] = 0
     else:
-      finite &= _write_blocks(mine, group, out, error)
+      finite &= _write_blocks(mine, place, group, out, error)
   return finite
 
 
@@ -93,28 +91,28 @@ def is_finite(leaves: Sequence[np.ndarray]) -> bool:
 
 def _write_blocks(
   mine: Sequence[tuple[layouts.Leaf, Any]],
+  place: layouts.Layout,
   group: layouts.Group,
   out: np.ndarray,
   error: np.ndarray | None,
 ) -> bool:
   numbers = np.zeros(group.elements, group.codec.work)
+  stop = group.start + group.elements
   for leaf, array in mine:
     flat = np.asarray(array).reshape(-1)
     numbers[leaf.start : leaf.start + flat.size] = flat
   if not np.isfinite(numbers).all():
     return False
   if error is not None:
-    lost = error[group.start : group.start + group.elements]
+    lost = error[group.start : stop]
     for leaf, array in mine:  # Between leaves nothing is lost.
       here = slice(leaf.start, leaf.start + array.size)
       numbers[here] += lost[here]
-  for start in range(0, group.elements, CHUNK):
-    piece = numbers[start : start + CHUNK]
-    first = group.offset + group.codec.nbytes(start)
-    raw = out[first : min(group.stop, first + group.codec.nbytes(CHUNK))]
+  for chunk in place.chunks(group.start, stop):
+    piece, raw = numbers[chunk.elements], out[group.offset :][chunk.bytes]
     group.codec.encode(piece, raw)
     if error is not None:
-      lost[start : start + CHUNK] = piece - group.codec.decode(raw)
+      lost[chunk.elements] = piece - group.codec.decode(raw)
   return True
 
 
@@ -139,19 +137,17 @@ def read(place: layouts.Layout, raw: np.ndarray) -> list[np.ndarray]:
       flat = raw[start:stop].view(codec.stored)
     else:
       if leaf.group not in decoded:
-        blocks = raw[group.offset : group.stop]
-        decoded[leaf.group] = _decoded(codec, blocks, group.elements)
+        decoded[leaf.group] = _decoded(place, group, raw)
       flat = decoded[leaf.group][leaf.start : leaf.start + leaf.size]
     leaves.append(flat.reshape(leaf.shape))
   return leaves
 
 
-def _decoded(codec: wires.Codec, raw: np.ndarray, elements: int) -> np.ndarray:
-  """The numbers of whole blocks, decoded within a core's cache."""
-  out = np.empty(elements, codec.work)
-  for start in range(0, elements, CHUNK):
-    stop = min(elements, start + CHUNK)
-    out[start:stop] = codec.decode(
-      raw[codec.nbytes(start) : codec.nbytes(stop)]
-    )
+def _decoded(
+  place: layouts.Layout, group: layouts.Group, raw: np.ndarray
+) -> np.ndarray:
+  """The numbers of a group, decoded within a core's cache."""
+  out = np.empty(group.elements, group.codec.work)
+  for chunk in place.chunks(group.start, group.start + group.elements):
+    out[chunk.elements] = group.codec.decode(raw[group.offset :][chunk.bytes])
   return out

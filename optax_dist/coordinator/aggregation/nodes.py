@@ -135,14 +135,9 @@ class Summing:
     out: np.ndarray,
   ) -> None:
     """Makes the additions, and writes what is then in a row."""
-    for group in self._place.groups:
-      codec = group.codec
-      for first in range(0, group.elements, means.CHUNK):
-        last = min(group.elements, first + means.CHUNK)
-        low = group.offset + codec.nbytes(first)
-        high = group.offset + codec.nbytes(last)
-        some = [array[low:high] for array in rows]
-        out[low:high] = added_up(codec, some, order)[row]
+    for chunk in self._place.chunks(0, self._place.elements):
+      some = [array[chunk.bytes] for array in rows]
+      out[chunk.bytes] = added_up(chunk.codec, some, order)[row]
 
 
 def added_up(

@@ -16,7 +16,7 @@ import numpy as np
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import means, nodes
+from optax_dist.coordinator.aggregation import nodes
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import entries
 from optax_dist.ledger import tree
@@ -117,36 +117,23 @@ class Reducer:
       out: the slice's bytes of the mean; uint8.
       error: from `residual`; replaced by the new one.
     """
-    base, _ = self.place.bytes_of(start, stop)
-    mean_base, _ = self.mean_place.bytes_of(start, stop)
-    for part, mean_part in zip(
-      self.place.parts(start, stop),
-      self.mean_place.parts(start, stop),
+    for chunk, mean_chunk in zip(
+      self.place.chunks(start, stop),
+      self.mean_place.chunks(start, stop),
       strict=True,
     ):
-      codec, mean_codec = part.group.codec, mean_part.group.codec
-      skipped = max(0, part.group.start - start)
-      for first in range(0, part.elements, means.CHUNK):
-        last = min(part.elements, first + means.CHUNK)
-        low = part.start - base + codec.nbytes(first)
-        high = part.start - base + codec.nbytes(last)
-        mean_low = mean_part.start - mean_base + mean_codec.nbytes(first)
-        mean_high = mean_part.start - mean_base + mean_codec.nbytes(last)
-        target = out[mean_low:mean_high]
-        direct = isinstance(mean_codec, wires.Plain) and mean_codec.is_exact
-        mean = (
-          target.view(codec.work)
-          if direct
-          else np.empty(last - first, codec.work)
-        )
-        _add_up(codec, total, [raw[low:high] for raw in rows], mean)
-        if total.divisor != 1:
-          np.divide(mean, np.asarray(total.divisor, codec.work), out=mean)
-        if error is not None and not isinstance(mean_codec, wires.Plain):
-          lost = error[skipped + first : skipped + last]
-          _encode_with_feedback(mean_codec, mean, target, lost)
-        elif not direct:
-          mean_codec.encode(mean, target)
+      codec, mean_codec = chunk.codec, mean_chunk.codec
+      target = out[mean_chunk.bytes]
+      direct = isinstance(mean_codec, wires.Plain) and mean_codec.is_exact
+      size = chunk.elements.stop - chunk.elements.start
+      mean = target.view(codec.work) if direct else np.empty(size, codec.work)
+      _add_up(codec, total, [raw[chunk.bytes] for raw in rows], mean)
+      if total.divisor != 1:
+        np.divide(mean, np.asarray(total.divisor, codec.work), out=mean)
+      if error is not None and not isinstance(mean_codec, wires.Plain):
+        _encode_with_feedback(mean_codec, mean, target, error[chunk.elements])
+      elif not direct:
+        mean_codec.encode(mean, target)
 
 
 def _add_up(

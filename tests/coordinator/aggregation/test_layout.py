@@ -40,13 +40,15 @@ def test_slices_cover_every_byte_once(drawn, kind, parts):
   assert list(cuts) == sorted(cuts)
   covered = np.zeros(place.nbytes, int)
   for start, stop in itertools.pairwise(cuts):
-    found = place.parts(start, stop)
-    for part in found:
-      covered[part.start : part.stop] += 1
-      assert part.stop - part.start == part.group.codec.nbytes(part.elements)
-    if found:
-      first, last = place.bytes_of(start, stop)
-      assert (first, last) == (found[0].start, found[-1].stop)
+    first, last = place.bytes_of(start, stop)
+    counted = np.zeros(stop - start, int)
+    for chunk in place.chunks(start, stop):
+      covered[first:last][chunk.bytes] += 1
+      counted[chunk.elements] += 1
+      size = chunk.codec.nbytes(counted[chunk.elements].size)
+      assert chunk.bytes.stop - chunk.bytes.start == size
+      assert chunk.bytes.stop <= last - first
+    assert np.all(counted == 1)
   assert covered.max(initial=1) == 1
   # What no slice has is what fills a group up to a multiple of 64 bytes.
   assert (covered == 0).sum() < 64 * (len(place.groups) + 1)
@@ -72,8 +74,8 @@ def test_a_mean_is_cut_where_its_gradients_are(drawn, parts):
   assert mean.elements == place.elements
   cuts = place.cuts(parts)
   for start, stop in itertools.pairwise(cuts):
-    ours, theirs = place.parts(start, stop), mean.parts(start, stop)
-    assert [p.elements for p in ours] == [p.elements for p in theirs]
+    ours, theirs = place.chunks(start, stop), mean.chunks(start, stop)
+    assert [c.elements for c in ours] == [c.elements for c in theirs]
 
 
 def test_slices_are_nearly_equal():

@@ -95,7 +95,7 @@ def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
 
 @pytest.mark.parametrize("kind", wire_formats.WIRES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [10, 3 * means.CHUNK])
+@pytest.mark.parametrize("size", [10, 3 * layout.CHUNK])
 def test_gradients_that_are_not_finite_are_reported(kind, bad, size):
   leaves = [np.ones(size, np.float32), np.ones(3, np.float64)]
   place = layout.layout(leaves, kind)
@@ -117,7 +117,7 @@ def test_a_mean_in_bfloat16_keeps_numbers_below_the_smallest_normal_one(size):
   np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("size", [10, 3 * means.CHUNK])
+@pytest.mark.parametrize("size", [10, 3 * layout.CHUNK])
 @pytest.mark.parametrize("made", [np.asarray, jnp.asarray])
 def test_a_number_that_bfloat16_rounds_to_infinity_is_reported(size, made):
   leaf = np.ones(size, np.float32)
