@@ -153,14 +153,12 @@ class _Transfer(NamedTuple):
     at: of the other side in `parts`; of this replica for a slice of a mean
       that is sent.
     is_part: whether it is a slice of a gradient; otherwise of the mean.
-    nbytes: its size.
     row: which of the rows of the member, for what comes of a gradient.
   """
 
   attempt: _Attempt
   at: int
   is_part: bool
-  nbytes: int
   row: int = 0
 
 
@@ -168,10 +166,6 @@ class Aggregations:
   """One replica's side of all aggregations, over a `Transport`.
 
   The thread that owns the transport calls everything.
-
-  Attributes:
-    bytes_in: bytes of arrays that came.
-    bytes_out: bytes of arrays that went.
   """
 
   def __init__(
@@ -193,7 +187,6 @@ class Aggregations:
       answer: takes inputs for the protocol core.
       reach: called at each phase, "reduce_scatter" and "gather".
     """
-    self.bytes_in = self.bytes_out = 0
     self._transport = transport
     self._reducer, self._place = reducer, reducer.place
     self._background = background
@@ -227,12 +220,12 @@ class Aggregations:
       low, high = self._slice(attempt, index)
       for i, row in enumerate(mine.rows if low < high else ()):
         data = gradient.parts(*self._within(i, low, high))
-        transfer = _Transfer(attempt, index, True, high - low)
+        transfer = _Transfer(attempt, index, True)
         self._send(part.process, row.id, data, transfer)
       for i, row in enumerate(part.rows):
         if first < last:
-          transfer = _Transfer(attempt, index, True, last - first, i)
-          self._expect(row.id, None, transfer)
+          transfer = _Transfer(attempt, index, True, i)
+          self._expect(row.id, last - first, None, transfer)
         else:
           row.data = memoryview(b"")
     self._average(attempt)
@@ -271,13 +264,11 @@ class Aggregations:
       case transports.ArrayReceived(peer, transfer, data):
         found = self._transfers.pop((peer, transfer, False), None)
         if found is not None:
-          self.bytes_in += found.nbytes
           self._received(found, data)
-      case transports.ArraySent(peer, transfer):
+      case transports.ArraySent(peer, transfer, _):
         found = self._transfers.pop((peer, transfer, True), None)
         if found is not None:
           self._sent(found)
-          self.bytes_out += found.nbytes
       case transports.ArrayFailed(peer, transfer, sending, reason):
         found = self._transfers.pop((peer, transfer, sending), None)
         if found is None:
@@ -324,15 +315,6 @@ class Aggregations:
         text = f"no byte of its {what} came for {idle:.1f} s"
         self._fail(attempt, part.incarnation, text)
         return
-
-  def pending(self) -> int:
-    """The number of transfers in progress."""
-    return len(self._transfers)
-
-  def close(self) -> None:
-    """Drops all attempts."""
-    for attempt in list(self._attempts):
-      self.drop(attempt)
 
   # Helpers.
 
@@ -410,12 +392,13 @@ class Aggregations:
   def _expect(
     self,
     number: int,
+    nbytes: int,
     into: memoryview | None,
     transfer: _Transfer,
   ) -> None:
     process = transfer.attempt.parts[transfer.at].process
     self._transfers[process, number, False] = transfer
-    self._transport.expect(process, number, transfer.nbytes, into)
+    self._transport.expect(process, number, nbytes, into)
 
   def _expect_mean(self, attempt: _Attempt, index: int) -> None:
     low, high = self._mean_slice(attempt, index)
@@ -423,8 +406,8 @@ class Aggregations:
     if low == high:
       part.has_mean = True
       return
-    transfer = _Transfer(attempt, index, False, high - low)
-    self._expect(part.mean, attempt.mean[low:high], transfer)
+    transfer = _Transfer(attempt, index, False)
+    self._expect(part.mean, high - low, attempt.mean[low:high], transfer)
 
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
     part = transfer.attempt.parts[transfer.at]
@@ -507,7 +490,7 @@ class Aggregations:
     others = [p.process for p in attempt.parts if p is not mine]
     self._reach("gather")
     for process in (*others, *attempt.readers):
-      transfer = _Transfer(attempt, attempt.me, False, high - low)
+      transfer = _Transfer(attempt, attempt.me, False)
       self._send(process, number, [attempt.mean[low:high]], transfer)
 
   def _give_back(self, attempt: _Attempt) -> int | None:

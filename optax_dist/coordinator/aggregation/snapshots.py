@@ -38,12 +38,7 @@ class _Fetch:
 
 
 class Snapshots:
-  """Serves and fetches states; the thread that owns the transport calls it.
-
-  Attributes:
-    bytes_in: bytes of states received.
-    bytes_out: bytes of states sent.
-  """
+  """Serves and fetches states; the thread that owns the transport calls it."""
 
   def __init__(
     self,
@@ -62,17 +57,12 @@ class Snapshots:
       timeout: seconds without a byte after which fetching fails.
       answer: takes inputs for the protocol core.
     """
-    self.bytes_in = self.bytes_out = 0
     self._transport = transport
     self._nbytes = HEADER + nbytes
     self._background = background
     self._timeout = timeout
     self._answer = answer
-    # How many states are being written, and which ones are being sent.
-    self._writing = 0
-    self._sending: set[tuple[str, int]] = set()
     self._fetch: _Fetch | None = None
-    self._closed = False
 
   def serve(
     self, effect: effects.ServeSnapshot, write: Callable[[np.ndarray], None]
@@ -88,19 +78,14 @@ class Snapshots:
     raw = np.frombuffer(memory, np.uint8)
     raw[:HEADER] = 0
     raw[:8].view(np.int64)[0] = effect.step
-    self._writing += 1
 
     def work() -> None:
       write(raw[HEADER:])
       raw[8 : 8 + _DIGEST] = _digest(raw)
 
     def done(error: BaseException | None) -> None:
-      self._writing -= 1
       if error is not None:
         raise error
-      if self._closed:
-        return
-      self._sending.add(key)
       self._connect(effect.to, effect.address)
       self._transport.send_array(*key, memory)
 
@@ -131,18 +116,10 @@ class Snapshots:
       case transports.ArrayReceived(peer, number, data):
         if fetch is not None and fetch.key == (peer, number):
           fetch.raw = np.frombuffer(data, np.uint8)
-          self.bytes_in += len(data)
           self._check_digest(fetch, fetch.raw)
       case transports.ArrayFailed(peer, number, False, reason):
         if fetch is not None and fetch.key == (peer, number):
           self._fail(fetch, reason)
-      case transports.ArraySent(peer, number) | transports.ArrayFailed(
-        peer, number, True
-      ):
-        if (peer, number) in self._sending:
-          self._sending.remove((peer, number))
-          sent = isinstance(event, transports.ArraySent)
-          self.bytes_out += self._nbytes if sent else 0
 
   def _check_digest(self, fetch: _Fetch, raw: np.ndarray) -> None:
     """Accepts a state if its bytes are those that were served."""
@@ -185,18 +162,6 @@ class Snapshots:
     if idle is not None and idle > self._timeout:
       self._transport.cancel(*fetch.key)
       self._fail(fetch, f"no byte of it came for {idle:.1f} s")
-
-  def pending(self) -> int:
-    """The number of states being served or fetched, or not taken yet."""
-    return self._writing + len(self._sending) + (self._fetch is not None)
-
-  def close(self) -> None:
-    """Stops all transfers."""
-    self._closed = True
-    self._drop_fetch()
-    for key in self._sending:
-      self._transport.cancel(*key)
-    self._sending.clear()
 
   def _connect(self, peer: str, address: str) -> None:
     # Without a connection, the transfer fails, and nothing else.

@@ -233,19 +233,18 @@ class Driver:
   def stats(self) -> dict[str, int]:
     """Bytes of arrays so far, and transfers in progress."""
     bytes_in, bytes_out = self.moved()
-    parts = (self._aggregations, self._snapshots)
     return {
       "bytes_in": bytes_in,
       "bytes_out": bytes_out,
-      "pending": sum(p.pending() for p in parts),
+      "pending": self._transport.pending(),
     }
 
   def moved(self) -> tuple[int, int]:
     """Bytes of arrays received and sent, including inline ones."""
-    whole, states = self._aggregations, self._snapshots
+    arrays = self._transport
     return (
-      self._inline_in + whole.bytes_in + states.bytes_in,
-      self._inline_out + whole.bytes_out + states.bytes_out,
+      self._inline_in + arrays.bytes_in,
+      self._inline_out + arrays.bytes_out,
     )
 
   def missing(self) -> str:
@@ -367,8 +366,6 @@ class Driver:
       return
     self._closed = True
     for end in (
-      self._aggregations.close,
-      self._snapshots.close,
       self._store.close,
       lambda: self._transport.close(self._closing),
       self._journal.close,

@@ -146,10 +146,16 @@ class ArraySent:
   """An array was sent: its memory belongs to the caller again.
 
   It has left this process; only the receiver knows that it arrived.
+
+  Attributes:
+    peer: its receiver.
+    transfer: its transfer id.
+    nbytes: its size.
   """
 
   peer: str
   transfer: int
+  nbytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -248,6 +248,10 @@ class Session:
     self._incoming[transfer] = _Incoming(nbytes, memory, self._now())
     self._put(_READY, transfer, _WORD.pack(nbytes))
 
+  def pending(self) -> int:
+    """See `Transport.pending`."""
+    return len(self._outgoing) + len(self._incoming)
+
   def idle(self, transfer: int) -> float | None:
     """See `Transport.idle`."""
     found = self._incoming.get(transfer)
@@ -300,8 +304,9 @@ class Session:
       del writing[0]
     if not writing and self._finishing is not None:
       transfer, self._finishing = self._finishing, None
-      if self._outgoing.pop(transfer, None) is not None:
-        self._emit(interface.ArraySent(self.peer, transfer))
+      out = self._outgoing.pop(transfer, None)
+      if out is not None:
+        self._emit(interface.ArraySent(self.peer, transfer, out.nbytes))
 
   def _gather(self) -> None:
     small: list[bytes] = []
@@ -561,7 +566,7 @@ class Session:
       raise Faulty(f"a release of array {transfer}, which was not lent")
     self._end_lending(out)
     if not out.cancelled:
-      self._emit(interface.ArraySent(self.peer, transfer))
+      self._emit(interface.ArraySent(self.peer, transfer, out.nbytes))
 
   def _end_lending(self, out: _Outgoing) -> None:
     region, out.region = out.region, None

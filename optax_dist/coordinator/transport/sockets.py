@@ -40,6 +40,8 @@ class Transport:
     name: name of this process.
     address: address that peers `connect` to; it may list several endpoints.
     port: the port it listens on; None: it only accepts local connections.
+    bytes_in: bytes of arrays received.
+    bytes_out: bytes of arrays sent.
   """
 
   def __init__(
@@ -101,6 +103,7 @@ class Transport:
     self._limits = limits or interface.Limits()
     self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
     self._closed = False
+    self.bytes_in = self.bytes_out = 0
     self._events: list[interface.Event] = []
     self._pool = shared_memory.Pool()
     # For peers that are connected or connecting.
@@ -263,6 +266,10 @@ class Transport:
     found.expect(transfer, nbytes, into)
     self._connections.to_write(peer)
 
+  def pending(self) -> int:
+    """How many arrays are sent or expected; callable from any thread."""
+    return sum(found.pending() for found in list(self._sessions.values()))
+
   def idle(self, peer: str, transfer: int) -> float | None:
     """Seconds since the last byte of an expected array, or since it was expected.
 
@@ -365,9 +372,13 @@ class Transport:
 
   def _emit(self, event: interface.Event) -> None:
     self._events.append(event)
-    if isinstance(event, interface.ArrayReceived) and event.data.readonly:
-      lender = self._sessions[event.peer]
-      self._lent[event.peer, event.transfer] = lender
+    if isinstance(event, interface.ArraySent):
+      self.bytes_out += event.nbytes
+    elif isinstance(event, interface.ArrayReceived):
+      self.bytes_in += event.data.nbytes
+      if event.data.readonly:
+        lender = self._sessions[event.peer]
+        self._lent[event.peer, event.transfer] = lender
 
   # Helpers.
 

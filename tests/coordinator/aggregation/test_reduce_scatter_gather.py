@@ -254,10 +254,14 @@ def test_no_byte_more_than_needed_is_moved(members):
   size = group.sides[0].encoder.place.nbytes
   exact = 2 * size * (members - 1) / members
   for side in group.sides[:members]:
-    assert side.all.bytes_in == pytest.approx(exact, rel=0.01)
-    assert side.all.bytes_out == pytest.approx(exact + size / members, rel=0.01)
-    assert side.all.pending() == 0
-  assert group.sides[members].all.bytes_in == pytest.approx(size, rel=0.01)
+    assert side.transport.bytes_in == pytest.approx(exact, rel=0.01)
+    assert side.transport.bytes_out == pytest.approx(
+      exact + size / members, rel=0.01
+    )
+    assert side.transport.pending() == 0
+  assert group.sides[members].transport.bytes_in == pytest.approx(
+    size, rel=0.01
+  )
 
 
 def test_a_tree_smaller_than_the_members_are_many():
@@ -290,7 +294,7 @@ def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):
     group.pump()
   everyone_has(group, want)
   for side in group.sides:
-    assert side.all.pending() == 0
+    assert side.transport.pending() == 0
 
 
 def test_a_member_that_begins_late_is_waited_for():
@@ -394,9 +398,9 @@ def test_a_cancelled_attempt_leaves_no_trace():
   group.pump()
   for who in (0, 2):
     group.sides[who].all.drop(attempt_id())
-    assert group.sides[who].all.pending() == 0
   group.pump()
   assert not any(side.answers for side in group.sides)
+  assert all(side.transport.pending() == 0 for side in group.sides)
   # Another attempt with the same gradients is as good as a first one.
   group.average(attempt_id(2))
   everyone_has(group, by_hand(group.sides), attempt_id(2))
@@ -421,7 +425,7 @@ def test_memory_is_free_once_it_was_released_and_resolved():
     side.resolve()
     assert side.is_idle
     side.all.drop(attempt_id())
-    assert side.all.pending() == 0
+    assert side.transport.pending() == 0
     with pytest.raises(KeyError):
       side.all.mean(attempt_id())
 
@@ -513,7 +517,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
     side.all.drop(attempt_id())
   group.pump()
   assert all(side.is_idle for side in group.sides[:members])
-  assert all(side.all.pending() == 0 for side in group.sides)
+  assert all(side.transport.pending() == 0 for side in group.sides)
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -586,7 +590,7 @@ def test_a_gradient_that_is_apart_is_averaged_to_the_bit(
     side.all.drop(attempt_id())
   group.pump()
   assert all(side.is_idle for side in group.sides[:members])
-  assert all(side.all.pending() == 0 for side in group.sides)
+  assert all(side.transport.pending() == 0 for side in group.sides)
 
 
 FEW = [w for w in wire_formats.WIRES if wire_formats.feeds_back(w)]

@@ -102,10 +102,12 @@ def test_arrays_arrive_whole(world, nbytes, first, given, lent):
   else:
     assert b.release("a", 7)
   assert world.wait_for("a", interface.ArraySent) == [
-    interface.ArraySent("b", 7)
+    interface.ArraySent("b", 7, nbytes)
   ]
   world.run(0.02)
   assert len(world.events["a"]) == len(world.events["b"]) == 1
+  assert a.bytes_out == b.bytes_in == nbytes
+  assert a.pending() == b.pending() == 0
 
 
 def test_lent_memory_is_not_reused_before_it_is_released(world):
