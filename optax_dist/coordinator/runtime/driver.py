@@ -169,7 +169,6 @@ class Driver:
   def start(self) -> None:
     """Starts the event loop; the replica looks for its run."""
     self._inputs.append(inputs.Started(self._nonce))
-    self._make_memory()
     self._thread.start()
 
   def feed(self, input_: Any) -> None:
@@ -192,9 +191,10 @@ class Driver:
     self.check_process()
     self.post(lambda: self._submit(submitted, parts))
 
-  def allocate(self) -> None:
-    """Puts memory for another gradient into `handover.memory`."""
-    self.post(self._make_memory)
+  def allocate(self) -> memoryview:
+    """Memory for a gradient; it is used again once no view of it is left."""
+    self.check_process()
+    return self._transport.allocate(self._encoder.place.nbytes)
 
   def lend(self, own: Any) -> None:
     """Sets the local state that is served to a joining replica."""
@@ -463,11 +463,6 @@ class Driver:
     self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
-
-  def _make_memory(self) -> None:
-    """Allocates memory for the next gradient."""
-    nbytes = self._encoder.place.nbytes
-    self.handover.memory.put(self._transport.allocate(nbytes))
 
   # Effects.
 

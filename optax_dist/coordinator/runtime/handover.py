@@ -12,7 +12,6 @@ the order in which the training loop may rely on them.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
@@ -62,7 +61,6 @@ class Handover:
     finished: why the run has finished; None if it has not.
     failure: the error that ends the run for this replica.
     leads: whether this process is leader.
-    memory: buffers for gradients, allocated by the event loop.
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
@@ -82,7 +80,6 @@ class Handover:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
-    self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
     # The state published before the current one.
     self._before = published

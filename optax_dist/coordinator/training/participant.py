@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -44,7 +43,6 @@ from optax_dist.coordinator.runtime import (
 )
 from optax_dist.coordinator.runtime.processes import OneProcess, Processes
 from optax_dist.coordinator.training.submission import Submission
-from optax_dist.coordinator.transport.clock import AwakeClock
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -195,7 +193,7 @@ class Participant:
       summing = nodes.Summing(
         self.encoder.place,
         data.slots,
-        self._next_buffer,
+        lambda: self.driver.allocate(),
       )
       self.sums = micro_batches.Sums(self.slots, summing, self.processes)
       add, window = self.sums.add, data.global_batch
@@ -278,8 +276,6 @@ class Participant:
     self.to_save: states.State | None = None
     # The last step announced to be saved.
     self._saved = -1
-    # Memory for the next gradient; None: there is none yet.
-    self._buffer: memoryview | None = None
 
   def _probed(
     self, probe: probes.Probe, params: Any, slots: micro_batches.Slots
@@ -412,7 +408,7 @@ class Participant:
       total = submission.total.result()
       parts, work = [array.data for array in total.arrays], total.work
     elif submission.total is not None:
-      out = np.frombuffer(self._memory(), np.uint8)
+      out = np.frombuffer(self.driver.allocate(), np.uint8)
       written = self.encoder.write(
         self.update.split(submission.total),
         out,
@@ -426,8 +422,6 @@ class Participant:
         parts = written
     if self._inline:
       payload, parts = b"".join(parts), ()
-    elif parts:
-      self._buffer = None  # The event loop reads it from now on.
     exchanged, seconds = self.driver.exchanged
     measured = self.stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
@@ -443,30 +437,6 @@ class Participant:
     while self.submission.settled:
       resolved = self.submission.settled.pop(0)
       self.encoder.settle(resolved.sequence, resolved.counted)
-
-  def _memory(self) -> memoryview:
-    """The buffer for the next gradient, also after an interrupted call."""
-    if self._buffer is None:
-      self._buffer = self._next_buffer()
-    return self._buffer
-
-  def _next_buffer(self) -> memoryview:
-    """Memory for a gradient; the event loop allocates the next."""
-    patience = self.config.deadlines.replica
-    clock = AwakeClock(2.0)
-    end = clock.now() + patience
-    while True:
-      try:
-        memory = self.handover.memory.get(timeout=1.0)
-        self.driver.allocate()
-        return memory
-      except queue.Empty:
-        self.raise_failure()
-        if clock.now() > end:
-          raise errors.CoordinatorError(
-            f"Replica {self.replica!r} has waited {patience:.1f} s"
-            " for memory for its gradient; its event loop hangs."
-          ) from None
 
   # Waits.
 

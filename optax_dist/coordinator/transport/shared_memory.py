@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 
 import numpy as np
@@ -73,41 +74,45 @@ class Region:
 
 
 class Pool:
-  """The buffers of a process."""
+  """The buffers of a process; any thread may allocate them."""
 
   def __init__(self) -> None:
     self._regions: list[Region] = []
+    self._lock = threading.Lock()
+    self._closed = False
 
   def allocate(self, nbytes: int) -> memoryview:
     """See `Transport.allocate`."""
-    fitting = [
-      r
-      for r in self._regions
-      if r.is_idle and nbytes <= r.array.size <= 2 * nbytes + 65536
-    ]
-    if fitting:
-      region = min(fitting, key=lambda r: r.array.size)
-    else:
-      whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
-      # Memory that is never lent needs no descriptor.
-      region = Region(whole, nbytes >= LEAST)
-      self._regions.append(region)
-    memory = region.use(nbytes)
-    self._trim()
-    return memory
+    with self._lock:
+      fitting = [
+        r
+        for r in self._regions
+        if r.is_idle and nbytes <= r.array.size <= 2 * nbytes + 65536
+      ]
+      if fitting:
+        region = min(fitting, key=lambda r: r.array.size)
+      else:
+        whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        # Memory that is never lent needs no descriptor.
+        region = Region(whole, nbytes >= LEAST and not self._closed)
+        self._regions.append(region)
+      memory = region.use(nbytes)
+      self._trim()
+      return memory
 
   def find(self, memory: memoryview) -> Region | None:
     """The buffer that contains these bytes."""
     start = _address(np.frombuffer(memory, np.uint8)) if memory.nbytes else 0
-    for region in self._regions:
+    for region in list(self._regions):
       if 0 <= start - region.start < region.array.size:
         return region
     return None
 
   def returned(self, region: Region) -> None:
     """Called when a reader has finished with it, or is lost."""
-    region.lent -= 1
-    self._trim()
+    with self._lock:
+      region.lent -= 1
+      self._trim()
 
   def _trim(self) -> None:
     idle = [r for r in self._regions if r.is_idle]
@@ -117,7 +122,9 @@ class Pool:
 
   def close(self) -> None:
     """Stops sharing all buffers."""
-    for region in self._regions:
+    # Without the lock: in a forked child, another thread may have held it.
+    self._closed = True
+    for region in list(self._regions):
       region.close()
     self._regions.clear()
 

@@ -25,12 +25,12 @@ DEFAULT_PORTS = range(29400, 29500)
 class Transport:
   """One process's connections to its peers.
 
-  One thread owns it and makes all calls, except `wake`, which may be called
-  from any thread and from signal handlers. If that thread is the main one, an
-  exception that a signal handler raises (Ctrl-C) while bytes are moved costs
-  the connection they belong to, and no other. Only `poll` ever waits. Base a
-  deadline for an array on `idle`: it then ends transfers that are stuck, not
-  those that are merely long.
+  One thread owns it and makes all calls, except those that say otherwise, and
+  `wake`, which may be called from signal handlers, too. If that thread is the
+  main one, an exception that a signal handler raises (Ctrl-C) while bytes are
+  moved costs the connection they belong to, and no other. Only `poll` ever
+  waits. Base a deadline for an array on `idle`: it then ends transfers that are
+  stuck, not those that are merely long.
 
   Peers are known by names, which are new whenever a process starts: a restarted
   process is another peer. Both ends may call `connect`; they get one
@@ -215,7 +215,7 @@ class Transport:
     """Allocates memory that near peers can read without a copy.
 
     It is not zeroed, and is aligned to 64 bytes. It is used again once no view of
-    it is left, and no peer reads it.
+    it is left, and no peer reads it. Callable from any thread.
     """
     return self._pool.allocate(nbytes)
 

@@ -58,9 +58,6 @@ class Driven:
     self.participant.driver.submit = self._submit
     self.seen = self.participant.handover
     self.states = [self.seen.published]
-    for _ in range(4):  # As the event loop allocates it.
-      nbytes = self.participant.encoder.place.nbytes
-      self.seen.memory.put(memoryview(bytearray(nbytes)))
 
   def _submit(self, submitted, memory, writer=None):
     self.given.append(submitted)
