@@ -465,13 +465,11 @@ class Aggregations:
   def _averaged(self, attempt: _Attempt, error: BaseException | None) -> None:
     """The slice of the mean is there."""
     attempt.averaging = False
-    spoilt = self._give_back(attempt)
+    self._give_back(attempt)
     if attempt.dropped:
       return
     if error is not None:
       self._fail(attempt, None, f"averaging raised {error!r}")
-    elif spoilt is not None:
-      self._fail(attempt, spoilt, "it was lost while its gradient was read")
     if attempt.answered:
       return
     self._push(attempt)
@@ -493,16 +491,14 @@ class Aggregations:
       transfer = _Transfer(attempt, attempt.me, False)
       self._send(process, number, [attempt.mean[low:high]], transfer)
 
-  def _give_back(self, attempt: _Attempt) -> int | None:
-    """Ends reading all gradients; returns whose was not whole, if any."""
-    spoilt, attempt.gradient = None, None
+  def _give_back(self, attempt: _Attempt) -> None:
+    """Ends reading all gradients."""
+    attempt.gradient = None
     for part in attempt.parts:
       for row in part.rows:
         if row.data:
           row.data = None
-          if not self._transport.release(part.process, row.id):
-            spoilt = part.incarnation
-    return spoilt
+          self._transport.release(part.process, row.id)
 
   def _finish(self, attempt: _Attempt) -> None:
     if not attempt.answered and self._has_mean(attempt):

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import select
 import selectors
 import socket
 import ssl
@@ -148,11 +147,6 @@ class Connections:
   def peers(self) -> list[str]:
     """The connected peers."""
     return list(self._up_links)
-
-  def is_connected(self, peer: str) -> bool:
-    """Whether a peer is connected, as far as the system knows at this moment."""
-    link = self._up_links.get(peer)
-    return link is not None and not _is_cut(link.sock)
 
   def trouble(self, peer: str) -> str:
     """Why a peer is not connected yet; "" if nothing is known."""
@@ -591,10 +585,3 @@ def _no_handshake(link: _Link) -> str:
 def _is_own_user(sock: socket.socket) -> bool:
   raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
   return struct.unpack("3i", raw)[1] in (os.getuid(), 0)
-
-
-def _is_cut(sock: socket.socket) -> bool:
-  """Whether the other side has closed it, even if input is unread."""
-  poll = select.poll()
-  poll.register(sock, getattr(select, "POLLRDHUP", 0))
-  return bool(poll.poll(0))

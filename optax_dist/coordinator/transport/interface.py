@@ -133,7 +133,7 @@ class ArrayReceived:
     transfer: its transfer id.
     data: its bytes: the memory passed to `Transport.expect`, or, if there was
       none, read-only memory of the transport's choice. It may be the sender's
-      own memory, which is lent until `Transport.release`.
+      own, which stays as it is until `Transport.release`.
   """
 
   peer: str

@@ -118,7 +118,6 @@ class Session:
     peer: str,
     pool: shared_memory.Pool,
     emit: Callable[[interface.Event], None],
-    connected: Callable[[], bool] = lambda: True,
     now: Callable[[], float] = time.monotonic,
   ):
     """Creates a session that waits for its connection.
@@ -127,8 +126,6 @@ class Session:
       peer: the other side's name.
       pool: buffers that can be lent.
       emit: called with each event.
-      connected: whether the peer is currently not lost; its memory is valid for
-        as long.
       now: the transport's clock.
     """
     self.peer = peer
@@ -138,7 +135,6 @@ class Session:
     self.file: int | None = None
     self._pool = pool
     self._emit = emit
-    self._connected = connected
     self._now = now
     self._keys: tuple[bytes, bytes] | None = None
     self._started = False
@@ -161,6 +157,8 @@ class Session:
     self._incoming: dict[int, _Incoming] = {}
     self._mapped: dict[int, np.ndarray] = {}
     self._files: collections.deque[int] = collections.deque()
+    # Arrays that this side reads in the peer's memory.
+    self._reading: set[int] = set()
     # What the peer expects and this side does not send yet, with the size.
     self._ready: dict[int, int] = {}
     # What either side has given up, of which frames may be on their way.
@@ -258,8 +256,10 @@ class Session:
     return None if found is None else self._now() - found.moved
 
   def release(self, transfer: int) -> None:
-    """Called when this side has finished reading an array lent to it."""
-    self._put(_RELEASE, transfer)
+    """See `Transport.release`."""
+    if transfer in self._reading:
+      self._reading.remove(transfer)
+      self._put(_RELEASE, transfer)
 
   def cancel(self, transfer: int, reason: str = "it was cancelled") -> None:
     """See `Transport.cancel`."""
@@ -267,8 +267,10 @@ class Session:
     self._put(_CANCEL, transfer, reason.encode())
 
   def close(self, reason: str = "") -> None:
-    """Fails all transfers, and returns lent buffers."""
+    """Fails all transfers, and ends the use of buffers that the peer may read."""
     for transfer, out in list(self._outgoing.items()):
+      if out.region is not None:
+        out.region.spent = True
       self._end_lending(out)
       if not out.cancelled:
         self._fail(transfer, True, reason)
@@ -550,14 +552,11 @@ class Session:
       raise Faulty("an offer beyond its buffer")
     del self._incoming[transfer]
     memory = data.data
+    self._reading.add(transfer)
     if found.memory is not None:
       memory = found.memory
       np.copyto(np.frombuffer(memory, np.uint8), data)
-      if not self._connected():
-        # It may have reused the memory meanwhile.
-        self._fail(transfer, False, "its sender was lost as it was read")
-        return
-      self._put(_RELEASE, transfer)
+      self.release(transfer)
     self._emit(interface.ArrayReceived(self.peer, transfer, memory))
 
   def _released(self, transfer: int) -> None:

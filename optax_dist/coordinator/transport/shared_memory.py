@@ -5,7 +5,8 @@ so only processes that were given it can map it, read-only, and a killed process
 leaves nothing behind.
 
 Nobody returns a buffer: it is used again once no view of it is left in this
-process, and no peer reads it.
+process, and no peer reads it. So what a peer maps never changes, also if the
+connection was lost or this process has ended.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Region:
     inode: its file's inode; 0 if it can't be shared.
     array: its bytes.
     lent: how many peers read it.
+    spent: whether a peer was lost that may still read it: it is not used again.
   """
 
   def __init__(self, nbytes: int, shared: bool):
@@ -49,7 +51,7 @@ class Region:
     self.array = np.frombuffer(mapped, np.uint8)
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
-    self.lent = 0
+    self.lent, self.spent = 0, False
     # The last array in it that was given out, while there are views of it.
     self._user: weakref.ref[np.ndarray] | None = None
 
@@ -87,7 +89,9 @@ class Pool:
       fitting = [
         r
         for r in self._regions
-        if r.is_idle and nbytes <= r.array.size <= 2 * nbytes + 65536
+        if r.is_idle
+        and not r.spent
+        and nbytes <= r.array.size <= 2 * nbytes + 65536
       ]
       if fitting:
         region = min(fitting, key=lambda r: r.array.size)
@@ -116,9 +120,11 @@ class Pool:
 
   def _trim(self) -> None:
     idle = [r for r in self._regions if r.is_idle]
-    for region in idle[:-_KEPT]:
-      self._regions.remove(region)
-      region.close()
+    kept = [r for r in idle if not r.spent][-_KEPT:]
+    for region in idle:
+      if region not in kept:
+        self._regions.remove(region)
+        region.close()
 
   def close(self) -> None:
     """Stops sharing all buffers."""

@@ -108,7 +108,6 @@ class Transport:
     self._pool = shared_memory.Pool()
     # For peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
-    self._lent: dict[tuple[str, int], session.Session] = {}
     self._connections = connections.Connections(
       name,
       key,
@@ -227,7 +226,8 @@ class Transport:
   ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
-    It must not be written to until then. It is sent once the receiver expects it.
+    It must not be written to until then; memory of `allocate` never, for a peer
+    that was lost may still read it. It is sent once the receiver expects it.
 
     Args:
       peer: the receiver, which expects it now or later.
@@ -278,25 +278,16 @@ class Transport:
     found = self._sessions.get(peer)
     return found.idle(transfer) if found else None
 
-  def release(self, peer: str, transfer: int) -> bool:
+  def release(self, peer: str, transfer: int) -> None:
     """Stops reading an `ArrayReceived` for which no memory was given.
 
-    Call it once for each, after the last access to its bytes.
-
-    Returns:
-      Whether the bytes were valid throughout. False: the peer that lent them
-      was lost in the meantime and may have overwritten them, so anything
-      computed from them must be dropped.
+    Call it after the last access to its bytes: its sender may then use the memory
+    again. It does not if the connection is lost before.
     """
-    lender = self._lent.pop((peer, transfer), None)
-    if lender is None:
-      return True
-    same = self._sessions.get(peer) is lender
-    if not (same and self._connections.is_connected(peer)):
-      return False
-    lender.release(transfer)
-    self._connections.to_write(peer)
-    return True
+    found = self._sessions.get(peer)
+    if found is not None:
+      found.release(transfer)
+      self._connections.to_write(peer)
 
   def cancel(self, peer: str, transfer: int) -> None:
     """Cancels sending or expecting an array, in both directions.
@@ -365,7 +356,6 @@ class Transport:
     return self._sessions[peer]
 
   def _lose(self, peer: str, how: interface.How, reason: str) -> None:
-    # Before lent memory is reused, so that its readers can tell.
     self._connections.cut(peer)
     self._sessions.pop(peer).close(f"{peer!r} is lost: {reason}")
     self._events.append(interface.PeerLost(peer, how, reason))
@@ -376,9 +366,6 @@ class Transport:
       self.bytes_out += event.nbytes
     elif isinstance(event, interface.ArrayReceived):
       self.bytes_in += event.data.nbytes
-      if event.data.readonly:
-        lender = self._sessions[event.peer]
-        self._lent[event.peer, event.transfer] = lender
 
   # Helpers.
 
@@ -387,7 +374,6 @@ class Transport:
       peer,
       self._pool,
       self._emit,
-      connected=lambda: self._connections.is_connected(peer),
       now=self.now,
     )
 
@@ -403,9 +389,6 @@ class Transport:
 
   def _forget(self, peer: str) -> session.Session:
     """Drops a peer, and its events that were not polled yet."""
-    for event in self._events:
-      if event.peer == peer and isinstance(event, interface.ArrayReceived):
-        self._lent.pop((peer, event.transfer), None)
     self._events = [e for e in self._events if e.peer != peer]
     return self._sessions.pop(peer)
 

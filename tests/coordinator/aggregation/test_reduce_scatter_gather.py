@@ -455,7 +455,7 @@ def test_cancelled_while_it_is_averaged():
 
 
 @pytest.mark.usefixtures("averaged_aside")
-def test_a_lender_that_is_lost_while_it_is_read_spoils_the_mean():
+def test_a_lender_that_is_lost_while_it_is_read_is_named():
   group = Group(2)
   group.begin_all()
   for _ in range(10):

@@ -1,4 +1,4 @@
-"""Sessions come and go: what is told of transfers, and whose memory is valid."""
+"""Sessions come and go: what is told of transfers, and what stays mapped."""
 
 import pytest
 
@@ -84,35 +84,6 @@ def test_last_message_of_a_closed_peer_is_received_by_one_that_writes(connect):
   assert (lost.how, lost.reason) == ("left", "all is done")
 
 
-def test_lent_memory_ends_with_its_connection(connect):
-  """Its owner may have reused it in between."""
-  world, (a, b) = connect("a", "b")
-  _lend(world, a, b)
-  a.disconnect("b")
-  world.wait_for("b", interface.PeerLost)
-  world.connect("a", "b")
-  world.wait_for("b", interface.PeerUp)
-  assert not b.release("a", 1)
-  # Only once, and what is lent over the new one is as good as any.
-  assert b.release("a", 1)
-  _lend(world, a, b, 2)
-  assert b.release("a", 2)
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_memory_of_a_disconnected_peer_is_not_readable(connect, reads):
-  """The array has come; whether or not that was polled before."""
-  world, (a, b) = connect("a", "b")
-  if reads:
-    _lend(world, a, b)
-  else:
-    _offer(a, b)
-  b.disconnect("a")
-  assert b.poll(0) == []
-  # If it was, then its reader learns that what it has read may be anything.
-  assert b.release("a", 1) == (not reads)
-
-
 def test_disconnecting_keeps_the_events_of_other_peers(connect):
   _, (a, b, c) = connect("a", "b", "c")
   for peer in (a, b):
@@ -121,7 +92,7 @@ def test_disconnecting_keeps_the_events_of_other_peers(connect):
   (event,) = c.poll(0)
   assert event.peer == "b"
   assert bytes(event.data) == b"\1" * _SIZE
-  assert c.release("b", 1)
+  c.release("b", 1)
 
 
 def test_few_buffers_of_a_peer_are_kept_mapped(connect):
@@ -131,7 +102,7 @@ def test_few_buffers_of_a_peer_are_kept_mapped(connect):
   used = []
   for transfer in range(1, 41):
     used.append(_lend(world, a, b, transfer))
-    assert b.release("a", transfer)
+    b.release("a", transfer)
     assert len(mapped) == min(transfer, session._MAPPED)
   # One that is mapped is not mapped again.
   before = list(mapped.values())
