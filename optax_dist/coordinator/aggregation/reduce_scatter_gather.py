@@ -261,60 +261,57 @@ class Aggregations:
   def handle(self, event: transports.Event) -> bool:
     """Handles an event of the transport; returns whether it was its own."""
     match event:
-      case transports.ArrayReceived(peer, transfer, data):
-        found = self._transfers.pop((peer, transfer, False), None)
-        if found is not None:
-          self._received(found, data)
-      case transports.ArraySent(peer, transfer, _):
-        found = self._transfers.pop((peer, transfer, True), None)
-        if found is not None:
-          self._sent(found)
-      case transports.ArrayFailed(peer, transfer, sending, reason):
-        found = self._transfers.pop((peer, transfer, sending), None)
-        if found is None:
-          return False
-        if sending:
-          self._sent(found)
-        # A replica that lacks a slice of the mean reports it itself.
-        if found.is_part or not sending:
-          who = found.attempt.parts[found.at].incarnation
-          text = f"{'to' if sending else 'from'} it: {reason}"
-          self._fail(found.attempt, who, text)
+      case transports.ArrayReceived() | transports.ArraySent():
+        sending = isinstance(event, transports.ArraySent)
+      case transports.ArrayFailed():
+        sending = event.sending
       case _:
         return False
-    return found is not None
+    found = self._transfers.pop((event.peer, event.transfer, sending), None)
+    if found is None:
+      return False
+    attempt = found.attempt
+    if found.is_part and attempt.timed is not None:
+      # A slice of a gradient has moved, without which there is no mean.
+      attempt.timed = self._transport.now()
+    if isinstance(event, transports.ArrayReceived):
+      self._received(found, event.data)
+    # A replica that lacks a slice of the mean reports it itself.
+    elif isinstance(event, transports.ArrayFailed) and (
+      found.is_part or not sending
+    ):
+      who = attempt.parts[found.at].incarnation
+      text = f"{'to' if sending else 'from'} it: {event.reason}"
+      self._fail(attempt, who, text)
+    return True
 
   def deadline(self) -> float | None:
     """Seconds until `check` is due; None if it isn't needed."""
-    for attempt in self._attempts.values():
-      if self._is_timed(attempt):
-        return self._limits.patience / 8
-    return None
+    return self._limits.patience / 8 if self._timed() else None
 
   def check(self) -> None:
     """Gives up transfers without progress."""
-    for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
-      self._check(attempt, "part", "gradient", self._limits.patience)
-      if not (attempt.answered or attempt.averaging or self._moves(attempt)):
-        self._check(attempt, "mean", "slice of the mean", self._limits.mean)
-
-  def _moves(self, attempt: _Attempt) -> bool:
-    """Whether gradients are on their way from here or to here."""
-    return any(
-      transfer.attempt is attempt and transfer.is_part
-      for transfer in self._transfers.values()
-    )
-
-  def _check(
-    self, attempt: _Attempt, kind: str, what: str, patience: float
-  ) -> None:
-    """Fails an attempt if one of its transfers to here makes no progress."""
-    for part in attempt.parts:
-      idle = self._idle(attempt, part, kind)
-      if idle is not None and idle > patience:
-        text = f"no byte of its {what} came for {idle:.1f} s"
-        self._fail(attempt, part.incarnation, text)
-        return
+    for attempt, since in self._timed():
+      mine = [
+        (key, found)
+        for key, found in self._transfers.items()
+        if found.attempt is attempt
+      ]
+      # Slices of the mean can come only once the gradients have moved.
+      is_part = any(found.is_part for _, found in mine)
+      what, most = "slice of the mean", self._limits.mean
+      if is_part:
+        what, most = "gradient", self._limits.patience
+      idle: dict[int, float] = {}
+      for (process, number, sending), found in mine:
+        if found.is_part == is_part and not sending:
+          seconds = self._transport.idle(process, number) or 0.0
+          # The rows of a member come in turns.
+          idle[found.at] = min(seconds, idle.get(found.at, since))
+      for at, seconds in idle.items():
+        if seconds > most:
+          text = f"no byte of its {what} came for {seconds:.1f} s"
+          self._fail(attempt, attempt.parts[at].incarnation, text)
 
   # Helpers.
 
@@ -413,20 +410,10 @@ class Aggregations:
     part = transfer.attempt.parts[transfer.at]
     if transfer.is_part:
       part.rows[transfer.row].data = data
-      self._moved(transfer.attempt)
       self._average(transfer.attempt)
     else:
       part.has_mean = True
       self._finish(transfer.attempt)
-
-  def _sent(self, transfer: _Transfer) -> None:
-    if transfer.is_part:
-      self._moved(transfer.attempt)
-
-  def _moved(self, attempt: _Attempt) -> None:
-    """A slice of a gradient has moved, without which there is no mean."""
-    if attempt.timed is not None:
-      attempt.timed = self._transport.now()
 
   def _average(self, attempt: _Attempt) -> None:
     """Averages the own slice once it is here of all gradients."""
@@ -516,21 +503,15 @@ class Aggregations:
       failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
       self._answer(failed)
 
-  def _is_timed(self, attempt: _Attempt) -> bool:
-    return not attempt.answered and attempt.timed is not None
-
-  def _idle(self, attempt: _Attempt, part: _Part, kind: str) -> float | None:
-    """How long no byte has come of anything that is expected of a member."""
-    ids = [part.mean] if kind == "mean" else [row.id for row in part.rows]
-    found = []
-    for number in ids:
-      if (part.process, number, False) in self._transfers:
-        idle = self._transport.idle(part.process, number)
-        if idle is not None:
-          found.append(idle)
-    if not found or attempt.timed is None:
-      return None
-    return min(*found, self._transport.now() - attempt.timed)
+  def _timed(self) -> list[tuple[_Attempt, float]]:
+    """The attempts that fail if nothing moves, and for how long nothing has."""
+    now = self._transport.now()
+    return [
+      (attempt, now - attempt.timed)
+      for attempt in self._attempts.values()
+      if attempt.timed is not None
+      and not (attempt.answered or attempt.averaging)
+    ]
 
   def _drop(self, attempt: _Attempt) -> None:
     attempt.answered = attempt.dropped = True
