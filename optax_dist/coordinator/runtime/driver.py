@@ -108,7 +108,7 @@ class Driver:
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
     self._core, self._replica, self._encoder = core, replica, encoder
     self._transport, self._store = place.transport, place.store
-    self._use_run, self._prefix = place.use_run, endpoint.key_prefix(run)
+    self._prefix = endpoint.key_prefix(run)
     self._journal = journal
     # Identifies the run, if this replica is its first.
     self._nonce = secrets.token_hex(16)
@@ -497,7 +497,7 @@ class Driver:
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
       case fx.UseRun(nonce):
-        self._use_run(nonce)
+        self._transport.use_run(nonce.encode())
       case fx.Connect(peer, address):
         self._connect(peer, address)
       case fx.Disconnect(peer, reason):

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.store import in_process as local_store
@@ -23,12 +23,10 @@ class Endpoint:
   Attributes:
     transport: to the other replicas.
     store: the key-value store.
-    use_run: tells the transport the nonce of its run.
   """
 
   transport: sockets.Transport
   store: stores.Store
-  use_run: Callable[[str], None] = lambda nonce: None
 
   def close(self) -> None:
     """Closes the transport and the store."""
@@ -101,8 +99,7 @@ def connect(
     certificates=certificates,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
-  use_run = lambda nonce: transport.use_run(nonce.encode())
-  return Endpoint(transport, open_store(place, transport, secret), use_run)
+  return Endpoint(transport, open_store(place, transport, secret))
 
 
 def open_store(
