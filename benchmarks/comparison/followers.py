@@ -198,7 +198,7 @@ def _frame(parts: list[bytes]) -> bytes:
   from optax_dist.coordinator.transport import shared_memory as memory
 
   made = session.Session("", memory.Pool(), lambda event: None)
-  made.start(None, near=False)
+  made.start(None, process=0)
   made.send(parts)
   return b"".join(made.output())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import dataclasses
 import socket
@@ -10,7 +9,6 @@ import ssl
 from collections.abc import Sequence
 from typing import TypeAlias
 
-_FILES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 # From linux/tcp.h; Python does not define them.
 _THIN_LINEAR_TIMEOUTS, _RTO_MAX_MS = 16, 44
 _UNSENT = 256 << 10  # In the kernel: a small message may have to wait for it.
@@ -54,7 +52,6 @@ class Plain:
 
   Attributes:
     sock: the socket.
-    passes_files: whether descriptors are accepted; others are dropped.
     drains: whether a short read means that there is nothing more to read.
     reads_when_writable: whether reading waits until the socket is writable.
     writes_when_readable: the converse; both occur only with TLS.
@@ -65,22 +62,10 @@ class Plain:
 
   def __init__(self, sock: socket.socket):
     self.sock = sock
-    self.passes_files = False
-    self.files: list[int] = []
 
   def receive(self, room: Sequence[memoryview]) -> int | None:
     """Reads; returns None if there is nothing, 0 if the peer has closed it."""
     try:
-      if self.passes_files:
-        got, extra, _, _ = self.sock.recvmsg_into(
-          room, _FILES, socket.MSG_CMSG_CLOEXEC
-        )
-        for level, kind, data in extra:
-          if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            some = array.array("i")
-            some.frombytes(data[: len(data) - len(data) % some.itemsize])
-            self.files += some
-        return got
       if len(room) == 1:
         return self.sock.recv_into(room[0])
       return self.sock.recvmsg_into(room)[0]
@@ -91,23 +76,9 @@ class Plain:
     """Bytes that can be read though the socket is not readable."""
     return 0
 
-  def take_files(self) -> Sequence[int]:
-    """Descriptors received with the data."""
-    if not self.files:
-      return ()
-    files, self.files = self.files, []
-    return files
-
-  def send(self, output: Buffers, file: int | None = None) -> int | None:
+  def send(self, output: Buffers) -> int | None:
     """Writes; returns None if there is no room."""
     try:
-      if file is not None:
-        rights = (
-          socket.SOL_SOCKET,
-          socket.SCM_RIGHTS,
-          array.array("i", [file]),
-        )
-        return self.sock.sendmsg(output, [rights])
       if len(output) == 1:
         return self.sock.send(output[0])
       return self.sock.sendmsg(output)
@@ -136,7 +107,7 @@ class Tls(Plain):
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
       return 0
 
-  def send(self, output: Buffers, file: int | None = None) -> int | None:
+  def send(self, output: Buffers) -> int | None:
     self.writes_when_readable = False
     first = output[0]
     if len(first) < _JOINED and len(output) > 1:

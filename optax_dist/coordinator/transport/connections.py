@@ -94,8 +94,8 @@ class Connections:
       tls: contexts of `channels.Certificates`.
       limits: bounds on time and memory.
       now: the transport's clock.
-      up: called when a peer is connected, with whether it is on this host;
-        returns its session.
+      up: called when a peer is connected, with whether this process can see its
+        process; returns its session.
       lost: called when a peer is lost; calls `cut`.
     """
     self.key, self.woken = key, False
@@ -303,7 +303,7 @@ class Connections:
       done += got
       if link.leaving:
         continue
-      stage.received(got, channel.take_files() if channel.files else ())
+      stage.received(got)
       if isinstance(stage, handshake.Handshake):
         self._shake(link, stage)
       elif stage.ended is not None:
@@ -329,7 +329,7 @@ class Connections:
     assert channel is not None
     blocked = False
     while done < _TURN and (output := stage.output()):
-      sent = channel.send(output, stage.file)
+      sent = channel.send(output)
       if sent is None:
         blocked = True
         break
@@ -397,7 +397,7 @@ class Connections:
           self._deaf.append(listener)
         return
       unix = sock.family == socket.AF_UNIX
-      if unix and not _is_own_user(sock):
+      if unix and _owner(sock)[1] not in (os.getuid(), 0):
         sock.close()
         continue
       shake = handshake.Handshake(self.key, self._name)
@@ -511,14 +511,14 @@ class Connections:
     if len(self._memories) > _REMEMBERED:
       del self._memories[next(iter(self._memories))]
     unix = link.sock.family == socket.AF_UNIX
-    plain = isinstance(link.channel, channels.Plain)
-    signed = plain and not unix and self._signs
-    link.peer, link.stage = peer, self._notify_up(peer, unix)
+    encrypted = isinstance(link.channel, channels.Tls)
+    signed = self._signs and not (unix or encrypted)
+    process = _owner(link.sock)[0] if unix else 0
+    link.peer, link.stage = peer, self._notify_up(peer, bool(process))
     link.sent = link.heard = self._now()
     link.stage.start(
-      (keys.send, keys.receive) if signed else None, unix, shake.output()
+      (keys.send, keys.receive) if signed else None, process, shake.output()
     )
-    link.channel.passes_files = unix
     self._dirty[link] = None
 
   # Closing connections.
@@ -555,9 +555,6 @@ class Connections:
       # A forked process may hold it too.
       link.sock.shutdown(socket.SHUT_RDWR)
     link.sock.close()
-    if link.channel is not None:
-      for file in link.channel.take_files():
-        os.close(file)
     if link.leaving and isinstance(link.stage, session.Session):
       link.stage.close()
 
@@ -582,6 +579,8 @@ def _no_handshake(link: _Link) -> str:
   )
 
 
-def _is_own_user(sock: socket.socket) -> bool:
+def _owner(sock: socket.socket) -> tuple[int, int]:
+  """The process and the user at the other end of a socket of this host."""
   raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-  return struct.unpack("3i", raw)[1] in (os.getuid(), 0)
+  process, user, _ = struct.unpack("3i", raw)
+  return process, user

@@ -21,7 +21,6 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 VERSION = 1
@@ -86,10 +85,7 @@ class Handshake:
     undecided: whether this side decides; `use` accepts the connection.
     done: whether the handshake is complete and the connection is used.
     keys: the keys, once done.
-    file: the descriptor that goes with `output`: none.
   """
-
-  file: int | None = None
 
   def __init__(
     self, key: bytes, name: str, wanted: str = "", last: bytes = NO_SESSION
@@ -129,7 +125,7 @@ class Handshake:
     """The buffer for the next bytes, none of which come after the handshake."""
     return [memoryview(self._part)[self._filled :]]
 
-  def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
+  def received(self, nbytes: int) -> None:
     """Processes bytes that were read.
 
     Raises:

@@ -15,8 +15,8 @@ sockets. An array is sent once its receiver expects it:
         |  <----------- RELEASE -------------|
     ArraySent                            ArrayReceived
 
-The descriptor of a buffer goes with each OFFER in it; the receiver keeps the
-latest ones mapped. One that can't map it answers READY again, and is sent CHUNKs.
+An OFFER has the descriptor of its buffer, which the receiver opens in /proc; it
+keeps the latest ones mapped. One that can't answers READY again, and is sent CHUNKs.
 CANCEL ends either, in both directions.
 Each frame is a header (length, kind, id), a tag if frames are signed,
 and a body. The tag is HMAC-SHA256 over the frame's sequence number, its header
@@ -28,7 +28,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hmac
-import os
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -47,7 +46,7 @@ _AHEAD = 128  # Bytes to read beyond a piece of an array: the next header.
 
 _HEADER = struct.Struct("<IBQ")
 _WORD = struct.Struct("<Q")
-_PLACE = struct.Struct("<QQQ")
+_PLACE = struct.Struct("<QQQQ")
 _TAG = 16
 _T = TypeVar("_T")
 (
@@ -57,7 +56,7 @@ _T = TypeVar("_T")
   _READY,  # An array is expected; its size.
   _CHUNK,
   _CANCEL,  # Its reason.
-  _OFFER,  # An array is in a buffer; its size and inode, and where in it.
+  _OFFER,  # An array is in a buffer; its file, size and inode, and where in it.
   _RELEASE,
 ) = range(8)
 
@@ -107,10 +106,9 @@ class Session:
 
   Attributes:
     peer: the other side's name.
-    near: whether the peer may map this process's memory.
+    process: the peer's process, if it is on this host; 0 otherwise.
     backlog: bytes of frames that wait to be written.
     ended: why the peer said goodbye; None if it didn't.
-    file: the descriptor that goes with the next bytes of `output`.
   """
 
   def __init__(
@@ -129,10 +127,9 @@ class Session:
       now: the transport's clock.
     """
     self.peer = peer
-    self.near = False
+    self.process = 0
     self.backlog = 0
     self.ended: str | None = None
-    self.file: int | None = None
     self._pool = pool
     self._emit = emit
     self._now = now
@@ -140,7 +137,7 @@ class Session:
     self._started = False
     self._sent_frames = self._received_frames = 0
     # Sending.
-    self._frames: collections.deque[tuple[int, int, bytes, int | None]] = (
+    self._frames: collections.deque[tuple[int, int, bytes]] = (
       collections.deque()
     )
     self._writing: list[memoryview | bytes] = []
@@ -156,7 +153,6 @@ class Session:
     self._left = 0
     self._incoming: dict[int, _Incoming] = {}
     self._mapped: dict[int, np.ndarray] = {}
-    self._files: collections.deque[int] = collections.deque()
     # Arrays that this side reads in the peer's memory.
     self._reading: set[int] = set()
     # What the peer expects and this side does not send yet, with the size.
@@ -167,17 +163,17 @@ class Session:
   def start(
     self,
     keys: tuple[bytes, bytes] | None,
-    near: bool,
+    process: int,
     unwritten: Sequence[memoryview | bytes] = (),
   ) -> None:
     """Starts the session: the connection is up.
 
     Args:
       keys: to sign outgoing frames and check incoming ones; None for neither.
-      near: whether both processes are on the same host.
+      process: the peer's, if it is on this host; 0 otherwise.
       unwritten: the end of this side's handshake.
     """
-    self._keys, self.near, self._started = keys, near, True
+    self._keys, self.process, self._started = keys, process, True
     self._writing += unwritten
 
   # Called by the transport.
@@ -282,8 +278,6 @@ class Session:
     self._frames.clear()
     self._writing.clear()
     self._sink = None
-    while self._files:
-      os.close(self._files.popleft())
 
   # Writing.
 
@@ -295,7 +289,6 @@ class Session:
 
   def sent(self, nbytes: int) -> None:
     """Reports how many bytes of `output` were written."""
-    self.file = None
     writing = self._writing
     while nbytes:
       first = len(writing[0])
@@ -313,12 +306,7 @@ class Session:
   def _gather(self) -> None:
     small: list[bytes] = []
     while self._frames and len(small) < 512:
-      kind, number, body, file = self._frames[0]
-      if file is not None:
-        if small:
-          break  # A descriptor is sent with the first byte of a write.
-        self.file = file
-      self._frames.popleft()
+      kind, number, body = self._frames.popleft()
       self.backlog -= len(body) + _HEADER.size
       small += [self._seal(kind, number, len(body), body), body]
     if small:
@@ -342,7 +330,7 @@ class Session:
       self._fail(transfer, True, sizes)
       return
     region = None
-    if self.near and nbytes >= shared_memory.LEAST and len(out.parts) == 1:
+    if self.process and nbytes >= shared_memory.LEAST and len(out.parts) == 1:
       region = self._pool.find(out.parts[0])
     if region is None or region.file < 0:
       out.sends = True
@@ -350,14 +338,12 @@ class Session:
     out.region = region
     region.lent += 1
     start = shared_memory.address_within(out.parts[0], region)
-    place = region.array.size, region.inode, start
-    self._put(_OFFER, transfer, _PLACE.pack(*place), region.file)
+    place = region.file, region.array.size, region.inode, start
+    self._put(_OFFER, transfer, _PLACE.pack(*place))
 
-  def _put(
-    self, kind: int, number: int, body: bytes = b"", file: int | None = None
-  ) -> None:
+  def _put(self, kind: int, number: int, body: bytes = b"") -> None:
     self.backlog += len(body) + _HEADER.size
-    self._frames.append((kind, number, body, file))
+    self._frames.append((kind, number, body))
 
   def _seal(self, kind: int, number: int, length: int, body: bytes) -> bytes:
     head = _HEADER.pack(length, kind, number)
@@ -375,13 +361,12 @@ class Session:
       return [self._sink_room(), self._staging[:_AHEAD]]
     return [self._staging[self._end :]]
 
-  def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
-    """Processes bytes that were read, and descriptors that came with them.
+  def received(self, nbytes: int) -> None:
+    """Processes bytes that were read.
 
     Raises:
       Faulty, struct.error: they violate the protocol.
     """
-    self._files.extend(files)
     if self._left:
       taken = min(nbytes, self._left)
       self._advance(taken)
@@ -515,14 +500,11 @@ class Session:
 
   # Shared memory.
 
-  def _offered(self, transfer: int, size: int, inode: int, start: int) -> None:
-    file = self._files.popleft() if self._files else -1
-    try:
-      found = self._expected(transfer)
-      region = self._map(file, size, inode)
-    finally:
-      if file >= 0:
-        os.close(file)
+  def _offered(
+    self, transfer: int, file: int, size: int, inode: int, start: int
+  ) -> None:
+    found = self._expected(transfer)
+    region = self._map(file, size, inode)
     if found is None:
       self._put(_RELEASE, transfer)
     elif region is None:
@@ -535,9 +517,7 @@ class Session:
     found = self._mapped.pop(inode, None)
     if found is None:
       try:
-        if file < 0 or not self.near:
-          raise OSError("no descriptor came")
-        found = shared_memory.map_file(file, size, inode)
+        found = shared_memory.map_buffer(self.process, file, size, inode)
       except (OSError, ValueError):
         return None
     self._mapped[inode] = found

@@ -1,8 +1,8 @@
 """Memory of one process that others on its host read in place.
 
-Each buffer is a file in memory. A peer gets its descriptor over their socket,
-so only processes that were given it can map it, read-only, and a killed process
-leaves nothing behind.
+Each buffer is a file in memory. A peer opens its descriptor in /proc, which only
+processes of the same user can, and maps it read-only. A killed process leaves
+nothing behind.
 
 Nobody returns a buffer: it is used again once no view of it is left in this
 process, and no peer reads it. So what a peer maps never changes, also if the
@@ -135,19 +135,32 @@ class Pool:
     self._regions.clear()
 
 
-def map_file(file: int, nbytes: int, inode: int) -> np.ndarray:
-  """Maps a peer's buffer read-only; the caller still owns the descriptor.
+def map_buffer(process: int, file: int, nbytes: int, inode: int) -> np.ndarray:
+  """Maps a peer's buffer read-only.
+
+  Args:
+    process: the peer's process.
+    file: the descriptor of the buffer there.
+    nbytes: its size.
+    inode: its file's inode.
 
   Raises:
     OSError: it can't be mapped, is another file, or could shrink while it is
       read, which would kill the reader's process.
   """
-  if os.fstat(file).st_ino != inode:
-    raise OSError("the descriptor is of another file")
-  seals = fcntl.fcntl(file, _GET_SEALS)
-  if not seals & _SEAL_SHRINK or os.fstat(file).st_size < nbytes:
-    raise OSError("the peer's memory could shrink")
-  return np.frombuffer(mmap.mmap(file, nbytes, prot=mmap.PROT_READ), np.uint8)
+  # It may be any file, if the peer says so: none must block this process.
+  how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+  found = os.open(f"/proc/{process}/fd/{file}", how)
+  try:
+    if os.fstat(found).st_ino != inode:
+      raise OSError("the descriptor is of another file")
+    seals = fcntl.fcntl(found, _GET_SEALS)
+    if not seals & _SEAL_SHRINK or os.fstat(found).st_size < nbytes:
+      raise OSError("the peer's memory could shrink")
+    whole = mmap.mmap(found, nbytes, prot=mmap.PROT_READ)
+    return np.frombuffer(whole, np.uint8)
+  finally:
+    os.close(found)
 
 
 def address_within(memory: memoryview, region: Region) -> int:

@@ -1,12 +1,9 @@
 """Sockets as the event loop sees them: what a call returns, and what it keeps."""
 
 import contextlib
-import os
-import pathlib
 import socket
 import ssl
 
-import descriptors
 import numpy as np
 import pytest
 
@@ -69,10 +66,8 @@ def _meet(server, client):
       assert _read(channel) is None
 
 
-@pytest.mark.parametrize("passes_files", [False, True])
-def test_nothing_to_read_is_not_the_end(opened, passes_files):
+def test_nothing_to_read_is_not_the_end(opened):
   one, other = opened()
-  one.passes_files = passes_files
   assert _read(one) is None
   other.sock.close()
   assert _read(one) == b""
@@ -101,31 +96,6 @@ def test_a_full_socket_takes_a_part_and_then_nothing(opened, parts):
     read += len(found)
   assert read == sent
   assert one.send(output)  # There is room again.
-
-
-@pytest.mark.parametrize("accepts", [True, False])
-@pytest.mark.parametrize("buffers", [1, 2])
-def test_descriptors_come_with_the_data_only_if_they_are_accepted(
-  opened, accepts, buffers
-):
-  """A peer's are dropped otherwise: they would fill this process's table."""
-  one, other = opened()
-  other.passes_files = accepts
-  own = lambda: {n for n, _ in descriptors.of_files(__file__)}
-  before = own()
-  with pathlib.Path(__file__).open() as file:
-    assert one.send([b"a", b"b"], file.fileno()) == 2
-  room = [memoryview(bytearray(9)) for _ in range(buffers)]
-  assert other.receive(room) == 2
-  assert bytes(room[0][:2]) == b"ab"
-  files = other.take_files()
-  assert own() - before == {*files}
-  assert len(files) == accepts
-  for number in files:
-    assert not os.get_inheritable(number)
-    assert os.pread(number, 3, 0) == b'"""'
-    os.close(number)
-  assert not other.take_files()  # Each is given once.
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])

@@ -1,6 +1,7 @@
 """Frames, without sockets: cut anywhere, changed, or made up."""
 
 import contextlib
+import os
 import struct
 
 import numpy as np
@@ -17,11 +18,11 @@ _REFUSED = (session.Faulty, struct.error)
 
 
 class _Side:
-  def __init__(self, keys, near=False):
+  def __init__(self, keys, process=0):
     self.events = []
     self.pool = shared_memory.Pool()
     self.session = session.Session("peer", self.pool, self.events.append)
-    self.session.start(keys, near)
+    self.session.start(keys, process)
 
   def written(self, rng=None):
     """All that this side has to write, in writes of any length."""
@@ -164,7 +165,7 @@ def test_frames_of_another_connection_or_another_place_are_refused():
 @pytest.mark.parametrize("signed", [True, False])
 def test_random_bytes_are_refused_or_do_nothing(seed, signed):
   rng = np.random.default_rng(seed)
-  side = _Side(_KEYS if signed else None, near=True)
+  side = _Side(_KEYS if signed else None, os.getpid())
   side.session.expect(1, 100, None)
   side.session.send_array(2, bytes(100))
   text = bytearray(rng.bytes(4000))
@@ -191,6 +192,7 @@ def test_random_bytes_are_refused_or_do_nothing(seed, signed):
     (4, 9, b"a piece of nothing"),
     (4, 9, b""),
     (6, 1, bytes(3)),
+    (6, 1, bytes(24)),
     (6, 1, bytes(32)),
     (7, 1, b""),
     (9, 1, b""),

@@ -16,6 +16,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def _map(region, **others):
+  offered = {
+    "process": os.getpid(),
+    "file": region.file,
+    "nbytes": region.array.size,
+    "inode": region.inode,
+  }
+  return shared_memory.map_buffer(**offered | others)
+
+
 def _files():
   """Descriptors of buffers, those that earlier tests have left over included."""
   return descriptors.of_files("memfd:")
@@ -25,7 +35,7 @@ def test_peers_map_memory_read_only():
   pool = shared_memory.Pool()
   memory = pool.allocate(100_000)
   region = pool.find(memory)
-  seen = shared_memory.map_file(region.file, region.array.size, region.inode)
+  seen = _map(region)
   memory[:5] = b"hello"
   assert bytes(seen[:5]) == b"hello"
   assert not seen.flags.writeable
@@ -110,19 +120,34 @@ def test_few_free_buffers_are_kept():
 
 
 def test_memory_that_could_shrink_is_not_mapped():
+  pool = shared_memory.Pool()
+  region = pool.find(pool.allocate(shared_memory.LEAST))
   file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
   os.ftruncate(file, mmap.PAGESIZE)
   with pytest.raises(OSError, match="shrink"):
-    shared_memory.map_file(file, mmap.PAGESIZE, os.fstat(file).st_ino)
+    _map(region, file=file, inode=os.fstat(file).st_ino)
   os.close(file)
-  pool = shared_memory.Pool()
-  region = pool.find(pool.allocate(shared_memory.LEAST))
   with pytest.raises(OSError, match="shrink"):
-    shared_memory.map_file(region.file, region.array.size + 1, region.inode)
+    _map(region, nbytes=region.array.size + 1)
   with pytest.raises(OSError, match="another file"):
-    shared_memory.map_file(region.file, region.array.size, 0)
+    _map(region, inode=0)
   with pytest.raises(OSError, match="Operation not permitted"):
     os.ftruncate(region.file, 0)
+  pool.close()
+
+
+def test_a_file_that_a_reader_would_wait_for_is_not_mapped(tmp_path):
+  pool = shared_memory.Pool()
+  region = pool.find(pool.allocate(shared_memory.LEAST))
+  os.mkfifo(tmp_path / "pipe")
+  file = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+  with pytest.raises(OSError, match="Invalid argument"):
+    _map(region, file=file, inode=os.fstat(file).st_ino)
+  os.close(file)
+  with pytest.raises(OSError, match="No such file"):
+    _map(region, file=file)
+  with pytest.raises(OSError, match="No such file"):
+    _map(region, process=0)
   pool.close()
 
 

@@ -646,16 +646,23 @@ def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
 
 
 def test_arrays_are_sent_to_a_peer_that_can_not_map_memory(alone, monkeypatch):
-  def fail(file, nbytes, inode):
+  def fail(process, file, nbytes, inode):
     raise OSError("not here")
 
-  monkeypatch.setattr(session.shared_memory, "map_file", fail)
+  monkeypatch.setattr(session.shared_memory, "map_buffer", fail)
   with _process(alone, "while True: t.poll(None)"):
     _until(alone, interface.Message)
     alone.expect("child", 1, 1_000_000)
     event = _until(alone, interface.ArrayReceived)
     assert not event.data.readonly
     assert bytes(event.data) == b"7" * 1_000_000
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
+def test_frames_are_signed_where_others_could_change_them(new_world, kind):
+  a, _ = new_world(kind).pair()
+  signed = a._sessions["b"]._keys is not None
+  assert signed == (kind == "tcp")
 
 
 def test_small_socket_buffers_suffice(tcp):
