@@ -164,21 +164,6 @@ def test_lent_memory_is_never_reused_once_its_reader_is_lost(world, leaves):
   assert not world.of("a", interface.PeerLost)
 
 
-def test_a_copy_from_a_lender_that_has_left_is_whole(world):
-  if world.kind in ("tcp", "tls"):
-    pytest.skip("no memory is shared")
-  a, b = world.pair()
-  memory = a.allocate(1_000_000)
-  memory[:] = b"7" * 1_000_000
-  a.send_array("b", 1, memory)
-  b.expect("a", 1, 1_000_000, bytearray(1_000_000))
-  b.flush()
-  a.poll(60.0)  # It has lent the array, and waits no longer than for that.
-  world.all.pop("a").close()
-  (got,) = world.wait_for("b", interface.ArrayReceived)
-  assert bytes(got.data) == b"7" * 1_000_000
-
-
 def test_messages_overtake_arrays(world):
   a, b = world.pair()
   data = _array(30_000_000)
