@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import pathlib
@@ -107,6 +108,10 @@ class Journal:
   terminated first, so that it doesn't corrupt the next. A new leader continues
   the run's time, by the clock of the file system.
 
+  Attributes:
+    path: the file.
+    step: the last committed step of the last run that it had when it was opened.
+
   Example:
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
@@ -140,24 +145,30 @@ class Journal:
       raise OSError(errno.EINVAL, "A journal is a regular file", str(self.path))
     self._clock, self._unix_clock = clock, unix_clock
     self._lock = threading.Lock()
-    self._start = clock() - self._seconds_so_far()
+    self._start, self.step = clock(), -1
+    if self.path.exists():
+      self._continue(read(self.path).records)
     self._file = self.path.open("a+b", buffering=0)
 
-  def _seconds_so_far(self) -> float:
-    """How long the last run in the file has lasted."""
-    if not self.path.exists():
-      return 0.0
-    records = read(self.path).records
-    runs = [i for i, record in enumerate(records) if record["kind"] == "run"]
-    if not runs:
-      return 0.0
-    latest = max(record["time"] for record in records[runs[-1] :])
+  def _continue(self, records: list[Record]) -> None:
+    """Continues the last run in the file."""
+    latest = None
+    for record in records:
+      if record["kind"] == "run":
+        latest, self.step = 0.0, record["step"] - 1
+      elif record["kind"] == "commit":
+        self.step = record["step"]
+      if latest is not None:
+        latest = max(latest, record["time"])
+    if latest is None:
+      return
     # Both times are of one clock, that of the file system. The hosts' own may be
     # hours apart.
     written = self.path.stat().st_mtime
     with contextlib.suppress(OSError):
       os.utime(self.path)
-    return latest + max(0.0, self.path.stat().st_mtime - written)
+    since = max(0.0, self.path.stat().st_mtime - written)
+    self._start -= latest + since
 
   def time(self) -> float:
     """Seconds since the run's start."""
@@ -191,14 +202,7 @@ class Journal:
       wrong = _fault(record)
       if wrong:
         raise ValueError(f"{kind}: {wrong}.")
-      self._append(_encode(record).encode() + b"\n")
-
-  def _append(self, line: bytes) -> None:
-    end = self._file.seek(0, os.SEEK_END)
-    if end and os.pread(self._file.fileno(), 1, end - 1) != b"\n":
-      line = b"\n" + line
-    while line:
-      line = line[self._file.write(line) or 0 :]
+      _append(self._file, record)
 
   def close(self) -> None:
     """Closes the file."""
@@ -210,6 +214,15 @@ class Journal:
 
   def __exit__(self, *exception: object) -> None:
     self.close()
+
+
+def _append(file: io.FileIO, record: Record) -> None:
+  line = _encode(record).encode() + b"\n"
+  end = file.seek(0, os.SEEK_END)
+  if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+    line = b"\n" + line
+  while line:
+    line = line[file.write(line) or 0 :]
 
 
 def read(path: str | os.PathLike[str]) -> Contents:
@@ -265,13 +278,10 @@ def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
   """
   with pathlib.Path(path).open("a+b", buffering=0) as file:
     file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
-    text = file.read()
-    found = [parse(line)[0] for line in text.split(b"\n")[-3:]]
+    found = [parse(line)[0] for line in file.read().split(b"\n")[-3:]]
     last = [record for record in found if record is not None][-1:]
     if last:
-      record = {"kind": kind, "time": last[0]["time"]} | fields
-      torn = b"" if text.endswith(b"\n") else b"\n"
-      file.write(torn + _encode(record).encode() + b"\n")
+      _append(file, {"kind": kind, "time": last[0]["time"]} | fields)
 
 
 def segments(records: Iterable[Record]) -> list[list[Record]]:

@@ -50,31 +50,18 @@ class JournalLines:
     """Opens the file, if possible, and writes the commits missing from it."""
     if self._path is None:
       return
-    found = self._open(self._path)
-    if self._file is None:
-      return
-    last = -1
-    for record in found:
-      if record["kind"] == "run":
-        last = record["step"] - 1
-      elif record["kind"] == "commit":
-        last = record["step"]
-    for commit in commits:
-      if commit.step > last:
-        self.write(commit)
-
-  def _open(self, path: str | os.PathLike[str]) -> list[journal.Record]:
-    """Opens the file; returns its records."""
     try:
-      self._file = journal.Journal(path)
-      return journal.read(path).records
+      self._file = journal.Journal(self._path)
     except (OSError, ValueError) as error:  # ValueError: not a valid name.
       _log.warning(
         "The journal can't be written, and training goes on without it: %s",
         error,
       )
-      self.close()
-      return []
+      return
+    last = self._file.step
+    for commit in commits:
+      if commit.step > last:
+        self.write(commit)
 
   def write(self, note: notes.Record) -> None:
     """Writes the line of a note, if there is a journal."""
