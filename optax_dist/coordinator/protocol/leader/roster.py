@@ -68,8 +68,12 @@ class MemberState:
     self.tried.clear()
 
   def has_applied(self, step: int) -> None:
-    """It has the state of a step: its snapshot has arrived."""
-    self.applied = max(self.applied, step)
+    """It has the state of a step, and needs no snapshot any more.
+
+    The step may be that of an earlier snapshot than the one that is on its way,
+    which it then won't fetch.
+    """
+    self.applied = step if self.needs else max(self.applied, step)
     self.needs, self.server = False, None
     self.tried.clear()
 
