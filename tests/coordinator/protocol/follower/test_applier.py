@@ -289,3 +289,19 @@ def test_a_snapshot_of_a_later_step_is_no_start():
   driven = Driven(sound=False)
   fetch_at(driven, 3)
   assert driven.applier.start is None
+
+
+def test_nothing_is_reported_that_no_leader_waits_for():
+  driven = Driven()
+  driven.applier.report(msg.Report(2))
+  driven.applier.new_leader()  # Which has asked for nothing.
+  for step in range(3):
+    driven.applier.committed(committed(step))
+  assert driven.told == []
+
+
+def test_a_state_that_is_no_more_the_runs_is_not_reported():
+  driven = Driven()
+  driven.applier.start_anew()
+  driven.applier.report(msg.Report(0))
+  assert driven.told == []

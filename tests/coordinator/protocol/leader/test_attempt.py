@@ -1,0 +1,52 @@
+"""Tests of who takes part in an attempt, and of who is waited for."""
+
+from optax_dist.coordinator.protocol import deadlines
+from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
+from optax_dist.coordinator.protocol.leader.attempt import (
+  Attempt,
+  announcement,
+)
+from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
+
+
+def announced(*others, step=0):
+  """The announcement of a step with the gradient of member 0 alone."""
+  roster = Roster()
+  me = MemberState(Member(0, 0, "p0", "at p0"), applied=step)
+  for state in (me, *others):
+    roster.add(state)
+  parts = (Part(0, 0, 0, step, 0, 1, 1.0),)
+  return announcement(AttemptId(0, step, 1, 0), parts, roster)
+
+
+def member(incarnation, **fields):
+  made = Member(incarnation, incarnation, f"p{incarnation}", "")
+  return MemberState(made, **fields)
+
+
+def test_who_is_little_behind_gets_the_mean_and_who_is_nearest_is_the_witness():
+  made = announced(member(1, applied=12), member(2, applied=19), step=20)
+  assert (made.readers, made.witness, made.lag) == ((1, 2), 2, 8)
+
+
+def test_who_is_far_behind_or_has_no_state_gets_no_mean():
+  assert announced(member(1, applied=11), step=20).readers == ()
+  assert announced(member(1, applied=-1)).readers == ()
+
+
+def test_who_just_got_a_snapshot_has_more_time():
+  served = {"needs": True, "server": 0}
+  assert announced(member(1, applied=8, **served), step=40).readers == (1,)
+  assert announced(member(1, applied=7, **served), step=40).readers == ()
+  made = announced(member(1, applied=40, needs=True), step=40)
+  assert made.readers == ()
+
+
+def test_a_witness_that_was_removed_owes_no_answer():
+  attempt = Attempt(announced(member(1, applied=0)), None, 0.0)
+  limits = deadlines.of(timeout=60.0)
+  patient = attempt.due(limits)
+  attempt.unanswered.add(1)
+  assert attempt.due(limits) != patient
+  attempt.dismiss(1)
+  assert attempt.due(limits) == patient
