@@ -81,3 +81,13 @@ def test_without_a_last_epoch_samples_never_run_out():
   state = dataclasses.replace(state, progress=ledger.Progress(4 * 10**9))
   assert state.left is None
   assert not state.exhausted
+
+
+def test_free_is_what_no_replica_holds_of_a_deterministic_step():
+  data = ledger.Batches(16, 8, micro_batch=2, deterministic=True)
+  state = ledger.init(data, 4)
+  assert state.free == 8
+  state, (lease,) = ledger.step(state, ledger.Ask("a", 2))
+  assert state.free == 8 - sum(b - a for a, b in lease.spans)
+  state, _ = ledger.step(state, ledger.Gone("a"))
+  assert state.free == 8

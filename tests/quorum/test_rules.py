@@ -100,6 +100,17 @@ def test_two_phases_commit_once_all_members_are_done():
   assert run(state, quorum.Done(2, 0, 1)) == (state, ())
 
 
+def test_a_failed_attempt_drops_whose_gradient_failed_and_who_was_lost():
+  state = started(3, 3, two_phase=True)
+  state, _ = run(state, *(quorum.Arrive(replica, 0) for replica in range(3)))
+  # It has done its part, so the attempt goes on without it.
+  state, _ = run(state, quorum.Done(2, 0, 1), quorum.Lost(2))
+  _, decisions = run(state, quorum.Failed(0, 0, 1, failed_replica=1))
+  drops = [d for d in decisions if isinstance(d, quorum.Drop)]
+  found = {drop.replica: drop.reason for drop in drops}
+  assert found == {1: Reason.FAILED, 2: Reason.LOST}
+
+
 def test_more_gradients_than_replicas_are_shared_out():
   state = quorum.init(5, 2, two_phase=False)
   # The first one's share is not larger because others are yet to come.

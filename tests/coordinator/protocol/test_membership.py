@@ -14,6 +14,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.membership import View
+from optax_dist.ledger import Progress
 
 
 def term(number=0, leader="a", fresh=True, incarnation=0, step=0):
@@ -69,6 +70,19 @@ def test_a_fresh_term_begins_with_its_leader_alone():
   assert list(view.members) == [2]
   assert view.membership == 2
   assert view.untouched
+
+
+def test_a_fresh_term_begins_with_the_samples_of_its_state():
+  done = Progress(8)
+  fresh = Term(1, "b", "at b", True, 1, 1, 0, "s", done)
+  assert view_of(term(), fresh).progress == done
+
+
+def test_a_commit_that_does_not_follow_names_the_damage():
+  view = view_of(*RUN, committed(3))
+  assert (
+    view.broken == "record 6 of the log commits step 3, and the next one is 2"
+  )
 
 
 def test_a_leader_that_was_no_member_becomes_one():

@@ -12,6 +12,7 @@ from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Beat,
   Committed,
   Ended,
   Joined,
@@ -706,6 +707,34 @@ def test_the_end_asks_who_is_behind_and_serves_the_final_state_afterwards():
   (fetch,) = driven.sent_to("p1", msg.Fetch)
   (serve,) = driven.sent_to("p0", msg.Serve)
   assert (fetch.source, serve.to, serve.at_least) == ("p0", "p1", 1)
+
+
+def test_who_leaves_waits_for_those_behind_and_they_are_asked():
+  driven = inline(replicas_to_aggregate=1)
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(0))
+  driven.arrive("p0", payload=b"g")
+  driven.say("p1", msg.Applied(1))
+  driven.say("p1", msg.Leave(False, "done"))
+  assert driven.sent_to("p0", msg.Report) == [msg.Report(1)]
+  assert not driven.logged(Removed)
+  driven.say("p0", msg.Applied(1))
+  assert driven.logged(Removed) == [Removed(1, True, "left")]
+
+
+def test_a_heartbeat_names_the_block_from_which_on_the_log_is_there():
+  driven = inline(replicas_to_aggregate=1, block=4)
+  for step in range(9):
+    driven.arrive("p0", sequence=step, step=step, payload=b"g")
+  driven.now = driven.leader.deadline()
+  driven.give(ins.TimePassed())
+  beats = [
+    effect.value
+    for effect in driven.did
+    if isinstance(effect, fx.Put) and isinstance(effect.value, Beat)
+  ]
+  # The next record is at 11, in block 2.
+  assert beats[-1].position == 4
 
 
 class Rounds(Policy):
