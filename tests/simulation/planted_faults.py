@@ -233,7 +233,8 @@ FAULTS = (
     "a late fingerprint takes back a request for a snapshot",
     "leader.leader",
     "    state.applied = max(state.applied, message.step)\n    replica, step",
-    "    state.has_applied(message.step)\n    replica, step",
+    "    state.applied = max(state.applied, message.step)\n"
+    "    state.needs = False\n    replica, step",
   ),
   Planted(
     "a mean that can't come any more is waited for",

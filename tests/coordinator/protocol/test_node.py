@@ -16,6 +16,7 @@ from optax_dist.coordinator.protocol.entries import (
   Part,
   Record,
   Removed,
+  Term,
 )
 from optax_dist.coordinator.protocol.node import Node
 
@@ -216,6 +217,17 @@ def test_an_evicted_replica_learns_at_once_that_the_run_has_ended():
   cluster.give("p1", ins.Received("p0", told))
   (failed,) = cluster.done("p1", fx.Fail)
   assert failed.error == "RunFinished"
+
+
+def test_a_leader_that_reads_of_a_later_term_leads_no_more():
+  cluster = Cluster(2)
+  follower = cluster.nodes["p0"].follower
+  later = Term(1, "p1", "at p1", False, 1, 1, 0, "")
+  told = msg.Recorded(follower._position, Record(1, (later,)))
+  cluster.give("p0", ins.Received("p0", told))
+  assert fx.LeadershipChanged(False, 0) in cluster.done(
+    "p0", fx.LeadershipChanged
+  )
 
 
 def finished_cluster():
