@@ -2,59 +2,11 @@
 
 import functools
 
-import float64_runs
 import jax.numpy as jnp
 import numpy as np
-import pairwise
 import pytest
 
 from optax_dist import optimizers
-
-every_rate = pytest.mark.parametrize("rate", float64_runs.RATES)
-
-
-@every_rate
-def test_adagrad_is_its_formula(rate):
-  def formula(w, g, s, t, rate):
-    s["a"] = s["a"] + g**2
-    return w - rate * g / np.sqrt(s["a"])
-
-  make = functools.partial(optimizers.adagrad, initial_accumulator_value=0.0625)
-  float64_runs.check(make, formula, {"a": 0.0625}, rate=rate, sparse="lazy")
-
-
-@pairwise.every_pair(
-  rate=list(float64_runs.RATES), l1=[0.0, 0.125], l2=[0.0, 0.5]
-)
-def test_adagrad_da_is_its_formula(rate, l1, l2):
-  def formula(w, g, s, t, rate):
-    s["s"] = s["s"] + g
-    s["a"] = s["a"] + g**2
-    kept = np.sign(s["s"]) * np.maximum(np.abs(s["s"]) - l1 * (t + 3), 0)
-    return -rate * kept / (np.sqrt(s["a"]) + l2 * (t + 3) * rate)
-
-  make = functools.partial(
-    optimizers.adagrad_da,
-    initial_gradient_squared_accumulator_value=0.0625,
-    l1_regularization_strength=l1,
-    l2_regularization_strength=l2,
-    global_step_start=3,
-  )
-  slots = {"s": 0.0, "a": 0.0625}
-  float64_runs.check(make, formula, slots, rate=rate, sparse="lazy")
-
-
-@every_rate
-def test_adadelta_is_its_formula(rate):
-  def formula(w, g, s, t, rate):
-    s["a"] = 0.75 * s["a"] + 0.25 * g**2
-    d = g * np.sqrt(s["u"] + 2.0**-10) / np.sqrt(s["a"] + 2.0**-10)
-    s["u"] = 0.75 * s["u"] + 0.25 * d**2
-    return w - rate * d
-
-  make = functools.partial(optimizers.adadelta, rho=0.75, epsilon=2.0**-10)
-  slots = {"a": 0.0, "u": 0.0}
-  float64_runs.check(make, formula, slots, rate=rate, sparse="lazy")
 
 
 def test_adagrad_da_takes_the_global_step():

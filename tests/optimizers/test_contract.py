@@ -205,46 +205,6 @@ def test_dtypes_stay(name, dtype):
         assert leaves["bias"] == dtype
 
 
-def test_float64_agrees_with_float32():
-  with jax.enable_x64(True):
-    for name in _SPARSE:
-      optimizer = every_optimizer.BY_NAME[name](0.1)
-      results = []
-      for dtype in (np.float32, np.float64):
-        params = jax.tree.map(lambda x, d=dtype: jnp.asarray(x, d), _PARAMS)
-        grads = jax.tree.map(lambda x, d=dtype: jnp.asarray(x, d), _GRADS)
-        updates, _ = optimizer.update(grads, optimizer.init(params), params)
-        results.append(optax.apply_updates(params, updates)["table"])
-      np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("name", _SPARSE)
-def test_learning_rate_may_be_traced_or_a_schedule(name):
-  injected = optax.inject_hyperparams(
-    lambda learning_rate: every_optimizer.BY_NAME[name](learning_rate)
-  )(learning_rate=0.1)
-  ways = {
-    "number": every_optimizer.BY_NAME[name](0.1),
-    "traced": injected,
-    "schedule": every_optimizer.BY_NAME[name](lambda count: jnp.float32(0.1)),
-  }
-
-  @jax.jit
-  def run():
-    return {
-      key: way.update(_GRADS, way.init(_PARAMS), _PARAMS)[0]
-      for key, way in ways.items()
-    }
-
-  updates = run()
-  for way in ("traced", "schedule"):
-    jax.tree.map(
-      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
-      updates[way],
-      updates["number"],
-    )
-
-
 def test_runs_under_vmap_and_shard_map():
   for name in ("adagrad", "ftrl", "nadam", "keras_adamax"):
     optimizer = every_optimizer.BY_NAME[name](0.1)

@@ -1,11 +1,7 @@
 """Tests of Ftrl-proximal."""
 
-import functools
-
-import float64_runs
 import jax.numpy as jnp
 import numpy as np
-import pairwise
 import pytest
 
 from optax_dist import optimizers
@@ -19,31 +15,6 @@ _OPTIONS = {
   "power": {"learning_rate_power": -0.75, "l1_regularization_strength": 0.125},
   "power of zero": {"learning_rate_power": 0.0, "beta": 0.25},
 }
-
-
-@pairwise.every_value(rate=list(float64_runs.RATES), options=list(_OPTIONS))
-def test_it_is_its_formula(options, rate):
-  options = _OPTIONS[options]
-  power = -options.get("learning_rate_power", -0.5)
-  l1 = options.get("l1_regularization_strength", 0.0)
-  l2 = options.get("l2_regularization_strength", 0.0)
-  shrinkage = options.get("l2_shrinkage_regularization_strength", 0.0)
-  beta = options.get("beta", 0.0)
-
-  def formula(w, g, s, t, rate):
-    before, after = s["a"], s["a"] + g**2
-    sigma = (after**power - before**power) / rate
-    z = s["z"] + g + 2 * shrinkage * w - sigma * w
-    s["a"], s["z"] = after, z
-    new = np.sign(z) * l1 - z
-    new /= after**power / rate + 2 * l2 + beta / rate
-    return np.where(np.abs(z) > l1, new, 0.0)
-
-  make = functools.partial(
-    optimizers.ftrl, initial_accumulator_value=0.0625, **options
-  )
-  slots = {"a": 0.0625, "z": 0.0}
-  float64_runs.check(make, formula, slots, rate=rate, sparse="lazy")
 
 
 def test_nothing_accumulated_and_no_gradient_is_zero_not_nan():

@@ -1,30 +1,10 @@
 """Tests of RETURNN's GradVarianceScaled."""
 
-import functools
-
-import float64_runs
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from optax_dist import optimizers
 from optax_dist.sparse.indexed_slices import IndexedSlices
-
-
-@pytest.mark.parametrize("rate", float64_runs.RATES)
-def test_it_is_its_formula(rate):
-  def formula(w, g, s, t, rate):
-    s["m"] = 0.75 * s["m"] + 0.25 * g
-    d = (g - s["m"]) ** 2
-    s["v"] = 0.5 * s["v"] + 0.5 * d
-    return w - rate * g * np.minimum(s["v"] / (d + 2.0**-10), 1)
-
-  make = functools.partial(
-    optimizers.grad_variance_scaled, beta1=0.75, beta2=0.5, epsilon=2.0**-10
-  )
-  float64_runs.check(
-    make, formula, {"m": 0.0, "v": 0.0}, rate=rate, sparse=None
-  )
 
 
 def test_repeated_rows_have_a_deviation_each():

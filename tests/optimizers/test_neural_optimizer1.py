@@ -1,26 +1,10 @@
 """Tests of RETURNN's NeuralOptimizer1."""
 
-import functools
-
-import float64_runs
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from optax_dist import optimizers
 from optax_dist.sparse.indexed_slices import IndexedSlices
-
-
-@pytest.mark.parametrize("rate", float64_runs.RATES)
-def test_it_is_its_formula(rate):
-  def formula(w, g, s, t, rate):
-    s["m"] = 0.75 * s["m"] + 0.25 * g
-    return w - rate * g * np.where(np.sign(g) == np.sign(s["m"]), 1.0, 0.125)
-
-  make = functools.partial(
-    optimizers.neural_optimizer1, beta1=0.75, decrease_factor=0.125
-  )
-  float64_runs.check(make, formula, {"m": 0.0}, rate=rate, sparse=None)
 
 
 def test_an_average_of_zero_has_the_sign_of_no_other_gradient():

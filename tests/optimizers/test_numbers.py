@@ -1,34 +1,56 @@
 """Tests that invalid hyperparameters are refused at construction, by name."""
 
+import functools
 import inspect
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from optax_dist import optimizers
+from optax_dist.optimizers.keras import KERAS_NAMES, keras_arguments
 
-# Functions that take the name of an optimizer, or a configuration.
-_OTHERS = {"name", "config"}
+_KERAS_FLAGS = ("nesterov", "centered", "amsgrad")
+
+
+def _factories():
+  """All that take a learning rate, by name, with what else they need."""
+  found = {f"keras {name}": (optimizers.keras, name) for name in KERAS_NAMES}
+  for name in optimizers.__all__:
+    function = getattr(optimizers, name)
+    if inspect.isfunction(function) and name not in (
+      *("keras", "from_returnn_config", "returnn_class_names"),
+    ):
+      found[name] = (function,)
+  rule = lambda grad, param, slots, step: (-step.learning_rate * grad, slots)
+  found["base_custom"] += (rule,)
+  return {name: functools.partial(*parts) for name, parts in found.items()}
+
+
+_FACTORIES = _factories()
 
 
 def _hyperparameters(flags):
-  """Each of a function's hyperparameters: numbers, or flags."""
+  """The factory and the name of each number, or of each flag."""
   found = []
-  for name in optimizers.__all__:
-    function = getattr(optimizers, name)
-    if not inspect.isfunction(function) or name == "base_custom":
+  for name, factory in _FACTORIES.items():
+    if name.startswith("keras "):
+      found += [
+        (name, argument)
+        for argument in keras_arguments(name.removeprefix("keras "))
+        if (argument in _KERAS_FLAGS) == flags
+      ]
       continue
-    parameters = inspect.signature(function).parameters
-    if "learning_rate" not in parameters or parameters.keys() & _OTHERS:
+    if name == "base_custom":
+      found += [] if flags else [(name, "learning_rate")]
       continue
     found += [
       (name, parameter.name)
-      for parameter in parameters.values()
-      if parameter.name != "learning_rate"
-      and isinstance(parameter.default, bool) == flags
+      for parameter in inspect.signature(factory).parameters.values()
+      if isinstance(parameter.default, bool) == flags
       and parameter.kind is not parameter.VAR_KEYWORD
     ]
   return found
@@ -39,20 +61,21 @@ _FLAGS = _hyperparameters(flags=True)
 
 
 def _make(name, **arguments):
-  function = getattr(optimizers, name)
   needed = {
     parameter.name: 0.5
-    for parameter in inspect.signature(function).parameters.values()
+    for parameter in inspect.signature(_FACTORIES[name]).parameters.values()
     if parameter.default is parameter.empty
+    and parameter.kind is not parameter.VAR_KEYWORD
   }
-  return function(**(needed | arguments))
+  return _FACTORIES[name](**(needed | arguments))
 
 
-def test_the_numeric_parameters_of_optimizers_are_found():
-  assert ("adam", "beta1") in _NUMBERS
-  assert ("momentum", "momentum") in _NUMBERS
-  assert len(_NUMBERS) > 30
-  assert ("momentum", "use_nesterov") in _FLAGS
+def test_the_numbers_and_flags_are_found():
+  for expected in ("adam", "beta1"), ("base_custom", "learning_rate"):
+    assert expected in _NUMBERS
+  assert ("keras SGD", "momentum") in _NUMBERS
+  assert len(_NUMBERS) > 80
+  assert {("momentum", "use_nesterov"), ("keras SGD", "nesterov")} <= {*_FLAGS}
 
 
 @pytest.mark.parametrize(("name", "parameter"), _NUMBERS)
@@ -63,7 +86,8 @@ def test_invalid_numbers_are_refused(name, parameter):
     (True, TypeError),
     ([0.1], TypeError),
     (float("nan"), ValueError),
-    (float("inf"), ValueError),
+    (-float("inf"), ValueError),
+    (np.float32("nan"), ValueError),
     (np.array([0.1, 0.2]), ValueError),
   ):
     with pytest.raises(error, match=f"^{re.escape(parameter)} must be"):
@@ -76,8 +100,17 @@ def test_invalid_flags_are_refused(name, parameter):
     _make(name, **{parameter: "no"})
 
 
-def test_numbers_and_arrays_are_taken():
-  for value in (0.5, np.float32(0.5), jnp.float32(0.5), np.array(0.5)):
-    optimizers.adam(0.1, beta1=value)
-    optimizers.ftrl(0.1, beta=value)
-  optax.inject_hyperparams(optimizers.adam)(0.1).init(jnp.zeros(2))
+@pytest.mark.parametrize("name", _FACTORIES)
+def test_numbers_arrays_and_schedules_are_learning_rates(name):
+  numbers = (0.1, 1, np.float32(0.1), np.array(0.1), jnp.float32(0.1))
+  not_positive = () if name == "ftrl" else (-0.1, 0)
+  for rate in (*numbers, *not_positive, optax.constant_schedule(0.1)):
+    _make(name, learning_rate=rate)
+  jax.eval_shape(
+    lambda rate: _make(name, learning_rate=rate).init(jnp.zeros(2)),
+    jnp.float32(0.1),
+  )
+  with pytest.raises(
+    TypeError, match=r"^learning_rate must be a finite number"
+  ):
+    _make(name, learning_rate=None)

@@ -1,51 +1,13 @@
 """Tests of proximal gradient descent and Adagrad."""
 
-import functools
-
-import float64_runs
 import jax.numpy as jnp
 import numpy as np
-import pairwise
 import pytest
 
 from optax_dist import optimizers
 from optax_dist.sparse import indexed_slices
 
 _BOTH = [optimizers.proximal_gradient_descent, optimizers.proximal_adagrad]
-every_strength = pairwise.every_pair(
-  rate=list(float64_runs.RATES), l1=[0.0, 0.5], l2=[0.0, 0.25]
-)
-
-
-def _shrunk(p, rate, l1, l2):
-  return np.sign(p) * np.maximum(np.abs(p) - rate * l1, 0) / (1 + rate * l2)
-
-
-@every_strength
-def test_gradient_descent_is_its_formula(l1, l2, rate):
-  make = functools.partial(
-    optimizers.proximal_gradient_descent,
-    l1_regularization_strength=l1,
-    l2_regularization_strength=l2,
-  )
-  formula = lambda w, g, s, t, rate: _shrunk(w - rate * g, rate, l1, l2)
-  float64_runs.check(make, formula, rate=rate, sparse="lazy")
-
-
-@every_strength
-def test_adagrad_is_its_formula(l1, l2, rate):
-  def formula(w, g, s, t, rate):
-    s["a"] = s["a"] + g**2
-    rate = rate / np.sqrt(s["a"])
-    return _shrunk(w - rate * g, rate, l1, l2)
-
-  make = functools.partial(
-    optimizers.proximal_adagrad,
-    initial_accumulator_value=0.0625,
-    l1_regularization_strength=l1,
-    l2_regularization_strength=l2,
-  )
-  float64_runs.check(make, formula, {"a": 0.0625}, rate=rate, sparse="lazy")
 
 
 @pytest.mark.parametrize("make", _BOTH)

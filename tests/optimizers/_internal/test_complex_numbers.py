@@ -4,11 +4,9 @@ import every_optimizer
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.optimizers._internal import complex_numbers
 from optax_dist.sparse.indexed_slices import IndexedSlices, apply_updates
 
 REFUSED = (
@@ -114,50 +112,3 @@ def test_the_gradient_of_a_real_parameter_is_real(name):
     optimizer.update(
       jnp.zeros(2, jnp.complex64), optimizer.init(params), params
     )
-
-
-def test_squares_of_real_numbers_are_squares():
-  """For a complex one, its magnitude's, in its dtype."""
-  for dtype in ("bfloat16", "float32", "complex64"):
-    x = jnp.array([-2.0, 0.5], dtype)
-    got = complex_numbers.abs_square(x)
-    assert got.dtype == dtype
-    assert got.tolist() == [4.0, 0.25]
-
-
-def _any(inner=None):
-  return complex_numbers.real_only(
-    "it", inner or optax.with_extra_args_support(optax.sgd(0.5))
-  )
-
-
-@pytest.mark.parametrize(
-  ("tree", "where"),
-  [
-    (jnp.ones(2, jnp.complex64), "the leaf is complex64"),
-    ([jnp.ones(2), np.ones(2, np.complex64)], r"\[1\] is complex64"),
-    ({"a": 2.0 + 1j}, r"\['a'\] is complex64"),
-    (
-      {
-        "t": IndexedSlices(
-          np.ones((1, 2), np.complex64), jnp.array([0]), (3, 2)
-        )
-      },
-      r"\['t'\] is complex64",
-    ),
-  ],
-)
-def test_the_leaf_that_is_refused_is_named(tree, where):
-  with pytest.raises(TypeError, match=where):
-    _any().update(tree, _any().init(None))
-
-
-def test_real_leaves_pass_with_their_arguments():
-  def update(updates, state, params=None, *, scale, **extra_args):
-    return jax.tree.map(lambda x: scale * x, updates), state
-
-  inner = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
-  tx = _any(inner)
-  tree = {"x": 2.0, "none": None, "masked": optax.MaskedNode()}
-  updates, _ = tx.update(tree, tx.init(tree), scale=3.0)
-  assert updates == tree | {"x": 6.0}

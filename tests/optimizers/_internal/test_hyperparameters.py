@@ -1,32 +1,15 @@
-"""Tests of hyper-parameters in float32."""
+"""Tests of hyperparameters: traced ones, and leaves of several dtypes."""
 
 import functools
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.optimizers._internal import hyperparameters
-
-
-@hypothesis.given(st.floats(2.0**-20, 1.0))
-def test_one_minus_a_rounded_number_is_that_of_float32(beta):
-  want = np.float32(1) - np.float32(beta)
-  assert np.float32(1 - hyperparameters.rounded(beta)) == want
-
-
-def test_schedules_stay_and_arrays_keep_their_value():
-  array = jnp.float32(0.1)
-  schedule = lambda count: 0.1
-  assert hyperparameters.rounded(schedule) is schedule
-  assert hyperparameters.rounded(array) == array
-  assert hyperparameters.cast(array, jnp.bfloat16).dtype == jnp.bfloat16
-  assert hyperparameters.cast(0.1, jnp.bfloat16) == float(np.float32(0.1))
-
+from optax_dist.sparse.indexed_slices import IndexedSlices
 
 # All of their hyperparameters but the learning rate.
 _MAKERS = {
@@ -47,6 +30,9 @@ _MAKERS = {
   "amsgrad": functools.partial(
     optimizers.amsgrad, beta1=0.75, beta2=0.5, epsilon=0.125
   ),
+  "amsgrad decay": functools.partial(
+    lambda **numbers: optimizers.amsgrad(decay=True, **numbers), epsilon=0.125
+  ),
   "custom_adam": functools.partial(
     optimizers.custom_adam, beta1=0.75, beta2=0.5, epsilon=0.125
   ),
@@ -59,6 +45,7 @@ _MAKERS = {
     l2_shrinkage_regularization_strength=0.5,
     beta=0.25,
   ),
+  "gradient_descent": optimizers.gradient_descent,
   "grad_variance_scaled": functools.partial(
     optimizers.grad_variance_scaled, beta1=0.75, beta2=0.5, epsilon=0.125
   ),
@@ -89,6 +76,10 @@ _MAKERS = {
     optimizers.keras, "SGD", momentum=0.5, decay=0.5
   ),
   "momentum": functools.partial(optimizers.momentum, momentum=0.5),
+  "momentum nesterov": functools.partial(
+    lambda **numbers: optimizers.momentum(use_nesterov=True, **numbers),
+    momentum=0.5,
+  ),
   "nadam": functools.partial(
     optimizers.nadam, beta1=0.75, beta2=0.5, epsilon=0.125
   ),
@@ -108,6 +99,11 @@ _MAKERS = {
   ),
   "rmsprop": functools.partial(
     optimizers.rmsprop, decay=0.75, momentum=0.5, epsilon=0.125
+  ),
+  "rmsprop centered": functools.partial(
+    lambda **numbers: optimizers.rmsprop(centered=True, **numbers),
+    decay=0.75,
+    epsilon=0.125,
   ),
 }
 
@@ -141,18 +137,45 @@ def test_traced_numbers_are_as_plain_ones_for_leaves_of_mixed_dtypes(name):
       )
 
 
-def test_scalars_are_wide():
-  assert hyperparameters.wide_dtype(jnp.dtype("bfloat16")) == jnp.float32
-  assert hyperparameters.wide_dtype(jnp.dtype("float64")) == jnp.float64
+def _equations(jaxpr):
+  for equation in jaxpr.eqns:
+    yield equation
+    for sub in jax.extend.core.jaxprs_in_params(equation.params):
+      yield from _equations(sub)
 
 
-def test_checks_name_the_argument_and_the_value():
-  with pytest.raises(ValueError, match="x must be positive, got 0"):
-    hyperparameters.check_positive(x=0)
-  with pytest.raises(
-    ValueError, match=r"y must be positive or zero, got -1\.5"
-  ):
-    hyperparameters.check_not_negative(x=0, y=-1.5)
-  with pytest.raises(ValueError, match=r"finite number.*got nan"):
-    hyperparameters.check_positive(x=float("nan"))
-  hyperparameters.check_positive(x=jnp.float32(-1.0))  # Not a plain number.
+@pytest.mark.parametrize("name", _MAKERS)
+def test_float64_parameters_are_not_rounded_on_the_way(name):
+  """The recordings of the originals are float32, and do not show it."""
+  with jax.enable_x64(True):
+    params = {"dense": jnp.ones((2, 3)), "table": jnp.ones((5, 2))}
+    rows = IndexedSlices(jnp.ones((3, 2)), jnp.array([1, 4, 1]), (5, 2))
+    grads = {"dense": params["dense"], "table": rows}
+    for rate in (0.25, lambda count: jnp.float64(0.25)):
+      optimizer = _MAKERS[name](learning_rate=rate)
+      state = optimizer.init(params)
+      program = jax.make_jaxpr(optimizer.update)(grads, state, params)
+      for equation in _equations(program.jaxpr):
+        dtypes = {x.aval.dtype.name for x in equation.invars}
+        for out in equation.outvars:
+          narrow = out.aval.dtype == np.float32
+          assert not (narrow and out.aval.ndim), equation
+          assert not (narrow and "float64" in dtypes), equation
+
+
+@pytest.mark.parametrize("name", ["amsgrad decay", "keras sgd"])
+@pytest.mark.parametrize(
+  "rate", [np.float64(0.25), np.float32(0.25), lambda t: jnp.float64(0.25)]
+)
+def test_a_divided_rate_may_be_of_another_dtype(name, rate):
+  def two_updates(rate):
+    optimizer = _MAKERS[name](learning_rate=rate)
+    _, state = optimizer.update(params, optimizer.init(params), params)
+    return optimizer.update(params, state, params)[0]
+
+  with jax.enable_x64(True):
+    params = {dtype: jnp.ones(2, dtype) for dtype in ("float32", "float64")}
+    want, got = two_updates(0.25), two_updates(rate)
+    for dtype in params:
+      assert got[dtype].dtype == dtype
+      np.testing.assert_allclose(got[dtype], want[dtype], rtol=1e-6)

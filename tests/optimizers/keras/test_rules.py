@@ -9,7 +9,6 @@ import pairwise
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.optimizers.keras import KERAS_NAMES, keras_arguments
 from optax_dist.sparse.indexed_slices import IndexedSlices
 from optax_dist.states import slots
 
@@ -191,37 +190,3 @@ def test_hyperparameters_out_of_range_are_refused():
     optimizers.keras("Adagrad", initial_accumulator_value=-1.0)
   with pytest.raises(ValueError, match="decay must be positive or zero"):
     optimizers.keras("SGD", decay=-1.0)
-
-
-_FLAGS = ("nesterov", "centered", "amsgrad")
-_ARGUMENTS = [
-  (name, argument)
-  for name in KERAS_NAMES
-  for argument in keras_arguments(name)
-  if argument != "learning_rate"
-]
-
-
-@pytest.mark.parametrize(("name", "argument"), _ARGUMENTS)
-def test_invalid_numbers_and_flags_are_refused(name, argument):
-  if argument in _FLAGS:
-    with pytest.raises(ValueError, match=f"`{argument}` must be True or False"):
-      optimizers.keras(name, **{argument: "no"})
-    return
-  for value, error in (
-    ("0.1", TypeError),
-    (True, TypeError),
-    ([0.1], TypeError),
-    (float("nan"), ValueError),
-    (float("inf"), ValueError),
-    (np.array([0.1, 0.2]), ValueError),
-  ):
-    with pytest.raises(error, match=f"^{argument} must be a finite number or"):
-      optimizers.keras(name, **{argument: value})
-
-
-def test_all_arguments_are_checked():
-  """The list above has every class, and flags as well as numbers."""
-  assert {name for name, _ in _ARGUMENTS} == set(KERAS_NAMES)
-  assert ("SGD", "momentum") in _ARGUMENTS
-  assert {argument for _, argument in _ARGUMENTS} >= set(_FLAGS)
