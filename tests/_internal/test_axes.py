@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-import optax_dist
 from optax_dist._internal import axes
 
 N = 4
@@ -37,20 +36,6 @@ def test_a_map_says_whether_it_tracks(map_name):
     "size": N,
     "platform": "cpu",
   }
-
-
-@maps.every_map
-def test_cast_to_varying_keeps_values(map_name):
-  def step(own, shared):
-    own, shared = axes.cast_to_varying((own, shared), [maps.AXIS])
-    tracked = {maps.AXIS} if axes.is_tracked(maps.AXIS) else set()
-    assert axes.varying_axes(own) == axes.varying_axes(shared) == tracked
-    return own + shared
-
-  got = maps.run(
-    map_name, step, 2 * ONES, maps.Replicated(np.float32(3)), size=N
-  )
-  np.testing.assert_array_equal(got, 5)
 
 
 @maps.every_map
@@ -124,50 +109,6 @@ def test_branches_may_vary_over_several_axes(map_name):
   x, y = np.float32([-1, 1]), np.float32([5, 6])
   got = jax.jit(run)(put(x, P("a")), put(y, P("b")))
   np.testing.assert_array_equal(got, [-1, -1, 5, 6])
-
-
-def test_no_axis_is_bound_outside():
-  assert axes.bound_axes() == {}
-  assert axes.mesh_axes() == frozenset()
-  with pytest.raises(optax_dist.UnboundAxisError) as info:
-    axes.check_bound(("a", "b"), "a test")
-  message = str(info.value)
-  assert message.startswith("a test: unbound axis name 'a', 'b'; no axis is")
-  assert "jax.shard_map, jax.pmap or jax.vmap" in message
-  assert isinstance(info.value, NameError)
-
-
-def test_the_missing_and_the_bound_are_listed():
-  def check(x):
-    axes.check_bound(("data", "model"), "a test")
-
-  with pytest.raises(optax_dist.UnboundAxisError) as info:
-    jax.vmap(check, axis_name="data")(ONES)
-  message = str(info.value)
-  assert "name 'model'; the axes bound here are 'data' (size 4)" in message
-
-
-def test_axes_of_nested_maps_are_all_bound():
-  def check(x):
-    assert axes.check_bound(["model"], "a test") == {"model": 3}
-    assert axes.axes_size(["data", "model"]) == 2 * 3
-    return x
-
-  inner = jax.vmap(check, axis_name="model")
-  jax.vmap(inner, axis_name="data")(np.ones((2, 3)))
-
-
-@pytest.mark.parametrize(
-  ("names", "message"),
-  [
-    ((), "at least one axis name, got none"),
-    (("a", "b", "a"), r"must not repeat a name, got \('a', 'b', 'a'\)"),
-    (["a", None], r"must be an axis name .*, got \['a', None\]"),
-  ],
-)
-def test_bad_names(names, message):
-  with pytest.raises(ValueError, match=message):
-    axes.canonical_names(names)
 
 
 @pytest.mark.parametrize("manual", [{"data"}, {"data", "model"}])

@@ -1,6 +1,5 @@
 """Tests of a replica's running sum of gradients, dense and sparse."""
 
-import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
@@ -139,52 +138,3 @@ def test_capacities_are_checked(capacity):
 def test_a_scalar_has_no_rows():
   with pytest.raises(ValueError, match=r"params\['t'\] of shape \(\)"):
     gradient_sum.init({"t": jnp.zeros(())}, {"t": 1})
-
-
-def _average(sums, counts):
-  """The average over replicas that hold a sum of so many gradients each."""
-
-  def average(x, count):
-    total, all_in = gradient_sum.reduce(x, count, x, (maps.AXIS,))
-    return gradient_sum.divide(total, x, all_in), all_in
-
-  return jax.vmap(average, axis_name=maps.AXIS)(sums, counts)
-
-
-def test_no_gradients_average_to_zero():
-  mean, count = _average(jnp.zeros((N, 2)), jnp.zeros(N, jnp.int32))
-  np.testing.assert_array_equal(mean, 0)
-  np.testing.assert_array_equal(count, 0)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_sums_are_divided_in_float32(dtype):
-  sums = jnp.arange(1, N + 1, dtype=dtype)
-  mean, _ = _average(sums, jnp.ones(N, jnp.int32))
-  assert mean.dtype == dtype
-  np.testing.assert_array_equal(mean, jnp.asarray((N + 1) / 2, dtype))
-
-
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
-def test_counts_are_sent_with_the_sums(map_name):
-  """With leaves of other dtypes, and where there is no gradient."""
-  rng = np.random.default_rng(0)
-  tree = {
-    "a": rng.normal(size=(N, 3)).astype(np.float32),
-    "b": rng.normal(size=(N, 2, 2)).astype(np.float32),
-    "c": rng.normal(size=(N, 4)).astype(np.float16),
-  }
-
-  def summed(tree, count):
-    gradient = {**tree, "none": None}
-    total = {**tree, "none": tree["a"]}
-    sums, count = gradient_sum.reduce(total, count, gradient, (maps.AXIS,))
-    del sums["none"]
-    return sums, count
-
-  sums, count = maps.run(map_name, summed, tree, np.arange(N), size=N)
-  np.testing.assert_array_equal(count, N * (N - 1) // 2)
-  for name, x in tree.items():
-    np.testing.assert_allclose(
-      sums[name][0], x.sum(0), rtol=2e-3 if name == "c" else 1e-6, atol=1e-5
-    )

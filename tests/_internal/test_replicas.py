@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from optax_dist import UnboundAxisError
-from optax_dist._internal.replicas import Replicas
+from optax_dist._internal.replicas import Replica, Replicas
+from optax_dist.sparse.indexed_slices import IndexedSlices
 
 N = 4
 
@@ -21,43 +21,10 @@ def _in_map(map_name, fn, *args):
   return maps.run(map_name, fn, *args, size=N)
 
 
-@maps.both_kinds
-@pytest.mark.parametrize("ask", [Replicas.at_init, Replicas.in_update])
-def test_inside_the_map_they_are_counted(map_name, ask):
-  count = lambda x: x + ask(_of(None)) + ask(_of(N))
-  np.testing.assert_array_equal(_in_map(map_name, count, np.zeros(N)), 2 * N)
-
-
-@maps.both_kinds
-@pytest.mark.parametrize("ask", [Replicas.at_init, Replicas.in_update])
-def test_a_wrong_number_of_replicas_is_refused(map_name, ask):
-  with pytest.raises(ValueError, match="it: `size` is 5, but there are 4"):
-    _in_map(map_name, lambda x: x + ask(_of(5, "size")), np.zeros(N))
-
-
-def test_outside_of_the_map_the_number_comes_from_the_mesh_or_the_caller():
-  assert _of(7).at_init() == 7
-  with jax.set_mesh(maps.mesh(N)):
-    assert _of(None).at_init() == N
-    assert _of(N).at_init() == N
-    with pytest.raises(ValueError, match="there are 4 replicas along"):
-      _of(5).at_init()
-  with pytest.raises(ValueError, match=r"not known in `init`. Give `size`, or"):
-    _of(None, "size").at_init()
-  with pytest.raises(UnboundAxisError, match="it: "):
-    _of(N).in_update()
-
-
 def test_several_axes_are_counted_together():
   count = lambda x: x + Replicas.of("it", ("a", "b"), None, ()).at_init()
   both = jax.vmap(jax.vmap(count, axis_name="b"), axis_name="a")
   np.testing.assert_array_equal(both(jnp.zeros((2, 3))), 6)
-
-
-def test_outside_of_the_map_all_replicas_start_alike():
-  block = _of(3).start({"x": jnp.arange(2), "n": None}, 3).value
-  np.testing.assert_array_equal(block["x"], [[0, 1]] * 3)
-  assert block["n"] is None
 
 
 @maps.tracked_map
@@ -76,23 +43,6 @@ def test_inside_the_map_a_replica_makes_its_own_block(map_name):
   ones, last = _in_map(map_name, body, np.zeros(N, np.float32))
   np.testing.assert_array_equal(ones, np.ones((N, 1)))
   np.testing.assert_array_equal(last, 2 * np.arange(N)[:, None])
-
-
-@maps.tracked_map
-def test_a_counter_that_may_differ_is_refused(map_name):
-  def check(counter):
-    _of(N).check_counter(counter)
-    return jnp.float32(0.0)
-
-  _in_map(map_name, check, maps.Replicated(np.int32(0)))
-  with pytest.raises(ValueError, match=r"could disagree on when .*state_specs"):
-    _in_map(map_name, check, np.zeros(N, np.int32))
-
-
-def test_a_counter_with_a_replica_axis_is_refused():
-  _of(N).check_counter(jnp.int32(0))
-  with pytest.raises(ValueError, match=r"shape \(1,\), which must be \(\)"):
-    _of(N).check_counter(jnp.zeros(1, jnp.int32))
 
 
 @maps.every_map
@@ -131,3 +81,22 @@ def test_placed_parameters_tell_where_each_block_belongs(explicit):
     spec = jax.NamedSharding(mesh, P(maps.AXIS))
     assert x.sharding.is_equivalent_to(spec, x.ndim)
   np.testing.assert_array_equal(blocks["w"], np.ones((N, 3, 4)))
+
+
+_SPARSE = IndexedSlices(np.ones((2, 1), np.float32), np.array([0, 2]), (3, 1))
+
+
+@pytest.mark.parametrize(
+  ("tree", "finite"),
+  [
+    ({}, True),
+    ({"x": np.float32([1, -3e38]), "y": np.float32([3e38])}, True),
+    ({"x": np.ones(2, np.float32), "y": np.float16([1, np.nan])}, False),
+    ({"x": np.complex64([1, complex(0, np.inf)])}, False),
+    ({"x": _SPARSE, "count": np.int32([7])}, True),
+    ({"x": IndexedSlices(np.inf * _SPARSE.values, [0, 2], (3, 1))}, False),
+  ],
+)
+def test_whether_all_is_finite(tree, finite):
+  replica = Replica(_of(N), N, None, False, frozenset())
+  assert bool(replica.all_finite(tree)) == finite

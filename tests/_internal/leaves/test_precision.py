@@ -9,22 +9,6 @@ from optax_dist._internal.leaves import precision
 
 
 @pytest.mark.parametrize(
-  "dtype",
-  [None, "bfloat16", jnp.float32, float, np.dtype("float16"), "complex64"],
-)
-def test_dtypes_that_hold_sums(dtype):
-  precision.check_dtype("sum_dtype", dtype)
-
-
-@pytest.mark.parametrize(
-  "dtype", ["int32", bool, np.uint8, jax.random.key(0).dtype, "dtype", 32]
-)
-def test_dtypes_that_do_not(dtype):
-  with pytest.raises(ValueError, match="`sum_dtype` must be a floating-point"):
-    precision.check_dtype("sum_dtype", dtype)
-
-
-@pytest.mark.parametrize(
   ("like", "given", "want"),
   [
     ("float8_e4m3fn", None, "float32"),
@@ -61,18 +45,3 @@ def test_a_number_of_python_is_a_float32_without_a_weak_type():
   wide = precision.widen({"x": 2.0})["x"]
   assert wide.dtype == np.float32
   assert not wide.weak_type
-
-
-def test_a_center_shares_no_buffer_with_the_parameters():
-  """They are donated to the step."""
-  params = jnp.arange(4.0)
-  wide = precision.widen(params)
-  assert wide.unsafe_buffer_pointer() != params.unsafe_buffer_pointer()
-  np.testing.assert_array_equal(wide, params)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex64"])
-def test_cast_like_gives_a_number_the_dtype_of_the_array(dtype):
-  like = jnp.ones(2, dtype)
-  for x in (0.5, 2, np.float64(0.5), np.array([0.5, 1.0]), jnp.float32(0.5)):
-    assert (precision.cast_like(x, like) * like).dtype == dtype

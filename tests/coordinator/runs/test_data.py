@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import threading
 
-import embedded_runs as runs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,73 +69,6 @@ def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
   for reports, _ in found:
     assert [r.committed for r in reports] == [24, 24]
     assert [r.open for r in reports] == [(), ()]
-
-
-def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
-  """Four replicas, three, two, four: 24 samples in every committed step."""
-  data = coordinator.Batches(
-    24 * 40, 24, seed=1, micro_batch=2, deterministic=True
-  )
-  journal = tmp_path / "journal.jsonl"
-  world = runs.endpoint.World()
-  options = {"k": 12, "n": 4, "data": data, "journal": journal}
-  grads = runs.PARAMS
-  reached, joined = threading.Event(), threading.Semaphore(0)
-  waited = threading.Barrier(2)
-  together = threading.Barrier(4)
-
-  def train(last, joins=False):
-    def to_last(replica, result):
-      if joins:
-        joined.release()
-      else:
-        together.wait(60.0)
-      stays = last == 99 and not joins
-      for _ in replica.batches():
-        replica.step(grads)
-        if replica.global_step >= 20 and stays and not result.computed:
-          # The remaining two continue with the two that join.
-          result.computed = 1
-          reached.set()
-          assert joined.acquire(timeout=60.0)
-          waited.wait(60.0)
-        if replica.global_step >= last:
-          return
-
-    return to_last
-
-  results = [runs.Result() for _ in range(6)]
-  threads = [
-    runs.start(runs.make(world, index, **options), train(last), results[index])
-    for index, last in enumerate((99, 99, 8, 12))
-  ]
-  assert reached.wait(60.0)
-  threads += [
-    runs.start(
-      runs.make(world, index, name=f"{index} again", **options),
-      train(99, joins=True),
-      results[index + 2],
-    )
-    for index in (2, 3)
-  ]
-  runs.finish(threads)
-  assert [r.error for r in results] == [None] * 6
-  found = runs.records(journal)
-  commits = [r for r in found if r["kind"] == "commit"]
-  assert len(commits) == 40
-  seen = []
-  numbers = []
-  for commit in commits:
-    assert sum(member["count"] for member in commit["members"]) == 12
-    numbers.append(len(commit["members"]))
-    for member in commit["members"]:
-      spans = tuple(tuple(span) for span in member["data"])
-      samples = data.indices(spans).tolist()
-      assert len(samples) == 2 * member["count"]
-      seen += samples
-  assert sorted(seen) == list(range(24 * 40))
-  assert {2, 3, 4} <= set(numbers[:20])
-  assert 4 in numbers[20:]
 
 
 def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):

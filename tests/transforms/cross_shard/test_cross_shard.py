@@ -140,20 +140,6 @@ def test_mixed_dtypes_are_kept(map_name):
   chex.assert_trees_all_equal(got, jax.tree.map(lambda x: N * x, gradients))
 
 
-@maps.both_kinds
-def test_empty_trees_pass(map_name):
-  tx = optax_dist.cross_shard(maps.AXIS)
-
-  def step(x):
-    chex.assert_trees_all_equal(
-      _update(tx, {"a": None, "b": ()}), {"a": None, "b": ()}
-    )
-    return jnp.concatenate([_update(tx, {"zero": x[:0]})["zero"], x])
-
-  x = np.ones((N, 3), np.float32)
-  chex.assert_trees_all_equal(maps.run(map_name, step, x, size=N), x)
-
-
 @maps.every_map
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
 def test_chained_training_equals_a_single_replica_on_the_whole_batch(map_name):

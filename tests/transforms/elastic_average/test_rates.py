@@ -7,8 +7,6 @@ import optax
 import pytest
 
 from optax_dist import IndexedSlices
-from optax_dist.states import state_axes
-from optax_dist.states.center import center_params
 from optax_dist.transforms.elastic_average import elastic_average
 
 
@@ -78,54 +76,6 @@ def test_a_changed_learning_rate_counts_at_once():
   state = optax.tree.set(state, learning_rate=jnp.float32(0.2))
   updates, _ = step(state, jnp.ones(1))
   np.testing.assert_allclose(updates, [-0.2 - 0.5 * 3.0], rtol=1e-6)
-
-
-def test_half_precision_and_extra_arguments():
-  tx = elastic_average(
-    optax.GradientTransformationExtraArgs(
-      lambda params: optax.EmptyState(),
-      lambda updates, state, params, *, scale: (
-        jax.tree.map(lambda g: g * scale.astype(g.dtype), updates),
-        state,
-      ),
-    ),
-    "i",
-    num_replicas=2,
-    communication_period=1,
-    moving_rate=jnp.float32(0.25),
-    rho=jnp.float32(0.0),
-  )
-  state = tx.init(jnp.zeros(3, jnp.bfloat16))
-  params = jnp.ones((2, 3), jnp.bfloat16)
-  axes = state_axes(state)
-  updates, state = jax.vmap(
-    lambda p, s: tx.update(p, s, p, scale=jnp.float32(3.0)),
-    in_axes=(0, axes),
-    out_axes=(0, axes),
-    axis_name="i",
-  )(params, state)
-  assert updates.dtype == jnp.bfloat16
-  # 1 + 3 is 4 away from the center, and a quarter of that is pulled back.
-  np.testing.assert_allclose(updates.astype(np.float32), 2.0)
-  center = center_params(state)
-  assert center.dtype == jnp.float32
-  np.testing.assert_allclose(center.astype(np.float32), 2.0)
-
-
-def test_sparse_gradients_become_dense_with_the_pull():
-  """EA-19: rows without a gradient are pulled all the same."""
-  gradient = IndexedSlices(jnp.ones((2, 1)), jnp.array([1, 1]), (3, 1))
-  table, center = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[0.0], [2], [3]])
-  for rho, expected in ((1.0, [0.0, 0, 3]), (0.0, [1.0, 0, 3])):
-    tx = elastic_average(optax.sgd(1.0), "i", num_replicas=1, rho=rho)
-    state = tx.init(center)
-    updates, _ = jax.vmap(
-      lambda state, tx=tx: tx.update(gradient, state, table),
-      in_axes=None,
-      axis_size=1,
-      axis_name="i",
-    )(state)
-    np.testing.assert_allclose((table + updates[0])[:, 0], expected)
 
 
 def test_sparse_gradients_with_a_scheduled_learning_rate():

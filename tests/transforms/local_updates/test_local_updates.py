@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import normal, row, stack, take_step
 
-from optax_dist import IndexedSlices, local_params
+from optax_dist import IndexedSlices
 from optax_dist.states import state_axes, state_specs
 from optax_dist.states.center import center_params, reset_to_center
 from optax_dist.transforms.local_updates import local_updates
@@ -323,27 +323,3 @@ def test_bad_arguments(arguments, what):
       "i",
       **{"communication_period": 2} | arguments,
     )
-
-
-@maps.tracked_map
-def test_parameters_must_be_the_replicas_own(map_name):
-  tx = local_updates(
-    optax.sgd(1.0), optax.sgd(1.0), maps.AXIS, communication_period=2
-  )
-
-  def step(cast, w, g):
-    w = local_params(w, maps.AXIS) if cast else w
-    return tx.update(g, tx.init(w), w)[0]
-
-  args = maps.Replicated(np.ones(2, np.float32)), np.ones((N, 2), np.float32)
-  with pytest.raises(ValueError, match=r"local_updates: params does not vary"):
-    maps.run(map_name, functools.partial(step, False), *args, size=N)
-  maps.run(map_name, functools.partial(step, True), *args, size=N)
-
-
-def test_the_number_of_replicas_must_be_known():
-  tx = local_updates(
-    optax.sgd(1.0), optax.sgd(1.0), "i", communication_period=2
-  )
-  with pytest.raises(ValueError, match="local_updates: the number of replicas"):
-    tx.init(jnp.zeros(2))

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import maps
 import numpy as np
 import optax
@@ -59,42 +58,6 @@ def test_variables_to_average_must_have_the_structure_of_the_parameters():
     tx.init(np.ones(2, np.float32))
 
 
-def test_the_number_of_replicas_must_be_known():
-  with pytest.raises(ValueError, match="Give `total_num_replicas`"):
-    _make().init(0.0)
-  with jax.set_mesh(maps.mesh(N)):
-    state = _make().init(0.0)
-  assert optax_dist.sync_report(state).accepted.shape == (N,)
-
-
-@maps.both_kinds
-def test_the_number_of_replicas_must_agree_with_the_axis(map_name):
-  tx = _make(total_num_replicas=N + 1)
-  made_outside = tx.init(0.0)
-  for step in (
-    lambda g: tx.init(g).global_step,
-    lambda g: tx.update(g, made_outside)[0],
-  ):
-    with pytest.raises(
-      ValueError, match="`total_num_replicas` is 5, but there are 4 replicas"
-    ):
-      maps.run(map_name, step, np.ones(N, np.float32), size=N)
-
-
-@maps.tracked_map
-def test_counters_must_be_equal_on_all_replicas(map_name):
-  tx = _make(total_num_replicas=N)
-  state = jax.tree.map(lambda x: np.stack([x] * N), tx.init(0.0))
-  with pytest.raises(ValueError, match=r"could disagree on when .*state_specs"):
-    maps.run(
-      map_name,
-      lambda s, g: tx.update(g, s)[0],
-      state,
-      np.ones(N, np.float32),
-      size=N,
-    )
-
-
 @maps.tracked_map
 def test_a_summed_gradient_can_not_be_dropped(map_name):
   tx = _make(total_num_replicas=N)
@@ -113,14 +76,6 @@ def test_a_shard_of_a_summed_gradient_is_no_replicas_own(check_vma):
   with pytest.raises(ValueError, match=r"updates\['w'\] is one shard") as info:
     scattered.update(tx, N, check_vma)
   assert "cross_shard(..., param_specs=...)" in str(info.value)
-
-
-def test_the_state_of_all_replicas_is_not_one_replicas():
-  tx = _make(total_num_replicas=N)
-  state = tx.init(0.0)
-  step = lambda g: tx.update(g, state)[0]
-  with pytest.raises(ValueError, match="state of 4 replicas"):
-    maps.run("vmap", step, np.ones(N, np.float32), size=N)
 
 
 @pytest.mark.parametrize(
@@ -150,17 +105,3 @@ def test_averages_need_the_parameters():
   step = lambda g: tx.update(g, tx.init(0.0))[0]
   with pytest.raises(ValueError, match="`variable_averages` needs the param"):
     maps.run("vmap", step, np.ones(N, np.float32), size=N)
-
-
-@maps.both_kinds
-def test_integers_are_refused_by_name(map_name):
-  tx = _make(total_num_replicas=N)
-  step = lambda g: tx.update([g], tx.init([g]))[0]
-  with pytest.raises(TypeError, match=r"updates\[0\] is int32"):
-    maps.run(map_name, step, np.ones(N, np.int32), size=N)
-
-
-def test_outside_any_map():
-  tx = _make(total_num_replicas=N)
-  with pytest.raises(optax_dist.UnboundAxisError, match="no axis is bound"):
-    tx.update(1.0, tx.init(0.0))

@@ -52,18 +52,21 @@ def test_a_mean_that_float16_holds_is_not_lost_in_a_sum_that_it_does_not(
   np.testing.assert_array_equal(mean, np.float16(50000))
 
 
-def test_the_dtype_of_sums_can_be_chosen():
+def test_the_dtype_of_sums_and_averages_can_be_chosen():
   tx = optax_dist.sync_replicas(
     optax.identity(),
     maps.AXIS,
     replicas_to_aggregate=N,
     total_num_replicas=N,
     accumulator_dtype=jnp.bfloat16,
+    variable_averages=0.9,
+    averages_dtype=jnp.bfloat16,
   )
   state = tx.init({"r": jnp.zeros(2), "c": jnp.zeros(2, jnp.complex64)})
   total = state.replica.value.gradient_sum
   assert total["r"].dtype == jnp.bfloat16
   assert total["c"].dtype == jnp.complex64
+  assert state.averages["r"].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("name", ["accumulator_dtype", "averages_dtype"])

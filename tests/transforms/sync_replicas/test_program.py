@@ -2,6 +2,7 @@
 
 import jax
 import jax.extend.core
+import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
@@ -91,14 +92,16 @@ def test_steps_share_one_compilation(map_name):
     assert len(traces) <= (1 if map_name != "pmap" else 2)
 
 
-def test_the_state_can_be_donated():
+def test_the_state_can_be_donated_with_the_parameters():
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0, momentum=0.9),
     maps.AXIS,
     replicas_to_aggregate=N,
     total_num_replicas=N,
+    variable_averages=0.9,
   )
-  state = tx.init(np.ones(2, np.float32))
-  # An array that is in the state twice can't be donated.
-  arrays = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
+  params = jnp.ones(2)
+  # An array that is there twice can't be donated.
+  leaves = jax.tree.leaves((params, tx.init(params)))
+  arrays = [x.unsafe_buffer_pointer() for x in leaves]
   assert len(set(arrays)) == len(arrays)

@@ -328,27 +328,6 @@ def test_variable_averages(map_name):
     np.testing.assert_allclose(got["b"], params["b"])
 
 
-def test_extra_args_reach_the_inner_transformation():
-  def update(updates, state, params=None, *, scale, **extra):
-    return jax.tree.map(lambda u: scale * u, updates), state
-
-  inner = optax.GradientTransformationExtraArgs(
-    lambda p: optax.EmptyState(), update
-  )
-  tx = optax.chain(
-    optax.identity(),
-    optax_dist.sync_replicas(
-      inner, maps.AXIS, replicas_to_aggregate=1, total_num_replicas=N
-    ),
-  )
-  state = tx.init(0.0)
-  step = lambda state, g: tx.update(g, state, None, scale=3.0, value=0.0)
-  updates, _ = maps.stepper("vmap", step, state, N)(
-    state, np.ones(N, np.float32)
-  )
-  np.testing.assert_allclose(updates, 3.0)
-
-
 def test_the_accumulators_dtype():
   tx = optax_dist.sync_replicas(
     optax.identity(),
@@ -394,26 +373,3 @@ def test_a_tree_without_parameters_counts_steps(params, all_arrive):
   for expected in (0, 1, 1, 2):
     state = step(state)
     assert state.global_step == expected
-
-
-def test_the_first_update_changes_no_type():
-  # Weakly typed parameters would have the training step compiled twice.
-  params = {"scale": jnp.asarray(2.0), "filled": jnp.full(3, 0.5), "n": 1.0}
-  tx = optax_dist.sync_replicas(
-    optax.sgd(0.1, momentum=0.9),
-    maps.AXIS,
-    replicas_to_aggregate=3,
-    total_num_replicas=N,
-  )
-  state = tx.init(params)
-  batch = optax_dist.states.state_axes(state)
-  update = jax.vmap(
-    lambda grads, state: tx.update(grads, state, params),
-    axis_name=maps.AXIS,
-    in_axes=(None, batch),
-    out_axes=(None, batch),
-  )
-  grads = jax.tree.map(jnp.ones_like, params)
-  _, after = jax.eval_shape(update, grads, state)
-  kind = lambda x: (x.shape, x.dtype, x.weak_type)
-  assert jax.tree.map(kind, after) == jax.tree.map(kind, state)
