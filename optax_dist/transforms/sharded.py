@@ -11,6 +11,7 @@ from optax_dist._internal import (
   axes,
   checks,
   parts,
+  replica_params,
   shard_scope,
 )
 from optax_dist._internal.extra_args import check_used
@@ -145,7 +146,7 @@ def sharded(
 
   def init_fn(params: optax.Params) -> ShardedState:
     count = replicas.at_init()
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+    params = replica_params.strong(params)
     try:
       check(params, params, count, {})
     except Exception as error:
@@ -196,7 +197,9 @@ def sharded(
     )
     own = [precision.cast_like(x, y) for x, y in zip(own, leaves, strict=True)]
     if params is not None:
-      params = jax.tree.map(lambda x: parts.own(x, names, count), params)
+      params = jax.tree.map(
+        lambda x: parts.own(x, names, count), replica_params.strong(params)
+      )
     types = jax.eval_shape(
       inner.init, treedef.unflatten(own) if params is None else params
     )

@@ -74,35 +74,6 @@ def test_a_scope_of_another_axis_does_not_count():
   assert _in_map(scoped(AXIS + "2")) is None
 
 
-def test_outside_of_jit_the_origin_is_unknown():
-  assert (
-    _in_map(lambda w, x: provenance.of_invariant(_SUM(x), AXIS), jit=False)
-    is None
-  )
-
-
-def _scattered(x):
-  return jax.lax.psum_scatter(jnp.tile(x, N), AXIS, tiled=True)
-
-
-@pytest.mark.parametrize(
-  ("make", "expected"),
-  [
-    (_scattered, True),
-    (jax.jit(_scattered), True),
-    (lambda x: 0.5 * _scattered(x).astype(jnp.bfloat16).reshape(2, 1), True),
-    (lambda x: jnp.clip(_scattered(x), -1, 1), True),
-    (lambda x: jnp.sum(_scattered(x)) * x, False),
-    (lambda x: x, False),
-    (_SUM, False),
-  ],
-)
-def test_a_shard_of_a_sum_is_recognized(make, expected):
-  fn = lambda w, x: provenance.is_scattered(make(x), AXIS)
-  assert _in_map(fn) is expected
-  assert not _in_map(lambda w, x: provenance.is_scattered(make(x), "other"))
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_calls_of_one_program_are_distinguished(order):
   double = jax.jit(lambda x: 2 * x)

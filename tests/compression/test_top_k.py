@@ -68,10 +68,11 @@ def test_bad_arguments_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_huge_numbers_keep_their_size(bits):
-  x = np.array([3e38, -3e38, 1.0, 3e38], np.float32)
+@pytest.mark.parametrize("size", [3e38, 2e-38])
+def test_huge_and_tiny_numbers_keep_their_size(size, bits):
+  x = np.array([size, -size, size / 8, size], np.float32)
   got = received(compression.top_k(0.75, bits=bits), jnp.asarray(x))
-  np.testing.assert_allclose(got, [3e38, -3e38, 0.0, 3e38], rtol=1e-6)
+  np.testing.assert_allclose(got, [size, -size, 0.0, size], rtol=1e-6)
 
 
 @pairwise.every_value(bits=[8, 4, 2], bad=[np.inf, -np.inf, np.nan])
