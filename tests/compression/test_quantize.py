@@ -65,7 +65,7 @@ def test_bad_arguments_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-@pytest.mark.parametrize("size", [3e38, 2e-38])
+@pytest.mark.parametrize("size", [3e38, 1e-35])
 def test_huge_and_tiny_numbers_keep_their_size(size, bits):
   x = np.array([size, -size, 0.0, size], np.float32)
   got = received(compression.quantize(bits), jnp.asarray(x))
