@@ -77,7 +77,7 @@ class _Kill:
       return
     self._left -= 1
     if self._left == 0:
-      self._channel.say("struck", phase=phase, at=time.time())
+      self._channel.say("struck", phase=phase, at=time.monotonic())
       os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -101,7 +101,7 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
 
   channel.obey(obey)
   phases.listen(kill)
-  jax_program.initialize(job["meet"], job["processes"], job["process"])
+  jax_program.initialize(job["meet"], job["processes"], job["rank"])
   coordinator.initialize_processes(job["processes"])
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])
@@ -117,11 +117,12 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
     opt,
     **start,
     replica=job["replica"],
+    secret=job["secret"],
     **job["join"],
   ) as replica:
     prints[replica.global_step] = replica.fingerprint()
     channel.say(
-      "begun",
+      "joined",
       step=replica.global_step,
       print=prints[replica.global_step],
       bytes_in=replica.stats()["bytes_in"],
@@ -151,7 +152,7 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
       channel.say(
         "step",
         step=outcome.global_step,
-        at=time.time(),
+        at=time.monotonic(),
         members=list(outcome.members),
         print=prints[outcome.global_step],
         leader=replica.is_leader,
@@ -169,7 +170,7 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
     accepted=accepted,
     reasons=reasons,
     waited=waited,
-    prints={str(k): v for k, v in prints.items()},
+    prints=prints,
     before=before,
     after=after,
     stats=replica.stats(),

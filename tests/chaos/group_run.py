@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import random
 import statistics
@@ -11,8 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from optax_dist.coordinator import journal, phases
+from optax_dist.coordinator import phases
 from tests.chaos import checks, groups
+from tests.chaos.members import Stuck, records
 
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
@@ -160,7 +160,7 @@ class Strikes:
     start = time.monotonic()
     try:
       self._strike(case, result)
-    except groups.Stuck as error:
+    except Stuck as error:
       result.problems.append(
         f"hang: {error}" if result.struck else f"not struck: {error}"
       )
@@ -179,7 +179,7 @@ class Strikes:
     try:
       run.finish()
       ended = run.run(self._deadline)
-    except groups.Stuck as error:
+    except Stuck as error:
       self._end()
       return [f"hang at the end: {error}"]
     # In the form that `checks` needs: one report per replica, from process 0.
@@ -188,25 +188,21 @@ class Strikes:
       assert one.result is not None
       if one.rank == 0:
         reports.append((one.replica, one.incarnation, one.result))
-    lines = self._journal().read_text().splitlines()
-    records = list(filter(journal.Once(), map(json.loads, lines)))
+    found, _ = records(run.journal)
     # Fingerprints are of shards, and compared below.
     bare = [(r, i, {**seen, "prints": {}}) for r, i, seen in reports]
-    _, problems = checks.check(records, bare, TIMEOUT)
-    compared, apart = groups.compare(run.everyone)
+    _, problems = checks.check(found, bare, TIMEOUT)
+    compared, apart = groups.compare(run.members.everyone)
     self.compared += compared
     if apart:
       problems.append(f"diverged: after steps {apart}")
     self._end()
     return problems
 
-  def _journal(self) -> pathlib.Path:
-    return self._folder / f"run-{self._runs}.jsonl"
-
   def _end(self) -> None:
     if self._groups is not None:
+      self._left += self._groups.members.end()
       self._groups.__exit__()
-      self._left += [f"{one} has left processes" for one in self._groups.left]
       self._groups = None
 
   def _running(self) -> groups.Groups:
@@ -214,15 +210,15 @@ class Strikes:
     if self._groups is not None:
       return self._groups
     self._runs += 1
-    self._journal().unlink(missing_ok=True)
     run = groups.Groups(
       self._folder,
       REPLICAS,
       self._processes,
       target=10**9,
       pause=_PAUSE,
+      name=f"run-{self._runs}",
       method="fork",
-      join={"journal": str(self._journal()), "timeout": TIMEOUT},
+      join={"timeout": TIMEOUT},
     )
     self._groups = run.__enter__()
     run.restarts = False
@@ -244,7 +240,7 @@ class Strikes:
     if case.by_leader and not run.live[victim][0].is_leader:
       # The remaining one becomes the leader.
       run.kill(other)
-      since = time.time()
+      since = time.monotonic()
       run.start(other)
       self._wait_for_both(run, since, "the other replica does not come back")
     fault = {"phase": case.phase, "time": case.time}
@@ -259,7 +255,7 @@ class Strikes:
       if case.phase == "checkpointing":
         run.tell("save", victim)
     one = group[case.rank]
-    ended = lambda: one.said("struck") and one.ended_at
+    ended = lambda: one.said("struck") and one.killed
     run.wait(ended, f"{one} does not come to {case.phase}", self._deadline)
     result.struck = True
     killed = one.said("struck")[0]["at"]
@@ -267,7 +263,7 @@ class Strikes:
     run.wait(alone, f"nobody goes on after {one}", self._deadline)
     result.next_commit = alone()[0]["at"] - killed
     run.kill(victim)  # The replica's other processes.
-    started = time.time()
+    started = time.monotonic()
     again = run.start(victim)[0]
     self._wait_for_both(
       run, started, f"the replica of {one} does not come back"

@@ -1,4 +1,4 @@
-"""Launches multi-process replicas on loopback, for fault injection.
+"""Multi-process replicas on loopback, for fault injection.
 
 If a process ends, `Groups` ends its replica, and starts it again as a whole.
 """
@@ -6,99 +6,27 @@ If a process ends, `Groups` ends its replica, and starts it again as a whole.
 from __future__ import annotations
 
 import pathlib
-import secrets
-import signal
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import workers
 
-from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.transport import addresses
 from tests.chaos import group_process
+from tests.chaos.members import Member, Members
+from tests.chaos.pool import Pool
 
 DEADLINE = 120.0
-_OLDER = 200  # Steps whose members are remembered.
-
-
-class Stuck(RuntimeError):
-  """A condition did not become true; the message says where each process is."""
-
-
-class Process:
-  """The launcher's view of a process of a replica.
-
-  Attributes:
-    process: the process.
-    replica: its replica's index.
-    rank: its index in the replica.
-    incarnation: how often the replica was started before.
-    events: its messages, except for all but the last steps.
-    prints: its fingerprint after each step.
-    result: its last message; None so far.
-    ended_at: when it ended; None if it is running.
-  """
-
-  def __init__(
-    self, process: workers.Worker, replica: int, rank: int, incarnation: int
-  ):
-    self.process, self.replica, self.rank = process, replica, rank
-    self.incarnation = incarnation
-    self.events: list[workers.Event] = []
-    self.prints: dict[int, str] = {}
-    self.result: workers.Event | None = None
-    self.ended_at: float | None = None
-    self._steps: list[workers.Event] = []
-
-  def take(self, events: list[workers.Event]) -> None:
-    """Adds new messages."""
-    for event in events:
-      if event["event"] in ("begun", "step"):
-        self.prints[event["step"]] = event["print"]
-      if event["event"] == "step":
-        self._steps = [*self._steps[-_OLDER:], event]
-      else:
-        self.events.append(event)
-      if event["event"] == "result":
-        self.result = event
-
-  def said(self, event: str) -> list[workers.Event]:
-    """Its messages of this kind."""
-    if event == "step":
-      return list(self._steps)
-    return [e for e in self.events if e["event"] == event]
-
-  def steps_of(self, *members: int, after: float = 0.0) -> list[workers.Event]:
-    """Those of its last steps that had exactly these members."""
-    return [
-      e
-      for e in self._steps
-      if e["members"] == list(members) and e["at"] > after
-    ]
-
-  @property
-  def step(self) -> int:
-    """Its last step; -1 before the first."""
-    return self._steps[-1]["step"] if self._steps else -1
-
-  @property
-  def is_leader(self) -> bool:
-    """Whether it was the leader after its last step."""
-    return bool(self._steps and self._steps[-1]["leader"])
-
-  def __str__(self) -> str:
-    return f"process {self.rank} of replica {self.replica}.{self.incarnation}"
 
 
 class Groups:
   """Multi-process replicas, and one store; a context manager.
 
   Attributes:
-    everyone: all processes that were started.
+    members: all processes that were started.
     live: the processes of the last start of each replica.
+    journal: the file.
     restarts: whether a replica is restarted after losing a process.
-    left: processes that have left others behind.
   """
 
   def __init__(
@@ -106,6 +34,7 @@ class Groups:
     folder: pathlib.Path,
     replicas: int = 2,
     processes: int = 2,
+    name: str = "run",
     method: workers.Method = "spawn",
     **job: Any,
   ):
@@ -115,43 +44,50 @@ class Groups:
       folder: folder for outputs.
       replicas: number of replicas.
       processes: processes of each replica.
+      name: of the run and its folder.
       method: how processes are started; see `workers`.
       **job: settings for the processes; see `group_process`.
     """
-    self.folder, self.replicas, self.processes = folder, replicas, processes
-    self._method = method
-    self.job = {"width": 60, "target": 8, "saves": str(folder), **job}
-    self.join = {
+    self._pool = Pool(
+      folder,
+      group_process.main,
+      method,
+      jax_cpu_collectives_implementation="gloo",
+      # Of programs of several processes only one would keep them.
+      jax_compilation_cache_dir=None,
+    )
+    self.members = Members(self._pool, name)
+    self.journal = self.members.folder / "journal.jsonl"
+    self._processes = processes
+    self.job = {
+      "width": 60,
+      "target": 8,
+      "saves": str(self.members.folder),
+      "processes": processes,
+      **job,
+    }
+    self._join = {
       "total_num_replicas": replicas,
       "lower_on_loss": True,
+      "journal": str(self.journal),
       # Kills are detected immediately; a busy machine is not a fault.
       "timeout": 100.0,
       "attempt_timeout": 10.0,
       "leader_timeout": 10.0,
       **self.job.pop("join", {}),
     }
-    self.everyone: list[Process] = []
-    self.live: dict[int, list[Process]] = {}
+    self.live: dict[int, list[Member]] = {}
     self.restarts = True
-    self.left: list[Process] = []
-    self.secret = secrets.token_hex()
-    self._store: store_process.StoreProcess | None = None
 
   def __enter__(self) -> Groups:
-    self._store = store_process.start(
-      self.secret.encode(), port=0, timeout=60.0
-    )
     return self
 
   def __exit__(self, *error: object) -> None:
-    for one in self.everyone:
-      self._end(one)
-    if self._store is not None:
-      self._store.stop()
+    self._pool.__exit__()
 
   def start(
     self, replica: int, faults: Mapping[int, Mapping[str, Any]] | None = None
-  ) -> list[Process]:
+  ) -> list[Member]:
     """Starts all processes of a replica.
 
     Args:
@@ -159,63 +95,41 @@ class Groups:
       faults: by process index: the phase in which it is killed, and at which
         occurrence of it.
     """
-    assert self._store is not None
     (port,) = addresses.free_ports()
-    meet = f"127.0.0.1:{port}"
-    incarnation = sum(
-      p.replica == replica and p.rank == 0 for p in self.everyone
-    )
-    group = []
-    for rank in range(self.processes):
-      number = len(self.everyone) + rank
-      one = workers.Worker(
-        f"process {rank} of replica {replica}",
-        group_process.main,
-        {
-          "job": {
-            **self.job,
-            "meet": meet,
-            "processes": self.processes,
-            "process": rank,
-            "replica": replica,
-            "incarnation": incarnation,
-            "fault": dict((faults or {}).get(rank, {})) or None,
-            "join": {
-              **self.join,
-              "coordinator_address": self._store.address.partition(",")[0],
-              "secret": self.secret,
-            },
-          }
-        },
-        self.folder / f"process-{number}.log",
-        method=self._method,
-        jax_platforms="cpu",
-        jax_num_cpu_devices=1,
-        jax_cpu_collectives_implementation="gloo",
+    join = {**self._join, "coordinator_address": self._pool.address()}
+    job = {**self.job, "join": join, "meet": f"127.0.0.1:{port}"}
+    self.live[replica] = group = [
+      self.members.add(
+        replica, {**job, "fault": (faults or {}).get(rank)}, rank
       )
-      group.append(Process(one, replica, rank, incarnation))
-    self.everyone += group
-    self.live[replica] = group
+      for rank in range(self._processes)
+    ]
+    for one in group:
+      # By itself, or with its replica.
+      one.doomed = True
     return group
 
   def wait(
     self, ready: Callable[[], Any], what: str, seconds: float = DEADLINE
   ) -> None:
-    """Waits until a condition is true.
+    """Waits until a condition is true, or raises `members.Stuck`."""
 
-    Raises:
-      Stuck: it did not become true in time.
-    """
-    end = time.monotonic() + seconds
-    while not ready():
-      if time.monotonic() > end:
-        raise Stuck(f"{what} in {seconds:g} s\n{self.where()}")
-      self._look()
+    def checked() -> bool:
+      for replica, group in list(self.live.items()):
+        if any(one.killed for one in group) and not any(
+          one.result for one in group
+        ):
+          self.kill(replica)
+          if self.restarts:
+            self.start(replica)
+      return ready()
 
-  def run(self, seconds: float = DEADLINE) -> list[Process]:
+    self.members.wait(checked, what, seconds)
+
+  def run(self, seconds: float = DEADLINE) -> list[Member]:
     """Waits until all running processes have reported their results."""
-    everyone = lambda: [p for group in self.live.values() for p in group]
-    done = lambda: all(p.result is not None for p in everyone())
+    everyone = lambda: [one for group in self.live.values() for one in group]
+    done = lambda: all(one.result is not None for one in everyone())
     self.wait(done, "not all replicas have come to the end", seconds)
     return everyone()
 
@@ -232,63 +146,24 @@ class Groups:
   def kill(self, replica: int) -> None:
     """Kills the running processes of a replica."""
     for one in self.live[replica]:
-      self._end(one)
-
-  def where(self) -> str:
-    """The last output of all relevant processes."""
-    found = [p for group in self.live.values() for p in group]
-    return "\n".join(
-      f"--- {p}, step {p.step}, {p.process.ending()}" for p in found
-    )
-
-  def _look(self) -> None:
-    live = {p.process.pid: p for p in self.everyone if p.ended_at is None}
-    processes = [p.process for p in live.values()]
-    for process in workers.wait_for_messages(processes, 0.1):
-      one = live[process.pid]
-      events, ended = process.read()
-      one.take(events)
-      if ended:
-        one.ended_at = time.time()
-        if one.result is None:
-          self._lost(one)
-
-  def _end(self, one: Process) -> None:
-    one.ended_at = one.ended_at or time.time()
-    if one.process.kill():
-      self.left.append(one)
-
-  def _lost(self, one: Process) -> None:
-    group = self.live[one.replica]
-    if one not in group:
-      return
-    for other in group:
-      other.process.signal(signal.SIGKILL)
-    if self.restarts:
-      self.start(one.replica)
+      self.members.kill(one)
 
 
-def compare(processes: list[Process]) -> tuple[int, list[int]]:
+def compare(members: Iterable[Member]) -> tuple[int, list[int]]:
   """Compares the states of corresponding processes after each step.
 
   Args:
-    processes: the processes of all replicas, including those that died.
+    members: the processes of all replicas, including those that died.
 
   Returns:
     How many fingerprints at least two have, and the steps at which some differ.
   """
-  shared, apart = 0, set()
-  for rank in {p.rank for p in processes}:
-    by_step: dict[int, list[str]] = {}
-    for one in processes:
-      if one.rank != rank:
-        continue
-      last = (one.result or {}).get("prints", {})
-      seen = one.prints | {int(step): digest for step, digest in last.items()}
-      for step, digest in seen.items():
-        by_step.setdefault(step, []).append(digest)
-    for step, found in by_step.items():
-      shared += len(found) > 1
-      if len(set(found)) > 1:
-        apart.add(step)
+  found: dict[tuple[int, int], list[str]] = {}
+  for one in members:
+    last = (one.result or {}).get("prints", {})
+    seen = {e["step"]: e["print"] for e in (*one.said("joined"), *one.steps)}
+    for step, digest in (seen | last).items():
+      found.setdefault((one.rank, step), []).append(digest)
+  shared = sum(len(some) > 1 for some in found.values())
+  apart = {step for (_, step), some in found.items() if len(set(some)) > 1}
   return shared, sorted(apart)

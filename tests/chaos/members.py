@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import workers
 
 from optax_dist.coordinator import journal
 from tests.chaos.pool import Pool
+
+# Of what it has said, so many steps are remembered.
+_STEPS = 20_000
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,23 +28,21 @@ class Member:
   Attributes:
     process: the process.
     replica: its replica's index.
-    incarnation: how many processes were this replica before.
-    joined: whether it takes part.
-    step: the last step that it has seen.
-    steps: how many it has said.
-    is_leader: whether it led after that.
+    rank: its index in the replica.
+    incarnation: how many processes were this one before.
+    events: what it has said, other than its steps and its result.
+    steps: the last of its steps.
     result: its last message; None so far.
     killed: whether it has died.
-    doomed: whether it was to.
+    doomed: whether it may.
   """
 
   process: workers.Worker
   replica: int
-  incarnation: int
-  joined: bool = False
-  step: int = 0
-  steps: int = 0
-  is_leader: bool = False
+  rank: int = 0
+  incarnation: int = 0
+  events: list[workers.Event] = dataclasses.field(default_factory=list)
+  steps: list[workers.Event] = dataclasses.field(default_factory=list)
   result: workers.Event | None = None
   killed: bool = False
   doomed: bool = False
@@ -50,19 +52,48 @@ class Member:
     """Whether nothing more comes from it."""
     return self.killed or self.result is not None
 
+  @property
+  def joined(self) -> bool:
+    """Whether it takes part."""
+    return bool(self.said("joined"))
+
+  @property
+  def step(self) -> int:
+    """The last step that it has seen; 0 before."""
+    return self.steps[-1]["step"] if self.steps else 0
+
+  @property
+  def is_leader(self) -> bool:
+    """Whether it led after that."""
+    return bool(self.steps and self.steps[-1]["leader"])
+
+  def said(self, event: str) -> list[workers.Event]:
+    """Its messages of this kind."""
+    return [e for e in self.events if e["event"] == event]
+
+  def steps_of(self, *members: int, after: float = 0.0) -> list[workers.Event]:
+    """Those of its last steps that had exactly these members, since a time."""
+    last = itertools.takewhile(lambda e: e["at"] > after, reversed(self.steps))
+    return [e for e in last if e["members"] == list(members)][::-1]
+
   def __str__(self) -> str:
-    return f"replica {self.replica}"
+    return f"{self.process.name}.{self.incarnation}"
 
   def take(self, said: workers.Event) -> None:
     """Notes what it has said."""
     match said["event"]:
-      case "joined":
-        self.joined = True
       case "step":
-        self.step, self.is_leader = said["step"], said["leader"]
-        self.steps += 1
+        self.steps.append(said)
+        if len(self.steps) > 2 * _STEPS:
+          del self.steps[:_STEPS]
       case "result":
         self.result = said
+      case _:
+        self.events.append(said)
+
+
+class Stuck(AssertionError):
+  """A condition did not become true; the message says where each process is."""
 
 
 class Members:
@@ -74,13 +105,12 @@ class Members:
     problems: what went wrong so far.
   """
 
-  def __init__(self, pool: Pool, name: str, limit: float):
+  def __init__(self, pool: Pool, name: str):
     """Begins a run.
 
     Args:
       pool: what starts the processes.
       name: of the run and its folder.
-      limit: seconds after which the run counts as hanging.
     """
     self._pool = pool
     self.folder = pool.folder / name
@@ -88,7 +118,6 @@ class Members:
     shutil.rmtree(self.folder, ignore_errors=True)
     self.folder.mkdir()
     self._start = time.monotonic()
-    self._end = self._start + limit
     self.everyone: list[Member] = []
     self.problems: list[str] = []
     # Stopped processes, and when they go on.
@@ -109,16 +138,26 @@ class Members:
     """Whether one is stopped for now."""
     return bool(self._stopped)
 
-  def add(self, replica: int, job: Mapping[str, Any]) -> Member:
-    """Starts the process of a replica."""
-    incarnation = sum(m.replica == replica for m in self.everyone)
-    number = {"replica": replica, "incarnation": incarnation}
+  def add(
+    self, replica: int, job: Mapping[str, Any], rank: int = 0, host: str = ""
+  ) -> Member:
+    """Starts a process of a replica.
+
+    Args:
+      replica: its replica's index.
+      job: what to do; it is also told the secret, and which process it is.
+      rank: its index in the replica.
+      host: see `workers.Worker`.
+    """
+    same = [m for m in self.everyone if (m.replica, m.rank) == (replica, rank)]
+    told = {"secret": self._pool.secret, "replica": replica, "rank": rank}
     process = self._pool.start(
-      f"replica {replica}",
-      {"job": {"secret": self._pool.secret, **number, **job}},
+      f"replica {replica}" + (f", process {rank}" if rank else ""),
+      {"job": {**job, **told, "incarnation": len(same)}},
       self.folder / f"process-{len(self.everyone)}.log",
+      host,
     )
-    self.everyone.append(Member(process, replica, incarnation))
+    self.everyone.append(Member(process, replica, rank, len(same)))
     return self.everyone[-1]
 
   def look(self) -> Iterator[tuple[Member, workers.Event]]:
@@ -136,7 +175,8 @@ class Members:
         yield member, event
       if ended and not member.over:
         member.killed = True
-        if process.wait(5.0) != -signal.SIGKILL or not member.doomed:
+        process.wait(5.0)
+        if not member.doomed:
           self.problems.append(f"{member} {process.ending()}")
         yield member, {"event": "died"}
     now = time.monotonic()
@@ -162,24 +202,37 @@ class Members:
     until = time.monotonic() + seconds
     self._stopped += [(until, member) for member in some]
 
-  def hangs(self) -> bool:
-    """Whether it takes too long; then also says where each process is."""
-    if time.monotonic() < self._end:
-      return False
-    problems = ["hang: not over in time"]
+  def wait(self, ready: Callable[[], Any], what: str, seconds: float) -> None:
+    """Waits until a condition is true; nothing may go wrong meanwhile.
+
+    Raises:
+      Stuck: it did not become true in time, or a process has died.
+    """
+    end = time.monotonic() + seconds
+    while not ready():
+      for _ in self.look():
+        pass
+      if self.problems:
+        raise Stuck("; ".join(self.problems))
+      if time.monotonic() > end:
+        raise Stuck(f"{what} in {seconds:g} s: {self.where()}")
+
+  def where(self) -> str:
+    """Where each process is; their stacks are in files then."""
+    found = []
     for member in self.live:
       member.process.signal(signal.SIGCONT)
       stacks = self.folder / f"stacks-{self.everyone.index(member)}.txt"
       stacks.write_text(member.process.where())
-      problems.append(f"{member} at step {member.step}, see {stacks}")
-    self.problems.append("; ".join(problems))
-    return True
+      found.append(f"{member} at step {member.step}, see {stacks}")
+    return "; ".join(found)
 
-  def end(self) -> None:
-    """Ends all processes."""
+  def end(self) -> list[str]:
+    """Ends all processes; returns all problems."""
     for member in self.everyone:
       if self._pool.discard(member.process):
         self.problems.append(f"{member} has left processes")
+    return self.problems
 
 
 def records(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:

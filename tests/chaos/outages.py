@@ -33,6 +33,7 @@ def run(pool: Pool, case: Case) -> Result:
     with cuts.Run(
       folder,
       REPLICAS,
+      method="fork",
       replicas_to_aggregate=case.aggregate,
       max_staleness=case.max_staleness,
       # The deadlines that a cut is to exceed are the usual ones.
@@ -44,9 +45,7 @@ def run(pool: Pool, case: Case) -> Result:
       result.steps, problems = between.finish()
       result.problems += problems
   except AssertionError as error:
-    what, _, where = str(error).partition("\n")
-    (folder / "where.txt").write_text(where)
-    early = what.startswith("ended early")
-    result.problems.append(what if early else f"hang: {what}")
+    early = str(error).startswith("ended early")
+    result.problems.append(str(error) if early else f"hang: {error}")
   result.seconds = time.monotonic() - start
   return result

@@ -23,6 +23,7 @@ class Pool:
     folder: pathlib.Path,
     program: Callable[..., None],
     method: workers.Method = "spawn",
+    **settings: Any,
   ):
     """Sets what the processes run.
 
@@ -30,14 +31,22 @@ class Pool:
       folder: an existing folder for journals and outputs.
       program: see `workers.Worker`.
       method: how processes are started.
+      **settings: of `jax.config`, in the processes.
     """
     self.folder, self._program, self._method = folder, program, method
+    self._settings = {
+      "jax_platforms": "cpu",
+      "jax_num_cpu_devices": 1,
+      # Processes are killed all the time: their successors need not compile.
+      "jax_compilation_cache_dir": str(folder / "compiled"),
+      "jax_persistent_cache_min_compile_time_secs": 0.0,
+      **settings,
+    }
     self._everyone: list[workers.Worker] = []
     self._store: store_process.StoreProcess | None = None
     self.secret = secrets.token_hex()
 
   def __enter__(self) -> Pool:
-    self._store = store_process.start(self.secret.encode(), port=0)
     return self
 
   def __exit__(self, *exception: object) -> None:
@@ -46,12 +55,12 @@ class Pool:
     if self._store is not None:
       self._store.stop()
 
-  @property
   def address(self) -> str:
     """The address of the store; of a new one if it has died."""
-    assert self._store is not None
-    if self.store_died():
+    if self._store is not None and self.store_died():
       self._store.stop()
+      self._store = None
+    if self._store is None:
       self._store = store_process.start(self.secret.encode(), port=0)
     return self._store.address.partition(",")[0]
 
@@ -67,25 +76,23 @@ class Pool:
     return self._store.process.poll() is not None
 
   def start(
-    self, name: str, job: Mapping[str, Any], log: pathlib.Path
+    self, name: str, job: Mapping[str, Any], log: pathlib.Path, host: str = ""
   ) -> workers.Worker:
-    """Starts a process."""
+    """Starts a process; see `workers.Worker`."""
     process = workers.Worker(
       name,
       self._program,
       job,
       log,
       method=self._method,
-      jax_platforms="cpu",
-      jax_num_cpu_devices=1,
-      # Processes are killed all the time: their successors need not compile.
-      jax_compilation_cache_dir=str(self.folder / "compiled"),
-      jax_persistent_cache_min_compile_time_secs=0.0,
+      host=host,
+      **self._settings,
     )
     self._everyone.append(process)
     return process
 
   def discard(self, process: workers.Worker) -> bool:
     """Kills a process; returns whether it has left others."""
-    self._everyone.remove(process)
+    if process in self._everyone:
+      self._everyone.remove(process)
     return process.kill()

@@ -21,7 +21,6 @@ import workers
 
 from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, phases
-from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.store import wire
 from tests.chaos import samples
 
@@ -45,11 +44,13 @@ class _Work:
 
   def __init__(self, channel: workers.Channel, job: dict[str, Any]):
     self._channel, self._job = channel, job
+    self._fault = job.get("fault", {"phase": ""})
     self._finish = threading.Event()
     self._replies: queue.Queue[str] = queue.Queue()
     self._optimizer = optax.adam(0.01)
+    width = job.get("width", 600)
     self._params = {
-      "w": np.linspace(-1.0, 1.0, 600, dtype=np.float32),
+      "w": np.linspace(-1.0, 1.0, width, dtype=np.float32),
       "b": np.zeros(7, np.float32),
     }
     self._gradient = jax.jit(
@@ -74,7 +75,7 @@ class _Work:
       case "go" | "strike":
         self._replies.put(told["do"])
       case "disarm":
-        self._job["phase"] = ""
+        self._fault["phase"] = ""
 
   # The run.
 
@@ -95,34 +96,22 @@ class _Work:
     return seen
 
   def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
+    data = job["join"].get("data") is not None
     try:
       with coordinator.join(
         self._optimizer,
         self._params,
-        coordinator_address=job["address"],
         replica=job["replica"],
-        total_num_replicas=job["replicas"],
-        replicas_to_aggregate=job["aggregate"],
-        max_staleness=job["max_staleness"],
-        lower_on_loss=job["lower_on_loss"],
         secret=job["secret"],
-        run=job["run"],
         start_store=False,
-        bind="127.0.0.1" if job["loopback"] else None,
-        inline_bytes=Options.inline_bytes if job["inline"] else 0,
-        journal=job["journal"],
-        fingerprint_every=1,
-        **job["deadlines"],
-        data=samples.batches(job["data"], job["aggregate"])
-        if job["data"]
-        else None,
+        **job["join"],
       ) as replica:
         self._replica = replica
         seen["prints"][replica.global_step] = replica.fingerprint()
         self._channel.say("joined", step=replica.global_step)
         number = 0
         while not (self._finish.is_set() or replica.finished):
-          if job["data"]:
+          if data:
             start = time.monotonic()
             indices = next(replica.batches(), None)
             waited = time.monotonic() - start
@@ -132,18 +121,24 @@ class _Work:
             seen["drawn"][str(number)] = indices.tolist()
           key = [job["replica"], job["incarnation"], number]
           number += 1
-          time.sleep(_PERIOD)
-          grads = self._gradient(replica.params, 0.1 + 0.01 * (number % 17))
+          time.sleep(job.get("pause", _PERIOD))
+          # Replicas differ, so a mean of others is another mean.
+          x = job["replica"] + 0.1 + 0.01 * (number % 17)
+          grads = self._gradient(replica.params, x)
           seen["calls"].append(number - 1)
           outcome = replica.step(grads, batch=key)
           outcomes.note(seen, number - 1, outcome)
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
           self._channel.say(
-            "step", step=outcome.global_step, leader=replica.is_leader
+            "step",
+            at=time.monotonic(),
+            step=outcome.global_step,
+            members=list(outcome.members),
+            leader=replica.is_leader,
           )
           if (
-            job["checkpoints"]
+            job.get("checkpoints")
             and outcome.accepted
             and not outcome.global_step % 2
           ):
@@ -153,7 +148,7 @@ class _Work:
         replica.finish()
         seen["prints"][replica.global_step] = replica.fingerprint()
         seen["step"] = replica.global_step
-        if job["data"]:
+        if data:
           seen["data"] = samples.plain(replica.report_data())
         seen["stats"] = replica.stats()
     except coordinator.RunFinished:
@@ -163,11 +158,11 @@ class _Work:
 
   def reached(self, phase: str, who: object) -> None:
     """Has the launcher decide what happens, if this is the phase for it."""
-    job = self._job
-    if self._over or phase != job["phase"] or not self._is_time(job):
+    fault = self._fault
+    if self._over or phase != fault["phase"] or not self._is_time():
       return
     leader = self._replica is not None and self._replica.is_leader
-    if not job["remote"] and leader != (job["who"] == "leader"):
+    if not fault["remote"] and leader != (fault["who"] == "leader"):
       return
     with self._lock:
       self._channel.say("reached", phase=phase, leader=leader)
@@ -175,22 +170,21 @@ class _Work:
     if reply == "strike":
       self._inflict()
 
-  def _is_time(self, job: dict[str, Any]) -> bool:
-    if job["joins"]:
-      return job["incarnation"] > 0 or self._replica is not None
-    return (
-      self._replica is not None and self._replica.global_step >= job["after"]
-    )
+  def _is_time(self) -> bool:
+    if self._fault["joins"]:
+      return self._job["incarnation"] > 0 or self._replica is not None
+    after = self._fault["after"]
+    return self._replica is not None and self._replica.global_step >= after
 
   def _inflict(self) -> None:
     """Injects the fault into this process."""
-    match self._job["fault"]:
+    match self._fault["fault"]:
       case "delay":
-        time.sleep(self._job["seconds"])
+        time.sleep(self._fault["seconds"])
       case "disconnect":
         _drop_connections()
       case "corrupt" if self._replica is not None:
-        _send_nonsense(self._replica, self._job["seed"])
+        _send_nonsense(self._replica, self._fault["seed"])
 
 
 def _drop_connections() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 
+from optax_dist.coordinator.options import Options
 from tests.chaos import checks as chaos_checks
 from tests.chaos import samples
 from tests.chaos.cases import OUTAGE, REPLICAS, Case
@@ -67,25 +68,39 @@ class _Run:
   def __init__(self, pool: Pool, case: Case):
     self._pool, self._case = pool, case
     self._result = Result(case)
-    limit = DEADLINE + case.times * case.seconds
-    self._members = Members(pool, f"run-{case.seed}", limit)
-    self._journal = self._members.folder / "journal.jsonl"
-    outage = case.phase == OUTAGE
+    self._limit = DEADLINE + case.times * case.seconds
+    self._members = Members(pool, f"run-{case.seed}")
+    folder = self._members.folder
+    self._journal = folder / "journal.jsonl"
+    outage, data = case.phase == OUTAGE, None
+    if case.data:
+      data = samples.batches(case.data, case.aggregate)
+    self._data = data
     self._job = {
-      "run": f"seed {case.seed} {secrets.token_hex(4)}",
-      "address": pool.address,
-      "replicas": REPLICAS,
-      "lower_on_loss": case.lowers,
-      "journal": str(self._journal),
-      # The deadlines that outages are to exceed are the usual ones.
-      "deadlines": {} if outage else _DEADLINES,
-      "checkpoints": str(self._members.folder / "checkpoints")
+      "join": {
+        "run": f"seed {case.seed} {secrets.token_hex(4)}",
+        "coordinator_address": pool.address(),
+        "total_num_replicas": REPLICAS,
+        "replicas_to_aggregate": case.aggregate,
+        "max_staleness": case.max_staleness,
+        "lower_on_loss": case.lowers,
+        "bind": "127.0.0.1" if case.loopback else None,
+        "inline_bytes": Options.inline_bytes if case.inline else 0,
+        "journal": str(self._journal),
+        "fingerprint_every": 1,
+        "data": data,
+        # The deadlines that outages are to exceed are the usual ones.
+        **({} if outage else _DEADLINES),
+      },
+      "checkpoints": str(folder / "checkpoints")
       if case.phase == "checkpointing"
       else "",
-      **dataclasses.asdict(case),
-      "phase": case.at or case.phase,
-      "joins": case.joins,
-      "remote": case.remote,
+      "fault": {
+        **dataclasses.asdict(case),
+        "phase": case.at or case.phase,
+        "joins": case.joins,
+        "remote": case.remote,
+      },
     }
     self._primed = not case.joins
     self._struck_at: int | None = None
@@ -107,7 +122,9 @@ class _Run:
           case "result":
             self._ended(member, event["error"])
       self._advance()
-      if self._members.hangs():
+      if self._members.seconds > self._limit:
+        where = self._members.where()
+        self._result.problems.append(f"hang: not over in time; {where}")
         break
       if self._pool.store_died():
         self._result.problems.append("the store has died")
@@ -186,7 +203,7 @@ class _Run:
       # The leader may have served the joining replica, or none did: try
       # another.
       last = self._members.everyone[-1]
-      if last.incarnation and last.steps > 5:
+      if last.incarnation and len(last.steps) > 5:
         self._primed = False
     if self._outages and not self._case.at:
       self._begin_outage(live)
@@ -219,8 +236,7 @@ class _Run:
     result = self._result
     if not result.struck:
       result.problems.append("not struck: the phase was not reached")
-    self._members.end()
-    result.problems += self._members.problems
+    result.problems += self._members.end()
     found, bad = records(self._journal)
     if bad:
       result.problems.append("the journal has a bad line")
@@ -229,8 +245,7 @@ class _Run:
       for m in self._members.everyone
       if m.result is not None and m.result["error"] is None
     ]
-    data = None
-    if self._case.data:
-      data = samples.batches(self._case.data, self._case.aggregate)
-    result.steps, problems = chaos_checks.check(found, reports, TIMEOUT, data)
+    result.steps, problems = chaos_checks.check(
+      found, reports, TIMEOUT, self._data
+    )
     result.problems += problems

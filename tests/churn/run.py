@@ -64,7 +64,7 @@ class _Run:
     # Traced here, for all processes that are forked.
     models.model(plan.setting.model, plan.setting.dtype)
     name = "undisturbed" if want is None else f"seed-{plan.seed}"
-    self._members = Members(pool, name, DEADLINE)
+    self._members = Members(pool, name)
     self._left = list(plan.events)
     # Where the journal of each job is, which is also the name of its run.
     self._journals: list[str] = []
@@ -82,7 +82,9 @@ class _Run:
     while True:
       for member, said in self._members.look():
         self._take(member, said)
-      if self._members.hangs():
+      if self._members.seconds > DEADLINE:
+        where = self._members.where()
+        self._result.problems.append(f"hang: not over in time; {where}")
         break
       if not self._members.live:
         if self._ended_by is None:
@@ -111,7 +113,7 @@ class _Run:
       replica,
       {
         "run": self._journals[-1],
-        "address": self._pool.address,
+        "address": self._pool.address(),
         "replicas": MOST_REPLICAS,
         "limit": self._limit,
         "journal": str(folder / self._journals[-1]),
@@ -209,9 +211,8 @@ class _Run:
   # The end.
 
   def _conclude(self) -> None:
-    self._members.end()
     result, data = self._result, self._plan.setting.data
-    result.problems += self._members.problems
+    result.problems += self._members.end()
     if self._left:
       result.problems.append(f"{len(self._left)} events did not happen")
     want = {} if self._want is None else self._want

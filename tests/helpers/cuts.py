@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
-import pathlib
 import subprocess
 import sys
-import threading
 import time
 
 import hosts as host_maker
 
-from optax_dist.coordinator import journal
-from tests.chaos import checks
+from tests.chaos import checks, replica
+from tests.chaos.members import Members, records
+from tests.chaos.pool import Pool
 
 TARGETS = ("replica", "leader", "store", "two replicas")
 LEADER_TIMEOUT, ATTEMPT_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
 # For a busy machine, beyond what time-outs say.
 SLACK = 6.0
-_SECRET = "a secret of enough bytes"
-_PROGRAM = pathlib.Path(__file__).with_name("cut_replica.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,47 +58,18 @@ def too_late(
   return late
 
 
-class _Replica:
-  """A replica's process, and what it has said."""
-
-  def __init__(self, process):
-    self.process = process
-    self.steps, self.result, self.joined = [], None, False
-    self._thread = threading.Thread(target=self._read, daemon=True)
-    self._thread.start()
-
-  def _read(self):
-    for line in self.process.stdout:
-      said = json.loads(line)
-      match said["event"]:
-        case "joined":
-          self.joined = True
-        case "step":
-          self.steps.append(said)
-        case "result":
-          self.result = said
-
-  def close(self):
-    """Closes its pipes, once the process has ended."""
-    self._thread.join()
-    self.process.stdout.close()
-    self.process.stdin.close()
-
-  @property
-  def is_leader(self):
-    return bool(self.steps and self.steps[-1]["leader"])
-
-
 class Run:
   """Some replicas, each on a host, and the store on the last; a context manager.
 
   Args:
     folder: for outputs.
     count: how many replicas.
+    method: how processes are started; see `workers`.
     version: of IP.
-    hostnames: whether hosts find their own names at 127.0.1.1.
     delay: seconds that each packet takes from the start.
-    special: by replica, what differs for it.
+    pauses: seconds before each gradient of a replica, by its index.
+    pause: that of the others.
+    width: parameters; by default too many to be sent inline.
     **options: for `coordinator.join`, in place of these.
   """
 
@@ -111,117 +78,91 @@ class Run:
     folder,
     count,
     *,
+    method="spawn",
     version=4,
-    hostnames=False,
     delay=0.0,
-    special=None,
+    pause=0.03,
+    pauses=None,
+    width=20_000,
     **options,
   ):
-    self.folder, self.count = folder, count
-    self._version, self._hostnames, self._delay = version, hostnames, delay
-    self._options, self._special = options, special or {}
-    self._everyone = []
-    self._finishing = False
+    self._pool = Pool(folder, replica.main, method)
+    self._members = Members(self._pool, "run")
+    self._store = None
+    self.count, self._version, self._delay = count, version, delay
+    self.journal = self._members.folder / "journal.jsonl"
+    self._pauses = [(pauses or {}).get(i, pause) for i in range(count)]
+    self._job = {
+      "width": width,
+      "join": {
+        "total_num_replicas": count,
+        "lower_on_loss": True,
+        "journal": str(self.journal),
+        "timeout": TIMEOUT,
+        "attempt_timeout": ATTEMPT_TIMEOUT,
+        "leader_timeout": LEADER_TIMEOUT,
+        **options,
+      },
+    }
 
   def __enter__(self):
-    self.hosts = host_maker.Hosts(self.count + 1, hostnames=self._hostnames)
+    self.hosts = host_maker.Hosts(self.count + 1)
     try:
       if self._delay:
         self.hosts.shape(delay=self._delay)
       self._start()
     except BaseException:
-      self.hosts.close()
+      self.__exit__()
       raise
     return self
 
   def __exit__(self, *_):
+    self._pool.__exit__()
     self.hosts.close()
-    for one in self._everyone:
-      one.close()
-    self._store.stdout.close()
+    if self._store is not None:
+      self._store.stdout.close()
 
   def _start(self):
     store = self.count
     host = self.hosts.address(store, self._version)
-    address = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
-    environment = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "OPTAX_DIST_SECRET": _SECRET,
-      "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    self._errors = []
+    at = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
     self._store = self.hosts.python(
       store,
       *("-m", "optax_dist.coordinator.store"),
       *("--bind", "::" if self._version == 6 else "0.0.0.0"),
       *("--advertise", host),
       stdout=subprocess.PIPE,
-      env=environment,
+      env={
+        **os.environ,
+        "OPTAX_DIST_SECRET": self._pool.secret,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+      },
     )
     assert self._store.stdout.readline().startswith(b"ready")
-    self.journal = self.folder / "journal.jsonl"
-    self.replicas = []
-    for number in range(self.count):
-      error = self.folder / f"replica-{number}.err"
-      self._errors.append(error)
-      options = {
-        "replica": number,
-        "total_num_replicas": self.count,
-        "coordinator_address": address,
-        "start_store": False,
-        "lower_on_loss": True,
-        "journal": str(self.journal),
-        "timeout": TIMEOUT,
-        "attempt_timeout": ATTEMPT_TIMEOUT,
-        "leader_timeout": LEADER_TIMEOUT,
-        "pause": 0.03,
-        "width": 20_000,  # Too large to be sent inline.
-        **self._options,
-        **self._special.get(number, {}),
-      }
-      with error.open("w") as file:
-        process = self.hosts.python(
-          number,
-          *(str(_PROGRAM), json.dumps(options)),
-          stdin=subprocess.PIPE,
-          stdout=subprocess.PIPE,
-          stderr=file,
-          env=environment,
-        )
-      self.replicas.append(_Replica(process))
-      self._everyone.append(self.replicas[-1])
-    everyone = self.replicas
-    self.wait(lambda: all(r.joined for r in everyone), "not all join", 240.0)
+    self._job["join"]["coordinator_address"] = at
+    for number, pause in enumerate(self._pauses):
+      name = self.hosts.names[number]
+      self._members.add(number, {**self._job, "pause": pause}, host=name)
+    # Those that have not vanished.
+    self.replicas = list(self._members.everyone)
+    joined = lambda: all(one.joined for one in self.replicas)
+    self.wait(joined, "not all join", 240.0)
 
   def wait(self, ready, what, seconds):
     """Waits until a condition is true; all must stay alive, and in the run."""
-    end = time.monotonic() + seconds
-    while not ready():
-      assert time.monotonic() < end, f"{what} in {seconds:g} s\n{self.where()}"
-      for one in self.replicas:
-        assert one.process.poll() in (None, 0), f"{what}\n{self.where()}"
-        early = one.result is not None and not self._finishing
-        assert not early, f"ended early: {what}\n{self.where()}"
-      time.sleep(0.01)
 
-  def where(self):
-    """Where each replica is, and what it has printed last."""
-    return "\n".join(
-      f"--- replica {i} at step {one.steps and one.steps[-1]}, exit code"
-      f" {one.process.poll()}\n{error.read_text()[-3000:]}"
-      for i, (one, error) in enumerate(
-        zip(self.replicas, self._errors, strict=True)
-      )
-    )
+    def checked():
+      early = [one for one in self.replicas if one.result is not None]
+      assert not early, f"ended early: {what}: {self._members.where()}"
+      return ready()
+
+    self._members.wait(checked, what, seconds)
 
   def wait_for_all(self, after, seconds=240.0):
     """Waits until each has taken a step since, together with all others."""
-    everyone = list(range(self.count))
-    together = lambda one: any(
-      s["at"] > after and s["members"] == everyone for s in one.steps[-50:]
-    )
+    everyone = range(self.count)
     self.wait(
-      lambda: all(together(one) for one in self.replicas),
+      lambda: all(r.steps_of(*everyone, after=after) for r in self.replicas),
       "not all take part",
       seconds,
     )
@@ -255,35 +196,26 @@ class Run:
     healed = time.monotonic()
     self.hosts.heal()
     self.wait_for_all(healed)
+    everyone = range(self.count)
     back = max(
-      next(
-        s["at"]
-        for s in one.steps
-        if s["at"] > healed and len(s["members"]) == self.count
-      )
-      for one in self.replicas
+      one.steps_of(*everyone, after=healed)[0]["at"] for one in self.replicas
     )
     return Outcome(self.longest_stall(began, back), back - healed)
 
   def vanish(self, seconds):
     """Removes a host permanently; returns the stall of the others."""
-    some, _ = self.victims("replica")
+    (gone,), _ = self.victims("replica")
     began = time.monotonic()
-    self.hosts.vanish(some[0])
-    gone = self.replicas[some[0]]
-    rest = [i for i in range(self.count) if i != some[0]]
-    self.replicas = [self.replicas[i] for i in rest]
-    self._errors = [self._errors[i] for i in rest]
-    without = lambda one: any(
-      s["at"] > began and s["members"] == rest for s in one.steps[-50:]
-    )
+    self.hosts.vanish(gone)
+    one = self.replicas.pop(gone)
+    rest = [r.replica for r in self.replicas]
     self.wait(
-      lambda: all(without(one) for one in self.replicas),
+      lambda: all(r.steps_of(*rest, after=began) for r in self.replicas),
       "the others don't go on",
       seconds,
     )
     stall = self.longest_stall(began, time.monotonic())
-    gone.process.kill()
+    self._members.kill(one)
     return stall
 
   def longest_stall(self, since, until):
@@ -295,16 +227,18 @@ class Run:
 
   def wait_for_steps(self, more, seconds=240.0):
     """Waits until the first replica has taken that many more steps."""
-    steps = self.replicas[0].steps
-    end = len(steps) + more
-    self.wait(lambda: len(steps) >= end, f"no {more} steps", seconds)
+    began, steps = time.monotonic(), self.replicas[0].steps
+    self.wait(
+      lambda: sum(s["at"] > began for s in steps) >= more,
+      f"no {more} steps",
+      seconds,
+    )
 
   def rate(self, seconds):
     """Steps per second, from now on for so long."""
-    first = self.replicas[0].steps
-    before = len(first)
+    began = time.monotonic()
     self._sleep(seconds)
-    return (len(first) - before) / seconds
+    return sum(s["at"] > began for s in self.replicas[0].steps) / seconds
 
   def cut_repeatedly(self, times, seconds, healed):
     """Cuts one follower's host off, again and again."""
@@ -319,20 +253,18 @@ class Run:
 
   def finish(self):
     """Has the run end; returns how many steps it had, and what is wrong."""
-    self._finishing = True
-    for one in self.replicas:
-      one.process.stdin.write(b"\n")
-      one.process.stdin.flush()
-    self.wait(lambda: all(one.result for one in self.replicas), "no end", 240.0)
-    self.wait(
-      lambda: all(one.process.poll() == 0 for one in self.replicas),
-      "processes don't end",
-      240.0,
+    self._members.tell(do="finish")
+    ended = lambda: all(
+      one.result is not None and one.process.exit_code == 0
+      for one in self.replicas
     )
-    lines = self.journal.read_text().splitlines()
-    records = list(filter(journal.Once(), map(json.loads, lines)))
-    reports = [(one.result["number"], 0, one.result) for one in self.replicas]
-    return checks.check(records, reports, TIMEOUT)
+    self._members.wait(ended, "no end", 240.0)
+    reports = [(one.replica, 0, one.result) for one in self.replicas]
+    found, bad = records(self.journal)
+    steps, problems = checks.check(found, reports, TIMEOUT)
+    problems += [one.result["error"] for one in self.replicas]
+    problems += ["the journal has a bad line"] * bad
+    return steps, [*filter(None, problems), *self._members.end()]
 
   def _sleep(self, seconds):
     """Waits, unless a replica ends."""

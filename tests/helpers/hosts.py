@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -63,8 +62,6 @@ class Hosts:
     bridged: whether the kernel joins them, at full speed: then nothing can be
       delayed, lost or cut, only `rate` is kept.
     rate: with `bridged`, bits per second out of each host; 0 for no bound.
-    hostnames: whether each host finds its own name under 127.0.1.1, as Debian
-      has it.
   """
 
   def __init__(
@@ -74,20 +71,16 @@ class Hosts:
     seed: int = 0,
     bridged: bool = False,
     rate: float = 0.0,
-    hostnames: bool = False,
   ):
     prefix = f"od{os.getpid() % 100000}x{next(_COUNTER)}"
     self.names = [f"{prefix}n{i}" for i in range(count)]
     self._bridge = f"{prefix}b"
     self._switch: subprocess.Popen | None = None
     self._processes: list[subprocess.Popen] = []
-    self._files: list[pathlib.Path] = []
     try:
       for name in self.names:
         _must("ip", "netns", "add", name)
         _must("ip", "-n", name, "link", "set", "lo", "up")
-        if hostnames:
-          self._own_name(name)
       if bridged:
         self._join_by_bridge(rate)
       else:
@@ -171,8 +164,6 @@ class Hosts:
     for name in self.names:
       _run("ip", "netns", "del", name)
     _run("ip", "link", "del", self._bridge)
-    for file in self._files:
-      shutil.rmtree(file, ignore_errors=True)
 
   def _join_by_switch(self, seed: int) -> None:
     self._switch = subprocess.Popen(
@@ -210,15 +201,6 @@ class Hosts:
       how = ["nodad"] if version == 6 else []
       _must("ip", "-n", name, "addr", "add", address, "dev", device, *how)
     _must("ip", "-n", name, "link", "set", device, "up")
-
-  def _own_name(self, name: str) -> None:
-    """`ip netns exec` shows a host the files in /etc/netns/ as its own /etc."""
-    folder = pathlib.Path("/etc/netns") / name
-    folder.mkdir(parents=True)
-    self._files.append(folder)
-    (folder / "hosts").write_text(
-      f"127.0.0.1 localhost\n127.0.1.1 {os.uname().nodename}\n"
-    )
 
   def _ask(self, **request) -> dict:
     if self._switch is None:

@@ -1,4 +1,4 @@
-"""Runs between hosts: late, cut off, gone, and with names that mislead.
+"""Runs between hosts: late, cut off and gone.
 
 Each host is a network namespace that the test makes and removes.
 """
@@ -46,19 +46,13 @@ def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(tmp_path):
 
 def test_a_vanished_host_is_removed_although_no_step_needs_it(tmp_path):
   """The others need only one gradient a step; it computes for minutes."""
-  slow = {1: {"pause": 600.0}}
-  with cuts.Run(tmp_path, 2, replicas_to_aggregate=1, special=slow) as run:
+  slow = {1: 600.0}
+  with cuts.Run(tmp_path, 2, replicas_to_aggregate=1, pauses=slow) as run:
     run.wait_for_steps(5)
     lost = lambda: '"lost"' in run.journal.read_text()
     assert not lost()
     run.vanish(90.0)
     run.wait(lost, "it is not removed", 90.0)
-    _end(run)
-
-
-def test_a_host_name_at_loopback_is_not_advertised(tmp_path):
-  """Debian has the host's own name at 127.0.1.1."""
-  with cuts.Run(tmp_path, 2, hostnames=True, bind="own name") as run:
     _end(run)
 
 

@@ -4,6 +4,7 @@
 """
 
 from tests.chaos import groups as group_runs
+from tests.chaos import members
 
 WIDTH = 60
 # Of a process: half of w, and b, each padded to 16 elements.
@@ -39,9 +40,9 @@ def test_shards_travel_between_equal_processes_only(tmp_path):
   with group_runs.Groups(tmp_path, replicas=1, **job) as groups:
     groups.start(0)
     resumed = groups.run()
-    assert [p.said("begun")[0]["step"] for p in resumed] == [3, 3]
+    assert [p.said("joined")[0]["step"] for p in resumed] == [3, 3]
     for one, like in zip(resumed, ended, strict=False):
-      assert one.result["prints"]["3"] == like.result["prints"]["3"]
+      assert one.result["prints"][3] == like.result["prints"][3]
 
 
 def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
@@ -52,7 +53,7 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
     groups.start(1, fault)
     victims, others = list(groups.live[1]), groups.live[0]
     groups.wait(
-      lambda: victims[1].said("struck") and victims[1].ended_at,
+      lambda: victims[1].said("struck") and victims[1].killed,
       "the fault has not struck",
     )
     groups.wait(
@@ -68,7 +69,7 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
     for one in again:
       # Parameters and two moments, of its own shards and no others.
       own = 3 * 4 * (2 * width + 70)
-      assert own <= one.said("begun")[0]["bytes_in"] < 1.2 * own
+      assert own <= one.said("joined")[0]["bytes_in"] < 1.2 * own
     groups.finish()
     ended = groups.run()
     check_equal(ended, at_least=10, lost=victims)
@@ -76,9 +77,9 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
 
 def test_differing_processes_of_one_rank_are_found():
   def one(rank, **prints):
-    made = group_runs.Process(None, 0, rank, 0)
+    made = members.Member(None, 0, rank)
     for step, digest in prints.items():
-      made.take([{"event": "begun", "step": int(step[1:]), "print": digest}])
+      made.take({"event": "step", "step": int(step[1:]), "print": digest})
     return made
 
   pairs = [one(0, s1="a", s2="b"), one(1, s1="x", s2="y")]
