@@ -1,29 +1,30 @@
 """Replicas of several processes, killed one after another."""
 
-import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
-from tests.chaos import __main__ as command
+from tests.chaos.members import records
 
 
 @pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has one kill.
-def test_processes_are_killed_one_after_another_in_one_run(tmp_path, capsys):
-  code = command.main(
-    [
-      *("--processes-per-replica", "2", "--seeds", "13:15"),
-      *("--output", str(tmp_path / "kept")),
-    ]
+def test_processes_are_killed_one_after_another_in_one_run(tmp_path):
+  command = [sys.executable, "-m", "tests.chaos", "--output", str(tmp_path)]
+  done = subprocess.run(
+    [*command, "--processes-per-replica", "2", "--seeds", "13:15"],
+    cwd=pathlib.Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+    check=False,
   )
-  out = capsys.readouterr().out
-  assert code == 0, out
-  assert "seed 13, reduce_scatter/kill/1.1" in out
-  assert "seed 14, gather/kill/0.0" in out
-  assert "2 of 2 kills went well" in out
-  kept = (
-    (tmp_path / "kept" / "run-1" / "journal.jsonl").read_text().splitlines()
-  )
-  commits = [r for r in map(json.loads, kept) if r["kind"] == "commit"]
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert "seed 13, reduce_scatter/kill/1.1" in done.stdout
+  assert "seed 14, gather/kill/0.0" in done.stdout
+  assert "2 of 2 kills went well" in done.stdout
+  found, _ = records(tmp_path / "run-1" / "journal.jsonl")
+  commits = [r for r in found if r["kind"] == "commit"]
   members = {tuple(m["replica"] for m in r["members"]) for r in commits}
   # Each was alone while the other one came back.
   assert members == {(0,), (1,), (0, 1)}
