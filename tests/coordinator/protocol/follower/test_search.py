@@ -1,0 +1,81 @@
+"""Tests of who claims leadership, and as whom."""
+
+import itertools
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Committed,
+  Joined,
+  Member,
+  Part,
+  Record,
+  Term,
+)
+from optax_dist.coordinator.protocol.follower.search import Search, Situation
+from optax_dist.coordinator.protocol.membership import Start, View
+from optax_dist.ledger import Progress
+
+START = Start(0, "s", Progress())
+BEGINS = (
+  Term(0, "p1", "at p1", True, 0, 1, 0, "s"),
+  Joined(Member(1, 0, "p0", "at p0")),
+)
+COMMIT = Committed(
+  AttemptId(0, 0, 1, 1), (Part(0, 1, 0, 0, 0, 1, 1.0),), (), b"m", False, (), ()
+)
+
+
+class Searching:
+  """A replica's search, in a store that has nothing new."""
+
+  def __init__(self, *entries, me=-1, holds=False, start=None):
+    self.config = Config("p0", 0, "at p0", digest="s")
+    self.search = Search(self.config, itertools.count(1).__next__)
+    view = View()
+    for position, entry in enumerate(entries):
+      view.apply(position, Record(0, (entry,)))
+    position = len(entries)
+    self.situation = Situation(view, position, True, me, holds, start)
+
+  def claims(self, until):
+    """The terms that it claims until then."""
+    self.search.begin(0.0)
+    now, claims = 0.0, []
+    while now <= until:
+      todo = self.search.proceed(now, self.situation)
+      for effect in todo:
+        if isinstance(effect, fx.Put):
+          claims += effect.value.entries
+        elif isinstance(effect, fx.Get):
+          nothing = ins.GetAnswered(effect.request, True, None)
+          more, _ = self.search.get_answered(nothing, now, self.situation)
+          todo += more
+      now = self.search.deadline(self.situation)
+    return claims
+
+
+def test_who_is_no_member_goes_on_with_the_latest_state_once_all_are_silent():
+  wait = 2 * Searching().config.deadlines.pace
+  (claim,) = Searching(*BEGINS, COMMIT, holds=True).claims(wait)
+  # With another membership than the one that ended.
+  assert (claim.term, claim.incarnation, claim.fresh) == (1, 2, False)
+  assert not Searching(*BEGINS, COMMIT, holds=True).claims(0.9 * wait)
+  assert not Searching(*BEGINS, COMMIT, holds=False).claims(10 * wait)
+
+
+def test_a_member_that_claims_leadership_stays_the_same_member():
+  (claim,) = Searching(*BEGINS, me=1).claims(60.0)
+  assert (claim.term, claim.incarnation, claim.fresh) == (1, 1, False)
+
+
+def test_a_run_that_has_begun_is_not_begun_anew():
+  begun = Searching(*BEGINS, COMMIT, me=1, start=START)
+  assert begun.search.take_over(begun.situation, fresh=True) == []
+  untouched = Searching(*BEGINS, me=1, start=START)
+  (put,) = untouched.search.take_over(untouched.situation, fresh=True)
+  (term,) = put.value.entries
+  assert (term.fresh, term.incarnation, term.digest) == (True, 2, "s")
+  assert untouched.search.take_over(untouched.situation, fresh=True) == []
