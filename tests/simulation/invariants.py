@@ -105,8 +105,10 @@ class Checker:
     # The position after its latest record.
     self.end_of_log = 0
     self.commits: list[Committed] = []
-    # Where they stand; and from where on the log is still there.
+    # Where they stand, and when they were put there; and from where on the log is
+    # still there.
     self.positions: list[int] = []
+    self.times: list[float] = []
     self.trimmed = 0
     self.terms: list[Term] = []
     self.end: Ended | None = None
@@ -274,6 +276,7 @@ class Checker:
     self.committed_at = self.world.now
     self.not_finite = 0
     self.positions.append(self.end_of_log - 1)
+    self.times.append(self.world.now)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
     if setting.window and total != setting.needed:
@@ -472,10 +475,13 @@ class Checker:
   def may_have_failed(self, step: int, number: int) -> bool:
     """Whether a member has failed in an attempt, or was lost in this step.
 
-    A member may begin an attempt after its leader has already lost another.
+    A member may begin an attempt after its leader has already lost another. A
+    leader that was replaced may note so after the next one has committed the step.
     """
     failed = {(attempt.step, attempt.number) for attempt in self.world.failed}
-    return self.changed_at >= self.committed_at or (step, number) in failed
+    before = self.times[:step]
+    began = before[-1] if before else -math.inf
+    return self.changed_at >= began or (step, number) in failed
 
   # Who is given up.
 

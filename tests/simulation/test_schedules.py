@@ -98,6 +98,7 @@ _HOLDS = {
     "one that dies while it takes a fingerprint has none": 9630009439,
     "a replica that is behind searches on when it hears of a new leader": 9640002878,
     "a replica does not wait for a leader that the store has replaced": 9630019705,
+    "a replaced leader notes an attempt that failed before the step": 9700032715,
     "a report of an earlier snapshot is none of the one on its way": 777002300,
   },
   leases: {
