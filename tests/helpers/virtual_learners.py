@@ -188,7 +188,8 @@ class VirtualLearners:
     """Merges what is in, if it is time; the leader's `Rounds` in short."""
     live = [i for i, learner in enumerate(self.learners) if learner is not None]
     begun = self._began is not None or len(self._inside) == len(live)
-    if not begun or len(self._inside) < self.strategy.rules.quorum:
+    needed = self.strategy.quorum.replicas_to_aggregate
+    if not begun or len(self._inside) < needed:
       self._closes = math.inf
       return
     if self._closes == math.inf:

@@ -99,7 +99,6 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
   numbers = rules.Config(
     fragments=2,
     period=2 * _TURN,
-    quorum=needed,
     overlap=r.choice((0, 1, 4)),
     safety=r.choice((0.5, 1.0)),
   )
@@ -120,9 +119,7 @@ def _damaged(found: faults.Schedule, r: random.Random) -> faults.Schedule:
   needed = setting.replicas - 1
   slow = r.randrange(setting.replicas)
   times = (2.0 if index == slow else 0.1 for index in range(8))
-  numbers = rules.Config(
-    fragments=2, period=2 * _TURN, quorum=needed, overlap=4, safety=1.0
-  )
+  numbers = rules.Config(fragments=2, period=2 * _TURN, overlap=4, safety=1.0)
   setting = dataclasses.replace(
     setting,
     needed=needed,

@@ -39,8 +39,7 @@ def strategy(**options):
       _compiled[key] = decoupled_diloco.decoupled_diloco(**options)(opt, quorum)
       _compiled[key].shared(PARAMS)
     made = copy.copy(_compiled[key])
-    k = quorum.replicas_to_aggregate
-    made.quorum, made.rules = quorum, made.rules._replace(quorum=k)
+    made.quorum = quorum
     return made
 
   return make

@@ -25,7 +25,6 @@ class Config(NamedTuple):
   Attributes:
     fragments: the number of fragments.
     period: the fastest learner's steps between two rounds of a fragment.
-    quorum: the smallest number of contributions to merge.
     overlap: steps that a learner trains on before it mixes in a merge.
     safety: the share of the slack that the grace window may use, from 0 to 1.
     max_staleness: how many rounds of its fragment a contribution may have missed;
@@ -34,7 +33,6 @@ class Config(NamedTuple):
 
   fragments: int
   period: int
-  quorum: int = 1
   overlap: int = 1
   safety: float = 0.8
   max_staleness: int = 1
@@ -49,7 +47,6 @@ def check(config: Config) -> None:
   for name, least in (
     ("fragments", 1),
     ("period", 1),
-    ("quorum", 1),
     ("overlap", 0),
     ("max_staleness", 0),
   ):

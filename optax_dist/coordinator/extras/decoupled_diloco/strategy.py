@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -58,9 +56,9 @@ class LearnerState(NamedTuple):
   params: Any
   opt_state: Any
   round: int
-  taken: tuple[int, ...]
-  steps: tuple[int, ...]
-  tokens: tuple[int, ...]
+  taken: np.ndarray
+  steps: np.ndarray
+  tokens: np.ndarray
   local_step: int
   gave: int
   ready: int
@@ -167,18 +165,18 @@ class DecoupledDiloco:
   def local(self, shared: strategy.SharedState) -> LearnerState:
     """The state of a learner that has just joined."""
     params, round_ = shared.params, int(shared.opt_state.round)
-    none = (0,) * self.rules.fragments
+    none = np.zeros(self.rules.fragments, int)
     return LearnerState(
       params,
       self._init(params),
       round_,
-      self._versions(round_),
-      none,
-      none,
-      0,
-      0,
-      dd.turn(self.rules, round_ % self.rules.fragments),
-      0,
+      taken=self._versions(round_),
+      steps=none,
+      tokens=none,
+      local_step=0,
+      gave=0,
+      ready=dd.turn(self.rules, round_ % self.rules.fragments),
+      missed=0,
     )
 
   def lent(self, local: LearnerState) -> Any:
@@ -204,8 +202,8 @@ class DecoupledDiloco:
     return local._replace(
       params=after.params,
       opt_state=after.opt_state,
-      steps=tuple(n + 1 for n in local.steps),
-      tokens=tuple(n + tokens for n in local.tokens),
+      steps=local.steps + 1,
+      tokens=local.tokens + tokens,
       local_step=local.local_step + 1,
     )
 
@@ -219,7 +217,7 @@ class DecoupledDiloco:
     fragment = self.fragment(local)
     # A learner too slow to come when called contributes early, and waits there.
     ready = self._begins(local, called) or local.missed >= _MISSED
-    return ready and local.steps[fragment] > 0
+    return ready and bool(local.steps[fragment] > 0)
 
   def _begins(self, local: LearnerState, called: bool) -> bool:
     return called or local.local_step >= local.ready
@@ -255,11 +253,12 @@ class DecoupledDiloco:
     payload = self._pack(
       self._of(fragment, shared.params), self._of(fragment, local.params)
     )
+    late = self._versions(local.round) - local.taken
     work = Work(
-      local.tokens[fragment],
-      local.steps[fragment],
+      int(local.tokens[fragment]),
+      int(local.steps[fragment]),
       step_seconds,
-      self._versions(local.round)[fragment] - local.taken[fragment],
+      int(late[fragment]),
       self._begins(local, called),
     )
     return payload, work, local._replace(gave=local.local_step)
@@ -275,45 +274,35 @@ class DecoupledDiloco:
       merged: whether its contribution was merged, in round `local.round`.
     """
     rules, round_ = self.rules, int(shared.opt_state.round)
-    mine = local.round % rules.fragments if merged else -1
-    old, new = local.taken, self._versions(round_)
-    taken = [
-      f
-      for f in range(rules.fragments)
-      if new[f] > old[f]
-      and (f == mine or new[f] - old[f] > rules.max_staleness)
-    ]
+    versions = self._versions(round_)
+    late = versions - local.taken
+    mine = np.arange(rules.fragments) == self.fragment(local)
+    takes = ((late > 0) & mine & merged) | (late > rules.max_staleness)
+    params = local.params
+    for fragment in np.flatnonzero(takes).tolist():
+      mixed = self._mix(
+        self._of(fragment, params), self._of(fragment, shared.params)
+      )
+      params = self._with(fragment, params, mixed)
     # A merge that took long does not delay the next one.
     own = merged and round_ == local.round + 1
     began = local.gave if own else local.local_step
     turn = dd.turn(rules, round_ % rules.fragments)
     missed = 0 if merged else local.missed + round_ - local.round
-    local = local._replace(round=round_, ready=began + turn, missed=missed)
-    for fragment in taken:
-      local = self._took(shared, local, fragment, new[fragment])
-    return local
-
-  def _took(
-    self,
-    shared: strategy.SharedState,
-    local: LearnerState,
-    fragment: int,
-    version: int,
-  ) -> LearnerState:
-    """Mixes a merged fragment into the learner's own parameters."""
-    new = self._of(fragment, shared.params)
-    mixed = self._mix(self._of(fragment, local.params), new)
     return local._replace(
-      params=self._with(fragment, local.params, mixed),
-      taken=_at(local.taken, fragment, version),
-      steps=_at(local.steps, fragment, 0),
-      tokens=_at(local.tokens, fragment, 0),
+      params=params,
+      round=round_,
+      taken=np.where(takes, versions, local.taken),
+      steps=np.where(takes, 0, local.steps),
+      tokens=np.where(takes, 0, local.tokens),
+      ready=began + turn,
+      missed=missed,
     )
 
-  def _versions(self, round_: int) -> tuple[int, ...]:
+  def _versions(self, round_: int) -> np.ndarray:
     """How often each fragment was merged in this many rounds."""
     n = self.rules.fragments
-    return tuple((round_ - fragment + n - 1) // n for fragment in range(n))
+    return (round_ - np.arange(n) + n - 1) // n
 
   def _of(self, fragment: int, tree: Any) -> tuple[Any, ...]:
     leaves = jax.tree.leaves(tree)
@@ -345,7 +334,9 @@ class DecoupledDiloco:
 
   def _unpacked(self, mean: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
     unpacked = []
-    gaps = _split(mean[0], [leaf.size for leaf in like])
+    ends = np.cumsum([leaf.size for leaf in like])
+    # It has the size of the largest fragment.
+    gaps = jnp.split(mean[0], ends)[: len(like)]
     for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
       if self._radial:
         length = _norm(gap)
@@ -381,17 +372,6 @@ class DecoupledDiloco:
       self._with(fragment, params, new),
       FragmentsState(state.round + 1, states),
     )
-
-
-def _at(numbers: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
-  """The numbers with one of them replaced."""
-  return (*numbers[:index], value, *numbers[index + 1 :])
-
-
-def _split(flat: Any, sizes: Sequence[int]) -> list[jax.Array]:
-  """The flat arrays of a fragment."""
-  ends = list(itertools.accumulate(sizes))
-  return [flat[end - n : end] for n, end in zip(sizes, ends, strict=True)]
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -446,14 +426,7 @@ def decoupled_diloco(
   return lambda opt, quorum: DecoupledDiloco(
     opt,
     quorum,
-    dd.Config(
-      fragments,
-      period,
-      quorum.replicas_to_aggregate,
-      overlap,
-      safety,
-      max_staleness,
-    ),
+    dd.Config(fragments, period, overlap, safety, max_staleness),
     outer_optimizer=outer_optimizer,
     alpha=alpha,
     merge=merge,

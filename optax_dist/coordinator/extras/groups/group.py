@@ -161,7 +161,7 @@ def initialize_processes(count: int | None = None) -> None:
   if count is None:
     count = launched.num_processes or 1
     if count > 1:
-      jax_program.initialize_launched(launched)
+      jax_program.initialize(launched)
   if count == 1:
     return
   if jax.process_count() != count:

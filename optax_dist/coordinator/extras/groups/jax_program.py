@@ -13,23 +13,7 @@ from optax_dist.coordinator.transport import addresses
 _TEXT = 4096
 
 
-def initialize_launched(launched: Environment) -> None:
-  """Calls `initialize` with what a launcher has set."""
-  # `Environment` has checked that these are set.
-  assert launched.num_processes is not None
-  assert launched.group_address is not None
-  assert launched.process_index is not None
-  initialize(
-    launched.group_address,
-    launched.num_processes,
-    launched.process_index,
-    launched.local_addr,
-  )
-
-
-def initialize(
-  address: str, count: int, index: int, local_addr: str | None = None
-) -> None:
+def initialize(launched: Environment) -> None:
   """Calls `jax.distributed.initialize`, and restricts where it listens.
 
   JAX's service would listen on all addresses, and gloo, the CPU collectives, on
@@ -37,21 +21,22 @@ def initialize(
   loopback nothing leaves this host.
 
   Args:
-    address: ``host:port`` of process 0.
-    count: the number of processes.
-    index: which one this is.
-    local_addr: the address of this host for its collectives; by default the one
-      from which it reaches process 0.
+    launched: the replica's address and numbers, and the address of this host
+      for its collectives; by default the one from which it reaches process 0.
   """
-  (place,) = addresses.parse(address)
-  own = local_addr or _own_address(place.host)
+  # `Environment` has checked that it is set.
+  assert launched.group_address is not None
+  (place,) = addresses.parse(launched.group_address)
+  own = launched.local_addr or _own_address(place.host)
   # It would handle SIGTERM, which makes a replica leave and a process end.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
-    coordinator_address=address,
-    coordinator_bind_address=_bind_address(place) if index == 0 else None,
-    num_processes=count,
-    process_id=index,
+    coordinator_address=launched.group_address,
+    coordinator_bind_address=None
+    if launched.process_index
+    else _bind_address(place),
+    num_processes=launched.num_processes,
+    process_id=launched.process_index,
     cluster_detection_method="deactivate",
   )
   kind = getattr(jax.config, "jax_cpu_collectives_implementation", None)

@@ -24,7 +24,7 @@ def rounds(replicas=3, quorum=2, **numbers):
     replicas_to_aggregate=quorum,
     total_num_replicas=replicas,
     inline_bytes=4,
-    policy=MakeRounds(rules.Config(2, 4, quorum, **numbers)),
+    policy=MakeRounds(rules.Config(2, 4, **numbers)),
   )
   for i in range(1, replicas):
     driven.hello(f"p{i}")

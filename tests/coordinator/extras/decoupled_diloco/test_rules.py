@@ -29,7 +29,6 @@ def test_weights_are_tokens_times_tokens_per_step_and_less_for_late_ones():
   ("config", "message"),
   [
     ({"fragments": 0}, "fragments must be an integer from 1, got 0"),
-    ({"quorum": 0}, "quorum .* got 0"),
     ({"safety": 1.5}, "safety must be from 0 to 1, got 1.5"),
   ],
 )
