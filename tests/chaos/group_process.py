@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, phases
 from optax_dist.coordinator.extras.groups import jax_program
+from optax_dist.coordinator.launch import environment
 
 # What process 0 decides before a step, for all processes of its replica.
 _GO_ON, _FINISH, _SAVE = range(3)
@@ -101,7 +102,13 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
 
   channel.obey(obey)
   phases.listen(kill)
-  jax_program.initialize(job["meet"], job["processes"], job["rank"])
+  jax_program.initialize(
+    environment.Environment(
+      num_processes=job["processes"],
+      process_index=job["rank"],
+      group_address=job["meet"],
+    )
+  )
   coordinator.initialize_processes(job["processes"])
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])
