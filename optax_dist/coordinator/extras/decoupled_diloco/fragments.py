@@ -20,15 +20,10 @@ def mix(own: Any, new: Any, alpha: float) -> Any:
   Returns:
     The mix, in the dtypes of ``own``.
 
-  Raises:
-    ValueError: if ``alpha`` is out of range.
-
   Example:
     >>> mix(jnp.array([0.0]), jnp.array([4.0]), 0.25)
     Array([3.], dtype=float32)
   """
-  if not 0 <= alpha <= 1:
-    raise ValueError(f"alpha must be from 0 to 1, got {alpha!r}.")
 
   def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
     wide = jnp.asarray(y, jnp.float32)
@@ -38,7 +33,7 @@ def mix(own: Any, new: Any, alpha: float) -> Any:
   return jax.tree.map(mixed, own, new)
 
 
-def balanced_fragments(params: Any, fragments: int) -> Any:
+def balanced_fragments(params: Any, fragments: int) -> list[list[int]]:
   """Distributes the parameters over fragments of about equal sizes.
 
   The largest come first, each into the fragment that is the smallest so far.
@@ -48,7 +43,7 @@ def balanced_fragments(params: Any, fragments: int) -> Any:
     fragments: the number of fragments; at most the number of arrays.
 
   Returns:
-    A pytree like the parameters, of fragment indices from 0.
+    For each fragment, the numbers of its leaves.
 
   Raises:
     ValueError: if the number is out of range.
@@ -56,20 +51,19 @@ def balanced_fragments(params: Any, fragments: int) -> Any:
   Example:
     >>> sizes = {"a": jnp.zeros(5), "b": jnp.zeros(3), "c": jnp.zeros(2)}
     >>> balanced_fragments(sizes, 2)
-    {'a': 0, 'b': 1, 'c': 1}
+    [[0], [1, 2]]
   """
-  treedef: Any
-  leaves, treedef = jax.tree.flatten(params)
-  if type(fragments) is not int or not 1 <= fragments <= max(1, len(leaves)):
+  leaves = jax.tree.leaves(params)
+  if fragments > len(leaves):
     raise ValueError(
       f"fragments must be from 1 to {len(leaves)}, the number of arrays, got"
       f" {fragments!r}."
     )
   heap = [(0, i) for i in range(fragments)]
-  fragment_of = [0] * len(leaves)
+  found: list[list[int]] = [[] for _ in range(fragments)]
   # One is added to each size, so that no fragment is empty.
   for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
     size, fragment = heapq.heappop(heap)
-    fragment_of[i] = fragment
+    found[fragment].append(i)
     heapq.heappush(heap, (size + leaves[i].size + 1, fragment))
-  return treedef.unflatten(fragment_of)
+  return [sorted(own) for own in found]

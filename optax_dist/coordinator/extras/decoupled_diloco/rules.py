@@ -55,6 +55,11 @@ def check(config: Config) -> None:
       raise ValueError(
         f"{name} must be an integer from {least}, got {value!r}."
       )
+  if config.period < config.fragments:
+    raise ValueError(
+      f"period must be at least fragments={config.fragments}, got"
+      f" {config.period!r}: a fragment is given at a step of its own."
+    )
   if not 0 <= config.safety <= 1:
     raise ValueError(f"safety must be from 0 to 1, got {config.safety!r}.")
 

@@ -114,11 +114,6 @@ class DecoupledDiloco:
     if merge not in ("radial", "mean"):
       raise ValueError(f"merge must be 'radial' or 'mean', got {merge!r}.")
     dd.check(rules)
-    if rules.period < rules.fragments:
-      raise ValueError(
-        f"period must be at least fragments={rules.fragments}, got"
-        f" {rules.period!r}: a fragment is given at a step of its own."
-      )
     self.quorum, self.rules = quorum, rules
     self.policy = MakeRounds(rules)
     self._radial = merge == "radial"
@@ -137,12 +132,7 @@ class DecoupledDiloco:
   def shared(self, params: Any) -> strategy.SharedState:
     """The initial shared state."""
     leaves = jax.tree.leaves(params)
-    fragments = self.rules.fragments
-    dealt = jax.tree.leaves(parts.balanced_fragments(params, fragments))
-    self._leaves = [
-      [i for i, f in enumerate(dealt) if f == fragment]
-      for fragment in range(fragments)
-    ]
+    self._leaves = parts.balanced_fragments(params, self.rules.fragments)
     self._sizes = [[leaves[i].size for i in own] for own in self._leaves]
     outer = tuple(
       self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
