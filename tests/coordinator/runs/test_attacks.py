@@ -1,4 +1,4 @@
-"""Tests that a run survives bad members, forks, exceptions, other versions.
+"""Tests that a run survives bad members, forks, exceptions and interrupts.
 
 Replicas are threads that speak over sockets, as processes do.
 """
@@ -18,8 +18,6 @@ from waiting import until
 
 from optax_dist import coordinator
 from optax_dist.coordinator.protocol import codec, messages
-from optax_dist.coordinator.protocol.follower import follower
-from optax_dist.coordinator.runtime import agreement
 from optax_dist.coordinator.store import process as store_process
 
 SECRET = "a secret of enough bytes"
@@ -143,59 +141,6 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
   assert [loop.error for loop in loops] == [None, None]
   assert "bad message 3, of" in caplog.text
   assert "has rejected a message" in caplog.text
-
-
-def test_a_secret_of_one_character_is_refused(job):
-  with pytest.raises(ValueError, match="at least 16 bytes, got 1"):
-    coordinator.join(OPT, PARAMS, replica=0, **(job | {"secret": "x"}))
-
-
-_DIFFERENT = {
-  "version of JAX": None,
-  "inline_bytes": {"inline_bytes": 1000},
-  "fingerprint_every": {"fingerprint_every": 7},
-  "wire": {"wire": "bfloat16"},
-}
-
-
-@pytest.mark.parametrize("name", _DIFFERENT)
-def test_differing_options_are_refused_by_name(job, monkeypatch, name):
-  first = Loop(0, job)
-  first.start()
-  first.joined.wait(60.0)
-  until(lambda: first.replica.is_leader)
-  if name == "version of JAX":
-    monkeypatch.setattr(agreement.jax, "__version__", "0.0.1")
-  with pytest.raises(coordinator.JoinRefused, match=name):
-    coordinator.join(OPT, PARAMS, replica=1, **(job | (_DIFFERENT[name] or {})))
-  monkeypatch.undo()
-  # The run is none the worse for it.
-  second = Loop(1, job)
-  second.start()
-  until(lambda: first.step > 2)
-  stop(first, second)
-  assert (first.error, second.error) == (None, None)
-
-
-def test_another_version_of_the_protocol_is_refused_by_name(job, monkeypatch):
-  first = Loop(0, job)
-  first.start()
-  first.joined.wait(60.0)
-  until(lambda: first.replica.is_leader)
-  # What the other replica's follower takes for its own version.
-  other = type(messages)("messages")
-  other.__dict__.update(vars(messages), PROTOCOL_VERSION=99)
-  monkeypatch.setattr(follower, "msg", other)
-  with pytest.raises(
-    coordinator.JoinRefused, match="version 99 of the protocol"
-  ):
-    coordinator.join(OPT, PARAMS, replica=1, **job)
-  monkeypatch.undo()
-  second = Loop(1, job)
-  second.start()
-  until(lambda: first.step > 2)
-  stop(first, second)
-  assert (first.error, second.error) == (None, None)
 
 
 _FORKS = """

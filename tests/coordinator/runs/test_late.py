@@ -11,7 +11,7 @@ import pytest
 from optax_dist import ledger
 
 
-@pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
+@pytest.mark.parametrize("behind", [2, 5, 12])
 def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
   released, caught_up = threading.Event(), threading.Event()
   # Nothing that it might wait for comes about in the time of this test.

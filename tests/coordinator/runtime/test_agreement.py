@@ -96,12 +96,17 @@ def test_a_replica_with_other_settings_is_refused_by_name(caplog):
   assert not runs.coordinator_threads(before)
 
 
-def test_another_version_of_the_package_is_refused_by_name(monkeypatch):
+@pytest.mark.parametrize(
+  ("module", "name"), [(optax_dist, "optax_dist"), (agreement.jax, "JAX")]
+)
+def test_another_version_of_a_package_is_refused_by_name(
+  monkeypatch, module, name
+):
   world = endpoint.World()
   first = runs.make(world, 0, k=1, n=2)
   with first.start():
-    monkeypatch.setattr(optax_dist, "__version__", "9.9.9")
+    monkeypatch.setattr(module, "__version__", "9.9.9")
     other = runs.make(world, 1, k=1, n=2)
-    words = r"its version of optax_dist: it has '9\.9\.9', the job '0\."
+    words = rf"its version of {name}: it has '9\.9\.9', the job '0\."
     with pytest.raises(coordinator.JoinRefused, match=words):
       other.start()
