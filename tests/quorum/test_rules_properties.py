@@ -72,6 +72,10 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
     else:
       assert (outcome.local_step, outcome.count) == (step, event.count)
       assert holds_of_reason(outcome.reason, event, before, record, same)
+      whose = event.incarnation
+      if whose is None:
+        whose = -1 if record is None else record.incarnation
+      assert outcome.incarnation == whose
       unknown = outcome.reason is Reason.UNKNOWN_REPLICA
       assert before.finished or unknown == (not known)
     answers = [
@@ -310,8 +314,9 @@ def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
         here = record.live and record.incarnation == m.incarnation
         if here and m.replica != abandoned.failed_replica:
           assert m in inside
-        else:
-          assert m.replica in dropped
+        elif m.replica != abandoned.failed_replica:
+          left = after.replicas[m.replica].left
+          assert dropped[m.replica] == (Reason.LEFT if left else Reason.LOST)
       assert abandoned.failed_replica in dropped
       if after.attempt:
         assert after.attempt.number == attempt.number + 1
