@@ -30,6 +30,7 @@ _SCHEDULES: dict[str, dict[str, tuple[int, ...]]] = {
   "coordinator": {
     "faults": _CHOSEN,
     "leases": (*range(40),),
+    "slots": (*range(40),),
     "groups": (*range(20),),
     "fragments": (*range(10), *range(5, 16 * 10, 16)),
   },

@@ -1,0 +1,67 @@
+"""Tests of which slots are computed twice, and of whose gradients are wrong."""
+
+import pytest
+
+from optax_dist import ledger
+from optax_dist.coordinator.protocol.leader import audit
+
+# Steps of two slots of two samples, which are all audited.
+DATA = ledger.Batches(16, 4, micro_batch=2, deterministic=True, audit=1.0)
+FIRST, SECOND = ((0, 2),), ((2, 4),)
+RIGHT, WRONG = bytes([1] * 16), bytes([2] * 16)
+
+
+def audited(votes, step=0):
+  """An audit to which members have sent digests, by the slot's position."""
+  made = audit.Audit(DATA, step)
+  for position, digests in votes.items():
+    for member, digest in digests.items():
+      assert not made.arrived(member, (), {position: digest})
+  return made
+
+
+def test_digests_travel_as_bytes():
+  entries = {4: audit.NOT_FINITE, 6: RIGHT}
+  work = b"".join(audit.pack(*entry) for entry in entries.items())
+  assert audit.unpack(work) == entries
+  with pytest.raises(ValueError, match="47 bytes of digests"):
+    audit.unpack(work[:-1])
+
+
+def test_a_gradient_has_a_digest_of_each_slot_that_is_audited():
+  made = audit.Audit(DATA, 0)
+  assert "without the digests" in made.arrived(0, FIRST, {2: RIGHT})
+  assert not made.arrived(0, FIRST, {0: RIGHT})
+  # What belongs to another step is compared with nothing.
+  assert not made.arrived(0, ((8, 10),), {8: RIGHT})
+
+
+def test_a_slot_is_computed_twice_and_by_another_member():
+  made = audited({0: {0: RIGHT}})
+  assert list(made.assign([0, 1, 2], [SECOND])) == [(0, SECOND), (1, FIRST)]
+  assert not made.is_settled
+  assert made.wants(FIRST, 1)
+  assert not made.wants(FIRST, 0)
+  both = audited({p: {0: RIGHT, 1: RIGHT} for p in (0, 2)})
+  assert both.is_settled
+  assert not list(both.assign([2], []))
+
+
+def test_one_more_member_computes_a_slot_on_which_two_differ():
+  made = audited({0: {0: RIGHT, 1: WRONG}, 2: {0: RIGHT, 1: RIGHT}})
+  assert not made.is_settled
+  assert list(made.assign([2, 3], [])) == [(2, FIRST)]
+  assert not list(made.assign([2, 3], [FIRST]))
+
+
+def test_two_that_agree_decide_who_is_wrong():
+  votes = {0: RIGHT, 1: RIGHT}
+  assert audited({0: votes, 2: votes}).verdict(3) is None
+  made = audited({0: votes, 2: {0: RIGHT, 1: WRONG}})
+  assert made.verdict(3) is None  # The third one decides.
+  digests = {0: RIGHT.hex(), 1: WRONG.hex()}
+  assert made.verdict(2) == (1, digests, ())
+  made.arrived(2, (), {2: WRONG})
+  assert made.verdict(3) == (1, digests | {2: WRONG.hex()}, (0,))
+  made.removed(0)
+  assert made.verdict(2) is None
