@@ -49,7 +49,7 @@ def replace(module: types.ModuleType, tree: ast.Module) -> None:
     elif isinstance(value, types.FunctionType):
       if value.__module__ == module.__name__:
         _replace_function(old, value)
-    elif isinstance(value, int | float | str | None) and value != old:
+    elif isinstance(value, int | float | str | bytes | None) and value != old:
       setattr(module, name, value)
 
 

@@ -752,6 +752,12 @@ def test_a_member_without_a_gradient_in_a_step_that_begins_is_called():
   assert called == ["p0", "p2"]
 
 
+def test_without_rounds_nobody_is_called():
+  driven = inline()
+  driven.arrive("p1", payload=b"g")
+  assert not [m for _, m in driven.sent if isinstance(m, msg.Call)]
+
+
 def test_a_member_that_has_left_and_calls_again_reads_that_it_has():
   driven = inline(replicas_to_aggregate=1)
   for peer in ("p0", "p1"):

@@ -3,9 +3,11 @@
 import pytest
 
 from optax_dist import ledger, quorum
-from optax_dist.coordinator.protocol import entries
+from optax_dist.coordinator.protocol import codec, entries
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.leader.leases import LeaseManager
+from optax_dist.coordinator.protocol.leader.sharing import Sharing
 from optax_dist.ledger import spans as sp
 
 
@@ -50,7 +52,9 @@ class Step:
     return self.tell()
 
   def tell(self):
-    told = {ask.incarnation: ask.lease for ask in self.lends.announcements()}
+    asks = self.lends.announcements()
+    assert all(a.gradients == max(1, sp.size(a.lease)) for a in asks)
+    told = {ask.incarnation: ask.lease for ask in asks}
     self.leases |= told
     return told
 
@@ -101,6 +105,15 @@ def test_a_step_is_shared_by_how_fast_its_members_are():
   step.bring(1, 12.0)
   # Slots took one second and three.
   assert step.commit(12.0) == {0: ((8, 14),), 1: ((14, 16),)}
+
+
+def test_only_who_gets_nothing_comes_nearer_to_the_others():
+  sharing = Sharing(1, 16.0)
+  for member, seconds in ((0, 1.0), (1, 3.0)):
+    sharing.lend(member, ((member, member + 1),), 0.0)
+    sharing.brought(member, ((member, member + 1),), 0.0, seconds)
+  for _ in range(20):
+    assert sharing.share((0, 1), 8) == {0: 6, 1: 2}
 
 
 def test_a_member_that_would_be_too_slow_gets_nothing_for_a_while():
@@ -202,3 +215,45 @@ def test_a_new_leader_leaves_each_slot_with_one_of_its_claimants():
   step.tell()
   step.lends.claim(1, ((1, 4),), 8)
   assert step.tell() == {1: ((2, 4),)}
+
+
+def audited(*digests):
+  """Members have computed the only slot of a step, one after the other.
+
+  Returns:
+    The lease manager, who they were, and whether it closes the step after each.
+  """
+  data = ledger.Batches(8, 1, micro_batch=1, deterministic=True, audit=1.0)
+  lends = LeaseManager(data, 1, ledger.Progress(), 160.0)
+  lends.now = 0.0
+  state = quorum.init(1, len(digests), exact=True, window=True)
+  for member in range(len(digests)):
+    state, _ = quorum.step(state, quorum.Join(member))
+    lends.members_changed(state)
+    lends.ask(member, 1)
+  state, _ = quorum.step(state, quorum.Arrive(0, 0))
+  who, closes = [], []
+  for digest in digests:
+    lends.announcements()
+    member = next(m for m in range(len(digests)) if lends.lease(m))
+    assert member not in who
+    lends.now += 1.0
+    work = audit.pack(0, digest)
+    message = codec.replace(arrive(((0, 1),)), work=work)
+    assert not lends.admit(member, message)
+    if lends.fits(member, message):
+      lends.accepted(member, message, lends.now)
+    who.append(member)
+    closes.append(lends.closes(state, 0.0, lends.now))
+  return lends, who, closes
+
+
+def test_a_step_waits_for_its_audit_once_two_members_have_computed():
+  right, wrong = bytes([1] * 16), bytes([2] * 16)
+  lends, _, closes = audited(right, right)
+  # Before, the other one may be compiling yet.
+  assert closes == [True, True]
+  assert lends.verdict() is None
+  lends, who, closes = audited(right, wrong, right)
+  assert closes == [True, False, False]
+  assert lends.verdict().wrong == (who[1],)
