@@ -2,8 +2,8 @@
 
 Real processes, which sleep instead of computing, so that a few cores suffice for
 them. Each row runs twice: the journal of the first run predicts the pace of the
-second (goal: 10 %), and its first half the second half. Other rows are predicted from
-the journals of runs with another k (goal: 15 %). Kills and stops strike at random
+second (goal: 10 %). Other rows are predicted from the journals of runs with another k
+(goal: 15 %). Kills and stops strike at random
 times; a process that was killed is replaced by another one after a while. One row is
 a script of a user's, started by `optax-dist launch`; others run on two hosts, network
 namespaces that this program makes.
@@ -343,7 +343,7 @@ class Runs:
 
 
 def predict(name, runs):
-  """What is predicted for a row, what was measured, and the held-out check."""
+  """What is predicted for a row, and what was measured."""
   from optax_dist import simulate
 
   setting = settings()[name]
@@ -354,21 +354,16 @@ def predict(name, runs):
   if "of" in setting:
     strategy = strategy._replace(replicas_to_aggregate=setting["k"])
   found = simulate.predict(recorded, strategy, REPLICAS)
-  held = None
-  if "of" not in setting:
-    predicted, second_half = simulate.held_out(first)
-    held = predicted.steps_per_second / second_half - 1
-  return found, again.steps_per_second, held
+  return found, again.steps_per_second
 
 
-def line(name, found, measured, held):
+def line(name, found, measured):
   """A row of the table."""
   inside = found.low <= measured <= found.high
   return (
     f"{name:26} {measured:9.2f} {found.steps_per_second:9.2f} "
     f" {found.low:7.2f} to {found.high:7.2f} {'in ' if inside else 'out'}"
     f" {found.steps_per_second / measured - 1:+7.1%}"
-    f" {'' if held is None else f'{held:+7.1%}'}"
   )
 
 
@@ -404,11 +399,10 @@ def main():
         return
       print(
         f"{'':26} {'measured':>9} {'predicted':>9}  95 % interval           error"
-        "  held out"
       )
       for name in args.rows or settings():
-        found, measured, held = predict(name, runs)
-        print(line(name, found, measured, held), flush=True)
+        found, measured = predict(name, runs)
+        print(line(name, found, measured), flush=True)
         for doubt in found.doubts:
           print(f"    {doubt}")
     finally:

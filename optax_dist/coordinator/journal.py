@@ -304,7 +304,7 @@ def arrived(record: Record, gradient: Record) -> float | None:
   """When a gradient of a record arrived at the leader; None if unknown.
 
   Args:
-    record: a commit, drop or exchange.
+    record: a commit or drop.
     gradient: the record, or one of its members.
 
   Example:

@@ -11,7 +11,7 @@ from optax_dist.simulate.latency import (
   parse_latency,
 )
 from optax_dist.simulate.plan import Candidate, Plan, plan
-from optax_dist.simulate.predict import Prediction, held_out, predict
+from optax_dist.simulate.predict import Prediction, predict
 from optax_dist.simulate.recorded import Recorded, from_journal
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.replay_run import Difference, Replay, replay_run
@@ -38,7 +38,6 @@ __all__ = [
   "Strategy",
   "Timing",
   "from_journal",
-  "held_out",
   "parse_latency",
   "plan",
   "predict",

@@ -41,10 +41,10 @@ class Computation(NamedTuple):
 
 
 def contributions(record: journal.Record) -> Sequence[journal.Record]:
-  """The members of a commit; a drop or an exchange; none of other records."""
+  """The members of a commit; a drop; none of other records."""
   if record["kind"] == "commit":
     return record["members"]
-  return (record,) if record["kind"] in ("drop", "exchange") else ()
+  return (record,) if record["kind"] == "drop" else ()
 
 
 def of(part: Sequence[journal.Record]) -> Iterator[Computation]:
@@ -101,9 +101,7 @@ def ends(part: Sequence[journal.Record]) -> list[float]:
   """When each step of a run had all it needed: its last arrival."""
   times = []
   for record in part:
-    if record["kind"] == "exchange":
-      times.append(record["time"])
-    elif record["kind"] == "commit":
+    if record["kind"] == "commit":
       last = _last_arrival(record)
       times.append(record["time"] if last is None else last)
   return times

@@ -33,7 +33,7 @@ def of(
     Lines for people; empty if there are no doubts.
   """
   lines = []
-  steps = sum(r["kind"] in ("commit", "exchange") for r in records)
+  steps = sum(r["kind"] == "commit" for r in records)
   if steps < _FEW_STEPS:
     lines.append(
       f"too short: {steps} steps, where {_FEW_STEPS} at least are needed to see"

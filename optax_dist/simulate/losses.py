@@ -67,7 +67,7 @@ def losses_in(
           done.append(open_[replica])
         overdue = now - last_seen.get(replica, now) - usual
         open_[replica] = Loss(replica, now, max(0.0, overdue), math.inf)
-    elif kind in ("commit", "drop", "exchange"):
+    elif kind in ("commit", "drop"):
       for gradient in contributions(record):
         who, timings = gradient["replica"], gradient.get("timings")
         last_seen[who] = now

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator import journal
-from optax_dist.simulate import computations
 from optax_dist.simulate.engine import simulate_timing
-from optax_dist.simulate.recorded import Recorded, from_journal
+from optax_dist.simulate.recorded import Recorded
 from optax_dist.simulate.strategy import Strategy
 
 _LEVEL = 95
@@ -132,41 +129,6 @@ def predict(
       " like these",
     )
   return Prediction(pace, float(low), float(high), repetitions, doubts)
-
-
-def held_out(
-  records: Sequence[journal.Record], *, repetitions: int = 20, seed: int = 0
-) -> tuple[Prediction, float] | None:
-  """Predicts the second half of a run from the first.
-
-  Args:
-    records: records from `journal.read`; the longest run in them is used.
-    repetitions: see `predict`.
-    seed: see `predict`.
-
-  Returns:
-    The prediction from the first half of the steps, and the steps per second in
-    the second; None if a half has fewer than ten steps.
-  """
-  parts = journal.segments(records)
-  if not parts:
-    return None
-  part = max(parts, key=lambda part: len(computations.ends(part)))
-  at = [i for i, r in enumerate(part) if r["kind"] in ("commit", "exchange")]
-  if len(at) < 20:
-    return None
-  middle = at[len(at) // 2]
-  ends = computations.ends(part)[len(at) // 2 :]
-  if ends[-1] <= ends[0]:
-    return None
-  first = from_journal(part[: middle + 1])
-  predicted = predict(
-    first,
-    steps=min(len(ends) - 1, _MOST_STEPS),
-    repetitions=repetitions,
-    seed=seed,
-  )
-  return predicted, (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 def _too_wide(

@@ -76,8 +76,8 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
   every = [computation for part in by_part for computation in part]
   if not every:
     raise ValueError(
-      "the journal has no times of computing: no commit, drop or exchange in it"
-      " has a 'compute'."
+      "the journal has no times of computing: no commit or drop in it has a"
+      " 'compute'."
     )
   communication = _communication(every)
   latency = _recording(parts, by_part, communication)
@@ -148,21 +148,20 @@ def _recording(
 def _settled(part: Sequence[journal.Record]) -> list[float]:
   """Ends of steps after all initial replicas have begun."""
   ends = computations.ends(part)
-  steps = [r for r in part if r["kind"] in ("commit", "exchange")]
   early: set[Replica] = set()
   late: dict[Replica, int] = {}
   step = 0
   for record in part:
-    if record["kind"] == "join" and step < len(steps) / 4:
+    if record["kind"] == "join" and step < len(ends) / 4:
       early.add(record["replica"])
     elif record["kind"] in ("lost", "leave"):
       early.discard(record["replica"])
-    elif record["kind"] in ("commit", "drop", "exchange"):
+    elif record["kind"] in ("commit", "drop"):
       for gradient in computations.contributions(record):
         late.setdefault(gradient["replica"], step)
-      step += record["kind"] != "drop"
+      step += record["kind"] == "commit"
   begun = max((late[r] for r in early if r in late), default=0)
-  if begun > len(steps) / 2:  # A very late join does not count.
+  if begun > len(ends) / 2:  # A very late join does not count.
     begun = 0
   return ends[begun:]
 

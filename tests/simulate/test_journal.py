@@ -67,18 +67,6 @@ def _run(**fields):
   } | fields
 
 
-def test_elastic_exchange_is_a_step_of_one_replica():
-  exchange = {"kind": "exchange", "replica": 0, "local_step": 10, "step": 1}
-  records = [_run(strategy="elastic_average")]
-  records += [
-    exchange | {"time": 2.0 * i, "compute": 1.5} for i in range(1, 11)
-  ]
-  recorded = simulate.from_journal(records)
-  assert recorded.strategy.replicas_to_aggregate == 1
-  assert np.mean([x.mean() for x in recorded.latency.seconds]) == 1.5
-  assert recorded.steps_per_second == pytest.approx(0.5)
-
-
 def test_replicas_that_exchange_together_make_one_step():
   commit = {
     "kind": "commit",
@@ -238,35 +226,6 @@ def test_longer_journal_gives_a_narrower_interval(tmp_path):
     widths.append((found.high - found.low) / found.steps_per_second)
     assert any("too short" in doubt for doubt in found.doubts) == (steps == 20)
   assert widths[0] > 2 * widths[1]
-
-
-def test_second_half_of_a_journal_checks_the_prediction(tmp_path):
-  records = _records(
-    tmp_path / "run.jsonl", simulate.sync_replicas(3), steps=400
-  )
-  first, second = simulate.held_out(records)
-  assert first.steps_per_second == pytest.approx(second, rel=0.1)
-  assert first.low <= second <= first.high
-  # The second half is another run, three times slower.
-  commits = [r for r in records if r["kind"] == "commit"]
-  middle = commits[len(commits) // 2]["time"]
-  later = lambda t: t if t <= middle else middle + 3 * (t - middle)
-  for record in records:
-    now = record["time"]
-    record["time"] = later(now)
-    for one in record.get("members", ()):
-      one["age"] = later(now) - later(now - one["age"])
-  first, second = simulate.held_out(records)
-  assert first.steps_per_second == pytest.approx(3 * second, rel=0.1)
-  assert second < first.low
-
-
-def test_few_steps_have_no_second_half_to_check(tmp_path):
-  records = _records(
-    tmp_path / "run.jsonl", simulate.sync_replicas(3), steps=15
-  )
-  assert simulate.held_out(records) is None
-  assert simulate.held_out([]) is None
 
 
 def test_more_replicas_than_recorded_are_in_doubt(tmp_path):

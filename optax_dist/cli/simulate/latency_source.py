@@ -80,15 +80,15 @@ def load(args: argparse.Namespace):
   """Loads what `--latency` or `--journal` names.
 
   Returns:
-    The latency, the `simulate.Recorded` run or None, and the journal's records.
-    Arguments that were not given are filled in.
+    The latency, and the `simulate.Recorded` run or None. Arguments that were not
+    given are filled in.
 
   Raises:
     errors.CommandError: the latency is invalid, or the journal does not exist.
   """
   from optax_dist import simulate
 
-  recorded, records = None, []
+  recorded = None
   try:
     if args.journal is None:
       latency = simulate.parse_latency(args.latency)
@@ -108,4 +108,4 @@ def load(args: argparse.Namespace):
   if args.communication is None:
     args.communication = recorded.communication if recorded else 0.0
   args.cancel |= recorded is not None and recorded.strategy.cancel
-  return latency, recorded, records
+  return latency, recorded

@@ -52,7 +52,7 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
-  latency, recorded, _ = latency_source.load(args)
+  latency, recorded = latency_source.load(args)
   if recorded is not None and recorded.strategy.kind == "elastic_average":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"

@@ -52,7 +52,7 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
-  latency, recorded, records = latency_source.load(args)
+  latency, recorded = latency_source.load(args)
   from optax_dist import simulate
 
   strategy = _strategy(args, recorded)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(f"{strategy.name}: {error}") from error
   _show(f"{args.replicas} replicas, {latency}", timing)
   if recorded is not None and recorded.steps_per_second is not None:
-    _compare(args, recorded, strategy, records)
+    _compare(args, recorded, strategy)
   return 0
 
 
@@ -104,7 +104,7 @@ def _show(title: str, timing) -> None:
     )
 
 
-def _compare(args: argparse.Namespace, recorded, strategy, records) -> None:
+def _compare(args: argparse.Namespace, recorded, strategy) -> None:
   """Prints the recorded and the predicted pace, with its uncertainty."""
   from optax_dist import simulate
 
@@ -123,13 +123,6 @@ def _compare(args: argparse.Namespace, recorded, strategy, records) -> None:
   if args.backups is None and args.replicas == recorded.replicas:
     line += f", {predicted.steps_per_second / measured - 1:+.1%}"
   print(line)
-  held_out = simulate.held_out(records, seed=args.seed)
-  if held_out is not None:
-    first, second = held_out
-    print(
-      f"check: the first half predicts {first}, and the second took {second:.4g}"
-      f" steps/s, {first.steps_per_second / second - 1:+.1%}"
-    )
 
 
 def _strategy(args: argparse.Namespace, recorded):

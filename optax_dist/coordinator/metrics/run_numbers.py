@@ -29,7 +29,7 @@ class ReplicaNumbers:
   Attributes:
     replica: its index.
     state: "in", "left" or "lost"; "" before it has joined.
-    accepted: gradients in committed steps, or exchanges.
+    accepted: gradients in committed steps.
     dropped: gradients that were dropped, by reason.
     losses: how often its process was lost.
     waits: total seconds from its arrivals to their commits.
@@ -145,8 +145,6 @@ class RunNumbers:
       case "drop":
         found = self._gradient(record, record)
         found.dropped[record["reason"]] += record["count"]
-      case "exchange":
-        self._gradient(record, record).accepted += 1
       case "leader":
         self._leader_changes += self.leader not in (None, record["replica"])
         self.leader = record["replica"]

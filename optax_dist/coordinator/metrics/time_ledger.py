@@ -178,9 +178,8 @@ class TimeLedger:
         )
         for member in members:
           _book(self._one(member["replica"]), record, member, True, complete)
-      case "drop" | "exchange":
-        useful = kind == "exchange"
-        _book(self._one(record["replica"]), record, record, useful, None)
+      case "drop":
+        _book(self._one(record["replica"]), record, record, False, None)
       case "join":
         joined = self._one(record["replica"])
         if joined.then in ("idle", "recovery"):

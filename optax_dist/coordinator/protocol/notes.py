@@ -265,15 +265,6 @@ class Fingerprint(Record, tag="fingerprint"):
   state: str | None = None
 
 
-class Exchange(Record, tag="exchange"):
-  """An exchange with the center; only simulations write this."""
-
-  step: int
-  replica: _Id
-  local_step: int
-  compute: Finite | None = None
-
-
 class Finish(Record, tag="finish"):
   """The last record: how the run ended.
 

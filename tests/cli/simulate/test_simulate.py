@@ -54,17 +54,15 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
   captured = capsys.readouterr()
   assert "recorded: sync, 3 of N" in captured.out
   assert "; predicted: " in captured.out
-  assert "check: the first half predicts" in captured.out
   bad, rest = captured.err.splitlines()
   assert "run.jsonl: line " in bad
   assert "not JSON" in bad
   assert "going on with the other" in rest
-  *_, line, check = captured.out.splitlines()
+  *_, line = captured.out.splitlines()
   assert abs(float(re.search(r"([+-][\d.]+)%$", line)[1])) < 10
-  assert abs(float(re.search(r"([+-][\d.]+)%$", check)[1])) < 15
   # Another number of gradients has a prediction, and nothing to compare with.
   assert main.main([*argv, "--backups", "0"]) == 0
-  last = capsys.readouterr().out.splitlines()[-2]
+  last = capsys.readouterr().out.splitlines()[-1]
   assert "; predicted: " in last
   assert not last.endswith("%")
 
@@ -159,7 +157,14 @@ def test_error_of_plan_is_one_line(more, said, capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   lines = [
     {"kind": "run", "version": 1, "strategy": "elastic_average"},
-    {"kind": "exchange", "replica": 0, "local_step": 1, "compute": 1.0},
+    {
+      "kind": "drop",
+      "replica": 0,
+      "local_step": 1,
+      "count": 1,
+      "reason": "stale",
+    }
+    | {"compute": 1.0},
   ]
   (tmp_path / "elastic.jsonl").write_text(
     "\n".join(json.dumps(line | {"time": 0, "step": 0}) for line in lines)

@@ -99,13 +99,6 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert found["replica_seconds", "useful"] == 0
 
 
-def test_elastic_averaging_has_exchanges():
-  numbers = run_numbers.RunNumbers()
-  exchange = {"kind": "exchange", "time": 1.0, "replica": 0, "compute": 0.5}
-  numbers.update([exchange | {"age": None}])
-  assert values(numbers)["gradients_applied",] == 1
-
-
 def test_a_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
   """As for a new leader that has no journal."""
   numbers = run_numbers.RunNumbers()
