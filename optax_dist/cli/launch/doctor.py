@@ -41,22 +41,18 @@ def run(args: argparse.Namespace) -> int:
 
   settings = job.settings
   assert settings.secret is not None
-  good = doctor.Doctor(
+  good = True
+  for found in doctor.check(
     job.node,
     placement.launcher_notice(
-      job.node,
-      job.replicas,
-      args.processes_per_replica,
-      args.nodes_per_replica,
-      settings,
+      job.node, job.replicas, args.processes_per_replica, settings
     ),
     secret=settings.secret,
     store=settings.store,
     run=f"{settings.run or ''}-doctor",
     timeout=args.host_timeout,
-    tell=lambda found: print(
-      f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True
-    ),
-  ).run()
+  ):
+    good &= found.good
+    print(f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True)
   print("all is good" if good else "see the lines with FAILED")
   return 0 if good else 1

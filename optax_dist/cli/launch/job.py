@@ -47,11 +47,8 @@ class Job:
     try:
       settings = _settings(args, environ)
       self.node = nodes.find(settings)
-      each = args.nodes_per_replica or 1
-      self.replicas = settings.num_replicas or max(1, self.node.count // each)
-      self.node.places(
-        self.replicas, args.processes_per_replica, args.nodes_per_replica
-      )
+      self.replicas = settings.num_replicas or self.node.count
+      self.node.share(self.replicas, args.processes_per_replica)
       if settings.faults is not None:
         faults.Faults.parse(settings.faults).check(self.replicas)
       secret = settings.find_secret()
@@ -107,7 +104,6 @@ class Job:
       self.node,
       self.replicas,
       args.processes_per_replica,
-      nodes_per_replica=args.nodes_per_replica,
       patience=peers.Patience(longest, args.host_timeout),
       say=say,
     )

@@ -155,13 +155,6 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     type=parser.whole_number(0),
     help="index of this host, from 0 (default: OPTAX_DIST_NODE_RANK)",
   )
-  add(
-    "--nodes-per-replica",
-    metavar="N",
-    type=parser.whole_number(1),
-    help="hosts over which the processes of a replica are spread (default: 1,"
-    " or with fewer replicas than hosts as many as there are for each)",
-  )
   parser.add_number(
     group,
     "--host-timeout",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.transport import addresses
-
-ADDRESS = environment.variable("coordinator_address")
-NUM_REPLICAS = environment.variable("num_replicas")
-REPLICA = environment.variable("replica")
 
 
 def detect(
@@ -39,27 +38,17 @@ def detect(
     ('10.0.0.1:29400', 4, 1)
   """
   launched = environment.Environment.read()
-  address = coordinator_address or launched.coordinator_address
-  count = launched.num_replicas if num_replicas is None else num_replicas
-  index = launched.replica if replica is None else replica
-  if address is None or count is None or index is None:
-    detected = detect_cluster() or (None, None, None)
-    address = detected[0] if address is None else address
-    count = detected[1] if count is None else count
-    index = detected[2] if index is None else index
-  if address is None or count is None or index is None:
-    parts = {
-      "coordinator_address": address,
-      "num_replicas": count,
-      "replica": index,
-    }
-    missing = ", ".join(name for name, value in parts.items() if value is None)
-    raise ValueError(
-      f"Nothing says what {missing} of the job should be. Give arguments, or"
-      f" set {ADDRESS} (host:port), {NUM_REPLICAS} and {REPLICA}, or run in a"
-      " cluster that JAX knows (SLURM, GKE, TPU pods, Open MPI). In one"
-      " process, use optax_dist.coordinator.run_embedded."
-    )
+  address, count, index = complete(
+    {
+      "coordinator_address": coordinator_address
+      or launched.coordinator_address,
+      "num_replicas": launched.num_replicas
+      if num_replicas is None
+      else num_replicas,
+      "replica": launched.replica if replica is None else replica,
+    },
+    " In one process, use optax_dist.coordinator.run_embedded.",
+  )
   addresses.parse(address)
   if not 0 <= index < count:
     raise ValueError(
@@ -67,6 +56,40 @@ def detect(
       f" replica {index}."
     )
   return address, count, index
+
+
+def complete(
+  parts: Mapping[str, Any], otherwise: str = ""
+) -> tuple[str, int, int]:
+  """Takes what nobody gave from the cluster that JAX detects.
+
+  Args:
+    parts: an address, a number of processes, and the index of this one, in this
+      order, by fields of `Environment`; None for those that nobody gave.
+    otherwise: what else people could do, for the error.
+
+  Raises:
+    ValueError: a part is not known; the error names its variable.
+  """
+  found = tuple(parts.values())
+  if None in found:
+    detected = detect_cluster() or (None, None, None)
+    found = tuple(
+      other if part is None else part
+      for part, other in zip(found, detected, strict=True)
+    )
+  if None in found:
+    missing = ", ".join(
+      f"{name} ({environment.variable(name)})"
+      for name, part in zip(parts, found, strict=True)
+      if part is None
+    )
+    raise ValueError(
+      f"Nothing says what {missing} of the job should be. Give arguments, or set"
+      " the variables in brackets, or run in a cluster that JAX knows (SLURM, GKE,"
+      f" TPU pods, Open MPI).{otherwise}"
+    )
+  return found
 
 
 def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:

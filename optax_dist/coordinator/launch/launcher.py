@@ -65,16 +65,19 @@ class LaunchError(RuntimeError):
 class Hosts(Protocol):
   """The other hosts of a job that has several."""
 
-  def processes_here(self, replica: int) -> range:
+  @property
+  def processes_here(self) -> range:
     """The indices of a replica's processes on this host."""
     ...
 
-  def start_store(self, secret: bytes) -> store_process.StoreProcess | None:
-    """Starts the store of the job, if it belongs on this host."""
-    ...
+  def start_store(
+    self, secret: bytes
+  ) -> tuple[store_process.StoreProcess | None, str]:
+    """Starts the store of the job, if it belongs on this host.
 
-  def store_address(self) -> str:
-    """Where the store of the job is, ``host:port``."""
+    Returns:
+      The store, or None if it is on another host; and its address, ``host:port``.
+    """
     ...
 
   def supervisor(self, policy: supervisor.Policy, told: Environment) -> Any:
@@ -236,8 +239,7 @@ class Launcher:
       self._store = store_process.start(secret, port=0)
       address = self._store.address.partition(",")[0]
     else:
-      self._store = self._hosts.start_store(secret)
-      address = self._hosts.store_address()
+      self._store, address = self._hosts.start_store(secret)
     self._told = dataclasses.replace(self._told, coordinator_address=address)
 
   def _leave(self, words: str) -> None:
@@ -289,11 +291,7 @@ class Launcher:
       (port,) = addresses.free_ports()
       address = f"127.0.0.1:{port}"
     _log.info("replica %d meets at %s", replica, address)
-    here = (
-      range(count)
-      if self._hosts is None
-      else self._hosts.processes_here(replica)
-    )
+    here = range(count) if self._hosts is None else self._hosts.processes_here
     self._running[replica] = [
       self._spawn(
         dataclasses.replace(

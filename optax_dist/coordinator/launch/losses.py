@@ -1,4 +1,4 @@
-"""Replicas that ended before the run did, and what people are told of them."""
+"""Replicas that ended before the run did, and which of them explains its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ class Loss:
 
   Attributes:
     replica: its index.
-    restarts: how often it had been started before.
     ending: a description of how it ended.
     tail: the last lines of its output.
     seconds: time of the end, since the launch.
@@ -20,11 +19,21 @@ class Loss:
   """
 
   replica: int
-  restarts: int
   ending: str
   tail: str
   seconds: float
   code: int
+
+  def explain(self, what: str) -> str:
+    """Why a run can't continue, for people.
+
+    Args:
+      what: the reason in a few words.
+    """
+    told = f"{what}: replica {self.replica} {self.ending} after {self.seconds:.1f} s."
+    if self.tail:
+      told += f" The last lines of its output:\n{self.tail}"
+    return f"{told}\nTo go on, start the job again from its last checkpoint."
 
 
 def cause(firsts: Sequence[Loss]) -> Loss:
@@ -42,29 +51,3 @@ def cause(firsts: Sequence[Loss]) -> Loss:
     if killed and first.code <= 128:
       return loss
   return first
-
-
-def explain(what: str, cause: Loss, lasts: Sequence[Loss]) -> str:
-  """Why a run can't continue, for people.
-
-  Args:
-    what: the reason in a few words.
-    cause: the failure behind it.
-    lasts: the last failure of each replica that is lost.
-  """
-  told = (
-    f"{what}: replica {cause.replica} {cause.ending} after"
-    f" {cause.seconds:.1f} s."
-  )
-  if cause.tail:
-    told += f" The last lines of its output:\n{cause.tail}"
-  for loss in lasts:
-    if loss is cause:
-      continue
-    told += f"\nreplica {loss.replica} {loss.ending}"
-    again = loss.restarts - cause.restarts
-    if loss.replica == cause.replica:
-      last = loss.tail.rpartition("\n")[2]
-      told += f" after {again} more start{'s' * (again > 1)}: {last}"
-    told += "" if told.endswith(".") else "."
-  return f"{told}\nTo go on, start the job again from its last checkpoint."

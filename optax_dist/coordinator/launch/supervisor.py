@@ -201,9 +201,8 @@ class _Place:
   due: float = 0.0
   failures: int = 0
   joined: bool = False
-  # The first and the last of its failures in a row.
+  # The first of its failures in a row.
   first: losses.Loss | None = None
-  last: losses.Loss | None = None
 
 
 class Supervisor:
@@ -315,18 +314,11 @@ class Supervisor:
 
   def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
     place = self._places[given.replica]
-    if given.code and not self.over:
-      place.last = losses.Loss(
-        given.replica,
-        place.restarts,
-        given.words,
-        given.tail,
-        now - self._start,
-        exit_code(given.code),
-      )
-    effects = self._decide(given.replica, given.code, now)
+    effects = self._decide(given, now)
     follows = self._outlook(place, now) if given.code else ""
-    if follows and not any(isinstance(e, GiveUpRun) for e in effects):
+    if any(isinstance(e, GiveUpRun) for e in effects):
+      follows = "the run can't go on"
+    if follows:
       line = f"replica {given.replica} {given.words}; {follows}"
       effects.insert(0, Say(line))
     return effects
@@ -348,9 +340,9 @@ class Supervisor:
         return f"the run was over, and the exit code is {self._code}"
     return ""
 
-  def _decide(self, replica: int, code: int, now: float) -> list[Effect]:
+  def _decide(self, given: ReplicaEnded, now: float) -> list[Effect]:
     """Decides what follows from the end of a replica."""
-    place = self._places[replica]
+    place, code = self._places[given.replica], given.code
     if place.state in _SETTLED:
       return []
     if code == 0 or self._stopped is not None:
@@ -366,7 +358,10 @@ class Supervisor:
       place.failures = 0
     place.failures += 1
     if place.failures == 1:
-      place.first = place.last
+      seconds = now - self._start
+      place.first = losses.Loss(
+        given.replica, given.words, given.tail, seconds, exit_code(code)
+      )
     place.due = now + self._pause(place, code)
     running = [p for p in self._places.values() if p.state is State.RUNNING]
     if self._policy.whole and not running:
@@ -417,12 +412,10 @@ class Supervisor:
     """Names the replica in these states because of which the run can't go on."""
     down = [p for p in self._places.values() if p.state in states]
     firsts = [place.first for place in down if place.first is not None]
-    lasts = [place.last for place in down if place.last is not None]
     if not firsts:  # They never started.
       return GiveUpRun(f"{what}.")
     cause = losses.cause(firsts)
-    told = losses.explain(what, cause, lasts)
-    return GiveUpRun(told, cause.replica, cause.code)
+    return GiveUpRun(cause.explain(what), cause.replica, cause.code)
 
 
 def exit_code(code: int) -> int:

@@ -58,7 +58,7 @@ def test_a_replica_of_two_processes_on_each_host(tmp_path):
 
 
 class _Launched:
-  """A launcher on each of two hosts, and what they have printed."""
+  """A launcher on each of four hosts, and what they have printed."""
 
   def __init__(self, hosts, folder, *flags):
     secret = folder / "secret"
@@ -69,14 +69,14 @@ class _Launched:
       "JAX_PLATFORMS": "cpu",
       "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    self._logs = [folder / f"host-{rank}.log" for rank in (0, 1)]
+    self._logs = [folder / f"host-{rank}.log" for rank in range(4)]
     self.processes = []
     for rank, log in enumerate(self._logs):
       with log.open("wb") as out:
         self.processes.append(
           hosts.python(
             rank,
-            *("-m", "optax_dist", "launch", "--nodes", "2"),
+            *("-m", "optax_dist", "launch", "--nodes", "4"),
             *("--node-rank", str(rank), "--address"),
             *(f"{hosts.address(0)}:29300", "--secret-file", str(secret)),
             *(*flags, str(_REPLICA), str(self.end)),
@@ -90,22 +90,24 @@ class _Launched:
     """Waits until a launcher has printed it so often; returns what it found."""
     end = time.monotonic() + seconds
     while len(found := re.findall(pattern, self.text(host))) < count:
-      assert time.monotonic() < end, self.text(0) + self.text(1)
+      assert time.monotonic() < end, self.texts()
       codes = [one.poll() for one in self.processes]
-      assert codes == [None, None], self.text(0) + self.text(1)
+      assert codes == [None] * 4, self.texts()
       time.sleep(0.05)
     return found
 
   def text(self, host):
     return self._logs[host].read_text()
 
+  def texts(self):
+    return "".join(map(self.text, range(4)))
+
   def fingerprints(self):
     """By process of a replica, all that it has printed: by replica and step."""
     found = {0: {}, 1: {}}
     line = r"\[replica (\d)\.(\d)\] step (\d+) of \d, fingerprint (\w+)"
-    for text in map(self.text, (0, 1)):
-      for replica, process, step, mark in re.findall(line, text):
-        found[int(process)].setdefault(int(step), {})[int(replica)] = mark
+    for replica, process, step, mark in re.findall(line, self.texts()):
+      found[int(process)].setdefault(int(step), {})[int(replica)] = mark
     return found
 
 
@@ -182,33 +184,33 @@ def _listeners(pid):
 
 @pytest.mark.nightly  # In one host: test_shared.py, and runs/test_groups.py.
 @pytest.mark.namespaces
-def test_each_replica_over_both_hosts(tmp_path):
+def test_each_replica_over_two_hosts(tmp_path):
   """A kill on one host ends the replica on both; it comes back as a whole."""
-  with host_maker.Hosts(2) as hosts:
+  with host_maker.Hosts(4) as hosts:
     run = _Launched(
       hosts,
       tmp_path,
       *("--replicas", "2", "--processes-per-replica", "2"),
-      *("--nodes-per-replica", "2", "--min-replicas", "1"),
+      *("--min-replicas", "1"),
     )
-    pids = {}
-    for host in (0, 1):
-      for replica, process, pid, _ in run.wait_for(host, _JOINS, 2):
-        assert int(process) == host
-        pids[int(replica), host] = int(pid)
-    assert len(pids) == 4
-    for (replica, host), pid in pids.items():
+    pids = []
+    for host in range(4):
+      [(replica, process, pid, _)] = run.wait_for(host, _JOINS)
+      assert (int(replica), int(process)) == divmod(host, 2)
+      pids.append(int(pid))
+    for host, pid in enumerate(pids):
       # The transport's port may be reached over all of its addresses; where
       # processes of a replica meet, only at the one that others use.
       ip = socket.inet_aton(hosts.address(host))[::-1].hex().upper()
       inside = [x for x in _listeners(pid) if not 29400 <= x[1] < 29500]
-      assert {address for address, _ in inside} == {ip}, (replica, inside)
-      assert any(29500 <= port < 29600 for _, port in inside) == (host == 0)
+      assert {address for address, _ in inside} == {ip}, (host, inside)
+      is_first = host % 2 == 0
+      assert any(29500 <= port < 29600 for _, port in inside) == is_first
     together = r"\[replica 0\.0\] step \d+ of 2"
     run.wait_for(0, together, 5)
-    os.kill(pids[1, 1], signal.SIGKILL)
+    os.kill(pids[3], signal.SIGKILL)
     alone = run.wait_for(0, r"\[replica 0\.0\] step (\d+) of 1")
-    again = [run.wait_for(host, _JOINS, 3)[2] for host in (0, 1)]
+    again = [run.wait_for(host, _JOINS, 2)[1] for host in (2, 3)]
     assert [x[:2] for x in again] == [("1", "0"), ("1", "1")]
     steps = {int(x[3]) for x in again}
     assert len(steps) == 1
@@ -220,8 +222,8 @@ def test_each_replica_over_both_hosts(tmp_path):
     run.wait_for(1, together, before + 20)
     run.end.touch()
     for one in run.processes:
-      assert one.wait(240.0) == 0, run.text(0) + run.text(1)
-    ends = re.findall(r"ends at (\d+), (\w+)", run.text(0) + run.text(1))
+      assert one.wait(240.0) == 0, run.texts()
+    ends = re.findall(r"ends at (\d+), (\w+)", run.texts())
     assert len(ends) == 4
     assert len({step for step, _ in ends}) == 1
     compared = 0

@@ -18,7 +18,7 @@ _SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
 def _job(environ=None, journal=None, **given):
   names = (
     "num_replicas replicas_to_aggregate min_replicas faults output nodes node_rank"
-    " address local_addr store run secret_file step_timeout nodes_per_replica"
+    " address local_addr store run secret_file step_timeout"
   )
   args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
@@ -43,7 +43,7 @@ def test_of_several_hosts():
     _job(_HOSTS)
   with pytest.raises(errors.CommandError, match="at least 2 processes, got 1"):
     _job(_HOSTS | _SECRET, num_replicas=1)
-  one = _job(_HOSTS | _SECRET, processes_per_replica=2, nodes_per_replica=2)
+  one = _job(_HOSTS | _SECRET, num_replicas=1, processes_per_replica=2)
   assert one.replicas == 1
 
 

@@ -12,9 +12,9 @@ _SLURM = {
   "SLURM_STEP_NUM_NODES": "3",
 }
 _OWN = {
-  cluster.ADDRESS: "10.0.0.1:29400",
-  cluster.NUM_REPLICAS: "4",
-  cluster.REPLICA: "0",
+  "OPTAX_DIST_COORDINATOR_ADDRESS": "10.0.0.1:29400",
+  "OPTAX_DIST_NUM_REPLICAS": "4",
+  "OPTAX_DIST_REPLICA": "0",
 }
 
 
@@ -64,12 +64,14 @@ def test_a_scheduler_may_tell_ipv6_addresses(monkeypatch, address):
 def test_missing_variables_are_named(monkeypatch):
   with pytest.raises(ValueError, match="run_embedded"):
     cluster.detect()
-  with pytest.raises(ValueError, match="what replica of the job"):
+  with pytest.raises(
+    ValueError, match=r"what replica \(OPTAX_DIST_REPLICA\) of the job"
+  ):
     cluster.detect("h:1", 2)
-  monkeypatch.setenv(cluster.REPLICA, "first")
+  monkeypatch.setenv("OPTAX_DIST_REPLICA", "first")
   with pytest.raises(ValueError, match=r"OPTAX_DIST_REPLICA.*'first'"):
     cluster.detect("h:1", 2)
-  monkeypatch.delenv(cluster.REPLICA)
+  monkeypatch.delenv("OPTAX_DIST_REPLICA")
   with pytest.raises(ValueError, match=r"0 to 1.*got replica 2"):
     cluster.detect("h:1", 2, 2)
   with pytest.raises(ValueError, match="host:port"):

@@ -12,7 +12,7 @@ import logging
 import platform
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from optax_dist.coordinator.extras.hosts import board, nodes
@@ -32,6 +32,7 @@ _CONNECT = 3.0  # Seconds to connect to another host.
 # A notice is read up to a second after it was written.
 _SKEW = (-2.0, 3.0)
 _FAREWELL = 3.0
+_PORTS = f"{sockets.DEFAULT_PORTS[0]} to {sockets.DEFAULT_PORTS[-1]}"
 
 
 class Finding(NamedTuple):
@@ -46,192 +47,158 @@ class Finding(NamedTuple):
   line: str
 
 
-class Doctor:
-  """One host's checks; `run` does them all."""
+def check(
+  node: nodes.Node,
+  notice: Notice,
+  *,
+  secret: str,
+  store: str | None,
+  run: str,
+  timeout: float,
+) -> Iterator[Finding]:
+  """Checks this host with all others.
 
-  def __init__(
-    self,
-    node: nodes.Node,
-    notice: Notice,
-    *,
-    secret: str,
-    store: str | None,
-    run: str,
-    timeout: float,
-    tell: Callable[[Finding], None],
-  ):
-    """Sets what to check.
+  Args:
+    node: this host.
+    notice: as launchers write it, with their settings.
+    secret: the secret of the job.
+    store: the URL of a store that is not of this job.
+    run: a name that keeps this apart in such a store.
+    timeout: seconds to wait for the other hosts.
 
-    Args:
-      node: this host.
-      notice: as launchers write it, with their settings.
-      secret: the secret of the job.
-      store: the URL of a store that is not of this job.
-      run: a name that keeps this apart in such a store.
-      timeout: seconds to wait for the other hosts.
-      tell: called with each finding as soon as it is known.
-    """
-    self._node, self._tell, self._timeout = node, tell, timeout
-    self._secret, self._store, self._run = secret, store, run
-    packages = ("optax-dist", "jax")
-    versions = [(name, importlib.metadata.version(name)) for name in packages]
-    versions.append(("Python", platform.python_version()))
-    self._notice = codec.replace(notice, settings=(*notice.settings, *versions))
-    self._good = True
-    # The latest checkup of each other host on which a doctor runs.
-    self._found: dict[int, Checkup] = {}
-
-  def run(self) -> bool:
-    """Checks everything; returns whether all was good."""
-    url = self._store or f"tcp://{self._node.address}"
-    place = urls.parse(url)
-    if not self._check_name(place.host):
-      return False
-    with contextlib.ExitStack() as stack:
-      # The findings say what the transport would log.
-      logger = logging.getLogger("optax_dist")
-      stack.callback(logger.setLevel, logger.level)
-      logger.setLevel(logging.ERROR)
-      if self._store is None and self._node.rank == 0:
-        try:
-          made = start_store(self._node, self._secret.encode())
-        except (RuntimeError, TimeoutError) as error:
-          self._find(
-            False,
-            f"{error} Is a job running on this host? Choose another port.",
-          )
-          return False
+  Yields:
+    Each finding as soon as it is known.
+  """
+  place = urls.parse(store or f"tcp://{node.address}")
+  with contextlib.ExitStack() as stack:
+    # The findings say what the transport would log.
+    logger = logging.getLogger("optax_dist")
+    stack.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.ERROR)
+    try:
+      address = _listen(node, place.host, stack)
+      if store is None and node.rank == 0:
+        made = start_store(node, secret.encode())
         stack.callback(made.stop)
         stack.callback(made.drain, _FAREWELL)
-      self._meet(place, stack)
-    return self._good
-
-  def _find(self, good: bool, line: str) -> None:
-    self._good &= good
-    self._tell(Finding(good, line))
-
-  def _check_name(self, host: str) -> bool:
-    try:
-      found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-      self._find(
-        False,
-        f"the store's host name {host!r} can't be resolved here: {error}. Give"
-        " an IP address, or enter the name in DNS or /etc/hosts.",
-      )
-      return False
-    ips = dict.fromkeys(str(one[4][0]) for one in found)
-    self._find(True, f"the store's host is {host} ({', '.join(ips)})")
-    return True
-
-  def _meet(self, place: urls.Place, stack: contextlib.ExitStack) -> None:
-    """Exchanges notices with the other hosts until all are done, or too late."""
-    node = self._node
-    try:
-      family, ip = own_address(node.local_addr, place.host)
     except ValueError as error:
-      self._find(False, f"{error}")
+      yield Finding(False, f"{error}")
       return
-    listener = stack.enter_context(socket.socket(family))
-    for port in sockets.DEFAULT_PORTS:
-      with contextlib.suppress(OSError):
-        listener.bind((ip, port))
-        listener.listen()
-        break
-    else:
-      self._find(False, f"no port of {_ports()} is free at {ip}.")
+    except (RuntimeError, TimeoutError) as error:
+      ask = "Is a job running on this host? Choose another port."
+      yield Finding(False, f"{error} {ask}")
       return
-    address = str(addresses.Endpoint(ip, port))
-    self._find(True, f"others shall reach this host at {address}")
-    peers = Peers(
-      node.rank,
-      self._notice,
-      range(node.count),
-      Patience(),
-      time.monotonic(),
+    yield Finding(True, f"others shall reach this host at {address}")
+    mine = board.Board(
+      place, secret.encode(), run, node.rank, range(node.count)
     )
-    secret = self._secret.encode()
-    mine = board.Board(place, secret, self._run, node.rank, peers.hosts)
     stack.callback(mine.close, _FAREWELL)
-    others = set(peers.hosts) - {node.rank}
-    done = False
-    end = time.monotonic() + self._timeout
-    publish_at = 0.0
-    while time.monotonic() < end:
-      for host, notice in mine.poll(0.05):
-        wrong = peers.update(host, notice, time.monotonic())
-        if wrong:
-          self._find(False, wrong)
-          return
-        if (
-          notice
-          and host in others
-          and not peers.is_silent(host, time.monotonic())
-        ):
-          self._take(host, notice.checkup)
-      # That may take long: what is read meanwhile would tell an old time.
-      if not done and self._found.keys() == others:
-        self._try_all(peers)
-        done = True
-      now = time.monotonic()
-      if peers.may_write(now) and now >= publish_at:
-        publish_at = now + _BEAT
-        checkup = Checkup(address, time.time(), done)
-        mine.publish(codec.replace(self._notice, checkup=checkup))
-        if done and all(found.done for found in self._found.values()):
-          return
+    yield from _meet(node, notice, address, mine, timeout)
     if not mine.reached:
       trouble = mine.trouble or "nothing came back"
-      self._find(False, unreached(node, self._store is not None, trouble))
-      return
-    if not done:
-      self._try_all(peers)
-    for host in sorted(others - self._found.keys()):
-      self._find(
+      yield Finding(False, unreached(node, store is not None, trouble))
+
+
+def _listen(node: nodes.Node, host: str, stack: contextlib.ExitStack) -> str:
+  """Listens as a replica would; returns the address for others."""
+  family, ip = own_address(node.local_addr, host)
+  listener = stack.enter_context(socket.socket(family))
+  for port in sockets.DEFAULT_PORTS:
+    with contextlib.suppress(OSError):
+      listener.bind((ip, port))
+      listener.listen()
+      return str(addresses.Endpoint(ip, port))
+  raise RuntimeError(f"No port of {_PORTS} is free at {ip}.")
+
+
+def _meet(
+  node: nodes.Node,
+  notice: Notice,
+  address: str,
+  mine: board.Board,
+  timeout: float,
+) -> Iterator[Finding]:
+  """Exchanges notices with the other hosts until all are done, or too late."""
+  versions = [
+    *(
+      (name, importlib.metadata.version(name)) for name in ("optax-dist", "jax")
+    ),
+    ("Python", platform.python_version()),
+  ]
+  notice = codec.replace(notice, settings=(*notice.settings, *versions))
+  now = time.monotonic()
+  peers = Peers(node.rank, notice, range(node.count), Patience(), now)
+  others = set(peers.hosts) - {node.rank}
+  # The latest checkup of each other host on which a doctor runs.
+  found: dict[int, Checkup] = {}
+  done, end, publish_at = False, now + timeout, 0.0
+  while time.monotonic() < end:
+    for host, read in mine.poll(0.05):
+      now = time.monotonic()
+      wrong = peers.update(host, read, now)
+      if wrong:
+        yield Finding(False, wrong)
+        return
+      checkup = read and read.checkup
+      if checkup and host in others and not peers.is_silent(host, now):
+        if host not in found:
+          yield _compare_clocks(host, checkup)
+        found[host] = checkup
+    # That may take long: what is read meanwhile would tell an old time.
+    if not done and found.keys() == others:
+      yield from _try_all(peers, found)
+      done = True
+    now = time.monotonic()
+    if peers.may_write(now) and now >= publish_at:
+      publish_at = now + _BEAT
+      checkup = Checkup(address, time.time(), done)
+      mine.publish(codec.replace(notice, checkup=checkup))
+      if done and all(checkup.done for checkup in found.values()):
+        return
+  if not mine.reached:
+    return
+  if not done:
+    yield from _try_all(peers, found)
+  for host in sorted(others - found.keys()):
+    yield Finding(
+      False,
+      f"host {host} has not come in {timeout:g} s: run the same command"
+      f" there, with --node-rank {host}.",
+    )
+
+
+def _compare_clocks(host: int, checkup: Checkup) -> Finding:
+  """Compares the clock of another host, by its first checkup."""
+  ahead = checkup.clock - time.time()
+  low, high = _SKEW
+  if -high <= ahead <= -low:
+    return Finding(True, f"host {host}: its clock agrees with this one's")
+  return Finding(
+    False,
+    f"host {host}: its clock is {abs(ahead):.0f} s"
+    f" {'ahead of' if ahead > 0 else 'behind'} this one's, so that logs can't be"
+    " compared: set both by NTP.",
+  )
+
+
+def _try_all(peers: Peers, found: dict[int, Checkup]) -> Iterator[Finding]:
+  """Connects to the other hosts."""
+  for host, checkup in sorted(found.items()):
+    notice = peers.notice(host)
+    assert notice is not None
+    endpoint = addresses.parse(checkup.address)[-1]
+    where = f"host {host} ({notice.process}) at {endpoint}"
+    try:
+      to = endpoint.host, endpoint.port
+      socket.create_connection(to, _CONNECT).close()
+    except OSError as error:
+      yield Finding(
         False,
-        f"host {host} has not come in {self._timeout:g} s: run the same command"
-        f" there, with --node-rank {host}.",
+        f"{where} can't be reached from here: {error}. Replicas connect to each"
+        f" other at the ports {_PORTS}: let the firewall pass these, or choose"
+        " another network by --local-addr there.",
       )
-
-  def _take(self, host: int, checkup: Checkup | None) -> None:
-    """Takes a checkup of another host; the first one tells its clock."""
-    if checkup is None:
-      return
-    if host not in self._found:
-      ahead = checkup.clock - time.time()
-      low, high = _SKEW
-      good = -high <= ahead <= -low
-      words = "agrees with this one's"
-      if not good:
-        words = (
-          f"is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this"
-          " one's, so that logs can't be compared: set both by NTP."
-        )
-      self._find(good, f"host {host}: its clock {words}")
-    self._found[host] = checkup
-
-  def _try_all(self, peers: Peers) -> None:
-    """Connects to the other hosts."""
-    for host, checkup in sorted(self._found.items()):
-      notice = peers.notice(host)
-      assert notice is not None
-      endpoint = addresses.parse(checkup.address)[-1]
-      where = f"host {host} ({notice.process}) at {endpoint}"
-      try:
-        to = endpoint.host, endpoint.port
-        socket.create_connection(to, _CONNECT).close()
-      except OSError as error:
-        self._find(
-          False,
-          f"{where} can't be reached from here: {error}. Replicas connect to"
-          f" each other at the ports {_ports()}: let the firewall pass these, or"
-          " choose another network by --local-addr there.",
-        )
-      else:
-        self._find(
-          True, f"{where} is reached, has the same settings and versions"
-        )
-
-
-def _ports() -> str:
-  return f"{sockets.DEFAULT_PORTS[0]} to {sockets.DEFAULT_PORTS[-1]}"
+    else:
+      yield Finding(
+        True, f"{where} is reached, has the same settings and versions"
+      )

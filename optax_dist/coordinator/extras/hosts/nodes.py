@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
-from optax_dist.coordinator.launch.environment import Environment, variable
+from optax_dist.coordinator.launch import cluster
+from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.transport import addresses
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """The part of a replica that runs on a host.
+class Share(NamedTuple):
+  """The part of a job's replicas that runs on a host.
 
   Attributes:
-    replica: its index.
-    processes: the indices of its processes on this host.
-    hosts: all hosts on which it has processes; the first of them decides when
-      it starts.
+    replicas: the indices of those that have processes here.
+    processes: of each of these, the indices of the processes here.
+    hosts: the hosts on which each of these has processes; the first of them
+      decides where the processes meet.
   """
 
-  replica: int
+  replicas: range
   processes: range
   hosts: range
 
@@ -56,49 +57,47 @@ class Node:
         f" got {self.local_addr!r}."
       )
 
-  def places(
-    self, replicas: int, processes: int = 1, nodes: int | None = None
-  ) -> list[Place]:
-    """The parts of the job's replicas that run on this host.
+  def share(self, replicas: int, processes: int = 1) -> Share:
+    """The part of the job's replicas that runs on this host.
 
-    Replicas are distributed in order, and so are the processes of a replica
-    over its hosts.
+    Replicas are distributed in order. With fewer replicas than hosts, each is
+    on equally many hosts, and so are its processes, in order.
 
     Args:
       replicas: number of replicas in the job.
       processes: processes of each replica.
-      nodes: hosts of each replica; by default 1, or, with fewer replicas than
-        hosts, as many as there are for each.
 
     Raises:
       ValueError: they can't be distributed evenly.
 
     Example:
-      >>> [[p.replica for p in Node(rank, 2).places(5)] for rank in (0, 1)]
-      [[0, 1], [2, 3, 4]]
-      >>> Node(3, 4).places(2, processes=2)
-      [Place(replica=1, processes=range(1, 2), hosts=range(2, 4))]
+      >>> [Node(rank, 2).share(5).replicas for rank in (0, 1)]
+      [range(0, 2), range(2, 5)]
+      >>> Node(3, 4).share(2, processes=2)
+      Share(replicas=range(1, 2), processes=range(1, 2), hosts=range(2, 4))
     """
-    if nodes is None:
-      nodes = max(1, self.count // replicas)
-    blocks, rest = divmod(self.count, nodes)
-    if rest or replicas < blocks:
+    rank, count = self.rank, self.count
+    if replicas >= count:
+      first, last = (replicas * r // count for r in (rank, rank + 1))
+      return Share(range(first, last), range(processes), range(rank, rank + 1))
+    each, rest = divmod(count, replicas)
+    if rest:
       raise ValueError(
-        f"{self.count} hosts can't be shared out among {replicas} replicas, with"
-        f" {nodes} for each: there must be a whole number of times {nodes} hosts,"
-        " and a replica for each of these."
+        f"{count} hosts can't be shared out among {replicas} replicas: with fewer"
+        " replicas than hosts, there must be the same number of hosts for each."
       )
-    if processes < nodes:
+    if processes < each:
       raise ValueError(
-        f"Each replica is on {nodes} hosts, because there are {self.count} hosts and"
-        f" {replicas} replicas; then it needs at least {nodes} processes, got"
+        f"Each replica is on {each} hosts, because there are {count} hosts and"
+        f" {replicas} replicas; then it needs at least {each} processes, got"
         f" {processes}."
       )
-    block, index = divmod(self.rank, nodes)
-    first, last = (replicas * b // blocks for b in (block, block + 1))
-    own = range(*(processes * i // nodes for i in (index, index + 1)))
-    hosts = range(block * nodes, (block + 1) * nodes)
-    return [Place(r, own, hosts) for r in range(first, last)]
+    replica, index = divmod(rank, each)
+    return Share(
+      range(replica, replica + 1),
+      range(*(processes * i // each for i in (index, index + 1))),
+      range(replica * each, (replica + 1) * each),
+    )
 
   def listens_at(self) -> tuple[str, int]:
     """Where the store listens: an address of this host, and a port."""
@@ -116,10 +115,10 @@ def find(told: Environment) -> Node:
   """Finds out which host this is.
 
   Args:
-    told: what the launcher was told, by arguments or variables. If it has
-      neither `node_rank`, `nodes` nor `address`, they are taken from the cluster
-      that JAX detects (SLURM, GKE, TPU pods, Open MPI), where each launcher is
-      one process. Without one this is the only host.
+    told: what the launcher was told, by arguments or variables. What it lacks
+      of `address`, `nodes` and `node_rank` is taken from the cluster that JAX
+      detects (SLURM, GKE, TPU pods, Open MPI), where each launcher is one
+      process. Without any of these this is the only host.
 
   Raises:
     ValueError: a part is missing, or inconsistent with the others.
@@ -128,25 +127,13 @@ def find(told: Environment) -> Node:
     >>> find(Environment(node_rank=1, nodes=2, address="10.0.0.1:29300"))
     Node(rank=1, count=2, address='10.0.0.1:29300', local_addr=None)
   """
-  rank, count, address = told.node_rank, told.nodes, told.address
-  if rank is None and count is None and address is None:
-    from optax_dist.coordinator.launch import cluster
-
-    address, count, rank = cluster.detect_cluster() or (None, 1, 0)
-    address = address if count > 1 else None
+  known = told.address, told.nodes, told.node_rank
+  if known == (None, None, None):
+    known = cluster.detect_cluster() or (None, 1, 0)
+  address, count, rank = known
   if count == 1:
-    rank = rank or 0
-  parts = {"node_rank": rank, "nodes": count, "address": address}
-  if count != 1 and None in parts.values():
-    missing = ", ".join(
-      f"--{name.replace('_', '-')} ({variable(name)})"
-      for name, value in parts.items()
-      if value is None
-    )
-    raise ValueError(
-      "Of several hosts each needs --node-rank, --nodes and --address;"
-      f" {missing} is missing."
-    )
-  assert rank is not None
-  assert count is not None
+    return Node(rank or 0, 1, told.address, told.local_addr)
+  address, count, rank = cluster.complete(
+    {"address": address, "nodes": count, "node_rank": rank}
+  )
   return Node(rank, count, address, told.local_addr)

@@ -34,17 +34,15 @@ class Part(codec.Struct):
   """A host's processes of a replica.
 
   Attributes:
-    replica: its index.
     start: how often the replica was started before; -1 before the first start.
     stage: a value of `Stage`.
-    address: of a replica's first host: where its processes meet, ``host:port``.
+    address: of the replica's first host: where its processes meet, ``host:port``.
     code: how the last start has failed: exit code of the process that failed
       first, negative for a signal.
     words: which process it was, and how it ended; or why it was abandoned.
     tail: the last lines of its output.
   """
 
-  replica: int
   start: int = -1
   stage: str = Stage.ENDED
   address: str = ""
@@ -77,7 +75,7 @@ class Notice(codec.Struct):
     beat: increases while it lives.
     over: whether it knows that the run is over.
     signal: the signal that asked it to end; 0 for none.
-    parts: its parts of all replicas that it shares.
+    part: its part of the replica that it shares with other hosts, if it does.
     checkup: of a host that is checked before a job.
   """
 
@@ -87,7 +85,7 @@ class Notice(codec.Struct):
   beat: int = 0
   over: bool = False
   signal: int = 0
-  parts: tuple[Part, ...] = ()
+  part: Part = Part()
   checkup: Checkup | None = None
 
 

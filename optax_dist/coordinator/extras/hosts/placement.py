@@ -102,7 +102,6 @@ def launcher_notice(
   node: nodes.Node,
   replicas: int,
   processes: int,
-  each: int | None,
   told: Environment,
 ) -> Notice:
   """The first notice of a launcher, with what must be equal on all hosts.
@@ -111,14 +110,12 @@ def launcher_notice(
     node: this host.
     replicas: replicas of the run.
     processes: processes of each replica.
-    each: hosts of each replica, if they were given.
     told: the environment of all replicas.
   """
   settings = {
     "--nodes": node.count,
     "--replicas": replicas,
     "--processes-per-replica": processes,
-    "--nodes-per-replica": each,
     "--replicas-to-aggregate": told.replicas_to_aggregate,
     "--min-replicas": told.min_replicas,
   }
@@ -138,7 +135,6 @@ class HostPlacement:
     replicas: int,
     processes: int = 1,
     *,
-    nodes_per_replica: int | None = None,
     patience: Patience | None = None,
     say: Callable[[str], None] = lambda line: None,
   ):
@@ -148,8 +144,6 @@ class HostPlacement:
       node: this host.
       replicas: replicas of the run, on all hosts together.
       processes: processes of each replica.
-      nodes_per_replica: hosts over which these are spread; by default 1, or,
-        with fewer replicas than hosts, as many as there are for each.
       patience: how long launchers wait for each other.
       say: called with a line for people.
 
@@ -160,10 +154,7 @@ class HostPlacement:
     self._node, self._say = node, say
     self._replicas, self._processes = replicas, processes
     self._patience = patience or Patience()
-    self._places = {
-      p.replica: p for p in node.places(replicas, processes, nodes_per_replica)
-    }
-    self._each = nodes_per_replica
+    self._share = node.share(replicas, processes)
     # In random order, since the launchers of a host would collide.
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
     self._ports = itertools.cycle(ports)
@@ -172,41 +163,41 @@ class HostPlacement:
     self._supervisor: HostSupervisor | None = None
     self._board: board.Board | None = None
 
-  def processes_here(self, replica: int) -> range:
+  @property
+  def processes_here(self) -> range:
     """The indices of a replica's processes on this host."""
-    return self._places[replica].processes
+    return self._share.processes
 
-  def start_store(self, secret: bytes) -> store_process.StoreProcess | None:
+  def start_store(
+    self, secret: bytes
+  ) -> tuple[store_process.StoreProcess | None, str]:
     """Starts the store of the job, if it belongs on this host."""
-    return start_store(self._node, secret) if self._node.rank == 0 else None
-
-  def store_address(self) -> str:
-    """Where the store of the job is, ``host:port``."""
     assert self._node.address is not None
-    return self._node.address
+    made = start_store(self._node, secret) if self._node.rank == 0 else None
+    return made, self._node.address
 
   def supervisor(
     self, policy: supervisor.Policy, told: Environment
   ) -> HostSupervisor:
     """Connects to the launchers of other hosts, and decides with them."""
     assert told.secret is not None
-    node, places = self._node, list(self._places.values())
+    node, share = self._node, self._share
     self._start = time.monotonic()
     peers = Peers(
       node.rank,
-      launcher_notice(node, self._replicas, self._processes, self._each, told),
+      launcher_notice(node, self._replicas, self._processes, told),
       # Host 0 compares the settings of all.
-      {0, *places[0].hosts} if node.rank else range(node.count),
+      {0, *share.hosts} if node.rank else range(node.count),
       self._patience,
       self._start,
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
-    elsewhere = self._replicas - len(places)
+    elsewhere = self._replicas - len(share.replicas)
     policy = dataclasses.replace(
       policy, needed=max(1, policy.needed - elsewhere), whole=not elsewhere
     )
     self._supervisor = HostSupervisor(
-      places, policy, peers, lambda: self._meeting_address(store)
+      share, policy, peers, lambda: self._meeting_address(store)
     )
     self._board = board.Board(
       store,

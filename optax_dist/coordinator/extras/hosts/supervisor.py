@@ -22,10 +22,10 @@ A pure state machine: it takes one input and the time, and returns effects.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
-from optax_dist.coordinator.extras.hosts.nodes import Place
+from optax_dist.coordinator.extras.hosts.nodes import Share
 from optax_dist.coordinator.extras.hosts.notices import Notice, Part, Stage
 from optax_dist.coordinator.extras.hosts.peers import Peers
 from optax_dist.coordinator.launch import supervisor
@@ -87,7 +87,7 @@ class HostSupervisor:
     >>> from optax_dist.coordinator.extras.hosts.peers import Patience
     >>> def made(host):
     ...   return HostSupervisor(
-    ...     [Place(0, range(host, host + 1), range(2))],
+    ...     Share(range(1), range(host, host + 1), range(2)),
     ...     supervisor.Policy(whole=False),
     ...     Peers(host, Notice("ab"[host]), range(2), Patience(), now=0.0),
     ...     lambda: "10.0.0.1:29500")
@@ -107,7 +107,7 @@ class HostSupervisor:
 
   def __init__(
     self,
-    places: Iterable[Place],
+    share: Share,
     policy: supervisor.Policy,
     peers: Peers,
     meeting_address: Callable[[], str],
@@ -115,17 +115,17 @@ class HostSupervisor:
     """Starts before any replica was started.
 
     Args:
-      places: the replicas that this host has processes of.
-      policy: what to do about those that end with an error.
+      share: what this host has of the job.
+      policy: what to do about replicas that end with an error.
       peers: what is known of the other launchers.
       meeting_address: finds an address of this host for the processes of a
         replica on several hosts.
     """
-    places = list(places)
-    self._own = supervisor.Supervisor([p.replica for p in places], policy)
-    # The hosts of each replica on several of them, and this host's part.
-    self._hosts = {p.replica: p.hosts for p in places if len(p.hosts) > 1}
-    self._parts = {replica: Part(replica) for replica in self._hosts}
+    self._own = supervisor.Supervisor(share.replicas, policy)
+    # Hosts that share a replica have no other.
+    self._replica, self._hosts = share.replicas[0], share.hosts
+    self._others = [h for h in share.hosts if h != peers.host]
+    self._part = Part()
     self._meeting_address = meeting_address
     self._signal = 0
     self.peers, self.writes, self.trouble = peers, False, ""
@@ -139,10 +139,7 @@ class HostSupervisor:
   def notice(self) -> Notice:
     """The notice for the others; the writer adds the beat."""
     return codec.replace(
-      self.peers.own,
-      over=self.over,
-      signal=self._signal,
-      parts=tuple(self._parts.values()),
+      self.peers.own, over=self.over, signal=self._signal, part=self._part
     )
 
   def start(self, now: float) -> list[Effect]:
@@ -159,25 +156,25 @@ class HostSupervisor:
           return [GiveUpRun(wrong)]
         if notice is not None and notice.over:
           effects += self._decide(RunOver(), now)
-      case ReplicaEnded(replica, code) if replica in self._parts:
-        effects += self._ended(given, now) if code else []
-        if not code:
-          self._set(replica, Stage.DONE)
+      case ReplicaEnded(_, code) if self._others and code:
+        words = f"{given.process} on host {self.peers.host} {given.words}"
+        tail = given.tail[-_LONGEST_TAIL:]
+        effects += self._fail(code, words, tail, now)
+      case ReplicaEnded() if self._others:
+        self._set(Stage.DONE)
       case LauncherEnds(words):
-        for replica, part in self._parts.items():
-          if part.stage in (Stage.READY, Stage.RUNS, Stage.LEAVES):
-            self._set(replica, Stage.ENDED, code=1, words=words)
+        if self._part.stage in (Stage.READY, Stage.RUNS, Stage.LEAVES):
+          self._set(Stage.ENDED, code=1, words=words)
         return []
       case LauncherStops(number):
         self._signal = number
         effects += self._decide(given, now)
       case _:
         effects += self._decide(given, now)
-    for replica in self._parts:
-      effects += self._advance(replica, now)
-    # Not before it knows which starts are under way.
-    shared = {h for replica in self._parts for h in self._hosts[replica]}
-    known = all(map(self.peers.was_read, shared))
+    if self._others:
+      effects += self._advance(now)
+    # Not before it knows which start is under way.
+    known = all(map(self.peers.was_read, self._others))
     self.writes = self.writes or (known and self.peers.may_write(now))
     return effects
 
@@ -185,93 +182,79 @@ class HostSupervisor:
     """What this host's supervisor decides, as far as the others agree."""
     return self._share(self._own.step(given, now))
 
-  def _share(self, decided: Iterable[Effect]) -> list[Effect]:
-    """Makes a replica on several hosts ready where it was to be started."""
-    effects: list[Effect] = []
-    for effect in decided:
-      match effect:
-        case StartReplica(replica) if replica in self._parts:
-          first = self._hosts[replica][0] == self.peers.host
-          address = self._meeting_address() if first else ""
-          start = self._parts[replica].start + 1
-          self._set(replica, Stage.READY, start=start, address=address)
-        case _:
-          effects.append(effect)
-    return effects
+  def _share(self, decided: list[Effect]) -> list[Effect]:
+    """Makes a shared replica ready where it was to be started."""
+    starts = [e for e in decided if isinstance(e, StartReplica)]
+    if not self._others or not starts:
+      return decided
+    first = self._hosts[0] == self.peers.host
+    address = self._meeting_address() if first else ""
+    self._set(Stage.READY, start=self._part.start + 1, address=address)
+    return [e for e in decided if e not in starts]
 
-  def _ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    """The processes of this host have failed."""
-    words = f"{given.process} on host {self.peers.host} {given.words}"
-    tail = given.tail[-_LONGEST_TAIL:]
-    return self._fail(given.replica, given.code, words, tail, now)
-
-  def _fail(
-    self, replica: int, code: int, words: str, tail: str, now: float
-  ) -> list[Effect]:
+  def _fail(self, code: int, words: str, tail: str, now: float) -> list[Effect]:
     """The replica as a whole has failed."""
-    self._set(replica, Stage.ENDED, code=code, words=words, tail=tail)
+    self._set(Stage.ENDED, code=code, words=words, tail=tail)
     words = f"ended, because {words}"
-    return self._decide(ReplicaEnded(replica, code, words, tail), now)
+    return self._decide(ReplicaEnded(self._replica, code, words, tail), now)
 
-  def _set(self, replica: int, stage: str, **fields: object) -> None:
-    part = self._parts[replica]
-    self._parts[replica] = codec.replace(part, stage=stage, **fields)
+  def _set(self, stage: str, **fields: object) -> None:
+    self._part = codec.replace(self._part, stage=stage, **fields)
 
-  def _advance(self, replica: int, now: float) -> list[Effect]:
+  def _advance(self, now: float) -> list[Effect]:
     """Does what follows from the parts of all hosts."""
-    state, stage = self._own.state(replica), self._parts[replica].stage
+    state, stage = self._own.state(self._replica), self._part.stage
     if state is State.ABSENT and stage != Stage.ABSENT:
-      self._set(replica, Stage.ABSENT, words="it was abandoned")
+      self._set(Stage.ABSENT, words="it was abandoned")
     if state is State.DONE and stage in (Stage.READY, Stage.RUNS, Stage.LEAVES):
-      self._set(replica, Stage.DONE)
+      self._set(Stage.DONE)
     if state is not State.RUNNING:
       return []
     if stage in (Stage.READY, Stage.DONE) and (self.over or self._signal):
-      return self._finish(replica, now)
-    if stage == Stage.READY:
-      return self._meet(replica, now)
-    return self._check(replica, now)
+      return self._finish(now)
+    return self._meet(now) if stage == Stage.READY else self._check(now)
 
-  def _finish(self, replica: int, now: float) -> list[Effect]:
-    self._set(replica, Stage.DONE)
-    return self._decide(ReplicaEnded(replica, 0), now)
+  def _finish(self, now: float) -> list[Effect]:
+    self._set(Stage.DONE)
+    return self._decide(ReplicaEnded(self._replica, 0), now)
 
-  def _meet(self, replica: int, now: float) -> list[Effect]:
+  def _meet(self, now: float) -> list[Effect]:
     """Starts the replica once all of its hosts are ready for the same start."""
-    hosts, mine = self._hosts[replica], self._parts[replica]
-    parts = {host: self._part(host, replica) for host in hosts}
+    mine = self._part
+    parts = {host: self._part_of(host) for host in self._hosts}
     # A start that this launcher has not been ready for goes on without it.
     known, start = mine.start if self.writes else -1, mine.start
     for host, part in parts.items():
       if part.start > known:
         begun = part.stage in _BEGUN or host == self.peers.host
         start = max(start, part.start + begun)
-    self._set(replica, Stage.READY, start=start)
-    gone = [h for h in self._others(replica) if self.peers.is_gone(h, now)]
+    self._set(Stage.READY, start=start)
+    gone = [h for h in self._others if self.peers.is_gone(h, now)]
     words = " and ".join(self.peers.why_silent(h, now) for h in gone)
     for part in parts.values():
       words = part.words if part.stage == Stage.ABSENT else words
     if words:
-      self._set(replica, Stage.ABSENT, words=words)
+      self._set(Stage.ABSENT, words=words)
       words += f"; {self.trouble}" if self.trouble else ""
-      return self._decide(CannotStart(replica, words), now)
+      return self._decide(CannotStart(self._replica, words), now)
     ready = self.writes and all(
       not self.peers.is_silent(host, now)
       and parts[host].start == start
       and parts[host].stage in (Stage.READY, *_BEGUN)
-      for host in self._others(replica)
+      for host in self._others
     )
     if not ready:
       return []
-    self._set(replica, Stage.RUNS)
-    first = mine if hosts[0] == self.peers.host else parts[hosts[0]]
-    return [StartReplica(replica, start, first.address)]
+    self._set(Stage.RUNS)
+    first = self._hosts[0]
+    place = mine if first == self.peers.host else parts[first]
+    return [StartReplica(self._replica, start, place.address)]
 
-  def _check(self, replica: int, now: float) -> list[Effect]:
+  def _check(self, now: float) -> list[Effect]:
     """Ends it if it has failed on another host; else once all are done."""
-    mine, done = self._parts[replica], True
-    for host in self._others(replica):
-      part, code, words, tail = self._part(host, replica), 1, "", ""
+    mine, done = self._part, True
+    for host in self._others:
+      part, code, words, tail = self._part_of(host), 1, "", ""
       ended = part.stage in (Stage.ENDED, Stage.ABSENT)
       if part.start > mine.start or (part.start == mine.start and ended):
         code, tail = part.code or 1, part.tail
@@ -282,33 +265,29 @@ class HostSupervisor:
         words = self.peers.why_silent(host, now)
       done = False
       if words:
-        kill = [] if mine.stage == Stage.DONE else [KillReplica(replica)]
-        return [*kill, *self._fail(replica, code, words, tail, now)]
+        kill = mine.stage != Stage.DONE
+        killed = [KillReplica(self._replica)] if kill else []
+        return [*killed, *self._fail(code, words, tail, now)]
     if mine.stage == Stage.DONE:
-      return self._finish(replica, now) if done else []
-    return self._pass_on(replica)
+      return self._finish(now) if done else []
+    return self._pass_on()
 
-  def _pass_on(self, replica: int) -> list[Effect]:
+  def _pass_on(self) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts has to stop."""
-    mine = self._parts[replica]
-    for host in self._others(replica):
+    for host in self._others:
       notice = self.peers.notice(host)
       if (
         notice is not None
         and notice.signal
-        and self._part(host, replica).start == mine.start
-        and mine.stage == Stage.RUNS
+        and notice.part.start == self._part.start
+        and self._part.stage == Stage.RUNS
         and not self._signal
       ):
-        self._set(replica, Stage.LEAVES)
-        return [SignalReplica(replica, notice.signal)]
+        self._set(Stage.LEAVES)
+        return [SignalReplica(self._replica, notice.signal)]
     return []
 
-  def _others(self, replica: int) -> list[int]:
-    return [h for h in self._hosts[replica] if h != self.peers.host]
-
-  def _part(self, host: int, replica: int) -> Part:
+  def _part_of(self, host: int) -> Part:
     """The latest part of a host, perhaps of an earlier launcher."""
     notice = self.peers.notice(host)
-    parts = () if notice is None else notice.parts
-    return next((p for p in parts if p.replica == replica), Part(replica))
+    return Part() if notice is None else notice.part

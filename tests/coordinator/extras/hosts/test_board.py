@@ -35,11 +35,11 @@ def test_what_one_writes_others_read_and_beats_grow():
     beats = [n.beat for host, n in found if host == 1 and n]
     assert beats == sorted(beats)
     # What changes is written at once, and last words are as well.
-    part = notices.Part(0, 3, address="h:1", words="the end")
-    two.publish(notices.Notice("second", over=True, parts=(part,)))
+    part = notices.Part(3, address="h:1", words="the end")
+    two.publish(notices.Notice("second", over=True, part=part))
     assert two.close(60.0)
     found = _until(lambda host, n: host == 1 and n and n.over, one)
-    assert any(n and n.parts == (part,) for _, n in found)
+    assert any(n and n.part == part for _, n in found)
     assert one.close(0.0)  # There was nothing to write.
 
 

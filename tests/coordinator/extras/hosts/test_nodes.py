@@ -17,33 +17,29 @@ _SLURM = {
 
 def test_replicas_are_shared_out():
   for hosts in range(1, 6):
-    parts = [nodes.Node(r, hosts).places(7) for r in range(hosts)]
-    assert [p.replica for part in parts for p in part] == list(range(7))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    for host, part in enumerate(parts):
-      assert {p.hosts for p in part} == {range(host, host + 1)}
+    shares = [nodes.Node(r, hosts).share(7) for r in range(hosts)]
+    assert [r for s in shares for r in s.replicas] == list(range(7))
+    sizes = [len(s.replicas) for s in shares]
+    assert max(sizes) - min(sizes) <= 1
+    for host, share in enumerate(shares):
+      assert share.hosts == range(host, host + 1)
 
 
 @pytest.mark.parametrize(
-  ("count", "replicas", "processes", "each"),
-  [
-    (4, 2, 2, None),
-    (4, 2, 3, None),
-    (2, 2, 2, 2),
-    (6, 7, 5, 3),
-    (3, 1, 3, None),
-  ],
+  ("count", "replicas", "processes"),
+  [(4, 2, 2), (4, 2, 3), (6, 2, 5), (3, 1, 3), (2, 2, 2)],
 )
 def test_processes_of_a_replica_are_shared_out_over_its_hosts(
-  count, replicas, processes, each
+  count, replicas, processes
 ):
   found = {}
   for rank in range(count):
-    for place in nodes.Node(rank, count).places(replicas, processes, each):
-      assert rank in place.hosts
-      assert len(place.hosts) == (each or count // replicas)
-      assert place.processes
-      found.setdefault(place.replica, []).extend(place.processes)
+    share = nodes.Node(rank, count).share(replicas, processes)
+    assert rank in share.hosts
+    assert len(share.hosts) == count // replicas
+    assert share.processes
+    [replica] = share.replicas
+    found.setdefault(replica, []).extend(share.processes)
   assert found == {r: list(range(processes)) for r in range(replicas)}
 
 
@@ -51,15 +47,13 @@ def test_processes_of_a_replica_are_shared_out_over_its_hosts(
   ("count", "given", "words"),
   [
     (2, (1,), "on 2 hosts.*at least 2 processes, got 1"),
-    (4, (3,), "4 hosts can't be shared out among 3 replicas, with 1 for each"),
-    (4, (2, 2, 3), "with 3 for each"),
-    (2, (1, 4, 4), "with 4 for each"),
-    (4, (1, 4, 2), "with 2 for each"),
+    (4, (3,), "4 hosts can't be shared out among 3 replicas: with fewer"),
+    (5, (2, 5), "the same number of hosts for each"),
   ],
 )
 def test_what_can_not_be_shared_out_is_refused(count, given, words):
   with pytest.raises(ValueError, match=words):
-    nodes.Node(0, count).places(*given)
+    nodes.Node(0, count).share(*given)
 
 
 def test_a_host_is_what_its_launcher_was_told():
@@ -77,6 +71,9 @@ def test_a_scheduler_tells_all(monkeypatch):
   found = nodes.find(Environment())
   assert (found.rank, found.count) == (2, 3)
   assert found.address.startswith("node03:")
+  # What is given takes precedence.
+  assert nodes.find(Environment(address="h:1")) == nodes.Node(2, 3, "h:1")
+  assert nodes.find(Environment(nodes=1)) == nodes.Node()
   # A single process of srun is a separate host.
   monkeypatch.setenv("SLURM_NTASKS", "1")
   monkeypatch.setenv("SLURM_PROCID", "0")
@@ -86,9 +83,9 @@ def test_a_scheduler_tells_all(monkeypatch):
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    ((1, 2, None), r"--address \(OPTAX_DIST_ADDRESS\) is missing"),
-    ((None, 2, "h:1"), r"--node-rank \(OPTAX_DIST_NODE_RANK\) is missing"),
-    ((1, None, "h:1"), r"--nodes \(OPTAX_DIST_NODES\) is missing"),
+    ((1, 2, None), r"Nothing says what address \(OPTAX_DIST_ADDRESS\) of"),
+    ((None, 2, "h:1"), r"what node_rank \(OPTAX_DIST_NODE_RANK\) of"),
+    ((1, None, "h:1"), r"what nodes \(OPTAX_DIST_NODES\) of"),
     ((2, 2, "h:1"), "from 0 to 1"),
     ((0, 2, "host"), "host:port"),
   ],

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from optax_dist.coordinator.extras.hosts import notices
-from optax_dist.coordinator.extras.hosts.nodes import Place
+from optax_dist.coordinator.extras.hosts.nodes import Share
 from optax_dist.coordinator.extras.hosts.notices import Notice
 from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
 from optax_dist.coordinator.extras.hosts.supervisor import (
@@ -19,14 +19,12 @@ from optax_dist.coordinator.protocol import codec
 _MEET, _SILENCE = 30.0, 6.0
 
 
-def _supervisor(host, name="", hosts=2, now=0.0, replicas=1, **policy):
-  places = [
-    Place(r, range(host, host + 1), range(hosts)) for r in range(replicas)
-  ]
+def _supervisor(host, name="", hosts=2, now=0.0, **policy):
+  share = Share(range(1), range(host, host + 1), range(hosts))
   own = Notice(name or f"launcher {host}")
   patience = Patience(_MEET, _SILENCE)
   made = HostSupervisor(
-    places,
+    share,
     sup.Policy(**({"whole": False} | policy)),
     Peers(host, own, range(hosts), patience, now),
     lambda: f"h{host}:1",
@@ -80,7 +78,7 @@ class _Hosts:
     assert self.read(1, now) == [_begin(0)]
 
   def stage(self, host):
-    return self.machines[host].notice.parts[0].stage
+    return self.machines[host].notice.part.stage
 
 
 def _begin(start):
@@ -143,7 +141,7 @@ def test_a_host_that_does_not_come_is_named():
   assert one.step(sup.Tick(), _MEET - 0.1) == []
   [given_up] = one.step(sup.Tick(), _MEET)
   assert "the launcher of host 2 has not come" in given_up.reason
-  assert one.notice.parts[0].stage == notices.Stage.ABSENT
+  assert one.notice.part.stage == notices.Stage.ABSENT
 
 
 def test_a_replica_that_one_host_abandons_starts_on_none():
@@ -196,13 +194,13 @@ def test_a_host_is_waited_for_from_its_last_notice_on():
 
 
 def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
-  ready = (notices.Part(0, 0, notices.Stage.READY),)
-  old = Notice("old", beat=70, parts=ready)
+  ready = notices.Part(0, notices.Stage.READY)
+  old = Notice("old", beat=70, part=ready)
   one = _supervisor(0)
   for now in (1.0, 1.2):
     assert one.step(NoticeRead(0, None), now) == []
     assert one.step(NoticeRead(1, old), now) == []
-  new = Notice("new", beat=1, parts=ready)
+  new = Notice("new", beat=1, part=ready)
   assert one.step(NoticeRead(1, new), 2.0) == [_begin(0)]
 
 
@@ -338,16 +336,12 @@ class _Launcher:
     self.world, self.host = world, host
     self.name = f"{host}-{world.random.random()}"
     self.beat, self.alive, self.ended = 0, True, False
-    self.running = {}  # By replica: which start.
-    places = [
-      Place(r, range(host, host + 1), range(world.hosts)) for r in range(2)
-    ]
+    self.running = None  # Which start.
+    share = Share(range(1), range(host, host + 1), range(world.hosts))
     policy = sup.Policy(restarts=50, whole=False, pauses=(0.1, 0.5))
     patience = Patience(_MEET, _SILENCE)
     peers = Peers(host, Notice(self.name), range(world.hosts), patience, now)
-    self.supervisor = HostSupervisor(
-      places, policy, peers, lambda: f"h{host}:1"
-    )
+    self.supervisor = HostSupervisor(share, policy, peers, lambda: f"h{host}:1")
     self.execute(self.supervisor.start(now))
 
   def step(self, given, now):
@@ -356,12 +350,13 @@ class _Launcher:
   def execute(self, effects):
     for effect in effects:
       match effect:
-        case sup.StartReplica(replica, restarts, address):
-          assert replica not in self.running
+        case sup.StartReplica(_, restarts, address):
+          assert self.running is None
           assert address == "h0:1"
-          self.running[replica] = restarts
-        case sup.KillReplica(replica):
-          del self.running[replica]
+          self.running = restarts
+        case sup.KillReplica():
+          assert self.running is not None
+          self.running = None
         case sup.JobEnded() | sup.GiveUpRun():
           self.ended = True
 
@@ -416,10 +411,9 @@ class _World:
       made = _Launcher(self, one.host, self.now)
       self.launchers[one.host] = made
       self.kills += 1
-    elif one.alive and one.running:
-      replica = self.random.choice(sorted(one.running))
-      del one.running[replica]
-      one.step(sup.ReplicaEnded(replica, -9, "killed"), self.now)
+    elif one.alive and one.running is not None:
+      one.running = None
+      one.step(sup.ReplicaEnded(0, -9, "killed"), self.now)
       self.kills += 1
 
 
@@ -431,9 +425,8 @@ def test_hosts_come_to_agree_whatever_has_happened():
     # Once nothing more happens, all run the same starts, or none is left.
     world.run(world.now + 2 * _MEET, faults=False)
     kills += world.kills
-    for replica in (0, 1):
-      starts = {one.running.get(replica) for one in world.launchers}
-      ended = [one.ended for one in world.launchers]
-      assert len(starts) == 1, (seed, starts, ended)
-      assert None not in starts or all(ended), (seed, starts, ended)
+    starts = {one.running for one in world.launchers}
+    ended = [one.ended for one in world.launchers]
+    assert len(starts) == 1, (seed, starts, ended)
+    assert None not in starts or all(ended), (seed, starts, ended)
   assert kills > 40
