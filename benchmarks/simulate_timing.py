@@ -36,7 +36,7 @@ def rate(strategy, n, seconds):
     timing = simulate.simulate_timing(strategy, latency, n, steps=steps)
     took = time.perf_counter() - begin
     if took >= seconds:
-      return (timing.applied.sum() + timing.dropped.sum()) / took
+      return (timing.applied + timing.dropped) / took
     steps *= 2
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from optax_dist import quorum
-from optax_dist.coordinator.metrics.time_ledger import TimeLedger
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.simulate.latency import Host, Latency
 from optax_dist.simulate.strategy import Strategy
-from optax_dist.simulate.timing import CONTRIBUTIONS, Timing
+from optax_dist.simulate.timing import Timing
 
 _ARRIVE, _FAIL, _RETURN, _NOTICE = range(4)
 # Drops of gradients that had been accepted before.
@@ -140,11 +139,7 @@ class _Engine:
     self.events: list[tuple[float, int, int, int]] = []
     self.events_without_step = 0
     self.commit_times: list[float] = []
-    self.staleness: Counter[int] = Counter()
-    self.contributions = {
-      what: np.zeros(replicas, np.int64) for what in CONTRIBUTIONS
-    }
-    self.times = TimeLedger()
+    self.numbers = RunNumbers()
     # What has happened since the last step. If no other step follows, it is not
     # part of the simulated time.
     self.since_commit: list[dict[str, Any]] = []
@@ -274,18 +269,7 @@ class _Engine:
       attempt=commit.attempt,
       members=members,
     )
-    self.count()
-
-  def count(self) -> None:
-    """Counts what has happened since the last step."""
-    for record in self.since_commit:
-      self.times.update(record)
-      if record["kind"] == "drop":
-        what = "lost" if record["reason"] == "lost" else "dropped"
-        self.contributions[what][record["replica"]] += record["count"]
-      for member in record.get("members", ()):
-        self.contributions["applied"][member["replica"]] += member["count"]
-        self.staleness[member["staleness"]] += member["count"]
+    self.numbers.update(self.since_commit)
     self.since_commit.clear()
 
   def gradient(
@@ -400,17 +384,5 @@ def simulate_timing(
       f" {strategy.replicas_to_aggregate} gradients."
     )
   stopped = len(commits) < steps and not engine.goes_on()
-  return _timing(engine, steps if stopped else len(commits))
-
-
-def _timing(engine: _Engine, steps_asked: int) -> Timing:
-  """The outcome of a simulation, until its last step."""
-  most = max(engine.staleness)
-  return Timing(
-    engine.strategy,
-    np.array(engine.commit_times),
-    **engine.contributions,
-    times=engine.times,
-    staleness=np.array([engine.staleness[late] for late in range(most + 1)]),
-    steps_asked=steps_asked,
-  )
+  asked = steps if stopped else len(commits)
+  return Timing(strategy, np.array(commits), engine.numbers, asked)

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator.metrics.time_ledger import Goodput, TimeLedger
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
+from optax_dist.coordinator.metrics.time_ledger import Goodput
 from optax_dist.simulate.strategy import Strategy
-
-CONTRIBUTIONS = ("applied", "dropped", "lost")
 
 
 class Timing(NamedTuple):
@@ -20,35 +19,20 @@ class Timing(NamedTuple):
   Attributes:
     strategy: what was simulated.
     commit_times: when each step was committed, seconds, float64 `[S]`.
-    applied: each replica's contributions that were applied, int64 `[N]`.
-    dropped: each replica's contributions that were dropped as stale, int64
-      `[N]`.
-    lost: each replica's contributions that were lost in a failure, int64 `[N]`.
-    times: how each replica spent its time, as a journal of it tells. Time whose
-      outcome is open at the end is "idle".
-    staleness: number of applied contributions by staleness in steps, int64
-      `[largest + 1]`.
+    numbers: what became of each replica's gradients, and how it spent its time,
+      as a journal of it tells. Time whose outcome is open at the end is "idle".
     steps_asked: number of steps that were to be simulated.
   """
 
   strategy: Strategy
   commit_times: np.ndarray
-  applied: np.ndarray
-  dropped: np.ndarray
-  lost: np.ndarray
-  times: TimeLedger
-  staleness: np.ndarray
+  numbers: RunNumbers
   steps_asked: int
 
   @property
   def stopped(self) -> bool:
     """Whether too few replicas were left before the last step asked for."""
     return self.commit_times.size < self.steps_asked
-
-  @property
-  def replicas(self) -> int:
-    """The number of replicas."""
-    return self.applied.size
 
   @property
   def duration(self) -> float:
@@ -61,22 +45,30 @@ class Timing(NamedTuple):
     return self.commit_times.size / self.duration
 
   @property
+  def applied(self) -> int:
+    """The number of gradients in these steps."""
+    return sum(one.accepted for one in self.numbers.replicas.values())
+
+  @property
+  def dropped(self) -> int:
+    """The number of gradients that were stale, or lost in a failure."""
+    return sum(one.dropped.total() for one in self.numbers.replicas.values())
+
+  @property
   def gradients_per_second(self) -> float:
     """Gradients in these steps per second."""
-    return int(self.applied.sum()) / self.duration
+    return self.applied / self.duration
 
   @property
   def dropped_share(self) -> float:
-    """The share of all completed contributions that was dropped."""
-    out = int(self.dropped.sum()) + int(self.lost.sum())
-    return out / max(1, out + int(self.applied.sum()))
+    """The share of all completed gradients that was dropped."""
+    return self.dropped / max(1, self.dropped + self.applied)
 
   @property
   def mean_staleness(self) -> float:
-    """The mean staleness of applied contributions, in steps."""
-    late = np.arange(self.staleness.size) * self.staleness
-    return float(late.sum()) / max(1, int(self.staleness.sum()))
+    """The mean staleness of applied gradients, in steps."""
+    return self.numbers.staleness.total / max(1, self.numbers.staleness.count)
 
   def goodput(self) -> Goodput:
     """All replicas' time by category, in replica-seconds."""
-    return self.times.goodput()
+    return self.numbers.times.goodput()

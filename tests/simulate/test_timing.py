@@ -18,12 +18,13 @@ def _run(strategy, spec, n, **options):
 
 def _assert_time_adds_up(timing):
   """All of each replica's time has one category, and none is negative."""
-  for replica in range(timing.replicas):
-    seconds = timing.times.goodput(replica)
+  replicas = timing.numbers.replicas
+  for replica in replicas:
+    seconds = timing.numbers.times.goodput(replica)
     assert min(seconds.seconds.values()) >= 0
     assert seconds.total == pytest.approx(timing.duration)
   total = timing.goodput().total
-  assert total == pytest.approx(timing.duration * timing.replicas)
+  assert total == pytest.approx(timing.duration * len(replicas))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_replicas_share_a_step_of_more_gradients_than_replicas():
   # Each of 2 replicas computes 3 gradients of a second each.
   timing = _run(simulate.sync_replicas(6), "constant:1", 2, steps=4)
   np.testing.assert_array_equal(timing.commit_times, [3, 6, 9, 12])
-  np.testing.assert_array_equal(timing.applied, [12, 12])
+  assert [one.accepted for one in timing.numbers.replicas.values()] == [12, 12]
   assert timing.goodput().share("useful") == 1.0
 
 
@@ -121,7 +122,7 @@ def test_equal_seeds_give_equal_outcomes():
   assert same(first, run(1))
   assert not same(first, run(2))
   assert first.commit_times.size == first.steps_asked == 200
-  assert first.applied.sum() == 600
+  assert first.applied == 600
 
 
 # Failures.
@@ -139,7 +140,7 @@ def test_step_with_backups_does_not_wait_for_a_lost_replica():
     # 0.05 failures per second up, 7.5 s down: up 1 / (1 + 0.375) of the time.
     assert abs(timing.goodput().share("recovery") - 0.375 / 1.375) < 0.06
     assert timing.goodput().share("dropped") > 0
-  assert alone.lost.sum() > 0
+  assert alone.numbers.replicas[0].dropped["lost"] > 0
 
 
 def test_simulation_ends_with_its_last_step_if_replicas_never_come_back():
@@ -157,11 +158,14 @@ def test_simulation_ends_with_its_last_step_if_replicas_never_come_back():
   _assert_time_adds_up(timing)
   # A second for each gradient that counted.
   seconds = timing.goodput().seconds
-  assert seconds["useful"] == pytest.approx(timing.applied.sum())
+  assert seconds["useful"] == pytest.approx(timing.applied)
   # So is one of each that was dropped; the failures took at most two more.
-  assert 0 <= seconds["dropped"] - timing.dropped.sum() < 2
+  lost = sum(one.dropped["lost"] for one in timing.numbers.replicas.values())
+  assert 0 <= seconds["dropped"] - (timing.dropped - lost) < 2
   # One is down from its failure on.
-  down = sorted(timing.times.goodput(i).seconds["idle"] for i in range(3))
+  down = sorted(
+    timing.numbers.times.goodput(i).seconds["idle"] for i in range(3)
+  )
   assert down[1] < 2.0
   assert down[2] > 10.0
 
@@ -194,7 +198,7 @@ def test_time_adds_up_under_failures_of_all_kinds(k, lowers):
     _assert_time_adds_up(timing)
     if k > 4 and not timing.stopped:
       # Sums are whole, so that a step may have some more.
-      assert timing.applied.sum() >= 150 * k
+      assert timing.applied >= 150 * k
 
 
 def test_run_in_which_all_replicas_have_left_stops():
@@ -247,9 +251,8 @@ def test_returned_replica_contributes_to_the_present_step(tmp_path):
   for record in commits:
     assert [m["staleness"] for m in record["members"]] == [0, 0]
   every = [r for r in records if r["kind"] == "drop"]
-  drops = [r for r in every if r["reason"] != "lost"]
-  assert len(every) - len(drops) == timing.lost.sum() > 0
-  assert len(drops) == timing.dropped.sum() > 0
+  lost = [r for r in every if r["reason"] == "lost"]
+  assert timing.dropped == len(every) > len(lost) > 0
   joined = {}
   for record in records:
     if record["kind"] == "join":
@@ -263,8 +266,8 @@ def test_returned_replica_contributes_to_the_present_step(tmp_path):
       for one in [*every, *(m for r in commits for m in r["members"])]
       if one["replica"] == replica
     ]
-    dropped = sum(r["replica"] == replica for r in every)
-    assert len(times) == timing.applied[replica] + dropped
+    one = timing.numbers.replicas[replica]
+    assert len(times) == one.accepted + one.dropped.total()
     assert 0.4 < np.mean(times) < 1.2
 
 

@@ -82,6 +82,7 @@ class RunNumbers:
     finish: the record of its end, or None.
     stall: the last record that names the missing replicas, if there was no
       commit since.
+    staleness: of the gradients in committed steps, in steps.
     times: where the time of all replicas went.
 
   Example:
@@ -115,7 +116,7 @@ class RunNumbers:
     # How long the current step has stalled.
     self._stalled = 0.0
     self._step_seconds = table.Distribution(_STEP_SECONDS)
-    self._staleness = table.Distribution(_STALENESS)
+    self.staleness = table.Distribution(_STALENESS)
     self._changes = dict.fromkeys(("joined", "left", "lost"), 0)
     self._moved = {"in": 0, "out": 0}
     self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
@@ -188,7 +189,7 @@ class RunNumbers:
     for member in record["members"]:
       found = self._gradient(record, member)
       found.accepted += member["count"]
-      self._staleness.add(member["staleness"], member["count"])
+      self.staleness.add(member["staleness"], member["count"])
       if member["age"] is not None:
         found.waits += member["age"]
         found.arrivals += 1
@@ -263,7 +264,7 @@ class RunNumbers:
       "step": only(self.step),
       "steps": only(self._steps),
       "step_seconds": only(self._step_seconds),
-      "staleness": only(self._staleness),
+      "staleness": only(self.staleness),
       "gradients_applied": only(sum(one.accepted for one in replicas)),
       "gradients_dropped": by_label(dropped),
       "samples_skipped": only(self._skipped),
