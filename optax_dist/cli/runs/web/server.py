@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import http.server
 import importlib.resources
-import ipaddress
 import json
 import logging
 import secrets
@@ -21,6 +20,7 @@ from optax_dist.cli.runs import own_metrics
 from optax_dist.cli.runs.web.view import View
 from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics import prometheus
+from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -58,7 +58,8 @@ class Server:
     """
     self._tail, self._view = tail, View()
     self._lock = threading.Lock()
-    self.token = "" if _is_loopback(bind) else secrets.token_urlsafe(16)
+    is_here = addresses.is_loopback(bind)
+    self.token = "" if is_here else secrets.token_urlsafe(16)
     try:
       self._listener = _Listener(self, bind, port)
     except OSError as error:
@@ -72,8 +73,8 @@ class Server:
       daemon=True,
     )
     self._thread.start()
-    shown = f"[{bind}]" if ":" in bind else bind
-    self.url = f"http://{shown}:{self._listener.server_port}/"
+    at = addresses.Endpoint(bind, self._listener.server_port)
+    self.url = f"http://{at}/"
     self.metrics_url = f"{self.url}metrics"
     if self.token:
       self.url += f"?token={self.token}"
@@ -131,7 +132,7 @@ class Server:
       return hmac.compare_digest(token.encode(), self.token.encode())
     # Prevents DNS rebinding: another name may resolve to this address.
     name = _split(f"//{host}").hostname
-    return name is not None and _is_loopback(name)
+    return name is not None and addresses.is_loopback(name)
 
 
 class _Listener(http.server.ThreadingHTTPServer):
@@ -182,12 +183,3 @@ def _split(url: str) -> urllib.parse.SplitResult:
     return urllib.parse.urlsplit(url)
   except ValueError:
     return urllib.parse.urlsplit("")
-
-
-def _is_loopback(host: str) -> bool:
-  if host == "localhost":
-    return True
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return False

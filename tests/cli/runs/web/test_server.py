@@ -155,13 +155,6 @@ def test_another_sites_name_is_refused(page):
   assert get(page.url + "state.json", host="localhost:80")[0] == 200
 
 
-def test_an_address_of_this_host_gets_a_token():
-  assert not server._is_loopback("0.0.0.0")
-  assert not server._is_loopback("host.example")
-  assert server._is_loopback("127.0.0.1")
-  assert server._is_loopback("::1")
-
-
 def test_a_port_in_use_is_an_error_in_one_line(page, job):
   port = int(page.url.rsplit(":", 1)[1].strip("/"))
   with pytest.raises(errors.CommandError, match=f"127.0.0.1 port {port}"):
@@ -201,7 +194,7 @@ def test_each_page_beyond_loopback_has_a_token_of_its_own(
   tmp_path, monkeypatch
 ):
   # As where it is bound elsewhere, which a test should not be.
-  monkeypatch.setattr(server, "_is_loopback", lambda host: False)
+  monkeypatch.setattr(server.addresses, "is_loopback", lambda host: False)
   pages = []
   try:
     for _ in range(2):
