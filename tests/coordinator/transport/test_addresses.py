@@ -79,6 +79,13 @@ def test_an_unknown_host_is_named():
     addresses.bound("store..svc")
 
 
+def test_loopback_is_told_by_its_address_or_its_name():
+  for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost"):
+    assert addresses.is_loopback(host)
+  for host in ("0.0.0.0", "::", "10.0.0.3", "host.example"):
+    assert not addresses.is_loopback(host)
+
+
 def test_loopback_is_never_advertised_to_other_hosts(monkeypatch):
   assert addresses.advertised("10.1.2.3") == "10.1.2.3"
   monkeypatch.setattr(
