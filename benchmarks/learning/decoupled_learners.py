@@ -170,7 +170,7 @@ def run(args, seed, kill_every=0.0, steps=0):
     "merged": int(merged),
     "seconds": float(seconds),
     "loss": float(characters.loss(center, windows)),
-    "kills": sum("; it starts again " in line for line in said),
+    "kills": sum(" starts again (" in line for line in said),
     # In the longest life; several lives of all learners have more rounds.
     "rounds": int(rounds),
     "longest": int(most),

@@ -313,32 +313,12 @@ class Supervisor:
         place.state = State.DONE
 
   def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    place = self._places[given.replica]
     effects = self._decide(given, now)
-    follows = self._outlook(place, now) if given.code else ""
-    if any(isinstance(e, GiveUpRun) for e in effects):
-      follows = "the run can't go on"
-    if follows:
-      line = f"replica {given.replica} {given.words}; {follows}"
-      effects.insert(0, Say(line))
+    # Those that came too late for the run are no news.
+    took_part = self._places[given.replica].joined or not self.over
+    if given.code and took_part and self._stopped is None:
+      effects.insert(0, Say(f"replica {given.replica} {given.words}"))
     return effects
-
-  def _outlook(self, place: _Place, now: float) -> str:
-    """What follows from an error of a replica, for people; "" for nothing."""
-    allowed = self._policy.restarts
-    match place.state:
-      case _ if self._stopped is not None:
-        return ""
-      case State.RUNNING:
-        return f"it starts again at once (restart {self.restarts} of {allowed})"
-      case State.WAITING if self.restarts_left > 0:
-        number = f"restart {self.restarts + 1} of {allowed}"
-        return f"it starts again in {place.due - now:.1f} s ({number})"
-      case State.WAITING | State.ABSENT:
-        return f"it does not start again: no restart is left of {allowed}"
-      case State.DONE if place.joined:
-        return f"the run was over, and the exit code is {self._code}"
-    return ""
 
   def _decide(self, given: ReplicaEnded, now: float) -> list[Effect]:
     """Decides what follows from the end of a replica."""
@@ -389,11 +369,15 @@ class Supervisor:
         place.restarts += 1
         place.state, place.began = State.RUNNING, now
         place.joined = False
+        count = f"restart {self.restarts} of {self._policy.restarts}"
+        effects.append(Say(f"replica {replica} starts again ({count})"))
         effects.append(StartReplica(replica, place.restarts))
         continue
+      left = f"no restart is left of {self._policy.restarts}"
+      effects.append(Say(f"replica {replica} does not start again: {left}"))
       given_up = self._give_up(replica)
       if given_up:
-        return given_up
+        return effects + given_up
     return effects
 
   def _give_up(self, replica: int, words: str = "") -> list[Effect]:

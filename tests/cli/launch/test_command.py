@@ -134,10 +134,11 @@ def test_a_replica_that_is_killed_and_restarted_is_reported(tmp_path, capfd):
   flags = ("--replicas", 2, "--restarts", 2, *_NO_STORE)
   assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
   lines = capfd.readouterr().err.splitlines()
-  said = "[launch] replica 0 was ended by SIGKILL; it starts"
-  assert [line for line in lines if "SIGKILL" in line] == [
-    f"{said} again at once (restart 1 of 2)",
-    f"{said} again in 0.5 s (restart 2 of 2)",
+  assert [line for line in lines if line.startswith("[launch] ")] == [
+    "[launch] replica 0 was ended by SIGKILL",
+    "[launch] replica 0 starts again (restart 1 of 2)",
+    "[launch] replica 0 was ended by SIGKILL",
+    "[launch] replica 0 starts again (restart 2 of 2)",
   ]
 
 
@@ -184,9 +185,8 @@ def test_a_run_that_failed_is_an_error_though_its_programs_hide_it(capfd):
 
 def test_a_failure_after_the_run_is_the_jobs(capfd):
   assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-late") == 4
-  assert "[launch] replica 1 ended with exit code 4; the run was over, and" in (
-    capfd.readouterr().err
-  )
+  err = capfd.readouterr().err
+  assert "[launch] replica 1 ended with exit code 4\n" in err
 
 
 _COMMAND = """

@@ -144,7 +144,7 @@ class HostSupervisor:
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""
-    return self._share(self._own.start(now))
+    return self._make_ready(self._own.start(now))
 
   def step(self, given: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects."""
@@ -180,9 +180,9 @@ class HostSupervisor:
 
   def _decide(self, given: supervisor.Input, now: float) -> list[Effect]:
     """What this host's supervisor decides, as far as the others agree."""
-    return self._share(self._own.step(given, now))
+    return self._make_ready(self._own.step(given, now))
 
-  def _share(self, decided: list[Effect]) -> list[Effect]:
+  def _make_ready(self, decided: list[Effect]) -> list[Effect]:
     """Makes a shared replica ready where it was to be started."""
     starts = [e for e in decided if isinstance(e, StartReplica)]
     if not self._others or not starts:
