@@ -1,4 +1,4 @@
-"""How many arrivals per second of real time the timing simulation processes.
+"""How many arrivals per second of processor time the timing simulation processes.
 
 Prints a line for each strategy, at N replicas.
 
@@ -32,9 +32,9 @@ def rate(strategy, n, seconds):
   steps = max(1, 2 * n // strategy.replicas_to_aggregate)
   latency = simulate.parse_latency("exponential:1")
   while True:
-    begin = time.perf_counter()
+    begin = time.process_time()
     timing = simulate.simulate_timing(strategy, latency, n, steps=steps)
-    took = time.perf_counter() - begin
+    took = time.process_time() - begin
     if took >= seconds:
       return (timing.applied + timing.dropped) / took
     steps *= 2

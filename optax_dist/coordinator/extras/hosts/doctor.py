@@ -27,7 +27,6 @@ from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses, sockets
 
-_BEAT = 0.5  # Seconds between notices.
 _CONNECT = 3.0  # Seconds to connect to another host.
 # A notice is read up to a second after it was written.
 _SKEW = (-2.0, 3.0)
@@ -131,7 +130,7 @@ def _meet(
   others = set(peers.hosts) - {node.rank}
   # The latest checkup of each other host on which a doctor runs.
   found: dict[int, Checkup] = {}
-  done, end, publish_at = False, now + timeout, 0.0
+  done, end = False, now + timeout
   while time.monotonic() < end:
     for host, read in mine.poll(0.05):
       now = time.monotonic()
@@ -148,11 +147,9 @@ def _meet(
     if not done and found.keys() == others:
       yield from _try_all(peers, found)
       done = True
-    now = time.monotonic()
-    if peers.may_write(now) and now >= publish_at:
-      publish_at = now + _BEAT
-      checkup = Checkup(address, time.time(), done)
-      mine.publish(codec.replace(notice, checkup=checkup))
+    if peers.may_write(time.monotonic()):
+      own = Checkup(address, time.time(), done)
+      mine.publish(codec.replace(notice, checkup=own))
       if done and all(checkup.done for checkup in found.values()):
         return
   if not mine.reached:
