@@ -14,8 +14,10 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import connection as connections
 from typing import Any, Literal
@@ -125,7 +127,7 @@ class Worker:
     if code is not None and code < 0:
       how = f"was ended by {signal.Signals(-code).name}"
     lines = self._log.read_text(errors="replace") if self._log.exists() else ""
-    return "\n".join([how, *lines.splitlines()[-40:]])
+    return "\n".join([how, *lines.splitlines()[-100:]])
 
   def where(self) -> str:
     """The stacks of its threads, to show where it is."""
@@ -200,4 +202,9 @@ def _run(
 
   for name, value in settings.items():
     jax.config.update(name, value)
-  program(Channel(connection), **job)
+  try:
+    program(Channel(connection), **job)
+  except BaseException:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)  # At a normal exit JAX would wait for other processes.
