@@ -1,5 +1,6 @@
 """Tests of who takes part in an attempt, and of who is waited for."""
 
+from optax_dist import quorum
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
 from optax_dist.coordinator.protocol.leader.attempt import (
@@ -50,3 +51,14 @@ def test_a_witness_that_was_removed_owes_no_answer():
   assert attempt.due(limits) != patient
   attempt.dismiss(1)
   assert attempt.due(limits) == patient
+
+
+def test_a_report_is_held_until_the_witness_has_the_mean_and_nobody_is_asked_twice():
+  state = quorum.init(1, 1, two_phase=True)
+  for event in (quorum.Join(0), quorum.Arrive(0, 0)):
+    state, _ = quorum.step(state, event)
+  attempt = Attempt(announced(member(1, applied=0)), None, 0.0)
+  assert attempt.unreported(state) == [0, 1]
+  assert attempt.done(0, attempt.id) == []
+  assert attempt.unreported(state) == [1]
+  assert attempt.done(1, attempt.id) == [quorum.Done(0, 0, 1)]
