@@ -13,8 +13,10 @@ from optax_dist.coordinator.protocol.entries import (
   Part,
   Record,
   Term,
+  Trimmed,
 )
 from optax_dist.coordinator.protocol.follower.search import Search, Situation
+from optax_dist.coordinator.protocol.log import FellOff
 from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.ledger import Progress
 
@@ -39,21 +41,30 @@ class Searching:
       view.apply(position, Record(0, (entry,)))
     position = len(entries)
     self.situation = Situation(view, position, True, me, holds, start)
+    self.store, self.said, self.fell_off = {}, [], False
+    self.now = 0.0
+    self.search.begin(0.0)
 
   def claims(self, until):
     """The terms that it claims until then."""
-    self.search.begin(0.0)
-    now, claims = 0.0, []
-    while now <= until:
-      todo = self.search.proceed(now, self.situation)
+    claims = []
+    while self.now <= until and not self.fell_off:
+      todo = self.search.proceed(self.now, self.situation)
       for effect in todo:
         if isinstance(effect, fx.Put):
           claims += effect.value.entries
+        elif isinstance(effect, fx.Send):
+          self.said.append((self.now, effect.peer))
         elif isinstance(effect, fx.Get):
-          nothing = ins.GetAnswered(effect.request, True, None)
-          more, _ = self.search.get_answered(nothing, now, self.situation)
+          value = self.store.get(effect.key)
+          more, found = self.search.get_answered(
+            ins.GetAnswered(effect.request, True, value),
+            self.now,
+            self.situation,
+          )
           todo += more
-      now = self.search.deadline(self.situation)
+          self.fell_off |= any(isinstance(f, FellOff) for f in found)
+      self.now = self.search.deadline(self.situation)
     return claims
 
 
@@ -73,9 +84,32 @@ def test_a_member_that_claims_leadership_stays_the_same_member():
 
 def test_a_run_that_has_begun_is_not_begun_anew():
   begun = Searching(*BEGINS, COMMIT, me=1, start=START)
+  begun.search.end()  # It follows a leader.
   assert begun.search.take_over(begun.situation, fresh=True) == []
   untouched = Searching(*BEGINS, me=1, start=START)
+  untouched.search.end()
   (put,) = untouched.search.take_over(untouched.situation, fresh=True)
   (term,) = put.value.entries
   assert (term.fresh, term.incarnation, term.digest) == (True, 2, "s")
   assert untouched.search.take_over(untouched.situation, fresh=True) == []
+
+
+def test_others_are_asked_at_once_and_what_they_say_counts_until_they_are_silent():
+  searching = Searching(*BEGINS, Joined(Member(2, 2, "p2", "at p2")), me=1)
+  pace = searching.config.deadlines.pace
+  assert not searching.claims(0.6 * pace)
+  asked = [at for at, peer in searching.said if peer == "p2"]
+  assert asked == [0.0, 0.5 * pace]
+  searching.search.voted(2, True)
+  # It is asked again at 1.0, and may be dead by 1.5.
+  assert not searching.claims(1.4 * pace)
+  (claim,) = searching.claims(1.6 * pace)
+  assert claim.incarnation == 1
+
+
+def test_who_reads_a_log_that_was_trimmed_looks_for_a_leader_at_once():
+  searching = Searching(*BEGINS)
+  searching.store["trimmed/0"] = Trimmed(0)
+  assert not searching.claims(0.0)
+  assert searching.fell_off
+  assert searching.now == 0.0
