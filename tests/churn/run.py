@@ -163,7 +163,8 @@ class _Run:
       return
     if not live or not all(m.joined for m in live):
       return
-    if max(m.step for m in live) < self._left[0].step:
+    # One that was stopped may have been removed, and be about to join again.
+    if min(m.step for m in live) < self._left[0].step:
       return
     self._happen(self._left.pop(0), live)
     self._members.tell(do="limit", step=self._limit)
