@@ -3,10 +3,10 @@
 Real processes, which sleep instead of computing, so that a few cores suffice for
 them. Each row runs twice: the journal of the first run predicts the pace of the
 second (goal: 10 %). Other rows are predicted from the journals of runs with another k
-(goal: 15 %). Kills and stops strike at random
-times; a process that was killed is replaced by another one after a while. One row is
-a script of a user's, started by `optax-dist launch`; others run on two hosts, network
-namespaces that this program makes.
+(goal: 15 %). Kills and stops strike at random times; a process that was killed is
+replaced by another one after a while. One row is a script of a user's, started by
+`optax-dist launch`; others run on two hosts, network namespaces that this program
+makes.
 
     python benchmarks/simulate_reality.py [--steps N] [--scale SECONDS]
       [--rows NAME ...] [--keep FOLDER [--record RUNS]]

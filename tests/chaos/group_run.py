@@ -12,7 +12,7 @@ from typing import Any
 
 from optax_dist.coordinator import phases
 from tests.chaos import checks, groups
-from tests.chaos.members import Stuck, records
+from tests.chaos.members import Stuck, read_journal
 
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
@@ -188,7 +188,7 @@ class Strikes:
       assert one.result is not None
       if one.rank == 0:
         reports.append((one.replica, one.incarnation, one.result))
-    found, _ = records(run.journal)
+    found, _ = read_journal(run.journal)
     # Fingerprints are of shards, and compared below.
     bare = [(r, i, {**seen, "prints": {}}) for r, i, seen in reports]
     _, problems = checks.check(found, bare, TIMEOUT)

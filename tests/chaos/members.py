@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import pathlib
 import shutil
 import signal
@@ -235,12 +234,6 @@ class Members:
     return self.problems
 
 
-def records(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
-  """The records of a journal, each once, and how many lines are no records."""
-  found, bad = [], 0
-  for line in path.read_text().splitlines() if path.exists() else ():
-    try:
-      found.append(json.loads(line))
-    except ValueError:
-      bad += 1
-  return list(filter(journal.Once(), found)), bad
+def read_journal(path: pathlib.Path) -> journal.Contents:
+  """Reads a journal, which nobody may have begun."""
+  return journal.read(path) if path.exists() else journal.Contents([], [])

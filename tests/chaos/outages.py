@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import cuts
@@ -25,9 +24,7 @@ def run(pool: Pool, case: Case) -> Result:
     result.problems.append(f"not struck: hosts can't be made: {reason}")
     return result
   folder = pool.folder / f"hosts-{case.seed}"
-  # With the journal of an earlier run, each step would be there twice.
-  shutil.rmtree(folder, ignore_errors=True)
-  folder.mkdir()
+  folder.mkdir(exist_ok=True)
   start = time.monotonic()
   try:
     with cuts.Run(

@@ -9,7 +9,7 @@ from optax_dist.coordinator.options import Options
 from tests.chaos import checks as chaos_checks
 from tests.chaos import samples
 from tests.chaos.cases import OUTAGE, REPLICAS, Case
-from tests.chaos.members import Member, Members, records
+from tests.chaos.members import Member, Members, read_journal
 from tests.chaos.pool import Pool
 
 OUTCOMES = ("ok", "ended early", "diverged", "not struck", "hang", "wrong")
@@ -237,8 +237,8 @@ class _Run:
     if not result.struck:
       result.problems.append("not struck: the phase was not reached")
     result.problems += self._members.end()
-    found, bad = records(self._journal)
-    if bad:
+    found, wrong = read_journal(self._journal)
+    if wrong:
       result.problems.append("the journal has a bad line")
     reports = [
       (m.replica, m.incarnation, m.result)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.chaos.members import records
+from tests.chaos.members import read_journal
 
 
 @pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has one kill.
@@ -23,7 +23,7 @@ def test_processes_are_killed_one_after_another_in_one_run(tmp_path):
   assert "seed 13, reduce_scatter/kill/1.1" in done.stdout
   assert "seed 14, gather/kill/0.0" in done.stdout
   assert "2 of 2 kills went well" in done.stdout
-  found, _ = records(tmp_path / "run-1" / "journal.jsonl")
+  found, _ = read_journal(tmp_path / "run-1" / "journal.jsonl")
   commits = [r for r in found if r["kind"] == "commit"]
   members = {tuple(m["replica"] for m in r["members"]) for r in commits}
   # Each was alone while the other one came back.

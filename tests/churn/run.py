@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import Any
 
-from tests.chaos.members import Member, Members, records
+from tests.chaos.members import Member, Members, read_journal
 from tests.chaos.pool import Pool
 from tests.churn import checks, models
 from tests.churn.plans import MOST_REPLICAS, STEPS, Event, Plan, Setting
@@ -221,7 +221,7 @@ class _Run:
     result.problems += checks.ends(self._done, data)
     for name in self._journals:
       # Its writer may have been killed while it wrote a line.
-      found, _ = records(self._members.folder / name)
+      found, _ = read_journal(self._members.folder / name)
       last = name == self._journals[-1]
       result.problems += checks.slots(found, data, last)
 

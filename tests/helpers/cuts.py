@@ -16,7 +16,7 @@ import time
 import hosts as host_maker
 
 from tests.chaos import checks, replica
-from tests.chaos.members import Members, records
+from tests.chaos.members import Members, read_journal
 from tests.chaos.pool import Pool
 
 TARGETS = ("replica", "leader", "store", "two replicas")
@@ -260,10 +260,10 @@ class Run:
     )
     self._members.wait(ended, "no end", 240.0)
     reports = [(one.replica, 0, one.result) for one in self.replicas]
-    found, bad = records(self.journal)
+    found, wrong = read_journal(self.journal)
     steps, problems = checks.check(found, reports, TIMEOUT)
     problems += [one.result["error"] for one in self.replicas]
-    problems += ["the journal has a bad line"] * bad
+    problems += ["the journal has a bad line"] * len(wrong)
     return steps, [*filter(None, problems), *self._members.end()]
 
   def _sleep(self, seconds):

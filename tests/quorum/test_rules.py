@@ -26,7 +26,7 @@ def kinds(decisions):
   return [type(decision).__name__ for decision in decisions]
 
 
-def test_a_failed_attempt_drops_whose_gradient_failed_and_who_was_lost():
+def test_a_failed_attempt_drops_the_gradients_that_failed_or_were_lost():
   state = started(3, 3, two_phase=True)
   state, _ = run(state, *(quorum.Arrive(replica, 0) for replica in range(3)))
   # It has done its part, so the attempt goes on without it.

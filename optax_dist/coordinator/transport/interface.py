@@ -31,14 +31,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # The largest message, in bytes; part of the protocol, so it is fixed.
 MAX_MESSAGE = 4 << 20
 
-
-def fixed(seconds: float) -> arrivals.Rule:
-  """The rule of a silence that does not adapt."""
-  return arrivals.Rule(floor=seconds, first=seconds, ceiling=seconds)
-
-
-_SILENCE = fixed(10.0)
-
 How: TypeAlias = Literal[
   "left",  # It said goodbye, with its reason.
   "broken",  # The connection was closed or reset: most likely it died.
@@ -50,6 +42,14 @@ How: TypeAlias = Literal[
   "overflow",  # It did not read, and too much was queued for it.
   "replaced",  # It has reconnected; a `PeerUp` follows.
 ]
+
+
+def fixed(seconds: float) -> arrivals.Rule:
+  """The rule of a silence that does not adapt."""
+  return arrivals.Rule(floor=seconds, first=seconds, ceiling=seconds)
+
+
+_SILENCE = fixed(10.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tests of who claims leadership, and as whom."""
+"""Tests of when a replica claims leadership, and as which member."""
 
 import itertools
 
@@ -68,7 +68,7 @@ class Searching:
     return claims
 
 
-def test_who_is_no_member_goes_on_with_the_latest_state_once_all_are_silent():
+def test_a_process_with_the_latest_state_continues_a_run_whose_members_are_silent():
   wait = 2 * Searching().config.deadlines.pace
   (claim,) = Searching(*BEGINS, COMMIT, holds=True).claims(wait)
   # With another membership than the one that ended.
@@ -94,7 +94,7 @@ def test_a_run_that_has_begun_is_not_begun_anew():
   assert untouched.search.take_over(untouched.situation, fresh=True) == []
 
 
-def test_others_are_asked_at_once_and_what_they_say_counts_until_they_are_silent():
+def test_an_answer_of_another_member_counts_until_that_member_is_silent():
   searching = Searching(*BEGINS, Joined(Member(2, 2, "p2", "at p2")), me=1)
   pace = searching.config.deadlines.pace
   assert not searching.claims(0.6 * pace)
@@ -107,7 +107,7 @@ def test_others_are_asked_at_once_and_what_they_say_counts_until_they_are_silent
   assert claim.incarnation == 1
 
 
-def test_who_reads_a_log_that_was_trimmed_looks_for_a_leader_at_once():
+def test_a_replica_looks_for_a_leader_at_once_when_its_log_was_trimmed():
   searching = Searching(*BEGINS)
   searching.store["trimmed/0"] = Trimmed(0)
   assert not searching.claims(0.0)

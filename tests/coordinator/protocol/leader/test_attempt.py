@@ -1,4 +1,4 @@
-"""Tests of who takes part in an attempt, and of who is waited for."""
+"""Tests of which members read the mean of an attempt, and which are awaited."""
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import deadlines
@@ -25,17 +25,17 @@ def member(incarnation, **fields):
   return MemberState(made, **fields)
 
 
-def test_who_is_little_behind_gets_the_mean_and_who_is_nearest_is_the_witness():
+def test_members_slightly_behind_read_the_mean_and_the_nearest_is_the_witness():
   made = announced(member(1, applied=12), member(2, applied=19), step=20)
   assert (made.readers, made.witness, made.lag) == ((1, 2), 2, 8)
 
 
-def test_who_is_far_behind_or_has_no_state_gets_no_mean():
+def test_a_member_far_behind_or_without_a_state_does_not_read_the_mean():
   assert announced(member(1, applied=11), step=20).readers == ()
   assert announced(member(1, applied=-1)).readers == ()
 
 
-def test_who_just_got_a_snapshot_has_more_time():
+def test_a_member_that_is_served_a_snapshot_may_be_further_behind():
   served = {"needs": True, "server": 0}
   assert announced(member(1, applied=8, **served), step=40).readers == (1,)
   assert announced(member(1, applied=7, **served), step=40).readers == ()
@@ -53,7 +53,7 @@ def test_a_witness_that_was_removed_owes_no_answer():
   assert attempt.due(limits) == patient
 
 
-def test_a_report_is_held_until_the_witness_has_the_mean_and_nobody_is_asked_twice():
+def test_a_report_is_held_until_the_witness_has_the_mean():
   state = quorum.init(1, 1, two_phase=True)
   for event in (quorum.Join(0), quorum.Arrive(0, 0)):
     state, _ = quorum.step(state, event)

@@ -135,6 +135,14 @@ def inline(**options):
   return driven
 
 
+def with_states(**options):
+  """As `inline`; both members have the state of step 0."""
+  driven = inline(**options)
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(0))
+  return driven
+
+
 def test_members_that_agree_are_admitted_and_others_refused_by_name():
   driven = Driven()
   driven.hello("p1", agreement=(("optimizer", "adam"),))
@@ -679,10 +687,8 @@ def test_a_step_of_leased_gradients_commits_with_the_next_leases():
 
 def test_a_member_is_asked_for_its_step_once_it_may_be_four_behind():
   """What it has decides for how long others keep means for it."""
-  driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
+  driven = with_states(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
-  for peer in ("p0", "p1"):
-    driven.say(peer, msg.Applied(0))
   driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
   for step in range(4):
     assert driven.sent_to("p1", msg.Report) == []
@@ -693,9 +699,7 @@ def test_a_member_is_asked_for_its_step_once_it_may_be_four_behind():
 
 
 def test_the_end_asks_who_is_behind_and_serves_the_final_state_afterwards():
-  driven = inline(replicas_to_aggregate=1)
-  for peer in ("p0", "p1"):
-    driven.say(peer, msg.Applied(0))
+  driven = with_states(replicas_to_aggregate=1)
   driven.arrive("p0", payload=b"g")
   driven.say("p0", msg.Applied(1))
   driven.say("p0", msg.Finish("enough"))
@@ -709,10 +713,8 @@ def test_the_end_asks_who_is_behind_and_serves_the_final_state_afterwards():
   assert (fetch.source, serve.to, serve.at_least) == ("p0", "p1", 1)
 
 
-def test_who_leaves_waits_for_those_behind_and_they_are_asked():
-  driven = inline(replicas_to_aggregate=1)
-  for peer in ("p0", "p1"):
-    driven.say(peer, msg.Applied(0))
+def test_a_member_may_leave_once_the_others_have_its_step():
+  driven = with_states(replicas_to_aggregate=1)
   driven.arrive("p0", payload=b"g")
   driven.say("p1", msg.Applied(1))
   driven.say("p1", msg.Leave(False, "done"))
@@ -759,9 +761,7 @@ def test_without_rounds_nobody_is_called():
 
 
 def test_a_member_that_has_left_and_calls_again_reads_that_it_has():
-  driven = inline(replicas_to_aggregate=1)
-  for peer in ("p0", "p1"):
-    driven.say(peer, msg.Applied(0))
+  driven = with_states(replicas_to_aggregate=1)
   driven.say("p1", msg.Leave(False, "done"))
   assert driven.logged(Removed) == [Removed(1, True, "left")]
   known = driven.config.agreement

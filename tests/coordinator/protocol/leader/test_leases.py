@@ -107,7 +107,7 @@ def test_a_step_is_shared_by_how_fast_its_members_are():
   assert step.commit(12.0) == {0: ((8, 14),), 1: ((14, 16),)}
 
 
-def test_only_who_gets_nothing_comes_nearer_to_the_others():
+def test_only_a_member_without_slots_moves_towards_the_mean_pace():
   sharing = Sharing(1, 16.0)
   for member, seconds in ((0, 1.0), (1, 3.0)):
     sharing.lend(member, ((member, member + 1),), 0.0)

@@ -70,7 +70,7 @@ def test_what_was_served_ends_the_need_and_nothing_takes_a_step_back():
   assert one.has(7)
 
 
-def test_who_has_an_earlier_snapshot_does_not_have_the_one_on_its_way():
+def test_a_report_of_an_earlier_snapshot_does_not_stand_for_the_pending_one():
   one = state(0, applied=7, needs=True, server=1, tried={2})
   one.has_applied(5)
   assert one == state(0, applied=5)
