@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -254,7 +255,13 @@ def _durable_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
       _sync(at)
     if path.exists():
       raise FileExistsError(f"{path} exists.")
-    os.rename(inner, path)
+    try:
+      os.rename(inner, path)
+    except OSError as error:
+      # Another process may have created it just now.
+      if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+        raise
+      raise FileExistsError(f"{path} exists.") from error
     _sync(path.parent)
   finally:
     shutil.rmtree(outer, ignore_errors=True)
