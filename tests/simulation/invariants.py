@@ -779,7 +779,8 @@ class Checker:
       known = self.versions.setdefault(0, process.version)
       if known != process.version and not self.corrupt:
         self.fail("A4", f"{process.name} starts from another state")
-    self.holders.setdefault(effect.step, set()).add(process.name)
+    if not self.began_anew_without(process):
+      self.holders.setdefault(effect.step, set()).add(process.name)
 
   # Outcomes.
 

@@ -100,6 +100,8 @@ _HOLDS = {
     "a replica does not wait for a leader that the store has replaced": 9630019705,
     "a replaced leader notes an attempt that failed before the step": 9700032715,
     "a report of an earlier snapshot is none of the one on its way": 777002300,
+    "a mean that comes as its attempt is given up is not applied": 9740008083,
+    "a leader that slept while the run began anew has not its state": 9720012871,
   },
   leases: {
     "the end waits for replicas that are behind": 9100068,

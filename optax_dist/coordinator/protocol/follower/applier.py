@@ -235,7 +235,8 @@ class Applier:
   def aggregated(self, done: Aggregated) -> None:
     """Handles a mean that is here."""
     work = self._work.get(done.attempt)
-    if work is None:
+    if work is None or work.status == "failed":
+      # It was released while its mean came.
       self._out.append(fx.Release(done.attempt))
       return
     work.status = "done"

@@ -245,6 +245,19 @@ def test_the_mean_of_a_lost_member_is_not_waited_for():
   assert "a snapshot" in driven.applier.awaits
 
 
+def test_a_mean_that_comes_as_its_attempt_is_given_up_is_not_applied():
+  """It was released, so there is nothing left to apply."""
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  driven.applier.removed(1)
+  driven.did()
+  driven.told.clear()
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
+  assert driven.did() == [fx.Release(attempt_id())]
+  assert not driven.told
+
+
 def test_a_commit_whose_mean_is_nowhere_is_hopeless():
   driven = Driven()
   driven.applier.attempt(attempt(readers=(0,), parts=(1,)), 0, MEMBERS)

@@ -347,7 +347,8 @@ def test_one_gradient_of_a_step_is_aggregated_unasked_and_no_second():
   driven = Driven(inline_bytes=None, replicas_to_aggregate=3).join()
   driven.submit(0)
   (aggregate,) = driven.done(fx.Aggregate)
-  assert [part.replica for part in aggregate.parts] == [0, 1, 2]
+  counts = {part.replica: part.count for part in aggregate.parts}
+  assert counts == {0: 1, 1: 1, 2: 1}
   assert aggregate.me == 1
   driven.hear(msg.Dropped(0, "non_finite", 1))
   driven.submit(1)
@@ -422,6 +423,22 @@ def test_time_between_two_waits_counts_for_neither():
   assert not driven.done(fx.Fail)
   driven.pass_time(0.2 * driven.config.deadlines.replica)
   assert driven.done(fx.Fail)
+
+
+def test_a_new_membership_begins_a_new_wait():
+  """A replica that was admitted after a while may wait for a snapshot as long."""
+  driven = Driven(timeout=20.0).join()
+  driven.record(Removed(ME, False, "it was not heard from"))
+  driven.record(commit(0, mean=None))
+  driven.pass_time(0.9 * driven.config.deadlines.replica)
+  driven.welcome(incarnation=3, view=False)
+  driven.record(Joined(Member(3, 1, "p1", "at p1")))
+  driven.pass_time(0.9 * driven.config.deadlines.replica)
+  assert not driven.done(fx.Admitted)
+  assert not driven.done(fx.Fail)
+  driven.pass_time(0.2 * driven.config.deadlines.replica)
+  (failed,) = driven.done(fx.Fail)
+  assert "for a snapshot" in failed.reason
 
 
 def test_a_replica_that_finishes_the_run_waits_for_its_end():
