@@ -148,8 +148,6 @@ class Checker:
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
-    # Whether the latest removal of a member was that it left.
-    self.left_last = False
     # When the latest term began, and when a member or process was lost last.
     self.term_at = self.changed_at = self.committed_at = -math.inf
     # How many gradients were computed for nothing since the last commit.
@@ -508,7 +506,7 @@ class Checker:
 
   def removed(self, leader: Any, process: Any, left: bool, reason: str) -> None:
     """Only who was not heard from is removed."""
-    self.left_last, self.changed_at = left, self.world.now
+    self.changed_at = self.world.now
     if left:
       if process.leaves_since == math.inf:
         self.fail("A12", f"{process.name} left, and did not ask to")
@@ -651,8 +649,11 @@ class Checker:
         self.fail("A9", f"the end took {waited:.1f} s")
     if end.error or asked or used:
       return
-    if not self.left_last:
-      self.fail("A12", f"it ends at step {end.step}, and nobody asked it to")
+    for member in self._last_members().values():
+      left, _ = self.departures.get(member, (False, ""))
+      if not left:
+        name = self.processes[member]
+        self.fail("A12", f"it ends without {name}, which has not left")
 
   # Samples.
 

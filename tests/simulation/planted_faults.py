@@ -345,6 +345,12 @@ FAULTS = (
     '      self._record_end("all replicas have left", "")',
   ),
   _one(
+    "the last replica that leaves ends the run of one that was lost",
+    "leader.leader",
+    "        if not self._roster and not self._lost:",
+    "        if not self._roster:",
+  ),
+  _one(
     "no witness has the mean of a single gradient",
     "leader.attempt",
     "    witness = max(able, key=key, default=None)",

@@ -144,7 +144,8 @@ class Leader:
     self._successor: Incarnation | None = None
     self._reason_of_end = "all replicas have left"
     self._lacking_since: float | None = None
-    self._has_lost = False
+    # Replicas that were removed, and may come back.
+    self._lost = {r for r, left in view.departed.items() if not left}
     # Members that this leader has allowed to leave.
     self._left: set[Incarnation] = set()
     self._beat_at, self._beats = -math.inf, 0
@@ -510,6 +511,7 @@ class Leader:
       self._step(quorum.Lost(member.replica, old.member.incarnation))
       self._reclaim(old.member.incarnation)
     self._expected.pop(member.replica, None)
+    self._lost.discard(member.replica)
     self._next_incarnation += 1
     self._roster.add(MemberState(member))
     self._note(
@@ -530,14 +532,16 @@ class Leader:
     incarnation, replica = state.member.incarnation, state.member.replica
     if not self._roster.remove(incarnation) or self._ended:
       return
-    self._has_lost = self._has_lost or not left
     if left:
       self._left.add(incarnation)
+    else:
+      self._lost.add(replica)
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(state, left, reason)
     self._dismiss(incarnation)
-    # A loss may lower the quorum, but not to nobody: the run would end well.
-    last = not self._roster and not left
+    # The quorum is not lowered to nobody while a lost replica may come back: the
+    # run would end well.
+    last = not self._roster and bool(self._lost)
     departure = quorum.Lost if last else self._departure(left)
     self._step(departure(replica, incarnation))
     self._reclaim(incarnation)
@@ -658,8 +662,7 @@ class Leader:
         self._lacking_since = self._now
         self._say(own, msg.TakeOver(fresh=True))
       return
-    lost = self._has_lost or not all(self._view.departed.values())
-    if not lost or waited >= self._config.timeout:
+    if not self._lost or waited >= self._config.timeout:
       step = self._quorum.step
       self._give_up(
         f"Step {step - 1} was committed by replicas that are all gone; nobody"
@@ -715,10 +718,11 @@ class Leader:
       late = [s for s in self._roster if s.leaving is None and not s.has(step)]
       for other in late:
         self._report(other)
-      waits = bool(late) or busy
+      last = len(self._roster) == 1 and bool(self._lost)
+      waits = bool(late) or busy or last
       if not waits or self._now >= since + self._limits.patience:
         self._remove(state, "left", left=True)
-        if not self._roster:
+        if not self._roster and not self._lost:
           # No replica has the state any more: joining is too late now.
           self._record_end("all replicas have left", "")
 

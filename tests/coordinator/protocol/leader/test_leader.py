@@ -918,18 +918,42 @@ def test_leadership_moves_while_nothing_is_in_flight(inline):
 
 
 @pytest.mark.parametrize("how", ["an exception", "left"])
-def test_a_run_ends_well_only_if_its_last_replica_leaves_by_its_own_wish(how):
+@pytest.mark.parametrize("other", ["lost", "left"])
+def test_a_run_ends_well_only_if_all_its_replicas_leave_by_their_own_wish(
+  other, how
+):
+  driven = inline(lower_on_loss=True)
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, payload=b"g")
+  if other == "lost":
+    driven.give(ins.PeerLost("p1", "silent", "not a byte came for 5.0 s"))
+  else:
+    driven.say("p1", msg.Leave(False, other))
+  assert driven.logged(Ended) == []  # The other one goes on.
+  driven.say("p0", msg.Leave(how != "left", how))
+  driven.now += driven.config.deadlines.patience
+  driven.give(ins.TimePassed())
+  assert len(driven.logged(Removed)) == 2
+  ends = [(end.error, end.reason) for end in driven.logged(Ended)]
+  # A lost one may come back with its state.
+  well = (other, how) == ("left", "left")
+  assert ends == ([("", "all replicas have left")] if well else [])
+
+
+def test_the_last_replica_to_leave_gives_a_lost_one_time_to_come_back():
   driven = inline(lower_on_loss=True)
   for peer in ("p0", "p1"):
     driven.arrive(peer, payload=b"g")
   driven.give(ins.PeerLost("p1", "silent", "not a byte came for 5.0 s"))
-  assert driven.logged(Ended) == []  # The other one goes on.
-  driven.say("p0", msg.Leave(how != "left", how))
-  ends = [(end.error, end.reason) for end in driven.logged(Ended)]
-  if how == "left":
-    assert ends == [("", "all replicas have left")]
-  else:
-    assert ends == []  # The first one may come back with its state.
+  driven.say("p0", msg.Leave(False, "left"))
+  assert len(driven.logged(Removed)) == 1
+  driven.hello("p1")
+  driven.say("p1", msg.NeedsSnapshot(0, "it is at step 0 of 1"))
+  assert driven.sent_to("p1", msg.Fetch)
+  assert len(driven.logged(Removed)) == 1
+  driven.say("p1", msg.Applied(1))
+  assert driven.logged(Removed)[-1].left
+  assert driven.logged(Ended) == []  # It goes on alone.
 
 
 def test_a_run_without_a_step_can_begin_again_after_the_loss_of_all():
