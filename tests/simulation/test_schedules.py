@@ -101,6 +101,7 @@ _HOLDS = {
     "a replaced leader notes an attempt that failed before the step": 9700032715,
     "a report of an earlier snapshot is none of the one on its way": 777002300,
     "a mean that comes as its attempt is given up is not applied": 9740008083,
+    "who leaves gives one that has just come the time to get the state": 9770004551,
     "a leader that slept while the run began anew has not its state": 9720012871,
   },
   leases: {

@@ -512,6 +512,9 @@ class Leader:
       self._reclaim(old.member.incarnation)
     self._expected.pop(member.replica, None)
     self._lost.discard(member.replica)
+    for state in self._roster.waiting():
+      if state.leaving is not None:  # It may have what this one needs.
+        state.leaving = state.leaving[0], self._now
     self._next_incarnation += 1
     self._roster.add(MemberState(member))
     self._note(

@@ -27,7 +27,8 @@ class MemberState:
     server: the member that serves it one.
     tried: members that have failed to serve it.
     sequence: sequence of its last submission.
-    leaving: the step and time at which it asked to leave.
+    leaving: the step at which it asked to leave, and when that was, or a replica
+      has joined since.
     reported: the step of the last `Report` to it.
     store_delay: seconds that the store takes to answer it; 0.0 if unknown.
   """

@@ -947,7 +947,10 @@ def test_the_last_replica_to_leave_gives_a_lost_one_time_to_come_back():
   driven.give(ins.PeerLost("p1", "silent", "not a byte came for 5.0 s"))
   driven.say("p0", msg.Leave(False, "left"))
   assert len(driven.logged(Removed)) == 1
+  driven.now += 0.9 * driven.config.deadlines.patience
   driven.hello("p1")
+  driven.now += 0.9 * driven.config.deadlines.patience
+  driven.give(ins.TimePassed())
   driven.say("p1", msg.NeedsSnapshot(0, "it is at step 0 of 1"))
   assert driven.sent_to("p1", msg.Fetch)
   assert len(driven.logged(Removed)) == 1
