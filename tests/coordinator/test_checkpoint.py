@@ -4,8 +4,11 @@ import stat
 
 import embedded_runs as runs
 import jax
+import numpy as np
+import optax
 import pytest
 
+from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, phases
 
 
@@ -146,3 +149,41 @@ def test_without_steps_between_checkpoints_only_those_asked_for_are_saved(
   assert result.error is None
   assert [path.name for path in tmp_path.iterdir()] == result.value
   assert len(result.value) == 1
+
+
+def test_a_resumed_replica_compiles_its_gradient_once(tmp_path):
+  params = {
+    "w": np.ones(4, np.float32)
+  }  # NumPy, but the optimizer's state not.
+  opt = optax.sgd(0.1, momentum=0.9)
+  data = coordinator.Batches(64, 4, micro_batch=2, deterministic=True)
+
+  def programs(steps, **start):
+    gradient = jax.jit(
+      lambda params, key: jax.tree.map(
+        lambda x: x * jax.random.uniform(key), params
+      )
+    )
+
+    def train(replica):
+      for slot in replica.micro_batches():
+        replica.step(gradient(replica.params, slot.key))
+        if replica.global_step == steps:
+          return checkpoint.save(tmp_path / f"step-{steps}", replica)
+      return None
+
+    done = coordinator.run_embedded(
+      train,
+      1,
+      opt,
+      data=data,
+      probe=lambda params, slot: gradient(params, slot.key),
+      **start,
+    )
+    assert done == [steps]
+    return gradient._cache_size()
+
+  assert programs(2, params=params) == 1
+  found = checkpoint.resume(tmp_path, params, opt.init(params))
+  assert found["global_step"] == 2
+  assert programs(4, **found) == 1

@@ -179,8 +179,10 @@ class Participant:
     self._inline = whole and nbytes <= settings.inline_bytes
     # Compiles the update early, so that no attempt has to wait for it.
     nothing = self.encoder.read(self.encoder.no_mean())
+    after = self.update.apply(shared, nothing)
+    # Placed as by an update: otherwise programs would be compiled anew after it.
+    shared = jax.tree.map(_placed_like, shared, after)
     numbers = strategy.quorum
-    self.update.apply(shared, nothing)
     self.data = data
     samples = arguments.samples_per_gradient(data, strategy)
     add: Callable[[Any, Any], Any]
@@ -197,7 +199,8 @@ class Participant:
       )
       self.sums = micro_batches.Sums(self.slots, summing, self.processes)
       add, window = self.sums.add, data.global_batch
-      text = "" if probe is None else self._probed(probe, params, self.slots)
+      start = strategy.params(shared, strategy.local(shared))
+      text = "" if probe is None else self._probed(probe, start, self.slots)
       alike += (("gradient of a probe", text),)
     averages = reducer.Reducer(self.encoder, data if window else None)
     transport = place.transport
@@ -486,6 +489,10 @@ def _check_wire(
       f" step, and {strategy.name!r} sends something else then. Use"
       " wire='bfloat16' or 'float32'."
     )
+
+
+def _placed_like(array: Any, other: jax.Array) -> jax.Array:
+  return jax.device_put(array, other.sharding if other.committed else None)
 
 
 def _cores() -> int | None:
