@@ -446,9 +446,10 @@ class Checker:
     ready = self.within_reach(leader)
     for wish in self.wishes:
       process, _, since = wish
-      # It is told to the leader once its replica is a member.
-      told_at = max(since, self.term_at, process.settled_at)
-      came = self.world.now - told_at > _ON_ITS_WAY
+      # It is told to the leader once that has welcomed its replica.
+      told_at = max(since, process.welcomed_at, process.settled_at)
+      came = process.welcomed_at >= self.term_at
+      came = came and self.world.now - told_at > _ON_ITS_WAY
       wish[1] = (
         wish[1] + 1 if came and process in ready and not process.over else 0
       )
@@ -1064,8 +1065,7 @@ class Checker:
     living = [p for p in self.world.all if p.alive and not p.over]
     # A replica that computes for longer than the run waits is for its watchdog.
     slow = self.setting.compute
-    hang = {p.index for p in living if p.busy and slow[p.index] >= TIMEOUT}
-    living = [p for p in living if p.index not in hang]
+    living = [p for p in living if slow[p.index] < TIMEOUT]
     if living:
       names = ", ".join(p.name for p in living)
       self.fail("A9", f"still at it after {self.world.now:.0f} s: {names}")

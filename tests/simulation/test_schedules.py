@@ -102,6 +102,8 @@ _HOLDS = {
     "a report of an earlier snapshot is none of the one on its way": 777002300,
     "a mean that comes as its attempt is given up is not applied": 9740008083,
     "who leaves gives one that has just come the time to get the state": 9770004551,
+    "who has computed for longer than the run waits may wait as long": 9780064095,
+    "a wish to save is told once the leader has welcomed its replica": 9785036891,
     "a leader that slept while the run began anew has not its state": 9720012871,
   },
   leases: {

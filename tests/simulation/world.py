@@ -291,6 +291,8 @@ class Process:
     self.is_faulty = False
     # When it was admitted, or its state was replaced.
     self.settled_at = math.inf
+    # When a leader has taken it as a member last.
+    self.welcomed_at = -math.inf
     # When its latest request to the store failed.
     self.store_trouble_at = -math.inf
     config = Config(
@@ -514,6 +516,10 @@ class World:
       self.say(f"{process.name} <- {_short(input_)}")
     if isinstance(input_, ins.PeerLost):
       process.losing.remove(input_.peer)
+    elif isinstance(input_, ins.Received) and isinstance(
+      input_.message, msg.Welcome
+    ):
+      process.welcomed_at = self.now
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
       if not process.alive:
