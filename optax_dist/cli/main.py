@@ -74,11 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # report an error when it flushes standard output at exit.
     _discard_output()
     return 1
-  except FileNotFoundError as error:
-    if "temporary directory" not in str(error):
-      raise
-    parser.say(f"{error.strerror}; set TMPDIR to one that can be written")
-    return 1
   except OSError as error:
     # If a file could not be written, the error has its name.
     if error.filename is not None or error.errno != errno.ENOSPC:

@@ -97,34 +97,6 @@ def add_file(to: argparse._ActionsContainer, flag: str, help: str) -> None:
   to.add_argument(flag, metavar="FILE", type=pathlib.Path, help=help)
 
 
-def add_web(to: argparse._ActionsContainer, **options: Any) -> None:
-  """Adds the flag that serves a run's page and metrics.
-
-  Args:
-    to: a parser, or a group of its arguments.
-    **options: of ``add_argument``, besides type and texts.
-  """
-  to.add_argument(
-    "--web",
-    metavar="[ADDRESS:]PORT",
-    type=_address,
-    help="serve the run on a page for browsers, and metrics for Prometheus at"
-    " /metrics, on this port, or on any that is free (0); on loopback unless"
-    " there is an address, where the page then needs the token that is printed,"
-    " and the metrics do not",
-    **options,
-  )
-
-
-def _address(text: str) -> tuple[str, int]:
-  bind, _, port = text.rpartition(":")
-  if not port.isdecimal() or int(port) > 65535:
-    raise argparse.ArgumentTypeError(
-      f"must be PORT or ADDRESS:PORT, with a port from 0 to 65535, got {text!r}"
-    )
-  return bind.strip("[]") or "127.0.0.1", int(port)
-
-
 def whole_number(
   minimum: int, maximum: int | None = None
 ) -> Callable[[str], int]:

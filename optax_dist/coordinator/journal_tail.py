@@ -30,18 +30,11 @@ class Tail:
     ['run']
   """
 
-  def __init__(self, path: str | os.PathLike[str], *, from_end: bool = False):
-    """Names the file, which need not exist yet.
-
-    Args:
-      path: the file.
-      from_end: whether what it has already, of an earlier run, is left out.
-    """
+  def __init__(self, path: str | os.PathLike[str]):
+    """Names the file, which need not exist yet."""
     self.path = pathlib.Path(path)
     self._offset = 0
     self._once = journal.Once()
-    if from_end and self.path.exists():
-      self._offset = self.path.stat().st_size
     self._read_at: float | None = None
     self.age = 0.0
     self.bad_lines = 0

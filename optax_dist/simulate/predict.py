@@ -25,14 +25,12 @@ class Prediction(NamedTuple):
     low, high: the interval of 95 % of the repetitions. Each draws its times
       from the recorded ones in stretches (a moving block bootstrap), and is as
       long as the predicted run.
-    repetitions: number of repetitions.
     doubts: why it may still be wrong, one line each.
   """
 
   steps_per_second: float
   low: float
   high: float
-  repetitions: int
   doubts: tuple[str, ...]
 
   def __str__(self) -> str:
@@ -128,7 +126,7 @@ def predict(
       f"{recorded.replicas} replicas were recorded: those beyond are taken to be"
       " like these",
     )
-  return Prediction(pace, float(low), float(high), repetitions, doubts)
+  return Prediction(pace, float(low), float(high), doubts)
 
 
 def _too_wide(

@@ -28,18 +28,6 @@ def test_lines_come_once_they_are_whole(tmp_path):
   assert [r["kind"] for r in tail.read()] == ["run"]
 
 
-def test_an_earlier_run_can_be_left_out(tmp_path):
-  path = tmp_path / "run.jsonl"
-  assert journal_tail.Tail(path, from_end=True).read() == []
-  # Its writer was killed in the middle of a line.
-  path.write_bytes(b'{"kind": "leader", "ti')
-  tail = journal_tail.Tail(path, from_end=True)
-  with journal.Journal(path) as written:
-    written.write("run", strategy="sync_replicas", step=3)
-  assert [r["kind"] for r in tail.read()] == ["run"]
-  assert tail.bad_lines == 0
-
-
 def test_new_records_are_as_recent_as_the_last_read(tmp_path):
   """Even if the clock of this host or of the file's is wrong."""
   path = tmp_path / "run.jsonl"

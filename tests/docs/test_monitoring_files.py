@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from optax_dist.coordinator.metrics import table
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 _NAME = re.compile(r"\boptax_dist_\w+")
@@ -15,15 +15,15 @@ _NAME = re.compile(r"\boptax_dist_\w+")
 def _exposed():
   """The names of all time series that a port serves, with their labels."""
   found = {}
-  for row in table.TABLE:
-    name = table.PREFIX + row.name
+  for row in RunNumbers().metrics():
+    name = f"optax_dist_{row.name}"
     if row.kind == "counter":
       name += "_total"
     endings = ("",)
     if row.kind == "histogram":
       endings = ("_bucket", "_sum", "_count")
     for ending in endings:
-      found[name + ending] = row.labels
+      found[name + ending] = {row.label} if row.label else set()
   return found
 
 

@@ -53,32 +53,28 @@ def run(args: argparse.Namespace) -> int:
   journal = _journal(args)
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
-  from optax_dist.cli.launch import shown
   from optax_dist.coordinator.launch import launcher
 
-  with shown.Shown(journal, args.web, args.tensorboard) as screen:
-    job = jobs.Job(args, screen.journal)
-    launched = launcher.Launcher(
-      command,
-      job.replicas,
-      processes=args.processes_per_replica,
-      hosts=job.hosts(args, lambda line: screen.echo("launch", line, True)),
-      folder=args.output and args.output / _LOGS,
-      told=job.settings,
-      env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
-      needed=job.needed,
-      restarts=args.restarts,
-      grace=args.grace,
-      echo=screen.echo,
-      on_tick=screen.update,
-    )
-    try:
-      return launched.run()
-    except launcher.LaunchError as error:
-      parser.say(str(error))
-      return error.code
-    except RuntimeError as error:  # The store can't listen.
-      raise errors.CommandError(f"launch: {error}", exit_code=1) from error
+  job = jobs.Job(args, journal)
+  launched = launcher.Launcher(
+    command,
+    job.replicas,
+    processes=args.processes_per_replica,
+    hosts=job.hosts(args),
+    folder=args.output and args.output / _LOGS,
+    told=job.settings,
+    env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
+    needed=job.needed,
+    restarts=args.restarts,
+    grace=args.grace,
+  )
+  try:
+    return launched.run()
+  except launcher.LaunchError as error:
+    parser.say(str(error))
+    return error.code
+  except RuntimeError as error:  # The store can't listen.
+    raise errors.CommandError(f"launch: {error}", exit_code=1) from error
 
 
 def _command(program: list[str], module: bool) -> list[str]:

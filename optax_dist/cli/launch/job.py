@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from optax_dist.cli import errors
 from optax_dist.coordinator.extras.hosts import nodes
@@ -86,14 +86,11 @@ class Job:
       local_addr=self.node.local_addr,
     )
 
-  def hosts(
-    self, args: argparse.Namespace, say: Callable[[str], None]
-  ) -> launcher.Hosts | None:
+  def hosts(self, args: argparse.Namespace) -> launcher.Hosts | None:
     """The other hosts of the job; None if there are none.
 
     Args:
       args: the command's arguments.
-      say: called with a line for people.
     """
     if self.node.count == 1 and self.node.address is None:
       return None
@@ -105,7 +102,6 @@ class Job:
       self.replicas,
       args.processes_per_replica,
       patience=peers.Patience(longest, args.host_timeout),
-      say=say,
     )
 
 

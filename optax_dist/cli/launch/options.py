@@ -29,7 +29,6 @@ def add_options(launch: argparse.ArgumentParser) -> None:
   An option that replaces a variable is named after its field of `Environment`.
   """
   _add_job(launch)
-  _add_metrics(launch)
   _add_hosts(launch)
   for flags, answer in _ANSWERS.items():
     launch.add_argument(
@@ -125,16 +124,6 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     help="how long a step may take inside a replica, which otherwise prints where"
     " it is stuck, and restarts; 0 for no limit (default: ten times"
     " what 99%% take, while others wait)",
-  )
-
-
-def _add_metrics(launch: argparse.ArgumentParser) -> None:
-  parser.add_web(launch)
-  launch.add_argument(
-    "--tensorboard",
-    metavar="DIR",
-    type=pathlib.Path,
-    help="folder to write TensorBoard event files to",
   )
 
 

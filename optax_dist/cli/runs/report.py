@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
@@ -27,9 +26,6 @@ def add_parser(commands) -> None:
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
-  command.add_argument(
-    "--json", action="store_true", help="print all figures as JSON"
-  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,14 +39,6 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(f"{args.journal}: {error}") from error
   total = ledger.goodput()
   each = {f"{name}": ledger.goodput(name) for name in ledger.replicas}
-  if args.json:
-    report = {
-      "seconds": ledger.end,
-      "goodput": total.report(),
-      "replicas": {name: found.report() for name, found in each.items()},
-    }
-    print(json.dumps(report, indent=1, allow_nan=False))
-    return 0
   columns = {"all": total} | dict(list(each.items())[:_REPLICAS])
   shown = tables.table(f"where the time went: {args.journal}")
   shown.add_column("")

@@ -93,16 +93,12 @@ class Live:
   """
 
   def __init__(
-    self,
-    path: pathlib.Path,
-    console: rich.console.Console | None = None,
-    *,
-    from_end: bool = False,
+    self, path: pathlib.Path, console: rich.console.Console | None = None
   ):
     """Sets the journal, which need not exist yet; see `Tail`."""
     self.numbers = RunNumbers()
     self._reported = ""
-    self._tail = Tail(path, from_end=from_end)
+    self._tail = Tail(path)
     self._console = console or tables.plain(stderr=True)
     self._live = rich.live.Live(
       console=self._console, auto_refresh=False, transient=False
@@ -136,10 +132,6 @@ class Live:
       self._next = now + 1 / _PER_SECOND
       shown = table(self.numbers, self._console.width, self._reported)
       self._live.update(shown, refresh=True)
-
-  def print_above(self, line: str) -> None:
-    """Prints a line, above the table if there is one."""
-    self._console.print(rich.text.Text(line), soft_wrap=True)
 
   def __enter__(self) -> Live:
     if self._console.is_terminal:

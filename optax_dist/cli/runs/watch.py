@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import pathlib
 import time
 from typing import TYPE_CHECKING
 
@@ -32,64 +33,88 @@ def add_parser(commands) -> None:
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
-  command.add_argument(
-    "--once", action="store_true", help="show it once, and exit"
+  add = command.add_argument
+  add("--once", action="store_true", help="show it once, and exit")
+  add(
+    "--web",
+    metavar="[ADDRESS:]PORT",
+    nargs="?",
+    const=("127.0.0.1", 0),
+    type=_address,
+    help="serve the run, until Ctrl-C, on a page for browsers, and metrics for"
+    " Prometheus at /metrics, on this port, or on any that is free (0); on loopback"
+    " unless there is an address, where the page then needs the token that is"
+    " printed, and the metrics do not",
   )
-  parser.add_web(command, nargs="?", const=("127.0.0.1", 0))
+  add(
+    "--tensorboard",
+    metavar="DIR",
+    type=pathlib.Path,
+    help="folder to write the run's metrics to, for TensorBoard",
+  )
+
+
+def _address(text: str) -> tuple[str, int]:
+  bind, _, port = text.rpartition(":")
+  if not port.isdecimal() or int(port) > 65535:
+    raise argparse.ArgumentTypeError(
+      f"must be PORT or ADDRESS:PORT, with a port from 0 to 65535, got {text!r}"
+    )
+  return bind.strip("[]") or "127.0.0.1", int(port)
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
   with journal_file.reading(args.journal):
     args.journal.open("rb").close()
+  # Slow imports follow.
   from optax_dist.cli.runs import table as run_table
 
-  if args.web is not None:
-    _serve(args)
+  live = run_table.Live(args.journal)
+  live.read()
+  if live.bad_lines and live.numbers.run is None:
+    raise errors.CommandError(
+      f"{args.journal}: is no journal: none of its {live.bad_lines} lines can be"
+      " used"
+    )
+  if args.once:
+    live.show()
   else:
-    live = run_table.Live(args.journal)
-    live.read()
-    if live.bad_lines and live.numbers.run is None:
-      raise errors.CommandError(
-        f"{args.journal}: is no journal: none of its {live.bad_lines} lines can"
-        " be used"
-      )
-    if args.once:
-      live.show()
-    else:
-      _follow(live)
-    if live.bad_lines:
-      parser.say(
-        f"{args.journal}: bad lines: {live.bad_lines}; optax-dist report names"
-        " them"
-      )
+    _follow(args, live)
+  if live.bad_lines:
+    parser.say(
+      f"{args.journal}: bad lines: {live.bad_lines}; optax-dist report names them"
+    )
   return 0
 
 
-def _follow(live: Live) -> None:
+def _follow(args: argparse.Namespace, live: Live) -> None:
   """Shows the run until its end, or Ctrl-C; without a terminal, only then."""
-  with live:
+  updates = [live.update]
+  with contextlib.ExitStack() as stack:
+    if args.tensorboard is not None:
+      from optax_dist.coordinator.metrics import tensorboard
+
+      try:
+        points = tensorboard.Points(args.journal, args.tensorboard)
+      except OSError as error:
+        raise errors.CommandError(f"--tensorboard: {error.strerror}") from error
+      stack.callback(points.close)
+      updates.append(points.update)
+    if args.web is not None:
+      from optax_dist.cli.runs.web import server
+      from optax_dist.coordinator import journal_tail
+
+      page = server.Server(journal_tail.Tail(args.journal), *args.web)
+      stack.callback(page.close)
+      urls = f"{page.url} and {page.metrics_url}"
+      print(f"serving {urls} (Ctrl-C ends it)", flush=True)
+    stack.enter_context(live)
     with contextlib.suppress(KeyboardInterrupt):
-      live.update()
-      while live.numbers.finish is None:
+      while args.web is not None or live.numbers.finish is None:
+        for update in updates:
+          update()
         time.sleep(_SLICE)
-        live.update()
-    live.update(force=True)
+    live.read()
   if not live.is_terminal:
     live.show()
-
-
-def _serve(args: argparse.Namespace) -> None:
-  """Serves the page until Ctrl-C, also for a run that has ended."""
-  from optax_dist.cli.runs.web import server
-  from optax_dist.coordinator import journal_tail
-
-  page = server.Server(journal_tail.Tail(args.journal), *args.web)
-  print(f"serving {page.url} (Ctrl-C ends it)", flush=True)
-  try:
-    while True:
-      time.sleep(_SLICE)
-  except KeyboardInterrupt:
-    pass
-  finally:
-    page.close()

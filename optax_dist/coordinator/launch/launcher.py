@@ -18,7 +18,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from optax_dist.coordinator import journal
@@ -128,7 +128,6 @@ class Launcher:
     restarts: int = 0,
     grace: float = 30.0,
     echo: output.Echo = output.echo,
-    on_tick: Callable[[], None] = lambda: None,
   ):
     """Configures the launch; `run` starts it.
 
@@ -147,7 +146,6 @@ class Launcher:
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
         the processes.
       echo: called with each line of output.
-      on_tick: called several times a second.
 
     Raises:
       ValueError: a number is out of range.
@@ -163,7 +161,7 @@ class Launcher:
     self._replicas, self._processes, self._hosts = replicas, processes, hosts
     self._store: store_process.StoreProcess | None = None
     self._needed, self._restarts, self._grace = needed, restarts, grace
-    self._echo, self._on_tick = echo, on_tick
+    self._echo = echo
     told = told or Environment()
     # A new secret for each job, which other users of this host can't see.
     self._told = dataclasses.replace(
@@ -208,7 +206,6 @@ class Launcher:
           while received:
             self._pass_on(received.pop(0))
           self._look()
-          self._on_tick()
         self._leave("")
         return self._code
       except BaseException as error:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from optax_dist.coordinator.metrics import table
 
 
-def text(values: table.Values) -> str:
-  """The values in Prometheus' text format.
+def text(numbers: Iterable[table.Number]) -> str:
+  """The numbers in Prometheus' text format.
 
   Example:
-    >>> print(text({"steps": {(): 3}}), end="")
+    >>> steps = table.Number(
+    ...   "steps", "counter", "Steps committed in this run.", 3)
+    >>> print(text([steps]), end="")
     # HELP optax_dist_steps_total Steps committed in this run.
     # TYPE optax_dist_steps_total counter
     optax_dist_steps_total 3.0
   """
   lines = []
-  for row, found in table.rows(values):
-    name = table.PREFIX + row.name + ("_total" if row.kind == "counter" else "")
+  for row in numbers:
+    name = f"optax_dist_{row.name}"
+    name += "_total" if row.kind == "counter" else ""
     lines += [f"# HELP {name} {row.help}", f"# TYPE {name} {row.kind}"]
-    for key, value in found.items():
-      labels = dict(zip(row.labels, key, strict=True))
+    for key, value in row.cells():
+      labels = {row.label: key} if row.label else {}
       for suffix, more, number in _samples(value):
         pairs = ",".join(
           f'{label}="{_escaped(text)}"'

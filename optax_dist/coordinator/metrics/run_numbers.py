@@ -90,8 +90,8 @@ class RunNumbers:
     >>> numbers.update([
     ...   {"kind": "run", "time": 0.0, "step": 0},
     ...   {"kind": "join", "time": 0.1, "replica": 0, "step": 0}])
-    >>> numbers.metrics()["members"]
-    {(): 1}
+    >>> next(one for one in numbers.metrics() if one.name == "members").value
+    1
   """
 
   def __init__(self, *, keep: float = 0.0):
@@ -252,29 +252,99 @@ class RunNumbers:
     names = ", ".join(str(name) for name in found)
     return f"replica {names}, for {quiet:.1f} s" if found else ""
 
-  def metrics(self) -> table.Values:
-    """The rows of the table, as of the last record."""
-    only, by_label = table.only, table.by_label
+  def metrics(self) -> list[table.Number]:
+    """The table of all numbers, as of the last record."""
+    row = table.Number
     replicas = self.replicas.values()
+    applied = sum(one.accepted for one in replicas)
     dropped: collections.Counter[str] = collections.Counter()
     for one in replicas:
       dropped.update(one.dropped)
-    members = [one for one in replicas if one.state == "in"]
-    return {
-      "step": only(self.step),
-      "steps": only(self._steps),
-      "step_seconds": only(self._step_seconds),
-      "staleness": only(self.staleness),
-      "gradients_applied": only(sum(one.accepted for one in replicas)),
-      "gradients_dropped": by_label(dropped),
-      "samples_skipped": only(self._skipped),
-      "moved_bytes": by_label(self._moved),
-      "stalls": only(self._stalls),
-      "stalled_seconds": only(self._stalled),
-      "attempts_abandoned": only(self.abandoned),
-      "members": only(0 if self.finish else len(members)),
-      "membership_changes": by_label(self._changes),
-      "leader_changes": only(self._leader_changes),
-      "replica_seconds": by_label(self.times.booked()),
-      "goodput_ratio": only(self.times.goodput().goodput),
-    }
+    members = 0 if self.finish else sum(one.state == "in" for one in replicas)
+    return [
+      row("step", "gauge", "Committed steps of the model.", self.step),
+      row("steps", "counter", "Steps committed in this run.", self._steps),
+      row(
+        "step_seconds",
+        "histogram",
+        "From one commit to the next.",
+        self._step_seconds,
+      ),
+      row(
+        "staleness",
+        "histogram",
+        "Steps by which applied gradients were late.",
+        self.staleness,
+      ),
+      row(
+        "gradients_applied",
+        "counter",
+        "Gradients in committed steps.",
+        applied,
+      ),
+      row(
+        "gradients_dropped",
+        "counter",
+        "Gradients that did not count, by reason.",
+        dropped,
+        "reason",
+      ),
+      row(
+        "samples_skipped",
+        "counter",
+        "Samples that were given up because their gradients were not finite.",
+        self._skipped,
+      ),
+      row(
+        "moved_bytes",
+        "counter",
+        "Bytes of gradients, means and states, over all replicas.",
+        self._moved,
+        "direction",
+      ),
+      row(
+        "stalls",
+        "counter",
+        "Steps that took longer than stall_warning.",
+        self._stalls,
+      ),
+      row(
+        "stalled_seconds",
+        "gauge",
+        "How long the present step has stalled; 0 if it goes on.",
+        self._stalled,
+      ),
+      row(
+        "attempts_abandoned",
+        "counter",
+        "Aggregation rounds that were abandoned.",
+        self.abandoned,
+      ),
+      row("members", "gauge", "Replicas that take part.", members),
+      row(
+        "membership_changes",
+        "counter",
+        "Replicas that joined, left, or were lost.",
+        self._changes,
+        "change",
+      ),
+      row(
+        "leader_changes",
+        "counter",
+        "How often another replica became leader.",
+        self._leader_changes,
+      ),
+      row(
+        "replica_seconds",
+        "counter",
+        "Where the time of all replicas went; docs/observability.md.",
+        self.times.booked(),
+        "category",
+      ),
+      row(
+        "goodput_ratio",
+        "gauge",
+        "The share of all replica-seconds that was useful.",
+        self.times.goodput().goodput,
+      ),
+    ]

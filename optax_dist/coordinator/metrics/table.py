@@ -1,12 +1,10 @@
-"""The table of all numbers that a running job reports."""
+"""The rows of the table of all numbers that a running job reports."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, TypeAlias
-
-PREFIX = "optax_dist_"
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 
 class Distribution:
@@ -43,104 +41,31 @@ class Distribution:
     return sum(self.counts)
 
 
-# The values of a number, by the values of its labels, in their order.
-Cells: TypeAlias = Mapping[tuple[str, ...], "float | Distribution"]
-# All values, by name.
-Values: TypeAlias = Mapping[str, Cells]
-
-
 class Number(NamedTuple):
-  """A row of the table.
+  """A row of the table of all numbers.
 
   Attributes:
-    name: in Prometheus' style, without `PREFIX`; for a counter, without
-      `_total`. If it has a unit, that is the last word.
+    name: in Prometheus' style, without ``optax_dist_``; for a counter, without
+      ``_total``. If it has a unit, that is the last word.
     kind: a counter never decreases, except to 0 when its run restarts.
     help: a sentence that describes it.
-    labels: what distinguishes its values.
+    value: its value, or its values by the text of its label.
+    label: what distinguishes these; "" if it has one value.
   """
 
   name: str
   kind: Literal["counter", "gauge", "histogram"]
   help: str
-  labels: tuple[str, ...] = ()
+  value: float | Distribution | Mapping[str, float]
+  label: str = ""
 
+  def cells(self) -> Iterable[tuple[str, float | Distribution]]:
+    """Each value, with the text of its label or "".
 
-TABLE = (
-  Number("step", "gauge", "Committed steps of the model."),
-  Number("steps", "counter", "Steps committed in this run."),
-  Number("step_seconds", "histogram", "From one commit to the next."),
-  Number(
-    "staleness", "histogram", "Steps by which applied gradients were late."
-  ),
-  Number("gradients_applied", "counter", "Gradients in committed steps."),
-  Number(
-    "gradients_dropped",
-    "counter",
-    "Gradients that did not count, by reason.",
-    ("reason",),
-  ),
-  Number(
-    "samples_skipped",
-    "counter",
-    "Samples that were given up because their gradients were not finite.",
-  ),
-  Number(
-    "moved_bytes",
-    "counter",
-    "Bytes of gradients, means and states, over all replicas.",
-    ("direction",),
-  ),
-  Number("stalls", "counter", "Steps that took longer than stall_warning."),
-  Number(
-    "stalled_seconds",
-    "gauge",
-    "How long the present step has stalled; 0 if it goes on.",
-  ),
-  Number(
-    "attempts_abandoned", "counter", "Aggregation rounds that were abandoned."
-  ),
-  Number("members", "gauge", "Replicas that take part."),
-  Number(
-    "membership_changes",
-    "counter",
-    "Replicas that joined, left, or were lost.",
-    ("change",),
-  ),
-  Number(
-    "leader_changes", "counter", "How often another replica became leader."
-  ),
-  Number(
-    "replica_seconds",
-    "counter",
-    "Where the time of all replicas went; docs/observability.md.",
-    ("category",),
-  ),
-  Number(
-    "goodput_ratio",
-    "gauge",
-    "The share of all replica-seconds that was useful.",
-  ),
-)
-
-
-def rows(values: Values) -> Iterator[tuple[Number, Cells]]:
-  """The rows that have values, with these, in the order of the table.
-
-  Example:
-    >>> [(row.kind, found) for row, found in rows({"members": {(): 3}})]
-    [('gauge', {(): 3})]
-  """
-  for row in TABLE:
-    if row.name in values:
-      yield row, values[row.name]
-
-
-def only(value: float | Distribution) -> Cells:
-  """The only value of a number without labels."""
-  return {(): value}
-
-
-def by_label(values: Mapping[str, float]) -> Cells:
-  """The values of a number with one label."""
-  return {(str(label),): value for label, value in values.items()}
+    Example:
+      >>> list(Number("members", "gauge", "Replicas that take part.", 3).cells())
+      [('', 3)]
+    """
+    if isinstance(self.value, Mapping):
+      return self.value.items()
+    return [("", self.value)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica, ordered
@@ -58,10 +58,6 @@ class Goodput(NamedTuple):
   def shares(self) -> dict[str, float]:
     """The share of each category; they add up to 1."""
     return {category: self.share(category) for category in CATEGORIES}
-
-  def report(self) -> dict[str, Any]:
-    """Everything as plain numbers, for JSON."""
-    return {"seconds": dict(self.seconds), "shares": self.shares()}
 
 
 class Span(NamedTuple):

@@ -143,11 +143,3 @@ def test_a_terminal_is_not_updated_too_often(tmp_path, monkeypatch):
     now[0] += 0.1
     live.update()
     assert len(console.file.getvalue()) > len(shown)
-
-
-def test_a_line_above_is_text_and_not_markup(tmp_path):
-  console = rich.console.Console(file=io.StringIO(), width=20)
-  live = run_table.Live(tmp_path / "run.jsonl", console=console)
-  line = "[red]x kill[/red] replica 1 of the host"
-  live.print_above(line)
-  assert console.file.getvalue() == f"{line}\n"

@@ -193,8 +193,8 @@ def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
       nodes.Node(1, 2, address),
       2,
       patience=Patience(meet=1.0),
-      say=said.append,
     ),
+    echo=lambda label, line, error: said.append(line),
     told=environment.Environment(secret="a secret of enough bytes"),
   )
   with pytest.raises(LaunchError, match=r"waited for 1 s\.$") as caught:

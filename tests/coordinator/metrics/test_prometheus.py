@@ -44,13 +44,15 @@ def test_the_text_is_prometheus():
   for value in (0.5, 0.75, 3.0):
     seconds.add(value)
   odd = 'a "replica" of \\ and\na line'
-  found = {
-    "step": {(): 7},
-    "step_seconds": {(): seconds},
-    "gradients_dropped": {("stale",): 2, ("lost",): 1},
-    "membership_changes": {},
-    "replica_seconds": {(odd,): 3},
-  }
+  found = [
+    table.Number("step", "gauge", "Steps.", 7),
+    table.Number("step_seconds", "histogram", "Seconds.", seconds),
+    table.Number(
+      "gradients_dropped", "counter", "Why.", {"stale": 2, "lost": 1}, "reason"
+    ),
+    table.Number("membership_changes", "counter", "How.", {}, "change"),
+    table.Number("replica_seconds", "counter", "What for.", {odd: 3}, "name"),
+  ]
   assert parsed(found) == {
     ("step",): 7,
     ("step_seconds_bucket", "0.5"): 1,

@@ -15,7 +15,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.notices import Notice
@@ -136,7 +136,6 @@ class HostPlacement:
     processes: int = 1,
     *,
     patience: Patience | None = None,
-    say: Callable[[str], None] = lambda line: None,
   ):
     """Places the replicas; `supervisor` begins.
 
@@ -145,13 +144,12 @@ class HostPlacement:
       replicas: replicas of the run, on all hosts together.
       processes: processes of each replica.
       patience: how long launchers wait for each other.
-      say: called with a line for people.
 
     Raises:
       ValueError: a number is out of range, or the replicas can't be distributed
         evenly.
     """
-    self._node, self._say = node, say
+    self._node = node
     self._replicas, self._processes = replicas, processes
     self._patience = patience or Patience()
     self._share = node.share(replicas, processes)
@@ -215,8 +213,7 @@ class HostPlacement:
       return ()
     if self._supervisor.writes:
       self._board.publish(self._supervisor.notice)
-    self._check_reach(self._board)
-    effects: list[Effect] = []
+    effects = self._check_reach(self._board)
     for host, notice in self._board.poll():
       self._supervisor.trouble = self._board.trouble
       read = NoticeRead(host, notice)
@@ -248,18 +245,18 @@ class HostPlacement:
       " free, where processes of a replica would meet.",
     )
 
-  def _check_reach(self, notices: board.Board) -> None:
+  def _check_reach(self, notices: board.Board) -> list[Effect]:
     """Says what this launcher waits for, and until when."""
     if notices.reached or not notices.trouble:
-      return
+      return []
     waited = time.monotonic() - self._start
     late = waited >= self._patience.meet
     if self._said_trouble and not late:
-      return
+      return []
     self._said_trouble = True
     words = unreached(self._node, self._has_own_store, notices.trouble)
     if late:
       raise LaunchError(
         "the store", f"{words} It was waited for {waited:.0f} s."
       )
-    self._say(words)
+    return [supervisor.Say(words)]
