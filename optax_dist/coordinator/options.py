@@ -39,13 +39,7 @@ class Options:
       logged.
     stall_warning: time to wait before the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
-    wire: wire format of gradients; one of `wire_formats.WIRES`.
-    mean_wire: wire format of the mean, one of `wire_formats.WIRES`. A low-bit one
-      needs a low-bit `wire`: the replica that averages a slice adds the
-      quantization error of its mean to the next one. None: as the gradients, but
-      at least 4 bits, and bfloat16 if the strategy does not add means up.
-    error_feedback: decay, from 0 to 1, of the quantization error that is added
-      to the next gradient, or mean, with a low-bit wire format.
+    wire: wire format of gradients and means; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: path that the leader writes events to; None for no journal.
     config: any JSON object to record in the journal.
@@ -60,8 +54,6 @@ class Options:
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
   wire: str = "float32"
-  mean_wire: str | None = None
-  error_feedback: float = 1.0
   fingerprint_every: int = 0
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -108,16 +100,6 @@ class Options:
     self._check("config", lambda x: isinstance(x, Mapping), "a mapping")
     self._check("run", lambda x: isinstance(x, str), "a name")
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
-    if self.mean_wire is not None:
-      wires.check_mean_wire(self.wire, self.mean_wire)
-    self._check(
-      "error_feedback", lambda x: _is_number(x) and 0 <= x <= 1, "from 0 to 1"
-    )
-    if self.error_feedback != 1 and not wires.feeds_back(self.wire):
-      raise ValueError(
-        f"error_feedback={self.error_feedback!r} is for wires of few bits; what"
-        f" wire={self.wire!r} leaves out is not fed back."
-      )
 
   def _check(
     self, name: str, fits: Callable[[Any], bool], allowed: str

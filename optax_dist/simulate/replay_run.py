@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ import optax
 
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import nodes
 from optax_dist.coordinator.aggregation.encoder import Encoder
 from optax_dist.coordinator.aggregation.reducer import Reducer
@@ -151,32 +149,17 @@ class _Exchange:
   def __init__(
     self, run: Record, params: Any, gradient: Callable[[Any, Any], Any]
   ):
-    self._leaves, self._treedef = jax.tree.flatten(params)
-    self._run, self._gradient = run, gradient
+    leaves, self._treedef = jax.tree.flatten(params)
+    self._gradient = gradient
     self._data: ledger.Batches | None = None
     if run.get("data"):
       self._data = ledger.Batches(**run["data"])
     self._deterministic = self._data is not None and self._data.deterministic
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
-    # By replica and membership: a new life begins without residuals.
-    self._sides: dict[tuple[Any, Any], tuple[Encoder, Reducer]] = {}
-
-  def _side(self, member: Record) -> tuple[Encoder, Reducer]:
-    """The encoder and the reducer of a member."""
-    owner = member["replica"], member.get("incarnation")
-    if owner not in self._sides:
-      decay = self._run.get("error_feedback")
-      decay = 1.0 if decay is None else float(decay)
-      encoder = Encoder(
-        self._leaves,
-        self._run.get("wire") or "float32",
-        decay,
-        mean_wire=self._run.get("mean_wire"),
-        mean_decay=decay,
-      )
-      data = self._data if self._deterministic else None
-      self._sides[owner] = encoder, Reducer(encoder, data)
-    return self._sides[owner]
+    self._encoder = Encoder(leaves, run.get("wire") or "float32")
+    self._reducer = Reducer(
+      self._encoder.place, self._data if self._deterministic else None
+    )
 
   def encoded(self, state: SharedState, member: Record) -> list[np.ndarray]:
     """A member's gradient as it was sent; in a deterministic run, each node's."""
@@ -184,19 +167,17 @@ class _Exchange:
       self._gradient(state.params, batch)
       for batch in _batches(self._data, member)
     )
-    encoder, _ = self._side(member)
     if self._deterministic:
-      return self._nodes(encoder.place, member, gradients)
-    out = np.zeros(encoder.place.nbytes, np.uint8)
+      return self._nodes(member, gradients)
+    out = np.zeros(self._encoder.place.nbytes, np.uint8)
     total = functools.reduce(self._add, gradients)
-    encoder.write(jax.tree.leaves(total), out)
-    encoder.settle(0, True)
+    self._encoder.write(jax.tree.leaves(total), out)
     return [out]
 
   def _nodes(
-    self, place: layouts.Layout, member: Record, gradients: Iterable[Any]
+    self, member: Record, gradients: Iterable[Any]
   ) -> list[np.ndarray]:
-    data = self._data
+    data, place = self._data, self._encoder.place
     assert data is not None
     memory = lambda: memoryview(bytearray(place.nbytes))
     summing = nodes.Summing(place, data.slots, memory)
@@ -217,25 +198,10 @@ class _Exchange:
 
   def mean(self, gradients: Sequence[np.ndarray], commit: Record) -> Any:
     """The mean of a step as each replica has received it."""
-    members = commit["members"]
-    encoder, reducer = self._side(members[0])
-    place, mean_place = reducer.place, reducer.mean_place
-    total = reducer.sum_of([_part(member) for member in members])
-    out = np.zeros(mean_place.nbytes, np.uint8)
-    # Inline gradients are averaged as a whole, all others in slices.
-    cuts = place.cuts(1 if self._run.get("inline") else len(members))
-    slices = itertools.pairwise(cuts)
-    for member, (start, stop) in zip(members, slices, strict=False):
-      _, reducer = self._side(member)
-      error = reducer.residual(start, stop)
-      low, high = place.bytes_of(start, stop)
-      first, last = mean_place.bytes_of(start, stop)
-      rows = [raw[low:high] for raw in gradients]
-      reducer.slice(total, rows, start, stop, out[first:last], error)
-      if error is not None:
-        assert reducer.feedback is not None
-        reducer.feedback.keep(error, start)
-    return jax.tree.unflatten(self._treedef, encoder.read(out))
+    parts = [_part(member) for member in commit["members"]]
+    # Where members averaged slices, the numbers are the same.
+    mean = self._reducer.whole(parts, [raw.tobytes() for raw in gradients])
+    return jax.tree.unflatten(self._treedef, self._encoder.read(mean))
 
 
 def _history(

@@ -48,7 +48,6 @@ def test_options_out_of_range_are_refused_by_name(name):
     ("inline_bytes", None),
     ("fingerprint_every", 1.5),
     ("fingerprint_every", True),
-    ("error_feedback", None),
     ("journal", 3),
     ("journal", ""),
     ("config", None),
@@ -71,26 +70,3 @@ def test_unknown_choices_are_refused_with_the_known_ones():
   ):
     options.of("join", {"leader_timout": 3.0})
   assert options.of("join", {"leader_timeout": 3.0}).leader_timeout == 3.0
-
-
-@pytest.mark.parametrize("given", [-0.1, 1.5, float("nan")])
-def test_error_feedback_is_a_decay(given):
-  with pytest.raises(ValueError, match="error_feedback must be from 0 to 1"):
-    Options(wire="top_k", error_feedback=given)
-
-
-def test_error_feedback_needs_a_wire_that_leaves_something_out():
-  assert Options(wire="int4", error_feedback=0.95).error_feedback == 0.95
-  with pytest.raises(ValueError, match=r"wire='bfloat16' leaves out"):
-    Options(wire="bfloat16", error_feedback=0.95)
-
-
-def test_a_mean_of_few_bits_needs_a_wire_of_few_bits():
-  assert Options(wire="top_k", mean_wire="int4").mean_wire == "int4"
-  assert Options(wire="float32", mean_wire="bfloat16").mean_wire == "bfloat16"
-  with pytest.raises(ValueError, match=r"mean_wire must be one of .*'int3'"):
-    Options(wire="int4", mean_wire="int3")
-  with pytest.raises(
-    ValueError, match=r"mean_wire='int4' needs a wire of few bits.*'bfloat16'"
-  ):
-    Options(wire="bfloat16", mean_wire="int4")

@@ -1,8 +1,8 @@
 """The layout of a tree's leaves in a flat buffer, and its cuts.
 
 All replicas make the same layout from the same shapes, so nothing but bytes
-need travel. Leaves of one dtype lie side by side, each from a multiple of 16
-elements on; a buffer is never put together from parts: it is written once.
+need travel. Leaves of one dtype lie side by side, each from a multiple of its codec's
+quantum on; a buffer is never put together from parts: it is written once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
-# Elements; float32 then lies where XLA takes it as it is.
-_ALIGNED = 16
+# XLA takes arrays as they are from multiples of it.
 _ALIGNED_BYTES = 64
 # Elements: a multiple of every quantum, and small enough for a core's cache.
-CHUNK = 16 * 4032
+CHUNK = 256 * 252
 
 
 class Leaf(NamedTuple):
@@ -136,22 +135,19 @@ class Layout(NamedTuple):
         )
 
   def bytes_of_leaf(self, leaf: Leaf) -> tuple[int, int]:
-    """A leaf's bytes; only for codecs without blocks."""
+    """A leaf's bytes."""
     group = self.groups[leaf.group]
     start = group.start + leaf.start
-    return group.byte(start), group.byte(start + leaf.size)
+    first = group.byte(start)
+    return first, first + group.codec.nbytes(leaf.size)
 
 
-def layout(
-  leaves: Sequence[Any], wire: str = "float32", like: Layout | None = None
-) -> Layout:
+def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
   """Creates the layout of leaves with a shape and a dtype.
 
   Args:
     leaves: arrays or `jax.ShapeDtypeStruct`s.
     wire: see `wire_formats.codec`.
-    like: a layout of the same leaves on another wire; positions of its `cuts`
-      then hold for both.
 
   Example:
     >>> found = layout([np.zeros((2, 3)), np.zeros(5, np.int32), np.zeros(65)])
@@ -159,6 +155,7 @@ def layout(
     ([(0, 0), (1, 0), (0, 16)], 832)
   """
   dtypes = list(dict.fromkeys(np.dtype(leaf.dtype) for leaf in leaves))
+  codecs = [wires.codec(wire, dtype) for dtype in dtypes]
   filled = [0] * len(dtypes)
   places = []
   for leaf in leaves:
@@ -166,14 +163,11 @@ def layout(
     group = dtypes.index(dtype)
     size = int(np.prod(leaf.shape, dtype=np.int64))
     places.append(Leaf(tuple(leaf.shape), dtype, group, filled[group], size))
-    filled[group] += -(-size // _ALIGNED) * _ALIGNED
+    quantum = codecs[group].quantum
+    filled[group] += -(-size // quantum) * quantum
   groups = []
   start = offset = 0
-  for i, (dtype, elements) in enumerate(zip(dtypes, filled, strict=True)):
-    codec = wires.codec(wire, dtype)
-    elements = -(-elements // codec.quantum) * codec.quantum
-    if like is not None:
-      elements = like.groups[i].elements
+  for codec, elements in zip(codecs, filled, strict=True):
     groups.append(Group(codec, start, elements, offset))
     start += elements
     nbytes = codec.nbytes(elements)

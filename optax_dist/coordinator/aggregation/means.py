@@ -18,7 +18,6 @@ def write(
   leaves: Sequence[Any],
   place: layouts.Layout,
   out: np.ndarray,
-  error: np.ndarray | None = None,
   but: Container[int] = (),
 ) -> bool:
   """Encodes leaves into a buffer of their layout.
@@ -28,35 +27,27 @@ def write(
       nobody reads the rest.
     place: their layout.
     out: uint8, of `place.nbytes`.
-    error: what earlier encodings of float32 leaves lost, float32 of
-      `place.elements`; it is added, and replaced by what is lost now. None
-      where nothing is to be fed back.
     but: the indices of leaves that are neither encoded nor checked.
 
   Returns:
     Whether all numbers are finite.
   """
   finite = True
-  for index, group in enumerate(place.groups):
-    mine = [
-      (leaf, array)
-      for i, (leaf, array) in enumerate(zip(place.leaves, leaves, strict=True))
-      if leaf.group == index and i not in but
-    ]
-    if isinstance(group.codec, wires.Plain):
-      for leaf, array in mine:
-        start, stop = place.bytes_of_leaf(leaf)
-        if leaf.size >= CHUNK:  # So that fewer bytes leave its device.
-          array = array.astype(group.codec.stored, copy=False)
-        flat = np.asarray(array).reshape(-1)
-        finite &= _write_plain(flat, group.codec, out[start:stop])
-        out[start + group.codec.nbytes(flat.size) : stop] = 0
-    else:
-      finite &= _write_blocks(mine, place, group, out, error)
+  for index, (leaf, array) in enumerate(zip(place.leaves, leaves, strict=True)):
+    if index in but:
+      continue
+    codec = place.groups[leaf.group].codec
+    if leaf.size >= CHUNK and isinstance(codec, wires.Plain):
+      # So that fewer bytes leave its device.
+      array = array.astype(codec.stored, copy=False)
+    flat = np.asarray(array).reshape(-1)
+    start, stop = place.bytes_of_leaf(leaf)
+    finite &= _write(flat, codec, out[start:stop])
+    out[start + codec.nbytes(flat.size) : stop] = 0
   return finite
 
 
-def _write_plain(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
+def _write(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
   finite = True
   exact = flat.dtype.kind not in "fcV"
   for start in range(0, flat.size, CHUNK):
@@ -89,65 +80,11 @@ def is_finite(leaves: Sequence[np.ndarray]) -> bool:
     )
 
 
-def _write_blocks(
-  mine: Sequence[tuple[layouts.Leaf, Any]],
-  place: layouts.Layout,
-  group: layouts.Group,
-  out: np.ndarray,
-  error: np.ndarray | None,
-) -> bool:
-  numbers = np.zeros(group.elements, group.codec.work)
-  stop = group.start + group.elements
-  for leaf, array in mine:
-    flat = np.asarray(array).reshape(-1)
-    numbers[leaf.start : leaf.start + flat.size] = flat
-  if not np.isfinite(numbers).all():
-    return False
-  if error is not None:
-    lost = error[group.start : stop]
-    for leaf, array in mine:  # Between leaves nothing is lost.
-      here = slice(leaf.start, leaf.start + array.size)
-      numbers[here] += lost[here]
-  for chunk in place.chunks(group.start, stop):
-    piece, raw = numbers[chunk.elements], out[group.offset :][chunk.bytes]
-    group.codec.encode(piece, raw)
-    if error is not None:
-      lost[chunk.elements] = piece - group.codec.decode(raw)
-  return True
-
-
 def read(place: layouts.Layout, raw: np.ndarray) -> list[np.ndarray]:
-  """The leaves of a mean: views; numbers in few bits are decoded.
-
-  Args:
-    place: the layout of the mean.
-    raw: its bytes.
-
-  Returns:
-    Arrays in the order of the layout, of the dtype in which they were sent, or
-    float32 if that was few bits.
-  """
-  decoded: dict[int, np.ndarray] = {}
+  """The leaves of a mean, from its bytes; see `wire_formats.Codec.read`."""
   leaves = []
   for leaf in place.leaves:
-    group = place.groups[leaf.group]
-    codec = group.codec
-    if isinstance(codec, wires.Plain):
-      start, stop = place.bytes_of_leaf(leaf)
-      flat = raw[start:stop].view(codec.stored)
-    else:
-      if leaf.group not in decoded:
-        decoded[leaf.group] = _decoded(place, group, raw)
-      flat = decoded[leaf.group][leaf.start : leaf.start + leaf.size]
-    leaves.append(flat.reshape(leaf.shape))
+    start, stop = place.bytes_of_leaf(leaf)
+    flat = place.groups[leaf.group].codec.read(raw[start:stop])
+    leaves.append(flat[: leaf.size].reshape(leaf.shape))
   return leaves
-
-
-def _decoded(
-  place: layouts.Layout, group: layouts.Group, raw: np.ndarray
-) -> np.ndarray:
-  """The numbers of a group, decoded within a core's cache."""
-  out = np.empty(group.elements, group.codec.work)
-  for chunk in place.chunks(group.start, group.start + group.elements):
-    out[chunk.elements] = group.codec.decode(raw[group.offset :][chunk.bytes])
-  return out

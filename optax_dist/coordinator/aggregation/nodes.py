@@ -70,13 +70,13 @@ class Summing:
       allocate: memory for one gradient.
 
     Raises:
-      ValueError: numbers are sent in few bits, so their sum is not exact.
+      ValueError: each sum on the way would be rounded to 8 bits.
     """
     for group in place.groups:
       if not isinstance(group.codec, wires.Plain):
         raise ValueError(
-          "deterministic data needs wire='float32' or 'bfloat16': what a wire of"
-          " few bits leaves out differs by replica."
+          "deterministic data needs wire='float32' or 'bfloat16': with 'int8' each"
+          " sum of two micro-batches would be rounded to 8 bits."
         )
     self._place, self._slots = place, slots
     # Between leaves there are bytes that nobody reads: they are zeros here, so

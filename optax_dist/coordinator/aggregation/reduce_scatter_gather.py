@@ -106,15 +106,12 @@ class _Attempt:
     cuts: where slices begin and end, in elements.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
-    left_out: what the mean of this replica's slice left out, until the mean is
-      known to be committed or not.
     readers: processes that fetch the mean besides.
     gradient: this replica's own, until its slice is averaged.
     averaging: whether another thread reads the gradients now.
     timed: since when it fails if nothing moves; None: it may wait for gradients
       that are still computed.
     answered: whether the core has its answer.
-    reported: whether the answer was that the mean is here.
     dropped: whether it was cancelled or released.
   """
 
@@ -126,23 +123,15 @@ class _Attempt:
   mean: memoryview
   readers: list[str]
   gradient: Gradient | None = None
-  left_out: np.ndarray | None = None
   averaging: bool = False
   timed: float | None = None
   answered: bool = False
-  reported: bool = False
   dropped: bool = False
 
   @property
   def order(self) -> tuple[int, int, int]:
     """Later attempts are larger."""
     return (self.id.step, self.id.term, self.id.number)
-
-  @property
-  def own(self) -> tuple[int, int]:
-    """The elements of this replica's slice."""
-    assert self.me is not None
-    return self.cuts[self.me], self.cuts[self.me + 1]
 
 
 class _Transfer(NamedTuple):
@@ -208,7 +197,6 @@ class Aggregations:
         self._expect_mean(attempt, index)
       self._finish(attempt)
       return
-    self._forget(before=effect.attempt.step)
     attempt.gradient = gradient
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
@@ -239,18 +227,6 @@ class Aggregations:
   def mean(self, attempt: entries.AttemptId) -> np.ndarray:
     """The bytes of a received mean."""
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
-
-  def applied(self, attempt: entries.AttemptId) -> None:
-    """A received mean was committed: keeps what it left out."""
-    found = self._attempts.get(attempt)
-    if found is not None and found.left_out is not None:
-      assert self._reducer.feedback is not None
-      self._reducer.feedback.keep(found.left_out, found.own[0])
-      found.left_out = None
-
-  def lose(self) -> None:
-    """It is unknown which of the means that were not applied were committed."""
-    self._forget()
 
   def drop(self, attempt: entries.AttemptId) -> None:
     """Executes `Release`: ends an attempt, whose mean may still be read."""
@@ -315,15 +291,6 @@ class Aggregations:
 
   # Helpers.
 
-  def _forget(self, before: int | None = None) -> None:
-    """Drops the residuals of means that may or may not have been committed."""
-    for attempt in self._attempts.values():
-      if attempt.reported and (before is None or attempt.id.step < before):
-        if attempt.left_out is not None:
-          assert self._reducer.feedback is not None
-          self._reducer.feedback.drop(*attempt.own)
-        attempt.left_out = None
-
   def _made(self, effect: effects.Aggregate) -> _Attempt:
     # No replica waits for a failed attempt once there is a later one.
     order = (effect.attempt.step, effect.attempt.term, effect.attempt.number)
@@ -355,7 +322,7 @@ class Aggregations:
       ],
       self._place.cuts(len(effect.parts)),
       effect.me,
-      self._transport.allocate(self._reducer.mean_place.nbytes),
+      self._transport.allocate(self._place.nbytes),
       [peer.process for peer in effect.readers],
     )
     if effect.attempt.number:
@@ -371,10 +338,6 @@ class Aggregations:
   def _slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
     cuts = attempt.cuts
     return self._place.bytes_of(cuts[index], cuts[index + 1])
-
-  def _mean_slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
-    cuts = attempt.cuts
-    return self._reducer.mean_place.bytes_of(cuts[index], cuts[index + 1])
 
   def _send(
     self,
@@ -398,7 +361,7 @@ class Aggregations:
     self._transport.expect(process, number, nbytes, into)
 
   def _expect_mean(self, attempt: _Attempt, index: int) -> None:
-    low, high = self._mean_slice(attempt, index)
+    low, high = self._slice(attempt, index)
     part = attempt.parts[index]
     if low == high:
       part.has_mean = True
@@ -425,22 +388,20 @@ class Aggregations:
     if any(row.data is None for member in others for row in member.rows):
       return
     assert attempt.gradient is not None
-    start, stop = attempt.own
-    first, last = self._mean_slice(attempt, attempt.me)
+    start, stop = attempt.cuts[attempt.me : attempt.me + 2]
+    first, last = self._slice(attempt, attempt.me)
     out = np.frombuffer(attempt.mean, np.uint8)[first:last]
     gradients = [
-      attempt.gradient.read(*self._within(i, *self._slice(attempt, attempt.me)))
+      attempt.gradient.read(*self._within(i, first, last))
       if row.data is None
       else np.frombuffer(row.data, np.uint8)
       for member in members
       for i, row in enumerate(member.rows)
     ]
-    error = self._reducer.residual(start, stop)
 
     def work() -> None:
       if start < stop:
-        self._reducer.slice(attempt.total, gradients, start, stop, out, error)
-        attempt.left_out = error
+        self._reducer.slice(attempt.total, gradients, start, stop, out)
 
     attempt.averaging = True
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:
@@ -468,7 +429,7 @@ class Aggregations:
     """Sends the averaged slice to all that need it."""
     assert attempt.me is not None
     mine = attempt.parts[attempt.me]
-    low, high = self._mean_slice(attempt, attempt.me)
+    low, high = self._slice(attempt, attempt.me)
     if low == high:
       return
     number = mine.mean
@@ -489,7 +450,7 @@ class Aggregations:
 
   def _finish(self, attempt: _Attempt) -> None:
     if not attempt.answered and self._has_mean(attempt):
-      attempt.answered = attempt.reported = True
+      attempt.answered = True
       self._answer(inputs.Aggregated(attempt.id))
 
   def _has_mean(self, attempt: _Attempt) -> bool:

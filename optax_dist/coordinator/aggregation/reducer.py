@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optax_dist import ledger
-from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import nodes
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import entries
@@ -44,24 +44,18 @@ class Reducer:
   """Averages gradients of one model.
 
   Attributes:
-    place: the layout of gradients.
-    mean_place: the layout of means, with the same elements.
-    feedback: the residuals of this replica's means; None if it rounds none.
+    place: the layout of gradients, and of means.
   """
 
-  def __init__(
-    self, encoder: encoders.Encoder, data: ledger.Batches | None = None
-  ):
-    """Takes the layouts of an encoder.
+  def __init__(self, place: layouts.Layout, data: ledger.Batches | None = None):
+    """Takes the layout.
 
     Args:
-      encoder: of the gradients.
+      place: the layout of gradients, and of means.
       data: deterministic data, whose micro-batches are added in the order of a
         tree; None: members are added from first to last.
     """
-    self.place, self.mean_place = encoder.place, encoder.mean_place
-    self.feedback = encoder.mean_feedback
-    self._data = data
+    self.place, self._data = place, data
 
   def sum_of(self, parts: Sequence[entries.Part]) -> Sum:
     """How these gradients are added up, in their order."""
@@ -73,16 +67,10 @@ class Reducer:
     order = tree.whole(itertools.chain(*found), self._data.slots)
     return Sum(tuple(map(len, found)), weights, divisor, order)
 
-  def residual(self, start: int, stop: int) -> np.ndarray | None:
-    """The residual of a slice's earlier means, for `slice`."""
-    if self.feedback is None:
-      return None
-    return self.feedback.residual(start, stop)
-
   def whole(
     self, parts: Sequence[entries.Part], gradients: Sequence[bytes]
   ) -> bytes:
-    """The mean of whole gradients; a mean in few bits gets no residual.
+    """The mean of whole gradients.
 
     Args:
       parts: the gradients, in order.
@@ -91,7 +79,7 @@ class Reducer:
     # One array for all members, of which there may be hundreds.
     rows = np.frombuffer(b"".join(gradients), np.uint8)
     rows = rows.reshape(-1, self.place.nbytes)
-    out = np.zeros(self.mean_place.nbytes, np.uint8)
+    out = np.zeros(self.place.nbytes, np.uint8)
     self.slice(self.sum_of(parts), rows, 0, self.place.elements, out)
     return out.tobytes()
 
@@ -104,7 +92,6 @@ class Reducer:
     start: int,
     stop: int,
     out: np.ndarray,
-    error: np.ndarray | None = None,
   ) -> None:
     """Averages a slice.
 
@@ -115,25 +102,17 @@ class Reducer:
       start: the slice's first element.
       stop: the element after its last.
       out: the slice's bytes of the mean; uint8.
-      error: from `residual`; replaced by the new one.
     """
-    for chunk, mean_chunk in zip(
-      self.place.chunks(start, stop),
-      self.mean_place.chunks(start, stop),
-      strict=True,
-    ):
-      codec, mean_codec = chunk.codec, mean_chunk.codec
-      target = out[mean_chunk.bytes]
-      direct = isinstance(mean_codec, wires.Plain) and mean_codec.is_exact
+    for chunk in self.place.chunks(start, stop):
+      codec, target = chunk.codec, out[chunk.bytes]
+      direct = isinstance(codec, wires.Plain) and codec.is_exact
       size = chunk.elements.stop - chunk.elements.start
       mean = target.view(codec.work) if direct else np.empty(size, codec.work)
       _add_up(codec, total, [raw[chunk.bytes] for raw in rows], mean)
       if total.divisor != 1:
         np.divide(mean, np.asarray(total.divisor, codec.work), out=mean)
-      if error is not None and not isinstance(mean_codec, wires.Plain):
-        _encode_with_feedback(mean_codec, mean, target, error[chunk.elements])
-      elif not direct:
-        mean_codec.encode(mean, target)
+      if not direct:
+        codec.encode(mean, target)
 
 
 def _add_up(
@@ -159,23 +138,3 @@ def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:
   if weight == 1.0:
     return numbers
   return np.multiply(numbers, np.asarray(weight, numbers.dtype))
-
-
-def _encode_with_feedback(
-  codec: wires.Codec, mean: np.ndarray, out: np.ndarray, error: np.ndarray
-) -> None:
-  """Rounds a mean of whole blocks to few bits, with error feedback.
-
-  Numbers that are not finite stay so, and leave no residual.
-
-  Args:
-    codec: encodes it.
-    mean: overwritten.
-    out: the bytes to write.
-    error: the residual of these numbers; it is added, and replaced.
-  """
-  mean += error
-  codec.encode(mean, out)
-  np.subtract(mean, codec.decode(out), out=error)
-  if not np.isfinite(np.add.reduce(error)):
-    error[~np.isfinite(error)] = 0.0

@@ -1,4 +1,4 @@
-"""Wire formats of numbers: unchanged, as bfloat16, or low-bit with scales.
+"""Wire formats of numbers: unchanged, as bfloat16, or as integers with scales.
 
 A codec converts a range of elements to bytes and back. Ranges begin and end at
 multiples of its `quantum`, so any number of replicas can cut a buffer alike.
@@ -11,7 +11,7 @@ from typing import Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist.coordinator.aggregation import block_formats
+WIRES = ("float32", "bfloat16", "int8")
 
 
 class Codec(Protocol):
@@ -28,15 +28,19 @@ class Codec(Protocol):
   quantum: int
 
   def nbytes(self, elements: int) -> int:
-    """The encoded size of elements, a multiple of the quantum."""
+    """The encoded size of elements."""
     ...
 
   def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    """Encodes numbers of the work dtype as bytes (uint8)."""
+    """Encodes numbers of the work dtype as `nbytes` bytes (uint8)."""
     ...
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
     """The numbers, in the work dtype; possibly a view."""
+    ...
+
+  def read(self, raw: np.ndarray) -> np.ndarray:
+    """The numbers in the dtype in which they are sent, or float32 of integers."""
     ...
 
 
@@ -65,17 +69,50 @@ class Plain:
     np.copyto(out.view(self.stored), numbers, casting="same_kind")
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
-    return raw.view(self.stored).astype(self.work, copy=False)
+    return self.read(raw).astype(self.work, copy=False)
+
+  def read(self, raw: np.ndarray) -> np.ndarray:
+    return raw.view(self.stored)
 
 
-# The block formats by name.
-_BLOCKS: dict[str, Codec] = {
-  "int8": block_formats.Levels(8),
-  "int4": block_formats.Levels(4),
-  "int2": block_formats.Levels(2),
-  "top_k": block_formats.TopK(),
-}
-WIRES = ("float32", "bfloat16", *_BLOCKS)
+class Int8:
+  """Integers of 8 bits for float32, times a scale for each block.
+
+  A block is 252 numbers in 256 bytes: the scale in float32, then the integers. The
+  last one is filled up with zeros.
+
+  Source: block-wise quantization (Dettmers et al. 2021, 8-bit Optimizers via
+  Block-wise Quantization).
+
+  Example:
+    >>> codec, raw = Int8(), np.zeros(256, np.uint8)
+    >>> codec.encode(np.linspace(-127, 127, 252, dtype=np.float32), raw)
+    >>> codec.decode(raw)[:4]
+    array([-127., -126., -125., -124.], dtype=float32)
+  """
+
+  dtype = work = np.dtype(np.float32)
+  quantum = 252
+
+  def nbytes(self, elements: int) -> int:
+    return -(-elements // self.quantum) * 256
+
+  def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
+    whole_blocks = np.pad(numbers, (0, -numbers.size % self.quantum))
+    blocks, raw = whole_blocks.reshape(-1, self.quantum), out.reshape(-1, 256)
+    scale = np.abs(blocks).max(1, keepdims=True) / np.float32(127)
+    # One to divide by, also for a block of zeros, or of tiny numbers.
+    safe = np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1))
+    whole = np.clip(np.rint(blocks / safe), -127, 127)
+    raw[:, :4] = scale.view(np.uint8)
+    raw[:, 4:].view(np.int8)[:] = whole
+
+  def decode(self, raw: np.ndarray) -> np.ndarray:
+    rows = raw.reshape(-1, 256)
+    scale = np.ascontiguousarray(rows[:, :4]).view(np.float32)
+    return (rows[:, 4:].view(np.int8) * scale).reshape(-1)
+
+  read = decode
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:
@@ -98,54 +135,6 @@ def codec(wire: str, dtype: np.dtype) -> Codec:
   if np.dtype(dtype) == np.float32:
     if wire == "bfloat16":
       return Plain(dtype, jnp.dtype(jnp.bfloat16))
-    if wire in _BLOCKS:
-      return _BLOCKS[wire]
+    if wire == "int8":
+      return Int8()
   return Plain(dtype)
-
-
-def feeds_back(wire: str) -> bool:
-  """Whether senders use error feedback with a wire format.
-
-  Example:
-    >>> feeds_back("int8"), feeds_back("bfloat16")
-    (True, False)
-  """
-  return wire in _BLOCKS
-
-
-def mean_wire(wire: str) -> str:
-  """The default wire format of the mean.
-
-  A mean in 4 bits does not slow down learning; fewer bits do (docs/coordinator.md).
-
-  Args:
-    wire: wire format of the gradients.
-
-  Example:
-    >>> mean_wire("int8"), mean_wire("top_k"), mean_wire("float32")
-    ('int8', 'int4', 'float32')
-  """
-  if not feeds_back(wire):
-    return wire
-  return "int8" if wire == "int8" else "int4"
-
-
-def check_mean_wire(wire: str, mean: str) -> None:
-  """Checks that a wire format of means fits that of the gradients.
-
-  Raises:
-    ValueError: it doesn't.
-
-  Example:
-    >>> check_mean_wire("int4", "int8")
-  """
-  if mean not in WIRES:
-    raise ValueError(
-      f"mean_wire must be one of {', '.join(WIRES)}, got {mean!r}."
-    )
-  if feeds_back(mean) and not feeds_back(wire):
-    raise ValueError(
-      f"mean_wire={mean!r} needs a wire of few bits ({', '.join(_BLOCKS)}), got"
-      f" wire={wire!r}: gradients are cut into slices by the blocks of their own"
-      " wire."
-    )

@@ -44,8 +44,6 @@ def agreement(
     ("optimizer state", _digest(state)),
     ("own optimizer's state", _digest("\n".join(_leaves(own)))),
     ("wire", settings.wire),
-    ("wire of means", str(settings.mean_wire)),
-    ("error feedback", str(settings.error_feedback)),
     ("inline_bytes", str(settings.inline_bytes)),
     ("fingerprint_every", str(settings.fingerprint_every)),
     ("data", str(data)),

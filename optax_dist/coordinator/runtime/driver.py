@@ -133,8 +133,6 @@ class Driver:
       self._answered,
       self._reach,
     )
-    # What the state that is computed ahead was computed with; None: it was inline.
-    self._ahead: entries.AttemptId | None = None
     self._snapshots = snapshots.Snapshots(
       place.transport,
       self._states.nbytes,
@@ -485,9 +483,6 @@ class Driver:
         self._journal.write(note)
       case fx.Publish(step, save):
         self._states.publish(step)
-        if self._ahead is not None:
-          self._aggregations.applied(self._ahead)
-          self._ahead = None
         self._notify(handover.Published(self._states.published, save))
         phases.reach("applied", self._replica)
       case fx.Resolved():
@@ -515,7 +510,6 @@ class Driver:
       case fx.Release(attempt):
         self._aggregations.drop(attempt)
       case fx.Restore(step, transfer):
-        self._aggregations.lose()
         self._states.restore(step, self._snapshots.take(transfer))
         self._notify(handover.Published(self._states.published, False))
       case fx.ServeSnapshot():
@@ -535,12 +529,9 @@ class Driver:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
-      case fx.Admitted():
-        if self._encoder.mean_feedback is not None:
-          self._encoder.mean_feedback.clear()
-        self._notify(effect)
       case (
-        fx.Leased()
+        fx.Admitted()
+        | fx.Leased()
         | fx.Progressed()
         | fx.Taken()
         | fx.Suspended()
@@ -622,13 +613,11 @@ class Driver:
   def _apply(self, effect: fx.Apply) -> None:
     # The others compute the same meanwhile.
     self._transport.flush()
-    self._ahead = None
     if isinstance(effect.mean, bytes):
       raw = effect.mean
       self._inline_in += len(raw)
       self._states.apply(lambda: self._encoder.read(raw))
       return
-    self._ahead = effect.mean
     mean = self._aggregations.mean(effect.mean)
     self._states.apply(lambda: self._encoder.read(mean))
 

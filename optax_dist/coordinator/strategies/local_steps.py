@@ -52,8 +52,7 @@ class LocalSteps:
       inner: the optimizer of each replica.
       period: local steps from one exchange to the next.
       quorum: the configuration of the rules.
-      alone: whether exchanges are of one replica each. What is sent is then no
-        difference that could be applied in any other step.
+      alone: whether exchanges are of one replica each.
       shared: the initial shared state.
       payload: what to send, given the center and the replica's parameters.
       apply: the shared state after an exchange.
@@ -61,8 +60,7 @@ class LocalSteps:
         and the center before it; None: all replicas start from the new center.
     """
     self.name, self.period, self.quorum = name, period, quorum
-    self.alone, self.additive = alone, not alone
-    self.shared, self.apply = shared, apply
+    self.alone, self.shared, self.apply = alone, shared, apply
     self._payload, self._pull = payload, pull
     self._init, self._update = inner.init, strategy.applied_by(inner)
 

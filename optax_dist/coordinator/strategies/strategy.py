@@ -43,14 +43,11 @@ class Strategy(Protocol):
     name: its name in the journal.
     quorum: the configuration of the rules.
     alone: whether no two replicas may take part in one step.
-    additive: whether it doesn't matter in which step a part of what is sent is
-      applied, so that what a wire of few bits leaves out can be added to the next.
   """
 
   name: str
   quorum: Quorum
   alone: bool
-  additive: bool
 
   @property
   def period(self) -> int | None:

@@ -16,7 +16,6 @@ class SyncReplicas:
   alone = False
   period = 1
   policy = loop = None
-  additive = True
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum

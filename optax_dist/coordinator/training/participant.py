@@ -24,7 +24,7 @@ from optax_dist import ledger, quorum
 from optax_dist._internal import checks
 from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import nodes, reducer, wire_formats
+from optax_dist.coordinator.aggregation import nodes, reducer
 from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
@@ -149,7 +149,6 @@ class Participant:
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
     self.processes = processes or OneProcess()
-    _check_wire(strategy, settings)
     global_step = checks.count("global_step", global_step, least=0)
     params = trees.as_params(params)
     shared = strategy.shared(params)
@@ -163,22 +162,14 @@ class Participant:
     parts = self.processes.parts(strategy, params, shared, settings.wire)
     shared = parts.shared
     self.update = update.Update(strategy, params, parts)
-    mean_wire = settings.mean_wire or wire_formats.mean_wire(settings.wire)
-    self.encoder = encoders.Encoder(
-      self.update.blocks,
-      settings.wire,
-      settings.error_feedback,
-      mean_wire=mean_wire,
-      mean_decay=settings.error_feedback,
-    )
+    self.encoder = encoders.Encoder(self.update.blocks, settings.wire)
     # Shards are exchanged however small they are: no process has the whole
-    # gradient. So are means in few bits: a new leader would not have what the last
-    # one left out.
+    # gradient.
     nbytes = self.encoder.place.nbytes
-    whole = parts.gradient is None and self.encoder.mean_feedback is None
+    whole = parts.gradient is None
     self._inline = whole and nbytes <= settings.inline_bytes
     # Compiles the update early, so that no attempt has to wait for it.
-    nothing = self.encoder.read(self.encoder.no_mean())
+    nothing = self.encoder.read(np.zeros(nbytes, np.uint8))
     after = self.update.apply(shared, nothing)
     # Placed as by an update: otherwise programs would be compiled anew after it.
     shared = jax.tree.map(_placed_like, shared, after)
@@ -202,7 +193,7 @@ class Participant:
       start = strategy.params(shared, strategy.local(shared))
       text = "" if probe is None else self._probed(probe, start, self.slots)
       alike += (("gradient of a probe", text),)
-    averages = reducer.Reducer(self.encoder, data if window else None)
+    averages = reducer.Reducer(self.encoder.place, data if window else None)
     transport = place.transport
     address, digest = self.processes.meet(
       (transport.name, transport.address), fingerprint(shared)
@@ -234,8 +225,6 @@ class Participant:
       "cores": _cores(),
       "weight": numbers.weight and "inverse_staleness",
       "wire": settings.wire,
-      "mean_wire": mean_wire,
-      "error_feedback": settings.error_feedback,
       "inline": self._inline,
       "gradient_bytes": nbytes,
       "data": None if data is None else vars(data),
@@ -361,6 +350,7 @@ class Participant:
 
   def forget(self) -> None:
     """Forgets what the training loop has no more use for."""
+    self.submission.settled.clear()
     self.handover.forget(self.submission.sequence, self.held_steps())
 
   def held_steps(self) -> tuple[int, ...]:
@@ -415,8 +405,6 @@ class Participant:
       written = self.encoder.write(
         self.update.split(submission.total),
         out,
-        submission.sequence,
-        extends=submission.partial,
         # If all are on this host, they read it in memory that all of them have.
         in_place=self.driver.is_far_from_some,
       )
@@ -434,12 +422,6 @@ class Participant:
     submitted = submission.submit(finite, payload, measured, work)
     self.driver.submit(submitted, parts)
     self.watchdog.steps.submitted(time.monotonic())
-
-  def settle(self) -> None:
-    """Tells the encoder which submissions count, of those that have an outcome."""
-    while self.submission.settled:
-      resolved = self.submission.settled.pop(0)
-      self.encoder.settle(resolved.sequence, resolved.counted)
 
   # Waits.
 
@@ -477,18 +459,6 @@ class Participant:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
-
-
-def _check_wire(
-  strategy: strategies.Strategy, settings: options.Options
-) -> None:
-  """Refuses wires of few bits where what they leave out can't be made up for."""
-  if wire_formats.feeds_back(settings.wire) and not strategy.additive:
-    raise ValueError(
-      f"wire={settings.wire!r} leaves out a part of what is sent, for the next"
-      f" step, and {strategy.name!r} sends something else then. Use"
-      " wire='bfloat16' or 'float32'."
-    )
 
 
 def _placed_like(array: Any, other: jax.Array) -> jax.Array:

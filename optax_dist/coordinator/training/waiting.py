@@ -74,7 +74,6 @@ class WaitingLoop:
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
     if submission.is_complete:
-      participant.settle()
       participant.submit()
     if submission.pending < 0:
       return None if submission.ended is None else self._go_on()
@@ -96,7 +95,6 @@ class WaitingLoop:
     if result is None:
       self._compute()
       return participant.outcome()
-    participant.settle()
     applied = result.applied
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()

@@ -67,17 +67,6 @@ def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
   assert taken.max(initial=0) <= 1
 
 
-@given(leaves_of, st.integers(1, 6))
-def test_a_mean_is_cut_where_its_gradients_are(drawn, parts):
-  place = layout.layout(specs(drawn), "int8")
-  mean = layout.layout(specs(drawn), wire_formats.mean_wire("int8"), like=place)
-  assert mean.elements == place.elements
-  cuts = place.cuts(parts)
-  for start, stop in itertools.pairwise(cuts):
-    ours, theirs = place.chunks(start, stop), mean.chunks(start, stop)
-    assert [c.elements for c in ours] == [c.elements for c in theirs]
-
-
 def test_slices_are_nearly_equal():
   place = layout.layout([np.zeros(100_003, np.float32)])
   for parts in (3, 4, 5, 8):

@@ -100,7 +100,7 @@ def mean(one, slots, sums):
     for i, total in enumerate(sums)
   ]
   gradients = [b"".join(a.tobytes() for a in total.arrays) for total in sums]
-  return reducer.Reducer(one, data).whole(parts, gradients)
+  return reducer.Reducer(one.place, data).whole(parts, gradients)
 
 
 def assignments(count, replicas, seed):

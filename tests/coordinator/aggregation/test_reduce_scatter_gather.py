@@ -8,7 +8,7 @@ import weakref
 import near_transports
 import numpy as np
 import pytest
-from averages import average, decoded
+from averages import average
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import (
@@ -51,7 +51,6 @@ class Group:
     wire="float32",
     timeout=5.0,
     template=TEMPLATE,
-    mean_wire=None,
     slots=None,
   ):
     self.members, self.slots = members, slots
@@ -59,7 +58,7 @@ class Group:
     names = [f"p{i}" for i in range(members + readers)]
     self.late = 0.0  # Seconds by which the clocks of all are ahead.
     self.sides = [
-      Side(self, i, transport, wire, timeout, template, mean_wire, slots)
+      Side(self, i, transport, wire, timeout, template, slots)
       for i, transport in enumerate(near_transports.connected(*names))
     ]
     self.peers = tuple(
@@ -135,14 +134,13 @@ class Side:
     wire,
     timeout,
     template,
-    mean_wire=None,
     slots=None,
   ):
     self.transport = transport
     now, still = transport.now, transport.idle
     transport.now = lambda: now() + group.late
     transport.idle = lambda *array: still(*array) + group.late
-    self.encoder = encoder.Encoder(template, wire, mean_wire=mean_wire)
+    self.encoder = encoder.Encoder(template, wire)
     rng = np.random.default_rng(index)
     self.leaves = [
       (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
@@ -164,7 +162,7 @@ class Side:
     self.answers = []
     self.all = aggregation.Aggregations(
       self.transport,
-      reducer.Reducer(self.encoder, data),
+      reducer.Reducer(self.encoder.place, data),
       group.background,
       deadlines.of(300.0, attempt_timeout=timeout),
       self.answers.append,
@@ -591,128 +589,3 @@ def test_a_gradient_that_is_apart_is_averaged_to_the_bit(
   group.pump()
   assert all(side.is_idle for side in group.sides[:members])
   assert all(side.transport.pending() == 0 for side in group.sides)
-
-
-FEW = [w for w in wire_formats.WIRES if wire_formats.feeds_back(w)]
-# A few blocks, and padding.
-BLOCKS = [np.zeros(9 * 4032 - 5, np.float32), np.zeros(7, np.float64)]
-
-
-def kept(side):
-  return side.encoder.mean_feedback.residual(0, side.encoder.place.elements)
-
-
-def read_by_all(group, attempt):
-  """The mean, which all have to the bit."""
-  first, *rest = (bytes(side.all.mean(attempt)) for side in group.sides)
-  assert all(other == first for other in rest)
-  return group.sides[0].mean(attempt)[0].copy()
-
-
-def heard_mean(group):
-  """The mean of what is heard of the members' gradients."""
-  sides = group.sides[: group.members]
-  found = [decoded(s.encoder, np.frombuffer(s.written[0], "u1")) for s in sides]
-  return np.mean([leaves[0] for leaves in found], 0, dtype=np.float64)
-
-
-@pytest.mark.parametrize("wire", FEW)
-def test_means_of_few_bits_and_their_residuals_add_up(wire):
-  """Every replica has the same bits, also while slices move between owners."""
-  group = Group(3, readers=1, wire="int8", template=BLOCKS, mean_wire=wire)
-  told, true = np.zeros(BLOCKS[0].size), np.zeros(BLOCKS[0].size)
-  for step in range(8):
-    # Sometimes two take part, and the third reads: each averages more then.
-    group.members = 3 - step % 2
-    attempt = attempt_id(step=step)
-    group.average(attempt)
-    told += read_by_all(group, attempt)
-    true += heard_mean(group)
-    for side in group.sides:
-      side.all.applied(attempt)
-      side.all.drop(attempt)
-  left = sum(kept(side) for side in group.sides)[: told.size]
-  np.testing.assert_allclose(told + left, true, atol=2e-4)
-  assert np.abs(left).max() > 1e-2
-  assert not kept(group.sides[3]).any()
-  # Fewer bytes went out, in both directions, and were counted.
-  place, mean_place = (
-    getattr(group.sides[0].encoder, name) for name in ("place", "mean_place")
-  )
-  assert mean_place.nbytes <= place.nbytes
-
-
-@pytest.mark.parametrize("wire", FEW)
-def test_an_abandoned_attempt_keeps_the_residuals(wire):
-  group = Group(2, wire="int8", template=BLOCKS, mean_wire=wire)
-  first = attempt_id(step=0)
-  group.average(first)
-  for side in group.sides:
-    side.all.applied(first)
-  before = [kept(side) for side in group.sides]
-  assert all(one.any() for one in before)
-  found = []
-  for number in (1, 2, 3):
-    attempt = attempt_id(number, step=1)
-    group.average(attempt)
-    found.append(read_by_all(group, attempt))
-    if number < 3:
-      for side in group.sides:
-        side.all.drop(attempt)
-    for side, one in zip(group.sides, before, strict=True):
-      np.testing.assert_array_equal(kept(side), one)
-  np.testing.assert_array_equal(found[0], found[1])
-  np.testing.assert_array_equal(found[0], found[2])
-  for side in group.sides:
-    side.all.applied(attempt)
-    side.all.applied(attempt)  # Once is enough.
-  left = sum(kept(side) for side in group.sides)[: BLOCKS[0].size]
-  true = heard_mean(group) + sum(before)[: BLOCKS[0].size]
-  np.testing.assert_allclose(found[0] + left, true, atol=1e-4)
-
-
-def test_the_residual_of_a_mean_of_unknown_fate_is_added_once():
-  """Here it was had, and then a snapshot came: it may be in that, or may not."""
-  group = Group(2, wire="int8", template=BLOCKS, mean_wire="int2")
-  for step in (0, 1):
-    attempt = attempt_id(step=step)
-    group.average(attempt)
-    if not step:
-      for side in group.sides:
-        side.all.applied(attempt)
-  first, second = group.sides
-  before = kept(second)
-  first.all.lose()
-  first.all.applied(attempt)
-  assert not kept(first).any()
-  # One that another step begins before has no outcome either.
-  second.all.begin(
-    effects.Aggregate(attempt_id(step=2), group.parts(), group.peers, (), 1),
-    second.gradient,
-  )
-  assert before.any()
-  assert not kept(second).any()
-
-
-def test_a_failed_attempt_keeps_the_residual():
-  """The other owner dies while the slices of the mean are on their way."""
-  group = Group(3, wire="int8", template=BLOCKS, mean_wire="int4")
-  first = attempt_id(step=0)
-  group.average(first)
-  for side in group.sides:
-    side.all.applied(first)
-    side.all.drop(first)
-  before = [kept(side) for side in group.sides]
-  second = attempt_id(step=1)
-  group.begin(0, second)
-  group.begin(2, second)
-  group.pump()
-  near_transports.kill(group.sides[1].transport)
-  group.pump(without=[1])
-  for who in (0, 2):
-    answer = group.sides[who].answers[-1]
-    assert isinstance(answer, inputs.AggregateFailed)
-    # Also by a snapshot: what it has not had can't have been committed.
-    group.sides[who].all.lose()
-    group.sides[who].all.drop(second)
-    np.testing.assert_array_equal(kept(group.sides[who]), before[who])

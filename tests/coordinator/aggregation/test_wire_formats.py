@@ -3,8 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from averages import average
+from compressing import received
 
-from optax_dist.coordinator.aggregation import wire_formats
+from optax_dist import compression
+from optax_dist.coordinator.aggregation import encoder, wire_formats
+
+BLOCK = wire_formats.Int8.quantum
 
 
 def some_numbers(size, seed=0):
@@ -56,3 +61,56 @@ def test_only_float32_is_shortened():
 def test_an_unknown_wire_is_refused():
   with pytest.raises(ValueError, match=r"wire must be one of .* got 'fp8'"):
     wire_formats.codec("fp8", np.dtype(np.float32))
+
+
+def in_int8(numbers):
+  codec = wire_formats.codec("int8", numbers.dtype)
+  with np.errstate(all="ignore"):
+    return there_and_back(codec, numbers)
+
+
+def normal(size, seed=0):
+  return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def test_int8_is_the_method_of_compression_in_a_quarter_of_the_bytes():
+  numbers = normal(3 * BLOCK)
+  method = compression.quantize(8, block=BLOCK)
+  expected = received(method, jnp.asarray(numbers))
+  found = in_int8(numbers)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  codec = wire_formats.codec("int8", numbers.dtype)
+  assert 4 * numbers.size / codec.nbytes(numbers.size) > 3.9
+
+
+def test_int8_is_off_by_half_a_step_of_its_block_at_most():
+  numbers = normal(4 * BLOCK, seed=1)
+  numbers[:BLOCK] *= 1e-20
+  numbers[BLOCK : 2 * BLOCK] = np.linspace(-3e38, 3e38, BLOCK)
+  numbers[-BLOCK:] = 0
+  off = np.abs(in_int8(numbers) - numbers).reshape(-1, BLOCK)
+  step = np.abs(numbers).reshape(-1, BLOCK).max(1, keepdims=True) / 127
+  assert np.all(off <= step * 0.5001)
+
+
+def test_int8_of_numbers_too_small_for_a_scale_is_finite():
+  assert np.isfinite(in_int8(np.full(BLOCK, 1e-45, np.float32))).all()
+
+
+def test_slices_of_int8_are_averaged_as_the_whole_is():
+  made = encoder.Encoder([np.zeros(5 * BLOCK, np.float32)], "int8")
+  gradients = []
+  for seed in range(2):
+    raw = np.zeros(made.place.nbytes, np.uint8)
+    assert made.write([normal(5 * BLOCK, seed)], raw)
+    gradients.append(raw)
+  whole = average(made, gradients, [1.0, 0.5])
+  assert average(made, gradients, [1.0, 0.5], slices=3) == whole
+
+
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+def test_bytes_of_zeros_are_a_mean_of_zeros(wire):
+  leaves = [np.ones(9000, np.float32), np.ones(3, np.float16)]
+  made = encoder.Encoder(leaves, wire)
+  for leaf in made.read(np.zeros(made.place.nbytes, np.uint8)):
+    np.testing.assert_array_equal(leaf, np.zeros_like(leaf))

@@ -43,7 +43,7 @@ def driven():
     replica=0,
     run="",
     encoder=encoder.Encoder([template], "float32"),
-    reducer=reducer.Reducer(encoder.Encoder([template], "float32")),
+    reducer=reducer.Reducer(encoder.Encoder([template], "float32").place),
     initial=[template],
     step=3,
     apply=lambda state, mean, parts: state,

@@ -105,7 +105,6 @@ class Learner:
     participant = self._participant
     submission, result = participant.submission, participant.submission.ended
     assert result is not None
-    participant.settle()
     submission.resume(admission, submission.base)
     participant.forget()
     if result.reason == quorum.Reason.NON_FINITE:

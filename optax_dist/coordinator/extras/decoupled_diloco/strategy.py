@@ -81,8 +81,7 @@ class DecoupledDiloco:
 
   name = "decoupled_diloco"
   loop = Learner
-  # What is left of a fragment's mean can't be added to another fragment's.
-  alone = additive = False
+  alone = False
   # Each of its own steps is merged a fragment at a time.
   period = None
 

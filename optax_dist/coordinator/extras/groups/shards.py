@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_dist.coordinator.aggregation import wire_formats
-
 # A shard's position: start and stop in each dimension.
 _Index = tuple[tuple[int, int], ...]
 
@@ -188,10 +186,10 @@ def check_wire(params: Any, wire: str) -> None:
   """Checks that shards replicated over processes stay equal.
 
   Raises:
-    ValueError: a low-bit wire format rounds a number depending on its
-      neighbors, which differ between processes that hold the same parameter.
+    ValueError: integers with scales round a number depending on its neighbors,
+      which differ between processes that hold the same parameter.
   """
-  if not wire_formats.feeds_back(wire):
+  if wire != "int8":
     return
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     where = leaf.sharding.devices_indices_map(leaf.shape)

@@ -1,19 +1,15 @@
-"""What it costs in learning if the mean travels in few bits as well.
+"""What the coordinator's wire formats cost in learning.
 
-4 replicas, characters, on the coordinator's wires of few bits: once the mean goes back
-as bfloat16, once as the gradients came, where whoever rounds it adds what that left out
-to the next mean (DoubleSqueeze). Two ways to train: a mean of gradients at each step
-(momentum of 0.9), and local AdamW in rounds with an outer SGD. It is the coordinator's
-own code that encodes, averages and decodes.
+4 replicas, characters; gradients and means travel in one format. Two ways to train: a
+mean of gradients at each step (momentum of 0.9), and local AdamW in rounds with an
+outer SGD. It is the coordinator's own code that encodes, averages and decodes.
 
 Each row's rate is the best of a grid, on a seed of its own. Seeds share their start
 and their batches between rows, so intervals are of paired differences (95 %,
 Student's t).
 
-    python benchmarks/learning/means_in_few_bits.py [--seeds N] [--steps N]
-      [--ways gradients rounds] [--wires WIRE ...]
-
-Tang et al. 2019, DoubleSqueeze (https://arxiv.org/abs/1905.05957).
+    python benchmarks/learning/wires.py [--seeds N] [--steps N]
+      [--ways gradients rounds]
 """
 
 import functools
@@ -33,7 +29,6 @@ from optax_dist.coordinator.protocol import entries
 REPLICAS, PERIOD = 4, 8
 TUNING_SEED = 1000
 LOCAL_RATE = 3.2e-2
-FEW = [w for w in wire_formats.WIRES if wire_formats.feeds_back(w)]
 GRIDS = {
   "gradients": (0.1, 0.2, 0.4, 0.8),
   "rounds": (0.7, 1.0, 1.5, 2.0),
@@ -92,29 +87,16 @@ class Run:
 
     self._apply = apply
 
-  def encoders(self, params, wire, mean_wire):
-    """One for each replica; the first makes the means."""
-    decay = 0.95 if self.rounds and wire == "top_k" else 1.0
-    return [
-      encoder.Encoder(
-        jax.tree.leaves(params),
-        wire,
-        decay,
-        mean_wire=mean_wire,
-        mean_decay=decay,
-      )
-      for _ in range(REPLICAS)
-    ]
-
-  def train(self, wire, mean_wire, rate, seed):
+  def train(self, wire, rate, seed):
     """The loss on held-out text after training."""
     key = jax.random.key(seed)
     params = characters.init(key, self.symbols)
     treedef = jax.tree.structure(params)
     trace = jax.tree.map(jnp.zeros_like, params)
     local = jax.vmap(lambda _: self._init_local(params))(jnp.arange(REPLICAS))
-    sides = self.encoders(params, wire, mean_wire)
-    raws = [np.zeros(side.place.nbytes, np.uint8) for side in sides]
+    made = encoder.Encoder(jax.tree.leaves(params), wire)
+    raws = [np.zeros(made.place.nbytes, np.uint8) for _ in range(REPLICAS)]
+    parts = [entries.Part(i, i, 0, 0, 0, 1, 1.0) for i in range(REPLICAS)]
     keys = jax.random.split(jax.random.fold_in(key, 1), REPLICAS)
     exchanges = self._steps // PERIOD if self.rounds else self._steps
     for number in range(exchanges):
@@ -124,41 +106,26 @@ class Run:
       else:
         own = self._gradients(params, of_now, self._texts)
       leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(own)]
-      for i, (side, raw) in enumerate(zip(sides, raws, strict=True)):
-        if not side.write([leaf[i] for leaf in leaves], raw, number):
+      for i, raw in enumerate(raws):
+        if not made.write([leaf[i] for leaf in leaves], raw):
           return np.nan
-        side.settle(number, True)
-      mean = averaged(sides[0], raws)
-      found = [leaf.astype(np.float32) for leaf in sides[0].read(mean)]
+      mean = reducer.Reducer(made.place).whole(parts, raws)
+      found = [leaf.astype(np.float32) for leaf in made.read(mean)]
       params, trace = self._apply(
         params, trace, jax.tree.unflatten(treedef, found), rate, number
       )
     return float(self._loss(params, self._held_out))
 
 
-def averaged(encoder, gradients):
-  """The mean of encoded gradients; its residual is added to the next one."""
-  made = reducer.Reducer(encoder)
-  parts = [entries.Part(i, i, 0, 0, 0, 1, 1.0) for i in range(len(gradients))]
-  out, whole = np.zeros(made.mean_place.nbytes, np.uint8), made.place.elements
-  error = made.residual(0, whole)
-  made.slice(made.sum_of(parts), gradients, 0, whole, out, error)
-  if error is not None:
-    made.feedback.keep(error, 0)
-  return out
-
-
 def draw(found):
-  """Draws losses over the bytes of gradient and mean."""
+  """Draws losses over the bits of a number."""
   figure, axes = plt.subplots(
     1, len(found), figsize=(4 * len(found), 3.4), layout="constrained"
   )
   for ax, (way, rows) in zip(np.atleast_1d(axes), found.items(), strict=True):
     for row in rows:
-      name = f"{row['wire']}, mean {row['mean_wire']}"
-      x, y = row["up"] + row["down"], np.mean(row["losses"])
-      ax.plot(x, y, "o", label=name)
-    ax.set(title=way, xlabel="bits of each number, both ways", ylabel="loss")
+      ax.plot(row["bits"], np.mean(row["losses"]), "o", label=row["wire"])
+    ax.set(title=way, xlabel="bits of each number", ylabel="loss")
     ax.set_xscale("log")
     ax.legend(fontsize="x-small")
   return figure
@@ -170,7 +137,6 @@ def main():
   parser.add_argument("--steps", type=int, default=320)
   parser.add_argument("--seeds", type=int, default=5)
   parser.add_argument("--ways", nargs="+", choices=GRIDS, default=[*GRIDS])
-  parser.add_argument("--wires", nargs="+", choices=FEW, default=FEW)
   args = parser.parse_args()
   if args.seeds < 2:
     parser.error("--seeds must be at least 2, for an interval")
@@ -180,42 +146,21 @@ def main():
     run = Run(way, args.steps, data)
     rows = found[way] = []
     before = functools.partial(print, f"{way:9}", flush=True)
-    pairs = [("float32", "float32")]
-    for wire in args.wires:
-      pairs += [(wire, "bfloat16"), (wire, wire)]
-      if wire not in ("int8", "int4"):
-        pairs.append((wire, "int4"))
-    for wire, mean_wire in pairs:
+    for wire in wire_formats.WIRES:
       begin = time.perf_counter()
-      tried = [
-        run.train(wire, mean_wire, rate, TUNING_SEED) for rate in GRIDS[way]
-      ]
+      tried = [run.train(wire, rate, TUNING_SEED) for rate in GRIDS[way]]
       rate = GRIDS[way][int(np.nanargmin(tried))]
-      losses = [
-        run.train(wire, mean_wire, rate, seed) for seed in range(args.seeds)
-      ]
-      params = characters.init(jax.random.key(0), run.symbols)
-      side, *_ = run.encoders(params, wire, mean_wire)
-      each = 8 / sum(x.size for x in jax.tree.leaves(params))
-      up, down = side.place.nbytes * each, side.mean_place.nbytes * each
-      row = {"wire": wire, "mean_wire": mean_wire, "rate": rate, "up": up}
-      row |= {"down": down, "losses": losses}
-      rows.append(row)
+      losses = [run.train(wire, rate, seed) for seed in range(args.seeds)]
+      leaves = jax.tree.leaves(characters.init(jax.random.key(0), run.symbols))
+      nbytes = encoder.Encoder(leaves, wire).place.nbytes
+      bits = 8 * nbytes / sum(leaf.size for leaf in leaves)
+      rows.append({"wire": wire, "rate": rate, "bits": bits, "losses": losses})
       mean, half = results.interval(losses)
-      told = f"loss {mean:.4f} +- {half:.4f}, rate {rate:g}"
-      told += f", bits {up:.2f} up {down:.2f} down"
-      if mean_wire not in ("bfloat16", "float32"):
-        base = next(
-          r["losses"]
-          for r in rows
-          if (r["wire"], r["mean_wire"]) == (wire, "bfloat16")
-        )
-        mean, half = results.interval(
-          100 * (np.asarray(losses) / np.asarray(base) - 1)
-        )
-        told += f"; {mean:+.2f} % +- {half:.2f} of bfloat16 back"
-      told += f" ({time.perf_counter() - begin:.0f} s)"
-      before(f"{wire:8} mean {mean_wire:8} {told}")
+      told = f"loss {mean:.4f} +- {half:.4f}, rate {rate:g}, {bits:.2f} bits"
+      ratios = 100 * (np.asarray(losses) / np.asarray(rows[0]["losses"]) - 1)
+      mean, half = results.interval(ratios)
+      told += f"; {mean:+.2f} % +- {half:.2f} of float32"
+      before(f"{wire:8} {told} ({time.perf_counter() - begin:.0f} s)")
   results.save(args, lambda: draw(found), found)
 
 
