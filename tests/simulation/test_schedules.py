@@ -128,6 +128,7 @@ _HOLDS = {
     "it may compute anew after one that was not finite": 9420000041,
     "samples given up after the last step are not left": 9010001552,
     "a step may wait for gradients that are finite": 93000000043,
+    "a state that comes before a new leader answers is reported to it": 9785001218,
   },
 }
 

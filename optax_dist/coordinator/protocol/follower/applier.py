@@ -356,6 +356,12 @@ class Applier:
       self.needs = why
     return self.needs
 
+  def tell_state(self) -> None:
+    """Tells the leader which state is here: it may have come since the call."""
+    if self.sound and not self.needs:
+      self.tell(Applied(self.step))
+    self.ask()
+
   def ask(self) -> None:
     """Asks the leader for a snapshot, if one is needed."""
     if self.needs and self._fetch is None:

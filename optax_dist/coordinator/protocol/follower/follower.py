@@ -405,7 +405,7 @@ class Follower:
     if self.incarnation < 0:
       return
     self._out += self.session.new_leader()
-    self.applier.ask()
+    self.applier.tell_state()
     if self.session.pending is not None:
       self._arrive()
     self._tell_wishes()

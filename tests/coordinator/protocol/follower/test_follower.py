@@ -315,6 +315,20 @@ def test_the_next_leader_learns_which_samples_a_replica_has():
   assert driven.sent(msg.Hello)[-1].lease == ()
 
 
+def test_a_state_that_comes_before_the_new_leader_answers_is_reported():
+  """At the call, that leader was told of an earlier one."""
+  driven = Driven().begin().welcome()
+  driven.record(commit(0, mean=None))
+  driven.record(MINE)
+  driven.hear(msg.Fetch(7, "p2", "at p2", 1))
+  driven.record(term(1), number=1, peer="p2")
+  (hello,) = driven.sent(msg.Hello, "p2")
+  assert hello.step == 0
+  driven.give(ins.SnapshotFetched(7, 1))
+  driven.welcome("p2", view=False)
+  assert driven.sent(msg.Applied, "p2") == [msg.Applied(1)]
+
+
 def test_what_was_asked_before_a_commit_is_void_in_a_deterministic_run():
   data = ledger.Batches(96, global_batch=4, micro_batch=1, deterministic=True)
   driven = Driven(data=data, replicas_to_aggregate=4).join()
