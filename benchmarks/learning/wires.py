@@ -23,7 +23,12 @@ import numpy as np
 import optax
 import results
 
-from optax_dist.coordinator.aggregation import encoder, reducer, wire_formats
+from optax_dist.coordinator.aggregation import (
+  layout,
+  means,
+  reducer,
+  wire_formats,
+)
 from optax_dist.coordinator.protocol import entries
 
 REPLICAS, PERIOD = 4, 8
@@ -94,8 +99,8 @@ class Run:
     treedef = jax.tree.structure(params)
     trace = jax.tree.map(jnp.zeros_like, params)
     local = jax.vmap(lambda _: self._init_local(params))(jnp.arange(REPLICAS))
-    made = encoder.Encoder(jax.tree.leaves(params), wire)
-    raws = [np.zeros(made.place.nbytes, np.uint8) for _ in range(REPLICAS)]
+    place = layout.layout(jax.tree.leaves(params), wire)
+    raws = [np.zeros(place.nbytes, np.uint8) for _ in range(REPLICAS)]
     parts = [entries.Part(i, i, 0, 0, 0, 1, 1.0) for i in range(REPLICAS)]
     keys = jax.random.split(jax.random.fold_in(key, 1), REPLICAS)
     exchanges = self._steps // PERIOD if self.rounds else self._steps
@@ -107,10 +112,10 @@ class Run:
         own = self._gradients(params, of_now, self._texts)
       leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(own)]
       for i, raw in enumerate(raws):
-        if not made.write([leaf[i] for leaf in leaves], raw):
+        if not means.write([leaf[i] for leaf in leaves], place, raw):
           return np.nan
-      mean = reducer.Reducer(made.place).whole(parts, raws)
-      found = [leaf.astype(np.float32) for leaf in made.read(mean)]
+      mean = reducer.Reducer(place).whole(parts, raws)
+      found = [leaf.astype(np.float32) for leaf in means.read(place, mean)]
       params, trace = self._apply(
         params, trace, jax.tree.unflatten(treedef, found), rate, number
       )
@@ -152,7 +157,7 @@ def main():
       rate = GRIDS[way][int(np.nanargmin(tried))]
       losses = [run.train(wire, rate, seed) for seed in range(args.seeds)]
       leaves = jax.tree.leaves(characters.init(jax.random.key(0), run.symbols))
-      nbytes = encoder.Encoder(leaves, wire).place.nbytes
+      nbytes = layout.layout(leaves, wire).nbytes
       bits = 8 * nbytes / sum(leaf.size for leaf in leaves)
       rows.append({"wire": wire, "rate": rate, "bits": bits, "losses": losses})
       mean, half = results.interval(losses)

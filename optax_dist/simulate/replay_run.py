@@ -13,8 +13,8 @@ import optax
 
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.aggregation import nodes
-from optax_dist.coordinator.aggregation.encoder import Encoder
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import means, nodes
 from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record, batches, segments
@@ -156,9 +156,9 @@ class _Exchange:
       self._data = ledger.Batches(**run["data"])
     self._deterministic = self._data is not None and self._data.deterministic
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
-    self._encoder = Encoder(leaves, run.get("wire") or "float32")
+    self._layout = layouts.layout(leaves, run.get("wire") or "float32")
     self._reducer = Reducer(
-      self._encoder.place, self._data if self._deterministic else None
+      self._layout, self._data if self._deterministic else None
     )
 
   def encoded(self, state: SharedState, member: Record) -> list[np.ndarray]:
@@ -169,15 +169,15 @@ class _Exchange:
     )
     if self._deterministic:
       return self._nodes(member, gradients)
-    out = np.zeros(self._encoder.place.nbytes, np.uint8)
+    out = np.zeros(self._layout.nbytes, np.uint8)
     total = functools.reduce(self._add, gradients)
-    self._encoder.write(jax.tree.leaves(total), out)
+    means.write(jax.tree.leaves(total), self._layout, out)
     return [out]
 
   def _nodes(
     self, member: Record, gradients: Iterable[Any]
   ) -> list[np.ndarray]:
-    data, place = self._data, self._encoder.place
+    data, place = self._data, self._layout
     assert data is not None
     memory = lambda: memoryview(bytearray(place.nbytes))
     summing = nodes.Summing(place, data.slots, memory)
@@ -201,7 +201,7 @@ class _Exchange:
     parts = [_part(member) for member in commit["members"]]
     # Where members averaged slices, the numbers are the same.
     mean = self._reducer.whole(parts, [raw.tobytes() for raw in gradients])
-    return jax.tree.unflatten(self._treedef, self._encoder.read(mean))
+    return jax.tree.unflatten(self._treedef, means.read(self._layout, mean))
 
 
 def _history(

@@ -15,7 +15,7 @@ import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.aggregation import encoder
+from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.runtime import driver, endpoint
 
 WAYS = pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def inline(request, monkeypatch):
   """
   if request.param == "in place":
     monkeypatch.setattr(driver.Driver, "is_far_from_some", True)
-    monkeypatch.setattr(encoder, "_IN_PLACE", 0)
+    monkeypatch.setattr(means, "_IN_PLACE", 0)
   return 64 << 10 if request.param == "inline" else 0
 
 

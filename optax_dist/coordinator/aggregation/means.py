@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.aggregation.layout import CHUNK
+
+# A smaller leaf is copied: to send it by itself would cost more.
+_IN_PLACE = 64 << 10
 
 
 # Non-finite numbers may be compared and added here, without warnings.
@@ -18,8 +22,8 @@ def write(
   leaves: Sequence[Any],
   place: layouts.Layout,
   out: np.ndarray,
-  but: Container[int] = (),
-) -> bool:
+  in_place: bool = False,
+) -> list[memoryview] | None:
   """Encodes leaves into a buffer of their layout.
 
   Args:
@@ -27,27 +31,63 @@ def write(
       nobody reads the rest.
     place: their layout.
     out: uint8, of `place.nbytes`.
-    but: the indices of leaves that are neither encoded nor checked.
+    in_place: whether large arrays of JAX's stay where they are, if they are sent
+      as they are.
 
   Returns:
-    Whether all numbers are finite.
+    Their bytes, in order; None if not all numbers are finite.
+
+  Example:
+    >>> leaves = [np.ones(3, np.float32)]
+    >>> place = layouts.layout(leaves)
+    >>> out = np.zeros(place.nbytes, np.uint8)
+    >>> write(leaves, place, out) is not None
+    True
+    >>> read(place, out)
+    [array([1., 1., 1.], dtype=float32)]
   """
   finite = True
-  for index, (leaf, array) in enumerate(zip(place.leaves, leaves, strict=True)):
-    if index in but:
-      continue
+  # The bytes of arrays that stay, by where they begin.
+  stay: dict[int, memoryview] = {}
+  for leaf, array in zip(place.leaves, leaves, strict=True):
     codec = place.groups[leaf.group].codec
+    start, stop = place.bytes_of_leaf(leaf)
+    if in_place and _may_stay(array, leaf, codec):
+      flat = np.asarray(array).reshape(-1)
+      finite &= _is_finite(flat)
+      stay[start] = flat.view(np.uint8).data
+      continue
     if leaf.size >= CHUNK and isinstance(codec, wires.Plain):
       # So that fewer bytes leave its device.
       array = array.astype(codec.stored, copy=False)
     flat = np.asarray(array).reshape(-1)
-    start, stop = place.bytes_of_leaf(leaf)
-    finite &= _write(flat, codec, out[start:stop])
+    finite &= _encode(flat, codec, out[start:stop])
     out[start + codec.nbytes(flat.size) : stop] = 0
-  return finite
+  if not finite:
+    return None
+  parts, end = [], 0
+  for start in sorted(stay):
+    parts += [out.data[end:start], stay[start]]
+    end = start + stay[start].nbytes
+  return [*parts, out.data[end:]]
 
 
-def _write(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
+def _may_stay(array: Any, leaf: layouts.Leaf, codec: wires.Codec) -> bool:
+  """Whether an array can be sent from where it is.
+
+  A NumPy array may change after an interrupted step, one of JAX's never does: if
+  it is donated while it is read, the program gets a copy.
+  """
+  return (
+    isinstance(array, jax.Array)
+    and array.nbytes >= _IN_PLACE
+    and array.size == leaf.size
+    and isinstance(codec, wires.Plain)
+    and codec.stored == leaf.dtype
+  )
+
+
+def _encode(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
   finite = True
   exact = flat.dtype.kind not in "fcV"
   for start in range(0, flat.size, CHUNK):
@@ -59,29 +99,29 @@ def _write(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
   return finite
 
 
+def _is_finite(flat: np.ndarray) -> bool:
+  return flat.dtype.kind not in "fcV" or all(
+    _are_finite(flat[start : start + CHUNK])
+    for start in range(0, flat.size, CHUNK)
+  )
+
+
 def _are_finite(numbers: np.ndarray) -> bool:
   # The sum of finite numbers may overflow; only then look at each.
   return bool(np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all())
 
 
-def is_finite(leaves: Sequence[np.ndarray]) -> bool:
-  """Whether all numbers are finite.
+def read(place: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:
+  """The leaves of a mean, from its bytes; see `wire_formats.Codec.read`.
 
-  Example:
-    >>> is_finite([np.ones(3), np.arange(4)]), is_finite([np.array([np.inf])])
-    (True, False)
+  Raises:
+    ValueError: it has another size than the layout.
   """
-  with np.errstate(all="ignore"):
-    return all(
-      _are_finite(flat[start : start + CHUNK])
-      for flat in (leaf.reshape(-1) for leaf in leaves)
-      if flat.dtype.kind in "fcV"
-      for start in range(0, flat.size, CHUNK)
+  raw = np.frombuffer(raw, np.uint8)
+  if raw.nbytes != place.nbytes:
+    raise ValueError(
+      f"A mean of this model has {place.nbytes:,} bytes, got {raw.nbytes:,}."
     )
-
-
-def read(place: layouts.Layout, raw: np.ndarray) -> list[np.ndarray]:
-  """The leaves of a mean, from its bytes; see `wire_formats.Codec.read`."""
   leaves = []
   for leaf in place.leaves:
     start, stop = place.bytes_of_leaf(leaf)

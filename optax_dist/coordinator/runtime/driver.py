@@ -29,9 +29,10 @@ from typing import Any, assert_never
 import numpy as np
 
 from optax_dist.coordinator import errors, phases
-from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import (
   gradient,
+  layout,
+  means,
   reduce_scatter_gather,
   reducer,
   snapshots,
@@ -74,7 +75,7 @@ class Driver:
     *,
     replica: int | str,
     run: str,
-    encoder: encoders.Encoder,
+    gradients: layout.Layout,
     reducer: reducer.Reducer,
     initial: Any,
     step: int,
@@ -92,7 +93,7 @@ class Driver:
       place: its transport and store.
       replica: the replica's id.
       run: name of the run; several may share a store.
-      encoder: encodes gradients.
+      gradients: the layout of gradients, and of means.
       reducer: averages them.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
@@ -106,7 +107,7 @@ class Driver:
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
-    self._core, self._replica, self._encoder = core, replica, encoder
+    self._core, self._replica, self._layout = core, replica, gradients
     self._transport, self._store = place.transport, place.store
     self._prefix = endpoint.key_prefix(run)
     self._journal = journal
@@ -192,7 +193,7 @@ class Driver:
   def allocate(self) -> memoryview:
     """Memory for a gradient; it is used again once no view of it is left."""
     self.check_process()
-    return self._transport.allocate(self._encoder.place.nbytes)
+    return self._transport.allocate(self._layout.nbytes)
 
   def lend(self, own: Any) -> None:
     """Sets the local state that is served to a joining replica."""
@@ -616,10 +617,10 @@ class Driver:
     if isinstance(effect.mean, bytes):
       raw = effect.mean
       self._inline_in += len(raw)
-      self._states.apply(lambda: self._encoder.read(raw))
+      self._states.apply(lambda: means.read(self._layout, raw))
       return
     mean = self._aggregations.mean(effect.mean)
-    self._states.apply(lambda: self._encoder.read(mean))
+    self._states.apply(lambda: means.read(self._layout, mean))
 
   def _notify(self, event: handover.Event) -> None:
     """Notifies the training loop, which may continue with it."""

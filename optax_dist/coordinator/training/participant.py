@@ -23,8 +23,7 @@ import numpy as np
 from optax_dist import ledger, quorum
 from optax_dist._internal import checks
 from optax_dist.coordinator import errors, options, strategies
-from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import nodes, reducer
+from optax_dist.coordinator.aggregation import layout, means, nodes, reducer
 from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
@@ -105,7 +104,7 @@ class Participant:
     slots: the micro-batches of deterministic data; None without.
     sums: adds up their gradients; None without.
     update: what is sent of a gradient, and what a mean changes.
-    encoder: encodes gradients.
+    layout: that of gradients, and of means.
     driver: the event loop.
     handover: what the event loop has notified.
     submission: what is summed and submitted.
@@ -162,14 +161,14 @@ class Participant:
     parts = self.processes.parts(strategy, params, shared, settings.wire)
     shared = parts.shared
     self.update = update.Update(strategy, params, parts)
-    self.encoder = encoders.Encoder(self.update.blocks, settings.wire)
+    self.layout = layout.layout(self.update.blocks, settings.wire)
     # Shards are exchanged however small they are: no process has the whole
     # gradient.
-    nbytes = self.encoder.place.nbytes
+    nbytes = self.layout.nbytes
     whole = parts.gradient is None
     self._inline = whole and nbytes <= settings.inline_bytes
     # Compiles the update early, so that no attempt has to wait for it.
-    nothing = self.encoder.read(np.zeros(nbytes, np.uint8))
+    nothing = means.read(self.layout, np.zeros(nbytes, np.uint8))
     after = self.update.apply(shared, nothing)
     # Placed as by an update: otherwise programs would be compiled anew after it.
     shared = jax.tree.map(_placed_like, shared, after)
@@ -184,7 +183,7 @@ class Participant:
     if data is not None and data.deterministic:
       self.slots = micro_batches.Slots(data)
       summing = nodes.Summing(
-        self.encoder.place,
+        self.layout,
         data.slots,
         lambda: self.driver.allocate(),
       )
@@ -193,7 +192,7 @@ class Participant:
       start = strategy.params(shared, strategy.local(shared))
       text = "" if probe is None else self._probed(probe, start, self.slots)
       alike += (("gradient of a probe", text),)
-    averages = reducer.Reducer(self.encoder.place, data if window else None)
+    averages = reducer.Reducer(self.layout, data if window else None)
     transport = place.transport
     address, digest = self.processes.meet(
       (transport.name, transport.address), fingerprint(shared)
@@ -235,7 +234,7 @@ class Participant:
       place,
       replica=replica,
       run=settings.run,
-      encoder=self.encoder,
+      gradients=self.layout,
       reducer=averages,
       initial=shared,
       step=global_step,
@@ -402,8 +401,9 @@ class Participant:
       parts, work = [array.data for array in total.arrays], total.work
     elif submission.total is not None:
       out = np.frombuffer(self.driver.allocate(), np.uint8)
-      written = self.encoder.write(
+      written = means.write(
         self.update.split(submission.total),
+        self.layout,
         out,
         # If all are on this host, they read it in memory that all of them have.
         in_place=self.driver.is_far_from_some,

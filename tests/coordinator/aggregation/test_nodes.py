@@ -9,8 +9,8 @@ import pytest
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import (
-  encoder,
   layout,
+  means,
   nodes,
   reducer,
 )
@@ -83,7 +83,7 @@ def summed(summing, slots):
   return total
 
 
-def mean(one, slots, sums):
+def mean(place, slots, sums):
   """The mean of the sums of several replicas, as the leader averages them."""
   data = ledger.Batches(2 * slots, 2 * slots, micro_batch=2, deterministic=True)
   parts = [
@@ -100,7 +100,7 @@ def mean(one, slots, sums):
     for i, total in enumerate(sums)
   ]
   gradients = [b"".join(a.tobytes() for a in total.arrays) for total in sums]
-  return reducer.Reducer(one.place, data).whole(parts, gradients)
+  return reducer.Reducer(place, data).whole(parts, gradients)
 
 
 def assignments(count, replicas, seed):
@@ -134,22 +134,22 @@ def test_a_sum_has_the_bits_of_the_tree(wire):
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
   """As the leader averages what came in messages."""
-  one = encoder.Encoder(TEMPLATE, wire)
-  summing = make_summing(one.place, slots=11)
-  want = mean(one, 11, [summed(summing, range(11))])
+  place = layout.layout(TEMPLATE, wire)
+  summing = make_summing(place, slots=11)
+  want = mean(place, 11, [summed(summing, range(11))])
   for seed in range(4):
     sums = [summed(summing, s) for s in assignments(11, replicas, seed)]
-    assert mean(one, 11, sums) == want
+    assert mean(place, 11, sums) == want
 
 
 def test_denormals_are_not_lost():
   template = [np.zeros(64, np.float32)]
-  one = encoder.Encoder(template, "float32")
-  summing = make_summing(one.place, slots=2)
+  place = layout.layout(template)
+  summing = make_summing(place, slots=2)
   least = [np.full(64, 3e-45, np.float32)]
   total = summing.add(summing.encode(0, least), summing.encode(1, least))
-  raw = mean(one, 2, [total])
-  np.testing.assert_array_equal(one.read(raw)[0], least[0])
+  raw = mean(place, 2, [total])
+  np.testing.assert_array_equal(means.read(place, raw)[0], least[0])
 
 
 def test_a_sum_that_was_submitted_stays_as_it_is():
@@ -199,10 +199,10 @@ def test_wires_of_few_bits_are_refused():
 
 
 def test_slots_that_are_missing_are_refused():
-  one = encoder.Encoder(TEMPLATE, "float32")
-  total = summed(make_summing(one.place, slots=3), [0, 1])
+  place = layout.layout(TEMPLATE)
+  total = summed(make_summing(place, slots=3), [0, 1])
   with pytest.raises(ValueError, match="don't make up"):
-    mean(one, 3, [total])
+    mean(place, 3, [total])
 
 
 def test_all_slots_of_a_step_are_its_root():

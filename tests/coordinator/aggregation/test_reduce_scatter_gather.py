@@ -11,13 +11,14 @@ import pytest
 from averages import average
 
 from optax_dist import ledger
+from optax_dist.coordinator.aggregation import gradient as gradients
 from optax_dist.coordinator.aggregation import (
-  encoder,
+  layout,
+  means,
   nodes,
   reducer,
   wire_formats,
 )
-from optax_dist.coordinator.aggregation import gradient as gradients
 from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather as aggregation,
 )
@@ -140,17 +141,17 @@ class Side:
     now, still = transport.now, transport.idle
     transport.now = lambda: now() + group.late
     transport.idle = lambda *array: still(*array) + group.late
-    self.encoder = encoder.Encoder(template, wire)
+    self.place = layout.layout(template, wire)
     rng = np.random.default_rng(index)
     self.leaves = [
       (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
     ]
     data = None
     if slots is None:
-      memory = self.transport.allocate(self.encoder.place.nbytes)
+      memory = self.transport.allocate(self.place.nbytes)
       self._memory = weakref.ref(memory.obj)
       out = np.frombuffer(memory, np.uint8)
-      self.written = self.encoder.write(self.leaves, out)
+      self.written = means.write(self.leaves, self.place, out)
     else:
       count = sum(map(len, slots))
       data = ledger.Batches(
@@ -162,7 +163,7 @@ class Side:
     self.answers = []
     self.all = aggregation.Aggregations(
       self.transport,
-      reducer.Reducer(self.encoder.place, data),
+      reducer.Reducer(self.place, data),
       group.background,
       deadlines.of(300.0, attempt_timeout=timeout),
       self.answers.append,
@@ -170,9 +171,9 @@ class Side:
 
   def nodes(self, slots, count):
     """The sum of slots, each with a gradient of its own."""
-    nbytes = self.encoder.place.nbytes
+    nbytes = self.place.nbytes
     memory = lambda: self.transport.allocate(nbytes)
-    summing = nodes.Summing(self.encoder.place, count, memory)
+    summing = nodes.Summing(self.place, count, memory)
     total = None
     for slot in slots:
       rng = np.random.default_rng(slot)
@@ -192,7 +193,7 @@ class Side:
     return self._memory() is None
 
   def mean(self, attempt=None):
-    return self.encoder.read(self.all.mean(attempt or attempt_id()))
+    return means.read(self.place, self.all.mean(attempt or attempt_id()))
 
 
 def by_hand(sides, weights=None, count=None):
@@ -238,10 +239,12 @@ def test_it_is_the_mean_that_the_leader_would_have_made(wire):
   group = Group(3, wire=wire)
   group.average()
   whole = average(
-    group.sides[0].encoder, [bytes(side.written[0]) for side in group.sides]
+    group.sides[0].place, [bytes(side.written[0]) for side in group.sides]
   )
   for side in group.sides:
-    for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
+    for got, want in zip(
+      side.mean(), means.read(side.place, whole), strict=True
+    ):
       np.testing.assert_array_equal(got, want)
 
 
@@ -249,7 +252,7 @@ def test_it_is_the_mean_that_the_leader_would_have_made(wire):
 def test_no_byte_more_than_needed_is_moved(members):
   group = Group(members, readers=1)
   group.average()
-  size = group.sides[0].encoder.place.nbytes
+  size = group.sides[0].place.nbytes
   exact = 2 * size * (members - 1) / members
   for side in group.sides[:members]:
     assert side.transport.bytes_in == pytest.approx(exact, rel=0.01)
@@ -503,12 +506,14 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
   group = Group(members, readers, wire)
   group.average()
   whole = average(
-    group.sides[0].encoder,
+    group.sides[0].place,
     [bytes(side.written[0]) for side in group.sides[:members]],
   )
   for side in group.sides:
     assert side.answers == [inputs.Aggregated(attempt_id())]
-    for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
+    for got, want in zip(
+      side.mean(), means.read(side.place, whole), strict=True
+    ):
       np.testing.assert_array_equal(got, want)
   for side in group.sides:
     side.resolve()

@@ -14,7 +14,7 @@ import pytest
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
 from optax_dist.coordinator import journal as journals
-from optax_dist.coordinator.aggregation import encoder
+from optax_dist.coordinator.aggregation import means
 from optax_dist.simulate import replay_run
 
 PARAMS = jnp.zeros(4)
@@ -214,14 +214,14 @@ def test_abandoned_samples_come_again():
 def test_an_interrupted_step_on_samples_goes_on(monkeypatch, inline_bytes):
   """Ctrl-C before the gradient is submitted: the next call submits it."""
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
-  write, calls = encoder.Encoder.write, itertools.count()
+  write, calls = means.write, itertools.count()
 
   def interrupted(*args, **keywords):
     if next(calls) == 1:
       raise KeyboardInterrupt
     return write(*args, **keywords)
 
-  monkeypatch.setattr(encoder.Encoder, "write", interrupted)
+  monkeypatch.setattr(means, "write", interrupted)
 
   def train(replica):
     for number, _ in enumerate(replica.batches()):

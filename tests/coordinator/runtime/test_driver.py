@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from waiting import until as wait_until
 
-from optax_dist.coordinator.aggregation import encoder, reducer
+from optax_dist.coordinator.aggregation import layout, reducer
 from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
@@ -42,8 +42,8 @@ def driven():
     place,
     replica=0,
     run="",
-    encoder=encoder.Encoder([template], "float32"),
-    reducer=reducer.Reducer(encoder.Encoder([template], "float32").place),
+    gradients=layout.layout([template]),
+    reducer=reducer.Reducer(layout.layout([template])),
     initial=[template],
     step=3,
     apply=lambda state, mean, parts: state,

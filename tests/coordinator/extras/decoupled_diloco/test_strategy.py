@@ -10,7 +10,7 @@ import pytest
 from averages import average
 
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.extras.decoupled_diloco import fragments as parts
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
@@ -54,15 +54,15 @@ def trained(found, local, steps, seed=0, tokens=8):
 
 def merged(found, shared, payloads, shares):
   """The shared state after a round, with the coordinator's own arithmetic."""
-  encoder = encoders.Encoder(found.exchanged(PARAMS), "float32")
+  place = layout.layout(found.exchanged(PARAMS))
   raw = []
   for payload in payloads:
-    out = np.zeros(encoder.place.nbytes, np.uint8)
-    assert encoder.write(payload, out)
+    out = np.zeros(place.nbytes, np.uint8)
+    assert means.write(payload, place, out)
     raw.append(out.tobytes())
   n = len(raw)
-  mean = average(encoder, raw, [n * share for share in shares])
-  return found.apply(shared, tuple(encoder.read(mean)))
+  mean = average(place, raw, [n * share for share in shares])
+  return found.apply(shared, tuple(means.read(place, mean)))
 
 
 def only(tree, fragment):
