@@ -43,6 +43,14 @@ def test_a_member_that_is_served_a_snapshot_may_be_further_behind():
   assert made.readers == ()
 
 
+def test_a_member_that_waits_for_a_snapshot_is_no_witness():
+  """It has nothing to which it could apply the mean, if all others die."""
+  waits = member(1, applied=20, needs=True, server=0)
+  made = announced(waits, member(2, applied=19), step=20)
+  assert (made.readers, made.witness) == ((1, 2), 2)
+  assert announced(waits, step=20).witness is None
+
+
 def test_a_witness_that_was_removed_owes_no_answer():
   attempt = Attempt(announced(member(1, applied=0)), None, 0.0)
   limits = deadlines.of(timeout=60.0)

@@ -32,6 +32,41 @@ def test_a_gradient_must_be_on_the_samples_of_its_lease():
   assert lends.state.held[0] == ledger.Held((), mine, 0)
 
 
+def test_a_sum_that_is_dropped_after_it_was_accepted_returns_all_its_samples():
+  lends = LeaseManager(ledger.Batches(60, 6), 6, ledger.Progress(), 16.0)
+  lends.ask(0, 2)
+  (ask,) = lends.announcements()
+  first, second = sp.head(ask.lease, 1)
+  for spans in (first, second):
+    lends.accepted(0, arrive(spans), 0.0)
+  assert lends.data(0) == ask.lease
+  lends.dropped(0, arrive(second, count=2), False, None)
+  assert lends.data(0) == ()
+  lends.ask(1, 2)
+  (again,) = lends.announcements()
+  assert again.lease == ask.lease
+
+
+def test_a_member_that_gets_no_lease_with_a_commit_is_told_so():
+  """With its old lease it would compute a gradient that can't count any more."""
+  data = ledger.Batches(8, 6, shuffle=False)
+  lends = LeaseManager(data, 3, ledger.Progress(), 16.0)
+  for member in range(3):
+    lends.ask(member, 1)
+  leases = {ask.incarnation: ask.lease for ask in lends.announcements()}
+  for member, lease in leases.items():
+    lends.accepted(member, arrive(lease), 0.0)
+  parts = tuple(
+    entries.Part(m, m, 0, 0, 0, 1, 1.0, lease) for m, lease in leases.items()
+  )
+  found = lends.committed(parts, dict.fromkeys(leases, 1), 0.0)
+  assert {one.incarnation: one.spans for one in found.leases} == {
+    0: (),
+    1: (),
+    2: (),
+  }
+
+
 class Step:
   """A deterministic step of eight slots, shared by its members."""
 
