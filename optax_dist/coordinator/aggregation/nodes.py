@@ -68,16 +68,7 @@ class Summing:
       place: the layout of a gradient.
       slots: how many micro-batches a step has.
       allocate: memory for one gradient.
-
-    Raises:
-      ValueError: each sum on the way would be rounded to 8 bits.
     """
-    for group in place.groups:
-      if not isinstance(group.codec, wires.Plain):
-        raise ValueError(
-          "deterministic data needs wire='float32' or 'bfloat16': with 'int8' each"
-          " sum of two micro-batches would be rounded to 8 bits."
-        )
     self._place, self._slots = place, slots
     # Between leaves there are bytes that nobody reads: they are zeros here, so
     # that equal gradients have equal bytes.

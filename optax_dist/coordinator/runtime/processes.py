@@ -112,7 +112,7 @@ class Processes(Protocol):
     ...
 
   def parts(
-    self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
+    self, strategy: strategies.Strategy, params: Any, shared: Any
   ) -> Parts:
     """What this process has of the arrays.
 
@@ -120,7 +120,6 @@ class Processes(Protocol):
       strategy: computes the update.
       params: the initial parameters.
       shared: the initial state.
-      wire: the wire format of gradients.
 
     Raises:
       ValueError: parameters are sharded in a way that can't be exchanged.
@@ -164,7 +163,7 @@ class OneProcess:
     return Node(config)
 
   def parts(
-    self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
+    self, strategy: strategies.Strategy, params: Any, shared: Any
   ) -> Parts:
     return Parts(shared, strategy.apply)
 

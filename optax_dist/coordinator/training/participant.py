@@ -158,7 +158,7 @@ class Participant:
     own = strategy.lent(strategy.local(shared))
     self.lends = own is not None
     alike = agreement.agreement(strategy, shared, params, settings, data, own)
-    parts = self.processes.parts(strategy, params, shared, settings.wire)
+    parts = self.processes.parts(strategy, params, shared)
     shared = parts.shared
     self.update = update.Update(strategy, params, parts)
     self.layout = layout.layout(self.update.blocks, settings.wire)

@@ -93,6 +93,23 @@ def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+def test_the_bytes_of_a_leaf_do_not_depend_on_its_neighbors(wire):
+  """Processes of a replica have one shard alike, and others beside it."""
+  shard = np.random.default_rng(0).normal(size=700).astype(np.float32)
+  found = []
+  for size in (3, 5000):
+    leaves = [np.full(size, 100.0, np.float32), shard]
+    place = layout.layout(leaves, wire)
+    raw = np.zeros(place.nbytes, np.uint8)
+    assert means.write(leaves, place, raw)
+    start, stop = place.bytes_of_leaf(place.leaves[1])
+    found.append(
+      (raw[start:stop].tobytes(), means.read(place, raw)[1].tobytes())
+    )
+  assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("kind", wire_formats.WIRES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [10, 3 * layout.CHUNK])

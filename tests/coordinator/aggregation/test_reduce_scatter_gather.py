@@ -272,7 +272,7 @@ def test_a_tree_smaller_than_the_members_are_many():
     np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):
   """Members have several nodes each, and slices in several pieces."""

@@ -22,7 +22,7 @@ OPT = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
 
 
 every_pair = pairwise.every_pair(
-  replicas=[2, 3, 5], wire=["float32", "bfloat16"], inline=[True, False]
+  replicas=[2, 3, 5], wire=["float32", "bfloat16", "int8"], inline=[True, False]
 )
 
 

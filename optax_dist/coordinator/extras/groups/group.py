@@ -86,7 +86,7 @@ class Group:
     return Speaker(Node(config), others, patience=config.deadlines.replica)
 
   def parts(
-    self, strategy: strategies.Strategy, params: Any, shared: Any, wire: str
+    self, strategy: strategies.Strategy, params: Any, shared: Any
   ) -> processes.Parts:
     if strategy.loop is not None:
       raise ValueError(
@@ -107,7 +107,6 @@ class Group:
         strategy.apply,
         out_shardings=jax.tree.map(lambda x: x.sharding, shared),
       )
-    shards.check_wire(params, wire)
     return processes.Parts(
       shared,
       apply,

@@ -180,26 +180,3 @@ def agreement(params: Any) -> tuple[tuple[str, str], ...]:
     name = f"sharding of params{jax.tree_util.keystr(path)}"
     pairs.append((name, str(PartitionSpec(*spec))))
   return tuple(pairs)
-
-
-def check_wire(params: Any, wire: str) -> None:
-  """Checks that shards replicated over processes stay equal.
-
-  Raises:
-    ValueError: integers with scales round a number depending on its neighbors,
-      which differ between processes that hold the same parameter.
-  """
-  if wire != "int8":
-    return
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    where = leaf.sharding.devices_indices_map(leaf.shape)
-    holders: dict[_Index, set[int]] = {}
-    for device, index in where.items():
-      key = _index(index, leaf.shape)
-      holders.setdefault(key, set()).add(device.process_index)
-    if any(len(processes) > 1 for processes in holders.values()):
-      name = f"params{jax.tree_util.keystr(path)}"
-      raise ValueError(
-        f"wire={wire!r} needs each shard to be in one process alone, got {name}"
-        f" with {leaf.sharding}. Use wire='bfloat16', or shard it."
-      )

@@ -1,7 +1,5 @@
 """A process's own part of sharded arrays; here the process has all devices."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,29 +75,3 @@ def test_parameters_without_a_mesh_or_on_two_are_refused(mesh):
     ValueError, match=r"params\['b'\] must be on the same mesh"
   ):
     shards.mesh_of({"a": put(mesh, jnp.ones(8)), "b": put(other, jnp.ones(8))})
-
-
-class Device:
-  """A device of some process."""
-
-  def __init__(self, process):
-    self.process_index = process
-
-
-def leaf(*places):
-  """An array of four numbers: by process, which of them it holds."""
-  sharding = types.SimpleNamespace(
-    devices_indices_map=lambda shape: {
-      Device(process): (part,) for process, part in places
-    }
-  )
-  return types.SimpleNamespace(shape=(4,), sharding=sharding)
-
-
-def test_int8_needs_shards_of_one_process_each():
-  halves = leaf((0, slice(0, 2)), (0, slice(0, 2)), (1, slice(2, 4)))
-  shards.check_wire({"w": halves}, "int8")
-  both = leaf((0, slice(None)), (1, slice(None)))
-  shards.check_wire({"w": both}, "bfloat16")
-  with pytest.raises(ValueError, match="wire='int8' needs each shard"):
-    shards.check_wire({"w": both}, "int8")
