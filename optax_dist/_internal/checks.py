@@ -30,8 +30,8 @@ def count_or_none(name: str, value: Any) -> int | None:
   return None if value is None else count(name, value)
 
 
-def at_most(name: str, value: int, most: int) -> None:
-  """Checks an integer against a bound.
+def at_most(name: str, value: float, most: float) -> None:
+  """Checks a number against a bound.
 
   Raises:
     ValueError: if it is greater.

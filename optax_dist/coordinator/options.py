@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from optax_dist._internal import checks
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import deadlines as dl
@@ -60,53 +60,34 @@ class Options:
   run: str = ""
 
   def __post_init__(self) -> None:
-    most = f"positive seconds, at most {_LONGEST:.0e}"
-    seconds = lambda x: _is_number(x) and 0 < x <= _LONGEST
-    self._check("timeout", seconds, most)
-    for name in ("attempt_timeout", "leader_timeout"):
-      self._check(name, lambda x: x is None or seconds(x), most)
-    self._check(
-      "leader_timeout",
-      lambda x: x is None or x >= _SHORTEST_SILENCE,
-      f"at least {_SHORTEST_SILENCE} seconds",
-    )
-    self._check(
-      "step_timeout",
-      lambda x: x is None or x == 0 or seconds(x),
-      "seconds, 0 or more (0 for no watchdog)",
-    )
-    self._check(
-      "stall_warning",
-      lambda x: _is_number(x) and x >= 0,
-      "seconds, 0 or more",
-    )
-    self._check(
-      "attempt_timeout",
-      lambda x: (x or 0.0) <= self.timeout,
-      f"at most timeout={self.timeout!r}",
-    )
-    self._check(
-      "inline_bytes",
-      lambda x: _is_whole(x) and 0 <= x <= 1 << 20,
-      "an integer from 0 to 1048576",
-    )
-    self._check(
-      "fingerprint_every",
-      lambda x: _is_whole(x) and x >= 0,
-      "an integer, 0 or more",
-    )
-    path = lambda x: isinstance(x, str | os.PathLike) and bool(os.fspath(x))
-    self._check("journal", lambda x: x is None or path(x), "a path or None")
-    self._check("config", lambda x: isinstance(x, Mapping), "a mapping")
-    self._check("run", lambda x: isinstance(x, str), "a name")
-    wires.codec(self.wire, "float32")  # type: ignore[arg-type]
-
-  def _check(
-    self, name: str, fits: Callable[[Any], bool], allowed: str
-  ) -> None:
-    value = getattr(self, name)
-    if not fits(value):
-      raise ValueError(f"{name} must be {allowed}, got {value!r}.")
+    adaptive = ("attempt_timeout", "leader_timeout", "step_timeout")
+    for name in ("timeout", *adaptive, "stall_warning"):
+      value = getattr(self, name)
+      if value is not None or name not in adaptive:
+        may_be_zero = name in ("step_timeout", "stall_warning")
+        checks.rate(name, value, positive=not may_be_zero)
+        checks.at_most(name, value, _LONGEST)
+    if self.attempt_timeout is not None:
+      checks.at_most("attempt_timeout", self.attempt_timeout, self.timeout)
+    checks.count("inline_bytes", self.inline_bytes, least=0)
+    checks.at_most("inline_bytes", self.inline_bytes, 1 << 20)
+    checks.count("fingerprint_every", self.fingerprint_every, least=0)
+    checks.one_of("wire", self.wire, wires.WIRES)
+    journal = self.journal
+    path = isinstance(journal, str | os.PathLike) and bool(os.fspath(journal))
+    for name, fits, allowed in (
+      (
+        "leader_timeout",
+        (self.leader_timeout or 1.0) >= _SHORTEST_SILENCE,
+        f"at least {_SHORTEST_SILENCE} seconds",
+      ),
+      ("journal", journal is None or path, "a path or None"),
+      ("config", isinstance(self.config, Mapping), "a mapping"),
+      ("run", isinstance(self.run, str), "a name"),
+    ):
+      if not fits:
+        value = getattr(self, name)
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
 
   # What follows from them.
 
@@ -147,11 +128,3 @@ def of(user: str, settings: Mapping[str, Any]) -> Options:
     hint = f" Did you mean {close[0]}?" if close else ""
     raise TypeError(f"{user} got an unexpected argument {name!r}.{hint}")
   return Options(**settings)
-
-
-def _is_number(value: object) -> bool:
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _is_whole(value: object) -> bool:
-  return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -26,7 +26,7 @@ def test_a_number_that_is_given_wins():
 def test_options_out_of_range_are_refused_by_name(name):
   with pytest.raises(ValueError, match=name):
     Options(**{name: 0.0})
-  with pytest.raises(ValueError, match="attempt_timeout must be at most"):
+  with pytest.raises(ValueError, match="attempt_timeout` must be at most"):
     Options(timeout=5.0, attempt_timeout=6.0)
 
 
@@ -55,7 +55,7 @@ def test_options_out_of_range_are_refused_by_name(name):
   ],
 )
 def test_options_of_another_type_are_refused_by_name(name, value):
-  with pytest.raises(ValueError, match=f"{name} must be .*{value!r}"):
+  with pytest.raises(ValueError, match=f"`{name}` must be .*{value!r}"):
     Options(**{name: value})
 
 
