@@ -37,10 +37,8 @@ def elastic_average(
   """
   period = checks.count("communication_period", communication_period)
   checks.fraction("moving_rate", moving_rate)
-  if not 0.0 < moving_rate < 1.0:
-    raise ValueError(
-      f"moving_rate must be between 0 and 1, got {moving_rate!r}."
-    )
+  if moving_rate in (0, 1):
+    raise ValueError(f"moving_rate must be between 0 and 1, got {moving_rate}.")
   rate = float(moving_rate)
 
   def towards(params: Any, other: Any) -> Any:

@@ -38,32 +38,6 @@ class Config(NamedTuple):
   max_staleness: int = 1
 
 
-def check(config: Config) -> None:
-  """Checks the configuration of a run.
-
-  Raises:
-    ValueError: a number is out of range.
-  """
-  for name, least in (
-    ("fragments", 1),
-    ("period", 1),
-    ("overlap", 0),
-    ("max_staleness", 0),
-  ):
-    value = getattr(config, name)
-    if type(value) is not int or value < least:
-      raise ValueError(
-        f"{name} must be an integer from {least}, got {value!r}."
-      )
-  if config.period < config.fragments:
-    raise ValueError(
-      f"period must be at least fragments={config.fragments}, got"
-      f" {config.period!r}: a fragment is given at a step of its own."
-    )
-  if not 0 <= config.safety <= 1:
-    raise ValueError(f"safety must be from 0 to 1, got {config.safety!r}.")
-
-
 def turn(config: Config, fragment: int) -> int:
   """A learner's steps between the turns of the previous fragment and this one.
 

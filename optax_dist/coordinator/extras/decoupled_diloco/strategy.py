@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.coordinator.extras.decoupled_diloco import fragments as parts
 from optax_dist.coordinator.extras.decoupled_diloco import rules as dd
 from optax_dist.coordinator.extras.decoupled_diloco.learner import Learner
@@ -108,11 +109,6 @@ class DecoupledDiloco:
         "decoupled DiLoCo has an option of its own for what is late:"
         f" max_staleness= of the strategy; got {quorum!r}."
       )
-    if not 0 <= alpha < 1:
-      raise ValueError(f"alpha must be from 0 to below 1, got {alpha!r}.")
-    if merge not in ("radial", "mean"):
-      raise ValueError(f"merge must be 'radial' or 'mean', got {merge!r}.")
-    dd.check(rules)
     self.quorum, self.rules = quorum, rules
     self.policy = MakeRounds(rules)
     self._radial = merge == "radial"
@@ -407,11 +403,26 @@ def decoupled_diloco(
       "mean" the numbers.
 
   Raises:
-    ValueError: an argument is out of range (raised by `join`).
+    ValueError: an argument is out of range; and, in `join`, it does not fit the
+      parameters or the number of replicas.
 
   Source: Douillard et al. 2026, `Decoupled DiLoCo
   <https://arxiv.org/abs/2604.21428>`_.
   """
+  fragments = checks.count("fragments", fragments)
+  period = checks.count("period", period)
+  overlap = checks.count("overlap", overlap, least=0)
+  max_staleness = checks.count("max_staleness", max_staleness, least=0)
+  checks.fraction("safety", safety)
+  checks.fraction("alpha", alpha)
+  if alpha == 1:
+    raise ValueError("alpha must be below 1: nothing would be merged.")
+  checks.one_of("merge", merge, ("radial", "mean"))
+  if period < fragments:
+    raise ValueError(
+      f"period must be at least fragments={fragments}, got {period!r}: a fragment"
+      " is given at a step of its own."
+    )
   return lambda opt, quorum: DecoupledDiloco(
     opt,
     quorum,

@@ -23,15 +23,3 @@ def test_weights_are_tokens_times_tokens_per_step_and_less_for_late_ones():
   assert found == pytest.approx([4 / 7, 1 / 7, 2 / 7])
   # Without any tokens, all weights are equal.
   assert rules.shares([(0, 4, 0), (0, 2, 1)]) == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-  ("config", "message"),
-  [
-    ({"fragments": 0}, "fragments must be an integer from 1, got 0"),
-    ({"safety": 1.5}, "safety must be from 0 to 1, got 1.5"),
-  ],
-)
-def test_bad_numbers_are_refused(config, message):
-  with pytest.raises(ValueError, match=message):
-    rules.check(rules.Config(**{"fragments": 1, "period": 1, **config}))

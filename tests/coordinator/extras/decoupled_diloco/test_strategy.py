@@ -276,10 +276,11 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
   [
     ({"fragments": 4}, {}, "fragments must be from 1 to 3"),
     ({"fragments": 3, "period": 2}, {}, "period must be at least fragments=3"),
-    ({"alpha": 1.0}, {}, "alpha must be from 0 to below 1"),
-    ({"merge": "sum"}, {}, "merge must be"),
-    ({"max_staleness": -1}, {}, "max_staleness must be"),
-    ({"safety": 2.0}, {}, "safety must be"),
+    ({"alpha": 1.0}, {}, "alpha must be below 1"),
+    ({"merge": "sum"}, {}, "`merge` must be"),
+    ({"max_staleness": -1}, {}, "`max_staleness` must be"),
+    ({"safety": 2.0}, {}, "`safety` must be"),
+    ({"fragments": 0}, {}, "`fragments` must be a positive integer"),
     ({}, {"replicas_to_aggregate": 3}, "replicas_to_aggregate, its quorum"),
     ({}, {"max_staleness": 1}, "for what is late"),
     ({}, {"weight": "inverse"}, "for what is late"),
@@ -287,7 +288,10 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
 )
 def test_arguments_out_of_range_are_refused(options, quorum, message):
   numbers = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | quorum
-  factory = decoupled_diloco.decoupled_diloco(**({"period": 4} | options))
-  make = lambda: factory(optax.sgd(0.1), strategies.Quorum(**numbers))
+
+  def make():
+    factory = decoupled_diloco.decoupled_diloco(**({"period": 4} | options))
+    return factory(optax.sgd(0.1), strategies.Quorum(**numbers))
+
   with pytest.raises(ValueError, match=message):
     make().shared(PARAMS)
