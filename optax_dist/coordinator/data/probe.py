@@ -24,6 +24,7 @@ import numpy as np
 
 from optax_dist.coordinator.data.micro_batches import Slot
 from optax_dist.coordinator.fingerprints import fingerprint
+from optax_dist.coordinator.runtime import trees
 
 # Computes the gradient of a micro-batch, with the training loop's own program.
 Probe: TypeAlias = Callable[[Any, Slot], Any]
@@ -47,7 +48,7 @@ def params_like(params: Any) -> Any:
     numbers = raw.astype(np.float32) / np.float32(2**23) - np.float32(1)
     numbers *= np.float32(math.sqrt(1 / max(1, fan_in)))
     array = numbers.reshape(leaf.shape).astype(leaf.dtype)
-    return jax.device_put(array, leaf.sharding if leaf.committed else None)
+    return trees.placed_like(array, leaf)
 
   return jax.tree.map(like, params)
 

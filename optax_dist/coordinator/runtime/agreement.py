@@ -11,6 +11,7 @@ import jax
 import optax_dist
 from optax_dist import ledger
 from optax_dist.coordinator import options, strategies
+from optax_dist.coordinator.runtime import trees
 
 
 def agreement(
@@ -53,10 +54,8 @@ def agreement(
 
 
 def _leaves(tree: Any) -> list[str]:
-  return [
-    f"{jax.tree_util.keystr(path) or 'params'}: {x.dtype}{list(x.shape)}"
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  ]
+  found = trees.described(tree)
+  return [f"{path or 'params'}: {what}" for path, what in found.items()]
 
 
 def _digest(text: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
 from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
+from optax_dist.coordinator.runtime import trees
 
 # States with more bytes are computed in the background.
 _SMALL = 256 << 10
@@ -257,12 +258,9 @@ def _like(array: np.ndarray, leaf: Any) -> Any:
   if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     implementation = jax.random.key_impl(leaf)
     key = jax.random.wrap_key_data(jax.numpy.array(array), impl=implementation)
-    return jax.device_put(key, leaf.sharding)
+    return trees.placed_like(key, leaf)
   # A copy, since JAX may take over the memory, which must not be a view.
-  # Committed to a device only if the leaf is: otherwise programs would be
-  # recompiled.
-  where = leaf.sharding if leaf.committed else None
-  return jax.device_put(array.copy(), where)
+  return trees.placed_like(array.copy(), leaf)
 
 
 def digest_of(shared: Any) -> str:

@@ -41,13 +41,21 @@ def as_params(params: Any) -> Any:
   return jax.tree.map(jnp.asarray, params)
 
 
+def placed_like(array: Any, leaf: jax.Array) -> jax.Array:
+  """Puts an array where a leaf is; committed to its devices only if that is.
+
+  Otherwise a program that takes one of them would be compiled anew for the other.
+  """
+  return jax.device_put(array, leaf.sharding if leaf.committed else None)
+
+
 def check_like(name: str, found: Any, wanted: Any) -> None:
   """Checks that a tree has the leaves of another, with their shapes and dtypes.
 
   Raises:
     ValueError: they differ; the message names the first difference.
   """
-  have, want = _described(found), _described(wanted)
+  have, want = described(found), described(wanted)
   if have == want:
     return
   for path in [*want, *have]:
@@ -59,7 +67,13 @@ def check_like(name: str, found: Any, wanted: Any) -> None:
       )
 
 
-def _described(tree: Any) -> dict[str, str]:
+def described(tree: Any) -> dict[str, str]:
+  """Shape and dtype of each leaf, by its path.
+
+  Example:
+    >>> described({"w": np.zeros((2, 3), np.float32)})
+    {"['w']": 'float32[2, 3]'}
+  """
   return {
     jax.tree_util.keystr(path): (
       f"{jnp.result_type(x)}{list(jnp.shape(x))}"

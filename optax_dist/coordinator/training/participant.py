@@ -171,7 +171,7 @@ class Participant:
     nothing = means.read(self.layout, np.zeros(nbytes, np.uint8))
     after = self.update.apply(shared, nothing)
     # Placed as by an update: otherwise programs would be compiled anew after it.
-    shared = jax.tree.map(_placed_like, shared, after)
+    shared = jax.tree.map(trees.placed_like, shared, after)
     numbers = strategy.quorum
     self.data = data
     samples = arguments.samples_per_gradient(data, strategy)
@@ -459,10 +459,6 @@ class Participant:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
-
-
-def _placed_like(array: Any, other: jax.Array) -> jax.Array:
-  return jax.device_put(array, other.sharding if other.committed else None)
 
 
 def _cores() -> int | None:

@@ -15,6 +15,8 @@ import time
 from types import FrameType
 from typing import Any
 
+from optax_dist._internal import checks
+
 MODES = ("leave", "save")
 DEFAULT_GRACE = 10.0
 
@@ -44,10 +46,7 @@ class Preemption:
     Raises:
       ValueError: there is no such mode.
     """
-    if mode not in MODES:
-      raise ValueError(
-        f"on_sigterm must be None or one of {', '.join(MODES)}, got {mode!r}."
-      )
+    checks.one_of("on_sigterm", mode, MODES)
     self._mode = mode
     self._grace = DEFAULT_GRACE if grace is None else grace
     self._since: float | None = None

@@ -96,7 +96,7 @@ def test_a_handler_of_the_program_stays():
   thread.start()
   thread.join()
   assert found == [False]
-  with pytest.raises(ValueError, match="on_sigterm must be None or one of"):
+  with pytest.raises(ValueError, match="`on_sigterm` must be one of"):
     preemption.Preemption("stop")
 
 
