@@ -8,20 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PHASES = (
-  "joining",
-  "computing",
-  "arrived",
-  "reduce_scatter",
-  "gather",
-  "done",
-  "applied",
-  "serving",
-  "fetching_snapshot",
-  "checkpointing",
-  "committing",
-)
-
 _listener: Callable[[str, object], None] | None = None
 _slower = 1.0
 

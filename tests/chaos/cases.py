@@ -6,8 +6,20 @@ import dataclasses
 import random
 from typing import Literal
 
-from optax_dist.coordinator.phases import PHASES
-
+# Those that `phases.reach` reports.
+PHASES = (
+  "joining",
+  "computing",
+  "arrived",
+  "reduce_scatter",
+  "gather",
+  "done",
+  "applied",
+  "serving",
+  "fetching_snapshot",
+  "checkpointing",
+  "committing",
+)
 FAULTS = ("kill", "stop", "delay", "disconnect", "corrupt")
 WHO = ("replica", "leader")
 OUTAGE = "outage"  # In place of a phase.

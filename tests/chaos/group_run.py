@@ -10,16 +10,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from optax_dist.coordinator import phases
-from tests.chaos import checks, groups
+from tests.chaos import cases, checks, groups
 from tests.chaos.members import Stuck, read_journal
 
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
 REPLICAS = 2
-# All `phases` except serving: with two replicas, the parameters are lost if one
+# All of them except serving: with two replicas, the parameters are lost if one
 # is killed while it serves the other.
-PHASES = tuple(phase for phase in phases.PHASES if phase != "serving")
+PHASES = tuple(phase for phase in cases.PHASES if phase != "serving")
 # Phases of process 0 only, which represents its replica.
 _SPEAKERS = ("committing", "joining")
 # Phases that occur once after a start.
