@@ -36,9 +36,6 @@ _SECONDS = frozenset({"time", "age", "compute", "waited", *TIMINGS})
 _DECIMALS = 6
 # Of the end of a file, to find the last record in it.
 _END = 64 << 10
-# How many of the latest commits are remembered at least: more than others take while
-# a leader is stopped.
-_REMEMBERED = 100_000
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
@@ -77,27 +74,22 @@ class Once:
 
   Example:
     >>> once = Once()
-    >>> commit = {"kind": "commit", "step": 0, "term": 0, "attempt": 0}
-    >>> once(commit), once(commit), once(commit | {"step": 1})
-    (True, False, True)
+    >>> [once({"kind": "commit", "step": step}) for step in (0, 1, 0, 2)]
+    [True, True, False, True]
   """
 
   def __init__(self) -> None:
-    self._latest: set[tuple[Any, ...]] = set()
-    self._before: set[tuple[Any, ...]] = set()
+    self._step = 0
 
   def __call__(self, record: Record) -> bool:
     """Whether this is the first line of what the record tells."""
-    if record["kind"] == "run":  # A resumed job counts its terms anew.
-      self._latest, self._before = set(), set()
+    if record["kind"] == "run":  # A resumed job repeats steps.
+      self._step = record["step"]
     if record["kind"] != "commit":
       return True
-    commit = record["step"], record.get("term"), record.get("attempt")
-    if commit in self._latest or commit in self._before:
+    if record["step"] < self._step:
       return False
-    if len(self._latest) == _REMEMBERED:
-      self._latest, self._before = set(), self._latest
-    self._latest.add(commit)
+    self._step = record["step"] + 1
     return True
 
 

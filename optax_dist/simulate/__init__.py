@@ -14,7 +14,7 @@ from optax_dist.simulate.plan import Candidate, Plan, plan
 from optax_dist.simulate.predict import Prediction, predict
 from optax_dist.simulate.recorded import Recorded, from_journal
 from optax_dist.simulate.recording import Recording
-from optax_dist.simulate.replay_run import Difference, Replay, replay_run
+from optax_dist.simulate.replay_run import Replay, replay_run
 from optax_dist.simulate.strategy import (
   UNBOUNDED,
   Strategy,
@@ -25,7 +25,6 @@ from optax_dist.simulate.timing import Timing
 __all__ = [
   "UNBOUNDED",
   "Candidate",
-  "Difference",
   "Distribution",
   "Failures",
   "Latency",

@@ -183,11 +183,11 @@ def _strategy(
   if run["strategy"] == "elastic_average":
     # Of one that exchanges alone, any staleness counts.
     late = late if k > 1 else strategies.UNBOUNDED
-    return Strategy("recorded: elastic", k, late, kind="elastic_average")
+    return Strategy(k, late, kind="elastic_average")
   drops = [r for r in records if r["kind"] == "drop"]
   cancel = bool(drops) and all(r.get("compute") is None for r in drops)
   made = strategies.sync_replicas(k, max_staleness=late, cancel=cancel)
-  return made._replace(name=f"recorded: {made.name}", kind=run["strategy"])
+  return made._replace(kind=run["strategy"])
 
 
 def _pace(part: Sequence[journal.Record]) -> tuple[float | None, int]:

@@ -23,54 +23,27 @@ from optax_dist.coordinator.strategies import SharedState
 from optax_dist.ledger import tree
 
 
-class Difference(NamedTuple):
-  """The first difference between a replay and its journal.
-
-  Attributes:
-    step: commits applied up to it.
-    replica: whose fingerprint differs.
-    what: `"params"` or `"state"`.
-    recorded: its fingerprint in the journal.
-    replayed: its fingerprint in the replay.
-  """
-
-  step: int
-  replica: int | str
-  what: str
-  recorded: str
-  replayed: str
-
-
 class Replay(NamedTuple):
   """The outcome of a replay.
 
   Attributes:
     steps: number of commits replayed.
     compared: number of steps with fingerprints in the journal.
-    difference: the first difference, or None.
+    difference: the first difference: the number of commits up to it, whose
+      fingerprint differs, and how; "" if there is none.
     state: parameters and optimizer state at the end, or at the difference.
   """
 
   steps: int
   compared: int
-  difference: Difference | None
+  difference: str
   state: SharedState
 
   def __str__(self) -> str:
-    other = self.difference
-    if other is not None:
-      return (
-        f"step {other.step}: {other.what} of replica {other.replica} differ,"
-        f" recorded {other.recorded}, replayed {other.replayed}"
-      )
-    if not self.compared:
-      return f"{self.steps} steps, no fingerprints in the journal to compare"
-    if self.compared < self.steps:
-      return (
-        f"identical, {self.steps} steps, of which {self.compared} have"
-        " fingerprints"
-      )
-    return f"identical, {self.steps} steps"
+    return self.difference or (
+      f"identical in {self.compared} of {self.steps} steps, which have"
+      " fingerprints in the journal"
+    )
 
 
 def replay_run(
@@ -125,7 +98,7 @@ def replay_run(
   step, compared = first, 0
   difference = _compare(step, prints.get(step, ()), state)
   for commit in commits:
-    if difference is not None:
+    if difference:
       break
     encoded = [
       gradient
@@ -270,16 +243,17 @@ def _state_of(
     ) from None
 
 
-def _compare(
-  step: int, recorded: Iterable[Record], state: SharedState
-) -> Difference | None:
-  """The first fingerprint that is not that of the state."""
+def _compare(step: int, recorded: Iterable[Record], state: SharedState) -> str:
+  """Describes the first fingerprint that is not that of the state, or ""."""
   for record in recorded:
     for what, value in (("params", state.params), ("state", state)):
       known, replayed = record.get(what), fingerprint(value)
       if known is not None and known != replayed:
-        return Difference(step, record["replica"], what, known, replayed)
-  return None
+        return (
+          f"step {step}: {what} of replica {record['replica']} differ, recorded"
+          f" {known}, replayed {replayed}"
+        )
+  return ""
 
 
 def _part(member: Record) -> entries.Part:

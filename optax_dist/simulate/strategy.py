@@ -20,7 +20,6 @@ class Strategy(NamedTuple):
   """A way for replicas to train together.
 
   Attributes:
-    name: its name in tables and plots.
     replicas_to_aggregate: contributions in a step.
     max_staleness: largest staleness of a contribution, in steps.
     cancel: whether a replica drops stale work at once, instead of finishing it
@@ -29,7 +28,6 @@ class Strategy(NamedTuple):
       the center, or the change of a replica's own parameters.
   """
 
-  name: str
   replicas_to_aggregate: int
   max_staleness: int = 0
   cancel: bool = False
@@ -55,12 +53,10 @@ def sync_replicas(
     TypeError, ValueError: a number is invalid.
 
   Example:
-    >>> sync_replicas(3).name
-    'sync, 3 of N'
+    >>> sync_replicas(3).replicas_to_aggregate
+    3
   """
   k, _, late = quorum.check_sync_arguments(
     replicas_to_aggregate, None, max_staleness
   )
-  bound = f", up to {late} late" if late else ""
-  bound = ", at any staleness" if late == UNBOUNDED else bound
-  return Strategy(f"sync, {k} of N{bound}", k, late, cancel)
+  return Strategy(k, late, cancel)

@@ -300,17 +300,6 @@ def test_only_a_regular_file_is_a_journal(tmp_path):
       journal.Journal(path)
 
 
-def test_the_last_commits_of_a_long_run_are_kept(monkeypatch):
-  monkeypatch.setattr(journal, "_REMEMBERED", 4)
-  once = journal.Once()
-  commit = {"kind": "commit", "term": 0, "attempt": 1}
-  for step in range(100):
-    for known in range(max(0, step - 4), step):
-      assert not once(commit | {"step": known})
-    assert once(commit | {"step": step})
-    assert len(once._latest | once._before) <= 8
-
-
 def test_record_of_another_process_has_the_time_of_the_last_one(path):
   process = {"replica": 1, "host": "h", "pid": 7, "ended": None}
   path.write_text("")

@@ -62,9 +62,9 @@ def test_a_commit_that_two_leaders_wrote_is_returned_once(tmp_path):
         written.write("commit", step=step, term=0, attempt=1, members=[])
       found += tail.read()
       written.write("commit", step=2, term=0, attempt=1, members=[])
-      written.write("commit", step=2, term=1, attempt=1, members=[])
+      written.write("commit", step=3, term=1, attempt=1, members=[])
       found += tail.read()
-  expected = [(0, 0), (1, 0), (2, 0), (2, 1)] * 2
+  expected = [(0, 0), (1, 0), (2, 0), (3, 1)] * 2
   for records in (found, run_journals.whole(path)):
     commits = [r for r in records if r["kind"] == "commit"]
     assert [(r["step"], r["term"]) for r in commits] == expected

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import threading
 import time
 
@@ -85,7 +86,7 @@ def test_run_of_threads_is_replayed_to_the_last_bit(tmp_path, k, options):
   )
   records = run_journals.whole(path)
   outcome = _replay(records)
-  assert str(outcome).startswith(f"identical, {outcome.steps} steps")
+  assert str(outcome).startswith("identical in")
   assert outcome.steps >= 25
   assert outcome.compared >= 20
   # Another batch is found out.
@@ -93,7 +94,7 @@ def test_run_of_threads_is_replayed_to_the_last_bit(tmp_path, k, options):
   member = commits[12]["members"][0]
   first, *rest = journal.batches(member)
   member["batches"] = str([first + 1, *rest])
-  assert _replay(records).difference.step in (13, 14, 15)
+  assert re.match("step 1[345]: ", _replay(records).difference)
 
 
 def test_slices_in_int8_are_replayed_as_a_whole(tmp_path):
@@ -115,7 +116,7 @@ def test_slices_in_int8_are_replayed_as_a_whole(tmp_path):
     inline_bytes=0,
   )
   outcome = _replay(run_journals.whole(path), start)
-  assert str(outcome).startswith(f"identical, {outcome.steps} steps")
+  assert str(outcome).startswith("identical in")
   assert outcome.compared >= 20
 
 
@@ -153,17 +154,17 @@ def test_first_step_that_differs_is_named(records):
   ]
   first["params"] = "0" * 16
   outcome = _replay(records)
-  assert (outcome.difference.step, outcome.steps) == (5, 5)
-  assert outcome.difference.replica == first["replica"]
-  assert str(outcome).startswith("step 5: params of replica ")
-  assert f"recorded {'0' * 16}, replayed" in str(outcome)
+  assert outcome.steps == 5
+  assert str(outcome).startswith(
+    f"step 5: params of replica {first['replica']} differ, recorded {'0' * 16},"
+  )
 
 
 def test_steps_without_fingerprints_are_not_called_identical(records):
   none = [r for r in records if r["kind"] != "fingerprint"]
-  assert "no fingerprints" in str(_replay(none))
+  assert str(_replay(none)).startswith("identical in 0 of ")
   some = [r for r in records if r["kind"] != "fingerprint" or r["step"] < 9]
-  assert "have fingerprints" in str(_replay(some))
+  assert str(_replay(some)).startswith("identical in 8 of ")
 
 
 def test_steps_that_a_resumed_job_had_lost_are_left_out(records):
@@ -175,7 +176,7 @@ def test_steps_that_a_resumed_job_had_lost_are_left_out(records):
     commit["members"][0]["batches"] = "[12345]"
   resumed = [run, *rest[:at], *lost, run | {"step": 8}, *rest[at:]]
   outcome = _replay(resumed)
-  assert outcome.difference is None
+  assert not outcome.difference
   assert outcome.steps == len(_commits(records))
 
 

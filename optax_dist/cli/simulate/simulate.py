@@ -69,38 +69,31 @@ def run(args: argparse.Namespace) -> int:
       failures=args.failures,
     )
   except ValueError as error:
-    raise errors.CommandError(f"{strategy.name}: {error}") from error
-  _show(f"{args.replicas} replicas, {latency}", timing)
+    raise errors.CommandError(f"simulate: {error}") from error
+  k = strategy.replicas_to_aggregate
+  print(f"{args.replicas} replicas, steps of {k} gradients, {latency}")
+  _show(timing)
   if recorded is not None and recorded.steps_per_second is not None:
     _compare(args, recorded, strategy)
   return 0
 
 
-def _show(title: str, timing) -> None:
+def _show(timing) -> None:
   """Prints the numbers of a simulation, and whether it stopped early."""
-  from optax_dist.cli import tables
-
-  goodput = timing.goodput()
-  cells = {
-    "": timing.strategy.name,
+  numbers = {
     "steps/s": f"{timing.steps_per_second:.4g}",
     "gradients/s": f"{timing.gradients_per_second:.4g}",
     "gradients dropped": f"{timing.dropped_share:.1%}",
     "staleness": f"{timing.mean_staleness:.3g}",
   }
-  # Some of those of `optax-dist report`; the unfinished end is not shown.
-  for category in ("useful", "waiting", "exchanging", "dropped", "recovery"):
-    cells[category] = f"{goodput.share(category):.1%}"
-  shown = tables.table(title)
-  for name in cells:
-    shown.add_column(name, justify="right" if name else "left")
-  shown.add_row(*cells.values())
-  tables.show(shown)
-  print("the columns after 'staleness' are shares of the replicas' time")
+  for category, share in timing.goodput().shares().items():
+    numbers[f"time {category}"] = f"{share:.1%}"
+  for name, text in numbers.items():
+    print(f"  {name:<18}{text:>8}")
   if timing.stopped:
     print(
-      f"{timing.strategy.name}: stopped after {timing.commit_times.size:,} of"
-      f" {timing.steps_asked:,} steps, since too few replicas were left"
+      f"stopped after {timing.commit_times.size:,} of {timing.steps_asked:,} steps,"
+      " since too few replicas were left"
     )
 
 
@@ -137,10 +130,9 @@ def _strategy(args: argparse.Namespace, recorded):
     raise errors.CommandError(
       f"--backups {backups} leaves none of --replicas {n} to wait for"
     )
-  strategy = simulate.sync_replicas(
+  return simulate.sync_replicas(
     n - backups, max_staleness=args.max_staleness, cancel=args.cancel
   )
-  return strategy._replace(name=f"{backups} backups")
 
 
 def _failures(text: str):

@@ -14,7 +14,7 @@ import stat
 import threading
 from typing import Any
 
-from optax_dist.coordinator.launch.environment import Environment, variable
+from optax_dist.coordinator.launch.environment import Environment
 
 Event = dict[str, Any]
 
@@ -24,23 +24,12 @@ _open: dict[int, Channel] = {}
 class Channel:
   """The process's side; a program that joins a run uses `current`."""
 
-  def __init__(self) -> None:
-    """Opens the socket that the environment names.
-
-    Raises:
-      ValueError: this process was not launched.
-    """
-    number = Environment.read().channel
-    if number is None or not _is_socket(number):
-      raise ValueError(
-        "No launcher has started this process: there is no"
-        f" {variable('channel')} in its environment."
-      )
+  def __init__(self, number: int):
+    """Opens the socket with this file descriptor."""
     self._socket = socket.socket(fileno=number)
     # Child processes must not inherit it.
     os.set_inheritable(number, False)
     self._lock = threading.Lock()
-    _open[os.getpid()] = self
 
   def say(self, event: str, **fields: Any) -> None:
     """Sends an event to the launcher; no effect if it has ended."""
@@ -52,15 +41,20 @@ class Channel:
 def current() -> Channel | None:
   """The channel of this process; None if it was not started by a launcher.
 
+  Raises:
+    ValueError: a variable of the environment is invalid.
+
   Example:
     >>> print(current())
     None
   """
-  found = _open.get(os.getpid())
-  if found is None:
-    with contextlib.suppress(ValueError):
-      found = Channel()
-  return found
+  process = os.getpid()
+  if process not in _open:
+    number = Environment.read().channel
+    if number is None or not _is_socket(number):
+      return None
+    _open[process] = Channel(number)
+  return _open[process]
 
 
 def _is_socket(number: int) -> bool:

@@ -71,27 +71,21 @@ class Child:
     """The process id, which is also that of its group."""
     return self.popen.pid
 
-  def fileno(self) -> int:
-    """The descriptor to wait for before `read`."""
-    return self._socket.fileno()
-
   def files(self) -> list[int]:
     """All descriptors to wait for: messages and output."""
     found = [self._socket.fileno(), *(s.fileno() for s in self._streams())]
     return [number for number in found if number >= 0]
 
-  def read(self) -> tuple[list[Event], bool]:
-    """Returns new messages, and whether the channel has ended."""
-    ended = False
-    while not ended:
-      try:
-        more = self._socket.recv(1 << 16)
-      except BlockingIOError:
-        break
-      except OSError:
-        more = b""
-      ended = not more
-      self._rest += more
+  def read(self) -> list[Event]:
+    """Returns new messages; none once the channel has ended."""
+    try:
+      while more := self._socket.recv(1 << 16):
+        self._rest += more
+      self._socket.close()
+    except BlockingIOError:
+      pass
+    except OSError:
+      self._socket.close()
     *lines, self._rest = self._rest.split(b"\n")
     events = []
     for line in lines:
@@ -99,9 +93,7 @@ class Child:
         event = json.loads(line)
         if isinstance(event, dict):
           events.append(event)
-    if ended:
-      self._socket.close()
-    return events, ended
+    return events
 
   def read_prints(self, most: int = _IN_A_ROW) -> None:
     """Passes on new output.

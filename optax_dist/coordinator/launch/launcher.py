@@ -53,13 +53,12 @@ class LaunchError(RuntimeError):
   """A launched run can't continue.
 
   Attributes:
-    failed: what failed: "replica 2", "the store", or "" if unknown.
     code: the exit code of what failed.
   """
 
-  def __init__(self, failed: str, message: str, code: int = 1):
+  def __init__(self, message: str, code: int = 1):
     super().__init__(message)
-    self.failed, self.code = failed, code
+    self.code = code
 
 
 class Hosts(Protocol):
@@ -267,14 +266,12 @@ class Launcher:
           if not code and self._failures and not self._supervisor.over:
             replica, reason = min(self._failures.items())
             raise LaunchError(
-              f"replica {replica}",
               f"The run has failed, though all replicas ended with exit code 0:"
               f" replica {replica}: {reason}",
             )
           self._code = code
-        case supervisor.GiveUpRun(reason, failed, code):
-          name = "" if failed is None else f"replica {failed}"
-          raise LaunchError(name, reason, code)
+        case supervisor.GiveUpRun(reason, code):
+          raise LaunchError(reason, code)
 
   def _begin(self, replica: int, restarts: int, address: str) -> None:
     """Starts the processes of a replica that belong on this host."""
@@ -314,7 +311,7 @@ class Launcher:
         stack.pop_all()
     except OSError as error:
       raise LaunchError(
-        name, f"{name} can't be started: {error}.{_remedy(error)}"
+        f"{name} can't be started: {error}.{_remedy(error)}"
       ) from error
     self._everyone.append(made)
     return made
@@ -347,9 +344,8 @@ class Launcher:
     ended = [p.has_ended() for p in processes]
     for process in processes:
       process.read_prints()
-      if process.fileno() >= 0:
-        for event in process.read()[0]:
-          self._take(replica, process, event)
+      for event in process.read():
+        self._take(replica, process, event)
     failed = None
     for process, gone in zip(processes, ended, strict=True):
       if gone:
@@ -422,7 +418,6 @@ class Launcher:
     if store.process.poll() is None:
       return
     raise LaunchError(
-      "the store",
       f"The store of the job (process {store.process.pid})"
       f" {child.ending(store.process)}, and replicas can't go on without it."
       " Start the job again from its last checkpoint.",

@@ -127,12 +127,10 @@ class GiveUpRun:
 
   Attributes:
     reason: explanation for people.
-    failed: the replica that failed first; None if it is not known here.
     code: the exit code of what failed.
   """
 
   reason: str
-  failed: int | None = None
   code: int = 1
 
 
@@ -399,7 +397,7 @@ class Supervisor:
     if not firsts:  # They never started.
       return GiveUpRun(f"{what}.")
     cause = losses.cause(firsts)
-    return GiveUpRun(cause.explain(what), cause.replica, cause.code)
+    return GiveUpRun(cause.explain(what), cause.code)
 
 
 def exit_code(code: int) -> int:

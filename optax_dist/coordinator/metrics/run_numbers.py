@@ -134,10 +134,8 @@ class RunNumbers:
         self._begin(record)
       self._read_at = time.monotonic() - age
       self.time = max(self.time, record["time"])
-      # A new leader may repeat a commit.
-      if record["kind"] != "commit" or record["step"] >= self.step:
-        self._count(record)
-        self.times.update(record)
+      self._count(record)
+      self.times.update(record)
 
   def _count(self, record: journal.Record) -> None:
     match record["kind"]:

@@ -12,7 +12,7 @@ from optax_dist.coordinator.launch import environment
 
 
 def main() -> int:
-  channel = channels.Channel()
+  channel = channels.current()
   what = sys.argv[1]
   place = environment.Environment.read()
   replica, incarnation = place.replica, place.restarts

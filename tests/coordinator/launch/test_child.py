@@ -31,7 +31,7 @@ def test_what_it_says_and_prints():
   printed = output.Printed("one", echo=lambda *told: lines.append(told[1:]))
   made = child.Child("one", [sys.executable, "-S", "-c", _SPEAKING], printed)
   try:
-    until(lambda: events.extend(made.read()[0]) or events)
+    until(lambda: events.extend(made.read()) or events)
     until(made.has_ended)
   finally:
     made.kill()

@@ -78,8 +78,6 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert found["membership_changes", "lost"] == 1
   assert found["attempts_abandoned",] == 1
   assert found["leader_changes",] == 1
-  # The new leader writes a commit that the journal has, and goes on.
-  numbers.update([commit(10, 1.0, member(0), member(1))])
   numbers.update([commit(11, 4.0, member(1, moved=None), member(2))])
   found = values(numbers)
   assert found["steps",] == 2
@@ -145,16 +143,6 @@ def test_who_is_waited_for_is_told(tmp_path, monkeypatch):
     written.write("stall", step=3, waited=10.0, missing=missing, time=13.0)
     numbers.update(journal.read(path).records[-1:], age=45.0)
     assert numbers.waiting_for() == "replica 2, for 55.0 s"
-
-
-def test_a_step_that_a_new_leader_repeats_counts_once():
-  member = run_journals.member(0, 0, age=0.5)
-  numbers = run_journals.numbers_of(
-    _commit(0, 1.0, member), _commit(1, 2.0, member), _commit(0, 9.0, member)
-  )
-  assert (numbers.step, numbers.committed) == (2, 2.0)
-  assert numbers.replicas[0].accepted == 2
-  assert numbers.replicas[0].waits == pytest.approx(0.5 + 0.5)
 
 
 def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():

@@ -240,7 +240,6 @@ class HostPlacement:
         probe.bind((ip, port))
         return str(addresses.Endpoint(ip, port))
     raise LaunchError(
-      "",
       f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip} is"
       " free, where processes of a replica would meet.",
     )
@@ -256,7 +255,5 @@ class HostPlacement:
     self._said_trouble = True
     words = unreached(self._node, self._has_own_store, notices.trouble)
     if late:
-      raise LaunchError(
-        "the store", f"{words} It was waited for {waited:.0f} s."
-      )
+      raise LaunchError(f"{words} It was waited for {waited:.0f} s.")
     return [supervisor.Say(words)]
