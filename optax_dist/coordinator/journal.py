@@ -39,31 +39,16 @@ _END = 64 << 10
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
-class Problem(NamedTuple):
-  """What is wrong with a line.
-
-  Attributes:
-    line: its number, from 1.
-    message: what is wrong with it.
-  """
-
-  line: int
-  message: str
-
-  def __str__(self) -> str:
-    return f"line {self.line}: {self.message}"
-
-
 class Contents(NamedTuple):
   """What `read` found.
 
   Attributes:
     records: the valid lines, in order, as parsed JSON.
-    problems: the invalid ones.
+    problems: what is wrong with others, each with the number of the line, from 1.
   """
 
   records: list[Record]
-  problems: list[Problem]
+  problems: list[str]
 
 
 class Once:
@@ -234,7 +219,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
     OSError: the file cannot be read.
   """
   records: list[Record] = []
-  problems: list[Problem] = []
+  problems: list[str] = []
   once = Once()
   text = pathlib.Path(path).read_bytes()
   *lines, rest = text.split(b"\n")
@@ -247,11 +232,11 @@ def read(path: str | os.PathLike[str]) -> Contents:
     if record is None and number == len(lines) and rest:
       wrong += "; it is the last, and was cut short"
     if wrong:
-      problems.append(Problem(number, wrong))
+      problems.append(f"line {number}: {wrong}")
     if record is not None and once(record):
       records.append(record)
   if not records or records[0]["kind"] != "run":
-    problems.insert(0, Problem(1, "the journal does not begin with a run"))
+    problems.insert(0, "line 1: the journal does not begin with a run")
   return Contents(records, problems)
 
 

@@ -99,8 +99,8 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
   `jax.distributed.initialize`.
 
   Raises:
-    ValueError: the scheduler's variables are incomplete, or invalid.
-    RuntimeError: this version of JAX detects clusters in another way.
+    ValueError: the scheduler's variables are incomplete, or invalid; or this
+      version of JAX detects clusters in another way.
   """
   try:
     from jax._src import clusters
@@ -115,19 +115,16 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
       # IPv6 addresses of Kubernetes have no brackets.
       bare = host.removeprefix("[").removesuffix("]")
       address = str(addresses.Endpoint(bare, int(port) - 1))
-  except (KeyError, ValueError, IndexError) as error:
+  except (
+    # Variables that are missing or malformed ...
+    *(LookupError, ValueError),
+    # ... or another version of JAX.
+    *(ImportError, AttributeError, TypeError),
+  ) as error:
     raise ValueError(
       "JAX can't read this scheduler's variables (of SLURM, Open MPI and others:"
       f" {type(error).__name__}: {error}). Correct them, or give what they would"
       " say: the address, how many there are, and which one this is."
-    ) from error
-  except (ImportError, AttributeError, TypeError) as error:
-    import jax
-
-    raise RuntimeError(
-      f"The cluster detection of JAX {jax.__version__} is not the one that this"
-      f" version knows ({error}). Give the address, the number of replicas and"
-      " this one's number as arguments."
     ) from error
   if address is None or count is None or index is None:
     return None

@@ -7,13 +7,22 @@ its arguments. Other launchers can set them, too.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pathlib
+import sys
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from optax_dist.coordinator.protocol.codec import Natural, Positive
 
 PREFIX = "OPTAX_DIST_"
+
+_Seconds: TypeAlias = Annotated[
+  float, msgspec.Meta(ge=0, le=sys.float_info.max)
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,30 +71,26 @@ class Environment:
   secret: str | None = dataclasses.field(default=None, repr=False)
   secret_file: str | None = None
   run: str | None = None
-  num_replicas: int | None = None
-  replica: int | None = None
-  replicas_to_aggregate: int | None = None
-  min_replicas: int | None = None
-  restarts: int | None = None
-  num_processes: int | None = None
-  process_index: int | None = None
+  num_replicas: Positive | None = None
+  replica: Natural | None = None
+  replicas_to_aggregate: Positive | None = None
+  min_replicas: Positive | None = None
+  restarts: Natural | None = None
+  num_processes: Positive | None = None
+  process_index: Natural | None = None
   group_address: str | None = None
-  nodes: int | None = None
-  node_rank: int | None = None
+  nodes: Positive | None = None
+  node_rank: Natural | None = None
   address: str | None = None
   local_addr: str | None = None
   output: str | None = None
   journal: str | None = None
-  grace: float | None = None
-  step_timeout: float | None = None
+  grace: _Seconds | None = None
+  step_timeout: _Seconds | None = None
   faults: str | None = None
-  channel: int | None = None
+  channel: Natural | None = None
 
   def __post_init__(self) -> None:
-    for name in ("num_replicas", "replicas_to_aggregate", "num_processes"):
-      value = getattr(self, name)
-      if value is not None and value < 1:
-        raise ValueError(f"{variable(name)} must be at least 1, got {value}.")
     for name, of in (
       ("replica", "num_replicas"),
       ("process_index", "num_processes"),
@@ -117,10 +122,14 @@ class Environment:
     """
     environ = os.environ if environ is None else environ
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
-      text = environ.get(variable(field.name), "")
-      if text:
-        found[field.name] = _parse(field, text)
+    kinds = typing.get_type_hints(cls, include_extras=True)
+    for name, kind in kinds.items():
+      text = environ.get(variable(name), "")
+      try:
+        if text:
+          found[name] = msgspec.convert(text, kind, strict=False)
+      except msgspec.ValidationError as error:
+        raise ValueError(f"{variable(name)} is {text!r}: {error}.") from None
     return cls(**found)
 
   def variables(self) -> dict[str, str]:
@@ -165,22 +174,4 @@ def read_secret(path: str | os.PathLike[str]) -> str:
     raise ValueError(f"The secret in {path} can't be read: {error}.") from None
   if not text:
     raise ValueError(f"The secret's file {path} is empty.")
-  return text
-
-
-def _parse(field: dataclasses.Field[Any], text: str) -> Any:
-  kind = str(field.type).partition(" ")[0]
-  name = variable(field.name)
-  if kind == "int":
-    if not text.isdecimal():
-      raise ValueError(f"{name} must be a whole number; got {text!r}.")
-    return int(text)
-  if kind == "float":
-    try:
-      number = float(text)
-    except ValueError:
-      number = math.nan
-    if not 0 <= number < math.inf:
-      raise ValueError(f"{name} must be a number, 0 or more; got {text!r}.")
-    return number
   return text

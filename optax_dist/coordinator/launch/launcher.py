@@ -192,8 +192,7 @@ class Launcher:
 
     Raises:
       LaunchError: the run can't continue; the message names what failed.
-      KeyboardInterrupt: after a second Ctrl-C; a second SIGTERM raises
-        SystemExit.
+      SystemExit: after a second Ctrl-C or SIGTERM.
     """
     if self._folder is not None:
       self._folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +207,7 @@ class Launcher:
         self._leave("")
         return self._code
       except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        stopped = isinstance(error, SystemExit)
         why = "its launcher was stopped" if stopped else str(error)
         why = why.partition("\n")[0] or repr(error)
         self._leave(why)
@@ -404,7 +403,7 @@ class Launcher:
     """Passes a signal on; the second that asks for an end ends all."""
     ends = number in signals.ENDING
     if ends and self._stop_at is not None:
-      raise signals.error(number)
+      raise SystemExit(128 + number)
     for process in self._live():
       process.signal(number)
     if ends:

@@ -50,15 +50,3 @@ def recorded() -> Iterator[list[int]]:
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
-
-
-def error(number: int) -> BaseException:
-  """The exception of a signal that asks for an end.
-
-  Returns:
-    KeyboardInterrupt for SIGINT, otherwise SystemExit with the exit code that
-    shells use for the signal.
-  """
-  if number == signal.SIGINT:
-    return KeyboardInterrupt()
-  return SystemExit(128 + number)

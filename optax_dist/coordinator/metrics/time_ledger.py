@@ -78,16 +78,6 @@ class Span(NamedTuple):
 class _Replica:
   """One replica's time so far: all of it up to `now` has a category."""
 
-  __slots__ = (
-    "keep",
-    "now",
-    "replica",
-    "seconds",
-    "spans",
-    "then",
-    "waits_until",
-  )
-
   def __init__(self, replica: Replica, keep: float):
     self.replica, self.keep = replica, keep
     most = None if math.isinf(keep) else _MOST

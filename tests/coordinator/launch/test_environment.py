@@ -54,10 +54,10 @@ def test_it_is_read_from_this_process_by_default(monkeypatch):
 @pytest.mark.parametrize(
   ("variables", "words"),
   [
-    ({"REPLICA": "-1"}, "OPTAX_DIST_REPLICA must be a whole number; got '-1'"),
-    ({"GRACE": "inf"}, "OPTAX_DIST_GRACE must be a number"),
-    ({"GRACE": "soon"}, "OPTAX_DIST_GRACE must be a number"),
-    ({"NUM_REPLICAS": "0"}, "OPTAX_DIST_NUM_REPLICAS must be at least 1"),
+    ({"REPLICA": "-1"}, "OPTAX_DIST_REPLICA is '-1': Expected `int` >= 0"),
+    ({"GRACE": "inf"}, "OPTAX_DIST_GRACE is 'inf': Expected `float`"),
+    ({"GRACE": "soon"}, "OPTAX_DIST_GRACE is 'soon': Expected `float"),
+    ({"NUM_REPLICAS": "0"}, "NUM_REPLICAS is '0': Expected `int` >= 1"),
     ({"NUM_REPLICAS": "2", "REPLICA": "2"}, "REPLICA must be from 0 to 1"),
     ({"NUM_PROCESSES": "2", "PROCESS_INDEX": "0"}, "OPTAX_DIST_GROUP_ADDRESS"),
   ],

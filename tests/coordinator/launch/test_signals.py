@@ -52,10 +52,3 @@ def test_other_threads_get_no_signals():
   thread.start()
   thread.join()
   assert found == [[]]
-
-
-def test_errors_are_those_of_python():
-  assert isinstance(signals.error(signal.SIGINT), KeyboardInterrupt)
-  error = signals.error(signal.SIGTERM)
-  assert isinstance(error, SystemExit)
-  assert error.code == 143
