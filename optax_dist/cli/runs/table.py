@@ -1,12 +1,9 @@
-"""A run as a table, optionally updated live."""
+"""A run as a table."""
 
 from __future__ import annotations
 
 import pathlib
-import time
 
-import rich.console
-import rich.live
 import rich.table
 import rich.text
 
@@ -16,7 +13,6 @@ from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
 
-_PER_SECOND = 4
 # Minimum terminal width at which each column is shown.
 _COLUMNS = {
   "replica": 0,
@@ -86,59 +82,25 @@ def table(
   return shown
 
 
-class Live:
-  """Follows a journal, and shows a table on a terminal.
+class Followed:
+  """A run, as its journal and what its script reports have it.
 
-  Use it as a context manager, and call `update` often.
+  Attributes:
+    tail: of the journal.
+    numbers: those of its records so far.
+    reported: what the script reports.
   """
 
-  def __init__(
-    self, path: pathlib.Path, console: rich.console.Console | None = None
-  ):
-    """Sets the journal, which need not exist yet; see `Tail`."""
-    self.numbers = RunNumbers()
-    self._reported = ""
-    self._tail = Tail(path)
-    self._console = console or tables.plain(stderr=True)
-    self._live = rich.live.Live(
-      console=self._console, auto_refresh=False, transient=False
-    )
-    self._next = 0.0
-
-  @property
-  def is_terminal(self) -> bool:
-    """Whether the table is shown while the run goes on."""
-    return self._console.is_terminal
-
-  @property
-  def bad_lines(self) -> int:
-    """How many lines of the journal could not be read."""
-    return self._tail.bad_lines
+  def __init__(self, path: pathlib.Path):
+    """Names the journal."""
+    self.tail, self.numbers = Tail(path), RunNumbers()
+    self.reported = ""
 
   def read(self) -> None:
-    """Reads what is new in the journal, and what the script reports."""
-    self.numbers.update(self._tail.read(), self._tail.age)
-    self._reported = own_metrics.latest(self._tail.path)
+    """Reads what is new."""
+    self.numbers.update(self.tail.read(), self.tail.age)
+    self.reported = own_metrics.latest(self.tail.path)
 
-  def show(self) -> None:
-    """Shows what was read as a table, on standard output."""
-    tables.show(table(self.numbers, tables.width(), self._reported))
-
-  def update(self, force: bool = False) -> None:
-    """Shows the current state, if it is time for it."""
-    self.read()
-    now = time.monotonic()
-    if self._console.is_terminal and (force or now >= self._next):
-      self._next = now + 1 / _PER_SECOND
-      shown = table(self.numbers, self._console.width, self._reported)
-      self._live.update(shown, refresh=True)
-
-  def __enter__(self) -> Live:
-    if self._console.is_terminal:
-      self._live.start()
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    if self._console.is_terminal:
-      self.update(force=True)
-      self._live.stop()
+  def table(self, width: int) -> rich.table.Table:
+    """What was read so far; see `table`."""
+    return table(self.numbers, width, self.reported)

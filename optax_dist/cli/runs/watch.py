@@ -12,7 +12,9 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
 
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
-  from optax_dist.cli.runs.table import Live
+  import rich.console
+
+  from optax_dist.cli.runs.table import Followed
 
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
@@ -20,7 +22,7 @@ for each replica how many of its gradients were applied or dropped, how long it
 computes and waits, when it was last seen, and which ones the others wait for.
 Ends with the run, or at Ctrl-C."""
 
-_SLICE = 0.25
+_SLICE = 0.5
 
 
 def add_parser(commands) -> None:
@@ -68,30 +70,35 @@ def run(args: argparse.Namespace) -> int:
   with journal_file.reading(args.journal):
     args.journal.open("rb").close()
   # Slow imports follow.
+  from optax_dist.cli import tables
   from optax_dist.cli.runs import table as run_table
 
-  live = run_table.Live(args.journal)
-  live.read()
-  if live.bad_lines and live.numbers.run is None:
+  followed = run_table.Followed(args.journal)
+  followed.read()
+  bad = followed.tail.bad_lines
+  if bad and followed.numbers.run is None:
     raise errors.CommandError(
-      f"{args.journal}: is no journal: none of its {live.bad_lines} lines can be"
-      " used"
+      f"{args.journal}: is no journal: none of its {bad} lines can be used"
     )
-  if args.once:
-    live.show()
-  else:
-    _follow(args, live)
-  if live.bad_lines:
+  console = tables.plain(stderr=True)
+  if not args.once:
+    _follow(args, followed, console)
+  if args.once or not console.is_terminal:
+    tables.show(followed.table(tables.width()))
+  if followed.tail.bad_lines:
     parser.say(
-      f"{args.journal}: bad lines: {live.bad_lines}; optax-dist report names them"
+      f"{args.journal}: bad lines: {followed.tail.bad_lines}; optax-dist report names"
+      " them"
     )
   return 0
 
 
-def _follow(args: argparse.Namespace, live: Live) -> None:
-  """Shows the run until its end, or Ctrl-C; without a terminal, only then."""
-  updates = [live.update]
+def _follow(
+  args: argparse.Namespace, followed: Followed, console: rich.console.Console
+) -> None:
+  """Follows the run until its end, or Ctrl-C; shows it on a terminal."""
   with contextlib.ExitStack() as stack:
+    points = None
     if args.tensorboard is not None:
       from optax_dist.coordinator.metrics import tensorboard
 
@@ -100,21 +107,23 @@ def _follow(args: argparse.Namespace, live: Live) -> None:
       except OSError as error:
         raise errors.CommandError(f"--tensorboard: {error.strerror}") from error
       stack.callback(points.close)
-      updates.append(points.update)
+    served = ""
     if args.web is not None:
       from optax_dist.cli.runs.web import server
       from optax_dist.coordinator import journal_tail
 
       page = server.Server(journal_tail.Tail(args.journal), *args.web)
       stack.callback(page.close)
-      urls = f"{page.url} and {page.metrics_url}"
-      print(f"serving {urls} (Ctrl-C ends it)", flush=True)
-    stack.enter_context(live)
+      served = f"serving {page.url} and {page.metrics_url} (Ctrl-C ends it)"
+      print(served, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-      while args.web is not None or live.numbers.finish is None:
-        for update in updates:
-          update()
+      while True:
+        followed.read()
+        if console.is_terminal:
+          console.clear()
+          console.print(followed.table(console.width), served)
+        if points is not None:
+          points.update()
+        if args.web is None and followed.numbers.finish is not None:
+          break
         time.sleep(_SLICE)
-    live.read()
-  if not live.is_terminal:
-    live.show()

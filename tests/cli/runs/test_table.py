@@ -2,7 +2,6 @@
 
 import io
 import re
-import time
 
 import pytest
 import rich.console
@@ -10,20 +9,6 @@ import run_journals
 
 from optax_dist.cli.runs import table as run_table
 from optax_dist.coordinator import journal
-
-
-def test_a_terminal_gets_a_table_and_a_file_nothing_until_the_end(tmp_path):
-  path = run_journals.ended(tmp_path / "run.jsonl")
-  terminal, plain = io.StringIO(), io.StringIO()
-  for file, is_terminal in ((terminal, True), (plain, False)):
-    console = rich.console.Console(
-      file=file, force_terminal=is_terminal, width=120
-    )
-    with run_table.Live(path, console) as live:
-      live.update()
-      live.update(force=True)
-  assert "step 4, 1.0 steps/s" in terminal.getvalue()
-  assert not plain.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
@@ -125,21 +110,3 @@ def test_what_is_waited_for_is_below_the_table():
   console.print(run_table.table(numbers))
   # A name with brackets is no markup.
   assert "waiting for replica [b], for 9.0 s" in console.file.getvalue()
-
-
-def test_a_terminal_is_not_updated_too_often(tmp_path, monkeypatch):
-  now = [100.0]
-  monkeypatch.setattr(time, "monotonic", lambda: now[0])
-  path = tmp_path / "run.jsonl"
-  console = rich.console.Console(file=io.StringIO(), force_terminal=True)
-  with run_table.Live(path, console) as live, journal.Journal(path) as written:
-    run_journals.begin(written)
-    live.update()
-    shown = console.file.getvalue()
-    run_journals.drop(written, 1, 2, at=1.0)
-    now[0] += 0.2
-    live.update()
-    assert console.file.getvalue() == shown
-    now[0] += 0.1
-    live.update()
-    assert len(console.file.getvalue()) > len(shown)

@@ -44,6 +44,17 @@ def test_it_follows_a_run_until_its_end(tmp_path, capsys):
   assert "step 1, " in capsys.readouterr().out
 
 
+def test_a_terminal_shows_the_table_while_the_run_goes_on(
+  path, capsys, monkeypatch
+):
+  monkeypatch.setenv("FORCE_COLOR", "1")  # As on a terminal.
+  monkeypatch.setenv("TERM", "xterm")
+  assert main.main(["watch", str(path)]) == 0
+  shown = capsys.readouterr()
+  assert "step 4, 1.0 steps/s" in shown.err
+  assert not shown.out
+
+
 def test_loss_of_the_script_is_shown(path, capsys):
   reported = path.with_name("metrics.jsonl")
   for text, loss in (
