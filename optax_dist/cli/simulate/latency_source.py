@@ -65,14 +65,6 @@ def add_command(
     help="time from the last gradient of a step until its parameters are there"
     " (default: the journal's, else 0)",
   )
-  parser.add_number(
-    command,
-    "--seed",
-    "N",
-    parser.whole_number(0),
-    default=0,
-    help="seed of the simulation; equal seeds give equal output",
-  )
   return command
 
 

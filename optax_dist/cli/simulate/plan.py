@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     communication=args.communication,
     steps=args.steps,
     repetitions=args.repetitions,
-    seed=args.seed,
   )
   title = f"{args.replicas} replicas, {latency}"
   _show(plan, title)

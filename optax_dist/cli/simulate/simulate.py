@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
       latency,
       args.replicas,
       steps=args.steps,
-      seed=args.seed,
       communication=args.communication,
       failures=args.failures,
     )
@@ -107,7 +106,6 @@ def _compare(args: argparse.Namespace, recorded, strategy) -> None:
     strategy,
     args.replicas,
     communication=args.communication,
-    seed=args.seed,
   )
   for doubt in predicted.doubts:
     if doubt not in recorded.doubts:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from types import TracebackType
 
@@ -113,43 +112,34 @@ def start(
   command += ["--lifeline"] if lifeline else []
   # Not on the command line, which other users of the host can read.
   env = os.environ | {SECRET_VARIABLE: secret.hex(), "JAX_PLATFORMS": "cpu"}
-  with contextlib.ExitStack() as stack:
-    said = None
-    # A container may have no folder for it; then it prints what is wrong itself.
-    with contextlib.suppress(OSError):
-      said = stack.enter_context(tempfile.TemporaryFile())
-    process = subprocess.Popen(
-      [*command, "--hex-secret"],
-      env=env,
-      stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
-      stdout=subprocess.PIPE,
-      stderr=said,
-      start_new_session=True,  # Ctrl-C is handled by the parent.
-    )
-    made = StoreProcess("", process)
-    watchdog = threading.Timer(timeout, process.kill)
-    watchdog.start()
-    try:
-      assert process.stdout is not None
-      line = process.stdout.readline().decode()
-    except BaseException:
-      made.stop()
-      raise
-    finally:
-      watchdog.cancel()
-    if line.startswith(READY):
-      made.address = line.removeprefix(READY).strip()
-      if not lifeline:
-        # Closing the pipe ends it; only its exit status is awaited.
-        process.stdout.close()
-        threading.Thread(target=process.wait, daemon=True).start()
-      return made
-    late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
+  process = subprocess.Popen(
+    [*command, "--hex-secret"],
+    env=env,
+    stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    start_new_session=True,  # Ctrl-C is handled by the parent.
+  )
+  made = StoreProcess("", process)
+  watchdog = threading.Timer(timeout, process.kill)
+  watchdog.start()
+  try:
+    assert process.stdout is not None
+    line = process.stdout.readline().decode().strip()
+  except BaseException:
     made.stop()
-    words = ""
-    if said is not None:
-      said.seek(0)
-      words = said.read().decode(errors="replace").strip()
+    raise
+  finally:
+    watchdog.cancel()
+  if line.startswith(READY):
+    made.address = line.removeprefix(READY)
+    if not lifeline:
+      # Closing the pipe ends it; only its exit status is awaited.
+      process.stdout.close()
+      threading.Thread(target=process.wait, daemon=True).start()
+    return made
+  late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
+  made.stop()
   if late:
-    raise TimeoutError(f"The store was not ready within {timeout:g} s. {words}")
-  raise RuntimeError(words or f"The store ended with {process.returncode}.")
+    raise TimeoutError(f"The store was not ready within {timeout:g} s.")
+  raise RuntimeError(line or f"The store ended with {process.returncode}.")

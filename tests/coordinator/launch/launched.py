@@ -4,7 +4,6 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 import time
 
 from optax_dist.coordinator.launch import channel as channels
@@ -22,19 +21,8 @@ def main() -> int:
     wait_for(folder, str(replica), "0", "1")
   if what == "sleep":
     time.sleep(300)
-  if what == "stop":
-    if replica == 1:
-      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    time.sleep(300)
-  if what == "fail" and replica == 1:
-    print("the disk of replica one is full")
-    return 3
   if what == "die" and replica == 1 and incarnation == 0:
     os.kill(os.getpid(), signal.SIGKILL)
-  if what == "always" and replica == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-  if what in ("fail", "always"):
-    time.sleep(300)
   if what == "die":  # The run may not end before that.
     wait_for(folder, f"again {incarnation}", "again 1")
   if what == "alone":

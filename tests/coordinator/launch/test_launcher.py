@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -57,23 +56,6 @@ def test_the_run_ends_when_the_only_replica_with_the_parameters_dies(tmp_path):
     made.run()
 
 
-@pytest.mark.parametrize(
-  ("what", "ending", "words"),
-  [
-    ("fail", "exit code 3", "the disk of replica one is full"),
-    ("always", "SIGKILL", "1 replicas are left of 2 needed"),
-  ],
-)
-def test_when_it_can_not_go_on_the_failed_replica_is_named(
-  tmp_path, what, ending, words
-):
-  made = _launcher(tmp_path, what, needed=2)
-  with pytest.raises(LaunchError, match=ending) as caught:
-    made.run()
-  assert "replica 1" in str(caught.value)
-  assert words in str(caught.value)
-
-
 def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
   made, start = [], child.Child
 
@@ -108,45 +90,6 @@ def test_the_launcher_says_that_the_store_has_died(tmp_path):
   assert str(caught.value).startswith("The store of the job")
   assert "last checkpoint" in str(caught.value)
   assert len(steps) >= 5
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_the_launcher(tmp_path, how):
-  code = f"""
-import pathlib, signal, sys
-# It may be started where Ctrl-C is ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-from optax_dist.coordinator.launch import launcher
-def echo(label, line, error):
-  if line.startswith("placed"):
-    print(line.split()[-1], made._store.process.pid, flush=True)
-made = launcher.Launcher(
-  [sys.executable, {_PROGRAM!r}, "stop"], 2,
-  folder=pathlib.Path({str(tmp_path)!r}), echo=echo, grace=0.5)
-sys.exit(made.run())
-"""
-  process = subprocess.Popen(
-    [sys.executable, "-c", code],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    text=True,
-  )
-  try:
-    pids = {
-      int(pid) for _ in range(2) for pid in process.stdout.readline().split()
-    }
-    time.sleep(0.3)  # Time to be stopped.
-    process.send_signal(how)
-    process.wait(60.0)
-    assert len(pids) == 3
-    left_over.wait_for_end(*pids)
-    assert process.returncode != 0
-  finally:
-    process.kill()
-    process.wait()
-    process.stdout.close()
 
 
 def test_freed_memory_stays_with_replicas_unless_told_otherwise(

@@ -1,11 +1,9 @@
 """Tests of a store in a separate process: its start, its end, its death."""
 
-import errno
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 
 import left_over
 import owners
@@ -123,15 +121,3 @@ def test_the_process_ends_with_its_owner_and_without_clients():
     [sys.executable, "-c", code], capture_output=True, text=True, timeout=240
   )
   left_over.wait_for_end(int(ended.stdout))
-
-
-def test_it_needs_no_folder_for_temporary_files(monkeypatch, capfd):
-  def none_is_usable():
-    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
-
-  monkeypatch.setattr(tempfile, "TemporaryFile", none_is_usable)
-  with process.start(SECRET, port=0) as store:
-    port = store.address.partition(",")[0].rpartition(":")[2]
-    with pytest.raises(RuntimeError, match="The store ended with 1"):
-      process.start(SECRET, port=int(port))
-  assert "The store can't listen: " in capfd.readouterr().err
