@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import rich.table
 import rich.text
 
 from optax_dist.cli import tables
-from optax_dist.cli.runs import own_metrics
-from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
 
@@ -80,27 +76,3 @@ def table(
   )
   shown.caption_justify = "left"
   return shown
-
-
-class Followed:
-  """A run, as its journal and what its script reports have it.
-
-  Attributes:
-    tail: of the journal.
-    numbers: those of its records so far.
-    reported: what the script reports.
-  """
-
-  def __init__(self, path: pathlib.Path):
-    """Names the journal."""
-    self.tail, self.numbers = Tail(path), RunNumbers()
-    self.reported = ""
-
-  def read(self) -> None:
-    """Reads what is new."""
-    self.numbers.update(self.tail.read(), self.tail.age)
-    self.reported = own_metrics.latest(self.tail.path)
-
-  def table(self, width: int) -> rich.table.Table:
-    """What was read so far; see `table`."""
-    return table(self.numbers, width, self.reported)

@@ -13,8 +13,9 @@ from optax_dist.cli.runs import journal_file
 
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
   import rich.console
+  import rich.table
 
-  from optax_dist.cli.runs.table import Followed
+  from optax_dist.cli.runs.view import View
 
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
@@ -71,30 +72,30 @@ def run(args: argparse.Namespace) -> int:
     args.journal.open("rb").close()
   # Slow imports follow.
   from optax_dist.cli import tables
-  from optax_dist.cli.runs import table as run_table
+  from optax_dist.cli.runs import view
 
-  followed = run_table.Followed(args.journal)
-  followed.read()
-  bad = followed.tail.bad_lines
-  if bad and followed.numbers.run is None:
+  shown = view.View(args.journal)
+  shown.read()
+  bad = shown.tail.bad_lines
+  if bad and shown.numbers.run is None:
     raise errors.CommandError(
       f"{args.journal}: is no journal: none of its {bad} lines can be used"
     )
   console = tables.plain(stderr=True)
   if not args.once:
-    _follow(args, followed, console)
+    _follow(args, shown, console)
   if args.once or not console.is_terminal:
-    tables.show(followed.table(tables.width()))
-  if followed.tail.bad_lines:
+    tables.show(_table(shown, tables.width()))
+  bad = shown.tail.bad_lines
+  if bad:
     parser.say(
-      f"{args.journal}: bad lines: {followed.tail.bad_lines}; optax-dist report names"
-      " them"
+      f"{args.journal}: bad lines: {bad}; optax-dist report names them"
     )
   return 0
 
 
 def _follow(
-  args: argparse.Namespace, followed: Followed, console: rich.console.Console
+  args: argparse.Namespace, shown: View, console: rich.console.Console
 ) -> None:
   """Follows the run until its end, or Ctrl-C; shows it on a terminal."""
   with contextlib.ExitStack() as stack:
@@ -110,20 +111,25 @@ def _follow(
     served = ""
     if args.web is not None:
       from optax_dist.cli.runs.web import server
-      from optax_dist.coordinator import journal_tail
 
-      page = server.Server(journal_tail.Tail(args.journal), *args.web)
+      page = server.Server(args.journal, *args.web)
       stack.callback(page.close)
       served = f"serving {page.url} and {page.metrics_url} (Ctrl-C ends it)"
       print(served, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
       while True:
-        followed.read()
+        shown.read()
         if console.is_terminal:
           console.clear()
-          console.print(followed.table(console.width), served)
+          console.print(_table(shown, console.width), served)
         if points is not None:
           points.update()
-        if args.web is None and followed.numbers.finish is not None:
+        if args.web is None and shown.numbers.finish is not None:
           break
         time.sleep(_SLICE)
+
+
+def _table(shown: View, width: int) -> rich.table.Table:
+  from optax_dist.cli.runs import table
+
+  return table.table(shown.numbers, width, shown.reported)

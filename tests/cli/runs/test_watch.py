@@ -8,7 +8,7 @@ import run_journals
 
 from optax_dist.cli import main
 from optax_dist.cli.runs.web import server
-from optax_dist.coordinator import journal, journal_tail
+from optax_dist.coordinator import journal
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_loss_of_the_script_is_shown(path, capsys):
   reported.write_text('{"loss": 0.5}\n')
   assert main.main(["watch", str(path)]) == 0
   assert "loss 0.5" in capsys.readouterr().out
-  page = server.Server(journal_tail.Tail(path))
+  page = server.Server(path)
   try:
     assert page.state()["reported"] == "loss 0.5"
   finally:

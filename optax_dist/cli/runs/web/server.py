@@ -7,6 +7,7 @@ import http.server
 import importlib.resources
 import json
 import logging
+import os
 import secrets
 import socket
 import socketserver
@@ -16,9 +17,7 @@ import urllib.parse
 from typing import Any
 
 from optax_dist.cli import errors
-from optax_dist.cli.runs import own_metrics
-from optax_dist.cli.runs.web.view import View
-from optax_dist.coordinator.journal_tail import Tail
+from optax_dist.cli.runs.view import View
 from optax_dist.coordinator.metrics import prometheus
 from optax_dist.coordinator.transport import addresses
 
@@ -44,11 +43,16 @@ class Server:
     metrics_url: URL of the metrics.
   """
 
-  def __init__(self, tail: Tail, bind: str = "127.0.0.1", port: int = 0):
+  def __init__(
+    self,
+    journal: str | os.PathLike[str],
+    bind: str = "127.0.0.1",
+    port: int = 0,
+  ):
     """Starts to listen, and serves from a thread.
 
     Args:
-      tail: tail of the journal.
+      journal: the journal, which need not exist yet.
       bind: address to listen on. Beyond loopback the page needs a token, and
         everyone can read the metrics.
       port: port to listen on; 0 for any free one.
@@ -56,7 +60,7 @@ class Server:
     Raises:
       errors.CommandError: it can't listen on the address.
     """
-    self._tail, self._view = tail, View()
+    self._view = View(journal)
     self._lock = threading.Lock()
     is_here = addresses.is_loopback(bind)
     self.token = "" if is_here else secrets.token_urlsafe(16)
@@ -88,18 +92,14 @@ class Server:
   def state(self) -> dict[str, Any]:
     """The page's current data."""
     with self._lock:
-      self._read()
-      self._view.reported = own_metrics.latest(self._tail.path)
+      self._view.read()
       return self._view.state()
 
   def metrics(self) -> str:
     """The current metrics, in Prometheus' text format."""
     with self._lock:
-      self._read()
+      self._view.read()
       return prometheus.text(self._view.numbers.metrics())
-
-  def _read(self) -> None:
-    self._view.update(self._tail.read(), self._tail.age)
 
   def answer(self, url: str, host: str) -> tuple[int, str, str]:
     """The answer to a request.

@@ -7,12 +7,12 @@ import re
 import pytest
 import run_journals
 
-from optax_dist.cli.runs.web import view
+from optax_dist.cli.runs import view
 from optax_dist.coordinator import journal
 
 
 def _shown(*records):
-  shown = view.View()
+  shown = view.View("run.jsonl")
   shown.update(records)
   return shown
 

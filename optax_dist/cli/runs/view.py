@@ -1,12 +1,15 @@
-"""The data that the page shows, from a journal's records."""
+"""A run that is followed: what a table and the page show of it."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 from collections.abc import Iterable
 from typing import Any
 
+from optax_dist.cli.runs import own_metrics
+from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
 
@@ -34,22 +37,23 @@ _EVENTS = {
 
 
 class View:
-  """Keeps what the page shows of a growing journal.
+  """Keeps what is shown of a growing journal.
 
   Attributes:
+    tail: of the journal.
     numbers: the numbers of the run.
     reported: what the run's own script reports.
 
   Example:
-    >>> view = View()
+    >>> view = View("run.jsonl")
     >>> view.update([{"kind": "join", "replica": 0, "time": 1.0, "step": 0}])
     >>> [member["replica"] for member in view.state()["members"]]
     ['0']
   """
 
-  def __init__(self) -> None:
-    """Starts before the first record."""
-    self.reported = ""
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    """Names the journal, which need not exist yet."""
+    self.tail, self.reported = Tail(path), ""
     self.numbers = RunNumbers(keep=WINDOW)
     self._steps: collections.deque[tuple[float, float]] = collections.deque(
       maxlen=STEPS
@@ -57,6 +61,11 @@ class View:
     self._events: collections.deque[dict[str, Any]] = collections.deque(
       maxlen=EVENTS
     )
+
+  def read(self) -> None:
+    """Reads what is new in the journal, and what the script reports."""
+    self.update(self.tail.read(), self.tail.age)
+    self.reported = own_metrics.latest(self.tail.path)
 
   def update(self, records: Iterable[Record], age: float = 0.0) -> None:
     """Processes further records; see `RunNumbers.update`."""
