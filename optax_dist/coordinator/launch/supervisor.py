@@ -207,7 +207,6 @@ class Supervisor:
   """The state machine; see the module docstring.
 
   Attributes:
-    restarts: how many replicas were restarted.
     over: whether the run has finished.
   """
 
@@ -228,16 +227,11 @@ class Supervisor:
     self._code = 0
     self._ended = False
     self._start = 0.0
-    self.restarts = 0
+    self._restarts = 0
 
   def state(self, replica: int) -> State:
     """The state of a replica."""
     return self._places[replica].state
-
-  @property
-  def restarts_left(self) -> int:
-    """How many more restarts are allowed."""
-    return self._policy.restarts - self.restarts
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""
@@ -362,12 +356,12 @@ class Supervisor:
     for replica, place in self._places.items():
       if place.state is not State.WAITING or place.due > now:
         continue
-      if self.restarts_left > 0:
-        self.restarts += 1
+      if self._restarts < self._policy.restarts:
+        self._restarts += 1
         place.restarts += 1
         place.state, place.began = State.RUNNING, now
         place.joined = False
-        count = f"restart {self.restarts} of {self._policy.restarts}"
+        count = f"restart {self._restarts} of {self._policy.restarts}"
         effects.append(Say(f"replica {replica} starts again ({count})"))
         effects.append(StartReplica(replica, place.restarts))
         continue
