@@ -15,6 +15,11 @@ from collections.abc import Mapping
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.launch import environment
 
+# Gradients are counted from 1, and factors are at least 1.
+_FAULT = re.compile(
+  r"kill:(\d+)@([1-9]\d*)|slow:(\d+)x([1-9]\d*(?:\.\d+)?)", re.ASCII
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
@@ -43,19 +48,17 @@ class Faults:
     kill_at: dict[int, int] = {}
     slow: dict[int, float] = {}
     for part in text.split(","):
-      try:
-        match re.split("(:|@|x)", part):
-          case ["kill", ":", who, "@", nth] if int(nth) >= 1:
-            kill_at[_index(who)] = int(nth)
-          case ["slow", ":", who, "x", factor] if float(factor) >= 1:
-            slow[_index(who)] = float(factor)
-          case _:
-            raise ValueError(part)
-      except ValueError:
+      found = _FAULT.fullmatch(part)
+      if found is None:
         raise ValueError(
           "faults must be kill:REPLICA@GRADIENT or slow:REPLICAxFACTOR, with"
           f" commas between, got {part!r}."
-        ) from None
+        )
+      killed, nth, slowed, factor = found.groups()
+      if killed:
+        kill_at[int(killed)] = int(nth)
+      else:
+        slow[int(slowed)] = float(factor)
     return cls(kill_at, slow)
 
   def check(self, replicas: int) -> None:
@@ -70,12 +73,6 @@ class Faults:
           f"faults name replica {replica}, but there are {replicas} replicas,"
           f" numbered 0 to {replicas - 1}."
         )
-
-
-def _index(text: str) -> int:
-  if not text.isdecimal():
-    raise ValueError(text)
-  return int(text)
 
 
 def install(launched: environment.Environment) -> None:
