@@ -22,6 +22,12 @@ def listed(spans):
   return {p for start, stop in spans for p in range(start, stop)}
 
 
+def test_what_was_given_up_stays_so():
+  progress = ledger.Progress().commit(((0, 2),), ((2, 3),))
+  progress = progress.commit(((3, 5),), ((5, 6),))
+  assert progress.skipped == ((2, 3), (5, 6))
+
+
 @given(STEPS, st.sets(st.integers(-1, 25)))
 def test_progress_is_that_of_sets(steps, asked):
   progress, done, given_up = ledger.Progress(), set(), set()

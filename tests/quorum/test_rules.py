@@ -68,6 +68,16 @@ def test_leaving_for_good_raises_or_lowers():
   assert kinds(decisions) == ["CannotProceed"]
 
 
+def test_a_sum_of_an_older_step_is_replaced_by_a_larger_one():
+  """With more gradients than replicas: sums of two steps can't be mixed."""
+  first = (quorum.Arrive(replica, 0, count=2) for replica in range(3))
+  state, _ = run(started(4, 3, max_staleness=1), *first, quorum.Lost(0))
+  assert state.step == 1  # By the first two; the third one's is a step older.
+  _, decisions = run(state, quorum.Arrive(1, 1, count=1))
+  tokens = [d for d in decisions if isinstance(d, quorum.Token)]
+  assert {token.replica: token.count for token in tokens} == {1: 1, 2: 3}
+
+
 def test_a_window_is_open_until_it_is_closed():
   state, decisions = run(
     started(2, 3, window=True), quorum.Arrive(0, 0), quorum.Arrive(1, 0)

@@ -743,6 +743,10 @@ class Checker:
     done = effect.progress.done
     if effect.step > len(self.commits) or done != self.done[effect.step]:
       self.fail("A10", f"{process.name} counts {done} at step {effect.step}")
+    given_up = sp.union((p, p + 1) for p in self.skipped)
+    if effect.step == len(self.commits) and given_up != effect.progress.skipped:
+      skipped = effect.progress.skipped
+      self.fail("A10", f"{process.name} has {skipped} as given up: {given_up}")
 
   def held_by_all(self, commit: Committed) -> None:
     """Each member that lives has the mean of what is committed."""
@@ -792,6 +796,15 @@ class Checker:
     self.submissions[key] = _Submission(submitted, gradient)
     if not submitted.finite:
       self.not_finite += submitted.total
+    own = [
+      span
+      for commit in self.commits[: submitted.local_step]
+      for part in commit.parts
+      if self.processes.get(part.incarnation) == process.name
+      for span in part.data
+    ]
+    if sp.overlap(submitted.data, own):
+      self.fail("A10", f"{process.name} computes again on {submitted.data}")
     digests = submitted.work if self.setting.window else b""
     for position in range(0, len(digests), audit.ENTRY.size):
       (slot, _) = audit.ENTRY.unpack_from(digests, position)

@@ -293,14 +293,14 @@ FAULTS = (
   _one(
     "fingerprints are not compared",
     "leader.leader",
-    "    elif digest != message.digest:",
-    "    elif False:",
+    "    if digest != message.digest:",
+    "    if False:",
   ),
   _one(
-    "only fingerprints of one replica are kept",
+    "a fingerprint is only compared with those of the same replica",
     "leader.leader",
-    "    if first == replica:",
-    "    if True:",
+    "    if digest != message.digest:",
+    "    if first == replica and digest != message.digest:",
   ),
   _aimed(
     "a welcome to an earlier call is accepted",
@@ -537,6 +537,20 @@ FAULTS = (
     leases,
   ),
   # Runs whose samples are leased.
+  _one(
+    "a member that gets no lease with a commit keeps its old one",
+    "leader.leases",
+    "{p.incarnation: () for p in parts}",
+    "{}",
+    leases,
+  ),
+  _one(
+    "samples that were given up are forgotten when others are",
+    "ledger.progress",
+    "    given_up = sp.union(self.skipped, skipped)",
+    "    given_up = skipped or self.skipped",
+    leases,
+  ),
   _one(
     "a sample counts twice: what is sent is taken in",
     "leader.leases",

@@ -104,6 +104,7 @@ _HOLDS = {
     "who leaves gives one that has just come the time to get the state": 9770004551,
     "who has computed for longer than the run waits may wait as long": 9780064095,
     "a wish to save is told once the leader has welcomed its replica": 9785036891,
+    "a replica whose leader is gone reads that the run has ended": 9795033057,
     "a leader that slept while the run began anew has not its state": 9720012871,
   },
   leases: {

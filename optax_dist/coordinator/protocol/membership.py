@@ -57,7 +57,6 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     terms: positions of records with a `Term`, which trimming must keep.
     applied: how many gradients were part of commits.
     dropped: how many were dropped, by reason, as of the last commit.
-    saved: the last step that all were to save; -1 for none.
     ended: how the run has ended; None if it hasn't.
     progress: which samples are in committed steps.
     broken: the first commit that does not follow the step before it, "" for none.
@@ -76,7 +75,6 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
   terms: list[Natural] = []
   applied: Natural = 0
   dropped: tuple[tuple[str, Natural], ...] = ()
-  saved: Integer = -1
   ended: Ended | None = None
   progress: Progress = NOTHING_DONE
   broken: str = ""
@@ -163,8 +161,6 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.step = entry.attempt.step + 1
         self.applied += sum(part.count for part in entry.parts)
         self.dropped = entry.dropped
-        if entry.save:
-          self.saved = self.step
         spans = [span for part in entry.parts for span in part.data]
         if entry.skipped:
           self.progress = self.progress.with_(spans, entry.skipped)

@@ -349,7 +349,6 @@ class Participant:
 
   def forget(self) -> None:
     """Forgets what the training loop has no more use for."""
-    self.submission.settled.clear()
     self.handover.forget(self.submission.sequence, self.held_steps())
 
   def held_steps(self) -> tuple[int, ...]:

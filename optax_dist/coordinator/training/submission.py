@@ -113,7 +113,6 @@ class Submission:
     drawn: the samples of the gradient that is computed; None: none are drawn.
     is_complete: whether the sum is to be submitted.
     ended: what has become of the last sum, until `resume`.
-    settled: outcomes since the caller last removed them, in order.
     counts: gradients by outcome.
   """
 
@@ -144,7 +143,6 @@ class Submission:
     self.drawn: Spans | None = None
     self.is_complete = False
     self.ended: Result | None = None
-    self.settled: list[Resolved] = []
     self.counts: dict[str, int] = {"applied": 0}
     self._add, self._max_staleness = add, max_staleness
     self._samples, self._window = samples, window
@@ -374,7 +372,6 @@ class Submission:
       self.partial, self.pending = self.pending, -1
       self._sent, self._sent_total = len(self.gradients), self.total
     elif self._window and isinstance(answer, Resolved) and self._is_apart(seen):
-      self.settled.append(answer)
       self.pending = -1
       self._revert(answer.reason)
     else:
@@ -434,7 +431,6 @@ class Submission:
       rest -= self._sent
       self.count(partial.reason, self._sent)
     self.count(reason if pending is None else pending.reason, rest)
-    self.settled += [r for r in (partial, pending) if r is not None]
 
   def _is_apart(self, seen: Seen) -> bool:
     """Whether only what was added is decided, and the partial sum goes on."""

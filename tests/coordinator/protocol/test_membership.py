@@ -52,7 +52,7 @@ def test_it_knows_members_steps_and_leaders():
   view = view_of(*RUN)
   assert sorted(view.members) == [0, 2]
   assert view.departed == {1: True}
-  assert (view.step, view.saved, view.applied) == (2, 2, 6)
+  assert (view.step, view.applied) == (2, 6)
   assert (view.membership, view.next_incarnation) == (4, 3)
   assert (view.leader, view.terms) == ("a", [0])
   assert not view.untouched
@@ -107,3 +107,10 @@ def test_a_copy_is_its_own():
   copy.apply(7, Record(1, (term(1, "c", False, 2, 2),)))
   assert sorted(view.members) == [0, 2]
   assert view.terms == [0]
+
+
+def test_a_run_that_begins_at_a_later_step_is_untouched_until_a_commit():
+  view = view_of(term(step=5))
+  assert view.untouched
+  view.apply(1, Record(0, (committed(5),)))
+  assert not view.untouched

@@ -399,7 +399,7 @@ class Search:
       # means of missed steps.
       if reachable and (not situation.complete or (known and situation.me < 0)):
         found.append(LeaderFound(beat.leader, beat.address))
-      if position < 0 and reachable:
+      if position < 0 and beat.leader not in self.unreachable:
         self.pause(now)
         return [], found
     if position < 0:

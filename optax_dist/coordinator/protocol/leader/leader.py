@@ -1162,17 +1162,17 @@ class Leader:
     state.applied = max(state.applied, message.step)
     replica, step = state.member.replica, message.step
     digest, first = self._prints.setdefault(step, (message.digest, replica))
-    if first == replica:
-      params, _, whole = digest.partition("-")
-      self._note(notes.Fingerprint(step, replica, params, whole))
-      for old in [s for s in self._prints if s < step - 64]:
-        del self._prints[old]
-    elif digest != message.digest:
+    if digest != message.digest:
       self._give_up(
         f"After {step} steps replicas {first!r} and {replica!r} hold different "
         f"parameters or optimizer states ({digest} and {message.digest}).",
         "Diverged",
       )
+    elif first == replica:
+      params, _, whole = digest.partition("-")
+      self._note(notes.Fingerprint(step, replica, params, whole))
+      for old in [s for s in self._prints if s < step - 64]:
+        del self._prints[old]
 
   # Time.
 

@@ -108,6 +108,13 @@ def test_without_its_mean_a_snapshot_is_needed_and_later_commits_follow_it():
   assert driven.told[-1] == msg.Applied(3)
 
 
+def test_a_replica_that_joins_behind_the_run_needs_a_snapshot_at_once():
+  driven = Driven()
+  driven.applier.end()
+  driven.applier.begin(View(), 3)
+  assert isinstance(driven.told[-1], msg.NeedsSnapshot)
+
+
 def test_a_stale_snapshot_is_not_taken():
   driven = Driven(sound=False)
   driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))

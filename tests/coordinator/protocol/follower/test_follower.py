@@ -294,6 +294,15 @@ def test_another_process_under_its_number_ends_it_at_once():
   assert driven.did == []
 
 
+def test_another_process_under_its_number_that_has_gone_ends_nothing():
+  driven = Driven().join()
+  driven.record(Removed(ME, False, "it was not heard from"))
+  driven.record(Joined(Member(3, 1, "p9", "at p9")))
+  driven.record(Removed(3, False, "it was killed"))
+  driven.pass_time(driven.config.deadlines.pace)
+  assert not driven.done(fx.Fail)
+
+
 def test_the_next_leader_learns_which_samples_a_replica_has():
   data = ledger.Batches(num_samples=100, global_batch=4)
   driven = Driven(data=data).join()
@@ -327,6 +336,43 @@ def test_a_state_that_comes_before_the_new_leader_answers_is_reported():
   driven.give(ins.SnapshotFetched(7, 1))
   driven.welcome("p2", view=False)
   assert driven.sent(msg.Applied, "p2") == [msg.Applied(1)]
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_a_wish_to_save_ends_with_a_commit_that_saves(save):
+  driven = Driven().join()
+  driven.give(ins.SaveWanted())
+  driven.record(commit(0, save=save))
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  assert len(driven.sent(msg.Save, "p2")) == (0 if save else 1)
+
+
+def test_a_new_leader_gets_a_sum_as_a_whole():
+  """Only the leader before it had the part that was buffered."""
+  driven = Driven().join()
+  driven.submit(0)
+  driven.hear(msg.Asked(0, 0, 3))
+  driven.give(ins.Submitted(1, 0, 1, 0, total=3, finite=True, payload=b"g"))
+  (first, more) = driven.sent(msg.Arrive, "p0")
+  assert (first.count, more.count, more.total) == (1, 2, 3)
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  (again,) = driven.sent(msg.Arrive, "p2")
+  assert (again.count, again.total) == (3, 3)
+
+
+def test_a_gradient_of_an_earlier_membership_does_not_count():
+  driven = Driven().join()
+  driven.record(Removed(ME, False, "it was not heard from"))
+  driven.record(commit(0, mean=None))
+  driven.pass_time(driven.config.deadlines.pace)
+  driven.welcome(incarnation=3, view=False)
+  driven.record(Joined(Member(3, 1, "p1", "at p1")))
+  assert driven.sent(msg.NeedsSnapshot)  # It has yet to be admitted.
+  driven.submit(0)
+  assert driven.reasons() == [(0, "lost")]
+  assert not driven.sent(msg.Arrive)
 
 
 def test_what_was_asked_before_a_commit_is_void_in_a_deterministic_run():

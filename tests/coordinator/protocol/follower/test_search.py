@@ -2,11 +2,14 @@
 
 import itertools
 
+import pytest
+
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Beat,
   Committed,
   Joined,
   Member,
@@ -15,7 +18,12 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
   Trimmed,
 )
-from optax_dist.coordinator.protocol.follower.search import Search, Situation
+from optax_dist.coordinator.protocol.follower.search import (
+  LeaderFound,
+  Search,
+  Situation,
+  StartAt,
+)
 from optax_dist.coordinator.protocol.log import FellOff
 from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.ledger import Progress
@@ -105,6 +113,52 @@ def test_an_answer_of_another_member_counts_until_that_member_is_silent():
   assert not searching.claims(1.4 * pace)
   (claim,) = searching.claims(1.6 * pace)
   assert claim.incarnation == 1
+
+
+def test_a_process_that_lacks_a_part_of_the_log_continues_no_run():
+  searching = Searching(*BEGINS, COMMIT, holds=True)
+  searching.situation = searching.situation._replace(complete=False)
+  assert not searching.claims(10 * searching.config.deadlines.pace)
+
+
+def test_silence_counts_from_the_loss_of_the_leader():
+  other = Joined(Member(2, 2, "p2", "at p2"))
+  searching = Searching(*BEGINS, other, me=1)
+  pace = searching.config.deadlines.pace
+  searching.search.end()
+  searching.now = 10 * pace
+  searching.search.begin(searching.now)
+  assert not searching.claims(10.9 * pace)
+  (claim,) = searching.claims(11.1 * pace)
+  assert claim.incarnation == 1
+
+
+def test_a_run_that_begins_anew_begins_at_the_step_of_its_state():
+  start = Start(7, "s", Progress())
+  begins = Term(0, "p1", "at p1", True, 0, 1, 7, "s")
+  other = Joined(Member(1, 0, "p0", "at p0"))
+  searching = Searching(begins, other, me=1, start=start)
+  searching.search.end()
+  (put,) = searching.search.take_over(searching.situation, fresh=True)
+  (term,) = put.value.entries
+  assert (term.fresh, term.step) == (True, 7)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_new_replica_reads_the_log_if_the_leader_has_not_answered(failed):
+  """The log says whether the run has ended, and who leads it now."""
+  searching = Searching()
+  searching.situation = Situation(View(), -1, False, -1, False, None)
+  if failed:
+    searching.search.unreachable["p1"] = 0.0
+  (get,) = searching.search.proceed(0.0, searching.situation)
+  beat = Beat(0, "p1", "at p1", 1, 4)
+  more, found = searching.search.get_answered(
+    ins.GetAnswered(get.request, True, beat), 0.0, searching.situation
+  )
+  assert found[0] == LeaderFound("p1", "at p1")
+  assert found[1:] == ([StartAt(4)] if failed else [])
+  assert bool(more) == failed
 
 
 def test_a_replica_looks_for_a_leader_at_once_when_its_log_was_trimmed():

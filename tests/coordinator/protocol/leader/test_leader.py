@@ -402,6 +402,16 @@ def test_fingerprints_of_earlier_steps_are_compared_as_well():
   assert "After 1 steps" in ended.reason
 
 
+def test_a_restarted_replica_is_compared_with_itself():
+  driven = inline()
+  driven.say("p1", msg.Fingerprint(1, "x"))
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  driven.hello("p7", replica=1)
+  driven.say("p7", msg.Fingerprint(1, "y"))
+  (ended,) = driven.logged(Ended)
+  assert ended.error == "Diverged"
+
+
 def test_no_step_is_taken_after_the_run_has_failed():
   driven = inline()
   driven.arrive("p0", payload=b"a")
@@ -753,6 +763,22 @@ def test_the_end_asks_who_is_behind_and_serves_the_final_state_afterwards():
   (fetch,) = driven.sent_to("p1", msg.Fetch)
   (serve,) = driven.sent_to("p0", msg.Serve)
   assert (fetch.source, serve.to, serve.at_least) == ("p0", "p1", 1)
+
+
+def test_the_end_is_waited_for_from_when_the_last_step_is_in_the_log():
+  """Those that are behind can't learn of that step before."""
+  driven = with_states(replicas_to_aggregate=1, attempt_timeout=1.0)
+  driven.holds = []
+  driven.arrive("p0", payload=b"g")
+  driven.say("p0", msg.Finish("enough"))
+  driven.now += 1.1 * driven.config.deadlines.patience
+  driven.give(ins.TimePassed())
+  (put,), driven.holds = driven.holds, None
+  driven.give(ins.PutAnswered(put.request, "done"))
+  assert driven.logged(Ended) == []
+  driven.now += 1.1 * driven.config.deadlines.patience
+  driven.give(ins.TimePassed())
+  assert len(driven.logged(Ended)) == 1
 
 
 def test_a_member_may_leave_once_the_others_have_its_step():
