@@ -104,7 +104,7 @@ def _follow(
       from optax_dist.coordinator.metrics import tensorboard
 
       try:
-        points = tensorboard.Points(args.journal, args.tensorboard)
+        points = tensorboard.Points(shown.numbers, args.tensorboard)
       except OSError as error:
         raise errors.CommandError(f"--tensorboard: {error.strerror}") from error
       stack.callback(points.close)
@@ -127,6 +127,7 @@ def _follow(
         if args.web is None and shown.numbers.finish is not None:
           break
         time.sleep(_SLICE)
+    shown.read()
 
 
 def _table(shown: View, width: int) -> rich.table.Table:

@@ -12,7 +12,6 @@ import socket
 import time
 from typing import Any
 
-from optax_dist.coordinator import journal_tail
 from optax_dist.coordinator.metrics import table
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
@@ -20,7 +19,7 @@ _PERIOD = 1.0  # Seconds between points.
 
 
 class Points:
-  """Follows a journal, and writes the metrics of its run to an event file.
+  """Writes the metrics of a run to an event file, while it goes on.
 
   Call `update` often: it writes a point per second in which there was a step.
   Counters are written as they are; for a histogram, the mean of the values added
@@ -28,13 +27,11 @@ class Points:
   ``optax_dist/gradients_dropped/stale``.
   """
 
-  def __init__(
-    self, journal: str | os.PathLike[str], folder: str | os.PathLike[str]
-  ):
+  def __init__(self, numbers: RunNumbers, folder: str | os.PathLike[str]):
     """Creates the folder and a new event file in it.
 
     Args:
-      journal: the journal, which need not exist yet.
+      numbers: those of the run, which somebody else keeps up to date.
       folder: folder for the event file.
 
     Raises:
@@ -47,7 +44,7 @@ class Points:
     from tensorboardX.proto import event_pb2
 
     self._event, self._scalar = event_pb2.Event, summary.scalar
-    self._tail, self._numbers = journal_tail.Tail(journal), RunNumbers()
+    self._numbers = numbers
     os.makedirs(folder, exist_ok=True)
     # Two processes that start within a second would write the same file.
     name = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
@@ -69,7 +66,6 @@ class Points:
     if now < self._next and not force:
       return
     self._next = now + _PERIOD
-    self._numbers.update(self._tail.read())
     if self._numbers.step == self._step:
       return
     self._step = self._numbers.step
