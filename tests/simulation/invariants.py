@@ -998,8 +998,11 @@ class Checker:
     left = setting.replicas - len(self.gone)
     lowered = setting.lower_on_leave or setting.lower_on_loss
     needed = min(setting.least, left) if lowered else setting.least
-    # One that was killed for good is waited for, unless a loss lowers that.
-    living = left - (self.world.spared and not setting.lower_on_loss)
+    # One that was killed for good is waited for, and so is one that found no leader
+    # to let it go; unless a loss lowers that.
+    unseen = {p.index for p in self.world.all if p.over == "left"} - self.gone
+    absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
+    living = left - absent
     if living < needed and setting.needed <= setting.replicas:
       return "too many have left"
     return ""

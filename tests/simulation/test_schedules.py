@@ -105,6 +105,7 @@ _HOLDS = {
     "who has computed for longer than the run waits may wait as long": 9780064095,
     "a wish to save is told once the leader has welcomed its replica": 9785036891,
     "a replica whose leader is gone reads that the run has ended": 9795033057,
+    "one that leaves while it finds no leader counts as lost": 9790085601,
     "a leader that slept while the run began anew has not its state": 9720012871,
   },
   leases: {
