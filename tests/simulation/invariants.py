@@ -13,6 +13,7 @@ there later (a record put where an old one was deleted) is nobody's history.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import itertools
@@ -796,9 +797,11 @@ class Checker:
     self.submissions[key] = _Submission(submitted, gradient)
     if not submitted.finite:
       self.not_finite += submitted.total
+    # One that has just been admitted may have an earlier lease for a moment.
+    since = bisect.bisect(self.times, process.settled_at)
     own = [
       span
-      for commit in self.commits[: submitted.local_step]
+      for commit in self.commits[since : submitted.local_step]
       for part in commit.parts
       if self.processes.get(part.incarnation) == process.name
       for span in part.data

@@ -113,6 +113,7 @@ _HOLDS = {
     "it waits from when the last step is in the log": 8501000219,
     "a run that fails has no leases that could be wrong": 8800048,
     "local steps end with the lease of their samples": 61000945,
+    "one that is admitted again may have an earlier lease for a moment": 9800001471,
   },
   slots: {
     "a damaged state may show in gradients before fingerprints differ": 9301001508,
