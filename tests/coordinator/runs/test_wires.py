@@ -67,6 +67,8 @@ def test_bytes_are_counted_and_are_the_fewest_there_can_be():
   size = 4 * elements
 
   def train(replica, result):
+    # What three had begun would be begun anew when the fourth joins.
+    together.wait()
     before = replica.stats()["bytes_in"]
     for _ in range(steps):
       if replica.replica == 3:
