@@ -417,3 +417,14 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
       if waits:
         assert now.out == ()
   assert granted > 80
+
+
+def test_samples_that_were_not_finite_are_leased_again_after_a_commit():
+  state = ledger.init(ledger.Batches(8, 2, shuffle=False), 1)
+  state, (first,) = ledger.step(state, ledger.Ask("a"))
+  state, (second,) = ledger.step(state, ledger.Ask("b"))
+  state, _ = ledger.step(state, ledger.Drop("a", first.spans, finite=False))
+  state, _ = ledger.step(state, ledger.Accept("b", second.spans))
+  state, _ = ledger.step(state, ledger.Commit((("b", second.spans),)))
+  state, (again,) = ledger.step(state, ledger.Ask("a"))
+  assert again.spans == first.spans

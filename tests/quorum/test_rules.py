@@ -103,3 +103,17 @@ def test_states_are_values_to_be_kept_and_sent():
 def test_a_count_below_one_is_no_event(count):
   with pytest.raises(ValueError, match="count must be a positive integer"):
     run(started(1, 1), quorum.Arrive(0, 0, count=count))
+
+
+def test_a_run_that_can_not_go_on_after_a_commit_says_so():
+  both = (quorum.Arrive(replica, 0) for replica in range(2))
+  state, _ = run(started(2, 2, two_phase=True), *both, quorum.Done(0, 0, 1))
+  _, decisions = run(state, quorum.Leave(0), quorum.Done(1, 0, 1))
+  told = [d for d in decisions if isinstance(d, quorum.CannotProceed)]
+  assert [decision.final for decision in told] == [True]
+
+
+def test_a_gradient_of_before_the_last_join_is_of_another_incarnation():
+  state, _ = run(started(1, 1, max_staleness=1), quorum.Arrive(0, 0))
+  _, (dropped, *_) = run(state, quorum.Join(0), quorum.Arrive(0, 0))
+  assert dropped.reason is Reason.OTHER_INCARNATION

@@ -107,3 +107,12 @@ def test_a_rule_that_can_not_be_is_refused(changes, words):
   good = {"floor": 5.0, "first": 30.0, "ceiling": 60.0}
   with pytest.raises(ValueError, match=words):
     arrivals.Rule(**(good | changes))
+
+
+def test_a_second_outlier_counts_at_once():
+  seen = arrivals.Arrivals(arrivals.Rule(1.0, 60.0, 600.0))
+  for _ in range(100):
+    seen.add(2.0)
+  for _ in range(2):
+    seen.add(20.0)
+  assert seen.deadline == 50.0

@@ -61,3 +61,8 @@ def test_an_order_that_does_not_hold_is_an_error():
 def test_short_runs_have_short_rules():
   for rule in (deadlines.silence(10.0), deadlines.steps(10.0)):
     assert rule.floor <= rule.first <= rule.ceiling <= 6.0
+
+
+def test_a_silent_member_has_no_less_time_than_a_silent_leader():
+  found = deadlines.of(20.0)
+  assert found.silence >= found.pace

@@ -158,3 +158,27 @@ def test_a_reader_that_gets_no_answer_says_so():
   unknown = ins.GetAnswered(get.request, False, None)
   assert reader.answered(unknown) == "unknown"
   assert not reader.busy
+
+
+def test_nothing_is_said_before_what_was_added_meanwhile_is_in_the_log():
+  writer, out = _writer(), []
+  writer.add(ENTRIES[0])
+  put = writer.flush(0.0)
+  writer.add(ENTRIES[1])
+  writer.say(out, SAID)
+  done = writer.answered(ins.PutAnswered(put.request, "done"))
+  assert (out, done.effects) == ([], ())
+
+
+def test_a_reader_may_begin_at_an_earlier_position_again():
+  reader = log.LogReader(8, itertools.count(1).__next__)
+  _read(reader, 3, RECORDS)
+  found, _ = _read(reader, 1, RECORDS)
+  assert [position for position, _ in found.records] == [1, 2, 3]
+
+
+def test_a_request_that_failed_says_nothing_of_the_store_s_distance():
+  delay = log.StoreDelay()
+  delay.asked([fx.Get(1, "log/0")], 0.0)
+  delay.answered(ins.GetAnswered(1, False, None), 0.1)
+  assert delay.shortest == 0.0

@@ -114,3 +114,9 @@ def test_a_run_that_begins_at_a_later_step_is_untouched_until_a_commit():
   assert view.untouched
   view.apply(1, Record(0, (committed(5),)))
   assert not view.untouched
+
+
+def test_a_replica_that_came_back_has_not_departed():
+  first, again = (Joined(member(i, 1, f"b{i}")) for i in (1, 2))
+  view = view_of(term(), first, Removed(1, False, "lost"), again)
+  assert view.departed == {}

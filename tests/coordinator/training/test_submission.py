@@ -260,3 +260,39 @@ def test_what_is_computed_for_a_step_that_is_over_is_superseded():
   assert submission.draw(seen) is None
   assert submission.ended is not None
   assert submission.counts == {"applied": 0, "superseded": 2}
+
+
+def test_a_report_of_a_stale_sum_extends_nothing():
+  seen, submission = partial_sum(max_staleness=0)
+  seen.publish()
+  assert give(submission, seen, 4).extends == -1
+
+
+def test_a_replica_that_is_admitted_anew_waits_for_no_newer_parameters():
+  seen = Told()
+  submission = begin(seen)
+  give(submission, seen)
+  answer(seen, "stale", 0)
+  submission.conclude(seen)
+  assert submission.waits(seen)
+  seen.admission += 1
+  assert not submission.waits(seen)
+
+
+def test_an_abandoned_sum_goes_on_while_it_may_count():
+  seen = Told(asked=2)
+  submission = begin(seen, max_staleness=1)
+  give(submission, seen)
+  seen.publish()
+  submission.abandon(seen)
+  assert submission.ended is None
+  assert submission.total == 1
+
+
+def test_an_abandoned_gradient_is_computed_on_the_same_samples_again():
+  seen = Told(lease=(1, ((0, 8),)))
+  submission = begin(seen, samples=2, window=8)
+  submission.draw(seen)
+  submission.keep_drawn()
+  submission.abandon(seen)
+  assert submission.drawn == ((0, 2),)

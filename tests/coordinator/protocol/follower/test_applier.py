@@ -325,3 +325,26 @@ def test_a_state_that_is_no_more_the_runs_is_not_reported():
   driven.applier.start_anew()
   driven.applier.report(msg.Report(0))
   assert driven.told == []
+
+
+def test_a_mean_that_is_here_is_kept_though_one_of_its_members_is_lost():
+  """It may be committed yet."""
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
+  driven.applier.removed(1)
+  driven.applier.committed(committed(0, None))
+  assert fx.Publish(1, False) in driven.did()
+
+
+def test_a_mean_is_kept_as_long_as_a_reader_lags_behind():
+  driven = Driven()
+  submit(driven)
+  lagging = msg.Attempt(attempt_id(), attempt().parts, (2,), None, 4)
+  driven.applier.attempt(lagging, 0, MEMBERS)
+  driven.applier.aggregated(ins.Aggregated(attempt_id()))
+  driven.applier.committed(committed(0, None))
+  for step in range(1, 6):
+    driven.applier.committed(committed(step))
+  assert fx.Release(attempt_id()) not in driven.did()

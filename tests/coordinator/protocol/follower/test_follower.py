@@ -632,3 +632,68 @@ def test_its_distance_to_the_store_is_that_of_the_fastest_answer():
     if found:
       break
   assert found[0].store_delay == pytest.approx(0.1)
+
+
+def test_a_view_with_a_gap_is_not_told_to_a_leader():
+  driven = Driven()
+  driven.store[LEADER_KEY] = Beat(0, "p0", "at p0", 0, 1)
+  driven.begin()
+  driven.lose()
+  driven.pass_time(10.0)
+  hellos = driven.sent(msg.Hello, "p0")
+  assert len(hellos) > 1
+  assert {hello.position for hello in hellos} == {-1}
+
+
+def test_a_replica_that_lost_its_leader_is_the_member_that_the_log_names():
+  driven = Driven().begin()
+  driven.hear(msg.Recorded(0, driven.store[record_key(0)]), "p2")
+  driven.hear(msg.Recorded(1, driven.store[record_key(1)]), "p2")
+  driven.welcome(incarnation=-1)
+  driven.lose()
+  driven.hear(msg.Recorded(driven.put(MINE), Record(0, (MINE,))), "p2")
+  driven.lose()
+  driven.pass_time(1.0)
+  assert driven.follower.incarnation == ME
+
+
+def test_a_replica_joins_at_the_step_before_commits_of_the_same_record():
+  driven = Driven().begin().welcome()
+  driven.record(MINE, commit(0))
+  assert driven.steps() == [1]
+  assert not driven.sent(msg.NeedsSnapshot)
+
+
+def test_a_new_leader_tells_no_records_from_before_a_gap():
+  driven = Driven().join()
+  driven.lose()
+  for step in range(3):
+    driven.put(commit(step))
+  driven.pass_time(0.1)
+  driven.calls = driven.sent(msg.Hello, "p0")[-1].call
+  driven.put(commit(3))
+  driven.welcome()
+  driven.record(term(1, "p1", incarnation=ME), number=1)
+  _, records = driven.follower.elected
+  assert len(records) == 1
+
+
+def test_a_vote_about_an_earlier_leader_does_not_count():
+  driven = Driven().join()
+  driven.record(term(1, "p0", incarnation=0), number=1)
+  driven.did.clear()
+  driven.lose(how="left")
+  driven.hear(msg.Standing(0, False), "p2")
+  driven.pass_time(0.5)
+  assert not driven.done(fx.Put)
+
+
+def test_a_leader_that_was_not_ready_is_called_again_when_it_says_so():
+  driven = Driven().join()
+  entry = term(1, "p2")
+  position = driven.put(entry, number=1)
+  told = msg.Recorded(position, Record(1, (entry,)))
+  driven.hear(told, "p2")
+  driven.hear(msg.NotLeader("not yet"), "p2")
+  driven.hear(told, "p2")
+  assert len(driven.sent(msg.Hello, "p2")) == 2

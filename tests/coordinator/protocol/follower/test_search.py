@@ -167,3 +167,32 @@ def test_a_replica_looks_for_a_leader_at_once_when_its_log_was_trimmed():
   assert not searching.claims(0.0)
   assert searching.fell_off
   assert searching.now == 0.0
+
+
+def _claims(searching, now=0.0):
+  """What it puts now."""
+  effects = searching.search.proceed(now, searching.situation)
+  return [effect for effect in effects if isinstance(effect, fx.Put)]
+
+
+def test_a_claim_that_another_process_was_faster_with_is_not_repeated_at_once():
+  searching = Searching(*BEGINS, me=1)
+  (put,) = _claims(searching)
+  conflict = ins.PutAnswered(put.request, "conflict")
+  ((get,), _) = searching.search.put_answered(conflict, 0.0)
+  other = Record(1, (Term(1, "p9", "at p9", False, 1, 1, 0, ""),))
+  answer = ins.GetAnswered(get.request, True, other)
+  searching.search.get_answered(answer, 0.0, searching.situation)
+  assert not _claims(searching)
+
+
+def test_an_unanswered_claim_is_given_up_once_there_is_a_leader():
+  searching = Searching(*BEGINS, me=1)
+  (put,) = _claims(searching)
+  unknown = ins.PutAnswered(put.request, "unknown")
+  ((get,), _) = searching.search.put_answered(unknown, 0.0)
+  answer = ins.GetAnswered(get.request, False, None)
+  searching.search.get_answered(answer, 0.0, searching.situation)
+  searching.search.end()
+  assert not _claims(searching, now=100.0)
+  assert searching.search.idle

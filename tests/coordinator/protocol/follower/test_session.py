@@ -161,3 +161,11 @@ def test_a_sum_that_extends_no_buffered_one_counts_as_a_whole():
   session.asked_for_more(0, 2)
   session.submit(submission(1, total=3))
   assert session.count() == 3
+
+
+def test_a_partial_sum_has_the_outcome_of_the_sum_that_extends_it():
+  session = Session()
+  session.submit(submission(0))
+  session.asked_for_more(0, 1)
+  session.submit(submission(1, 2, extends=0))
+  assert [told.sequence for told in session.lost("lost")] == [1]

@@ -2,6 +2,7 @@
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import deadlines
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
 from optax_dist.coordinator.protocol.leader.attempt import (
   Attempt,
@@ -70,3 +71,13 @@ def test_a_report_is_held_until_the_witness_has_the_mean():
   assert attempt.done(0, attempt.id) == []
   assert attempt.unreported(state) == [1]
   assert attempt.done(1, attempt.id) == [quorum.Done(0, 0, 1)]
+
+
+def test_an_attempt_that_is_announced_anew_is_asked_about_anew():
+  parts = tuple(Part(i, i, 0, 0, 0, 1, 1.0) for i in range(2))
+  message = msg.Attempt(AttemptId(0, 0, 1, 0), parts, (), None, 0)
+  attempt = Attempt(message, AttemptId(0, 0, 0, 0), 0.0)
+  limits = deadlines.of(300.0)
+  attempt.unanswered.add(1)
+  attempt.announce(1.0)
+  assert attempt.due(limits) == 1.0 + limits.attempt

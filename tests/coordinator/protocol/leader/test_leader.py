@@ -1106,3 +1106,116 @@ def test_a_replacement_is_noted_once_it_is_in_the_log():
   (put,) = [put for put in driven.holds if put.key.startswith("log/")]
   driven.give(ins.PutAnswered(put.request, "done"))
   assert noted() == [notes.Lost, notes.Drop]
+
+
+def test_a_step_counts_a_member_that_is_lost_after_it_has_done_its_part():
+  data = ledger.Batches(60, 6, shuffle=False)
+  driven = Driven(replicas_to_aggregate=3, total_num_replicas=3, data=data)
+  peers = ("p0", "p1", "p2")
+  for peer in peers[1:]:
+    driven.hello(peer)
+  leases = {p: driven.sent_to(p, msg.Asked)[-1].lease for p in peers}
+  for peer in peers:
+    driven.arrive(peer, data=leases[peer])
+  attempt = driven.sent_to("p0", msg.Attempt)[-1].attempt
+  driven.say("p1", msg.Done(attempt))
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  driven.say("p0", msg.Done(attempt))
+  driven.say("p2", msg.Done(attempt))
+  assert len(driven.logged(Committed)) == 1
+
+
+def test_a_snapshot_does_not_wait_for_the_step_of_an_abandoned_attempt():
+  driven = Driven(total_num_replicas=3)
+  driven.hello("p1")
+  driven.hello("p2")
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(0))
+    driven.arrive(peer)
+  attempt = driven.sent_to("p0", msg.Attempt)[-1].attempt
+  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  assert [f.at_least for f in driven.sent_to("p2", msg.Fetch)] == [1]
+  driven.say("p1", msg.Failed(attempt, None, "no"))
+  assert [f.at_least for f in driven.sent_to("p2", msg.Fetch)] == [1, 0]
+
+
+def test_gradients_that_stay_over_a_commit_are_waited_for_anew():
+  driven = Driven(total_num_replicas=3, max_staleness=1)
+  driven.hello("p1")
+  driven.hello("p2")
+  for peer in ("p0", "p1"):
+    driven.arrive(peer)
+  attempt = driven.sent_to("p0", msg.Attempt)[-1].attempt
+  driven.arrive("p2")
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Done(attempt))
+  driven.now += driven.config.stall_warning
+  driven.give(ins.TimePassed())
+  assert driven.sent_to("p0", msg.Stalled)
+
+
+def test_a_sum_that_is_not_finite_takes_the_part_before_it_with_it():
+  driven = Driven(replicas_to_aggregate=4)
+  driven.hello("p1")
+  driven.arrive("p0", total=2, count=2)
+  driven.arrive("p1", total=1, count=1)
+  driven.arrive("p0", sequence=1, total=3, count=1, finite=False)
+  assert [m.sequence for m in driven.sent_to("p0", msg.Dropped)] == [1, 0]
+
+
+def test_an_optimistic_exchange_with_a_lost_member_is_announced_anew():
+  driven = Driven(
+    replicas_to_aggregate=3, total_num_replicas=3, lower_on_loss=True
+  )
+  driven.hello("p1")
+  driven.hello("p2")
+  optimistic(driven, "p0", membership=2)
+  driven.give(ins.PeerLost("p2", "broken", "killed"))
+  optimistic(driven, "p1", membership=2)
+  assert driven.sent_to("p1", msg.Attempt)
+
+
+def test_a_member_that_is_served_a_snapshot_reads_the_next_mean():
+  driven = Driven(
+    earlier=(Term(0, "p0", "at p0", True, 0, 0, 40, "s"),),
+    fresh=False,
+    replicas_to_aggregate=1,
+    total_num_replicas=2,
+  )
+  driven.say("p0", msg.Applied(40))
+  driven.hello("p1")
+  driven.say("p1", msg.NeedsSnapshot(0, "new"))
+  assert driven.sent_to("p1", msg.Fetch)
+  driven.arrive("p0", step=40)
+  (attempt,) = driven.sent_to("p0", msg.Attempt)
+  assert attempt.readers == (1,)
+
+
+def test_a_member_that_left_long_ago_may_join_again():
+  driven = with_states(replicas_to_aggregate=1, block=1)
+  driven.say("p1", msg.Leave(False, "done"))
+  for step in range(4):
+    driven.arrive("p0", sequence=step, step=step, payload=b"g")
+  driven.hello("p1", incarnation=1, position=1, call=2)
+  assert len(driven.logged(Joined)) == 2
+
+
+def test_each_lack_of_the_state_is_waited_for_anew():
+  driven = inline()
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, payload=b"g")
+  for _ in range(2):
+    driven.give(ins.PeerLost("p1", "broken", "killed"))
+    driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
+    driven.now += 0.6 * driven.config.timeout
+    driven.give(ins.TimePassed())
+    assert driven.logged(Ended) == []
+    driven.hello("p1")
+    driven.say("p1", msg.Applied(1))
+    driven.say("p0", msg.Applied(1))
+
+
+def test_a_new_leader_tells_its_members_of_its_term():
+  driven = new_leader()
+  (told,) = driven.sent_to("p1", msg.Recorded)
+  assert told.position == 3

@@ -292,3 +292,18 @@ def test_a_step_waits_for_its_audit_once_two_members_have_computed():
   lends, who, closes = audited(right, wrong, right)
   assert closes == [True, False, False]
   assert lends.verdict().wrong == (who[1],)
+
+
+def test_only_slots_that_count_are_named_as_not_finite():
+  step = Step(0, 1)
+  step.bring(1, 1.0)
+  theirs = step.lends.data(1)
+  mine = step.leases[0]
+  work = audit.pack(theirs[0][0], audit.NOT_FINITE)
+  message = codec.replace(arrive(mine, sp.size(mine)), work=work)
+  assert not step.lends.admit(0, message)
+  step.lends.accepted(0, message, 1.0)
+  parts = tuple(
+    entries.Part(m, m, 0, 0, 0, 1, 1.0, step.lends.data(m)) for m in (0, 1)
+  )
+  assert step.lends.committed(parts, {0: 8, 1: 8}, 0.0).skipped == ()
