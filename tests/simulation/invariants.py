@@ -797,6 +797,17 @@ class Checker:
     self.submissions[key] = _Submission(submitted, gradient)
     if not submitted.finite:
       self.not_finite += submitted.total
+    if submitted.data:
+      self.computed_again(process, submitted)
+    digests = submitted.work if self.setting.window else b""
+    for position in range(0, len(digests), audit.ENTRY.size):
+      (slot, _) = audit.ENTRY.unpack_from(digests, position)
+      self.computed[slot].add(process.name)
+    self.sums_as_asked(process)
+    self.world.tell(transcript.submission(process, submitted))
+
+  def computed_again(self, process: Any, submitted: ins.Submitted) -> None:
+    """No gradient is on samples that a process knows to be committed as its own."""
     # One that has just been admitted may have an earlier lease for a moment.
     since = bisect.bisect(self.times, process.settled_at)
     own = [
@@ -808,12 +819,6 @@ class Checker:
     ]
     if sp.overlap(submitted.data, own):
       self.fail("A10", f"{process.name} computes again on {submitted.data}")
-    digests = submitted.work if self.setting.window else b""
-    for position in range(0, len(digests), audit.ENTRY.size):
-      (slot, _) = audit.ENTRY.unpack_from(digests, position)
-      self.computed[slot].add(process.name)
-    self.sums_as_asked(process)
-    self.world.tell(transcript.submission(process, submitted))
 
   def sums_as_asked(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
