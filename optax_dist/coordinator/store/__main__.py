@@ -55,7 +55,7 @@ def _main(arguments: list[str] | None = None) -> int:
       and channels.Certificates(*options.certificates),
     )
   except (OSError, ValueError) as error:
-    print(f"The store can't listen: {error}", flush=True)
+    print(f"The store can't listen: {error}", file=sys.stderr)
     return 1
   drained = threading.Event()
   if options.lifeline:

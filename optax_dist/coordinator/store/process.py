@@ -117,29 +117,35 @@ def start(
     env=env,
     stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
     stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
+    stderr=subprocess.STDOUT,
     start_new_session=True,  # Ctrl-C is handled by the parent.
   )
   made = StoreProcess("", process)
   watchdog = threading.Timer(timeout, process.kill)
   watchdog.start()
+  said = ""
   try:
     assert process.stdout is not None
-    line = process.stdout.readline().decode().strip()
+    for line in process.stdout:
+      if line.startswith(READY.encode()):
+        made.address = line.decode().removeprefix(READY).strip()
+        break
+      said += line.decode(errors="replace")
   except BaseException:
     made.stop()
     raise
   finally:
     watchdog.cancel()
-  if line.startswith(READY):
-    made.address = line.removeprefix(READY)
+  if made.address:
+    # Nobody reads what it says from now on, and a full pipe would block it.
+    process.stdout.close()
     if not lifeline:
-      # Closing the pipe ends it; only its exit status is awaited.
-      process.stdout.close()
+      # Nobody stops it, so its exit status is awaited here.
       threading.Thread(target=process.wait, daemon=True).start()
     return made
   late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
   made.stop()
+  said = said.strip()
   if late:
-    raise TimeoutError(f"The store was not ready within {timeout:g} s.")
-  raise RuntimeError(line or f"The store ended with {process.returncode}.")
+    raise TimeoutError(f"The store was not ready within {timeout:g} s. {said}")
+  raise RuntimeError(said or f"The store ended with {process.returncode}.")

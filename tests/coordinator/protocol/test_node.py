@@ -219,7 +219,7 @@ def test_an_evicted_replica_learns_at_once_that_the_run_has_ended():
   assert failed.error == "RunFinished"
 
 
-def test_a_leader_that_reads_of_a_later_term_leads_no_more():
+def test_a_leader_that_reads_of_a_later_term_leads_no_more_and_says_so():
   cluster = Cluster(2)
   follower = cluster.nodes["p0"].follower
   later = Term(1, "p1", "at p1", False, 1, 1, 0, "")
@@ -228,6 +228,8 @@ def test_a_leader_that_reads_of_a_later_term_leads_no_more():
   assert fx.LeadershipChanged(False, 0) in cluster.done(
     "p0", fx.LeadershipChanged
   )
+  said = [effect.message for effect in cluster.done("p0", fx.SendAll)]
+  assert any(isinstance(message, msg.NotLeader) for message in said)
 
 
 def finished_cluster():
@@ -316,13 +318,3 @@ def test_a_replica_that_is_evicted_repeatedly_rejoins_ever_more_rarely(how):
   assert [give_up() for _ in range(8)][-1] > 0.5
   cluster.pass_time(cluster.now + 12 * config.deadlines.pace)
   assert give_up() < 0.5
-
-
-def test_a_leader_that_reads_of_a_later_term_tells_its_followers():
-  cluster = Cluster(2)
-  follower = cluster.nodes["p0"].follower
-  later = Term(1, "p1", "at p1", False, 1, 1, 0, "")
-  told = msg.Recorded(follower._position, Record(1, (later,)))
-  cluster.give("p0", ins.Received("p0", told))
-  told = [effect.message for effect in cluster.done("p0", fx.SendAll)]
-  assert any(isinstance(message, msg.NotLeader) for message in told)

@@ -102,6 +102,15 @@ def test_a_taken_port_is_named():
       process.start(SECRET, port=port)
 
 
+def test_what_a_process_says_before_it_dies_is_the_error(tmp_path, monkeypatch):
+  python = tmp_path / "python"
+  python.write_text("#!/bin/sh\necho no such module >&2\nexit 3\n")
+  python.chmod(0o755)
+  monkeypatch.setattr(sys, "executable", str(python))
+  with pytest.raises(RuntimeError, match="no such module"):
+    process.start(SECRET, port=0)
+
+
 def test_beyond_loopback_a_secret_is_required():
   with pytest.raises(RuntimeError, match="A secret or certificates are needed"):
     process.start(b"", bind="0.0.0.0", port=0)

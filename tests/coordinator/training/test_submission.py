@@ -125,14 +125,19 @@ def test_a_late_gradient_is_reported_without_its_numbers(abandoned):
   assert submitted.compute == (None if abandoned else 0.5)
 
 
-def test_after_a_stale_gradient_it_waits_for_newer_parameters():
+@pytest.mark.parametrize("admitted_again", [False, True])
+def test_after_a_stale_gradient_it_waits_for_newer_parameters(admitted_again):
+  """Or until it is admitted again, with those of then."""
   seen = Told()
   submission = begin(seen)
   give(submission, seen)
   answer(seen, "stale", 0)
   submission.conclude(seen)
   assert submission.waits(seen).startswith("for newer parameters")
-  seen.publish()
+  if admitted_again:
+    seen.admission += 1
+  else:
+    seen.publish()
   assert not submission.waits(seen)
 
 
@@ -266,17 +271,6 @@ def test_a_report_of_a_stale_sum_extends_nothing():
   seen, submission = partial_sum(max_staleness=0)
   seen.publish()
   assert give(submission, seen, 4).extends == -1
-
-
-def test_a_replica_that_is_admitted_anew_waits_for_no_newer_parameters():
-  seen = Told()
-  submission = begin(seen)
-  give(submission, seen)
-  answer(seen, "stale", 0)
-  submission.conclude(seen)
-  assert submission.waits(seen)
-  seen.admission += 1
-  assert not submission.waits(seen)
 
 
 def test_an_abandoned_sum_goes_on_while_it_may_count():
