@@ -22,6 +22,7 @@ from optax_dist.coordinator.protocol.entries import (
   Removed,
   Term,
 )
+from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.leader.leader import Leader
 from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.membership import View
@@ -219,6 +220,16 @@ def test_an_optimistic_exchange_needs_no_message():
   assert commit.attempt == number
 
 
+def test_a_report_may_come_before_the_gradient_of_another_member():
+  driven = Driven()
+  driven.hello("p1")
+  number = optimistic(driven, "p0")
+  driven.say("p0", msg.Done(number))
+  optimistic(driven, "p1")
+  driven.say("p1", msg.Done(number))
+  assert len(driven.logged(Committed)) == 1
+
+
 @pytest.mark.parametrize("how", ["failed", "other members"])
 def test_a_failed_optimistic_exchange_is_announced_anew(how):
   driven = Driven()
@@ -277,6 +288,14 @@ def test_a_lost_connection_is_a_lost_member():
   driven.give(ins.PeerLost("p1", "broken", "reset"))
   (removed,) = driven.logged(Removed)
   assert (removed.incarnation, removed.left) == (1, False)
+
+
+def test_the_gradient_of_a_lost_member_is_waited_for_no_more():
+  driven = inline(timeout=30.0)
+  driven.arrive("p1", payload=b"g")
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  _pass_time(driven, 2 * driven.config.timeout)
+  assert driven.logged(Ended) == []
 
 
 def test_a_member_that_fails_by_an_exception_is_told_at_once():
@@ -865,6 +884,14 @@ def test_a_snapshot_comes_from_another_member_once_its_server_is_lost():
   assert driven.sent_to("p2", msg.Fetch)[-1].source == "p0"
 
 
+def test_a_member_that_could_not_serve_a_snapshot_is_not_the_next_to_be_asked():
+  driven = with_states(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p2")
+  for _ in range(2):
+    driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  assert [f.source for f in driven.sent_to("p2", msg.Fetch)] == ["p1", "p0"]
+
+
 def new_leader(**options):
   """Replicas 1 and 2 were members before it was elected, and have yet to come."""
   return Driven(
@@ -1219,3 +1246,56 @@ def test_a_new_leader_tells_its_members_of_its_term():
   driven = new_leader()
   (told,) = driven.sent_to("p1", msg.Recorded)
   assert told.position == 3
+
+
+RIGHT, WRONG = bytes([1] * 16), bytes([2] * 16)
+
+
+def bring(driven, peer, step, digest):
+  """A member has computed the only slot of a step."""
+  driven.now += 1.0
+  slot = ((step, step + 1),)
+  work = audit.pack(step, digest)
+  driven.arrive(peer, step, step, b"g", data=slot, work=work)
+
+
+def audited_step():
+  """In step 1 of three members' audited run, the second has brought a digest."""
+  data = ledger.Batches(8, 1, micro_batch=1, deterministic=True, audit=1.0)
+  driven = inline(replicas_to_aggregate=1, total_num_replicas=3, data=data)
+  driven.hello("p2")
+  # A step waits for its audit once two members have brought something.
+  bring(driven, "p0", 0, RIGHT)
+  bring(driven, "p1", 1, WRONG)
+  assert len(driven.logged(Committed)) == 1
+  return driven
+
+
+def test_a_process_whose_gradient_was_wrong_does_not_join_again():
+  driven = audited_step()
+  for peer in ("p0", "p2"):
+    bring(driven, peer, 1, RIGHT)
+  assert [removed.incarnation for removed in driven.logged(Removed)] == [1]
+  driven.hello("p1")
+  (refused,) = driven.sent_to("p1", msg.Refused)
+  assert "is not what replicas [0, 2] have computed" in refused.reason
+
+
+def test_what_a_lost_member_has_sent_counts_in_no_audit():
+  driven = audited_step()
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  for peer in ("p0", "p2"):
+    bring(driven, peer, 1, RIGHT)
+  assert len(driven.logged(Committed)) == 2
+
+
+def test_a_step_is_committed_though_its_witness_is_lost():
+  driven = Driven(replicas_to_aggregate=1)
+  driven.hello("p1")
+  driven.say("p1", msg.Applied(0))
+  driven.arrive("p0")
+  attempt = driven.sent_to("p1", msg.Attempt)[-1].attempt
+  driven.say("p0", msg.Done(attempt))
+  assert driven.logged(Committed) == []
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  assert len(driven.logged(Committed)) == 1
