@@ -986,10 +986,13 @@ class Checker:
     if now - self.world.store_silent_since >= _LONGEST:
       return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
+    # One that was away for so long needs some time to be back.
     away = {
-      p.name
-      for p in self.world.all
-      if p.paused_until > now and now - p.stopped_at >= _LONGEST
+      who[0]
+      for who, begin, end in self.world.absences
+      if len(who) == 1
+      and now < end + FORGOTTEN
+      and min(now, end) - begin >= _LONGEST
     }
     away |= self.let_go
     steps = [s for s, names in self.holders.items() if names - away]

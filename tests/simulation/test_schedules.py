@@ -107,6 +107,7 @@ _HOLDS = {
     "a replica whose leader is gone reads that the run has ended": 9795033057,
     "one that leaves while it finds no leader counts as lost": 9790085601,
     "a leader that slept while the run began anew has not its state": 9720012871,
+    "who alone has the state needs some time after it has slept": 9820030843,
   },
   leases: {
     "the end waits for replicas that are behind": 9100068,

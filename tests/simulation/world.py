@@ -591,10 +591,11 @@ class World:
     if not process.alive:
       return
     self.tell(f"{process.name} is stopped for {duration:.1f} s")
-    self.absences.append(((process.name,), self.now, self.now + duration))
     if process.paused_until <= self.now:
       process.stopped_at = self.now
     process.paused_until = max(process.paused_until, self.now + duration)
+    absence = (process.stopped_at, process.paused_until)
+    self.absences.append(((process.name,), *absence))
     self.at(process.paused_until, self.resume, process)
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.listen, process)
