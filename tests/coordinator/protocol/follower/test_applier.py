@@ -348,3 +348,24 @@ def test_a_mean_is_kept_as_long_as_a_reader_lags_behind():
   for step in range(1, 6):
     driven.applier.committed(committed(step))
   assert fx.Release(attempt_id()) not in driven.did()
+
+
+def test_the_leader_is_told_once_the_step_it_asked_for_is_there():
+  driven = Driven()
+  driven.applier.report(msg.Report(1))
+  assert driven.told == []
+  driven.applier.committed(committed(0))
+  assert driven.told == [msg.Applied(1)]
+
+
+def test_after_a_gap_a_snapshot_resolves_what_was_committed_before_it():
+  driven = Driven()
+  submit(driven)
+  commit = committed(0, None)
+  driven.session.committed(commit, 1)
+  driven.applier.committed(commit)
+  driven.applier.skip()
+  driven.applier.begin(View(), 5)
+  fetch_at(driven, 5)
+  (told,) = [e for e in driven.did() if isinstance(e, fx.Resolved)]
+  assert (told.sequence, told.reason) == (0, "")

@@ -133,15 +133,15 @@ def test_silence_counts_from_the_loss_of_the_leader():
   assert claim.incarnation == 1
 
 
-def test_a_run_that_begins_anew_begins_at_the_step_of_its_state():
-  start = Start(7, "s", Progress())
+def test_a_run_that_begins_anew_begins_at_the_step_and_samples_of_its_state():
+  start = Start(7, "s", Progress(28))
   begins = Term(0, "p1", "at p1", True, 0, 1, 7, "s")
   other = Joined(Member(1, 0, "p0", "at p0"))
   searching = Searching(begins, other, me=1, start=start)
   searching.search.end()
   (put,) = searching.search.take_over(searching.situation, fresh=True)
   (term,) = put.value.entries
-  assert (term.fresh, term.step) == (True, 7)
+  assert (term.fresh, term.step, term.progress) == (True, 7, Progress(28))
 
 
 @pytest.mark.parametrize("failed", [False, True])

@@ -252,35 +252,56 @@ def test_a_new_leader_leaves_each_slot_with_one_of_its_claimants():
   assert step.tell() == {1: ((2, 4),)}
 
 
+def members_of_audited_steps(number):
+  """Members who are to compute steps of one slot, each of which is audited."""
+  data = ledger.Batches(8, 1, micro_batch=1, deterministic=True, audit=1.0)
+  lends = LeaseManager(data, 1, ledger.Progress(), 160.0)
+  lends.now = 0.0
+  state = quorum.init(1, number, exact=True, window=True)
+  for member in range(number):
+    state, _ = quorum.step(state, quorum.Join(member))
+    lends.members_changed(state)
+    lends.ask(member, 1)
+  lends.announcements()
+  return lends, state
+
+
+def bring(lends, member, digest):
+  """A member has computed the slot of step 0."""
+  lends.now += 1.0
+  message = codec.replace(arrive(((0, 1),)), work=audit.pack(0, digest))
+  assert not lends.admit(member, message)
+  if lends.fits(member, message):
+    lends.accepted(member, message, lends.now)
+  lends.announcements()
+
+
 def audited(*digests):
   """Members have computed the only slot of a step, one after the other.
 
   Returns:
     The lease manager, who they were, and whether it closes the step after each.
   """
-  data = ledger.Batches(8, 1, micro_batch=1, deterministic=True, audit=1.0)
-  lends = LeaseManager(data, 1, ledger.Progress(), 160.0)
-  lends.now = 0.0
-  state = quorum.init(1, len(digests), exact=True, window=True)
-  for member in range(len(digests)):
-    state, _ = quorum.step(state, quorum.Join(member))
-    lends.members_changed(state)
-    lends.ask(member, 1)
+  lends, state = members_of_audited_steps(len(digests))
   state, _ = quorum.step(state, quorum.Arrive(0, 0))
   who, closes = [], []
   for digest in digests:
-    lends.announcements()
     member = next(m for m in range(len(digests)) if lends.lease(m))
     assert member not in who
-    lends.now += 1.0
-    work = audit.pack(0, digest)
-    message = codec.replace(arrive(((0, 1),)), work=work)
-    assert not lends.admit(member, message)
-    if lends.fits(member, message):
-      lends.accepted(member, message, lends.now)
+    bring(lends, member, digest)
     who.append(member)
     closes.append(lends.closes(state, 0.0, lends.now))
   return lends, who, closes
+
+
+def test_a_slot_is_not_computed_again_once_its_step_is_committed():
+  """An audit does not hold up a step while others may be compiling yet."""
+  lends, _ = members_of_audited_steps(2)
+  bring(lends, 0, bytes([1] * 16))
+  assert lends.lease(1) == ((0, 1),)
+  parts = (entries.Part(0, 0, 0, 0, 0, 1, 1.0, ((0, 1),)),)
+  lends.committed(parts, {0: 1, 1: 1}, 0.0)
+  assert (lends.lease(0), lends.lease(1)) == (((1, 2),), ())
 
 
 def test_a_step_waits_for_its_audit_once_two_members_have_computed():
