@@ -40,11 +40,9 @@ class Background(Protocol):
   """Runs work in another thread, and reports its end in this one."""
 
   def __call__(
-    self,
-    work: Callable[[], None],
-    done: Callable[[BaseException | None], None],
+    self, work: Callable[[], None], done: Callable[[], None] | None = None
   ) -> None:
-    """Runs `work`, and then `done` in the calling thread."""
+    """Runs `work`, and then `done`, or what raises its error, in this thread."""
     ...
 
 
@@ -111,8 +109,7 @@ class _Attempt:
     averaging: whether another thread reads the gradients now.
     timed: since when it fails if nothing moves; None: it may wait for gradients
       that are still computed.
-    answered: whether the core has its answer.
-    dropped: whether it was cancelled or released.
+    answered: whether the core has its answer, or wants none any more.
   """
 
   id: entries.AttemptId
@@ -126,7 +123,6 @@ class _Attempt:
   averaging: bool = False
   timed: float | None = None
   answered: bool = False
-  dropped: bool = False
 
   @property
   def order(self) -> tuple[int, int, int]:
@@ -406,18 +402,14 @@ class Aggregations:
     attempt.averaging = True
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:
       work()
-      self._averaged(attempt, None)
+      self._averaged(attempt)
     else:
-      self._background(work, lambda error: self._averaged(attempt, error))
+      self._background(work, lambda: self._averaged(attempt))
 
-  def _averaged(self, attempt: _Attempt, error: BaseException | None) -> None:
+  def _averaged(self, attempt: _Attempt) -> None:
     """The slice of the mean is there."""
     attempt.averaging = False
     self._give_back(attempt)
-    if attempt.dropped:
-      return
-    if error is not None:
-      self._fail(attempt, None, f"averaging raised {error!r}")
     if attempt.answered:
       return
     self._push(attempt)
@@ -456,9 +448,7 @@ class Aggregations:
   def _has_mean(self, attempt: _Attempt) -> bool:
     return all(part.has_mean for part in attempt.parts)
 
-  def _fail(
-    self, attempt: _Attempt, failed_replica: int | None, reason: str
-  ) -> None:
+  def _fail(self, attempt: _Attempt, failed_replica: int, reason: str) -> None:
     if not attempt.answered:
       attempt.answered = True
       failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
@@ -475,7 +465,7 @@ class Aggregations:
     ]
 
   def _drop(self, attempt: _Attempt) -> None:
-    attempt.answered = attempt.dropped = True
+    attempt.answered = True
     for key, transfer in list(self._transfers.items()):
       if transfer.attempt is attempt:
         process, number, _ = key

@@ -83,9 +83,7 @@ class Snapshots:
       write(raw[HEADER:])
       raw[8 : 8 + _DIGEST] = _digest(raw)
 
-    def done(error: BaseException | None) -> None:
-      if error is not None:
-        raise error
+    def done() -> None:
       self._connect(effect.to, effect.address)
       self._transport.send_array(*key, memory)
 
@@ -125,11 +123,9 @@ class Snapshots:
     """Accepts a state if its bytes are those that were served."""
     found: list[np.ndarray] = []
 
-    def done(error: BaseException | None) -> None:
+    def done() -> None:
       if self._fetch is not fetch:
         return
-      if error is not None:
-        raise error
       if not np.array_equal(found[0], raw[8 : 8 + _DIGEST]):
         reason = "it has changed on the way: its digest is another one"
         self._fail(fetch, reason)

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from optax_dist.coordinator.runtime import threads
 
 Work = Callable[[], None]
-Done = Callable[[BaseException | None], None]
+Done = Callable[[], None] | None
 
 
 class Background:
-  """Runs work one item at a time; starts its thread when there is work."""
+  """Runs work one item at a time; starts its thread when there is work.
+
+  An error is raised on the event loop, and so ends it.
+  """
 
   def __init__(self, name: str, post: Callable[[Callable[[], None]], None]):
     """Creates the queue, without a thread.
@@ -29,8 +32,8 @@ class Background:
     )
     self._thread: threading.Thread | None = None
 
-  def __call__(self, work: Work, done: Done) -> None:
-    """Runs `work`, and then `done` on the event loop."""
+  def __call__(self, work: Work, done: Done = None) -> None:
+    """Runs `work`, and then `done` on the event loop, if anyone waits for it."""
     if self._thread is None:
       run = threads.in_this_precision(self._run)
       thread = threading.Thread(target=run, name=self._name, daemon=True)
@@ -47,11 +50,16 @@ class Background:
   def _run(self) -> None:
     while (item := self._queue.get()) is not None:
       work, done = item
-      error: BaseException | None = None
       try:
         work()
-      except BaseException as raised:
-        error = raised
-      self._post(functools.partial(done, error))
+      except BaseException as error:
+        done = functools.partial(_raise, error)
+      # The event loop is not woken for an end that nobody waits for.
+      if done is not None:
+        self._post(done)
       # Drop references before waiting for the next item.
-      del item, work, done, error
+      del item, work, done
+
+
+def _raise(error: BaseException) -> None:
+  raise error

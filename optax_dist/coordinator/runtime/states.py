@@ -218,21 +218,18 @@ class States:
     if self._shards is not None:
       state.defer(work, self._post)
     else:
-      self._run(lambda: state.compute(work), lambda: None)
+      self._run(lambda: state.compute(work))
 
-  def _run(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+  def _run(
+    self, work: Callable[[], None], done: Callable[[], None] | None = None
+  ) -> None:
     """Runs work in the background, if there is one; then `done`."""
-    if self._background is None:
-      work()
-      done()
+    if self._background is not None:
+      self._background(work, done)
       return
-
-    def finish(error: BaseException | None) -> None:
-      if error is not None:
-        raise error
+    work()
+    if done is not None:
       done()
-
-    self._background(work, finish)
 
   def _read(self, raw: np.ndarray) -> Any:
     arrays = means.read(self._place, raw)

@@ -20,7 +20,8 @@ keeps the latest ones mapped. One that can't answers READY again, and is sent CH
 CANCEL ends either, in both directions.
 Each frame is a header (length, kind, id), a tag if frames are signed,
 and a body. The tag is HMAC-SHA256 over the frame's sequence number, its header
-and its body; for an array's pieces the body is left out.
+and its body. Pieces of arrays have none: it would take as long as moving them, and
+a tag of their headers alone would hinder nobody from changing the array.
 """
 
 from __future__ import annotations
@@ -308,14 +309,14 @@ class Session:
     while self._frames and len(small) < 512:
       kind, number, body = self._frames.popleft()
       self.backlog -= len(body) + _HEADER.size
-      small += [self._seal(kind, number, len(body), body), body]
+      small += [self._seal(kind, number, body), body]
     if small:
       self._writing.append(b"".join(small))
     for transfer, out in self._outgoing.items():
       if out.sends:
         piece = out.take(PIECE)
         nbytes = sum(part.nbytes for part in piece)
-        self._writing += [self._seal(_CHUNK, transfer, nbytes, b""), *piece]
+        self._writing += [_HEADER.pack(nbytes, _CHUNK, transfer), *piece]
         if not out.parts:
           out.sends, self._finishing = False, transfer
         self._outgoing[transfer] = self._outgoing.pop(transfer)
@@ -345,8 +346,8 @@ class Session:
     self.backlog += len(body) + _HEADER.size
     self._frames.append((kind, number, body))
 
-  def _seal(self, kind: int, number: int, length: int, body: bytes) -> bytes:
-    head = _HEADER.pack(length, kind, number)
+  def _seal(self, kind: int, number: int, body: bytes) -> bytes:
+    head = _HEADER.pack(len(body), kind, number)
     if self._keys is None:
       return head
     text = _WORD.pack(self._sent_frames) + head + body
@@ -417,12 +418,19 @@ class Session:
     start = self._start
     length, kind, number = _HEADER.unpack_from(self._staging, start)
     body = start + _HEADER.size
+    if kind == _CHUNK:
+      self._begin_piece(number, length)
+      # The rest is read directly into its destination.
+      taken = min(self._end - body, length)
+      self._sink_room()[:taken] = self._staging[body : body + taken]
+      self._start = body + taken
+      self._advance(taken)
+      return 0
+    if length > (interface.MAX_MESSAGE if kind == _MESSAGE else 512):
+      raise Faulty(f"a frame of kind {kind} with {length:,} bytes")
     if self._keys is not None:
       body += _TAG
-    most = interface.MAX_MESSAGE if kind == _MESSAGE else 512
-    if kind != _CHUNK and length > most:
-      raise Faulty(f"a frame of kind {kind} with {length:,} bytes")
-    end = body if kind == _CHUNK else body + length
+    end = body + length
     if end > self._end:
       return end - self._end
     head = bytes(self._staging[start : start + _HEADER.size])
@@ -430,15 +438,7 @@ class Session:
     text = bytes(self._staging[body:end])
     self._check(head, tag, text)
     self._start = end
-    if kind != _CHUNK:
-      self._handle(kind, number, text)
-      return 0
-    self._begin_piece(number, length)
-    # The rest is read directly into its destination.
-    taken = min(self._end - end, length)
-    self._sink_room()[:taken] = self._staging[end : end + taken]
-    self._start += taken
-    self._advance(taken)
+    self._handle(kind, number, text)
     return 0
 
   def _check(self, head: bytes, tag: bytes, body: bytes) -> None:

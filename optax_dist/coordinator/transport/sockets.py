@@ -147,11 +147,11 @@ class Transport:
       ValueError: the address is invalid.
     """
     self._check_open()
-    handshake.check_name(peer)
-    ways = addresses.parse(address)
-    if peer == self.name:
-      raise ValueError(f"{peer!r} is this process.")
     if peer not in self._sessions:
+      handshake.check_name(peer)
+      ways = addresses.parse(address)
+      if peer == self.name:
+        raise ValueError(f"{peer!r} is this process.")
       key = None if run is None else handshake.job_key(self._secret, run)
       self._sessions[peer] = self._new_session(peer)
       self._connections.dial(peer, ways, key)

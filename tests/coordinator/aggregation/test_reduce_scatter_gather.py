@@ -114,7 +114,7 @@ class Group:
       work, self.work = self.work, []
       for do, done in work:
         do()
-        done(None)
+        done()
       for index, side in enumerate(self.sides):
         if index in without:
           continue
@@ -538,7 +538,7 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
     side.all.check()
     assert side.answers == []
   # The other one has all gradients now, and sends no mean.
-  group.sides[1].all._averaged = lambda attempt, error: None
+  group.sides[1].all._averaged = lambda attempt: None
   group.begin(1)
   group.pump()
   now += 0.14

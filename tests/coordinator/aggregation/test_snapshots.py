@@ -29,7 +29,7 @@ class Side:
     work, self.work = self.work, []
     for do, done in work:
       do()
-      done(None)
+      done()
     for event in self.transport.poll(0):
       self.all.handle(event)
 

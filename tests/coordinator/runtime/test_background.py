@@ -8,17 +8,28 @@ import pytest
 from optax_dist.coordinator.runtime.background import Background
 
 
-def test_work_is_done_in_order_and_its_errors_are_passed_on():
+def test_work_is_done_in_order_and_errors_are_raised_on_the_event_loop():
   posted, did = queue.SimpleQueue(), []
   background = Background("works", posted.put)
-  for i in (1, 0):
-    background(lambda i=i: did.append(1 / i), did.append)
+  background(lambda: did.append(1), lambda: did.append(2))
+  for done in (None, lambda: did.append(3)):
+    background(lambda: 1 / 0, done)
+  posted.get(timeout=60.0)()
   for _ in range(2):
-    posted.get(timeout=60.0)()
+    with pytest.raises(ZeroDivisionError):
+      posted.get(timeout=60.0)()
   background.close(60.0)
-  assert did[:2] == [1.0, None]
-  assert isinstance(did[2], ZeroDivisionError)
+  assert did == [1, 2]
   assert not any(thread.name == "works" for thread in threading.enumerate())
+
+
+def test_the_event_loop_is_not_woken_for_work_whose_end_nobody_waits_for():
+  posted, did = queue.SimpleQueue(), []
+  background = Background("works", posted.put)
+  background(lambda: did.append(1))
+  background.close(60.0)
+  assert did == [1]
+  assert posted.empty()
 
 
 def test_a_thread_that_does_not_start_is_not_waited_for(monkeypatch):
@@ -31,5 +42,5 @@ def test_a_thread_that_does_not_start_is_not_waited_for(monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(threading.Thread, "start", start)
     with pytest.raises(RuntimeError, match="at interpreter shutdown"):
-      background(lambda: None, lambda error: None)
+      background(lambda: None)
   background.close(60.0)
