@@ -26,6 +26,7 @@ def test_what_was_given_up_stays_so():
   progress = ledger.Progress().commit(((0, 2),), ((2, 3),))
   progress = progress.commit(((3, 5),), ((5, 6),))
   assert progress.skipped == ((2, 3), (5, 6))
+  assert progress.commit(((6, 8),)).skipped == ((2, 3), (5, 6))
 
 
 @given(STEPS, st.sets(st.integers(-1, 25)))

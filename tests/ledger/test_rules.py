@@ -242,6 +242,18 @@ def test_what_is_never_finite_is_given_up():
   assert leader.steps == [[0], [2], [3]]
 
 
+def test_what_is_given_up_at_the_end_of_an_epoch_opens_the_next_one():
+  state = ledger.init(ledger.Batches(2, 2, epochs=2, shuffle=False), 2)
+  state, leases = ledger.step(state, ledger.Ask("a"), ledger.Ask("b"))
+  first = leases[0].spans
+  for _ in range(3):
+    assert leases[0].spans == first
+    never = ledger.Drop("a", first, finite=False)
+    state, leases = ledger.step(state, never, ledger.Ask("a"))
+  # A step takes one more than what is left.
+  assert leases[0].spans == ((2, 3),)
+
+
 def test_a_gradient_in_an_attempt_counts_though_its_replica_has_gone():
   data = ledger.Batches(4, 2)
   state = ledger.init(data, 2)

@@ -73,6 +73,15 @@ def test_a_report_is_held_until_the_witness_has_the_mean():
   assert attempt.done(1, attempt.id) == [quorum.Done(0, 0, 1)]
 
 
+def test_an_answer_about_another_attempt_is_no_answer():
+  attempt = Attempt(announced(), None, 0.0)
+  limits = deadlines.of(timeout=60.0)
+  attempt.unanswered.add(0)
+  asked = attempt.due(limits)
+  attempt.answered(0, AttemptId(0, 0, 7, 0))
+  assert attempt.due(limits) == asked
+
+
 def test_an_attempt_that_is_announced_anew_is_asked_about_anew():
   parts = tuple(Part(i, i, 0, 0, 0, 1, 1.0) for i in range(2))
   message = msg.Attempt(AttemptId(0, 0, 1, 0), parts, (), None, 0)

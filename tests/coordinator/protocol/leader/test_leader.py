@@ -121,6 +121,10 @@ class Driven:
   def logged(self, kind):
     return [e for e in self.log if isinstance(e, kind)]
 
+  def noted(self, kind):
+    written = [e.note for e in self.did if isinstance(e, fx.WriteJournal)]
+    return [note for note in written if isinstance(note, kind)]
+
 
 def inline(**options):
   driven = Driven(inline_bytes=1, **options)
@@ -268,12 +272,7 @@ def test_of_two_members_that_can_not_reach_each_other_one_is_evicted(lower):
     assert removed == []
     return
   assert [(r.incarnation, r.left) for r in removed] == [(2, False)]
-  (lost,) = (
-    effect.note
-    for effect in driven.did
-    if isinstance(effect, fx.WriteJournal)
-    and isinstance(effect.note, notes.Lost)
-  )
+  (lost,) = driven.noted(notes.Lost)
   assert "replica 1 can't reach it: no route" in lost.reason
   # The other two make the step.
   attempt = driven.sent_to("p1", msg.Attempt)[-1]
@@ -302,6 +301,21 @@ def test_a_member_that_fails_by_an_exception_is_told_at_once():
   driven = inline()
   driven.say("p1", msg.Leave(True, "an exception"))
   assert [r.left for r in driven.logged(Removed)] == [False]
+
+
+def test_the_stacks_of_a_member_that_is_stuck_are_noted():
+  driven = inline()
+  driven.say("p1", msg.Leave(True, "it is stuck", "File x, line 3"))
+  (stuck,) = driven.noted(notes.Stuck)
+  assert (stuck.replica, stuck.stacks) == (1, "File x, line 3")
+  assert [r.incarnation for r in driven.logged(Removed)] == [1]
+
+
+def test_a_process_that_joins_as_another_replica_is_no_longer_the_first():
+  driven = inline(total_num_replicas=3)
+  driven.hello("p1", replica=2)
+  assert [r.incarnation for r in driven.logged(Removed)] == [1]
+  assert [j.member.replica for j in driven.logged(Joined)] == [1, 2]
 
 
 def test_a_leaving_replica_waits_for_those_that_lack_its_state():
@@ -404,6 +418,30 @@ def test_a_step_that_makes_no_progress_ends_the_run_and_names_who_is_missing():
   assert "replica 1" in driven.sent_to("p1", msg.Stalled)[0].missing
 
 
+def test_a_slow_aggregation_names_who_has_not_reported():
+  driven = Driven()
+  driven.hello("p1")
+  for peer in ("p0", "p1"):
+    driven.arrive(peer)
+  driven.say("p0", msg.Done(driven.sent_to("p0", msg.Attempt)[-1].attempt))
+  _pass_time(driven, driven.config.stall_warning)
+  (stalled,) = driven.sent_to("p0", msg.Stalled)
+  assert stalled.missing == "waiting for aggregating: replica 1"
+
+
+def test_a_leader_whose_store_does_not_answer_resigns():
+  driven = inline()
+  driven.holds = []
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, payload=b"g")
+  pace = driven.config.deadlines.pace
+  _pass_time(driven, 0.99 * pace)
+  assert not driven.leader.over
+  _pass_time(driven, pace)
+  assert driven.leader.over
+  assert driven.sent_to("p1", msg.NotLeader)
+
+
 def test_different_states_end_the_run():
   driven = inline()
   driven.say("p0", msg.Fingerprint(1, "x"))
@@ -419,6 +457,14 @@ def test_fingerprints_of_earlier_steps_are_compared_as_well():
   driven.say("p1", msg.Fingerprint(1, "another"))
   (ended,) = driven.logged(Ended)
   assert "After 1 steps" in ended.reason
+
+
+def test_optimizer_states_are_compared_as_well():
+  driven = inline()
+  for peer, digest in (("p0", "params-state"), ("p1", "params-another")):
+    driven.say(peer, msg.Fingerprint(1, digest))
+  (ended,) = driven.logged(Ended)
+  assert ended.error == "Diverged"
 
 
 def test_a_restarted_replica_is_compared_with_itself():
@@ -710,6 +756,21 @@ def test_a_gradient_of_a_step_to_come_is_refused():
   assert not driven.leader.over
 
 
+def test_where_each_has_a_step_of_its_own_those_that_wait_are_not_averaged():
+  driven = Driven(replicas_to_aggregate=1, alone=True, max_staleness=1000)
+  for peer in ("p1", "p2"):
+    driven.hello(peer)
+  for peer in ("p0", "p1", "p2"):
+    driven.say(peer, msg.Applied(0))
+    driven.arrive(peer)
+  for step in range(3):
+    attempt = driven.sent_to("p0", msg.Attempt)[-1]
+    assert [part.replica for part in attempt.parts] == [step]
+    for peer in ("p0", "p1", "p2"):
+      driven.say(peer, msg.Done(attempt.attempt))
+  assert len(driven.logged(Committed)) == 3
+
+
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_new_leader_takes_no_step_by_one_gradient_before_all_have_come(comes):
   before = (
@@ -754,6 +815,39 @@ def test_a_step_of_leased_gradients_commits_with_the_next_leases():
   assert [part.data for part in commit.parts] == list(leases.values())
   spans = [lease.spans for lease in commit.leases]
   assert spans == [((6, 8),), ((8, 10),), ((10, 12),)]
+
+
+def test_the_samples_of_a_replica_that_is_replaced_are_leased_again():
+  data = ledger.Batches(64, 6, shuffle=False)
+  driven = inline(replicas_to_aggregate=3, total_num_replicas=3, data=data)
+  driven.hello("p2")
+  lease = driven.sent_to("p1", msg.Asked)[-1].lease
+  driven.hello("p7", replica=1)
+  _pass_time(driven, driven.config.deadlines.pace)
+  assert driven.sent_to("p7", msg.Asked)[-1].lease == lease
+
+
+def test_a_wish_to_save_is_one_of_the_next_step():
+  driven = inline(replicas_to_aggregate=1)
+  driven.say("p1", msg.Save())
+  for step in range(2):
+    driven.arrive("p0", step, step, b"g")
+  assert [commit.save for commit in driven.logged(Committed)] == [True, False]
+
+
+def test_the_end_says_how_many_gradients_were_applied_and_dropped():
+  driven = inline(replicas_to_aggregate=4)
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, total=2, count=2, payload=b"g")
+  driven.arrive("p1", 1, total=2, count=2, payload=b"g")  # Of a past step.
+  driven.say("p0", msg.Finish("enough"))
+  driven.say("p1", msg.Finish("more than enough"))
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(1))
+  (ended,) = driven.logged(Ended)
+  assert (ended.reason, ended.dropped) == ("enough", (("stale", 2),))
+  (finish,) = driven.noted(notes.Finish)
+  assert finish.ledger == {"applied": 4, "dropped": {"stale": 2}}
 
 
 def test_a_member_is_asked_for_its_step_once_it_may_be_four_behind():
@@ -846,6 +940,17 @@ class Rounds(Policy):
 
   def accepted(self, incarnation, message, now):
     return True
+
+
+class Soon(Policy):
+  """It has something to say after 0.3 s."""
+
+  deadline = 0.3
+
+
+def test_a_policy_is_asked_when_it_wants_to_be():
+  driven = inline(policy=lambda timeout: Soon())
+  assert driven.leader.deadline() == 0.3
 
 
 def test_a_member_without_a_gradient_in_a_step_that_begins_is_called():
@@ -1060,7 +1165,45 @@ def test_leadership_moves_while_nothing_is_in_flight(inline):
   assert _successors(driven) == ["p1"]
 
 
+@pytest.mark.parametrize(
+  "message", [msg.Leave(False, "left"), msg.NeedsSnapshot(0, "a hole")]
+)
+def test_leadership_does_not_go_to_one_that_leaves_or_lacks_the_state(message):
+  driven = Driven(inline_bytes=1, total_num_replicas=3)
+  driven.hello("p0", incarnation=0, store_delay=0.1)
+  driven.arrive("p0", payload=b"g")
+  driven.hello("p1", store_delay=0.01)
+  driven.hello("p2")
+  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))  # Nobody can leave yet.
+  driven.say("p1", message)
+  driven.arrive("p2", payload=b"g")
+  assert len(driven.logged(Committed)) == 1
+  assert driven.logged(Removed) == []
+  assert _successors(driven) == []
+
+
 # Losses of all.
+
+
+def test_a_run_whose_state_is_gone_ends_at_once():
+  driven = inline(replicas_to_aggregate=1)
+  driven.arrive("p0", payload=b"g")
+  for peer in ("p0", "p1"):
+    assert driven.logged(Ended) == []
+    driven.say(peer, msg.NeedsSnapshot(0, "a hole"))
+  (ended,) = driven.logged(Ended)
+  assert ended.error == "CoordinatorError"
+  assert "nobody holds its parameters" in ended.reason
+
+
+def test_before_the_first_step_the_leader_begins_anew_if_nobody_has_the_state():
+  driven = inline()
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.NeedsSnapshot(0, "its state is not the run's"))
+  _pass_time(driven, 0.99 * driven.config.deadlines.pace)
+  assert driven.sent_to("p0", msg.TakeOver) == []
+  _pass_time(driven, driven.config.deadlines.pace)
+  assert driven.sent_to("p0", msg.TakeOver) == [msg.TakeOver(fresh=True)]
 
 
 @pytest.mark.parametrize("how", ["an exception", "left"])
@@ -1123,12 +1266,7 @@ def test_a_replacement_is_noted_once_it_is_in_the_log():
   driven.hello("p2", replica=1)
   driven.now += 10.0  # The one of before has not been heard of.
   driven.give(ins.TimePassed())
-  kinds = notes.Lost | notes.Drop
-  noted = lambda: [
-    type(effect.note)
-    for effect in driven.did
-    if isinstance(effect, fx.WriteJournal) and isinstance(effect.note, kinds)
-  ]
+  noted = lambda: [*map(type, driven.noted(notes.Lost | notes.Drop))]
   assert noted() == []
   (put,) = [put for put in driven.holds if put.key.startswith("log/")]
   driven.give(ins.PutAnswered(put.request, "done"))
@@ -1170,15 +1308,18 @@ def test_gradients_that_stay_over_a_commit_are_waited_for_anew():
   driven = Driven(total_num_replicas=3, max_staleness=1)
   driven.hello("p1")
   driven.hello("p2")
-  for peer in ("p0", "p1"):
-    driven.arrive(peer)
+  driven.arrive("p0")
+  driven.now += driven.config.stall_warning
+  driven.give(ins.TimePassed())
+  assert len(driven.sent_to("p0", msg.Stalled)) == 1
+  driven.arrive("p1")
   attempt = driven.sent_to("p0", msg.Attempt)[-1].attempt
   driven.arrive("p2")
   for peer in ("p0", "p1"):
     driven.say(peer, msg.Done(attempt))
   driven.now += driven.config.stall_warning
   driven.give(ins.TimePassed())
-  assert driven.sent_to("p0", msg.Stalled)
+  assert len(driven.sent_to("p0", msg.Stalled)) == 2
 
 
 def test_a_sum_that_is_not_finite_takes_the_part_before_it_with_it():

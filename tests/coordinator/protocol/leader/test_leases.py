@@ -151,6 +151,15 @@ def test_only_a_member_without_slots_moves_towards_the_mean_pace():
     assert sharing.share((0, 1), 8) == {0: 6, 1: 2}
 
 
+def test_compiling_does_not_make_a_member_a_slow_one():
+  sharing = Sharing(1, 16.0)
+  for member, compiled in ((0, 9.0), (1, 0.0)):
+    sharing.lend(member, ((member, member + 1),), 0.0)
+    slot = ((member, member + 1),)
+    sharing.brought(member, slot, compiled, 1.0 + compiled)
+  assert sharing.share((0, 1), 8) == {0: 4, 1: 4}
+
+
 def test_a_member_that_would_be_too_slow_gets_nothing_for_a_while():
   step = Step(0, 1, slots=2)
   step.bring(0, 1.0)
@@ -242,6 +251,19 @@ def test_a_slot_that_was_left_out_for_a_lost_member_is_given_to_another():
   assert step.join(2, 5.5) == {2: ((0, 4),)}
   # The late member has not come back, and does not compute the slot.
   assert step.bring(2, 5.6) == {2: ((7, 8),)}
+
+
+def test_a_member_that_claims_nothing_from_a_new_leader_gets_its_share():
+  data = ledger.Batches(80, 8, micro_batch=1, deterministic=True)
+  lends = LeaseManager(data, 8, ledger.Progress(), 160.0)
+  lends.now = 0.0
+  state = quorum.init(8, 2, exact=True)
+  for member in range(2):
+    state, _ = quorum.step(state, quorum.Join(member))
+  lends.members_changed(state)
+  lends.claim(0, (), 8)
+  (ask,) = lends.announcements()
+  assert ask.lease == ((0, 4),)
 
 
 def test_a_new_leader_leaves_each_slot_with_one_of_its_claimants():
