@@ -9,6 +9,7 @@ from optax_dist import ledger
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
@@ -25,6 +26,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.follower.follower import Follower
+from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   RUN_KEY,
@@ -224,6 +226,60 @@ def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
   assert "p0 has rejected a message: no" in driven.done(fx.Log)[-1].text
 
 
+def test_a_store_that_never_answers_ends_a_replica_at_the_timeout():
+  follower = Driven(timeout=20.0).follower
+  now, asked = 0.0, 0
+  effects = follower.step(ins.Started("mine"), now)
+  while not follower.over:
+    for get in [e for e in effects if isinstance(e, fx.Get)]:
+      asked += 1
+      follower.step(ins.GetAnswered(get.request, False, None), now)
+    now = follower.deadline()
+    effects = follower.step(ins.TimePassed(), now)
+  assert now == 20.0
+  assert asked > 1
+  assert "store, which has not answered yet" in _asked(effects, fx.Fail).reason
+
+
+def test_a_leader_that_does_not_answer_is_given_up_and_called_again():
+  driven = Driven().begin()
+  limits = driven.config.deadlines
+  driven.pass_time(0.99 * limits.patience)
+  assert driven.done(fx.Disconnect) == []
+  driven.pass_time(0.01 * limits.patience)
+  assert driven.done(fx.Disconnect) == [fx.Disconnect("p0", "no answer")]
+  driven.pass_time(limits.pace)
+  assert len(driven.sent(msg.Hello, "p0")) == 2
+
+
+def test_an_answer_to_an_earlier_call_makes_nobody_leader():
+  driven = Driven().begin()
+  position = len(driven.store) - 2
+  driven.hear(msg.Welcome(driven.calls - 1, position, driven.view.copy(), ME))
+  driven.hear(msg.Asked(0, -1, 3))
+  assert driven.done(fx.SetAsked) == []
+  driven.welcome()
+  driven.hear(msg.Asked(0, -1, 3))
+  assert driven.done(fx.SetAsked) == [fx.SetAsked(3)]
+
+
+def test_one_that_asks_about_an_earlier_leader_is_told_of_the_later_one():
+  driven = Driven().join()
+  driven.record(term(1), number=1, peer="p2")
+  driven.hear(msg.Canvass(0), "p0")
+  told = driven.sent(msg.Recorded, "p0")
+  assert told[-1].record.entries == (term(1),)
+  assert driven.sent(msg.Standing, "p0") == [msg.Standing(0, True)]
+
+
+def test_a_store_that_answers_again_is_not_called_silent():
+  driven = Driven().join()
+  for known in (False, True):
+    driven.give(ins.GetAnswered(-9, known, None))
+    silent = "the store does not answer" in driven.follower.missing(0.0)
+    assert silent != known
+
+
 # The log.
 
 
@@ -275,6 +331,25 @@ def test_a_record_that_does_not_follow_is_looked_for_in_the_store():
   assert driven.sent(msg.Hello, "p2")
 
 
+def test_a_replica_is_stalled_until_the_step_is_committed():
+  driven = Driven().join()
+  assert not driven.follower.stalled
+  driven.hear(msg.Stalled(0, 12.0, "waiting for computing: replica 2"))
+  assert driven.follower.stalled
+  driven.record(commit(0))
+  assert not driven.follower.stalled
+
+
+def test_a_replica_that_joins_learns_which_samples_are_done():
+  data = ledger.Batches(num_samples=100, global_batch=4)
+  driven = Driven(data=data)
+  part = Part(0, 0, 0, 0, 0, 1, 1.0, ((0, 4),))
+  driven.put(replace(commit(0), parts=(part,)))
+  driven.begin().welcome()
+  told = driven.done(fx.Progressed)[-1]
+  assert told == fx.Progressed(1, ledger.Progress(4))
+
+
 # The membership.
 
 
@@ -292,6 +367,15 @@ def test_another_process_under_its_number_ends_it_at_once():
   driven.record(Removed(3, False, "silent"))
   driven.pass_time(60.0)
   assert driven.did == []
+
+
+def test_a_removed_replica_cuts_its_connection_and_joins_after_a_pause():
+  driven = Driven().join()
+  driven.record(Removed(ME, False, "it was not heard from"))
+  assert [e.peer for e in driven.done(fx.Disconnect)] == ["p0"]
+  assert not driven.sent(msg.Hello)
+  driven.pass_time(0.1)
+  assert len(driven.sent(msg.Hello, "p0")) == 1
 
 
 def test_another_process_under_its_number_that_has_gone_ends_nothing():
@@ -338,6 +422,34 @@ def test_a_state_that_comes_before_the_new_leader_answers_is_reported():
   assert driven.sent(msg.Applied, "p2") == [msg.Applied(1)]
 
 
+@pytest.mark.parametrize(
+  ("wish", "told"),
+  [
+    (ins.FinishWanted("enough"), msg.Finish("enough")),
+    (ins.LeaveWanted("done"), msg.Leave(False, "done")),
+  ],
+)
+def test_the_next_leader_learns_what_a_replica_wants(wish, told):
+  driven = Driven().join()
+  driven.give(wish)
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  assert driven.sent(type(told), "p2") == [told]
+
+
+def test_all_save_the_state_after_a_commit_that_says_so():
+  driven = Driven(fingerprint_every=2).join()
+  for step in range(4):
+    driven.record(commit(step, save=step == 2))
+  assert [e.save for e in driven.done(fx.Publish)] == [
+    False,
+    False,
+    True,
+    False,
+  ]
+  assert [e.step for e in driven.done(fx.TakeFingerprint)] == [2, 4]
+
+
 @pytest.mark.parametrize("save", [False, True])
 def test_a_wish_to_save_ends_with_a_commit_that_saves(save):
   driven = Driven().join()
@@ -360,6 +472,16 @@ def test_a_new_leader_gets_a_sum_as_a_whole():
   driven.welcome("p2", view=False)
   (again,) = driven.sent(msg.Arrive, "p2")
   assert (again.count, again.total) == (3, 3)
+
+
+def test_of_a_sum_that_goes_on_only_the_new_samples_are_told():
+  data = ledger.Batches(num_samples=100, global_batch=4)
+  driven = Driven(data=data).join()
+  driven.submit(0, data=((0, 2),))
+  driven.hear(msg.Asked(0, 0, 1, ((4, 6),)))
+  more = ins.Submitted(1, 0, 1, 0, 2, True, b"g", data=((0, 2), (4, 6)))
+  driven.give(more)
+  assert [a.data for a in driven.sent(msg.Arrive)] == [((0, 2),), ((4, 6),)]
 
 
 def test_a_gradient_of_an_earlier_membership_does_not_count():
@@ -428,6 +550,10 @@ def test_one_gradient_of_a_step_is_aggregated_unasked_and_no_second():
     ({"replicas_to_aggregate": 2}, {}),  # Two of three, and who knows which.
     ({"inline_bytes": 1}, {}),
     ({"alone": True}, {}),
+    ({"replicas_to_aggregate": 4}, {}),  # Each replica sums several.
+    ({"policy": lambda timeout: Policy()}, {}),
+    ({"data": ledger.Batches(9, 3, micro_batch=1, deterministic=True)}, {}),
+    ({"max_staleness": 1}, {"step": -1}),
   ],
 )
 def test_what_may_not_be_in_the_next_step_waits_for_the_leader(
@@ -533,6 +659,18 @@ def test_a_replica_that_is_joining_at_the_end_gets_the_final_state(dies):
   driven.give(ins.SnapshotFetched(7, 2))
   assert driven.done(fx.Restore) == [fx.Restore(2, 7)]
   assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
+
+
+def test_a_replica_leaves_by_itself_if_nobody_confirms_it():
+  driven = Driven().join()
+  driven.give(ins.LeaveWanted())
+  limits = driven.config.deadlines
+  # Others need as long to find that the leader is dead, and another one.
+  longest = limits.silence + 2 * (limits.pace + limits.patience)
+  driven.pass_time(0.99 * longest)
+  assert not driven.done(fx.Left)
+  driven.pass_time(0.02 * longest)
+  assert len(driven.done(fx.Left)) == 1
 
 
 def test_a_record_of_no_entries_is_rejected():
