@@ -257,13 +257,12 @@ class Aggregations:
       self._fail(attempt, who, text)
     return True
 
-  def deadline(self) -> float | None:
-    """Seconds until `check` is due; None if it isn't needed."""
-    return self._limits.patience / 8 if self._timed() else None
-
   def check(self) -> None:
-    """Gives up transfers without progress."""
-    for attempt, since in self._timed():
+    """Gives up transfers without progress; to be called often."""
+    now = self._transport.now()
+    for attempt in self._attempts.values():
+      if attempt.timed is None or attempt.answered or attempt.averaging:
+        continue
       mine = [
         (key, found)
         for key, found in self._transfers.items()
@@ -279,7 +278,8 @@ class Aggregations:
         if found.is_part == is_part and not sending:
           seconds = self._transport.idle(process, number) or 0.0
           # The rows of a member come in turns.
-          idle[found.at] = min(seconds, idle.get(found.at, since))
+          since = idle.get(found.at, now - attempt.timed)
+          idle[found.at] = min(seconds, since)
       for at, seconds in idle.items():
         if seconds > most:
           text = f"no byte of its {what} came for {seconds:.1f} s"
@@ -453,16 +453,6 @@ class Aggregations:
       attempt.answered = True
       failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
       self._answer(failed)
-
-  def _timed(self) -> list[tuple[_Attempt, float]]:
-    """The attempts that fail if nothing moves, and for how long nothing has."""
-    now = self._transport.now()
-    return [
-      (attempt, now - attempt.timed)
-      for attempt in self._attempts.values()
-      if attempt.timed is not None
-      and not (attempt.answered or attempt.averaging)
-    ]
 
   def _drop(self, attempt: _Attempt) -> None:
     attempt.answered = True

@@ -144,13 +144,8 @@ class Snapshots:
     if fetch is not None and fetch.raw is None:
       self._transport.cancel(*fetch.key)
 
-  def deadline(self) -> float | None:
-    """Seconds until `check` is due; None if it isn't needed."""
-    waits = self._fetch is not None and self._fetch.raw is None
-    return self._timeout / 8 if waits else None
-
   def check(self) -> None:
-    """Gives up a fetch without progress."""
+    """Gives up a fetch without progress; to be called often."""
     fetch = self._fetch
     if fetch is None or fetch.raw is not None:
       return

@@ -113,6 +113,8 @@ class Driver:
     self._journal = journal
     # Identifies the run, if this replica is its first.
     self._nonce = secrets.token_hex(16)
+    # A transfer that is stuck is noticed so much later.
+    self._check_every = deadlines.patience / 8
     # After so long a request to the store has no known outcome.
     self._store_timeout = min(deadlines.pace, deadlines.patience)
     name = f"optax-dist-{replica}"
@@ -343,16 +345,15 @@ class Driver:
       self._transport.flush()
       self.handover.wake()
 
-  def _timeout(self) -> float | None:
+  def _timeout(self) -> float:
     """The longest time to wait for an event."""
     if self._posted:
       return 0.0
-    timeout = self._due - self._transport.now()
-    for part in (self._store, self._aggregations, self._snapshots):
-      seconds = part.deadline()
-      if seconds is not None:
-        timeout = min(timeout, seconds)
-    return None if timeout == math.inf else max(0.0, timeout)
+    timeout = min(self._due - self._transport.now(), self._check_every)
+    seconds = self._store.deadline()
+    if seconds is not None:
+      timeout = min(timeout, seconds)
+    return max(0.0, timeout)
 
   def _step(self, input_: Any) -> None:
     if isinstance(input_, inputs.PeerLost):

@@ -350,7 +350,6 @@ def test_a_silent_member_times_out_and_is_named():
   group.begin(0)
   group.begin(2)
   group.pump()
-  assert group.sides[0].all.deadline() == pytest.approx(3.75)
   group.late = 70.0
   for who in (0, 2):
     side = group.sides[who]
@@ -360,7 +359,6 @@ def test_a_silent_member_times_out_and_is_named():
     assert re.search(
       r"no byte of its gradient came for \d+\.\d s", answer.reason
     )
-    assert side.all.deadline() is None
 
 
 def test_an_optimistic_attempt_fails_once_all_have_begun_and_nothing_comes():
@@ -382,7 +380,6 @@ def test_an_optimistic_attempt_waits_as_long_as_it_takes():
   group = Group(2, timeout=30.0)
   group.begin(0, attempt_id(0))
   group.pump()
-  assert group.sides[0].all.deadline() is None
   group.late = 70.0
   group.sides[0].all.check()
   group.begin(1, attempt_id(0))

@@ -137,14 +137,12 @@ def test_a_silent_attempt_times_out():
   a, b = pair(timeout=0.05)
   fetch(b, a)
   pump(a, b)
-  assert b.all.deadline() is not None
   time.sleep(0.06)
   b.all.check()
   (failed,) = b.answers
   assert failed.transfer == 3
   # On a busy machine it was silent for longer.
   assert re.fullmatch(r"no byte of it came for \d+\.\d s", failed.reason)
-  assert b.all.deadline() is None
   assert b.transport.pending() == 0
 
 
