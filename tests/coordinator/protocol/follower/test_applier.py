@@ -78,6 +78,7 @@ def test_a_reader_collects_and_only_a_witness_reports():
     (collect,) = driven.did()
     assert isinstance(collect, fx.Aggregate)
     assert collect.me is None
+    assert collect.readers == ()  # That is for members to know.
     driven.applier.aggregated(ins.Aggregated(attempt_id()))
     assert bool(driven.told) == (witness == 2)
 
@@ -137,6 +138,14 @@ def test_only_the_snapshot_that_is_fetched_is_taken():
   driven.applier.fetched(ins.SnapshotFetched(9, 2))
   assert driven.did() == [fx.Restore(2, 9)]
   assert driven.told == [msg.Applied(2)]
+
+
+def test_a_snapshot_that_failed_is_asked_for_again():
+  driven = Driven(sound=False)
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.applier.fetch_failed(ins.SnapshotFailed(9, "it was cut"))
+  asked = msg.NeedsSnapshot(0, "the snapshot failed: it was cut")
+  assert driven.told == [asked]
 
 
 def test_who_needs_no_snapshot_says_so():

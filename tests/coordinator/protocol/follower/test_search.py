@@ -11,6 +11,7 @@ from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Beat,
   Committed,
+  Ended,
   Joined,
   Member,
   Part,
@@ -24,7 +25,7 @@ from optax_dist.coordinator.protocol.follower.search import (
   Situation,
   StartAt,
 )
-from optax_dist.coordinator.protocol.log import FellOff
+from optax_dist.coordinator.protocol.log import LEADER_KEY, FellOff
 from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.ledger import Progress
 
@@ -112,6 +113,45 @@ def test_an_answer_of_another_member_counts_until_that_member_is_silent():
   # It is asked again at 1.0, and may be dead by 1.5.
   assert not searching.claims(1.4 * pace)
   (claim,) = searching.claims(1.6 * pace)
+  assert claim.incarnation == 1
+
+
+def test_members_that_have_all_lost_the_leader_claim_in_turn():
+  searching = Searching(*BEGINS, Joined(Member(2, 2, "p2", "at p2")), me=2)
+  searching.search.voted(1, False)
+  assert not searching.claims(0.04)
+  (claim,) = searching.claims(0.06)
+  assert claim.incarnation == 2
+
+
+def test_nobody_leads_a_run_that_has_ended():
+  ended = Searching(*BEGINS, Ended(0, "enough", "", ()), me=1)
+  assert not ended.claims(10 * ended.config.deadlines.pace)
+
+
+class Beating(dict):
+  """A store in which the heartbeat of a leader goes on."""
+
+  def get(self, key):
+    if key != LEADER_KEY:
+      return super().get(key)
+    self["beats"] = self.setdefault("beats", 0) + 1
+    return Beat(0, "p1", "at p1", self["beats"], 0)
+
+
+def test_one_that_hears_nobody_deposes_no_leader_that_beats_in_the_store():
+  cut_off = Searching(*BEGINS, Joined(Member(2, 2, "p2", "at p2")), me=1)
+  cut_off.store = Beating()
+  assert not cut_off.claims(10 * cut_off.config.deadlines.pace)
+
+
+def test_a_new_leader_that_is_lost_before_it_is_reached_is_replaced():
+  searching = Searching(*BEGINS, me=1)
+  searching.search.trust()
+  assert not searching.claims(60.0)
+  searching.now = 60.0
+  searching.search.begin(searching.now)
+  (claim,) = searching.claims(120.0)
   assert claim.incarnation == 1
 
 
