@@ -104,6 +104,7 @@ def test_a_partial_sum_may_have_an_outcome_of_its_own():
   answer(seen, "stale", 1, apart=True)
   assert submission.waits(seen) == "for the commit of its partial sum"
   answer(seen, "", 0)
+  assert not submission.waits(seen)
   submission.conclude(seen)
   assert submission.counts == {"applied": 1, "stale": 1}
   # Its parameters were not stale, so it need not wait for newer ones.
@@ -166,11 +167,69 @@ def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
   assert submission.draw(seen) == ((8, 10),)
 
 
+def test_local_steps_that_may_count_yet_go_on_while_others_commit():
+  seen = Told(lease=(1, ((0, 4),)))
+  submission = begin(seen, samples=2, max_staleness=1)
+  submission.draw(seen)
+  submission.keep_drawn()
+  seen.publish()
+  assert submission.draw(seen) == ((2, 4),)
+
+
+def test_a_new_membership_draws_samples_of_its_own():
+  seen = Told(lease=(1, ((0, 4),)))
+  submission = begin(seen, samples=2)
+  submission.draw(seen)
+  submission.keep_drawn()
+  submission.draw(seen)
+  seen.lease = 1, ()
+  seen.admission = seen.incarnation = 2
+  assert submission.expire(seen, 1)
+  # Others compute on what it had.
+  assert submission.ended.forgets
+  assert submission.counts == {"applied": 0, "lost": 1}
+  submission.resume(seen.admission, seen.published)
+  seen.lease = 2, ((8, 12),)
+  assert submission.draw(seen) == ((8, 10),)
+
+
+def test_a_decided_partial_sum_leaves_its_lease_to_the_next_one():
+  seen = Told(lease=(1, ((0, 2),)))
+  submission = begin(seen, samples=2)
+  submission.draw(seen)
+  give(submission, seen)
+  seen.answers[0] = Taken(0, 2)
+  submission.conclude(seen)
+  assert not submission.can_draw(seen)
+  answer(seen, "lost", 0)
+  assert submission.can_draw(seen)
+  seen.lease = 1, ((2, 6),)
+  assert submission.draw(seen) == ((2, 4),)
+  assert submission.counts == {"applied": 0, "lost": 1}
+
+
+def test_what_was_added_to_a_decided_partial_sum_is_drawn_again():
+  seen = Told(lease=(1, ((0, 2),)))
+  submission = begin(seen, samples=2)
+  submission.draw(seen)
+  give(submission, seen)
+  seen.answers[0] = Taken(0, 2)
+  submission.conclude(seen)
+  seen.lease = 1, ((2, 6),)
+  submission.draw(seen)
+  assert give(submission, seen) is None
+  answer(seen, "lost", 0)
+  assert submission.draw(seen) == ((2, 4),)
+  assert submission.counts == {"applied": 0, "lost": 1, "superseded": 1}
+
+
 def test_samples_of_a_past_membership_are_not_drawn():
   seen = Told(lease=(0, ((0, 4),)))
   submission = begin(seen, samples=2)
   assert submission.draw(seen) is None
   assert not submission.can_draw(seen)
+  seen.admission += 1  # It need not wait for any: it begins another sum.
+  assert submission.can_draw(seen)
 
 
 def draws(seen, spans):
@@ -270,7 +329,10 @@ def test_what_is_computed_for_a_step_that_is_over_is_superseded():
 def test_a_report_of_a_stale_sum_extends_nothing():
   seen, submission = partial_sum(max_staleness=0)
   seen.publish()
-  assert give(submission, seen, 4).extends == -1
+  submitted = give(submission, seen, 4)
+  assert submitted.extends == -1
+  # Nor does it have what the leader has already.
+  assert (submitted.total, submitted.batches) == (1, "[4]")
 
 
 def test_an_abandoned_sum_goes_on_while_it_may_count():
@@ -281,6 +343,31 @@ def test_an_abandoned_sum_goes_on_while_it_may_count():
   submission.abandon(seen)
   assert submission.ended is None
   assert submission.total == 1
+
+
+def test_an_abandoned_gradient_of_a_past_step_ends_a_sum_that_has_none():
+  seen = Told()
+  submission = begin(seen, max_staleness=1)
+  seen.publish()
+  submission.abandon(seen)
+  assert submission.ended.reason == "abandoned"
+  assert submission.counts == {"applied": 0, "abandoned": 1}
+
+
+@pytest.mark.parametrize(
+  ("reason", "waits"),
+  [("lost", "to be admitted again"), ("finished", "for the end of the run")],
+)
+def test_a_sum_that_is_lost_or_too_late_is_followed_by_no_other(reason, waits):
+  seen = Told()
+  submission = begin(seen)
+  give(submission, seen)
+  answer(seen, reason, 0)
+  submission.conclude(seen)
+  seen.suspended = reason == "lost"
+  assert submission.waits(seen) == waits
+  seen.suspended, seen.finished = False, "enough"
+  assert not submission.waits(seen)
 
 
 def test_an_abandoned_gradient_is_computed_on_the_same_samples_again():
