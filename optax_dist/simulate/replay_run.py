@@ -14,13 +14,12 @@ import optax
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import means, nodes
+from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record, batches, segments
 from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.strategies import SharedState
-from optax_dist.ledger import tree
 
 
 class Replay(NamedTuple):
@@ -101,9 +100,8 @@ def replay_run(
     if difference:
       break
     encoded = [
-      gradient
+      exchange.encoded(_state_of(states, member, step), member)
       for member in commit["members"]
-      for gradient in exchange.encoded(_state_of(states, member, step), member)
     ]
     state = strategy.apply(state, exchange.mean(encoded, commit))
     state = jax.block_until_ready(state)
@@ -127,47 +125,20 @@ class _Exchange:
     self._data: ledger.Batches | None = None
     if run.get("data"):
       self._data = ledger.Batches(**run["data"])
-    self._deterministic = self._data is not None and self._data.deterministic
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._layout = layouts.layout(leaves, run.get("wire") or "float32")
-    self._reducer = Reducer(
-      self._layout, self._data if self._deterministic else None
-    )
+    self._reducer = Reducer(self._layout)
 
-  def encoded(self, state: SharedState, member: Record) -> list[np.ndarray]:
-    """A member's gradient as it was sent; in a deterministic run, each node's."""
+  def encoded(self, state: SharedState, member: Record) -> np.ndarray:
+    """A member's gradient as it was sent."""
     gradients = (
       self._gradient(state.params, batch)
       for batch in _batches(self._data, member)
     )
-    if self._deterministic:
-      return self._nodes(member, gradients)
     out = np.zeros(self._layout.nbytes, np.uint8)
     total = functools.reduce(self._add, gradients)
     means.write(jax.tree.leaves(total), self._layout, out)
-    return [out]
-
-  def _nodes(
-    self, member: Record, gradients: Iterable[Any]
-  ) -> list[np.ndarray]:
-    data, place = self._data, self._layout
-    assert data is not None
-    memory = lambda: memoryview(bytearray(place.nbytes))
-    summing = nodes.Summing(place, data.slots, memory)
-    slots = [
-      slot
-      # In the order in which they were computed, as the gradients are.
-      for span in _spans(member)
-      for start, stop in tree.slots(data, (span,))
-      for slot in range(start, stop)
-    ]
-    total: nodes.Nodes | None = None
-    for slot, gradient in zip(slots, gradients, strict=True):
-      part = summing.encode(slot, jax.tree.leaves(gradient))
-      # One that was not finite counted as zeros.
-      part = summing.zeros(slot) if part is None else part
-      total = part if total is None else summing.add(total, part)
-    return [] if total is None else list(total.arrays)
+    return out
 
   def mean(self, gradients: Sequence[np.ndarray], commit: Record) -> Any:
     """The mean of a step as each replica has received it."""
@@ -192,6 +163,11 @@ def _history(
       raise ValueError(
         f"the journal is of {run['strategy']}, which has no commits to replay;"
         " only sync_replicas can be replayed."
+      )
+    if (run.get("data") or {}).get("deterministic"):
+      raise ValueError(
+        "the journal is of deterministic data: run the program again, with any"
+        " number of replicas, and compare the fingerprints of its journal."
       )
     begin = run["step"]
     if first is None:

@@ -193,6 +193,10 @@ def test_steps_that_a_resumed_job_had_lost_are_left_out(records):
       lambda r: [r[0] | {"strategy": "elastic_average"}, *r[1:]],
       "of elastic_average, which has no commits",
     ),
+    (
+      lambda r: [r[0] | {"data": {"deterministic": True}}, *r[1:]],
+      "run the program again",
+    ),
     (lambda r: [*r, r[0] | {"step": 90}], "goes on at step 90"),
   ],
 )
