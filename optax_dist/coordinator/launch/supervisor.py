@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from optax_dist.coordinator.launch import losses
-
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
@@ -199,8 +197,8 @@ class _Place:
   due: float = 0.0
   failures: int = 0
   joined: bool = False
-  # The first of its failures in a row.
-  first: losses.Loss | None = None
+  # The first of its failures in a row, and when it came.
+  first: tuple[float, ReplicaEnded] | None = None
 
 
 class Supervisor:
@@ -330,10 +328,7 @@ class Supervisor:
       place.failures = 0
     place.failures += 1
     if place.failures == 1:
-      seconds = now - self._start
-      place.first = losses.Loss(
-        given.replica, given.words, given.tail, seconds, exit_code(code)
-      )
+      place.first = now, given
     place.due = now + self._pause(place, code)
     running = [p for p in self._places.values() if p.state is State.RUNNING]
     if self._policy.whole and not running:
@@ -390,8 +385,35 @@ class Supervisor:
     firsts = [place.first for place in down if place.first is not None]
     if not firsts:  # They never started.
       return GiveUpRun(f"{what}.")
-    cause = losses.cause(firsts)
-    return GiveUpRun(cause.explain(what), cause.code)
+    when, cause = _cause(firsts)
+    seconds = when - self._start
+    told = (
+      f"{what}: replica {cause.replica} {cause.words} after {seconds:.1f} s."
+    )
+    if cause.tail:
+      told += f" The last lines of its output:\n{cause.tail}"
+    told += "\nTo go on, start the job again from its last checkpoint."
+    return GiveUpRun(told, exit_code(cause.code))
+
+
+def _cause(
+  firsts: Sequence[tuple[float, ReplicaEnded]],
+) -> tuple[float, ReplicaEnded]:
+  """The failure that explains the others.
+
+  Args:
+    firsts: of each replica the first of its failures in a row, and when it came.
+      What a replica raises after a restart often follows from that: the run is
+      over, or its store is gone.
+  """
+  start, first = min(firsts, key=lambda found: found[0])
+  # A replica that was killed makes others fail at nearly the same time.
+  for when, ended in firsts:
+    if (
+      exit_code(first.code) <= 128 < exit_code(ended.code) and when < start + 1
+    ):
+      return when, ended
+  return start, first
 
 
 def exit_code(code: int) -> int:
