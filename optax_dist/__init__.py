@@ -50,35 +50,7 @@ if TYPE_CHECKING:
   from optax_dist.transforms.train_step import TrainStep, train_step
   from optax_dist.transforms.under_jit import under_jit
 else:
-  __getattr__, __dir__ = lazy.names(
-    __name__,
-    {
-      "optax_dist._internal.axes": ("UnboundAxisError",),
-      "optax_dist._internal.replica_blocks": ("PerReplica",),
-      "optax_dist.sparse.indexed_slices": ("IndexedSlices", "apply_updates"),
-      "optax_dist.states.averages": ("averaged_params",),
-      "optax_dist.states.center": ("center_params",),
-      "optax_dist.states.local_params": ("local_params",),
-      "optax_dist.states.report": ("sync_report",),
-      "optax_dist.transforms.clip_by_global_norm": ("clip_by_global_norm",),
-      "optax_dist.transforms.cross_shard": ("cross_shard",),
-      "optax_dist.transforms.elastic_average": ("elastic_average",),
-      "optax_dist.transforms.local_updates": ("local_updates",),
-      "optax_dist.transforms.per_replica": ("per_replica",),
-      "optax_dist.transforms.presets": (
-        "bmuf",
-        "diloco",
-        "local_sgd",
-        "slowmo",
-        "sparse_loco",
-      ),
-      "optax_dist.transforms.sharded": ("sharded",),
-      "optax_dist.transforms.streaming": ("streaming_updates",),
-      "optax_dist.transforms.sync_replicas": ("sync_replicas",),
-      "optax_dist.transforms.train_step": ("TrainStep", "train_step"),
-      "optax_dist.transforms.under_jit": ("under_jit",),
-    },
-  )
+  __getattr__, __dir__ = lazy.names(__name__)
 
 __version__ = "0.1.0"
 

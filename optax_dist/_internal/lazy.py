@@ -6,33 +6,46 @@ which takes seconds to import; lazy packages spare them that.
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import importlib.util
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
 def names(
-  package: str, where: Mapping[str, tuple[str, ...]]
+  package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
   """Creates a package's `__getattr__` and `__dir__` (PEP 562).
 
-  Besides the names in `where`, `__getattr__` finds the modules of the package,
-  so that `package.module` works without an import. `__dir__` has what is public,
-  the package's `__all__`, and nothing else.
+  `__getattr__` imports, by name, what the package imports for type checkers: the
+  block under `if TYPE_CHECKING`. Besides, it finds the modules of the package, so
+  that `package.module` works without an import. `__dir__` has what is public, the
+  package's `__all__`, and nothing else.
 
   Args:
-    package: the package's `__name__`.
-    where: for each module's full name, the names that the package takes from
-      it. None may be the name of a module in the package, which would hide it
-      after its import.
+    package: the package's `__name__`. No name that it takes from a module may be
+      that of a module in the package, which would hide it after its import.
   """
-  module_of = {name: module for module, all in where.items() for name in all}
+
+  @functools.cache
+  def module_of() -> dict[str, str]:
+    source = pkgutil.get_data(package, "__init__.py") or b""
+    (block,) = (x for x in ast.parse(source).body if isinstance(x, ast.If))
+    return {
+      name.name: found.module
+      for found in block.body
+      if isinstance(found, ast.ImportFrom)
+      and found.module not in (None, package)
+      for name in found.names
+    }
 
   def __getattr__(name: str) -> Any:
-    if name in module_of:
-      value = getattr(importlib.import_module(module_of[name]), name)
+    if name in module_of():
+      value = getattr(importlib.import_module(module_of()[name]), name)
     elif not name.startswith("_") and importlib.util.find_spec(
       f"{package}.{name}"
     ):

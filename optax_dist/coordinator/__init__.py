@@ -42,33 +42,7 @@ if TYPE_CHECKING:
   from optax_dist.coordinator.strategies.local_updates import local_updates
   from optax_dist.ledger import Batches
 else:
-  __getattr__, __dir__ = lazy.names(
-    __name__,
-    {
-      "optax_dist.coordinator.any_trainer": (
-        "Behind",
-        "BehindState",
-        "behind",
-      ),
-      "optax_dist.coordinator.errors": (
-        "CoordinatorError",
-        "Diverged",
-        "JoinRefused",
-        "RunFinished",
-      ),
-      "optax_dist.coordinator.fingerprints": ("fingerprint",),
-      "optax_dist.coordinator.joining": ("join", "run_embedded"),
-      "optax_dist.coordinator.extras.groups.group": ("initialize_processes",),
-      "optax_dist.coordinator.options": ("Options",),
-      "optax_dist.coordinator.replica": ("Outcome", "Replica"),
-      "optax_dist.coordinator.extras.decoupled_diloco.strategy": (
-        "decoupled_diloco",
-      ),
-      "optax_dist.coordinator.strategies.elastic_average": ("elastic_average",),
-      "optax_dist.coordinator.strategies.local_updates": ("local_updates",),
-      "optax_dist.ledger": ("Batches",),
-    },
-  )
+  __getattr__, __dir__ = lazy.names(__name__)
 
 __all__ = [
   "Batches",

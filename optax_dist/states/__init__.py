@@ -16,17 +16,7 @@ if TYPE_CHECKING:
   from optax_dist.states.slots import get_slot, slot_names
   from optax_dist.states.specs import state_axes, state_specs
 else:
-  __getattr__, __dir__ = lazy.names(
-    __name__,
-    {
-      "optax_dist.states.center": ("reset_to_center", "resize_from_center"),
-      "optax_dist.states.placement": ("place",),
-      "optax_dist.states.resize": ("resize_replicas",),
-      "optax_dist.states.resize_parts": ("resize_sharded",),
-      "optax_dist.states.slots": ("get_slot", "slot_names"),
-      "optax_dist.states.specs": ("state_axes", "state_specs"),
-    },
-  )
+  __getattr__, __dir__ = lazy.names(__name__)
 
 __all__ = [
   "get_slot",
