@@ -7,9 +7,7 @@ be restored on any number of replicas.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import json
 import os
 import pathlib
 import re
@@ -19,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import msgspec
 
 from optax_dist import ledger
 from optax_dist.coordinator import phases
@@ -73,8 +72,8 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
       checkpointer.save(pathlib.Path(new), tree)
     if replica.has_data:
       # Written last, once everything else is there.
-      progress = dataclasses.asdict(replica.progress_at(step))
-      (pathlib.Path(new) / _PROGRESS).write_text(json.dumps(progress))
+      progress = msgspec.json.encode(replica.progress_at(step))
+      (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
   replica.processes.gather("It has its name.")
   return step
 
@@ -171,7 +170,9 @@ def restore(
     )
   progress = pathlib.Path(path) / _PROGRESS
   if progress.exists():
-    restored["progress"] = _progress(json.loads(progress.read_text()))
+    restored["progress"] = msgspec.json.decode(
+      progress.read_bytes(), type=ledger.Progress
+    )
   return restored
 
 
@@ -202,11 +203,6 @@ def resume(
   if path is None:
     return {"params": params}
   return restore(path, params, opt_state)
-
-
-def _progress(fields: dict[str, Any]) -> ledger.Progress:
-  spans = lambda name: tuple((a, b) for a, b in fields[name])
-  return ledger.Progress(fields["next"], spans("open"), spans("skipped"))
 
 
 def _abstract(leaf: Any) -> Any:

@@ -309,24 +309,26 @@ def batches(gradient: Record) -> list[Any]:
   return found if isinstance(found, list) else []
 
 
-def check_json(name: str, value: Any) -> None:
-  """Checks that a value can be part of a record.
+def to_json(name: str, value: Any) -> str:
+  """A value as JSON text, as a record has it.
 
   Args:
     name: of the value, for the message.
-    value: what a record is to have.
+    value: a JSON value; numbers and arrays may be those of NumPy and JAX.
 
   Raises:
     ValueError: it is not a JSON value, or contains one that is not.
 
   Example:
-    >>> check_json("config", {"tags": {"a"}})
+    >>> to_json("batch", [3, None])
+    '[3, null]'
+    >>> to_json("config", {"tags": {"a"}})
     Traceback (most recent call last):
       ...
     ValueError: config must be a JSON value: {'a'} is none of JSON's values.
   """
   try:
-    _encode(_as_json(value))
+    return _encode(value)
   except (TypeError, ValueError, RecursionError) as error:
     raise ValueError(f"{name} must be a JSON value: {error}") from None
 

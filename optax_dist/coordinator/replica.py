@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from optax_dist import ledger
-from optax_dist.coordinator import phases, strategies
+from optax_dist.coordinator import journal, phases, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
@@ -327,7 +325,7 @@ class Replica:
       ValueError: samples are leased, and none was drawn from `batches`.
       ValueError: the tokens are negative, or the strategy does not weight by
         them.
-      TypeError, ValueError: the batch is not a JSON value.
+      ValueError: the batch is not a JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     participant = self._participant
@@ -345,7 +343,7 @@ class Replica:
       outcome = self._ended(1)
       if outcome is None:
         grads = participant.template.fit(grads)
-        text = "null" if batch is None else _encode(batch)
+        text = journal.to_json("batch", batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
       if outcome.members:
@@ -485,22 +483,3 @@ class Replica:
       participant.submission.count("finished", gradients)
       return participant.outcome("finished", finished=True)
     return self._loop.ended(gradients)
-
-
-def _encode(batch: Any) -> str:
-  """A batch as JSON text, for the journal."""
-  try:
-    return _json.encode(batch)
-  except ValueError as error:
-    raise ValueError(f"batch must be a JSON value: {error}.") from None
-
-
-def _plain(value: Any) -> Any:
-  if isinstance(value, np.ndarray | np.generic | jax.Array):
-    return np.asarray(value).tolist()
-  raise TypeError(
-    f"batch must be a JSON value, got a {type(value).__name__} in it."
-  )
-
-
-_json = json.JSONEncoder(allow_nan=False, default=_plain)

@@ -450,8 +450,8 @@ def test_a_batch_must_be_what_the_journal_can_write():
   zeros = np.zeros(3, np.float32)
 
   def train(replica):
-    for batch, error in ((float("nan"), ValueError), ({1, 2}, TypeError)):
-      with pytest.raises(error, match="batch must be a JSON value"):
+    for batch in (float("nan"), {1, 2}):
+      with pytest.raises(ValueError, match="batch must be a JSON value"):
         replica.step(zeros, batch=batch)
     assert replica.step(zeros, batch={"rows": np.arange(2)}).accepted
 

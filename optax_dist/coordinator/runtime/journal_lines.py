@@ -41,7 +41,7 @@ class JournalLines:
     if path is not None:
       # Otherwise it would fail in the leader's event loop, and end the run.
       for name, value in describe.items():
-        journal.check_json(name, value)
+        journal.to_json(name, value)
     self._path = path
     self._describe = describe
     self._file: journal.Journal | None = None
