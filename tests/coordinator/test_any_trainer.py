@@ -429,7 +429,7 @@ def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
 
 
 def test_a_replica_of_several_processes_is_refused(monkeypatch):
-  monkeypatch.setattr(processes.OneProcess, "count", 2)
+  monkeypatch.setattr(processes.Processes, "count", 2)
   with pytest.raises(ValueError, match="replicas of one process"):
     coordinator.behind(optax.sgd(0.1), total_steps=1)
 

@@ -559,7 +559,11 @@ class Driver:
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case _:
-        self._processes.execute(effect, self)
+        reason = self._processes.execute(effect, self.handover)
+        self._wakes = True
+        if reason:
+          self.handover.fail(errors.CoordinatorError(reason))
+          self._closing = reason
 
   def _connect(self, peer: str, address: str) -> None:
     try:
@@ -643,18 +647,6 @@ class Driver:
 
   def _send(self, peer: str, message: Any) -> None:
     self._transport.send(peer, [self._processes.codec.encode(message)])
-
-  # For effects of `Processes`.
-
-  def wake(self) -> None:
-    """Wakes the training loop, after this effect and those with it."""
-    self._wakes = True
-
-  def end(self, reason: str) -> None:
-    """Fails this replica, and ends the event loop."""
-    self.handover.fail(errors.CoordinatorError(reason))
-    self._wakes = True
-    self._closing = reason
 
   def _reach(self, phase: str) -> None:
     phases.reach(phase, self._replica)

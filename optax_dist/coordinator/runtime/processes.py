@@ -1,8 +1,8 @@
 """The processes of a replica: here one, which does all by itself.
 
 A replica may be a JAX program of several processes, an optional part that then
-calls `use`. What differs is behind `Processes`: who decides, which part of an array
-is here, and when the training loops see an event.
+calls `use` with `Processes` of its own. These differ in who decides, which part of
+an array is here, and when the training loops see an event.
 """
 
 from __future__ import annotations
@@ -57,25 +57,8 @@ class Parts(NamedTuple):
   agreement: tuple[tuple[str, str], ...] = ()
 
 
-class Loop(Protocol):
-  """The event loop, for effects that the protocol does not have."""
-
-  @property
-  def handover(self) -> Handover:
-    """What its training loop reads."""
-    ...
-
-  def wake(self) -> None:
-    """Wakes the training loop, after this effect and those with it."""
-    ...
-
-  def end(self, reason: str) -> None:
-    """Fails this replica, and ends the event loop."""
-    ...
-
-
-class Processes(Protocol):
-  """The processes of this replica, as one of them sees them.
+class Processes:
+  """The processes of this replica, as one of them sees them: here it is the only one.
 
   Attributes:
     index: which one this is, from 0.
@@ -83,17 +66,16 @@ class Processes(Protocol):
     codec: of all messages on the connections of this process.
   """
 
-  index: int
-  count: int
-  codec: codec.Codec[Any]
+  index, count = 0, 1
+  codec: codec.Codec[Any] = messages.MESSAGES
 
   def name(self, replica: object) -> object:
     """What a process of this replica is called."""
-    ...
+    return replica
 
   def gather(self, text: str) -> list[str]:
     """A short text of each process, in order; all of them call this."""
-    ...
+    return [text]
 
   def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
     """Exchanges addresses; all of them call this.
@@ -105,11 +87,11 @@ class Processes(Protocol):
     Returns:
       The replica's address, and a digest of all.
     """
-    ...
+    return own[1], digest
 
   def core(self, config: Config) -> Core:
     """The core of this process, after `meet`."""
-    ...
+    return Node(config)
 
   def parts(
     self, strategy: strategies.Strategy, params: Any, shared: Any
@@ -124,7 +106,7 @@ class Processes(Protocol):
     Raises:
       ValueError: parameters are sharded in a way that can't be exchanged.
     """
-    ...
+    return Parts(shared, strategy.apply)
 
   def handover(
     self, published: State, feed: Callable[[Any], None], patience: float
@@ -137,46 +119,18 @@ class Processes(Protocol):
       patience: seconds that another process may take to reach the same point
         of the program.
     """
-    ...
-
-  def execute(self, effect: Any, loop: Loop) -> None:
-    """Executes an effect that the protocol does not have."""
-    ...
-
-
-class OneProcess:
-  """The only process of a replica."""
-
-  index, count = 0, 1
-  codec: codec.Codec[Any] = messages.MESSAGES
-
-  def name(self, replica: object) -> object:
-    return replica
-
-  def gather(self, text: str) -> list[str]:
-    return [text]
-
-  def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
-    return own[1], digest
-
-  def core(self, config: Config) -> Core:
-    return Node(config)
-
-  def parts(
-    self, strategy: strategies.Strategy, params: Any, shared: Any
-  ) -> Parts:
-    return Parts(shared, strategy.apply)
-
-  def handover(
-    self, published: State, feed: Callable[[Any], None], patience: float
-  ) -> Handover:
     return Handover(published)
 
-  def execute(self, effect: Any, loop: Loop) -> None:
+  def execute(self, effect: Any, handover: Handover) -> str:
+    """Executes an effect that the protocol does not have; the training loop wakes.
+
+    Returns:
+      Why this replica ends with it; "" if it goes on.
+    """
     raise AssertionError(f"the core has no effect {effect!r}")
 
 
-_program: Processes = OneProcess()
+_program = Processes()
 
 
 def use(processes: Processes) -> None:

@@ -24,13 +24,13 @@ class LocalState(NamedTuple):
   steps: int
 
 
-class LocalSteps:
+class LocalSteps(strategy.WaitingStrategy):
   """Replicas that train locally for some steps, and exchange then.
 
   `elastic_average` and `local_updates` say what an exchange does.
   """
 
-  policy = loop = None
+  period: int
 
   def __init__(
     self,
@@ -60,18 +60,15 @@ class LocalSteps:
         and the center before it; None: all replicas start from the new center.
     """
     self.name, self.period, self.quorum = name, period, quorum
-    self.alone, self.shared, self.apply = alone, shared, apply
-    self._payload, self._pull = payload, pull
+    self.alone, self.apply = alone, apply
+    self._shared, self._payload, self._pull = shared, payload, pull
     self._init, self._update = inner.init, strategy.applied_by(inner)
 
-  def exchanged(self, params: Any) -> Any:
-    return params
+  def shared(self, params: Any) -> strategy.SharedState:
+    return self._shared(params)
 
   def local(self, shared: strategy.SharedState) -> LocalState:
     return LocalState(shared.params, self._init(shared.params), 0)
-
-  def lent(self, local: LocalState) -> Any:
-    return None
 
   def params(self, shared: strategy.SharedState, local: LocalState) -> Any:
     return local.params

@@ -7,7 +7,7 @@ by commits, and a *local* one. The coordinator knows nothing else about it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,85 +36,69 @@ class Quorum(NamedTuple):
   lower_on_loss: bool = False
 
 
-class Strategy(Protocol):
+class Strategy:
   """The interface between the coordinator and a strategy.
 
   Attributes:
     name: its name in the journal.
     quorum: the configuration of the rules.
+    apply: the shared state after a commit, given the one before and the mean of
+      what was sent; deterministic.
     alone: whether no two replicas may take part in one step.
+    period: gradients per submission: the number of local steps, or 1; None if one
+      gradient is part of several steps.
+    policy: `Config.policy`; None: steps are taken by the quorum's rules alone. Its
+      text (`str`) has the numbers that all replicas must agree on.
+    loop: makes the `Loop` of a `Participant`, if its replicas don't wait for each
+      step; None: `WaitingLoop`, for a `WaitingStrategy`.
   """
 
   name: str
   quorum: Quorum
-  alone: bool
-
-  @property
-  def period(self) -> int | None:
-    """Gradients per submission: the number of local steps, or 1.
-
-    None if one gradient is part of several steps.
-    """
-    ...
-
-  @property
-  def policy(self) -> Callable[[float], Policy] | None:
-    """`Config.policy`; None: steps are taken by the quorum's rules alone.
-
-    Its text (`str`) has the numbers that all replicas must agree on.
-    """
-    ...
-
-  @property
-  def loop(self) -> Callable[[Any], Any] | None:
-    """Makes the `Loop` of a `Participant`, if its replicas don't wait for each step.
-
-    None: `WaitingLoop`.
-    """
-    ...
+  apply: Callable[[Any, Any], Any]
+  alone = False
+  period: int | None = 1
+  policy: Callable[[float], Policy] | None = None
+  loop: Callable[[Any], Any] | None = None
 
   def shared(self, params: Any) -> Any:
     """The initial shared state."""
-    ...
+    raise NotImplementedError
 
   def exchanged(self, params: Any) -> Any:
     """The structure of what is sent, and of its mean: shapes and dtypes."""
-    ...
+    return params
 
   def local(self, shared: Any) -> Any:
     """The local state of a joining replica."""
-    ...
+    return ()
 
   def params(self, shared: Any, local: Any) -> Any:
     """The parameters to compute the next gradient on."""
-    ...
+    return shared.params
 
   def lent(self, local: Any) -> Any:
     """The arrays of the local state that joining replicas get; None for none."""
-    ...
-
-  def apply(self, shared: Any, mean: Any) -> Any:
-    """The shared state after a commit of this mean; deterministic."""
-    ...
+    return None
 
 
-class WaitingStrategy(Strategy, Protocol):
+class WaitingStrategy(Strategy):
   """A strategy whose replicas wait for the outcome of what they submit."""
 
   def contribute(self, shared: Any, local: Any, grads: Any) -> tuple[Any, Any]:
     """What to send (None: nothing this time), and the new local state."""
-    ...
+    return grads, local
 
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
     """The local state after a commit, with or without this replica's part."""
-    ...
+    return local
 
   def forget(self, shared: Any, local: Any) -> Any:
     """The local state without the steps since the last exchange.
 
     For leased samples, which go to another replica then.
     """
-    ...
+    return local
 
 
 class SharedState(NamedTuple):

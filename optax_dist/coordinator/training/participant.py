@@ -40,7 +40,7 @@ from optax_dist.coordinator.runtime import (
   update,
   watchdog,
 )
-from optax_dist.coordinator.runtime.processes import OneProcess, Processes
+from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -147,7 +147,7 @@ class Participant:
       probe: computes a gradient, to compare bits with other replicas.
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
-    self.processes = processes or OneProcess()
+    self.processes = processes or Processes()
     global_step = checks.count("global_step", global_step, least=0)
     params = trees.as_params(params)
     shared = strategy.shared(params)

@@ -10,7 +10,7 @@ from optax_dist import ledger
 from optax_dist.coordinator.aggregation import layout, nodes
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.protocol.leader import audit
-from optax_dist.coordinator.runtime.processes import OneProcess
+from optax_dist.coordinator.runtime.processes import Processes
 
 DATA = ledger.Batches(16, 8, micro_batch=2, deterministic=True, audit=1.0)
 PLACE = layout.layout([np.zeros(5, np.float32)])
@@ -37,7 +37,7 @@ def memory():
 def sums(memory):
   slots = micro_batches.Slots(DATA)
   summing = nodes.Summing(PLACE, DATA.slots, memory)
-  found = micro_batches.Sums(slots, summing, OneProcess())
+  found = micro_batches.Sums(slots, summing, Processes())
   yield found
   memory.ready.set()
   found.close()

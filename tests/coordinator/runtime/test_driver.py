@@ -8,7 +8,7 @@ from optax_dist.coordinator.aggregation import layout, reducer
 from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
-from optax_dist.coordinator.runtime.processes import OneProcess
+from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.coordinator.store import interface as stores
 
 ATTEMPT = entries.AttemptId(0, 3, 1, 0)
@@ -49,7 +49,7 @@ def driven():
     apply=lambda state, mean, parts: state,
     journal=journal_lines.JournalLines(None, {}),
     deadlines=deadlines.of(600.0, 60.0, 60.0),
-    processes=OneProcess(),
+    processes=Processes(),
   )
   yield one, core
   one.close()

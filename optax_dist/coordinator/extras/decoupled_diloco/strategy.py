@@ -66,7 +66,7 @@ class LearnerState(NamedTuple):
   missed: int
 
 
-class DecoupledDiloco:
+class DecoupledDiloco(strategy.Strategy):
   """Learners on their own clocks, which merge a fragment at a time.
 
   Fragments take turns: the open round, a step of the coordinator, is for one of
@@ -82,7 +82,6 @@ class DecoupledDiloco:
 
   name = "decoupled_diloco"
   loop = Learner
-  alone = False
   # Each of its own steps is merged a fragment at a time.
   period = None
 

@@ -36,8 +36,8 @@ _log = logging.getLogger("optax_dist.coordinator")
 _GRACE = 5.0
 
 
-class Group:
-  """The processes of this replica; see `runtime.processes.Processes`."""
+class Group(processes.Processes):
+  """The processes of this replica, of which there are several."""
 
   codec: Codec[Any] = orders.WIRE
 
@@ -120,17 +120,17 @@ class Group:
   ) -> Handover:
     return GroupHandover(published, None if self.index else feed, patience)
 
-  def execute(self, effect: Any, loop: processes.Loop) -> None:
+  def execute(self, effect: Any, handover: Handover) -> str:
     match effect:
       case orders.Advance():
-        assert isinstance(loop.handover, GroupHandover)
-        loop.handover.advance(effect)
-        loop.wake()
+        assert isinstance(handover, GroupHandover)
+        handover.advance(effect)
+        return ""
       case orders.EndGroup(reason):
         # The replica is lost with any of its processes.
         _log.error("%s", reason)
-        loop.end(reason)
         self._on_loss(reason)
+        return reason
       case _:
         raise AssertionError(f"no process has an effect {effect!r}")
 
