@@ -22,7 +22,7 @@ import time
 import numpy as np
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.launch import environment, launcher
+from optax_dist.coordinator.launch import environment, launcher, placement
 from optax_dist.coordinator.protocol import arrivals
 
 _STEPS = 2000
@@ -197,7 +197,7 @@ def processes(args):
     stopper.start()
     launcher.Launcher(
       command,
-      3,
+      placement.Placement(3),
       folder=pathlib.Path(folder, "logs"),
       told=environment.Environment(
         journal=str(path), replicas_to_aggregate=3, min_replicas=1

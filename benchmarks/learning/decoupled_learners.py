@@ -31,7 +31,7 @@ import optax
 import results
 
 from optax_dist import coordinator
-from optax_dist.coordinator.launch import launcher
+from optax_dist.coordinator.launch import launcher, placement
 from optax_dist.coordinator.launch.environment import Environment
 
 LEARNERS, SLOW = 4, 3
@@ -141,7 +141,7 @@ def run(args, seed, kill_every=0.0, steps=0):
     said = []
     launcher.Launcher(
       [sys.executable, __file__, "--learner"],
-      LEARNERS,
+      placement.Placement(LEARNERS),
       folder=pathlib.Path(folder) / "output",
       told=Environment(num_replicas=LEARNERS),
       env={

@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
   job = jobs.Job(args, journal)
   launched = launcher.Launcher(
     command,
-    job.replicas,
-    processes=args.processes_per_replica,
-    hosts=job.hosts(args),
+    job.placement(args),
     folder=args.output and args.output / _LOGS,
     told=job.settings,
     env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},

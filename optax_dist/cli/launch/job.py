@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from optax_dist.cli import errors
 from optax_dist.coordinator.extras.hosts import nodes
-from optax_dist.coordinator.launch import environment, faults, launcher
+from optax_dist.coordinator.launch import environment, faults
+from optax_dist.coordinator.launch import placement as placements
 from optax_dist.coordinator.store import urls
 
 _SHORTEST = 16  # Bytes of a secret.
@@ -86,23 +87,20 @@ class Job:
       local_addr=self.node.local_addr,
     )
 
-  def hosts(self, args: argparse.Namespace) -> launcher.Hosts | None:
-    """The other hosts of the job; None if there are none.
+  def placement(self, args: argparse.Namespace) -> placements.Placement:
+    """Which of the replicas run on this host.
 
     Args:
       args: the command's arguments.
     """
+    places = self.replicas, args.processes_per_replica
     if self.node.count == 1 and self.node.address is None:
-      return None
+      return placements.Placement(*places)
     from optax_dist.coordinator.extras.hosts import peers, placement
 
     longest = max(peers.Patience().meet, args.host_timeout)
-    return placement.HostPlacement(
-      self.node,
-      self.replicas,
-      args.processes_per_replica,
-      patience=peers.Patience(longest, args.host_timeout),
-    )
+    patience = peers.Patience(longest, args.host_timeout)
+    return placement.HostPlacement(self.node, *places, patience=patience)
 
 
 def _settings(

@@ -19,7 +19,6 @@ import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import (
@@ -29,6 +28,7 @@ from optax_dist.coordinator.launch import (
   supervisor,
   watcher,
 )
+from optax_dist.coordinator.launch import placement as placements
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.supervisor import Effect
 from optax_dist.coordinator.store import process as store_process
@@ -61,51 +61,6 @@ class LaunchError(RuntimeError):
     self.code = code
 
 
-class Hosts(Protocol):
-  """The other hosts of a job that has several."""
-
-  @property
-  def processes_here(self) -> range:
-    """The indices of a replica's processes on this host."""
-    ...
-
-  def start_store(
-    self, secret: bytes
-  ) -> tuple[store_process.StoreProcess | None, str]:
-    """Starts the store of the job, if it belongs on this host.
-
-    Returns:
-      The store, or None if it is on another host; and its address, ``host:port``.
-    """
-    ...
-
-  def supervisor(self, policy: supervisor.Policy, told: Environment) -> Any:
-    """What decides about the replicas of this host, like a `Supervisor`.
-
-    Args:
-      policy: what to do about replicas that end with an error; it needs as many
-        of them as the run.
-      told: the environment of all replicas.
-    """
-    ...
-
-  def poll(self) -> Sequence[Effect]:
-    """Exchanges news with other hosts; returns what follows from them.
-
-    Raises:
-      LaunchError: this host can't take part in the run.
-    """
-    ...
-
-  def leave(self, words: str) -> None:
-    """Called when the launch ends, while the store still runs.
-
-    Args:
-      words: the reason, for people; "" if all replicas have ended.
-    """
-    ...
-
-
 class Launcher:
   """The replicas of one run on this host; see the module docstring.
 
@@ -116,10 +71,8 @@ class Launcher:
   def __init__(
     self,
     command: Sequence[str],
-    replicas: int,
+    placement: placements.Placement,
     *,
-    processes: int = 1,
-    hosts: Hosts | None = None,
     folder: pathlib.Path | None = None,
     told: Environment | None = None,
     env: Mapping[str, str] | None = None,
@@ -132,9 +85,7 @@ class Launcher:
 
     Args:
       command: a replica's program and its arguments.
-      replicas: replicas of the run.
-      processes: processes of each replica: if one dies, the replica restarts.
-      hosts: the other hosts of the job, if it has several.
+      placement: the replicas of the run, and which of them run on this host.
       folder: where their output files go; it is created. None for no files.
       told: more variables for `coordinator.join`, such as
         `replicas_to_aggregate`; if it has `secret` or `store`, none is created.
@@ -145,19 +96,8 @@ class Launcher:
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
         the processes.
       echo: called with each line of output.
-
-    Raises:
-      ValueError: a number is out of range.
     """
-    for name, value in (("replicas", replicas), ("processes", processes)):
-      if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 1 <= needed <= replicas:
-      raise ValueError(
-        f"needed must be from 1 to {replicas}, the replicas; got {needed}."
-      )
-    self._command, self._folder = command, folder
-    self._replicas, self._processes, self._hosts = replicas, processes, hosts
+    self._command, self._placement, self._folder = command, placement, folder
     self._store: store_process.StoreProcess | None = None
     self._needed, self._restarts, self._grace = needed, restarts, grace
     self._echo = echo
@@ -167,7 +107,7 @@ class Launcher:
       told,
       secret=told.find_secret() or secrets.token_hex(16),
       secret_file=None,
-      num_replicas=replicas,
+      num_replicas=placement.replicas,
       grace=grace,
     )
     self._token = secrets.token_hex(8)
@@ -219,31 +159,21 @@ class Launcher:
     if self._told.store is None:
       self._start_store()
     policy = supervisor.Policy(needed=self._needed, restarts=self._restarts)
-    self._supervisor = (
-      supervisor.Supervisor(range(self._replicas), policy)
-      if self._hosts is None
-      else self._hosts.supervisor(policy, self._told)
-    )
+    self._supervisor = self._placement.supervisor(policy, self._told)
     self._execute(self._supervisor.start(time.monotonic()))
 
   def _start_store(self) -> None:
     """Starts the store of the job, if it belongs on this host."""
     assert self._told.secret is not None
     secret = self._told.secret.encode()
-    if self._hosts is None:
-      self._store = store_process.start(secret, port=0)
-      address = self._store.address.partition(",")[0]
-    else:
-      self._store, address = self._hosts.start_store(secret)
+    self._store, address = self._placement.start_store(secret)
     self._told = dataclasses.replace(self._told, coordinator_address=address)
 
   def _leave(self, words: str) -> None:
     """Tells the other hosts that this one ends, and why."""
-    if self._hosts is not None:
-      self._hosts.leave(words)
-      if self._store is not None:
-        # They still have to read the notice, or to finish.
-        self._store.drain(_LAST_CLIENTS if self._code == 0 else _FAREWELL)
+    if self._placement.leave(words) and self._store is not None:
+      # They still have to read the notice, or to finish.
+      self._store.drain(_LAST_CLIENTS if self._code == 0 else _FAREWELL)
 
   def _step(self, given: supervisor.Input) -> None:
     self._execute(self._supervisor.step(given, time.monotonic()))
@@ -275,7 +205,7 @@ class Launcher:
   def _begin(self, replica: int, restarts: int, address: str) -> None:
     """Starts the processes of a replica that belong on this host."""
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
-    count = self._processes
+    count = self._placement.processes
     if count == 1:
       self._running[replica] = [self._spawn(told)]
       return
@@ -284,14 +214,13 @@ class Launcher:
       (port,) = addresses.free_ports()
       address = f"127.0.0.1:{port}"
     _log.info("replica %d meets at %s", replica, address)
-    here = range(count) if self._hosts is None else self._hosts.processes_here
     self._running[replica] = [
       self._spawn(
         dataclasses.replace(
           told, num_processes=count, process_index=i, group_address=address
         )
       )
-      for i in here
+      for i in self._placement.processes_here
     ]
 
   def _spawn(self, told: Environment) -> child.Child:
@@ -326,8 +255,7 @@ class Launcher:
     for replica, processes in list(self._running.items()):
       if self._running.get(replica) is processes:
         self._look_at(replica, processes)
-    if self._hosts is not None:
-      self._execute(self._hosts.poll())
+    self._execute(self._placement.poll())
     if self._code is None:
       self._step(supervisor.Tick())
       self._check_store()

@@ -16,7 +16,12 @@ import pytest
 from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.peers import Patience
 from optax_dist.coordinator.extras.hosts.placement import HostPlacement
-from optax_dist.coordinator.launch import child, environment, launcher
+from optax_dist.coordinator.launch import (
+  child,
+  environment,
+  launcher,
+  placement,
+)
 from optax_dist.coordinator.launch.launcher import LaunchError
 from optax_dist.coordinator.store import process as stores
 from optax_dist.coordinator.transport import addresses
@@ -28,7 +33,7 @@ def _launcher(folder, what, hear=lambda line: None, **options):
   """A launcher of two replicas; `hear` gets what they and it print."""
   return launcher.Launcher(
     [sys.executable, _PROGRAM, *what.split()],
-    2,
+    placement.Placement(2),
     folder=folder,
     env={"JAX_PLATFORMS": "cpu"},
     echo=lambda label, line, error: hear(line),
@@ -121,7 +126,10 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
     for _ in range(1024):
       stack.enter_context(open(os.devnull))
     ends = [sys.executable, "-c", "pass"]
-    assert launcher.Launcher(ends, 2, folder=tmp_path).run() == 0
+    assert (
+      launcher.Launcher(ends, placement.Placement(2), folder=tmp_path).run()
+      == 0
+    )
 
 
 def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
@@ -131,12 +139,7 @@ def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
   said = []
   made = launcher.Launcher(
     [sys.executable, "-c", "import time; time.sleep(600)"],
-    2,
-    hosts=HostPlacement(
-      nodes.Node(1, 2, address),
-      2,
-      patience=Patience(meet=1.0),
-    ),
+    HostPlacement(nodes.Node(1, 2, address), 2, patience=Patience(meet=1.0)),
     echo=lambda label, line, error: said.append(line),
     told=environment.Environment(secret="a secret of enough bytes"),
   )
@@ -207,10 +210,3 @@ def test_a_second_host_of_the_same_rank_ends():
       assert f"process {first.pid})" in text
       assert "advertise" not in text
       assert first.poll() is None
-
-
-def test_wrong_numbers_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="replicas must be at least 1, got 0"):
-    launcher.Launcher(["true"], 0)
-  with pytest.raises(ValueError, match="needed must be from 1 to 2"):
-    _launcher(tmp_path, "sleep", needed=3)

@@ -25,7 +25,7 @@ from optax_dist.coordinator.extras.hosts.supervisor import (
   LauncherEnds,
   NoticeRead,
 )
-from optax_dist.coordinator.launch import supervisor
+from optax_dist.coordinator.launch import placement, supervisor
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.launcher import LaunchError
 from optax_dist.coordinator.launch.supervisor import Effect
@@ -126,8 +126,8 @@ def launcher_notice(
   )
 
 
-class HostPlacement:
-  """The part of a job that runs on one of its hosts; see `launcher.Hosts`."""
+class HostPlacement(placement.Placement):
+  """The part of a job that runs on one of its hosts."""
 
   def __init__(
     self,
@@ -149,8 +149,8 @@ class HostPlacement:
       ValueError: a number is out of range, or the replicas can't be distributed
         evenly.
     """
+    super().__init__(replicas, processes)
     self._node = node
-    self._replicas, self._processes = replicas, processes
     self._patience = patience or Patience()
     self._share = node.share(replicas, processes)
     # In random order, since the launchers of a host would collide.
@@ -163,13 +163,11 @@ class HostPlacement:
 
   @property
   def processes_here(self) -> range:
-    """The indices of a replica's processes on this host."""
     return self._share.processes
 
   def start_store(
     self, secret: bytes
   ) -> tuple[store_process.StoreProcess | None, str]:
-    """Starts the store of the job, if it belongs on this host."""
     assert self._node.address is not None
     made = start_store(self._node, secret) if self._node.rank == 0 else None
     return made, self._node.address
@@ -183,14 +181,14 @@ class HostPlacement:
     self._start = time.monotonic()
     peers = Peers(
       node.rank,
-      launcher_notice(node, self._replicas, self._processes, told),
+      launcher_notice(node, self.replicas, self.processes, told),
       # Host 0 compares the settings of all.
       {0, *share.hosts} if node.rank else range(node.count),
       self._patience,
       self._start,
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
-    elsewhere = self._replicas - len(share.replicas)
+    elsewhere = self.replicas - len(share.replicas)
     policy = dataclasses.replace(
       policy, needed=max(1, policy.needed - elsewhere), whole=not elsewhere
     )
@@ -220,15 +218,16 @@ class HostPlacement:
       effects += self._supervisor.step(read, time.monotonic())
     return effects
 
-  def leave(self, words: str) -> None:
+  def leave(self, words: str) -> bool:
     """Tells other hosts that this one ends, and why."""
     if self._board is None or self._supervisor is None:
-      return
+      return True
     made, self._board = self._board, None
     self._supervisor.step(LauncherEnds(words), time.monotonic())
     if self._supervisor.writes:
       made.publish(self._supervisor.notice)
     made.close(_FAREWELL if made.reached else 0.0)
+    return True
 
   def _meeting_address(self, store: urls.Place) -> str:
     """An address of this host for process 0 of a replica on several hosts."""
