@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optax_dist import quorum
+from optax_dist.coordinator.journal import Journal
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.simulate.latency import Host, Latency
 from optax_dist.simulate.strategy import Strategy
@@ -49,13 +50,6 @@ class Failures(NamedTuple):
   downtimes: tuple[float, ...]
   unnoticed: tuple[float, ...] = ()
   lowers: bool = False
-
-
-class Writer(Protocol):
-  """The interface of a journal; see `optax_dist.coordinator.journal`."""
-
-  def write(self, kind: str, /, **fields: Any) -> None:
-    """Appends a record."""
 
 
 def _computing_times(
@@ -108,7 +102,7 @@ class _Engine:
     communication: float,
     failures: Failures | None,
     seed: int,
-    journal: Writer | None,
+    journal: Journal | None,
   ):
     self.strategy, self.journal = strategy, journal
     self.communication, self.failures = communication, failures
@@ -316,7 +310,7 @@ def simulate_timing(
   seed: int = 0,
   communication: float = 0.0,
   failures: Failures | None = None,
-  journal: Writer | None = None,
+  journal: Journal | None = None,
 ) -> Timing:
   """Simulates N replicas until a number of steps is committed.
 

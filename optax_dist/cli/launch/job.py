@@ -96,11 +96,10 @@ class Job:
     places = self.replicas, args.processes_per_replica
     if self.node.count == 1 and self.node.address is None:
       return placements.Placement(*places)
-    from optax_dist.coordinator.extras.hosts import peers, placement
+    from optax_dist.coordinator.extras.hosts import placement
 
-    longest = max(peers.Patience().meet, args.host_timeout)
-    patience = peers.Patience(longest, args.host_timeout)
-    return placement.HostPlacement(self.node, *places, patience=patience)
+    silence = args.host_timeout
+    return placement.HostPlacement(self.node, *places, silence=silence)
 
 
 def _settings(

@@ -428,11 +428,9 @@ class Driver:
     answer: inputs.Input
     self._unanswered = ""
     match event:
-      case stores.Absent():
-        answer = inputs.GetAnswered(request, True, None)
       case stores.Value(_, value):
         try:
-          known = entries.STORE_VALUES.decode(value)
+          known = None if value is None else entries.STORE_VALUES.decode(value)
           answer = inputs.GetAnswered(request, True, known)
         except codec.BadMessage as error:
           answer = inputs.StoreLost(

@@ -59,7 +59,7 @@ class Put(Struct):
 
 
 class Get(Struct):
-  """Asks for the latest value: `Value` or `Absent`."""
+  """Asks for the latest value: `Value`."""
 
   request: int
   key: str
@@ -101,16 +101,10 @@ class Conflict(Struct):
 
 
 class Value(Struct):
-  """The key's value."""
+  """The key's value; None if it has none."""
 
   request: int
-  value: bytes
-
-
-class Absent(Struct):
-  """The key has no value."""
-
-  request: int
+  value: bytes | None
 
 
 class Unknown(Struct):
@@ -153,7 +147,7 @@ class StoreLost(Struct):
   reason: str
 
 
-Answer: TypeAlias = Done | Conflict | Value | Absent | Unknown | Refused
+Answer: TypeAlias = Done | Conflict | Value | Unknown | Refused
 Event: TypeAlias = Answer | StoreLost
 
 

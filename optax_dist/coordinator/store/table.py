@@ -9,11 +9,7 @@ from typing import NamedTuple, TypeAlias
 from optax_dist.coordinator.store import interface
 
 Reply: TypeAlias = (
-  interface.Done
-  | interface.Conflict
-  | interface.Value
-  | interface.Absent
-  | interface.Refused
+  interface.Done | interface.Conflict | interface.Value | interface.Refused
 )
 
 
@@ -22,10 +18,6 @@ Reply: TypeAlias = (
 QUOTA = 256 << 20
 # What a key takes besides its characters and its value.
 OVERHEAD = 1 << 10
-
-
-class _QuotaExceeded(Exception):
-  """There is no room."""
 
 
 class Entry(NamedTuple):
@@ -71,27 +63,25 @@ class Table:
     found = self._entries.get(request.key)
     match request:
       case interface.Get():
-        if found is None:
-          return interface.Absent(number)
-        return interface.Value(number, found.value)
+        return interface.Value(number, None if found is None else found.value)
       case interface.PutIfAbsent() if found is not None:
         if found.value != request.value:
           return interface.Conflict(number, found.value)
       case _:
-        try:
-          self._put(client, request.key, request.value)
-        except _QuotaExceeded as error:
-          return interface.Refused(number, str(error))
+        refused = self._put(client, request.key, request.value)
+        if refused:
+          return interface.Refused(number, refused)
     return interface.Done(number)
 
-  def _put(self, client: str, key: str, value: bytes) -> None:
+  def _put(self, client: str, key: str, value: bytes) -> str:
+    """Puts a value, if there is room; otherwise says why not."""
     size, used, own = _size(key, value), self._used.total(), self._used[client]
     before = self._entries.get(key)
     if before is not None:  # It makes room.
       used -= _size(key, before.value)
       own -= _size(key, before.value) if before.client == client else 0
     if used + size > self._quota or own + size > self._quota // 2:
-      raise _QuotaExceeded(
+      return (
         f"{key!r} needs {size:,} bytes, and the store holds at most"
         f" {self._quota:,}, half of it of one client; it has {used:,}, and"
         f" {own:,} of {client}"
@@ -99,6 +89,7 @@ class Table:
     self._delete((key,))
     self._entries[key] = Entry(bytes(value), client)
     self._used[client] += size
+    return ""
 
   def _delete(self, keys: Iterable[str]) -> None:
     for key in keys:

@@ -27,7 +27,6 @@ Reply: TypeAlias = (
   | interface.Done
   | interface.Conflict
   | interface.Value
-  | interface.Absent
   | interface.Refused
 )
 

@@ -13,8 +13,7 @@ import time
 import left_over
 import pytest
 
-from optax_dist.coordinator.extras.hosts import board, nodes
-from optax_dist.coordinator.extras.hosts.peers import Patience
+from optax_dist.coordinator.extras.hosts import board, nodes, peers
 from optax_dist.coordinator.extras.hosts.placement import HostPlacement
 from optax_dist.coordinator.launch import (
   child,
@@ -135,11 +134,12 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
 def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
   """Host 0 was never started."""
   monkeypatch.setattr(board, "_TIMEOUT", 0.1)
+  monkeypatch.setattr(peers, "_MEET", 1.0)
   address = f"127.0.0.1:{addresses.free_ports()[0]}"
   said = []
   made = launcher.Launcher(
     [sys.executable, "-c", "import time; time.sleep(600)"],
-    HostPlacement(nodes.Node(1, 2, address), 2, patience=Patience(meet=1.0)),
+    HostPlacement(nodes.Node(1, 2, address), 2, silence=1.0),
     echo=lambda label, line, error: said.append(line),
     told=environment.Environment(secret="a secret of enough bytes"),
   )

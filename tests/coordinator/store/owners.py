@@ -93,7 +93,5 @@ class Owner:
   def get(self, key):
     """A key's value, or None if it has none."""
     answer = self.ask("get", key)
-    if isinstance(answer, interface.Absent):
-      return None
     assert isinstance(answer, interface.Value), answer
     return answer.value

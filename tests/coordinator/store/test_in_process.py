@@ -11,7 +11,7 @@ def test_the_owner_polls_at_once_when_there_is_an_answer():
   assert one.deadline() is None
   one.ask(interface.Get(7, "log/0"), timeout=5.0)
   assert one.deadline() == 0.0
-  assert one.poll() == [interface.Absent(7)]
+  assert one.poll() == [interface.Value(7, None)]
   assert (one.poll(), one.deadline()) == ([], None)
 
 

@@ -24,7 +24,7 @@ _REPLIES = (
   interface.Conflict(_LAST, _VALUE),
   interface.Value(_LAST, _VALUE),
   interface.Value(_LAST, b""),
-  interface.Absent(_LAST),
+  interface.Value(_LAST, None),
   interface.Refused(_LAST, "é" * 1000),
 )
 

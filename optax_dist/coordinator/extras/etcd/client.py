@@ -255,9 +255,8 @@ class EtcdStore:
           return interface.Conflict(number, other)
       case interface.Get(_, key):
         pairs = answer.get("kvs")
-        if not pairs:
-          return interface.Absent(number)
-        return interface.Value(number, self._open(key, pairs[0]["value"]))
+        found = self._open(key, pairs[0]["value"]) if pairs else None
+        return interface.Value(number, found)
     return interface.Done(number)
 
   # Keys and values.

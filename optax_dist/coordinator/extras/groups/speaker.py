@@ -29,6 +29,10 @@ _Answer: TypeAlias = (
   | ins.SnapshotFailed
   | ins.FingerprintTaken
 )
+# Orders that all processes answer, or that give up the answers to an earlier one.
+_Asked: TypeAlias = (
+  fx.Aggregate | fx.Release | fx.FetchSnapshot | fx.TakeFingerprint
+)
 
 
 class Speaker:
@@ -236,25 +240,16 @@ class Speaker:
       case fx.Connect(peer, address):
         _, own = orders.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
-      case fx.Aggregate(attempt):
-        self._reports["mean", attempt] = {}
+      case fx.Aggregate() | fx.FetchSnapshot() | fx.TakeFingerprint():
+        self._reports[_event(effect)] = {}
         self._all(effect)
-      case fx.Release(attempt):
-        self._forget(("mean", attempt))
+      case fx.Release():
+        self._forget(_event(effect))
         self._all(effect)
-      case fx.FetchSnapshot(transfer):
-        self._reports["snapshot", transfer] = {}
-        self._all(effect)
-      case fx.TakeFingerprint(step):
-        self._reports["fingerprint", step] = {}
-        self._all(effect)
-      case fx.Left() | fx.Finished():
+      case fx.Left() | fx.Finished() | fx.Fail():
         self._ended = True
-        self._drop_submission("finished")
-        self._all(effect)
-      case fx.Fail():
-        self._ended = True
-        self._drop_submission("lost")
+        failed = isinstance(effect, fx.Fail)
+        self._drop_submission("lost" if failed else "finished")
         self._all(effect)
       case _ if isinstance(effect, orders.ORDERS):
         self._all(effect)
@@ -279,17 +274,17 @@ class Speaker:
       self._out.append(orders.send(peer, order))
 
 
-def _event(answer: _Answer) -> Hashable:
-  """What an answer is of: the same for all processes."""
-  match answer:
+def _event(of: _Answer | _Asked) -> Hashable:
+  """What an answer or an order is of: the same for all processes."""
+  match of:
     case ins.Submitted():
       return "submitted"
-    case ins.Aggregated(attempt) | ins.AggregateFailed(attempt):
-      return "mean", attempt
-    case ins.SnapshotFetched(transfer) | ins.SnapshotFailed(transfer):
-      return "snapshot", transfer
-    case ins.FingerprintTaken(step):
+    case fx.TakeFingerprint(step) | ins.FingerprintTaken(step):
       return "fingerprint", step
+    case fx.FetchSnapshot() | ins.SnapshotFetched() | ins.SnapshotFailed():
+      return "snapshot", of.transfer
+    case _:
+      return "mean", of.attempt
 
 
 def _step_of(submitted: _Answer) -> _Answer:

@@ -98,13 +98,11 @@ class Board:
           self.trouble = event.reason
         case interface.Done():
           self._written = self._beat
-        case interface.Absent(host):
-          self.trouble = ""
-          found.append((host, None))
         case interface.Value(host, value):
           self.trouble = ""
           try:
-            found.append((host, notices.CODEC.decode(value)))
+            notice = None if value is None else notices.CODEC.decode(value)
+            found.append((host, notice))
           except codec.BadMessage as error:
             self.trouble = f"the notice of host {host} can't be read: {error}"
     return found

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.notices import Checkup, Notice
-from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
+from optax_dist.coordinator.extras.hosts.peers import Peers
 from optax_dist.coordinator.extras.hosts.placement import (
   own_address,
   start_store,
@@ -126,7 +126,7 @@ def _meet(
   ]
   notice = codec.replace(notice, settings=(*notice.settings, *versions))
   now = time.monotonic()
-  peers = Peers(node.rank, notice, range(node.count), Patience(), now)
+  peers = Peers(node.rank, notice, range(node.count), now)
   others = set(peers.hosts) - {node.rank}
   # The latest checkup of each other host on which a doctor runs.
   found: dict[int, Checkup] = {}

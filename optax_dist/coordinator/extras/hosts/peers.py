@@ -8,24 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from optax_dist.coordinator.extras.hosts.notices import Notice
 
+# Seconds that a host may take to come for the first time, or more if it may be
+# silent for longer.
+_MEET = 300.0
 # Seconds after which a notice that doesn't change is of a launcher that ended.
 _SETTLED = 1.5
-
-
-class Patience(NamedTuple):
-  """How long hosts wait for each other, in seconds.
-
-  Attributes:
-    meet: how long a host may take to come for the first time.
-    silence: how long a host may be silent; it is gone after twice as long.
-  """
-
-  meet: float = 300.0
-  silence: float = 60.0
 
 
 @dataclasses.dataclass
@@ -47,8 +37,11 @@ class _Seen:
 class Peers:
   """The launchers of a job, as one of them sees the others.
 
+  Attributes:
+    meet: seconds that a host may take to come for the first time.
+
   Example:
-    >>> peers = Peers(0, Notice("a"), [1], Patience(silence=6.0), now=0.0)
+    >>> peers = Peers(0, Notice("a"), [1], 0.0, silence=6.0)
     >>> peers.update(1, Notice("b", beat=7), 1.0)  # It may have ended long ago.
     ''
     >>> peers.is_silent(1, 1.0)
@@ -64,8 +57,8 @@ class Peers:
     host: int,
     own: Notice,
     hosts: Iterable[int],
-    patience: Patience,
     now: float,
+    silence: float = 60.0,
   ):
     """Starts without knowledge of the others.
 
@@ -73,11 +66,11 @@ class Peers:
       host: the index of this host.
       own: the first notice of this launcher.
       hosts: the others whose notices it reads.
-      patience: how long hosts wait for each other.
       now: the time.
+      silence: seconds that a host may be silent; it is gone after twice as long.
     """
-    self.host, self.own, self.patience = host, own, patience
-    self._began = now
+    self.host, self.own = host, own
+    self._began, self._silence, self.meet = now, silence, max(_MEET, silence)
     self._seen = {h: _Seen() for h in sorted({host, *hosts})}
 
   @property
@@ -134,13 +127,13 @@ class Peers:
 
   def is_silent(self, host: int, now: float) -> bool:
     """Whether a host has not come, or has been silent for too long."""
-    return now - self._seen[host].changed > self.patience.silence
+    return now - self._seen[host].changed > self._silence
 
   def is_gone(self, host: int, now: float) -> bool:
     """Whether it is useless to wait for a host any longer."""
     if self._came(host):
-      return now - self._seen[host].changed > 2 * self.patience.silence
-    return now - self._began >= self.patience.meet
+      return now - self._seen[host].changed > 2 * self._silence
+    return now - self._began >= self.meet
 
   def why_silent(self, host: int, now: float) -> str:
     """What is wrong with a silent host, for people."""

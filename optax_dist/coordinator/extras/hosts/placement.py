@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.notices import Notice
-from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
+from optax_dist.coordinator.extras.hosts.peers import Peers
 from optax_dist.coordinator.extras.hosts.supervisor import (
   HostSupervisor,
   LauncherEnds,
@@ -135,7 +135,7 @@ class HostPlacement(placement.Placement):
     replicas: int,
     processes: int = 1,
     *,
-    patience: Patience | None = None,
+    silence: float = 60.0,
   ):
     """Places the replicas; `supervisor` begins.
 
@@ -143,7 +143,7 @@ class HostPlacement(placement.Placement):
       node: this host.
       replicas: replicas of the run, on all hosts together.
       processes: processes of each replica.
-      patience: how long launchers wait for each other.
+      silence: see `Peers`.
 
     Raises:
       ValueError: a number is out of range, or the replicas can't be distributed
@@ -151,7 +151,7 @@ class HostPlacement(placement.Placement):
     """
     super().__init__(replicas, processes)
     self._node = node
-    self._patience = patience or Patience()
+    self._silence = silence
     self._share = node.share(replicas, processes)
     # In random order, since the launchers of a host would collide.
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
@@ -184,8 +184,8 @@ class HostPlacement(placement.Placement):
       launcher_notice(node, self.replicas, self.processes, told),
       # Host 0 compares the settings of all.
       {0, *share.hosts} if node.rank else range(node.count),
-      self._patience,
       self._start,
+      self._silence,
     )
     store = urls.parse(told.store or f"tcp://{told.coordinator_address}")
     elsewhere = self.replicas - len(share.replicas)
@@ -211,7 +211,7 @@ class HostPlacement(placement.Placement):
       return ()
     if self._supervisor.writes:
       self._board.publish(self._supervisor.notice)
-    effects = self._check_reach(self._board)
+    effects = self._check_reach(self._board, self._supervisor.peers.meet)
     for host, notice in self._board.poll():
       self._supervisor.trouble = self._board.trouble
       read = NoticeRead(host, notice)
@@ -243,12 +243,12 @@ class HostPlacement(placement.Placement):
       " free, where processes of a replica would meet.",
     )
 
-  def _check_reach(self, notices: board.Board) -> list[Effect]:
+  def _check_reach(self, notices: board.Board, most: float) -> list[Effect]:
     """Says what this launcher waits for, and until when."""
     if notices.reached or not notices.trouble:
       return []
     waited = time.monotonic() - self._start
-    late = waited >= self._patience.meet
+    late = waited >= most
     if self._said_trouble and not late:
       return []
     self._said_trouble = True

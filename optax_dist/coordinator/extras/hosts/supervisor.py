@@ -84,12 +84,11 @@ class HostSupervisor:
     trouble: why other hosts can't be read; "" while they can.
 
   Example:
-    >>> from optax_dist.coordinator.extras.hosts.peers import Patience
     >>> def made(host):
     ...   return HostSupervisor(
     ...     Share(range(1), range(host, host + 1), range(2)),
     ...     supervisor.Policy(whole=False),
-    ...     Peers(host, Notice("ab"[host]), range(2), Patience(), now=0.0),
+    ...     Peers(host, Notice("ab"[host]), range(2), now=0.0),
     ...     lambda: "10.0.0.1:29500")
     >>> first, second = made(0), made(1)
     >>> for one in (first, second):  # No launcher has written anything.

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from optax_dist.coordinator.extras.hosts import notices
+from optax_dist.coordinator.extras.hosts import notices, peers
 from optax_dist.coordinator.extras.hosts.nodes import Share
 from optax_dist.coordinator.extras.hosts.notices import Notice
-from optax_dist.coordinator.extras.hosts.peers import Patience, Peers
+from optax_dist.coordinator.extras.hosts.peers import Peers
 from optax_dist.coordinator.extras.hosts.supervisor import (
   HostSupervisor,
   LauncherEnds,
@@ -19,14 +19,18 @@ from optax_dist.coordinator.protocol import codec
 _MEET, _SILENCE = 30.0, 6.0
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+  monkeypatch.setattr(peers, "_MEET", _MEET)
+
+
 def _supervisor(host, name="", hosts=2, now=0.0, **policy):
   share = Share(range(1), range(host, host + 1), range(hosts))
   own = Notice(name or f"launcher {host}")
-  patience = Patience(_MEET, _SILENCE)
   made = HostSupervisor(
     share,
     sup.Policy(**({"whole": False} | policy)),
-    Peers(host, own, range(hosts), patience, now),
+    Peers(host, own, range(hosts), now, _SILENCE),
     lambda: f"h{host}:1",
   )
   assert made.start(now) == []
@@ -294,7 +298,7 @@ def test_a_launcher_that_ends_says_so():
 
 def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
   own = Notice("b", "node2, process 7")
-  second = Peers(0, own, [], Patience(), 0.0)
+  second = Peers(0, own, [], 0.0)
   first = Notice("a", "node1, process 9", beat=5)
   assert second.update(0, first, 1.0) == ""
   refused = second.update(0, codec.replace(first, beat=6), 1.2)
@@ -307,7 +311,7 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
 
 
 def test_two_launchers_of_one_host_that_begin_at_once_both_end():
-  one = Peers(0, Notice("a"), [], Patience(), 0.0)
+  one = Peers(0, Notice("a"), [], 0.0)
   assert one.update(0, None, 1.0) == ""
   assert one.may_write(1.0)
   assert one.update(0, Notice("a", beat=1), 1.2) == ""
@@ -317,7 +321,7 @@ def test_two_launchers_of_one_host_that_begin_at_once_both_end():
 
 def test_hosts_that_were_started_differently_name_both_settings():
   settings = lambda replicas: (("--nodes", "2"), ("--replicas", replicas))
-  one = Peers(1, Notice("a", settings=settings("4")), [0], Patience(), 0.0)
+  one = Peers(1, Notice("a", settings=settings("4")), [0], 0.0)
   # Of an earlier run.
   assert one.update(0, Notice("old", settings=settings("9"), beat=3), 0.5) == ""
   other = Notice("new", "node1, process 9", settings("2"), beat=1)
@@ -337,8 +341,7 @@ class _Launcher:
     self.running = None  # Which start.
     share = Share(range(1), range(host, host + 1), range(world.hosts))
     policy = sup.Policy(restarts=50, whole=False, pauses=(0.1, 0.5))
-    patience = Patience(_MEET, _SILENCE)
-    peers = Peers(host, Notice(self.name), range(world.hosts), patience, now)
+    peers = Peers(host, Notice(self.name), range(world.hosts), now, _SILENCE)
     self.supervisor = HostSupervisor(share, policy, peers, lambda: f"h{host}:1")
     self.execute(self.supervisor.start(now))
 
