@@ -3,9 +3,7 @@
 import argparse
 import math
 import pathlib
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -33,7 +31,6 @@ def add_command(
   commands: Any,
   name: str,
   run: Callable[[argparse.Namespace], int],
-  description: str,
   **texts: str,
 ) -> Parser:
   """Adds a command.
@@ -42,18 +39,12 @@ def add_command(
     commands: what ``add_subparsers`` returned.
     name: name of the command.
     run: function that runs it, given its parsed arguments.
-    description: what it does.
-    **texts: its ``help``, ``usage`` and ``epilog``.
+    **texts: its ``help``, ``description``, ``usage`` and ``epilog``, in lines of at
+      most 80 characters.
 
   Returns:
     Its parser.
   """
-  texts["description"] = description
-  for part in ("description", "epilog"):
-    text = texts.get(part, "")
-    if "\n  " not in text:  # It has no table.
-      width = shutil.get_terminal_size().columns - 2
-      texts[part] = textwrap.fill(text, width)
   command = commands.add_parser(name, **texts)
   command.set_defaults(execute=run, parser=command)
   return command

@@ -20,15 +20,15 @@ optax-dist launch [options] SCRIPT.py [its arguments]
 _DESCRIPTION = """\
 Starts the replicas of a job as processes, each of which runs your script. The
 script calls optax_dist.coordinator.join(tx, params), which learns from the
-environment which replica it is. Replicas that die are restarted, signals are passed
-on, and output is prefixed by the replica's number. Ends with the job, and with
-its exit code; no process is left behind, however it ends."""
+environment which replica it is. Replicas that die are restarted, signals are
+passed on, and output is prefixed by the replica's number. Ends with the job,
+and with its exit code; no process is left behind, however it ends."""
 
 _EPILOG = """\
 On several hosts run the same command on each, with --nodes, --node-rank and
---address as for torchrun, or without them if JAX detects the cluster (SLURM, GKE,
-TPU pods, Open MPI). The secret of the job, at least 16 bytes, is then taken from
---secret-file, OPTAX_DIST_SECRET_FILE or OPTAX_DIST_SECRET."""
+--address as for torchrun, or without them if JAX detects the cluster (SLURM,
+GKE, TPU pods, Open MPI). The secret of the job, at least 16 bytes, is then
+taken from --secret-file, OPTAX_DIST_SECRET_FILE or OPTAX_DIST_SECRET."""
 
 _LOGS = "replicas"
 

@@ -9,10 +9,11 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import options
 
 _DESCRIPTION = """\
-Run it on each host, at the same time, with the options of optax-dist launch. It checks
-that the store's name resolves, that its port can be reached with this secret, that all
-hosts have the same settings and versions, that their clocks agree, and that they reach
-each other. Exits with 0 if all is good, and otherwise says what to do."""
+Run it on each host, at the same time, with the options of optax-dist launch.
+It checks that the store's name resolves, that its port can be reached with
+this secret, that all hosts have the same settings and versions, that their
+clocks agree, and that they reach each other. Exits with 0 if all is good, and
+otherwise says what to do."""
 
 
 def add_parser(commands: Any) -> None:

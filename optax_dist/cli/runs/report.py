@@ -8,9 +8,9 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
 
 _DESCRIPTION = """\
-Tells where the time of a run went, from its journal: every second of every replica is
-useful computing, waiting for others, exchanging, dropped work, compiling, starting,
-recovery, or idle, and they add up to 100 %."""
+Tells where the time of a run went, from its journal: every second of every
+replica is useful computing, waiting for others, exchanging, dropped work,
+compiling, starting, recovery, or idle, and they add up to 100 %."""
 
 # A table with many columns is of no use.
 _REPLICAS = 12

@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
   from optax_dist.cli.runs.view import View
 
 _DESCRIPTION = """\
-Shows a run from its journal, while it goes on or afterwards: steps per second, and
-for each replica how many of its gradients were applied or dropped, how long it
-computes and waits, when it was last seen, and which ones the others wait for.
-Ends with the run, or at Ctrl-C."""
+Shows a run from its journal, while it goes on or afterwards: steps per
+second, and for each replica how many of its gradients were applied or
+dropped, how long it computes and waits, when it was last seen, and which ones
+the others wait for. Ends with the run, or at Ctrl-C."""
 
 _SLICE = 0.5
 

@@ -9,11 +9,12 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
-Recommends how many gradients a step of sync replicas should aggregate, for given
-latencies, and shows the table behind it. With more, steps wait for stragglers; with
-fewer, work is left unused. Progress counts steps per second, weighted by the gradients
-in each: a step from k of them makes k / (k + B) of the progress of a noiseless one,
-with B the noise scale; it is counted in steps from all replicas."""
+Recommends how many gradients a step of sync replicas should aggregate, for
+given latencies, and shows the table behind it. With more, steps wait for
+stragglers; with fewer, work is left unused. Progress counts steps per second,
+weighted by the gradients in each: a step from k of them makes k / (k + B) of
+the progress of a noiseless one, with B the noise scale; it is counted in
+steps from all replicas."""
 
 
 def add_parser(commands) -> None:

@@ -9,10 +9,10 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
-Simulates replicas that train together, in virtual time, and reports how many steps
-they would take, how much work would be dropped, and how time would be spent. The
-rules are the coordinator's own. With a journal and no --backups, the recorded run is
-simulated, and its pace shown next to the simulation's."""
+Simulates replicas that train together, in virtual time, and reports how many
+steps they would take, how much work would be dropped, and how time would be
+spent. The rules are the coordinator's own. With a journal and no --backups,
+the recorded run is simulated, and its pace shown next to the simulation's."""
 
 
 def add_parser(commands) -> None:
