@@ -243,23 +243,15 @@ def join(
         replica=number,
         on_stuck=_end if line or chosen.step_timeout else None,
       )
-      made = replicas.Replica(
-        part,
-        preempted=preempted,
-        on_step=functools.cache(functools.partial(_say_stepped, line)),
-        on_close=lambda replica: _say_goodbye(replica, line),
-      )
+      made = replicas.Replica(part, preempted=preempted, line=line)
     try:
-      made.start()
+      return made.start()
     except SystemExit:
       _log.warning(
         "Replica %r ends before it has joined the run: it got a signal.",
         number,
       )
       raise
-    if line is not None:
-      line.say("joined", step=made.global_step)
-    return made
   except BaseException:
     if hosted is not None:
       hosted.stop()
@@ -365,23 +357,6 @@ def _start_store(
       idle=_IDLE,
     )
   return None
-
-
-def _say_stepped(line: channel.Channel | None) -> None:
-  if line is not None:
-    line.say("stepped")
-
-
-def _say_goodbye(
-  replica: replicas.Replica, line: channel.Channel | None
-) -> None:
-  if line is None or replica.has_left:
-    return
-  if replica.finished:
-    line.say("finished")
-  elif replica.failure is not None:
-    # A program that catches the error may exit with code 0.
-    line.say("failed", reason=str(replica.failure))
 
 
 def _end(reason: str) -> None:

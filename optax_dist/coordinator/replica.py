@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from optax_dist import ledger
 from optax_dist.coordinator import journal, phases, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
+from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
 from optax_dist.coordinator.training import preemption
@@ -39,20 +40,18 @@ class Replica:
     participant: Participant,
     *,
     preempted: preemption.Preemption | None = None,
-    on_step: Callable[[], None] = lambda: None,
-    on_close: Callable[[Replica], None] = lambda replica: None,
+    line: channel.Channel | None = None,
   ):
     """Creates a replica that has not joined its run yet.
 
     Args:
       participant: its part in the run.
       preempted: how it reacts to SIGTERM; None: not at all.
-      on_step: called after each committed step that its gradient is part of.
-      on_close: called when it is closed.
+      line: to the launcher, which is told how far it has come; None for none.
     """
     self.replica, self.processes = participant.replica, participant.processes
     self._participant, self._preempted = participant, preempted
-    self._on_step, self._on_close = on_step, on_close
+    self._line, self._has_stepped = line, False
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
@@ -79,6 +78,7 @@ class Replica:
     self._loop.begin()
     if self._participant.settings.step_timeout != 0:
       self._participant.watchdog.start()
+    self._tell_launcher("joined", step=self.global_step)
     return self
 
   # Read by the training loop.
@@ -346,8 +346,9 @@ class Replica:
         text = journal.to_json("batch", batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
-      if outcome.members:
-        self._on_step()
+      if outcome.members and not self._has_stepped:
+        self._has_stepped = True
+        self._tell_launcher("stepped")
       return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:
@@ -440,7 +441,17 @@ class Replica:
       return
     if self._preempted is not None:
       self._preempted.remove()
-    self._on_close(self)
+    if self.has_left:
+      return
+    if self._participant.is_over:
+      self._tell_launcher("finished")
+    elif self.failure is not None:
+      # A program that catches the error may exit with code 0.
+      self._tell_launcher("failed", reason=str(self.failure))
+
+  def _tell_launcher(self, event: str, **fields: Any) -> None:
+    if self._line is not None:
+      self._line.say(event, **fields)
 
   def __enter__(self) -> Replica:
     return self
