@@ -45,10 +45,8 @@ def predict(
   strategy: Strategy | None = None,
   replicas: int | None = None,
   *,
-  steps: int | None = None,
   communication: float | None = None,
   repetitions: int = 20,
-  seed: int = 0,
 ) -> Prediction:
   """Predicts the pace of replicas like the recorded ones.
 
@@ -56,12 +54,10 @@ def predict(
     recorded: a run from `from_journal`.
     strategy: the strategy to predict; None for the recorded one.
     replicas: number of replicas; None for the recorded number.
-    steps: length of the predicted run; None for the recorded number, but at
-      most 500.
     communication: seconds from the last gradient of a step until its members
       continue to compute; None for the recorded time.
-    repetitions: number of simulations.
-    seed: equal seeds give equal predictions.
+    repetitions: number of simulations, each as long as the recorded run, but of
+      at most 500 steps.
 
   Returns:
     The prediction.
@@ -73,12 +69,11 @@ def predict(
     raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
   strategy = recorded.strategy if strategy is None else strategy
   n = recorded.replicas if replicas is None else replicas
-  if steps is None:
-    steps = min(max(recorded.steps, 10), _MOST_STEPS)
+  steps = min(max(recorded.steps, 10), _MOST_STEPS)
   if communication is None:
     communication = recorded.communication
   paces, stopped = [], 0
-  seeds = np.random.SeedSequence(seed).spawn(repetitions)
+  seeds = np.random.SeedSequence(0).spawn(repetitions)
   for i, source in enumerate(seeds):
     rng = np.random.default_rng(source)
     failures = recorded.failures
@@ -98,7 +93,7 @@ def predict(
         recorded.latency.resampled(rng),
         n,
         steps=steps + 1,
-        seed=seed + i,
+        seed=i,
         communication=communication,
         failures=failures,
       )

@@ -92,14 +92,19 @@ def about(params: Any) -> str:
       f"jaxlib {jaxlib.__version__}",
       _processor(),
       f"{jax.local_device_count()} x {device.device_kind}",
-      f"{len(os.sched_getaffinity(0))} cores"
-      if hasattr(os, "sched_getaffinity")
-      else f"{os.cpu_count()} cores",
+      f"{cores()} cores",
       f"NPROC={os.environ.get('NPROC')}",
       f"XLA_FLAGS={os.environ.get('XLA_FLAGS')}",
       " and ".join(sorted(meshes)),
     ]
   )
+
+
+def cores() -> int | None:
+  """The number of cores this process may use."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
 
 
 def _processor() -> str:

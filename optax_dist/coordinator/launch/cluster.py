@@ -8,6 +8,8 @@ from typing import Any
 from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.transport import addresses
 
+_TIMEOUT = 60  # Seconds that JAX may take to find the address.
+
 
 def detect(
   coordinator_address: str | None = None,
@@ -92,7 +94,7 @@ def complete(
   return found
 
 
-def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
+def detect_cluster() -> tuple[str, int, int] | None:
   """Asks JAX for the scheduler's address, process count and process index.
 
   The port is one below JAX's own, which stays free for
@@ -107,7 +109,7 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
 
     address, count, index, _ = (
       clusters.ClusterEnv.auto_detect_unset_distributed_params(
-        None, None, None, None, None, timeout
+        None, None, None, None, None, _TIMEOUT
       )
     )
     if address is not None:

@@ -11,7 +11,6 @@ each step has its own.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -221,7 +220,7 @@ class Participant:
     self.about = {
       "strategy": strategy.name,
       **numbers._asdict(),
-      "cores": _cores(),
+      "cores": probes.cores(),
       "weight": numbers.weight and "inverse_staleness",
       "wire": settings.wire,
       "inline": self._inline,
@@ -458,10 +457,3 @@ class Participant:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
-
-
-def _cores() -> int | None:
-  """The number of cores this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count()
