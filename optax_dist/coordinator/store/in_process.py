@@ -34,8 +34,6 @@ class InProcessStore:
 class InProcessClient:
   """A client of an `InProcessStore`; see `interface.Store`."""
 
-  address = "in-process"
-
   def __init__(self, store: InProcessStore, name: str):
     self._store, self._name = store, name
     self._answers: collections.deque[interface.Event] = collections.deque()

@@ -160,12 +160,7 @@ class Store(Protocol):
 
   Keys are paths such as ``log/17``, of letters, digits and ``_.-``. Requests
   take effect one after the other, in the order in which they were made.
-
-  Attributes:
-    address: for messages; without passwords.
   """
-
-  address: str
 
   def ask(self, request: Request, timeout: float) -> None:
     """Makes a request; ends in one `Answer`.
