@@ -12,9 +12,6 @@ from optax_dist.cli.launch import doctor
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import plan, simulate
 
-# The extras of packages that not every command needs.
-_EXTRAS = {"rich": "train", "tensorboardX": "metrics"}
-
 
 def commands() -> parser.Parser:
   """The parser of the whole command line; ``shtab`` makes completions of it."""
@@ -63,10 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.say("interrupted")
     return 130
   except ModuleNotFoundError as error:
-    extra = _EXTRAS.get(error.name or "")
-    if extra is None:
+    if error.name != "tensorboardX":
       raise
-    run = f"pip install 'optax-dist[{extra}]'"
+    run = "pip install 'optax-dist[metrics]'"
     parser.say(f"{error.name} is not installed; run: {run}")
     return 2
   except BrokenPipeError:

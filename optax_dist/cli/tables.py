@@ -1,42 +1,53 @@
-"""Tables on standard output, in the style of all commands."""
+"""Tables as text, in the style of all commands."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import rich.box
-import rich.console
-import rich.table
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import IO
 
 _WIDTH = 140  # If there is no terminal.
 
 
-def table(title: str) -> rich.table.Table:
-  """Creates an empty table."""
-  return rich.table.Table(
-    title=title,
-    title_justify="left",
-    box=rich.box.SIMPLE_HEAD,
-    pad_edge=False,
-    collapse_padding=True,
-  )
+def text(
+  title: str,
+  names: Sequence[str],
+  rows: Sequence[Mapping[str, str]],
+  words: Collection[str] = (),
+) -> str:
+  """A table; columns of numbers are aligned at the right.
+
+  Args:
+    title: its first line.
+    names: of the columns.
+    rows: by the name of the column, the texts of a row.
+    words: columns of words, which are aligned at the left.
+
+  Example:
+    >>> rows = [{"of": "all", "steps": "12"}, {"of": "one", "steps": "7"}]
+    >>> print(text("a run", ["of", "steps"], rows, words=["of"]))
+    a run
+    of   steps
+    ----------
+    all     12
+    one      7
+  """
+  every = [dict(zip(names, names, strict=True)), *rows]
+  widths = {name: max(len(row[name]) for row in every) for name in names}
+  lines = [
+    "  ".join(
+      row[name].ljust(width) if name in words else row[name].rjust(width)
+      for name, width in widths.items()
+    ).rstrip()
+    for row in every
+  ]
+  lines.insert(1, "-" * max(map(len, lines)))
+  return "\n".join([title, *lines])
 
 
-def plain(**options: Any) -> rich.console.Console:
-  """A console that shows text as it is: paths and reasons may have brackets."""
-  return rich.console.Console(
-    highlight=False, markup=False, emoji=False, **options
-  )
-
-
-def width() -> int:
-  """The line width of standard output, in characters."""
-  console = rich.console.Console()
-  return console.width if console.is_terminal else _WIDTH
-
-
-def show(shown: rich.table.Table) -> None:
-  """Prints the table; in a narrow terminal, cells take several lines."""
-  for column in shown.columns:
-    column.overflow = "fold"
-  plain(width=width()).print(shown)
+def width(stream: IO[str]) -> int:
+  """The width of a terminal, in characters; 140 if the stream is none."""
+  try:
+    return os.get_terminal_size(stream.fileno()).columns or _WIDTH
+  except (OSError, ValueError):
+    return _WIDTH

@@ -8,7 +8,7 @@ import pytest
 
 from optax_dist.cli import errors, main
 
-_SLOW = ("flax", "matplotlib", "rich", "sklearn")
+_SLOW = ("flax", "matplotlib", "sklearn")
 
 
 def _python(*args, **kwargs):
@@ -84,12 +84,13 @@ def test_help_imports_nothing_that_only_the_work_needs():
 
 def test_an_extra_that_is_not_installed_is_named(monkeypatch, capsys):
   def fail(argv):
-    raise ModuleNotFoundError("No module named 'rich'", name="rich")
+    raise ModuleNotFoundError("No module ...", name="tensorboardX")
 
   monkeypatch.setattr(main, "_dispatch", fail)
   assert main.main([]) == 2
   assert capsys.readouterr().err == (
-    "optax-dist: rich is not installed; run: pip install 'optax-dist[train]'\n"
+    "optax-dist: tensorboardX is not installed; run: pip install"
+    " 'optax-dist[metrics]'\n"
   )
 
 

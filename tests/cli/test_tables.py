@@ -1,60 +1,38 @@
-"""Tables on standard output."""
+"""Tables as text."""
 
-import functools
 import io
-import itertools
-import re
+import os
 
-import rich.console
+import pytest
 
 from optax_dist.cli import tables
 
 
-def test_a_wide_row_is_one_line_where_nobody_looks(capsys):
-  shown = tables.table("wide")
-  cells = [f"column-{i:02}" for i in range(11)]
-  for cell in cells:
-    shown.add_column(cell)
-  shown.add_row(*cells)
-  tables.show(shown)
-  title, *lines = capsys.readouterr().out.splitlines()
-  assert title.rstrip() == "wide"
-  assert [line.split() for line in lines if "column-00" in line] == [cells] * 2
+def test_a_table_without_rows_has_its_title_and_names():
+  assert tables.text("none", ["a", "b"], []) == "none\na  b\n----"
 
 
-def test_a_narrow_terminal_loses_nothing(monkeypatch):
-  """No number becomes `0...`: a cell takes several lines."""
-  out = io.StringIO()
-  terminal = functools.partial(
-    rich.console.Console,
-    file=out,
-    width=60,
-    force_terminal=True,
-    color_system=None,
-  )
-  monkeypatch.setattr(rich.console, "Console", terminal)
-  shown = tables.table("wide")
-  for i in range(9):
-    shown.add_column(f"column {i}")
-  shown.add_row(*(f"{i}.12345678" for i in range(9)))
-  tables.show(shown)
-  printed = out.getvalue()
-  _, cells = printed.rsplit("\N{BOX DRAWINGS LIGHT HORIZONTAL}", 1)
-  first, *more = cells.splitlines()[1:]
-  starts = [match.start() for match in re.finditer(r"\S+", first)]
-  for i, (start, end) in enumerate(itertools.pairwise([*starts, 60])):
-    found = "".join(line[start:end].strip() for line in (first, *more))
-    assert found == f"{i}.12345678"
-  assert "\N{HORIZONTAL ELLIPSIS}" not in printed
-  assert max(map(len, printed.splitlines())) <= 60
+def test_columns_are_as_wide_as_their_widest_cell():
+  rows = [{"name": "replica", "n": "1"}, {"name": "", "n": "12.5"}]
+  shown = tables.text("two", ["n", "name"], rows, words=["name"])
+  assert shown.splitlines() == [
+    "two",
+    "   n  name",
+    "-------------",
+    "   1  replica",
+    "12.5",
+  ]
 
 
-def test_text_with_brackets_is_shown_as_it_is(capsys):
-  """Paths, and the reason for which a run ended, are no markup."""
-  text = "[/a]  [bold]  :fire:"
-  shown = tables.table(text)
-  shown.add_column(text)
-  shown.add_row(text)
-  tables.show(shown)
-  out = capsys.readouterr().out
-  assert out.count(text) == 3
+def test_what_is_no_terminal_is_wide():
+  assert tables.width(io.StringIO()) == 140
+  with open(os.devnull) as file:
+    assert tables.width(file) == 140
+
+
+@pytest.mark.parametrize(("columns", "width"), [(60, 60), (0, 140)])
+def test_a_terminal_says_how_wide_it_is(columns, width, monkeypatch):
+  size = os.terminal_size((columns, 24))
+  monkeypatch.setattr(os, "get_terminal_size", lambda number: size)
+  with open(os.devnull) as file:
+    assert tables.width(file) == width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
@@ -14,6 +15,8 @@ compiling, starting, recovery, or idle, and they add up to 100 %."""
 
 # A table with many columns is of no use.
 _REPLICAS = 12
+# The characters of all that says what a category is, and of a column of shares.
+_IS, _SHARE = 72, 8
 
 
 def add_parser(commands) -> None:
@@ -40,15 +43,16 @@ def run(args: argparse.Namespace) -> int:
   total = ledger.goodput()
   each = {f"{name}": ledger.goodput(name) for name in ledger.replicas}
   columns = {"all": total} | dict(list(each.items())[:_REPLICAS])
-  shown = tables.table(f"where the time went: {args.journal}")
-  shown.add_column("")
-  for name in columns:
-    shown.add_column(name, justify="right")
-  shown.add_column("is", style="dim")
-  for category, what in time_ledger.CATEGORIES.items():
-    shares = [f"{found.share(category):.1%}" for found in columns.values()]
-    shown.add_row(category, *shares, what)
-  tables.show(shown)
+  rows = [
+    {name: f"{found.share(category):.1%}" for name, found in columns.items()}
+    | {"time": category, "is": what}
+    for category, what in time_ledger.CATEGORIES.items()
+  ]
+  title = f"where the time went: {args.journal}"
+  names = ["time", *columns]
+  if tables.width(sys.stdout) >= _IS + _SHARE * len(columns):
+    names.append("is")
+  print(tables.text(title, names, rows, words=("time", "is")))
   print(
     f"goodput {total.goodput:.1%} of {total.total:.4g} replica-seconds,"
     f" {len(each)} replicas for {ledger.end:.4g} s"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import rich.table
-import rich.text
-
 from optax_dist.cli import tables
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
@@ -23,11 +20,10 @@ _COLUMNS = {
   "ended": 110,
   "dropped as": 130,
 }
+_WORDS = ("replica", "state", "process", "ended", "dropped as")
 
 
-def table(
-  numbers: RunNumbers, width: int = 140, reported: str = ""
-) -> rich.table.Table:
+def table(numbers: RunNumbers, width: int = 140, reported: str = "") -> str:
   """The current state of a run.
 
   Args:
@@ -45,12 +41,8 @@ def table(
     title += f", {numbers.abandoned} attempts abandoned"
   if numbers.finish is not None:
     title += f"; ended: {numbers.finish['reason']}"
-  shown = tables.table(title)
-  names = [name for name, needs in _COLUMNS.items() if width >= needs]
-  for name in names:
-    text = name in ("replica", "state", "process", "ended", "dropped as")
-    shown.add_column(name, justify="left" if text else "right", no_wrap=True)
   now = numbers.now()
+  rows = []
   for number in ordered(numbers.replicas):
     one = numbers.replicas[number]
     computed = one.computed
@@ -69,10 +61,8 @@ def table(
         f"{n} {reason}" for reason, n in one.dropped.most_common(3)
       ),
     }
-    shown.add_row(*(cells[name] for name in names))
+    rows.append(cells)
+  names = [name for name, needs in _COLUMNS.items() if width >= needs]
+  shown = tables.text(title, names, rows, _WORDS)
   awaited = numbers.waiting_for()
-  shown.caption = rich.text.Text(
-    f"waiting for {awaited}" if awaited else "", style="bold red"
-  )
-  shown.caption_justify = "left"
-  return shown
+  return f"{shown}\nwaiting for {awaited}" if awaited else shown

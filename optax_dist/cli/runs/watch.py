@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import pathlib
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from optax_dist.cli import errors, parser
+from optax_dist.cli import errors, parser, tables
 from optax_dist.cli.runs import journal_file
 
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
-  import rich.console
-  import rich.table
-
   from optax_dist.cli.runs.view import View
 
 _DESCRIPTION = """\
@@ -24,6 +22,7 @@ dropped, how long it computes and waits, when it was last seen, and which ones
 the others wait for. Ends with the run, or at Ctrl-C."""
 
 _SLICE = 0.5
+_CLEAR = "\x1b[2J\x1b[H"  # Of a terminal, from the top.
 
 
 def add_parser(commands) -> None:
@@ -70,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
   with journal_file.reading(args.journal):
     args.journal.open("rb").close()
-  # Slow imports follow.
-  from optax_dist.cli import tables
-  from optax_dist.cli.runs import view
+  from optax_dist.cli.runs import view  # Slow.
 
   shown = view.View(args.journal)
   shown.read()
@@ -81,11 +78,10 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(
       f"{args.journal}: is no journal: none of its {bad} lines can be used"
     )
-  console = tables.plain(stderr=True)
   if not args.once:
-    _follow(args, shown, console)
-  if args.once or not console.is_terminal:
-    tables.show(_table(shown, tables.width()))
+    _follow(args, shown)
+  if args.once or not sys.stderr.isatty():
+    print(_table(shown, sys.stdout))
   bad = shown.tail.bad_lines
   if bad:
     parser.say(
@@ -94,9 +90,7 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _follow(
-  args: argparse.Namespace, shown: View, console: rich.console.Console
-) -> None:
+def _follow(args: argparse.Namespace, shown: View) -> None:
   """Follows the run until its end, or Ctrl-C; shows it on a terminal."""
   with contextlib.ExitStack() as stack:
     points = None
@@ -119,9 +113,9 @@ def _follow(
     with contextlib.suppress(KeyboardInterrupt):
       while True:
         shown.read()
-        if console.is_terminal:
-          console.clear()
-          console.print(_table(shown, console.width), served)
+        if sys.stderr.isatty():
+          table = _table(shown, sys.stderr)
+          print(f"{_CLEAR}{table}\n{served}", file=sys.stderr, flush=True)
         if points is not None:
           points.update()
         if args.web is None and shown.numbers.finish is not None:
@@ -130,7 +124,7 @@ def _follow(
     shown.read()
 
 
-def _table(shown: View, width: int) -> rich.table.Table:
+def _table(shown: View, stream: IO[str]) -> str:
   from optax_dist.cli.runs import table
 
-  return table.table(shown.numbers, width, shown.reported)
+  return table.table(shown.numbers, tables.width(stream), shown.reported)

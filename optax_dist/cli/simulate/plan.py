@@ -79,32 +79,21 @@ def run(args: argparse.Namespace) -> int:
 def _show(plan, title: str) -> None:
   from optax_dist.cli import tables
 
-  shown = tables.table(title)
-  for name in (
-    "k",
-    "backups",
-    "steps/s",
-    "gradients/s",
-    "wasted work",
-    "progress",
-    "95 % interval",
-    "best in",
-  ):
-    shown.add_column(name, justify="right")
   best = plan.recommended
-  for row in plan.candidates:
-    shown.add_row(
-      f"{row.replicas_to_aggregate:,}",
-      f"{plan.replicas - row.replicas_to_aggregate:,}",
-      f"{row.steps_per_second:.4g}",
-      f"{row.gradients_per_second:.4g}",
-      f"{row.wasted:.1%}",
-      f"{row.progress:.4g}",
-      f"{row.low:.4g} to {row.high:.4g}",
-      f"{row.best:.0%}",
-      style="bold" if row is best else None,
-    )
-  tables.show(shown)
+  rows = [
+    {
+      "k": f"{row.replicas_to_aggregate:,}",
+      "backups": f"{plan.replicas - row.replicas_to_aggregate:,}",
+      "steps/s": f"{row.steps_per_second:.4g}",
+      "gradients/s": f"{row.gradients_per_second:.4g}",
+      "wasted": f"{row.wasted:.1%}",
+      "progress": f"{row.progress:.4g}",
+      "95 % interval": f"{row.low:.4g} to {row.high:.4g}",
+      "best in": f"{row.best:.0%}",
+    }
+    for row in plan.candidates
+  ]
+  print(tables.text(title, list(rows[0]), rows))
   n, all_in = plan.replicas, plan.candidates[-1]
   print(
     f"recommended: replicas_to_aggregate={best.replicas_to_aggregate} of {n},"
