@@ -22,7 +22,12 @@ import time
 import numpy as np
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.launch import environment, launcher, placement
+from optax_dist.coordinator.launch import (
+  environment,
+  launcher,
+  placement,
+  supervisor,
+)
 from optax_dist.coordinator.protocol import arrivals
 
 _STEPS = 2000
@@ -198,6 +203,7 @@ def processes(args):
     launcher.Launcher(
       command,
       placement.Placement(3),
+      supervisor.Policy(restarts=0),
       folder=pathlib.Path(folder, "logs"),
       told=environment.Environment(
         journal=str(path), replicas_to_aggregate=3, min_replicas=1

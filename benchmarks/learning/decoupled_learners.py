@@ -31,7 +31,7 @@ import optax
 import results
 
 from optax_dist import coordinator
-from optax_dist.coordinator.launch import launcher, placement
+from optax_dist.coordinator.launch import launcher, placement, supervisor
 from optax_dist.coordinator.launch.environment import Environment
 
 LEARNERS, SLOW = 4, 3
@@ -142,6 +142,7 @@ def run(args, seed, kill_every=0.0, steps=0):
     launcher.Launcher(
       [sys.executable, __file__, "--learner"],
       placement.Placement(LEARNERS),
+      supervisor.Policy(restarts=1000),
       folder=pathlib.Path(folder) / "output",
       told=Environment(num_replicas=LEARNERS),
       env={
@@ -149,7 +150,6 @@ def run(args, seed, kill_every=0.0, steps=0):
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
         VARIABLE: json.dumps(options),
       },
-      restarts=1000,
       echo=lambda label, line, error: said.append(line),
     ).run()
     folder = pathlib.Path(folder)

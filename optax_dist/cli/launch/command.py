@@ -53,17 +53,16 @@ def run(args: argparse.Namespace) -> int:
   journal = _journal(args)
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
-  from optax_dist.coordinator.launch import launcher
+  from optax_dist.coordinator.launch import launcher, supervisor
 
   job = jobs.Job(args, journal)
   launched = launcher.Launcher(
     command,
     job.placement(args),
+    supervisor.Policy(job.needed, args.restarts),
     folder=args.output and args.output / _LOGS,
     told=job.settings,
     env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
-    needed=job.needed,
-    restarts=args.restarts,
     grace=args.grace,
   )
   try:

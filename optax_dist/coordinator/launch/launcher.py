@@ -72,12 +72,11 @@ class Launcher:
     self,
     command: Sequence[str],
     placement: placements.Placement,
+    policy: supervisor.Policy,
     *,
     folder: pathlib.Path | None = None,
     told: Environment | None = None,
     env: Mapping[str, str] | None = None,
-    needed: int = 1,
-    restarts: int = 0,
     grace: float = 30.0,
     echo: output.Echo = output.echo,
   ):
@@ -86,21 +85,19 @@ class Launcher:
     Args:
       command: a replica's program and its arguments.
       placement: the replicas of the run, and which of them run on this host.
+      policy: what to do about replicas that end with an error.
       folder: where their output files go; it is created. None for no files.
       told: more variables for `coordinator.join`, such as
         `replicas_to_aggregate`; if it has `secret` or `store`, none is created.
       env: variables to add to this process's own. By default glibc is
         configured to keep freed memory, unless these variables say otherwise.
-      needed: how many replicas the run needs to continue.
-      restarts: how many replacements may be started for replicas that died.
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
         the processes.
       echo: called with each line of output.
     """
-    self._command, self._placement, self._folder = command, placement, folder
+    self._command, self._placement, self._policy = command, placement, policy
     self._store: store_process.StoreProcess | None = None
-    self._needed, self._restarts, self._grace = needed, restarts, grace
-    self._echo = echo
+    self._folder, self._grace, self._echo = folder, grace, echo
     told = told or Environment()
     # A new secret for each job, which other users of this host can't see.
     self._told = dataclasses.replace(
@@ -158,8 +155,7 @@ class Launcher:
   def _launch(self) -> None:
     if self._told.store is None:
       self._start_store()
-    policy = supervisor.Policy(needed=self._needed, restarts=self._restarts)
-    self._supervisor = self._placement.supervisor(policy, self._told)
+    self._supervisor = self._placement.supervisor(self._policy, self._told)
     self._execute(self._supervisor.start(time.monotonic()))
 
   def _start_store(self) -> None:

@@ -20,6 +20,7 @@ from optax_dist.coordinator.launch import (
   environment,
   launcher,
   placement,
+  supervisor,
 )
 from optax_dist.coordinator.launch.launcher import LaunchError
 from optax_dist.coordinator.store import process as stores
@@ -28,11 +29,12 @@ from optax_dist.coordinator.transport import addresses
 _PROGRAM = str(pathlib.Path(__file__).with_name("launched.py"))
 
 
-def _launcher(folder, what, hear=lambda line: None, **options):
+def _launcher(folder, what, hear=lambda line: None, restarts=0, **options):
   """A launcher of two replicas; `hear` gets what they and it print."""
   return launcher.Launcher(
     [sys.executable, _PROGRAM, *what.split()],
     placement.Placement(2),
+    supervisor.Policy(restarts=restarts),
     folder=folder,
     env={"JAX_PLATFORMS": "cpu"},
     echo=lambda label, line, error: hear(line),
@@ -126,7 +128,9 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
       stack.enter_context(open(os.devnull))
     ends = [sys.executable, "-c", "pass"]
     assert (
-      launcher.Launcher(ends, placement.Placement(2), folder=tmp_path).run()
+      launcher.Launcher(
+        ends, placement.Placement(2), supervisor.Policy(), folder=tmp_path
+      ).run()
       == 0
     )
 
@@ -140,6 +144,7 @@ def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
   made = launcher.Launcher(
     [sys.executable, "-c", "import time; time.sleep(600)"],
     HostPlacement(nodes.Node(1, 2, address), 2, silence=1.0),
+    supervisor.Policy(),
     echo=lambda label, line, error: said.append(line),
     told=environment.Environment(secret="a secret of enough bytes"),
   )
