@@ -24,7 +24,7 @@ class _Pending:
   timeout: float
 
 
-class StoreClient:
+class StoreClient(interface.Store):
   """A client of a store process; see `interface.Store`.
 
   Its connection belongs to the transport that its owner polls; the owner passes

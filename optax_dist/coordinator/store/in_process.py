@@ -6,7 +6,6 @@ import collections
 import threading
 
 from optax_dist.coordinator.store import interface, table
-from optax_dist.coordinator.transport import interface as transports
 
 
 class InProcessStore:
@@ -31,7 +30,7 @@ class InProcessStore:
     return InProcessClient(self, name)
 
 
-class InProcessClient:
+class InProcessClient(interface.Store):
   """A client of an `InProcessStore`; see `interface.Store`."""
 
   def __init__(self, store: InProcessStore, name: str):
@@ -43,9 +42,6 @@ class InProcessClient:
     with self._store.lock:
       self._answers.append(self._store.table.answer(self._name, request))
 
-  def handle(self, event: transports.Event) -> bool:
-    return False
-
   def deadline(self) -> float | None:
     return 0.0 if self._answers else None
 
@@ -53,6 +49,3 @@ class InProcessClient:
     events = list(self._answers)
     self._answers.clear()
     return events
-
-  def close(self) -> None:
-    pass

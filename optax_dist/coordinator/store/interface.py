@@ -20,7 +20,7 @@ different writers must differ.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.transport import interface as transports
@@ -151,7 +151,7 @@ Answer: TypeAlias = Done | Conflict | Value | Unknown | Refused
 Event: TypeAlias = Answer | StoreLost
 
 
-class Store(Protocol):
+class Store:
   """A client of a key-value store.
 
   One thread owns it and makes all calls. Events of the owner's own transport
@@ -172,23 +172,22 @@ class Store(Protocol):
     Raises:
       ValueError: a key is invalid, or a value is too large.
     """
-    ...
+    raise NotImplementedError
 
   def handle(self, event: transports.Event) -> bool:
     """Takes an event of the owner's transport; returns whether it is for it."""
-    ...
+    return False
 
   def deadline(self) -> float | None:
     """Seconds until the next poll is due; None: at the next event or wake."""
-    ...
+    return None
 
   def poll(self) -> list[Event]:
     """Returns the events since the last call; never waits."""
-    ...
+    raise NotImplementedError
 
   def close(self) -> None:
     """Closes it; open requests get no answer."""
-    ...
 
 
 Wake: TypeAlias = Callable[[], None]

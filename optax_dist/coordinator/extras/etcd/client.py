@@ -29,7 +29,6 @@ from typing import Any
 
 from optax_dist.coordinator.store import interface
 from optax_dist.coordinator.transport import addresses, sockets
-from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -99,7 +98,7 @@ class Etcd:
     return EtcdStore(self, secret, transport.wake)
 
 
-class EtcdStore:
+class EtcdStore(interface.Store):
   """A client of an etcd cluster; see `interface.Store`."""
 
   def __init__(
@@ -170,9 +169,6 @@ class EtcdStore:
         )
         found.append(interface.Unknown(number, reason))
     return found
-
-  def handle(self, event: transports.Event) -> bool:
-    return False
 
   def deadline(self) -> float | None:
     ends = [p.began + p.timeout for p in self._pending.values()]
