@@ -243,7 +243,8 @@ def join(
         replica=number,
         on_stuck=_end if line or chosen.step_timeout else None,
       )
-      made = replicas.Replica(part, preempted=preempted, line=line)
+      tell = None if line is None else line.say
+      made = replicas.Replica(part, preempted=preempted, tell=tell)
     try:
       return made.start()
     except SystemExit:

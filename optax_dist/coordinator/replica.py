@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from optax_dist import ledger
 from optax_dist.coordinator import journal, phases, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
 from optax_dist.coordinator.training import preemption
@@ -40,18 +39,19 @@ class Replica:
     participant: Participant,
     *,
     preempted: preemption.Preemption | None = None,
-    line: channel.Channel | None = None,
+    tell: Callable[..., None] | None = None,
   ):
     """Creates a replica that has not joined its run yet.
 
     Args:
       participant: its part in the run.
       preempted: how it reacts to SIGTERM; None: not at all.
-      line: to the launcher, which is told how far it has come; None for none.
+      tell: called with an event for the launcher, and its fields; None for no one.
     """
     self.replica, self.processes = participant.replica, participant.processes
     self._participant, self._preempted = participant, preempted
-    self._line, self._has_stepped = line, False
+    self._tell = tell or (lambda event, **fields: None)
+    self._has_stepped = False
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
@@ -78,7 +78,7 @@ class Replica:
     self._loop.begin()
     if self._participant.settings.step_timeout != 0:
       self._participant.watchdog.start()
-    self._tell_launcher("joined", step=self.global_step)
+    self._tell("joined", step=self.global_step)
     return self
 
   # Read by the training loop.
@@ -348,7 +348,7 @@ class Replica:
         outcome = self._loop.add(grads, text, count)
       if outcome.members and not self._has_stepped:
         self._has_stepped = True
-        self._tell_launcher("stepped")
+        self._tell("stepped")
       return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:
@@ -444,14 +444,10 @@ class Replica:
     if self.has_left:
       return
     if self._participant.is_over:
-      self._tell_launcher("finished")
+      self._tell("finished")
     elif self.failure is not None:
       # A program that catches the error may exit with code 0.
-      self._tell_launcher("failed", reason=str(self.failure))
-
-  def _tell_launcher(self, event: str, **fields: Any) -> None:
-    if self._line is not None:
-      self._line.say(event, **fields)
+      self._tell("failed", reason=str(self.failure))
 
   def __enter__(self) -> Replica:
     return self
