@@ -27,8 +27,9 @@ def names(
   package's `__all__`, and nothing else.
 
   Args:
-    package: the package's `__name__`. No name that it takes from a module may be
-      that of a module in the package, which would hide it after its import.
+    package: the package's `__name__`. Its `__init__.py` is read at the first use of
+      a name. No name that it takes from a module may be that of a module in the
+      package, which would hide it after its import.
   """
 
   @functools.cache
