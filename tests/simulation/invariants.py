@@ -42,6 +42,7 @@ from tests.simulation.world import (
   BLOCK,
   FASTEST,
   LEADER_TIMEOUT,
+  STORE_TIMEOUT,
   TIMEOUT,
   digest,
 )
@@ -533,6 +534,10 @@ class Checker:
       return
     if process is leader:
       self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
+    # One that waits for the store can't come to a new leader.
+    asked = min(process.store_asked.values(), default=math.inf)
+    if "not come" in reason and self.world.now >= asked + STORE_TIMEOUT:
+      return
     # Two members that can't reach each other, and the leader reaches both.
     others = self.members.values() if "can't reach" in reason else ()
     ends = [leader, *map(self.world.by_name.__getitem__, others)]

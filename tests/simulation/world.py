@@ -295,6 +295,8 @@ class Process:
     self.welcomed_at = -math.inf
     # When its latest request to the store failed.
     self.store_trouble_at = -math.inf
+    # When each request was made that the store has not answered.
+    self.store_asked: dict[int, float] = {}
     config = Config(
       process=name,
       replica=index,
@@ -520,6 +522,8 @@ class World:
       input_.message, msg.Welcome
     ):
       process.welcomed_at = self.now
+    elif isinstance(input_, ins.GetAnswered | ins.PutAnswered):
+      process.store_asked.pop(input_.request, None)
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
       if not process.alive:
@@ -881,6 +885,7 @@ class World:
     process.requests += 1
     if process.requests > MOST_REQUESTS and self.checker is not None:
       self.checker.fail("A6", f"{process.name} asks the store without a pause")
+    process.store_asked[effect.request] = self.now
     fault = process.store_faults.pop(0) if process.store_faults else ""
     if process.store_cut_until > self.now:
       fault = "request lost"
