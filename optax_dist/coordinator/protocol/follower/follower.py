@@ -553,7 +553,10 @@ class Follower:
       if isinstance(term, Term):
         self._search.heard(now)
         if self._leader or self._called not in ("", term.leader):
-          self._lose_leader(self._leader, now)
+          # Others may hear the new one: that is no reason to call this one again.
+          earlier = self._leader or self._called
+          self._search.unreachable[earlier] = now + self._limits.pace / 2
+          self._lose_leader("", now)
       elif peer == self._leader:
         self._lose_leader(peer, now)
       return

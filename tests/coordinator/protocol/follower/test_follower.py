@@ -323,6 +323,20 @@ def test_a_replica_that_is_behind_searches_on_when_it_hears_of_a_new_leader():
   assert driven.sent(msg.Canvass) == []
 
 
+def test_a_leader_is_not_called_again_because_others_hear_a_later_one():
+  """Each call would be given up for the next record, and ask all others anew."""
+  driven = Driven().join()
+  driven.lose(how="left")
+  driven.did.clear()
+  position = len(driven.store) - 2
+  for _ in range(3):
+    driven.hear(msg.Standing(0, True), "p2")
+    record = Record(1, (term(1, "p2"),))
+    driven.hear(msg.Recorded(position + 5, record), "p2")
+  assert len(driven.sent(msg.Hello, "p0")) == 1
+  assert len(driven.sent(msg.Canvass)) <= 1
+
+
 def test_a_record_that_does_not_follow_is_looked_for_in_the_store():
   driven = Driven().join()
   position = driven.put(term(1, "p2"), number=1)
