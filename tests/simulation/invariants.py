@@ -534,9 +534,12 @@ class Checker:
       return
     if process is leader:
       self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
-    # One that waits for the store can't come to a new leader.
+    # One that waits for the store, or did just now, can't come to a new leader.
+    now = self.world.now
     asked = min(process.store_asked.values(), default=math.inf)
-    if "not come" in reason and self.world.now >= asked + STORE_TIMEOUT:
+    slow = now >= asked + STORE_TIMEOUT
+    slow |= now < process.store_slow_at + 2 * LEADER_TIMEOUT
+    if "not come" in reason and slow:
       return
     # Two members that can't reach each other, and the leader reaches both.
     others = self.members.values() if "can't reach" in reason else ()

@@ -297,6 +297,8 @@ class Process:
     self.store_trouble_at = -math.inf
     # When each request was made that the store has not answered.
     self.store_asked: dict[int, float] = {}
+    # When an answer came that took longer than a request may take.
+    self.store_slow_at = -math.inf
     config = Config(
       process=name,
       replica=index,
@@ -523,7 +525,9 @@ class World:
     ):
       process.welcomed_at = self.now
     elif isinstance(input_, ins.GetAnswered | ins.PutAnswered):
-      process.store_asked.pop(input_.request, None)
+      asked = process.store_asked.pop(input_.request, self.now)
+      if self.now >= asked + STORE_TIMEOUT:
+        process.store_slow_at = self.now
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
       if not process.alive:
