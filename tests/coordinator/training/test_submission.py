@@ -193,13 +193,19 @@ def test_a_new_membership_draws_samples_of_its_own():
   assert submission.draw(seen) == ((8, 10),)
 
 
-def test_a_decided_partial_sum_leaves_its_lease_to_the_next_one():
+def partial():
+  """A sum on two samples, of which the leader has asked for one gradient more."""
   seen = Told(lease=(1, ((0, 2),)))
   submission = begin(seen, samples=2)
   submission.draw(seen)
   give(submission, seen)
   seen.answers[0] = Taken(0, 2)
   submission.conclude(seen)
+  return submission, seen
+
+
+def test_a_decided_partial_sum_leaves_its_lease_to_the_next_one():
+  submission, seen = partial()
   assert not submission.can_draw(seen)
   answer(seen, "lost", 0)
   assert submission.can_draw(seen)
@@ -209,12 +215,7 @@ def test_a_decided_partial_sum_leaves_its_lease_to_the_next_one():
 
 
 def test_what_was_added_to_a_decided_partial_sum_is_drawn_again():
-  seen = Told(lease=(1, ((0, 2),)))
-  submission = begin(seen, samples=2)
-  submission.draw(seen)
-  give(submission, seen)
-  seen.answers[0] = Taken(0, 2)
-  submission.conclude(seen)
+  submission, seen = partial()
   seen.lease = 1, ((2, 6),)
   submission.draw(seen)
   assert give(submission, seen) is None

@@ -627,13 +627,19 @@ def test_the_leader_is_not_the_one_of_two_that_is_evicted():
   assert removed.reason == "it can't reach replica 0: no route"
 
 
-def test_a_witness_that_still_fetches_the_mean_is_waited_for():
+def witnessed():
+  """The only member of a step has its mean, and the witness p1 fetches it."""
   driven = Driven(replicas_to_aggregate=1)
   driven.hello("p1")
   driven.say("p1", msg.Applied(0))
   driven.arrive("p0")
   attempt = driven.sent_to("p1", msg.Attempt)[-1].attempt
   driven.say("p0", msg.Done(attempt))
+  return driven, attempt
+
+
+def test_a_witness_that_still_fetches_the_mean_is_waited_for():
+  driven, attempt = witnessed()
   limits = driven.config.deadlines
   _pass_time(driven, 3 * limits.attempt, ("p1",))
   assert driven.logged(Committed) == []
@@ -1432,12 +1438,7 @@ def test_what_a_lost_member_has_sent_counts_in_no_audit():
 
 
 def test_a_step_is_committed_though_its_witness_is_lost():
-  driven = Driven(replicas_to_aggregate=1)
-  driven.hello("p1")
-  driven.say("p1", msg.Applied(0))
-  driven.arrive("p0")
-  attempt = driven.sent_to("p1", msg.Attempt)[-1].attempt
-  driven.say("p0", msg.Done(attempt))
+  driven, _ = witnessed()
   assert driven.logged(Committed) == []
   driven.give(ins.PeerLost("p1", "broken", "killed"))
   assert len(driven.logged(Committed)) == 1
