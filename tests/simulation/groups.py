@@ -89,6 +89,9 @@ class GroupProcess(Process):
   def core(self) -> Node:
     return self.node if self.rank else self.node.core
 
+  def knows_the_log(self) -> bool:
+    return not self.rank and super().knows_the_log()
+
 
 class GroupWorld(World):
   """A world whose replicas have several processes."""

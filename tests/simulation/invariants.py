@@ -994,21 +994,20 @@ class Checker:
     if now - self.world.store_silent_since >= _LONGEST:
       return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
-    # One that was away for so long needs some time to be back.
+    # One that was away for so long needs some time to be back, and another one to
+    # tell it what was deleted meanwhile.
+    living = [p for p in self.world.all if p.alive and not p.over]
+    knows = any(p.knows_the_log() for p in living)
     away = {
       who[0]
       for who, begin, end in self.world.absences
       if len(who) == 1
-      and now < end + FORGOTTEN
+      and (now < end + FORGOTTEN or not knows)
       and min(now, end) - begin >= _LONGEST
     }
     away |= self.let_go
     steps = [s for s, names in self.holders.items() if names - away]
-    steps += [
-      self.could_have(p)
-      for p in self.world.all
-      if p.alive and not p.over and p.name not in away
-    ]
+    steps += [self.could_have(p) for p in living if p.name not in away]
     held = max(steps, default=-1)
     goes_on = self.positions[held - 1] + 1 if held > 0 else 0
     replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
@@ -1021,8 +1020,7 @@ class Checker:
     # to let it go; unless a loss lowers that.
     unseen = {p.index for p in self.world.all if p.over == "left"} - self.gone
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
-    living = left - absent
-    if living < needed and setting.needed <= setting.replicas:
+    if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
     return ""
 

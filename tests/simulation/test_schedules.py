@@ -108,6 +108,7 @@ _HOLDS = {
     "one that leaves while it finds no leader counts as lost": 9790085601,
     "a leader that slept while the run began anew has not its state": 9720012871,
     "who alone has the state needs some time after it has slept": 9820030843,
+    "who alone has the state fails if nobody can tell it the log": 9920226307,
     "who waits for the store can't come to a new leader": 9830091681,
     "who has waited for it until just now can't either": 9890016753,
     "a leader before the one that others hear is not called again at once": 9830261766,

@@ -370,6 +370,10 @@ class Process:
     """The protocol that it runs."""
     return self.node
 
+  def knows_the_log(self) -> bool:
+    """Whether it has read all of the log, or was told what is deleted of it."""
+    return self.core().follower._complete
+
   def awake(self) -> float:
     """For how long the world has run while this process did."""
     now = self.world.now
