@@ -994,18 +994,16 @@ class Checker:
     if now - self.world.store_silent_since >= _LONGEST:
       return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
-    # One that was away for so long needs some time to be back, and another one to
-    # tell it what was deleted meanwhile.
-    living = [p for p in self.world.all if p.alive and not p.over]
-    knows = any(p.knows_the_log() for p in living)
+    # One that was away for so long needs some time to be back.
     away = {
       who[0]
       for who, begin, end in self.world.absences
       if len(who) == 1
-      and (now < end + FORGOTTEN or not knows)
+      and now < end + FORGOTTEN
       and min(now, end) - begin >= _LONGEST
     }
     away |= self.let_go
+    living = [p for p in self.world.all if p.alive and not p.over]
     steps = [s for s, names in self.holders.items() if names - away]
     steps += [self.could_have(p) for p in living if p.name not in away]
     held = max(steps, default=-1)
@@ -1022,6 +1020,8 @@ class Checker:
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
+    if self.trimmed and not any(p.knows_the_log() for p in living):
+      return "nobody knows what is deleted of the log"
     return ""
 
   def ended(self, process: Any) -> None:
