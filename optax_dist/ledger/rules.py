@@ -10,8 +10,6 @@ from optax_dist.ledger import spans as sp
 from optax_dist.ledger.spans import Spans
 from optax_dist.ledger.state import Held, State, limit_of
 
-# How often samples may give a non-finite gradient.
-_STRIKES = 3
 _NOTHING = Held()
 
 
@@ -144,15 +142,24 @@ def _drop(draft: State, event: ev.Drop) -> None:
     if held.copied and other != holder:
       # No other replica should compute on them in vain.
       _hold(draft, other, theirs._replace(out=_minus(theirs.out, spans)))
-  first = spans[0][0]
-  strikes = draft.strikes.get(first, 0) + 1
-  if strikes < _STRIKES:
-    draft.strikes[first] = strikes
-    draft.doubtful = sp.union(draft.doubtful, spans)
-    return
-  draft.strikes.pop(first, None)
-  draft.giving_up = sp.union(draft.giving_up, spans)
-  draft.limit = limit_of(draft)
+  given_up = _strike(draft, spans)
+  draft.doubtful = sp.union(draft.doubtful, sp.minus(spans, given_up))
+  if given_up:
+    draft.giving_up = sp.union(draft.giving_up, given_up)
+    draft.limit = limit_of(draft)
+
+
+def _strike(draft: State, spans: Spans) -> Spans:
+  """Counts a non-finite gradient; returns the samples that had all others."""
+  moved = spans
+  for before in draft.strikes:
+    moved = sp.minus(moved, before)
+  after: list[Spans] = []
+  for before in draft.strikes:
+    after.append(sp.union(sp.minus(before, spans), moved))
+    moved = sp.common(before, spans)
+  draft.strikes = tuple(after)
+  return moved
 
 
 def _gone(draft: State, event: ev.Gone) -> None:
@@ -177,6 +184,9 @@ def _commit(draft: State, event: ev.Commit) -> None:
   draft.progress = draft.progress.commit(spans, event.skipped)
   if event.skipped:
     draft.giving_up = sp.minus(draft.giving_up, event.skipped)
+  if any(draft.strikes):
+    done = sp.union(spans, event.skipped)
+    draft.strikes = tuple([sp.minus(few, done) for few in draft.strikes])
   _settle_doubts(draft)
   draft.limit = limit_of(draft)
   if draft.data.deterministic:

@@ -40,7 +40,8 @@ class State:
     cursor: the first position that was never leased.
     limit: the end of the positions that may be leased now; None for no limit.
     held: what each replica holds.
-    strikes: number of non-finite gradients, by the first position of a span.
+    strikes: sorted spans with one non-finite gradient, and with two; those with
+      three are given up.
     pool: sorted spans before `cursor` that no replica holds.
     doubtful: sorted spans with a non-finite gradient; leased again only if
       there is nothing else, or after the next commit.
@@ -57,7 +58,7 @@ class State:
   cursor: int
   limit: int | None
   held: dict[Holder, Held]
-  strikes: dict[int, int]
+  strikes: tuple[Spans, ...] = ((), ())
   pool: Spans = ()
   doubtful: Spans = ()
   giving_up: Spans = ()
@@ -70,7 +71,7 @@ class State:
     # Much faster than `dataclasses.replace`: it is done for every gradient.
     found = object.__new__(State)
     found.__dict__.update(self.__dict__)
-    found.held, found.strikes = dict(self.held), dict(self.strikes)
+    found.held = dict(self.held)
     found.leases = []
     return found
 
@@ -121,8 +122,7 @@ def init(
     progress.next,
     0,
     {},
-    {},
-    progress.open,
+    pool=progress.open,
   )
   state.limit = limit_of(state)
   return state

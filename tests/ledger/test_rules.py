@@ -242,6 +242,40 @@ def test_what_is_never_finite_is_given_up():
   assert leader.steps == [[0], [2], [3]]
 
 
+def test_a_sample_is_given_up_for_its_own_gradients_alone():
+  state = ledger.init(ledger.Batches(8, 4, shuffle=False), 4)
+  state, (lease,) = ledger.step(state, ledger.Ask("a"))
+  assert lease.spans == ((0, 1),)
+  for _ in range(2):
+    state, _ = ledger.step(
+      state,
+      ledger.Drop("a", ((0, 1),), finite=False),
+      ledger.Claim("a", ((0, 1),)),
+    )
+  # A sum on it and on another sample, which has given no gradient so far.
+  state, _ = ledger.step(state, ledger.Claim("a", ((0, 2),)))
+  state, _ = ledger.step(state, ledger.Drop("a", ((0, 2),), finite=False))
+  assert (state.giving_up, state.doubtful) == (((0, 1),), ((1, 2),))
+  assert state.strikes == (((1, 2),), ())
+
+
+def test_samples_of_a_committed_step_have_no_strikes():
+  state = ledger.init(ledger.Batches(4, 1, shuffle=False), 1)
+  state, (lease,) = ledger.step(state, ledger.Ask("a"))
+  state, _ = ledger.step(
+    state,
+    ledger.Drop("a", lease.spans, finite=False),
+    ledger.Claim("a", lease.spans),
+  )
+  assert state.strikes == (lease.spans, ())
+  state, _ = ledger.step(
+    state,
+    ledger.Accept("a", lease.spans),
+    ledger.Commit((("a", lease.spans),)),
+  )
+  assert state.strikes == ((), ())
+
+
 def test_what_is_given_up_at_the_end_of_an_epoch_opens_the_next_one():
   state = ledger.init(ledger.Batches(2, 2, epochs=2, shuffle=False), 2)
   state, leases = ledger.step(state, ledger.Ask("a"), ledger.Ask("b"))

@@ -138,6 +138,7 @@ _HOLDS = {
     "samples given up after the last step are not left": 9010001552,
     "a step may wait for gradients that are finite": 93000000043,
     "a state that comes before a new leader answers is reported to it": 9785001218,
+    "a sample is given up for its own gradients alone": 9910003523,
   },
 }
 
