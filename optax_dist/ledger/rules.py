@@ -150,10 +150,8 @@ def _drop(draft: State, event: ev.Drop) -> None:
 
 
 def _strike(draft: State, spans: Spans) -> Spans:
-  """Counts a non-finite gradient; returns the samples that had all others."""
-  moved = spans
-  for before in draft.strikes:
-    moved = sp.minus(moved, before)
+  """Counts a non-finite gradient; returns the samples to give up for it."""
+  moved = sp.minus(spans, sp.union(*draft.strikes))
   after: list[Spans] = []
   for before in draft.strikes:
     after.append(sp.union(sp.minus(before, spans), moved))
