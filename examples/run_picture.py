@@ -33,8 +33,7 @@ _REASONS = {
   "stale": COLORS["dropped"],
   "lost": _LOST,
   "abandoned": "#7a5c45",
-  "nonfinite": "#b3123c",
-  "invalid": "#1f5fa8",
+  "non_finite": "#b3123c",
 }
 _OTHER = "#8a94a6"
 # Columns of a timeline: about as many as it has pixels.
