@@ -6,7 +6,7 @@ processes, with parameters and state donated; below 1 is faster:
 * all replicas arrive, k = N, against pmean and the inner optimizer by hand;
 * k = 4 N, against optax.MultiSteps around a pmean, per update, with how many
   collectives each executes for an update;
-* k = 6 of 8 with two stragglers: the cost of a tick, against the same by hand
+* k = 6 of 8 with two stragglers: the cost of an iteration, against the same by hand
   without any.
 
     python benchmarks/sync_replicas.py [--quick] [--json FILE]
@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 import optax_dist
 
-# Widths of the layers, and examples per replica and tick.
+# Widths of the layers, and examples per replica and iteration.
 MODELS = {
   "200 leaves, 32 wide": ([32] * 101, 32),
   "20 leaves, 128 wide": ([128] * 11, 32),
@@ -106,7 +106,7 @@ class Trainer:
     self._run = jax.jit(mapped, donate_argnums=(0, 1))
     self._carry = params, state
 
-  def tick(self) -> None:
+  def iterate(self) -> None:
     """Makes a step and waits for it."""
     self._carry = self._run(*self._carry, self._x, next(self._arrivals))
     jax.block_until_ready(self._carry)
@@ -114,7 +114,7 @@ class Trainer:
   def update(self) -> None:
     """Makes as many steps as an update takes when gradients are accumulated."""
     for _ in range(ACCUMULATED):
-      self.tick()
+      self.iterate()
 
   def collectives(self) -> int:
     """How many are executed for an update when gradients are accumulated."""
@@ -124,7 +124,7 @@ class Trainer:
       jaxpr = jax.make_jaxpr(self._run)(*args)
       mine = [x.addressable_data(0) for x in jax.tree.leaves(args)]
       total += _execute(jaxpr.jaxpr, jaxpr.consts, mine)[1]
-      self.tick()
+      self.iterate()
     return total
 
 
@@ -173,7 +173,7 @@ def steps(rounds: int) -> list[dict[str, Any]]:
   """All arrive, with k = N; and k = 6 of 8 with stragglers."""
   results = []
   for name, (widths, batch) in MODELS.items():
-    theirs = Trainer(by_hand(), widths, batch).tick
+    theirs = Trainer(by_hand(), widths, batch).iterate
     ours = {
       "k = N, all_arrive": Trainer(sync(1, all_arrive=True), widths, batch),
       "k = N": Trainer(sync(1), widths, batch),
@@ -185,7 +185,7 @@ def steps(rounds: int) -> list[dict[str, Any]]:
           "where": f"1 process, {DEVICES} devices",
           "what": f"{what}; {name}",
           "goal": STEP_GOAL if what.startswith("k = N") else None,
-          **ratios.compare(trainer.tick, theirs, rounds),
+          **ratios.compare(trainer.iterate, theirs, rounds),
         }
       )
   return results

@@ -152,7 +152,7 @@ def _sync(grads, common, own, params):
 
 def _accumulate(grads, common, own, params):
   """A step of k = 4 N: communicates only where there can be enough."""
-  inner_state, ticks = common
+  inner_state, iterations = common
   total, count = _held(grads, *own)
 
   def aggregate():
@@ -162,18 +162,18 @@ def _accumulate(grads, common, own, params):
     updates, new = INNER.update(mean, inner_state, params)
     return _where(
       enough,
-      (updates, (new, jnp.zeros_like(ticks)), _zeros((total, count))),
-      (_zeros(updates), (inner_state, ticks + 1), (total, count)),
+      (updates, (new, jnp.zeros_like(iterations)), _zeros((total, count))),
+      (_zeros(updates), (inner_state, iterations + 1), (total, count)),
     )
 
   def wait():
-    return _zeros(params), (inner_state, ticks + 1), (total, count)
+    return _zeros(params), (inner_state, iterations + 1), (total, count)
 
-  return jax.lax.cond(ticks + 1 >= 4, aggregate, wait)
+  return jax.lax.cond(iterations + 1 >= 4, aggregate, wait)
 
 
 def _elastic(grads, common, own, params):
-  center, ticks = common
+  center, iterations = common
   local_center, inner_state = own
   rate = 0.9 / PERIOD / DEVICES
   grads = jax.tree.map(
@@ -190,16 +190,16 @@ def _elastic(grads, common, own, params):
     new_center = _add(center, jax.lax.psum(pull, AXIS))
     return jax.tree.map(jnp.subtract, updates, pull), new_center, center, 0
 
-  updates, center, local_center, ticks = jax.lax.cond(
-    ticks + 1 >= PERIOD,
+  updates, center, local_center, iterations = jax.lax.cond(
+    iterations + 1 >= PERIOD,
     meet,
-    lambda: (updates, center, local_center, ticks + 1),
+    lambda: (updates, center, local_center, iterations + 1),
   )
-  return updates, (center, ticks), (local_center, inner_state)
+  return updates, (center, iterations), (local_center, inner_state)
 
 
 def _diloco(grads, common, own, params):
-  center, outer_state, ticks = common
+  center, outer_state, iterations = common
   updates, own = INNER.update(grads, own, params)
 
   def meet():
@@ -213,9 +213,9 @@ def _diloco(grads, common, own, params):
     return jax.tree.map(jnp.subtract, new, params), (new, new_state, 0)
 
   updates, common = jax.lax.cond(
-    ticks + 1 >= PERIOD,
+    iterations + 1 >= PERIOD,
     meet,
-    lambda: (updates, (center, outer_state, ticks + 1)),
+    lambda: (updates, (center, outer_state, iterations + 1)),
   )
   return updates, common, own
 

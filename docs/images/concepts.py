@@ -142,20 +142,24 @@ def sync_replicas():
   _rows(ax, 4)
   width, gap = 2.05, 0.5
   late = 2
-  for tick in range(3):
-    start = tick * (width + gap)
+  for iteration in range(3):
+    start = iteration * (width + gap)
     stop = start + width
     ax.text(
-      (start + stop) / 2, 0.62, f"tick {tick + 1}", ha="center", fontsize=12
+      (start + stop) / 2,
+      0.62,
+      f"iteration {iteration + 1}",
+      ha="center",
+      fontsize=12,
     )
     for i in range(4):
       if i != late:
-        _bar(ax, i, start, stop, label=f"gradient of step {tick}")
+        _bar(ax, i, start, stop, label=f"gradient of step {iteration}")
     _message(ax, stop, stop + gap, 4)
     ax.text(
       stop + gap / 2,
       -0.5,
-      f"takes step {tick + 1}",
+      f"takes step {iteration + 1}",
       ha="center",
       va="center",
       rotation=90,
@@ -164,7 +168,7 @@ def sync_replicas():
     ax.text(
       stop + gap / 2,
       -3.56,
-      f"{3 + (tick == 2)} in",
+      f"{3 + (iteration == 2)} in",
       ha="center",
       va="center",
       fontsize=11,
