@@ -13,23 +13,27 @@ import optax_dist
 _PAGES = pathlib.Path(__file__).resolve().parents[2] / "docs" / "api"
 _DIRECTIVE = re.compile(
   r"^\.\. (?:(currentmodule|automodule)|auto(?:function|class|exception)"
-  r"|py:data):: (\S+)",
+  r"|py:data):: (\S+)((?:\n +:.*)*)",
   re.MULTILINE,
 )
 
 
 def _referenced():
   """Returns the full names in the pages, those of whole modules with them."""
-  names = set()
-  for page in sorted(_PAGES.glob("*.rst")):
-    module = ""
-    for kind, name in _DIRECTIVE.findall(page.read_text("utf-8")):
-      if kind:
-        module = name
-      if kind == "automodule":
-        names |= {f"{name}.{member}" for member in _defined(name)}
-      elif not kind:
-        names.add(f"{module}.{name}")
+  pages = sorted(_PAGES.glob("*.rst"))
+  return set().union(*(_named(page.read_text("utf-8")) for page in pages))
+
+
+def _named(page):
+  """Returns the full names in one page."""
+  names, module = set(), ""
+  for kind, name, options in _DIRECTIVE.findall(page):
+    if kind:
+      module = name
+    if kind == "automodule" and ":members:" in options:
+      names |= {f"{name}.{member}" for member in _defined(name)}
+    elif not kind:
+      names.add(f"{module}.{name}")
   return names
 
 
@@ -78,6 +82,15 @@ def test_the_reference_names_what_there_is():
   for name in _referenced():
     module, _, member = name.rpartition(".")
     assert hasattr(importlib.import_module(module), member), name
+
+
+def test_a_module_without_members_is_shown_without_its_names():
+  module = ".. automodule:: optax_dist.coordinator\n"
+  assert _named(module) == set()
+  assert "optax_dist.coordinator.join" in _named(module + "   :members:\n")
+  assert _named(module + "\n.. autofunction:: join\n") == {
+    "optax_dist.coordinator.join"
+  }
 
 
 def _functions():
