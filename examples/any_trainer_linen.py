@@ -9,12 +9,10 @@ Kill any of the processes: the others go on, and it comes back. Needs the extra
 
 import argparse
 import os
-import time
 
 import jax
-import numpy as np
 import optax
-from digits import Network, accuracy, init, load, loss
+from digits import Network, accuracy, batches, init, load, loss
 from flax.training.train_state import TrainState
 
 from optax_dist import coordinator
@@ -24,15 +22,6 @@ from optax_dist import coordinator
 def train_step(state, images, labels):
   value, grads = jax.value_and_grad(loss)(state.params, images, labels)
   return state.apply_gradients(grads=grads), value
-
-
-def batches(images, labels, pause, size=64):
-  """Each replica draws its own data, and other data when it starts again."""
-  rng = np.random.default_rng(os.getpid())
-  while True:
-    time.sleep(pause)
-    picked = rng.integers(len(labels), size=size)
-    yield images[picked], labels[picked]
 
 
 def main():

@@ -12,15 +12,13 @@ orbax-checkpoint.
 import argparse
 import os
 import pathlib
-import time
 
 import absl.logging
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from digits import load
+from digits import batches, load
 from flax import nnx
 
 from optax_dist import coordinator
@@ -45,15 +43,6 @@ def train_step(model, optimizer, images, labels):
   value, grads = nnx.value_and_grad(loss)(model, images, labels)
   optimizer.update(model, grads)
   return value
-
-
-def batches(images, labels, pause, size=64):
-  """Each replica draws its own data, and other data when it starts again."""
-  rng = np.random.default_rng(os.getpid())
-  while True:
-    time.sleep(pause)
-    picked = rng.integers(len(labels), size=size)
-    yield images[picked], labels[picked]
 
 
 def main():

@@ -11,40 +11,17 @@ from there after the whole job was killed. Needs google-tunix and the extra [tra
 import argparse
 import os
 import pathlib
-import time
 
 import absl.logging
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from digits import load
+from any_trainer_nnx import Net, loss
+from digits import batches, load
 from flax import nnx
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from optax_dist import coordinator
-
-
-class Net(nnx.Module):
-  def __init__(self, rngs):
-    self.hidden = nnx.Linear(64, 64, rngs=rngs)
-    self.out = nnx.Linear(64, 10, rngs=rngs)
-
-  def __call__(self, x):
-    return self.out(nnx.gelu(self.hidden(x.reshape(len(x), -1))))
-
-
-def loss(model, images, labels):
-  losses = optax.softmax_cross_entropy_with_integer_labels
-  return losses(model(images), labels).mean()
-
-
-def batches(images, labels, pause, size=64):
-  """Each replica draws its own data, and other data when it starts again."""
-  rng = np.random.default_rng(os.getpid())
-  while True:
-    time.sleep(pause)
-    picked = rng.integers(len(labels), size=size)
-    yield {"images": images[picked], "labels": labels[picked]}
 
 
 def main():
@@ -75,7 +52,11 @@ def main():
   trainer = PeftTrainer(model, k_of_n.tx, config).with_loss_fn(loss)
   state = trainer.optimizer.opt_state
   print(f"process {os.getpid()} starts at step {state.step[...]}")
-  trainer.train(k_of_n.until_finished(batches(images, labels, args.pause)))
+  named = (
+    {"images": images, "labels": labels}
+    for images, labels in batches(images, labels, args.pause)
+  )
+  trainer.train(k_of_n.until_finished(named))
 
   images, labels = test
   right = np.mean(np.argmax(model(images), -1) == labels)

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,15 @@ def load():
   images = (digits.images[order, ..., None] / 16).astype(np.float32)
   labels = digits.target[order].astype(np.int32)
   return (images[:1437], labels[:1437]), (images[1437:], labels[1437:])
+
+
+def batches(images, labels, pause, size=64):
+  """Each process draws its own data, and other data when it starts again."""
+  rng = np.random.default_rng(os.getpid())
+  while True:
+    time.sleep(pause)
+    picked = rng.integers(len(labels), size=size)
+    yield images[picked], labels[picked]
 
 
 def optimizer(steps):

@@ -9,8 +9,6 @@ Needs the extra [train]. Options: --steps 200 --width 64 --layers 2.
 """
 
 import argparse
-import pathlib
-import sysconfig
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from sharded_transformer_groups import Transformer, library
 
 import optax_dist
 
@@ -30,53 +29,8 @@ args = parser.parse_args()
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
 
-folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
-text = "".join(
-  file.read_text("utf-8", errors="ignore")
-  for file in sorted(folder.glob("*.py"))[:60]
-)
-text = "".join(c for c in text if c == "\n" or " " <= c <= "~")
-vocabulary = sorted(set(text))
-codes = np.searchsorted(vocabulary, list(text)).astype(np.int32)
-
-
-class Block(nnx.Module):
-  """Attention and two layers, each beside a residual."""
-
-  def __init__(self, width, rngs):
-    self.norm1 = nnx.LayerNorm(width, rngs=rngs)
-    self.attention = nnx.MultiHeadAttention(
-      num_heads=4, in_features=width, decode=False, rngs=rngs
-    )
-    self.norm2 = nnx.LayerNorm(width, rngs=rngs)
-    self.up = nnx.Linear(width, 4 * width, rngs=rngs)
-    self.down = nnx.Linear(4 * width, width, rngs=rngs)
-
-  def __call__(self, x):
-    mask = nnx.make_causal_mask(x[..., 0])
-    x = x + self.attention(self.norm1(x), mask=mask)
-    return x + self.down(nnx.gelu(self.up(self.norm2(x))))
-
-
-class Transformer(nnx.Module):
-  """Predicts the next character at each position."""
-
-  def __init__(self, size, width, layers, context, rngs):
-    self.embed = nnx.Embed(size, width, rngs=rngs)
-    self.place = nnx.Embed(context, width, rngs=rngs)
-    self.blocks = nnx.List([Block(width, rngs) for _ in range(layers)])
-    self.out = nnx.Linear(width, size, rngs=rngs)
-
-  def __call__(self, tokens):
-    x = self.embed(tokens) + self.place(jnp.arange(tokens.shape[-1]))
-    for block in self.blocks:
-      x = block(x)
-    return self.out(x)
-
-
-model = Transformer(
-  len(vocabulary), args.width, args.layers, args.context, nnx.Rngs(0)
-)
+codes, size = library()
+model = Transformer(size, args.width, args.layers, args.context, nnx.Rngs(0))
 graph, params = nnx.split(model, nnx.Param)
 
 
