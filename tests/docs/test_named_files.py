@@ -10,6 +10,7 @@ _PAGES = [
   _ROOT / "README.md",
   _ROOT / "CONTRIBUTING.md",
   *sorted((_ROOT / "docs").glob("*.md")),
+  *sorted((_ROOT / "benchmarks").glob("*.md")),
 ]
 _FOLDERS = [
   "optax_dist",
@@ -47,7 +48,7 @@ def _missing(text):
   )
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_what_a_page_names_exists(page):
   assert not _missing(page.read_text("utf-8"))
 
