@@ -30,7 +30,6 @@ import side_by_side
 from side_by_side import Line
 
 COUNTS = (16, 64, 256)
-GOAL = 200.0
 _RECORDED, _COMMITTED = b"Recorded", b"Committed"
 _FRAME = struct.Struct("<IBQ")  # The head of a frame: its length comes first.
 
@@ -51,7 +50,6 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
       rate,
       "steps/s",
       ratio=rate,
-      goal=(GOAL, float("inf")) if count == COUNTS[-1] else None,
       note=f"(leader: {1e3 * said[0]['cpu_seconds_per_step']:.2f} ms of CPU)",
     )
   for few, many in itertools.pairwise(COUNTS):
