@@ -1,4 +1,4 @@
-"""Trains a linen TrainState, which k of N replicas are behind.
+"""Trains a linen TrainState, with the coordinator behind its optimizer.
 
   optax-dist launch --replicas 3 --replicas-to-aggregate 2 --output runs/linen \
       examples/any_trainer_linen.py --steps 200

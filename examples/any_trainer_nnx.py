@@ -1,4 +1,4 @@
-"""Trains with nnx.Optimizer, which k of N replicas are behind.
+"""Trains with nnx.Optimizer, with the coordinator behind it.
 
   optax-dist launch --replicas 3 --replicas-to-aggregate 2 --output runs/nnx \
       examples/any_trainer_nnx.py --steps 200

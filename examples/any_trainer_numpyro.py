@@ -1,4 +1,4 @@
-"""Fits a Bayesian regression with NumPyro's SVI, which k of N replicas are behind.
+"""Fits a Bayesian regression with NumPyro's SVI, with the coordinator behind it.
 
   optax-dist launch --replicas 3 --replicas-to-aggregate 2 --output runs/numpyro \
       examples/any_trainer_numpyro.py --steps 400

@@ -1,4 +1,4 @@
-"""Trains with Tunix's PeftTrainer, which k of N replicas are behind.
+"""Trains with Tunix's PeftTrainer, with the coordinator behind its optimizer.
 
   optax-dist launch --replicas 3 --replicas-to-aggregate 2 --output runs/tunix \
       examples/any_trainer_tunix.py --steps 200

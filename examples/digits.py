@@ -146,7 +146,7 @@ def main():
   args = parser.parse_args()
 
   if "JAX_NUM_CPU_DEVICES" not in os.environ:
-    jax.config.update("jax_num_cpu_devices", 8)  # No matter to other devices.
+    jax.config.update("jax_num_cpu_devices", 8)  # Has no effect on accelerators.
   mesh = jax.make_mesh((jax.device_count(),), ("data",))
   if args.batch % mesh.size:
     parser.error(f"--batch {args.batch} is no multiple of {mesh.size} devices")
@@ -165,7 +165,7 @@ def main():
   params = optax_dist.states.place(params, mesh, P("data") if own else P())
 
   def step(params, state, images, labels, arrived):
-    # Of parameters of all replicas, this one has its row.
+    # With own parameters, a replica has one row of them.
     mine = jax.tree.map(lambda x: x[0], params) if own else params
     value, grads = jax.value_and_grad(loss)(
       optax_dist.local_params(mine, "data"), images, labels

@@ -29,7 +29,7 @@ from optax_dist.coordinator import checkpoint
 
 
 class Block(nnx.Module):
-  """Attention and two layers, each beside a residual."""
+  """Attention and two layers, each with a residual connection."""
 
   def __init__(self, width, rngs):
     self.norm1 = nnx.LayerNorm(width, rngs=rngs)
