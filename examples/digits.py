@@ -146,7 +146,8 @@ def main():
   args = parser.parse_args()
 
   if "JAX_NUM_CPU_DEVICES" not in os.environ:
-    jax.config.update("jax_num_cpu_devices", 8)  # Has no effect on accelerators.
+    # Has no effect on accelerators.
+    jax.config.update("jax_num_cpu_devices", 8)
   mesh = jax.make_mesh((jax.device_count(),), ("data",))
   if args.batch % mesh.size:
     parser.error(f"--batch {args.batch} is no multiple of {mesh.size} devices")

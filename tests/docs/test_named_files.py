@@ -48,7 +48,9 @@ def _missing(text):
   )
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+@pytest.mark.parametrize(
+  "page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT))
+)
 def test_what_a_page_names_exists(page):
   assert not _missing(page.read_text("utf-8"))
 
