@@ -25,7 +25,7 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from optax_dist.coordinator.store import interface
 from optax_dist.coordinator.transport import addresses, sockets
@@ -354,19 +354,19 @@ class _Servers:
     try:
       data = json.dumps(body).encode()
       self._connection.request("POST", f"/v3/{path}", data, headers)
-      found: dict[str, Any] = json.loads(self._connection.getresponse().read())
+      answer = self._connection.getresponse()
+      found: dict[str, Any] = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
       text = "it does not answer" if isinstance(error, TimeoutError) else error
       raise _Failed(f"{server}: {text}") from error
-    self._raise_for(found)
+    # In the body, etcd 3.5 and 3.6 say differently that it is an error.
+    if answer.status != http.HTTPStatus.OK:
+      self._raise_for(found)
     return found
 
-  def _raise_for(self, found: dict[str, Any]) -> None:
-    error = found.get("error")
-    if error is None:
-      return
+  def _raise_for(self, found: dict[str, Any]) -> NoReturn:
     code = found.get("code", 0)
-    text = f"{self._endpoints[0]}: {found.get('message', error)}"
+    text = f"{self._endpoints[0]}: {found.get('message', found)}"
     if code == _UNAUTHENTICATED and self._token:
       self._token = ""  # It has expired.
     elif code in (_INVALID, _DENIED) or (

@@ -1,0 +1,139 @@
+"""What the client does with the errors of etcd's gateway, of all versions."""
+
+import collections
+import http.server
+import json
+import threading
+
+import owners
+import pytest
+
+from optax_dist.coordinator.extras.etcd import client as etcd
+from optax_dist.coordinator.store import interface
+
+_DONE = 200, {"header": {"cluster_id": "1", "revision": "1"}}
+
+
+class _Gateway(http.server.ThreadingHTTPServer):
+  """Gives the answers that a test sets; then each request succeeds.
+
+  Attributes:
+    answers: status and body of the next answers, except to logins.
+    asked: path and token of each request so far.
+  """
+
+  daemon_threads = True
+
+  def __init__(self):
+    super().__init__(("127.0.0.1", 0), _Handler)
+    self.answers = collections.deque()
+    self.asked = []
+    self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+    self._thread.start()
+
+  def answer(self, path, token):
+    self.asked.append((path, token))
+    if path == "/v3/auth/authenticate":
+      logins = [path for path, _ in self.asked].count(path)
+      return 200, {**_DONE[1], "token": f"token {logins}"}
+    return self.answers.popleft() if self.answers else _DONE
+
+  def close(self):
+    self.shutdown()
+    self._thread.join()
+    self.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = "HTTP/1.1"
+
+  def do_POST(self):
+    self.rfile.read(int(self.headers["Content-Length"]))
+    token = self.headers["Authorization"]
+    status, found = self.server.answer(self.path, token)
+    body = json.dumps(found).encode()
+    self.send_response(status)
+    self.send_header("Content-Length", str(len(body)))
+    self.end_headers()
+    self.wfile.write(body)
+
+  def log_message(self, *_):
+    pass
+
+
+@pytest.fixture
+def gateway():
+  made = _Gateway()
+  yield made
+  made.close()
+
+
+@pytest.fixture(params=["3.5", "3.6"])
+def error(request):
+  """A function that makes the body of an error, as this version does."""
+
+  def make(code, message):
+    found = {"code": code, "message": message}
+    return {"error": message, **found} if request.param == "3.5" else found
+
+  return make
+
+
+def _put(gateway, timeout=200.0, **login):
+  """Puts a value; returns the answer."""
+  place = etcd.Etcd((f"127.0.0.1:{gateway.server_port}",), **login)
+  one = owners.Owner(lambda wake: etcd.EtcdStore(place, bytes(16), wake))
+  try:
+    number = one.begin("put", "log/0", b"x", timeout=timeout)
+    return one.wait_for(lambda events: events)[0], number
+  finally:
+    one.store.close()
+
+
+@pytest.mark.parametrize(
+  ("status", "code", "message"),
+  [
+    (503, 14, "etcdserver: no leader"),
+    (503, 14, "etcdserver: request timed out"),
+    (429, 8, "etcdserver: too many requests"),
+  ],
+)
+def test_a_request_is_repeated_after_an_error_that_passes(
+  gateway, error, status, code, message
+):
+  gateway.answers += [(status, error(code, message))] * 2
+  answer, number = _put(gateway)
+  assert answer == interface.Done(number)
+  assert len(gateway.asked) == 3
+
+
+def test_an_error_of_a_proxy_is_repeated(gateway):
+  gateway.answers.append((502, {"errors": ["bad gateway"]}))
+  answer, number = _put(gateway)
+  assert answer == interface.Done(number)
+
+
+@pytest.mark.parametrize(
+  ("status", "code", "message"),
+  [
+    (400, 3, "etcdserver: user name is empty"),
+    (403, 7, "etcdserver: permission denied"),
+    (429, 8, "etcdserver: mvcc: database space exceeded"),
+  ],
+)
+def test_a_refused_request_is_answered_at_once(
+  gateway, error, status, code, message
+):
+  gateway.answers.append((status, error(code, message)))
+  answer, number = _put(gateway)
+  assert isinstance(answer, interface.Refused)
+  assert answer.request == number
+  assert message in answer.reason
+  assert len(gateway.asked) == 1
+
+
+def test_an_error_is_the_reason_of_an_unknown_answer(gateway, error):
+  gateway.answers += [(503, error(14, "etcdserver: no leader"))] * 99
+  answer, _ = _put(gateway, timeout=0.5)
+  assert isinstance(answer, interface.Unknown)
+  assert "etcdserver: no leader" in answer.reason
