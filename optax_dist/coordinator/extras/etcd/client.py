@@ -38,7 +38,9 @@ _ATTEMPT = 0.5, 2.0
 _BACKOFF = 0.05, 0.3
 _TAG = 32
 # gRPC status codes.
-_INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 8, 16
+_UNKNOWN, _INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 2, 3, 7, 8, 16
+# Of a token that has expired, or was issued before a change of users or roles.
+_OLD_TOKEN = _UNAUTHENTICATED, _INVALID, _UNKNOWN
 
 
 class _Failed(Exception):
@@ -367,8 +369,8 @@ class _Servers:
   def _raise_for(self, found: dict[str, Any]) -> NoReturn:
     code = found.get("code", 0)
     text = f"{self._endpoints[0]}: {found.get('message', found)}"
-    if code == _UNAUTHENTICATED and self._token:
-      self._token = ""  # It has expired.
+    if self._token and code in _OLD_TOKEN:
+      self._token = ""
     elif code in (_INVALID, _DENIED) or (
       code == _EXHAUSTED and "space" in text
     ):

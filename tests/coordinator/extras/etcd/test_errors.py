@@ -137,3 +137,27 @@ def test_an_error_is_the_reason_of_an_unknown_answer(gateway, error):
   answer, _ = _put(gateway, timeout=0.5)
   assert isinstance(answer, interface.Unknown)
   assert "etcdserver: no leader" in answer.reason
+
+
+@pytest.mark.parametrize(
+  ("status", "code", "message"),
+  [
+    (401, 16, "etcdserver: invalid auth token"),
+    # A token of JSON is of one revision of users and roles.
+    (400, 3, "etcdserver: revision of auth store is old"),
+    (500, 2, "auth: revision in header is old"),
+  ],
+)
+def test_a_client_logs_in_again_when_its_token_is_no_longer_valid(
+  gateway, error, status, code, message
+):
+  gateway.answers.append((status, error(code, message)))
+  answer, number = _put(gateway, user="root", password="word")
+  assert answer == interface.Done(number)
+  login = "/v3/auth/authenticate", None
+  assert gateway.asked == [
+    login,
+    ("/v3/kv/put", "token 1"),
+    login,
+    ("/v3/kv/put", "token 2"),
+  ]
