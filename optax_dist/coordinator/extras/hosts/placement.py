@@ -212,8 +212,8 @@ class HostPlacement(placement.Placement):
     if self._supervisor.writes:
       self._board.publish(self._supervisor.notice)
     effects = self._check_reach(self._board, self._supervisor.peers.meet)
+    self._supervisor.trouble = self._board.trouble
     for host, notice in self._board.poll():
-      self._supervisor.trouble = self._board.trouble
       read = NoticeRead(host, notice)
       effects += self._supervisor.step(read, time.monotonic())
     return effects
