@@ -203,8 +203,7 @@ class Driver:
 
   def take_borrowed(self) -> Any:
     """Returns, once, the local state received when joining; or None."""
-    borrowed, self._states.borrowed = self._states.borrowed, None
-    return borrowed
+    return self._states.take_borrowed()
 
   @property
   def is_far_from_some(self) -> bool:

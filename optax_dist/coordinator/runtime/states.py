@@ -135,7 +135,6 @@ class States:
     published: the state that the log has decided.
     nbytes: size of a state in a snapshot.
     lent: the local state served along with a snapshot; any thread may set it.
-    borrowed: the same from the last snapshot received, or None.
   """
 
   def __init__(
@@ -168,8 +167,11 @@ class States:
     self._apply = apply
     leaves, self._tree = jax.tree.flatten(initial)
     self._likes, self._shards, self._post = leaves, shards, post
-    self.lent, self.borrowed = own, None
+    self.lent = own
     self._own_likes, self._own_tree = jax.tree.flatten(own)
+    # What the first snapshot has of the lender's `lent`; no later one is used.
+    self._borrowed: Any = None
+    self._borrows = bool(self._own_likes)
     blocks = shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
     self._place = layout.layout(
       [*blocks, *(as_numpy(leaf) for leaf in self._own_likes)]
@@ -199,6 +201,12 @@ class States:
     self._ahead = None
     after = self.published = State(step)
     self._compute(after, lambda: self._read(raw))
+
+  def take_borrowed(self) -> Any:
+    """The `lent` of the replica that served the first snapshot, once; or None."""
+    borrowed, self._borrowed = self._borrowed, None
+    self._borrows = False
+    return borrowed
 
   def write(self, state: State, out: np.ndarray) -> None:
     """Writes a state's bytes."""
@@ -233,11 +241,11 @@ class States:
 
   def _read(self, raw: np.ndarray) -> Any:
     arrays = means.read(self._place, raw)
-    if self._own_likes:
-      first = len(arrays) - len(self._own_likes)
-      arrays, theirs = arrays[:first], arrays[first:]
+    first = len(arrays) - len(self._own_likes)
+    arrays, theirs = arrays[:first], arrays[first:]
+    if self._borrows:
       pairs = zip(theirs, self._own_likes, strict=True)
-      self.borrowed = jax.tree.unflatten(
+      self._borrowed = jax.tree.unflatten(
         self._own_tree, [_like(a, leaf) for a, leaf in pairs]
       )
     if self._shards is not None:

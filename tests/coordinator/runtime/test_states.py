@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.shards import LocalShards
@@ -84,15 +85,31 @@ def test_lent_state_travels_with_a_snapshot():
   lender.lent = {"count": jnp.asarray(7, jnp.int32), "mean": jnp.arange(5.0)}
   raw = np.zeros(lender.nbytes, np.uint8)
   lender.write(states.State(4, {"w": jnp.ones(3)}), raw)
-  assert borrower.borrowed is None
   borrower.restore(4, raw)
   found = borrower.published
   assert found.step == 4
   assert list(found.get()) == ["w"]
   np.testing.assert_array_equal(found.get()["w"], np.ones(3))
-  assert borrower.borrowed["count"].dtype == jnp.int32
-  assert int(borrower.borrowed["count"]) == 7
-  np.testing.assert_array_equal(borrower.borrowed["mean"], np.arange(5.0))
+  borrowed = borrower.take_borrowed()
+  assert borrowed["count"].dtype == jnp.int32
+  assert int(borrowed["count"]) == 7
+  np.testing.assert_array_equal(borrowed["mean"], np.arange(5.0))
   # It is a copy: the memory of the snapshot is used again.
   raw[:] = 255
-  np.testing.assert_array_equal(borrower.borrowed["mean"], np.arange(5.0))
+  np.testing.assert_array_equal(borrowed["mean"], np.arange(5.0))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_lent_state_of_a_later_snapshot_is_not_kept(first):
+  """It is as large as the optimizer's state, and nobody takes it."""
+  own = {"mean": jnp.zeros(5)}
+  made = states.States(
+    {"w": jnp.zeros(3)}, 0, None, None, lambda action: None, None, own
+  )
+  raw = np.zeros(made.nbytes, np.uint8)
+  if first:
+    made.restore(4, raw)
+  assert (made.take_borrowed() is not None) == first
+  made.restore(9, raw)
+  assert list(made.published.get()) == ["w"]
+  assert made.take_borrowed() is None
