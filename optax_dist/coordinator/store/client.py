@@ -72,7 +72,10 @@ class StoreClient(interface.Store):
       case transports.PeerLost(_, how, reason):
         self._disconnected(how, reason)
       case transports.Message(_, payload):
-        self._receive(wire.REPLIES.decode(payload))
+        try:
+          self._receive(wire.REPLIES.decode(payload))
+        except codec.BadMessage as error:
+          self._lose(f"it sent what this version can't read: {error}")
     return True
 
   def deadline(self) -> float | None:

@@ -4,7 +4,7 @@ A process has one `Transport`, and one connection to each peer it talks to.
 `Transport.poll` returns all events as a list:
 
   transport.connect("b", address_of_b)
-  transport.send("b", b"hello")
+  transport.send("b", [b"hello"])
   for event in transport.poll(1.0):
     match event:
       case PeerUp(peer): ...

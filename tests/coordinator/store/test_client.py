@@ -1,5 +1,6 @@
 """A client whose connection is cut, slow, silent or to another process."""
 
+import contextlib
 import pathlib
 import re
 import threading
@@ -10,8 +11,9 @@ import pytest
 import served
 import waiting
 
-from optax_dist.coordinator.store import interface
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator.store import client, interface, wire
+from optax_dist.coordinator.transport import addresses, sockets
+from optax_dist.coordinator.transport import interface as transports
 
 
 @pytest.fixture
@@ -158,6 +160,17 @@ def test_a_store_that_ends_says_so(store):
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
   store.stop()
   assert "the store has ended" in one.lost()
+
+
+def test_a_store_of_another_version_is_lost():
+  transport = sockets.Transport("one", secret=served.SECRET)
+  with contextlib.closing(transport):
+    one = client.StoreClient(transport, "127.0.0.1:9")
+    one.ask(interface.Get(1, "log/0"), 200.0)
+    assert one.handle(transports.Message(wire.STORE, b"another version"))
+    [lost] = one.poll()
+  assert isinstance(lost, interface.StoreLost)
+  assert "tcp://127.0.0.1:9: it sent what this version can't" in lost.reason
 
 
 def test_a_client_waits_for_a_store_that_starts_later():
