@@ -440,7 +440,7 @@ class Driver:
         answer = inputs.PutAnswered(request, "done")
       case stores.Conflict():
         answer = inputs.PutAnswered(request, "conflict")
-      case stores.Unknown(_, reason) | stores.Refused(_, reason):
+      case stores.Unknown(_, reason):
         _log.info("the store does not answer: %s", reason)
         self._unanswered = reason
         answer = (

@@ -108,26 +108,15 @@ class Value(Struct):
 
 
 class Unknown(Struct):
-  """The request timed out without an answer.
+  """The request timed out, or the store refuses it, as when it is full.
 
   It may have been executed, and may even be executed later. Put the same value
   again, or get the key, to find out.
 
   Attributes:
     request: the number of any request.
-    reason: the key, the store's address and the time waited, for people.
-  """
-
-  request: int
-  reason: str
-
-
-class Refused(Struct):
-  """The store refuses the request, for example because of its quota.
-
-  Attributes:
-    request: the number of any request.
-    reason: explanation for people.
+    reason: the key, the store's address and the time waited, or why the store
+      refuses it, for people.
   """
 
   request: int
@@ -147,7 +136,7 @@ class StoreLost(Struct):
   reason: str
 
 
-Answer: TypeAlias = Done | Conflict | Value | Unknown | Refused
+Answer: TypeAlias = Done | Conflict | Value | Unknown
 Event: TypeAlias = Answer | StoreLost
 
 

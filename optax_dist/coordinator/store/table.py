@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from optax_dist.coordinator.store import interface
-
-Reply: TypeAlias = (
-  interface.Done | interface.Conflict | interface.Value | interface.Refused
-)
-
 
 # The most that a store holds, in bytes. One client may use up half of it, so that a
 # client that floods the store does not end the others' run.
@@ -54,7 +49,7 @@ class Table:
     # Bytes, by client.
     self._used: collections.Counter[str] = collections.Counter()
 
-  def answer(self, client: str, request: interface.Request) -> Reply:
+  def answer(self, client: str, request: interface.Request) -> interface.Answer:
     """Executes a request."""
     number = request.request
     if isinstance(request, interface.Delete):
@@ -70,7 +65,7 @@ class Table:
       case _:
         refused = self._put(client, request.key, request.value)
         if refused:
-          return interface.Refused(number, refused)
+          return interface.Unknown(number, refused)
     return interface.Done(number)
 
   def _put(self, client: str, key: str, value: bytes) -> str:

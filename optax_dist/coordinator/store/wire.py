@@ -22,13 +22,7 @@ class Welcome(codec.Struct):
   store: str
 
 
-Reply: TypeAlias = (
-  Welcome
-  | interface.Done
-  | interface.Conflict
-  | interface.Value
-  | interface.Refused
-)
+Reply: TypeAlias = Welcome | interface.Answer
 
 REQUESTS: codec.Codec[interface.Request] = codec.Codec(interface.Request)
 REPLIES: codec.Codec[Reply] = codec.Codec(Reply)

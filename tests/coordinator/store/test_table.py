@@ -24,7 +24,7 @@ def test_a_full_store_still_reads_and_deletes():
     for key in range(4):
       put_if_absent(values, client, f"{client}/{key}", b"x" * 10)
   refused = put_if_absent(values, "c", "c/0")
-  assert isinstance(refused, interface.Refused)
+  assert isinstance(refused, interface.Unknown)
   assert "'c/0' needs 1,027 bytes" in refused.reason
   assert isinstance(put_if_absent(values, "c", "a/0", b"y"), interface.Conflict)
   assert put(values, "a", "a/0", b"y" * 20) == DONE
@@ -36,7 +36,7 @@ def test_one_client_fills_half_of_it_at_most():
   values = table.Table(4 * table.OVERHEAD)
   put(values, "flood", "log/0", b"x" * 500)
   refused = put(values, "flood", "log/1")
-  assert isinstance(refused, interface.Refused)
+  assert isinstance(refused, interface.Unknown)
   assert "half of it of one client" in refused.reason
   assert "1,529 of flood" in refused.reason
   assert put_if_absent(values, "leader", "log/1", b"x" * 400) == DONE
@@ -51,7 +51,7 @@ def test_a_value_that_does_not_fit_changes_nothing():
   values = table.Table(2 * table.OVERHEAD + 100)
   put(values, "a", "log/0", b"x")
   refused = put(values, "a", "log/0", b"x" * 90)
-  assert isinstance(refused, interface.Refused)
+  assert isinstance(refused, interface.Unknown)
   assert values.answer("a", interface.Get(7, "log/0")) == interface.Value(
     7, b"x"
   )

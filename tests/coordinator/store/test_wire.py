@@ -5,7 +5,7 @@ import typing
 import pytest
 
 from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.store import interface, table, wire
+from optax_dist.coordinator.store import interface, wire
 from optax_dist.coordinator.transport import interface as transports
 
 _LAST = 2**63 - 1  # A client may count for long.
@@ -25,14 +25,14 @@ _REPLIES = (
   interface.Value(_LAST, _VALUE),
   interface.Value(_LAST, b""),
   interface.Value(_LAST, None),
-  interface.Refused(_LAST, "é" * 1000),
+  interface.Unknown(_LAST, "é" * 1000),
 )
 
 
 def test_each_request_and_each_answer_of_a_table_is_here():
   assert {*map(type, _REQUESTS)} == {*typing.get_args(interface.Request)}
   replies = {*map(type, _REPLIES)}
-  assert replies == {*typing.get_args(table.Reply)} | {wire.Welcome}
+  assert replies == {*typing.get_args(interface.Answer)} | {wire.Welcome}
 
 
 @pytest.mark.parametrize(

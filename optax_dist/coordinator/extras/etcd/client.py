@@ -213,7 +213,7 @@ class EtcdStore(interface.Store):
         self._servers.next()
         continue
       except _Rejected as error:
-        answer = interface.Refused(request.request, str(error))
+        answer = interface.Unknown(request.request, str(error))
       self._answers.append((pending, answer))
       self._wake()
       return

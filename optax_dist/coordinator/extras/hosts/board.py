@@ -94,7 +94,7 @@ class Board:
       self._open.discard(event.request)
       self.reached |= not isinstance(event, interface.Unknown)
       match event:
-        case interface.Unknown() | interface.Refused():
+        case interface.Unknown():
           self.trouble = event.reason
         case interface.Done():
           self._written = self._beat

@@ -250,7 +250,7 @@ def test_a_user_logs_in(tmp_path):
       one.store.close()
     assert isinstance(answers[0], interface.Done)
     for answer in answers[1:]:
-      assert isinstance(answer, interface.Refused)
+      assert isinstance(answer, interface.Unknown)
   finally:
     cluster.close()
 
