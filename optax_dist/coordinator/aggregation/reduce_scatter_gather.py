@@ -12,7 +12,6 @@ peers that wait for the same bytes would consider this replica failed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
@@ -297,9 +296,7 @@ class Aggregations:
         self.drop(old.id)
     for peer in (*effect.peers, *effect.readers):
       if peer.process != self._transport.name:
-        # Without a connection, the transfers fail, and nothing else.
-        with contextlib.suppress(ValueError):  # It advertises no address.
-          self._transport.connect(peer.process, peer.address)
+        self._transport.connect(peer.process, peer.address)
     total = self._reducer.sum_of(effect.parts)
     made = _Attempt(
       effect.attempt,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable
@@ -84,7 +83,7 @@ class Snapshots:
       raw[8 : 8 + _DIGEST] = _digest(raw)
 
     def done() -> None:
-      self._connect(effect.to, effect.address)
+      self._transport.connect(effect.to, effect.address)
       self._transport.send_array(*key, memory)
 
     self._background(work, done)
@@ -94,7 +93,7 @@ class Snapshots:
     self._drop_fetch()
     key = effect.source, transfer_id("snapshot", effect.transfer)
     self._fetch = _Fetch(effect.transfer, key)
-    self._connect(effect.source, effect.address)
+    self._transport.connect(effect.source, effect.address)
     # Into separate memory, which the state may keep using.
     memory = memoryview(bytearray(self._nbytes))
     self._transport.expect(*key, self._nbytes, memory)
@@ -153,11 +152,6 @@ class Snapshots:
     if idle is not None and idle > self._timeout:
       self._transport.cancel(*fetch.key)
       self._fail(fetch, f"no byte of it came for {idle:.1f} s")
-
-  def _connect(self, peer: str, address: str) -> None:
-    # Without a connection, the transfer fails, and nothing else.
-    with contextlib.suppress(ValueError):  # The peer advertises no address.
-      self._transport.connect(peer, address)
 
 
 def _digest(raw: np.ndarray) -> np.ndarray:

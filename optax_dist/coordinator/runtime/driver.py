@@ -493,7 +493,7 @@ class Driver:
       case fx.UseRun(nonce):
         self._transport.use_run(nonce.encode())
       case fx.Connect(peer, address):
-        self._connect(peer, address)
+        self._transport.connect(peer, address)
       case fx.Disconnect(peer, reason):
         self._transport.disconnect(peer, reason)
         self._far.discard(peer)
@@ -561,12 +561,6 @@ class Driver:
         if reason:
           self.handover.fail(errors.CoordinatorError(reason))
           self._closing = reason
-
-  def _connect(self, peer: str, address: str) -> None:
-    try:
-      self._transport.connect(peer, address)
-    except ValueError as error:
-      self._on_event(transports.PeerLost(peer, "unreachable", str(error)))
 
   def _ask(self, request: stores.Request) -> None:
     self._store.ask(request, self._store_timeout)

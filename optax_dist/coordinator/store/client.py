@@ -39,9 +39,6 @@ class StoreClient(interface.Store):
       transport: the owner's, with the name of this process and the job's
         secret.
       address: address of the store, for `transport.connect`.
-
-    Raises:
-      ValueError: the address is invalid.
     """
     self.address = f"tcp://{address}"
     self._transport, self._where = transport, address

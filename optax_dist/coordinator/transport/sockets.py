@@ -134,24 +134,26 @@ class Transport:
 
     It retries, with pauses, until `Limits.connect` has passed. A peer that was
     connected before is lost at once if its address no longer accepts
-    connections, since its process has ended. Messages and arrays may be sent at
-    once, and wait until the peer is up. If it is already connected or
-    connecting, nothing happens.
+    connections, since its process has ended; so is one whose name or address is
+    invalid. Messages and arrays may be sent at once, and wait until the peer is
+    up. If it is already connected or connecting, nothing happens.
 
     Args:
       peer: name of the peer.
       address: the peer's `address`.
       run: the nonce of its run, if it differs from this process's.
-
-    Raises:
-      ValueError: the address is invalid.
     """
     self._check_open()
     if peer not in self._sessions:
-      handshake.check_name(peer)
-      ways = addresses.parse(address)
-      if peer == self.name:
-        raise ValueError(f"{peer!r} is this process.")
+      try:
+        handshake.check_name(peer)
+        ways = addresses.parse(address)
+        if peer == self.name:
+          raise ValueError(f"{peer!r} is this process.")
+      except ValueError as error:
+        lost = interface.PeerLost(peer, "unreachable", str(error))
+        self._events.append(lost)
+        return
       key = None if run is None else handshake.job_key(self._secret, run)
       self._sessions[peer] = self._new_session(peer)
       self._connections.dial(peer, ways, key)
