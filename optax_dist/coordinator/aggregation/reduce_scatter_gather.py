@@ -123,11 +123,6 @@ class _Attempt:
   timed: float | None = None
   answered: bool = False
 
-  @property
-  def order(self) -> tuple[int, int, int]:
-    """Later attempts are larger."""
-    return (self.id.step, self.id.term, self.id.number)
-
 
 class _Transfer(NamedTuple):
   """A transfer under way.
@@ -287,13 +282,6 @@ class Aggregations:
   # Helpers.
 
   def _made(self, effect: effects.Aggregate) -> _Attempt:
-    # No replica waits for a failed attempt once there is a later one.
-    order = (effect.attempt.step, effect.attempt.term, effect.attempt.number)
-    for old in list(self._attempts.values()):
-      if old.id == effect.attempt or (
-        old.order < order and old.answered and not self._has_mean(old)
-      ):
-        self.drop(old.id)
     for peer in (*effect.peers, *effect.readers):
       if peer.process != self._transport.name:
         self._transport.connect(peer.process, peer.address)
