@@ -35,26 +35,21 @@ class StoreServer:
     """
     self._transport = transport
     self._table = table.Table(quota)
-    self._clients: set[str] = set()
     self._identity = secrets.token_hex(8)
     self.refused = 0
 
   @property
   def clients(self) -> int:
-    return len(self._clients)
+    return len(self._transport.peers())
 
   def poll(self, timeout: float | None) -> None:
     """Answers requests, and waits for more if there are none."""
     for event in self._transport.poll(timeout):
       match event:
         case transports.PeerUp(peer):
-          self._clients.add(peer)
           self._send(peer, wire.Welcome(self._identity))
-        case transports.PeerLost(peer):
-          self._clients.discard(peer)
         case transports.Message(peer, payload):
-          if peer in self._clients:
-            self._receive(peer, payload)
+          self._receive(peer, payload)
 
   def close(self) -> None:
     """Says goodbye to all clients."""
@@ -68,8 +63,7 @@ class StoreServer:
     except (codec.BadMessage, ValueError) as error:
       self.refused += 1
       _log.warning("the store refuses a message of %s: %s", client, error)
-      self._clients.discard(client)
-      self._transport.disconnect(client, f"it sent what is no request: {error}")
+      self._transport.disconnect(client, f"it sent an invalid request: {error}")
 
   def _send(self, client: str, reply: wire.Reply) -> None:
     self._transport.send(client, [wire.REPLIES.encode(reply)])

@@ -154,7 +154,7 @@ def test_a_member_that_sends_nonsense_is_disconnected(store, payload):
   rude.send(payload)
   told = rude.wait_for(transports.PeerLost)
   assert told.how == "left", told
-  assert "it sent what is no request" in told.reason
+  assert "it sent an invalid request" in told.reason
   assert store.server.refused == 1
   assert works(member)
   rude.transport.close()
