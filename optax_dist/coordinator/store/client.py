@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import itertools
 import math
-import time
 
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import interface, wire
@@ -14,14 +10,6 @@ from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
 _PAUSES = (0.05, 0.3)  # Shortest and longest pause before reconnecting.
-
-
-@dataclasses.dataclass
-class _Pending:
-  request: interface.Request
-  number: int  # The caller's number.
-  began: float
-  timeout: float
 
 
 class StoreClient(interface.Store):
@@ -42,9 +30,8 @@ class StoreClient(interface.Store):
     """
     self.address = f"tcp://{address}"
     self._transport, self._where = transport, address
-    self._events: collections.deque[interface.Event] = collections.deque()
-    self._numbers = itertools.count()
-    self._pending: dict[int, _Pending] = {}
+    self._events: list[interface.Event] = []
+    self._requests = interface.Requests(self.address, transport.now)
     self._store = ""
     self._up = self._closed = False
     self._connect_at, self._pause = math.inf, _PAUSES[0]
@@ -52,15 +39,9 @@ class StoreClient(interface.Store):
     self._connect()
 
   def ask(self, request: interface.Request, timeout: float) -> None:
-    interface.check(request)
-    # Renumbered, since the caller may reuse its number after an `Unknown`.
-    number = next(self._numbers)
-    numbered = codec.replace(request, request=number)
-    self._pending[number] = _Pending(
-      numbered, request.request, time.monotonic(), timeout
-    )
+    self._requests.add(request, timeout)
     if self._up:
-      self._send(numbered)
+      self._send(request)
 
   def handle(self, event: transports.Event) -> bool:
     if event.peer != wire.STORE:
@@ -76,26 +57,17 @@ class StoreClient(interface.Store):
     return True
 
   def deadline(self) -> float | None:
-    ends = [p.began + p.timeout for p in self._pending.values()]
-    soon = min((self._connect_at, *ends))
-    return None if soon == math.inf else max(0.0, soon - time.monotonic())
+    expires = self._requests.deadline()
+    if self._connect_at == math.inf:
+      return expires
+    connects = max(0.0, self._connect_at - self._transport.now())
+    return connects if expires is None else min(connects, expires)
 
   def poll(self) -> list[interface.Event]:
-    now = time.monotonic()
-    if now >= self._connect_at:
+    if self._transport.now() >= self._connect_at:
       self._connect()
-    for number, pending in list(self._pending.items()):
-      if now >= pending.began + pending.timeout:
-        del self._pending[number]
-        reason = (
-          f"{interface.describe(pending.request)} at {self.address}: no answer"
-          f" in {now - pending.began:.1f} s"
-          f" ({self._why()})"
-        )
-        self._events.append(interface.Unknown(pending.number, reason))
-    events = list(self._events)
-    self._events.clear()
-    return events
+    events, self._events = self._events, []
+    return events + self._requests.expired(self._why())
 
   def close(self) -> None:
     if not self._closed:
@@ -118,13 +90,10 @@ class StoreClient(interface.Store):
         return
       self._store, self._up, self._pause = reply.store, True, _PAUSES[0]
       self._detail = "connected"
-      for pending in self._pending.values():
-        self._send(pending.request)
-      return
-    asked = self._pending.pop(reply.request, None)
-    if asked is not None:
-      answer = codec.replace(reply, request=asked.number)
-      self._events.append(answer)
+      for request in self._requests:
+        self._send(request)
+    elif self._requests.remove(reply.request):
+      self._events.append(reply)
 
   def _disconnected(self, how: transports.How, reason: str) -> None:
     self._up = False
@@ -136,7 +105,7 @@ class StoreClient(interface.Store):
         reason = f"what listens there is not this job's store: {reason}"
       self._lose(reason)
     elif how != "replaced":
-      self._connect_at = time.monotonic() + self._pause
+      self._connect_at = self._transport.now() + self._pause
       self._pause = min(2 * self._pause, _PAUSES[1])
 
   def _send(self, request: interface.Request) -> None:
@@ -148,5 +117,5 @@ class StoreClient(interface.Store):
 
   def _end(self) -> None:
     self._closed, self._up, self._connect_at = True, False, math.inf
-    self._pending.clear()
+    self._requests.clear()
     self._transport.disconnect(wire.STORE)

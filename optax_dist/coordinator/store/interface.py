@@ -19,8 +19,9 @@ different writers must differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.transport import interface as transports
@@ -155,7 +156,7 @@ class Store:
     """Makes a request; ends in one `Answer`.
 
     Args:
-      request: the request; its number must not be that of an open request.
+      request: the request; no other request of this client has its number.
       timeout: seconds until it is `Unknown`.
 
     Raises:
@@ -223,13 +224,80 @@ def check(request: Request) -> None:
     )
 
 
-def describe(request: Request) -> str:
-  """Describes a request for messages.
+class Requests:
+  """The requests of a client that have no answer yet, in order.
+
+  Only the client's owner changes them. Another thread may ask whether a request
+  is still among them.
 
   Example:
-    >>> describe(Get(7, "log/12"))
-    "get of 'log/12'"
+    >>> requests = Requests("tcp://a:29300", now=iter([0.0, 5.0]).__next__)
+    >>> requests.add(Get(7, "log/12"), timeout=5.0)
+    >>> requests.expired("not connected")  # doctest: +NORMALIZE_WHITESPACE
+    [Unknown(request=7, reason="get of 'log/12' at tcp://a:29300: no answer in
+     5.0 s (not connected)")]
   """
+
+  def __init__(self, address: str, now: Callable[[], float] = time.monotonic):
+    """Starts without requests.
+
+    Args:
+      address: of the store, for messages.
+      now: a clock, in seconds.
+    """
+    self._address, self._now = address, now
+    self._pending: dict[int, _Pending] = {}
+
+  def add(self, request: Request, timeout: float) -> None:
+    """Adds a request; see `Store.ask`."""
+    check(request)
+    self._pending[request.request] = _Pending(request, self._now(), timeout)
+
+  def __iter__(self) -> Iterator[Request]:
+    return (pending.request for pending in self._pending.values())
+
+  def __contains__(self, request: Request) -> bool:
+    return request.request in self._pending
+
+  def remove(self, number: int) -> bool:
+    """Removes a request; returns whether it was there."""
+    return self._pending.pop(number, None) is not None
+
+  def clear(self) -> None:
+    """Removes all requests."""
+    self._pending.clear()
+
+  def expired(self, why: str) -> list[Event]:
+    """Removes the requests that have timed out; returns their answers.
+
+    Args:
+      why: why there is no answer, if it is known.
+    """
+    now = self._now()
+    found: list[Event] = []
+    for number, (request, began, timeout) in list(self._pending.items()):
+      if now >= began + timeout:
+        del self._pending[number]
+        reason = (
+          f"{_described(request)} at {self._address}: no answer in"
+          f" {now - began:.1f} s"
+        )
+        found.append(Unknown(number, f"{reason} ({why})" if why else reason))
+    return found
+
+  def deadline(self) -> float | None:
+    """Seconds until the next one times out; None if there is none."""
+    ends = [began + timeout for _, began, timeout in self._pending.values()]
+    return max(0.0, min(ends) - self._now()) if ends else None
+
+
+class _Pending(NamedTuple):
+  request: Request
+  began: float
+  timeout: float
+
+
+def _described(request: Request) -> str:
   match request:
     case Delete(_, keys):
       more = ", ..." if len(keys) > 3 else ""

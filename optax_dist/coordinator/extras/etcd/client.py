@@ -55,14 +55,6 @@ class _Forged(Exception):
   """The cluster holds something that this run did not write."""
 
 
-@dataclasses.dataclass
-class _Pending:
-  request: interface.Request
-  began: float
-  timeout: float
-  detail: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Etcd:
   """An etcd cluster.
@@ -129,12 +121,14 @@ class EtcdStore(interface.Store):
     self._servers = _Servers(place)
     self._cluster, self._revision = "", 0
     self._closed = False
-    # Only the owner changes it; the thread gives up what is no longer there.
-    self._pending: dict[int, _Pending] = {}
-    self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
-    self._answers: collections.deque[
-      tuple[_Pending, interface.Answer] | interface.StoreLost
-    ] = collections.deque()
+    # The thread drops a request that is no longer there.
+    self._requests = interface.Requests(self.address)
+    self._queue: queue.SimpleQueue[interface.Request | None] = (
+      queue.SimpleQueue()
+    )
+    self._events: collections.deque[interface.Event] = collections.deque()
+    # Why the last attempt got no answer.
+    self._trouble = ""
     self._thread = threading.Thread(
       target=self._run, name="optax-dist-etcd", daemon=True
     )
@@ -143,42 +137,27 @@ class EtcdStore(interface.Store):
   # Called by its owner.
 
   def ask(self, request: interface.Request, timeout: float) -> None:
-    interface.check(request)
     if not self._closed:
-      pending = _Pending(request, time.monotonic(), timeout)
-      self._pending[request.request] = pending
-      self._queue.put(pending)
+      self._requests.add(request, timeout)
+      self._queue.put(request)
 
   def poll(self) -> list[interface.Event]:
     found: list[interface.Event] = []
-    while self._answers:
-      event = self._answers.popleft()
+    while self._events:
+      event = self._events.popleft()
       if isinstance(event, interface.StoreLost):
-        self._pending.clear()
+        self._requests.clear()
         found.append(event)
-        continue
-      pending, answer = event
-      if self._pending.get(answer.request) is pending:
-        del self._pending[answer.request]
-        found.append(answer)
-    now = time.monotonic()
-    for number, pending in list(self._pending.items()):
-      if now >= pending.began + pending.timeout:
-        del self._pending[number]
-        reason = (
-          f"{interface.describe(pending.request)} at {self.address}: no answer"
-          f" in {now - pending.began:.1f} s{pending.detail}"
-        )
-        found.append(interface.Unknown(number, reason))
-    return found
+      elif self._requests.remove(event.request):
+        found.append(event)
+    return found + self._requests.expired(self._trouble)
 
   def deadline(self) -> float | None:
-    ends = [p.began + p.timeout for p in self._pending.values()]
-    return max(0.0, min(ends) - time.monotonic()) if ends else None
+    return self._requests.deadline()
 
   def close(self) -> None:
     self._closed = True
-    self._pending.clear()
+    self._requests.clear()
     self._queue.put(None)
     self._servers.interrupt()
     self._thread.join(5.0)
@@ -188,33 +167,33 @@ class EtcdStore(interface.Store):
   def _run(self) -> None:
     with contextlib.closing(self._servers):
       try:
-        while (pending := self._queue.get()) is not None:
-          self._execute(pending)
+        while (request := self._queue.get()) is not None:
+          self._execute(request)
       except Exception as error:
         if not isinstance(error, _Rejected | _Forged):
           _log.exception("the client of %s failed", self.address)
         self._closed = True
         reason = str(error) or repr(error)
-        self._answers.append(interface.StoreLost(f"{self.address}: {reason}"))
+        self._events.append(interface.StoreLost(f"{self.address}: {reason}"))
         self._wake()
 
-  def _execute(self, pending: _Pending) -> None:
-    """Tries a request until it has an answer, or its owner gives it up."""
-    request = pending.request
+  def _execute(self, request: interface.Request) -> None:
+    """Tries a request until it has an answer, or times out."""
     path, body = self._message(request)
-    while self._pending.get(request.request) is pending:
+    while request in self._requests:
       asked_at = self._revision
       try:
         found = self._servers.post(path, body)
         self._check_header(found["header"], asked_at)
         answer = self._read(request, found)
       except _Failed as error:
-        pending.detail = f" ({error})"
+        self._trouble = str(error)
         self._servers.next()
         continue
       except _Rejected as error:
         answer = interface.Unknown(request.request, str(error))
-      self._answers.append((pending, answer))
+      self._trouble = ""
+      self._events.append(answer)
       self._wake()
       return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterable
@@ -16,7 +17,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 _TIMEOUT = 5.0  # For a request; it is repeated then.
 _AGAIN = 1.0  # Before reconnecting to a lost store.
-_WRITE = -1  # The number of a request that writes; of one that reads, its host.
 
 
 class Board:
@@ -53,6 +53,7 @@ class Board:
     self._place, self._secret, self._host = place, secret, host
     self._keys = {h: f"{endpoint.key_prefix(run)}launch/{h}" for h in hosts}
     self._pause = pause
+    self._numbers = itertools.count()
     self._notice: notices.Notice | None = None
     # How often the notice was written, and the last time that succeeded.
     self._beat = self._written = 0
@@ -91,14 +92,14 @@ class Board:
       if isinstance(event, interface.StoreLost):
         self._lose(event.reason)
         break
-      self._open.discard(event.request)
+      host = self._open.pop(event.request)
       self.reached |= not isinstance(event, interface.Unknown)
       match event:
         case interface.Unknown():
           self.trouble = event.reason
         case interface.Done():
           self._written = self._beat
-        case interface.Value(host, value):
+        case interface.Value(_, value):
           self.trouble = ""
           try:
             notice = None if value is None else notices.CODEC.decode(value)
@@ -134,8 +135,9 @@ class Board:
     self._store: interface.Store | None = endpoint.open_store(
       self._place, self._transport, self._secret
     )
-    # The requests without an answer so far, and when the next ones follow.
-    self._open: set[int] = set()
+    # The requests without an answer so far, each with the host whose notice it
+    # writes or reads, and when the next ones follow.
+    self._open: dict[int, int] = {}
     self._again_at = 0.0
 
   def _lose(self, reason: str) -> None:
@@ -149,12 +151,14 @@ class Board:
   def _ask(self, store: interface.Store) -> None:
     """Writes the notice, and reads all others."""
     self._again_at = time.monotonic() + self._pause
-    requests: list[interface.Request] = []
     if self._notice is not None:
       self._beat += 1
       value = notices.CODEC.encode(codec.replace(self._notice, beat=self._beat))
-      requests.append(interface.Put(_WRITE, self._keys[self._host], value))
-    requests += [interface.Get(host, key) for host, key in self._keys.items()]
-    for request in requests:
-      self._open.add(request.request)
-      store.ask(request, _TIMEOUT)
+      number = next(self._numbers)
+      self._open[number] = self._host
+      put = interface.Put(number, self._keys[self._host], value)
+      store.ask(put, _TIMEOUT)
+    for host, key in self._keys.items():
+      number = next(self._numbers)
+      self._open[number] = host
+      store.ask(interface.Get(number, key), _TIMEOUT)
