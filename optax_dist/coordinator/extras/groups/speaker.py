@@ -60,14 +60,13 @@ class Speaker:
     """
     self.core = core
     self.over = False
-    self._companions = tuple(companions)
     self._ranks = {p: rank for rank, p in enumerate(companions, 1)}
-    self._everyone = set(range(len(companions) + 1))
+    self._everyone = {0, *self._ranks.values()}
     self._patience = patience
     self._out: list[orders.Effect] = []
     # Processes that are not connected yet, and inputs held until they are: a
     # replica takes part as a whole.
-    self._absent = set(companions)
+    self._absent = set(self._ranks.values())
     self._held: list[orders.Input] = []
     # What processes have reported of the same event, until all have.
     self._reports: dict[Hashable, dict[int, _Answer]] = {"submitted": {}}
@@ -128,7 +127,8 @@ class Speaker:
         if not isinstance(input_, ins.TimePassed):
           self._held.append(input_)
       case orders.Advance():
-        self._order_all(input_)
+        for peer in self._ranks:
+          self._out.append(orders.send(peer, input_))
       case _:
         self._decide(input_, now)
 
@@ -138,13 +138,13 @@ class Speaker:
     """Handles what has happened in a process, this one included."""
     match what:
       case orders.Present():
-        self._absent.discard(self._companions[rank - 1])
+        self._absent.discard(rank)
         if not self._absent:
           held, self._held = self._held, []
           for earlier in held:
             self._handle(earlier, now)
       case ins.Aborted(reason):
-        self._lose(f"its process {rank} goes: {reason}", now)
+        self._lose(f"its process {rank} has failed: {reason}", now)
       case _ if isinstance(what, orders.REPORTS):
         self._answered(rank, cast(_Answer, what), now)
       case _:
@@ -216,16 +216,15 @@ class Speaker:
     submitted = self._reports["submitted"]
     return [
       rank
-      for rank, peer in enumerate(("", *self._companions))
-      if peer in self._absent or (submitted and rank not in submitted)
+      for rank in sorted(self._everyone)
+      if rank in self._absent or (submitted and rank not in submitted)
     ]
 
   def _lose(self, reason: str, now: float) -> None:
     """Ends the replica: its processes can't continue without each other."""
     reason = f"The replica can't go on: {reason}."
     self._decide(ins.Aborted(reason), now)
-    self._order_all(orders.EndGroup(reason))
-    self._out.append(orders.EndGroup(reason))
+    self._all(orders.EndGroup(reason))
     self.over = True
 
   # Effects.
@@ -263,15 +262,11 @@ class Speaker:
     if isinstance(mine, ins.Submitted):
       self._all(fx.Resolved(mine.sequence, reason, 0))
 
-  def _all(self, effect: fx.Effect) -> None:
+  def _all(self, effect: orders.Effect) -> None:
     for peer, rank in self._ranks.items():
       order = cast(orders.Order, at_rank(effect, rank))
       self._out.append(orders.send(peer, order))
     self._out.append(at_rank(effect, 0))
-
-  def _order_all(self, order: orders.Order) -> None:
-    for peer in self._companions:
-      self._out.append(orders.send(peer, order))
 
 
 def _event(of: _Answer | _Asked) -> Hashable:
@@ -294,7 +289,7 @@ def _step_of(submitted: _Answer) -> _Answer:
   )
 
 
-def at_rank(effect: fx.Effect, rank: int) -> fx.Effect:
+def at_rank(effect: orders.Effect, rank: int) -> orders.Effect:
   """An effect with the addresses of the processes of this rank.
 
   Process r of each replica exchanges its shards with process r of the others.
