@@ -354,7 +354,6 @@ def _start_store(
       bind=place.host,
       port=place.port,
       certificates=certificates,
-      lifeline=False,
       idle=_IDLE,
     )
   return None

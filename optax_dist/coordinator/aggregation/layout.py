@@ -63,12 +63,12 @@ class Chunk(NamedTuple):
 
   Attributes:
     codec: that of the group.
-    elements: its elements, from the beginning of the slice that it is part of.
-    bytes: its bytes, from there on.
+    size: number of its elements.
+    bytes: its bytes, from the beginning of the slice that it is part of.
   """
 
   codec: wires.Codec
-  elements: slice
+  size: int
   bytes: slice
 
 
@@ -130,7 +130,7 @@ class Layout(NamedTuple):
         high = min(last, low + CHUNK)
         yield Chunk(
           group.codec,
-          slice(low - start, high - start),
+          high - low,
           slice(group.byte(low) - base, group.byte(high) - base),
         )
 

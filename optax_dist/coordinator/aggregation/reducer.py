@@ -106,8 +106,8 @@ class Reducer:
     for chunk in self.place.chunks(start, stop):
       codec, target = chunk.codec, out[chunk.bytes]
       direct = isinstance(codec, wires.Plain) and codec.is_exact
-      size = chunk.elements.stop - chunk.elements.start
-      mean = target.view(codec.work) if direct else np.empty(size, codec.work)
+      size, work = chunk.size, codec.work
+      mean = target.view(work) if direct else np.empty(size, work)
       _add_up(codec, total, [raw[chunk.bytes] for raw in rows], mean)
       if total.divisor != 1:
         np.divide(mean, np.asarray(total.divisor, codec.work), out=mean)

@@ -18,12 +18,10 @@ class Codec(Protocol):
   """Encodes flat arrays of one dtype.
 
   Attributes:
-    dtype: dtype of the unencoded numbers.
     work: the dtype in which sums are formed.
     quantum: number of elements that must not be split.
   """
 
-  dtype: np.dtype
   work: np.dtype
   quantum: int
 
@@ -55,11 +53,11 @@ class Plain:
   quantum = 16
 
   def __init__(self, dtype: np.dtype, stored: np.dtype | None = None):
-    self.dtype = np.dtype(dtype)
-    self.stored = self.dtype if stored is None else np.dtype(stored)
-    small = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
+    dtype = np.dtype(dtype)
+    self.stored = dtype if stored is None else np.dtype(stored)
+    small = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
     # Sums of half-precision numbers are formed in float32, and rounded once.
-    self.work = np.dtype(np.float32) if small else self.dtype
+    self.work = np.dtype(np.float32) if small else dtype
     self.is_exact = self.stored == self.work
 
   def nbytes(self, elements: int) -> int:
@@ -91,7 +89,7 @@ class Int8:
     array([-127., -126., -125., -124.], dtype=float32)
   """
 
-  dtype = work = np.dtype(np.float32)
+  work = np.dtype(np.float32)
   quantum = 252
 
   def nbytes(self, elements: int) -> int:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import TracebackType
 
 from optax_dist.coordinator.transport import channels
 
@@ -17,6 +16,7 @@ PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
 # Printed before its address.
 READY = "ready "
+_PATIENCE = 60.0  # Seconds to wait until it is ready.
 
 
 class StoreProcess:
@@ -32,7 +32,7 @@ class StoreProcess:
     self._started_by = os.getpid()
 
   def stop(self) -> None:
-    """Stops it; its clients are told. In a forked child it does nothing."""
+    """Stops it; its clients are notified. In a forked child it does nothing."""
     if os.getpid() != self._started_by:
       return
     self.process.terminate()
@@ -46,7 +46,7 @@ class StoreProcess:
         stream.close()
 
   def drain(self, timeout: float) -> bool:
-    """Makes it exit once it has no clients; needs a lifeline.
+    """Makes it exit once it has no clients; not if it was started with `idle`.
 
     Args:
       timeout: seconds to wait for the exit.
@@ -67,12 +67,7 @@ class StoreProcess:
   def __enter__(self) -> StoreProcess:
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *error: object) -> None:
     self.stop()
 
 
@@ -83,9 +78,7 @@ def start(
   port: int = PORT,
   advertise: str | None = None,
   certificates: channels.Certificates | None = None,
-  lifeline: bool = True,
   idle: float | None = None,
-  timeout: float = 60.0,
 ) -> StoreProcess:
   """Starts a store process, and waits until it is ready.
 
@@ -95,9 +88,8 @@ def start(
     port: the port; 0 for any free one.
     advertise: the host that others connect to, if it isn't `bind`.
     certificates: encrypts all traffic that leaves this host.
-    lifeline: whether it exits when this process ends, however that happens.
-    idle: seconds without a client after which it exits by itself.
-    timeout: seconds to wait until it is ready.
+    idle: seconds without a client after which it exits by itself; None: it
+      exits when this process ends, however that happens.
 
   Raises:
     RuntimeError: it has exited, for example because the port is taken.
@@ -108,20 +100,19 @@ def start(
   command += [] if advertise is None else ["--advertise", advertise]
   if certificates is not None:
     command += ["--certificates", *dataclasses.astuple(certificates)]
-  command += [] if idle is None else ["--idle", str(idle)]
-  command += ["--lifeline"] if lifeline else []
+  command += ["--lifeline"] if idle is None else ["--idle", str(idle)]
   # Not on the command line, which other users of the host can read.
   env = os.environ | {SECRET_VARIABLE: secret.hex(), "JAX_PLATFORMS": "cpu"}
   process = subprocess.Popen(
     [*command, "--hex-secret"],
     env=env,
-    stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
+    stdin=subprocess.PIPE if idle is None else subprocess.DEVNULL,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     start_new_session=True,  # Ctrl-C is handled by the parent.
   )
   made = StoreProcess("", process)
-  watchdog = threading.Timer(timeout, process.kill)
+  watchdog = threading.Timer(_PATIENCE, process.kill)
   watchdog.start()
   said = ""
   try:
@@ -139,7 +130,7 @@ def start(
   if made.address:
     # Nobody reads what it says from now on, and a full pipe would block it.
     process.stdout.close()
-    if not lifeline:
+    if idle is not None:
       # Nobody stops it, so its exit status is awaited here.
       threading.Thread(target=process.wait, daemon=True).start()
     return made
@@ -147,5 +138,5 @@ def start(
   made.stop()
   said = said.strip()
   if late:
-    raise TimeoutError(f"The store was not ready within {timeout:g} s. {said}")
+    raise TimeoutError(f"The store was not ready in {_PATIENCE:g} s. {said}")
   raise RuntimeError(said or f"The store ended with {process.returncode}.")

@@ -69,7 +69,7 @@ class Plain:
       if len(room) == 1:
         return self.sock.recv_into(room[0])
       return self.sock.recvmsg_into(room)[0]
-    except (BlockingIOError, InterruptedError):
+    except BlockingIOError:
       return None
 
   def pending(self) -> int:
@@ -82,7 +82,7 @@ class Plain:
       if len(output) == 1:
         return self.sock.send(output[0])
       return self.sock.sendmsg(output)
-    except (BlockingIOError, InterruptedError):
+    except BlockingIOError:
       return None
 
 

@@ -135,7 +135,6 @@ class Session:
     self._emit = emit
     self._now = now
     self._keys: tuple[bytes, bytes] | None = None
-    self._started = False
     self._sent_frames = self._received_frames = 0
     # Sending.
     self._frames: collections.deque[tuple[int, int, bytes]] = (
@@ -174,7 +173,7 @@ class Session:
       process: the peer's, if it is on this host; 0 otherwise.
       unwritten: the end of this side's handshake.
     """
-    self._keys, self.process, self._started = keys, process, True
+    self._keys, self.process = keys, process
     self._writing += unwritten
 
   # Called by the transport.
@@ -283,8 +282,8 @@ class Session:
   # Writing.
 
   def output(self) -> list[memoryview | bytes]:
-    """The next bytes to write; see `sent`."""
-    if not self._writing and self._started:
+    """The next bytes to write, once it has started; see `sent`."""
+    if not self._writing:
       self._gather()
     return self._writing
 

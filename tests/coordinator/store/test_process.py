@@ -38,7 +38,7 @@ def test_clients_survive_a_killed_store():
 
 
 def test_a_store_that_outlives_its_owner_leaves_nothing_open():
-  store = process.start(SECRET, port=0, lifeline=False, idle=0.2)
+  store = process.start(SECRET, port=0, idle=0.2)
   assert store.process.stdout.closed
   # It exits by itself, and was waited for by then.
   waiting.until(lambda: store.process.returncode is not None)

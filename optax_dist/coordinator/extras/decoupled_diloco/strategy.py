@@ -118,7 +118,6 @@ class DecoupledDiloco(strategy.Strategy):
     )
     # For each fragment, the indices of its leaves.
     self._leaves: list[list[int]] = []
-    self._sizes: list[list[int]] = []
     self.apply = jax.jit(self._apply)
     self._pack = jax.jit(self._packed)
     self._mix = jax.jit(functools.partial(parts.mix, alpha=alpha))
@@ -127,7 +126,6 @@ class DecoupledDiloco(strategy.Strategy):
     """The initial shared state."""
     leaves = jax.tree.leaves(params)
     self._leaves = parts.balanced_fragments(params, self.rules.fragments)
-    self._sizes = [[leaves[i].size for i in own] for own in self._leaves]
     outer = tuple(
       self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
     )
@@ -140,7 +138,9 @@ class DecoupledDiloco(strategy.Strategy):
     With "radial" it is directions, along with the norm of each array: their sum
     gives the mean of directions and norms.
     """
-    size, norms = max(map(sum, self._sizes)), max(map(len, self._sizes))
+    leaves = jax.tree.leaves(params)
+    size = max(sum(leaves[i].size for i in own) for own in self._leaves)
+    norms = max(map(len, self._leaves))
     fragment = jax.ShapeDtypeStruct((size,), jnp.float32)
     if not self._radial:
       return (fragment,)
@@ -309,7 +309,7 @@ class DecoupledDiloco(strategy.Strategy):
     gaps = [wide(a) - wide(b) for a, b in zip(base, own, strict=True)]
     if not self._radial:
       return (jnp.concatenate(gaps),)
-    norms = [_norm(gap) for gap in gaps]
+    norms = [jnp.linalg.norm(gap) for gap in gaps]
     directions = [
       gap * (_root(gap.size) / jnp.where(norm > 0, norm, 1.0))
       for gap, norm in zip(gaps, norms, strict=True)
@@ -323,7 +323,7 @@ class DecoupledDiloco(strategy.Strategy):
     gaps = jnp.split(mean[0], ends)[: len(like)]
     for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
       if self._radial:
-        length = _norm(gap)
+        length = jnp.linalg.norm(gap)
         # The mean of opposite directions is rounding error, and not a
         # direction.
         sound = length > 1e-6 * _root(leaf.size)
@@ -356,10 +356,6 @@ class DecoupledDiloco(strategy.Strategy):
       self._with(fragment, params, new),
       FragmentsState(state.round + 1, states),
     )
-
-
-def _norm(x: jax.Array) -> jax.Array:
-  return jnp.sqrt(jnp.sum(jnp.square(x)))
 
 
 def _root(size: int) -> float:
