@@ -86,7 +86,7 @@ class StoreClient(interface.Store):
   def _receive(self, reply: wire.Reply) -> None:
     if isinstance(reply, wire.Welcome):
       if self._store not in ("", reply.store):
-        self._lose("it was started anew, and what it knew is gone")
+        self._lose("it was restarted, and its keys are lost")
         return
       self._store, self._up, self._pause = reply.store, True, _PAUSES[0]
       self._detail = "connected"

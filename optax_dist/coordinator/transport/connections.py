@@ -4,8 +4,8 @@
     Dial ------> _try ------+--> handshake -----+
                                                 +--> `lost`, or another attempt
 
-Nothing here blocks except `turn`, as long as it is told. What a connection
-carries is the session's; bytes go from one to the other.
+Only `turn` blocks, at most until its deadline. What a connection carries is the
+session's; bytes go from one to the other.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Link:
   source: str = ""
   peer: str = ""
   memory: _Memory | None = None  # Of the peer, once it is known.
-  heard: float = 0.0
+  last_read: float = 0.0
   quiet: float = 0.0  # How long it was silent at the last check.
   sent: float = 0.0
   leaving: bool = False
@@ -299,7 +299,7 @@ class Connections:
         return
       if not got:
         raise OSError(_end_of_input(link))
-      link.heard = self._now()
+      link.last_read = self._now()
       done += got
       if link.leaving:
         continue
@@ -357,7 +357,7 @@ class Connections:
           self._end(link, "broken", _no_handshake(link))
         continue
       assert link.memory is not None
-      silences, silent = link.memory.silences, now - link.heard
+      silences, silent = link.memory.silences, now - link.last_read
       if silent < link.quiet:
         # A byte came at some time between the two checks.
         silences.add(link.quiet + limits.heartbeat / 4)
@@ -431,7 +431,9 @@ class Connections:
       family = socket.AF_UNIX
       place: str | tuple[str, int] = "\0" + way.unix
       if not addresses.has_unix():
-        self._failed(peer, dial, "unreachable", "no such sockets here")
+        self._failed(
+          peer, dial, "unreachable", "this system has no abstract Unix sockets"
+        )
         return
     else:
       family = socket.AF_INET6 if ":" in way.host else socket.AF_INET
@@ -462,7 +464,7 @@ class Connections:
     elif code not in (errno.EINPROGRESS, errno.EWOULDBLOCK):
       self._unconnected(link, code)
     elif family == socket.AF_UNIX:
-      self._end(link, "unreachable", f"{way}: too many want to connect")
+      self._end(link, "unreachable", f"{way}: its backlog is full")
 
   def _looked_up(self) -> None:
     self._next_check = 0.0
@@ -515,7 +517,7 @@ class Connections:
     signed = self._signs and not (unix or encrypted)
     process = _owner(link.sock)[0] if unix else 0
     link.peer, link.stage = peer, self._notify_up(peer, bool(process))
-    link.sent = link.heard = self._now()
+    link.sent = link.last_read = self._now()
     link.stage.start(
       (keys.send, keys.receive) if signed else None, process, shake.output()
     )

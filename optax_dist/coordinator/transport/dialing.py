@@ -19,7 +19,7 @@ class Dial:
   """Attempts to reach a peer.
 
   Attributes:
-    until: when it is given up.
+    until: when it times out.
     at: when the next attempt is due.
     key: of the peer's run, if it belongs to another one.
     reason: why the last attempt failed.
@@ -38,7 +38,7 @@ class Dial:
     Args:
       ways: the peer's endpoints, which may have host names.
       now: the time.
-      until: when it is given up.
+      until: when it times out.
       key: of the peer's run, if it belongs to another one.
     """
     self.until, self.at, self.key = until, now, key

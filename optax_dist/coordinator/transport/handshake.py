@@ -157,8 +157,8 @@ class Handshake:
 
   def refuse(self, reason: str) -> None:
     """Rejects this connection, and tells the other side why."""
-    told = reason.encode()[:_MAX_BODY]
-    self._output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(told)) + told
+    text = reason.encode()[:_MAX_BODY]
+    self._output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(text)) + text
 
   def _take(self, kind: int, head: bytes, body: bytes) -> None:
     if kind == _REFUSE:

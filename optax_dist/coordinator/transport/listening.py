@@ -57,21 +57,21 @@ def listen(
         f"A secret or certificates are needed to listen on {ip}, where"
         " anyone may connect. Pass secret=, of at least 16 bytes."
       )
-    told = advertise or addresses.advertised(ip, towards)
-    is_host = addresses.is_ip(told) or ":" not in told
-    some_port = addresses.Endpoint(told, 1)
+    advertised = advertise or addresses.advertised(ip, towards)
+    is_host = addresses.is_ip(advertised) or ":" not in advertised
+    some_port = addresses.Endpoint(advertised, 1)
     try:
-      ways = addresses.parse(str(some_port) if is_host else told)
+      ways = addresses.parse(str(some_port) if is_host else advertised)
     except ValueError:
       # Otherwise it would fail in each of the others.
       raise ValueError(
         "advertise must be a host that others reach, such as 10.0.0.3, or"
-        f" host:port, such as 10.0.0.3:29400; got {told!r:.200}."
+        f" host:port, such as 10.0.0.3:29400; got {advertised!r:.200}."
       ) from None
     listeners.append(_bound(family, ip, ports))
     port = listeners[0].getsockname()[1]
     if is_host:
-      ways = [addresses.Endpoint(told, port)]
+      ways = [addresses.Endpoint(advertised, port)]
   if addresses.has_unix():
     unix = f"optax-dist-{secrets.token_hex(12)}"
     listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

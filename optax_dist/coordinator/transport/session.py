@@ -212,7 +212,7 @@ class Session:
     if transfer in self._outgoing:
       raise ValueError(f"Transfer {transfer} to {self.peer!r} is in progress.")
     if transfer in self._dead:
-      self._fail(transfer, True, "it was given up before it was sent")
+      self._fail(transfer, True, "it was cancelled before it was sent")
       return
     size = sum(part.nbytes for part in parts)
     self._outgoing[transfer] = _Outgoing(parts, size)
@@ -237,7 +237,7 @@ class Session:
         f"Transfer {transfer} of {self.peer!r} is expected already."
       )
     if transfer in self._dead:
-      self._fail(transfer, False, "it was given up before it was expected")
+      self._fail(transfer, False, "it was cancelled before it was expected")
       return
     self._incoming[transfer] = _Incoming(nbytes, memory, self._now())
     self._put(_READY, transfer, _WORD.pack(nbytes))

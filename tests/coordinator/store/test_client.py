@@ -137,7 +137,7 @@ def test_a_restarted_store_is_lost():
   one.begin("put_if_absent", "log/1", b"x")
   time.sleep(0.2)
   again = served.Served(port=port)
-  assert "was started anew" in one.lost()
+  assert "it was restarted" in one.lost()
   # Nothing of the old run has come into the new store.
   assert again.owner().get("log/1") is None
   one.begin("get", "log/0")

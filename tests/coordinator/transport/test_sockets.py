@@ -206,7 +206,7 @@ def test_a_peer_silent_after_an_absence_is_lost_in_time(tcp):
   tcp.clock.advance(5 * _LOSES.heartbeat)
   # What came in between is read before the absence is known.
   assert [e.payload for e in a.poll(0)] == [b"before"]
-  assert link.heard <= a.now()
+  assert link.last_read <= a.now()
   tcp.all.pop("b")
   tcp.wait_for("a", interface.PeerLost)
   assert worlds.lost(tcp, "a") == ["silent"]

@@ -100,8 +100,8 @@ class DecoupledDiloco(strategy.Strategy):
     if k > n:
       raise ValueError(
         "decoupled DiLoCo needs replicas_to_aggregate, its quorum, to be at"
-        f" most total_num_replicas={n}, got {k}: a learner has one contribution"
-        " to give."
+        f" most total_num_replicas={n}, got {k}: each learner contributes once"
+        " per round."
       )
     if quorum.max_staleness or quorum.weight is not None:
       raise ValueError(
@@ -415,8 +415,8 @@ def decoupled_diloco(
   checks.one_of("merge", merge, ("radial", "mean"))
   if period < fragments:
     raise ValueError(
-      f"period must be at least fragments={fragments}, got {period!r}: a fragment"
-      " is given at a step of its own."
+      f"period must be at least fragments={fragments}, got {period!r}: each"
+      " fragment needs a step of its own."
     )
   return lambda opt, quorum: DecoupledDiloco(
     opt,

@@ -91,10 +91,10 @@ class Group(processes.Processes):
     if strategy.loop is not None:
       raise ValueError(
         f"{strategy.name!r} is for replicas of one process, got one of"
-        f" {self.count}: each takes a mean in when it is there, and a step of all"
-        " processes together needs it at the same time. Make each process a"
-        " replica of its own (without initialize_processes), or have one process"
-        " drive all devices of a host."
+        f" {self.count}: each process applies a mean when it arrives, and a"
+        " step of all processes together needs it at the same time. Make each"
+        " process a replica of its own (without initialize_processes), or have"
+        " one process drive all devices of a host."
       )
     apply = strategy.apply
     agreement: tuple[tuple[str, str], ...] = (
