@@ -34,8 +34,8 @@ TIMINGS = notes.Timings.__struct_fields__
 _SECONDS = frozenset({"time", "age", "compute", "waited", *TIMINGS})
 # To how many digits they are rounded.
 _DECIMALS = 6
-# Of the end of a file, to find the last record in it.
-_END = 64 << 10
+# Bytes at the end of a file that are read first, to continue its run.
+_END = 1 << 20
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
@@ -104,14 +104,12 @@ class Journal:
     path: str | os.PathLike[str],
     *,
     clock: Callable[[], float] = _time.monotonic,
-    unix_clock: Callable[[], float] = _time.time,
   ):
     """Opens the file, and keeps its content.
 
     Args:
       path: the file; it is created if it is missing.
       clock: a monotonic clock, in seconds.
-      unix_clock: seconds since 1970, to record when a run started.
 
     Raises:
       OSError: it cannot be written, or it is a device or a pipe, which cannot
@@ -120,32 +118,17 @@ class Journal:
     self.path = pathlib.Path(path)
     if not (self.path.is_file() or self.path.is_dir()) and self.path.exists():
       raise OSError(errno.EINVAL, "A journal is a regular file", str(self.path))
-    self._clock, self._unix_clock = clock, unix_clock
+    self._clock = clock
     self._lock = threading.Lock()
-    self._start, self.step = clock(), -1
-    if self.path.exists():
-      self._continue(read(self.path).records)
     self._file = self.path.open("a+b", buffering=0)
-
-  def _continue(self, records: list[Record]) -> None:
-    """Continues the last run in the file."""
-    latest = None
+    records = _last_records(self._file)
+    self._start, self.step = clock() - _now(self._file, records), -1
     for record in records:
       if record["kind"] == "run":
-        latest, self.step = 0.0, record["step"] - 1
+        self.step = record["step"] - 1
       elif record["kind"] == "commit":
-        self.step = record["step"]
-      if latest is not None:
-        latest = max(latest, record["time"])
-    if latest is None:
-      return
-    # Both times are of one clock, that of the file system. The hosts' own may be
-    # hours apart.
-    written = self.path.stat().st_mtime
-    with contextlib.suppress(OSError):
-      os.utime(self.path)
-    since = max(0.0, self.path.stat().st_mtime - written)
-    self._start -= latest + since
+        # A leader that was stopped may write an earlier step once more.
+        self.step = max(self.step, record["step"])
 
   def time(self) -> float:
     """Seconds since the run's start."""
@@ -173,7 +156,7 @@ class Journal:
     with self._lock:
       if kind == "run":
         self._start = self._clock()
-        fields = {"version": VERSION, "unix_time": self._unix_clock()} | fields
+        fields = {"version": VERSION, "unix_time": _time.time()} | fields
       record = {"kind": kind, "time": fields.pop("time", self.time())} | fields
       record = {key: _as_json(item, key) for key, item in record.items()}
       wrong = _fault(record)
@@ -200,6 +183,32 @@ def _append(file: io.FileIO, record: Record) -> None:
     line = b"\n" + line
   while line:
     line = line[file.write(line) or 0 :]
+
+
+def _last_records(file: io.FileIO) -> list[Record]:
+  """The last records of a file's last run, one of them a commit if it has any."""
+  size, length = file.seek(0, os.SEEK_END), _END
+  while True:
+    file.seek(max(0, size - length))
+    # The first line may be cut off, and is then invalid.
+    parsed = (parse(line)[0] for line in file.read().split(b"\n"))
+    records = [record for record in parsed if record is not None]
+    if length >= size or any(r["kind"] in ("run", "commit") for r in records):
+      return [[], *segments(records)][-1]
+    length *= 2
+
+
+def _now(file: io.FileIO, records: list[Record]) -> float:
+  """The time of the run whose last records these are; 0 if there are none."""
+  if not records:
+    return 0.0
+  # Both times are of one clock, that of the file system. The hosts' own may be
+  # hours apart.
+  written = os.fstat(file.fileno()).st_mtime
+  with contextlib.suppress(OSError):
+    os.utime(file.fileno())
+  since = max(0.0, os.fstat(file.fileno()).st_mtime - written)
+  return max(record["time"] for record in records) + since
 
 
 def read(path: str | os.PathLike[str]) -> Contents:
@@ -243,7 +252,8 @@ def read(path: str | os.PathLike[str]) -> Contents:
 def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
   """Appends a record of a process that does not lead the run.
 
-  Its time is that of the last record. Nothing happens before a run has begun.
+  Its time continues the run's as that of a new leader does. Nothing happens
+  before a run has begun.
 
   Args:
     path: the file.
@@ -254,11 +264,10 @@ def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
     OSError: it cannot be read or written.
   """
   with pathlib.Path(path).open("a+b", buffering=0) as file:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
-    found = [parse(line)[0] for line in file.read().split(b"\n")[-3:]]
-    last = [record for record in found if record is not None][-1:]
-    if last:
-      _append(file, {"kind": kind, "time": last[0]["time"]} | fields)
+    records = _last_records(file)
+    if records:
+      now = round(_now(file, records), _DECIMALS)
+      _append(file, {"kind": kind, "time": now} | fields)
 
 
 def segments(records: Iterable[Record]) -> list[list[Record]]:
@@ -382,9 +391,9 @@ class _Line(msgspec.Struct):
 
 
 def _fill(record: Record, kind: type[msgspec.Struct]) -> None:
-  for field in msgspec.structs.fields(kind):
-    if not field.required:
-      record.setdefault(field.name, None)
+  # `msgspec.structs.fields` tells which are optional, but it takes far longer.
+  for name in kind.__struct_fields__:
+    record.setdefault(name, None)
 
 
 def _as_json(value: Any, name: Any = None) -> Any:
