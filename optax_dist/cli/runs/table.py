@@ -23,7 +23,7 @@ _COLUMNS = {
 _WORDS = ("replica", "state", "process", "ended", "dropped as")
 
 
-def table(numbers: RunNumbers, width: int = 140, reported: str = "") -> str:
+def table(numbers: RunNumbers, width: int, reported: str) -> str:
   """The current state of a run.
 
   Args:
@@ -38,7 +38,7 @@ def table(numbers: RunNumbers, width: int = 140, reported: str = "") -> str:
   if numbers.leader is not None:
     title += f", leader {numbers.leader} (term {numbers.terms})"
   if numbers.abandoned:
-    title += f", {numbers.abandoned} attempts abandoned"
+    title += f", {numbers.abandoned} aggregation rounds abandoned"
   if numbers.finish is not None:
     title += f"; ended: {numbers.finish['reason']}"
   now = numbers.now()

@@ -10,7 +10,7 @@ from typing import Any
 
 from optax_dist.cli.runs import own_metrics
 from optax_dist.coordinator.journal_tail import Tail
-from optax_dist.coordinator.metrics.run_numbers import RunNumbers
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers, missing
 from optax_dist.quorum.events import ordered
 
 Record = dict[str, Any]
@@ -28,10 +28,10 @@ _EVENTS = {
   "lost": "lost",
   "stuck": "is evicted by its watchdog",
   "audit": "gradients differ",
-  "stall": "waiting",
-  "cannot_proceed": "can't go on",
+  "stall": "waiting for",
+  "cannot_proceed": "can't go on without",
   "process": "process",
-  "abandon": "attempt abandoned",
+  "abandon": "aggregation round abandoned",
   "finish": "run ended",
 }
 
@@ -92,8 +92,6 @@ class View:
       "reported": self.reported,
       "strategy": numbers.run["strategy"] if numbers.run else "",
       "leader": _name(numbers.leader),
-      "terms": numbers.terms,
-      "abandoned": numbers.abandoned,
       "awaited": numbers.waiting_for(),
       "ended": (numbers.finish or {}).get("reason") or "",
       "members": [
@@ -131,7 +129,8 @@ class View:
     if record.get("reason"):
       text += f": {record['reason']}"
     if record["kind"] in ("stall", "cannot_proceed"):
-      text += f" for {record.get('missing')}"
+      names = ", ".join(map(str, missing(record)))
+      text += f" replica {names}" if names else " others"
     replica = _name(record["replica"]) if "replica" in record else ""
     return {
       "time": record["time"],

@@ -22,6 +22,13 @@ _STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _WINDOW = 50
 
 
+def missing(record: journal.Record) -> list[Replica]:
+  """The replicas that a `stall` or `cannot_proceed` names."""
+  found = record["missing"]
+  groups = [found] if isinstance(found, list) else found.values()
+  return [replica for group in groups for replica in group]
+
+
 @dataclasses.dataclass
 class ReplicaNumbers:
   """The numbers of one replica.
@@ -76,8 +83,7 @@ class RunNumbers:
     step: committed steps of the model.
     leader: the current leader.
     terms: number of terms so far.
-    abandoned: attempts that failed.
-    time: time of the last record, in seconds since the start.
+    abandoned: aggregation rounds that failed.
     committed: time of the last commit.
     finish: the record of its end, or None.
     stall: the last record that names the missing replicas, if there was no
@@ -109,7 +115,7 @@ class RunNumbers:
     self.step = run["step"] if run else 0
     self.leader: Replica | None = None
     self.terms = self.abandoned = 0
-    self.time = self.committed = 0.0
+    self.committed = 0.0
     self.finish: journal.Record | None = None
     self.stall: journal.Record | None = None
     self._steps = self._stalls = self._leader_changes = self._skipped = 0
@@ -133,7 +139,6 @@ class RunNumbers:
       if record["kind"] == "run":
         self._begin(record)
       self._read_at = time.monotonic() - age
-      self.time = max(self.time, record["time"])
       self._count(record)
       self.times.update(record)
 
@@ -218,8 +223,8 @@ class RunNumbers:
   def now(self) -> float:
     """Seconds since the run's start: now, or at its end."""
     if self.run is None or self.finish is not None:
-      return self.time
-    return self.time + time.monotonic() - self._read_at
+      return self.times.end
+    return self.times.end + time.monotonic() - self._read_at
 
   def rate(self) -> float:
     """Steps per second, over the last commits."""
@@ -240,14 +245,14 @@ class RunNumbers:
     if quiet < max(3.0, 5 * usual):
       return ""
     if self.stall is not None:
-      missing = self.stall["missing"]
-      groups = [missing] if isinstance(missing, list) else missing.values()
-      found = [replica for group in groups for replica in group]
+      found = missing(self.stall)
     else:
       found = [
-        r.replica for r in self.replicas.values() if r.seen <= self.committed
+        r.replica
+        for r in self.replicas.values()
+        if r.state != "left" and r.seen <= self.committed
       ]
-    names = ", ".join(str(name) for name in found)
+    names = ", ".join(map(str, found))
     return f"replica {names}, for {quiet:.1f} s" if found else ""
 
   def metrics(self) -> list[table.Number]:

@@ -135,7 +135,7 @@ class TimeLedger:
 
     Args:
       keep: for how many seconds the intervals are kept, the last 5,000 of each
-        replica at most; infinite: all of them.
+        replica at most; `math.inf` keeps all.
     """
     self._keep = keep
     self._begin()
@@ -211,7 +211,7 @@ class TimeLedger:
     """Replica-seconds up to `end`, as if the run ended there.
 
     Args:
-      replica: whose; None: of all.
+      replica: a replica; None for all of them.
     """
     total = dict.fromkeys(CATEGORIES, 0.0)
     for name, one in self._replicas.items():
@@ -225,7 +225,7 @@ class TimeLedger:
     """The intervals that were kept, in order for each replica.
 
     Args:
-      replica: whose; None: of all.
+      replica: a replica; None for all of them.
     """
     return [
       span

@@ -8,6 +8,10 @@ from optax_dist.cli.runs import table as run_table
 from optax_dist.coordinator import journal
 
 
+def _table(numbers, width=140):
+  return run_table.table(numbers, width, "")
+
+
 @pytest.fixture
 def columns(monkeypatch):
   """The cells of each column of the table of a run's numbers, by its name."""
@@ -15,14 +19,14 @@ def columns(monkeypatch):
     name: [row[name] for row in rows] for name in names
   }
   monkeypatch.setattr(tables, "text", text)
-  return lambda numbers: run_table.table(numbers)
+  return _table
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
 def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
   path = run_journals.ended(tmp_path / "run.jsonl")
   numbers = run_journals.numbers_of(*journal.read(path).records)
-  printed = run_table.table(numbers, width=width)
+  printed = _table(numbers, width)
   assert max(map(len, printed.splitlines()[1:])) <= width
   assert "accepted" in printed
   assert ("dropped as" in printed) == (width == 140)
@@ -41,7 +45,7 @@ def test_replicas_are_in_the_order_of_their_numbers(columns):
 
 
 def test_the_title_has_what_is_known():
-  title = lambda numbers: run_table.table(numbers).splitlines()[0]
+  title = lambda numbers: _table(numbers).splitlines()[0]
   assert title(run_journals.numbers_of()) == "step 0, 0.0 steps/s"
   numbers = run_journals.numbers_of(
     {"kind": "leader", "time": 0.0, "replica": 3},
@@ -49,7 +53,7 @@ def test_the_title_has_what_is_known():
     {"kind": "abandon", "time": 0.0},
   )
   assert title(numbers) == (
-    "step 0, 0.0 steps/s, leader 4 (term 2), 1 attempts abandoned"
+    "step 0, 0.0 steps/s, leader 4 (term 2), 1 aggregation rounds abandoned"
   )
 
 
@@ -88,5 +92,5 @@ def test_what_is_waited_for_is_below_the_table():
       "missing": {"computing": ["[b]"]},
     },
   )
-  last = run_table.table(numbers).splitlines()[-1]
+  last = _table(numbers).splitlines()[-1]
   assert last == "waiting for replica [b], for 9.0 s"

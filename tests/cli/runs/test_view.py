@@ -125,10 +125,14 @@ def test_members_are_in_the_order_of_their_numbers():
     ),
     (
       {"kind": "stall", "waited": 9.0, "missing": {"absent": [1]}},
-      "waiting for {'absent': [1]}",
+      "waiting for replica 1",
     ),
-    ({"kind": "cannot_proceed", "missing": [2]}, "can't go on for [2]"),
-    ({"kind": "abandon"}, "attempt abandoned"),
+    (
+      {"kind": "cannot_proceed", "missing": [2, "b"]},
+      "can't go on without replica 2, b",
+    ),
+    ({"kind": "cannot_proceed", "missing": []}, "can't go on without others"),
+    ({"kind": "abandon"}, "aggregation round abandoned"),
     ({"kind": "finish", "reason": "all left"}, "run ended: all left"),
   ],
 )

@@ -201,9 +201,9 @@ def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
   monkeypatch.setattr(time, "monotonic", lambda: 1044.1)
   assert numbers.rate() == pytest.approx(1.0)
   # After the end it no longer falls.
-  numbers.update([_record("finish", numbers.time, reason="finished")])
+  numbers.update([_record("finish", numbers.times.end, reason="finished")])
   assert numbers.rate() == pytest.approx(10.0)
-  assert numbers.now() == numbers.time
+  assert numbers.now() == numbers.times.end
   assert run_journals.numbers_of(*records[:2]).rate() == 0.0
 
 
@@ -221,6 +221,19 @@ def test_nobody_is_waited_for_as_long_as_steps_usually_take(monkeypatch):
   # The wall clock, which may jump, is of no matter.
   monkeypatch.setattr(time, "time", lambda: 0.0)
   assert numbers.now() == pytest.approx(16.1)
+
+
+def test_nobody_waits_for_a_replica_that_has_left(monkeypatch):
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  numbers = run_journals.numbers_of(
+    _record("run", 0.0, step=0),
+    *(_record("join", 0.0, replica=i) for i in range(3)),
+    _record("leave", 1.0, replica=1),
+    _record("lost", 1.0, replica=2),
+    _commit(0, 2.0),
+  )
+  monkeypatch.setattr(time, "monotonic", lambda: 1010.0)
+  assert numbers.waiting_for() == "replica 0, 2, for 10.0 s"
 
 
 def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
@@ -248,7 +261,7 @@ def test_what_is_not_known_is_passed_over():
   numbers = run_journals.numbers_of(
     _record("of a later version", 4.0, replica=9)
   )
-  assert (numbers.time, numbers.replicas) == (4.0, {})
+  assert (numbers.times.end, numbers.replicas) == (4.0, {})
 
 
 def test_time_goes_on_after_the_last_record(tmp_path):
