@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,6 +44,7 @@ class View:
     tail: of the journal.
     numbers: the numbers of the run.
     reported: what the run's own script reports.
+    lock: for the user, where several threads read it and show it.
 
   Example:
     >>> view = View("run.jsonl")
@@ -54,6 +56,7 @@ class View:
   def __init__(self, path: str | os.PathLike[str]) -> None:
     """Names the journal, which need not exist yet."""
     self.tail, self.reported = Tail(path), ""
+    self.lock = threading.Lock()
     self.numbers = RunNumbers(keep=WINDOW)
     self._steps: collections.deque[tuple[float, float]] = collections.deque(
       maxlen=STEPS

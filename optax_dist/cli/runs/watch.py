@@ -106,22 +106,24 @@ def _follow(args: argparse.Namespace, shown: View) -> None:
     if args.web is not None:
       from optax_dist.cli.runs.web import server
 
-      page = server.Server(args.journal, *args.web)
+      page = server.Server(shown, *args.web)
       stack.callback(page.close)
       served = f"serving {page.url} and {page.metrics_url} (Ctrl-C ends it)"
       print(served, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
       while True:
-        shown.read()
-        if sys.stderr.isatty():
+        with shown.lock:
+          shown.read()
           table = _table(shown, sys.stderr)
+          if points is not None:
+            points.update()
+        if sys.stderr.isatty():
           print(f"{_CLEAR}{table}\n{served}", file=sys.stderr, flush=True)
-        if points is not None:
-          points.update()
         if args.web is None and shown.numbers.finish is not None:
           break
         time.sleep(_SLICE)
-    shown.read()
+    with shown.lock:
+      shown.read()
 
 
 def _table(shown: View, stream: IO[str]) -> str:

@@ -8,6 +8,7 @@ import pytest
 import run_journals
 
 from optax_dist.cli import main
+from optax_dist.cli.runs import view
 from optax_dist.cli.runs.web import server
 from optax_dist.coordinator import journal
 
@@ -73,7 +74,7 @@ def test_loss_of_the_script_is_shown(path, capsys):
   reported.write_text('{"loss": 0.5}\n')
   assert main.main(["watch", str(path)]) == 0
   assert "loss 0.5" in capsys.readouterr().out
-  page = server.Server(path)
+  page = server.Server(view.View(path))
   try:
     assert page.state()["reported"] == "loss 0.5"
   finally:

@@ -7,7 +7,6 @@ import http.server
 import importlib.resources
 import json
 import logging
-import os
 import secrets
 import socket
 import socketserver
@@ -36,7 +35,7 @@ _HEADERS = {
 
 
 class Server:
-  """Serves a journal's run until it is closed.
+  """Serves a run until it is closed.
 
   Attributes:
     url: URL of the page, with the token if it needs one.
@@ -45,14 +44,14 @@ class Server:
 
   def __init__(
     self,
-    journal: str | os.PathLike[str],
+    shown: View,
     bind: str = "127.0.0.1",
     port: int = 0,
   ):
     """Starts to listen, and serves from a thread.
 
     Args:
-      journal: the journal, which need not exist yet.
+      shown: the run; its `lock` is held while it is read.
       bind: address to listen on. Beyond loopback the page needs a token, and
         everyone can read the metrics.
       port: port to listen on; 0 for any free one.
@@ -60,8 +59,7 @@ class Server:
     Raises:
       errors.CommandError: it can't listen on the address.
     """
-    self._view = View(journal)
-    self._lock = threading.Lock()
+    self._view = shown
     is_here = addresses.is_loopback(bind)
     self.token = "" if is_here else secrets.token_urlsafe(16)
     try:
@@ -91,13 +89,13 @@ class Server:
 
   def state(self) -> dict[str, Any]:
     """The page's current data."""
-    with self._lock:
+    with self._view.lock:
       self._view.read()
       return self._view.state()
 
   def metrics(self) -> str:
     """The current metrics, in Prometheus' text format."""
-    with self._lock:
+    with self._view.lock:
       self._view.read()
       return prometheus.text(self._view.numbers.metrics())
 

@@ -19,6 +19,7 @@ import pytest
 import waiting
 
 from optax_dist.cli import errors
+from optax_dist.cli.runs import view
 from optax_dist.cli.runs.web import server
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.runtime import endpoint
@@ -58,7 +59,7 @@ def job(tmp_path_factory):
 
 @pytest.fixture
 def page(job):
-  made = server.Server(job)
+  made = server.Server(view.View(job))
   yield made
   made.close()
 
@@ -66,7 +67,7 @@ def page(job):
 @pytest.fixture
 def empty(tmp_path):
   """The page of a run that has not begun."""
-  made = server.Server(tmp_path / "run.jsonl")
+  made = server.Server(view.View(tmp_path / "run.jsonl"))
   yield made
   made.close()
 
@@ -111,7 +112,7 @@ def test_the_data_are_those_of_the_job(page, job):
 
 def test_it_follows_a_journal_that_grows(tmp_path):
   path = tmp_path / "run.jsonl"
-  page = server.Server(path)
+  page = server.Server(view.View(path))
   try:
     assert page.state()["step"] == 0
     with journal.Journal(path) as written:
@@ -158,7 +159,7 @@ def test_another_sites_name_is_refused(page):
 def test_a_port_in_use_is_an_error_in_one_line(page, job):
   port = int(page.url.rsplit(":", 1)[1].strip("/"))
   with pytest.raises(errors.CommandError, match=f"127.0.0.1 port {port}"):
-    server.Server(job, port=port)
+    server.Server(view.View(job), port=port)
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "local]host", "a@[b"])
@@ -198,7 +199,7 @@ def test_each_page_beyond_loopback_has_a_token_of_its_own(
   pages = []
   try:
     for _ in range(2):
-      pages.append(server.Server(tmp_path / "run.jsonl"))
+      pages.append(server.Server(view.View(tmp_path / "run.jsonl")))
     tokens = {page.token for page in pages}
     assert len(tokens) == 2
     assert min(map(len, tokens)) >= 20
@@ -247,7 +248,7 @@ def test_other_errors_are_logged(empty, caplog, monkeypatch):
 
 def test_it_listens_on_ipv6(tmp_path):
   try:
-    page = server.Server(tmp_path / "run.jsonl", bind="::1")
+    page = server.Server(view.View(tmp_path / "run.jsonl"), bind="::1")
   except errors.CommandError as error:
     pytest.skip(str(error))
   try:
@@ -258,7 +259,7 @@ def test_it_listens_on_ipv6(tmp_path):
 
 
 def test_after_it_is_closed_nobody_listens(tmp_path):
-  page = server.Server(tmp_path / "run.jsonl")
+  page = server.Server(view.View(tmp_path / "run.jsonl"))
   assert get(page.url)[0] == 200
   page.close()
   with pytest.raises(urllib.error.URLError, match="refused"):
@@ -268,7 +269,7 @@ def test_after_it_is_closed_nobody_listens(tmp_path):
 def test_pages_that_ask_at_once_get_the_same_run(tmp_path):
   """Each record counts once, whoever's question reads it."""
   path = tmp_path / "run.jsonl"
-  page = server.Server(path)
+  page = server.Server(view.View(path))
   try:
     with journal.Journal(path) as written:
       written.write("run", strategy="sync_replicas", step=0)
