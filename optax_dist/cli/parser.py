@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -75,17 +74,6 @@ def add_number(
     default=default,
     help=f"{help} (default: %(default)g)",
   )
-
-
-def add_file(to: argparse._ActionsContainer, flag: str, help: str) -> None:
-  """Adds a flag that takes the path of a file.
-
-  Args:
-    to: a parser, or a group of its arguments.
-    flag: the flag, with both hyphens.
-    help: what the file is.
-  """
-  to.add_argument(flag, metavar="FILE", type=pathlib.Path, help=help)
 
 
 def whole_number(

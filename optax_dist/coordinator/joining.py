@@ -235,7 +235,7 @@ def join(
         preempted = preemption.Preemption(
           on_sigterm, launched.grace, interrupts=line is not None
         )
-      if line is not None and launched.faults is not None:
+      if line is not None:
         faults.install(launched)
       part = job(
         place,

@@ -180,5 +180,9 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     help="separates runs on one store: a new name for each start of a job"
     " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",
   )
-  what = "file with the secret of the job; for several hosts"
-  parser.add_file(group, "--secret-file", what)
+  add(
+    "--secret-file",
+    metavar="FILE",
+    type=pathlib.Path,
+    help="file with the secret of the job; for several hosts",
+  )

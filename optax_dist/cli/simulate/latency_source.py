@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,12 @@ def add_command(
     metavar="NAME:PARAMETERS",
     help="how long a replica computes for a gradient, see below",
   )
-  what = "take the latencies of a recorded run of the coordinator"
-  parser.add_file(source, "--journal", what)
+  source.add_argument(
+    "--journal",
+    metavar="FILE",
+    type=pathlib.Path,
+    help="take the latencies of a recorded run of the coordinator",
+  )
   add = command.add_argument
   add(
     "--replicas",

@@ -1,6 +1,6 @@
 """The launched process's side of the channel to its launcher.
 
-It is an inherited socket, on which both sides write lines of JSON. It is
+It is an inherited socket, on which it writes lines of JSON. It is
 independent of the process's output.
 """
 

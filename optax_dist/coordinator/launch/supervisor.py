@@ -148,6 +148,16 @@ Effect: TypeAlias = (
 )
 
 
+# Seconds to wait for news of the others, once the run is over or a replica has
+# ended with an error: if all fail in the same way, restarting is useless.
+_SETTLE_TIME = 1.0
+# Seconds after which a replica no longer counts as failing repeatedly.
+_HEALTHY = 60.0
+# Seconds without any replica that has joined, after which the parameters are
+# lost: one that has just received them may not have said so.
+_PATIENCE = 10.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
   """What to do about replicas that end with an error.
@@ -158,23 +168,14 @@ class Policy:
     pauses: shortest and longest pause before a restart, in seconds: it doubles
       while a replica keeps failing; the first restart after a signal is
       immediate.
-    settle: seconds to wait for the others after one has ended with an error: if
-      all fail in the same way, restarting is useless.
-    healthy: seconds after which a replica no longer counts as failing
-      repeatedly.
     whole: whether all replicas of the run are here: if none is left, the
       parameters are lost.
-    patience: seconds without any replica that has joined, after which they are
-      lost, too: one that has just received them may not have said so.
   """
 
   needed: int = 1
   restarts: int = 10
   pauses: tuple[float, float] = (0.5, 30.0)
-  settle: float = 1.0
-  healthy: float = 60.0
   whole: bool = True
-  patience: float = 10.0
 
 
 class State(enum.Enum):
@@ -280,7 +281,7 @@ class Supervisor:
     if not self.over:
       self.over = True
       # The message that a replica has joined may come a little later.
-      self._end_late_at = now + self._policy.settle
+      self._end_late_at = now + _SETTLE_TIME
       self._settle_waiting()
 
   def _end_late(self, now: float) -> list[Effect]:
@@ -324,7 +325,7 @@ class Supervisor:
         self._code = self._code or exit_code(code)
       return []
     place.state = State.WAITING
-    if now - place.began > self._policy.healthy:
+    if now - place.began > _HEALTHY:
       place.failures = 0
     place.failures += 1
     if place.failures == 1:
@@ -335,12 +336,12 @@ class Supervisor:
       return [self._explain("No replica is left")]
     has_them = not self._has_stepped or any(p.joined for p in running)
     if self._policy.whole and not has_them:
-      self._lost_at = min(self._lost_at, now + self._policy.patience)
+      self._lost_at = min(self._lost_at, now + _PATIENCE)
     return self._restart_due(now)
 
   def _pause(self, place: _Place, code: int) -> float:
     least, most = self._policy.pauses
-    settle = self._policy.settle if code > 0 else 0.0
+    settle = _SETTLE_TIME if code > 0 else 0.0
     if place.failures == 1:
       return settle
     pause = least * 2.0 ** min(place.failures - 2, 30)

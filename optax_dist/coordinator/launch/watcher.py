@@ -52,16 +52,16 @@ def _main(token: str) -> None:
   sys.stdin.read()
   end = time.monotonic() + _SECONDS
   # Again, since one that was just forking may have left a child.
-  while time.monotonic() < end and (left := having(TOKEN_VARIABLE, token)):
+  while time.monotonic() < end and (left := having(token)):
     for pid in left:
       with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.02)
 
 
-def having(variable: str, token: str) -> list[int]:
-  """The processes that started with this variable in their environment."""
-  wanted = f"{variable}={token}".encode()
+def having(token: str) -> list[int]:
+  """The processes that started with this token in their environment."""
+  wanted = f"{TOKEN_VARIABLE}={token}".encode()
   found = []
   with contextlib.suppress(OSError):
     for name in os.listdir("/proc"):

@@ -45,18 +45,18 @@ def test_a_killed_replica_starts_again_at_once_and_then_ever_later():
 
 
 def test_one_that_was_healthy_does_not_wait():
-  made = _Made(healthy=60.0)
+  made = _Made()
   made.step(sup.ReplicaEnded(1, -9), 5.0)
   assert made.step(sup.ReplicaEnded(1, -9), 70.0) == [sup.StartReplica(1, 2)]
   assert made.step(sup.ReplicaEnded(1, -9), 72.0) == []
 
 
 def test_an_error_lets_the_others_settle_first():
-  made = _Made(2, settle=1.0)
+  made = _Made(2)
   assert made.step(sup.ReplicaEnded(0, 1, "failed"), 5.0) == []
   [given_up] = made.step(sup.ReplicaEnded(1, 1, "failed"), 5.5)
   assert given_up.reason.startswith("No replica is left: replica 0 failed")
-  made = _Made(2, settle=1.0)
+  made = _Made(2)
   assert made.step(sup.ReplicaEnded(0, 1), 5.0) == []
   assert made.step(sup.Tick(), 5.9) == []
   assert made.step(sup.Tick(), 6.0) == [sup.StartReplica(0, 1)]
@@ -88,7 +88,7 @@ def test_one_that_left_holds_no_parameters():
 
 def _lost(steps, whole=True):
   """Of three replicas only the first joins, and is killed."""
-  made = _Made(whole=whole, patience=10.0)
+  made = _Made(whole=whole)
   made.step(sup.Joined(0), 5.0)
   if steps:
     made.step(sup.Stepped(), 6.0)
@@ -131,7 +131,7 @@ def test_parameters_are_not_lost_while_others_may_have_them():
 
 
 def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
-  made = _Made(4, settle=1.0)
+  made = _Made(4)
   made.step(sup.ReplicaEnded(3, 1), 4.5)
   assert made.state(3) is State.WAITING
   for replica in (0, 1):
@@ -162,7 +162,7 @@ def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
 
 
 def test_what_follows_from_an_end_is_said_with_the_restarts():
-  made = _Made(3, restarts=2, settle=1.0)
+  made = _Made(3, restarts=2)
   made.step(sup.ReplicaEnded(0, -15, "ended"), 5.0)
   made.step(sup.ReplicaEnded(1, 3, "failed"), 6.0)
   assert made.step(sup.Tick(), 7.0) == [sup.StartReplica(1, 1)]
@@ -201,7 +201,7 @@ def test_the_first_failure_of_a_replica_explains_the_others():
 
 
 def test_a_replica_that_was_killed_explains_errors_of_others_before_it():
-  made = _Made(2, restarts=0, needed=2, settle=1.0)
+  made = _Made(2, restarts=0, needed=2)
   made.step(sup.ReplicaEnded(0, 1, "lost its peer"), 5.0)
   [given_up] = made.step(sup.ReplicaEnded(1, -15, "was ended"), 5.5)
   assert "replica 1 was ended" in given_up.reason
