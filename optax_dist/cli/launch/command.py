@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
   except launcher.LaunchError as error:
     parser.say(str(error))
     return error.code
-  except RuntimeError as error:  # The store can't listen.
+  except (RuntimeError, TimeoutError) as error:  # The store can't start.
     raise errors.CommandError(f"launch: {error}", exit_code=1) from error
 
 

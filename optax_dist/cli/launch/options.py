@@ -180,9 +180,5 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     help="separates runs on one store: a new name for each start of a job"
     " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",
   )
-  add(
-    "--secret-file",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="file with the secret of the job; for several hosts",
-  )
+  what = "file with the secret of the job; for several hosts"
+  add("--secret-file", metavar="FILE", type=pathlib.Path, help=what)

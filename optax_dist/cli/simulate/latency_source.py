@@ -37,12 +37,8 @@ def add_command(
     metavar="NAME:PARAMETERS",
     help="how long a replica computes for a gradient, see below",
   )
-  source.add_argument(
-    "--journal",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="take the latencies of a recorded run of the coordinator",
-  )
+  what = "take the latencies of a recorded run of the coordinator"
+  source.add_argument("--journal", metavar="FILE", type=pathlib.Path, help=what)
   add = command.add_argument
   add(
     "--replicas",

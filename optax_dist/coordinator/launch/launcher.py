@@ -45,10 +45,6 @@ _KEEP_MEMORY = {
 }
 
 
-# Seconds that the store waits for replicas of other hosts, at the end.
-_LAST_CLIENTS, _FAREWELL = 30.0, 3.0
-
-
 class LaunchError(RuntimeError):
   """A launched run can't continue.
 
@@ -114,7 +110,6 @@ class Launcher:
       self._env.setdefault(name, os.environ.get(name, kept))
     # The processes of each running replica.
     self._running: dict[int, list[child.Child]] = {}
-    self._everyone: list[child.Child] = []
     # Why replicas had to stop before the end of the run, by replica.
     self._failures: dict[int, str] = {}
     self._stop_at: float | None = None
@@ -141,13 +136,14 @@ class Launcher:
           while received:
             self._pass_on(received.pop(0))
           self._look()
-        self._leave("")
-        return self._code
+        code = self._code
+        self._placement.leave(f"it ended with exit code {code}" if code else "")
+        return code
       except BaseException as error:
         stopped = isinstance(error, SystemExit)
         why = "its launcher was stopped" if stopped else str(error)
         why = why.partition("\n")[0] or repr(error)
-        self._leave(why)
+        self._placement.leave(why)
         raise
       finally:
         self._end_all()
@@ -164,12 +160,6 @@ class Launcher:
     secret = self._told.secret.encode()
     self._store, address = self._placement.start_store(secret)
     self._told = dataclasses.replace(self._told, coordinator_address=address)
-
-  def _leave(self, words: str) -> None:
-    """Tells the other hosts that this one ends, and why."""
-    if self._placement.leave(words) and self._store is not None:
-      # They still have to read the notice, or to finish.
-      self._store.drain(_LAST_CLIENTS if self._code == 0 else _FAREWELL)
 
   def _step(self, given: supervisor.Input) -> None:
     self._execute(self._supervisor.step(given, time.monotonic()))
@@ -202,22 +192,20 @@ class Launcher:
     """Starts the processes of a replica that belong on this host."""
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
     count = self._placement.processes
-    if count == 1:
-      self._running[replica] = [self._spawn(told)]
-      return
-    if not address:
-      # The process that listens there has to import JAX first.
-      (port,) = addresses.free_ports()
-      address = f"127.0.0.1:{port}"
-    _log.info("replica %d meets at %s", replica, address)
-    self._running[replica] = [
-      self._spawn(
-        dataclasses.replace(
+    if count > 1:
+      if not address:
+        # The process that listens there has to import JAX first.
+        (port,) = addresses.free_ports()
+        address = f"127.0.0.1:{port}"
+      _log.info("replica %d meets at %s", replica, address)
+    # Those that have started are ended if another one can't be started.
+    processes = self._running[replica] = []
+    for i in self._placement.processes_here:
+      if count > 1:
+        told = dataclasses.replace(
           told, num_processes=count, process_index=i, group_address=address
         )
-      )
-      for i in self._placement.processes_here
-    ]
+      processes.append(self._spawn(told))
 
   def _spawn(self, told: Environment) -> child.Child:
     """Starts a process of a replica."""
@@ -233,12 +221,11 @@ class Launcher:
         stack.callback(printed.end)
         made = child.Child(name, self._command, printed, env)
         stack.pop_all()
+        return made
     except OSError as error:
       raise LaunchError(
         f"{name} can't be started: {error}.{_remedy(error)}"
       ) from error
-    self._everyone.append(made)
-    return made
 
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
@@ -269,6 +256,8 @@ class Launcher:
       process.read_prints()
       for event in process.read():
         self._take(replica, process, event)
+    if self._running.get(replica) is not processes:
+      return  # It was killed meanwhile.
     failed = None
     for process, gone in zip(processes, ended, strict=True):
       if gone:
@@ -352,7 +341,7 @@ class Launcher:
       stack.callback(self._watcher.stop)
       if self._store is not None:
         stack.callback(self._store.stop)
-      for process in self._everyone:
+      for process in self._live():
         stack.callback(process.kill)
 
 

@@ -57,13 +57,9 @@ class Placement:
     """
     return ()
 
-  def leave(self, words: str) -> bool:
+  def leave(self, words: str) -> None:
     """Called when the launch ends, while the store still runs.
 
     Args:
-      words: the reason, for people; "" if all replicas have ended.
-
-    Returns:
-      Whether other hosts may still use the store.
+      words: what went wrong, for people; "" if nothing has.
     """
-    return False

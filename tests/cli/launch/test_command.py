@@ -18,6 +18,7 @@ import waiting
 
 from optax_dist.cli import main
 from optax_dist.coordinator import journal
+from optax_dist.coordinator.store import process
 
 # Of no use to replicas that don't join; then none is started.
 _NO_STORE = ("--store", "tcp://127.0.0.1:1")
@@ -295,6 +296,15 @@ def test_jax_processes_that_ignore_sigterm_are_ended(start):
   assert one.process.wait(180.0) == 143
   assert time.monotonic() - began >= 3.0  # They have not ended by themselves.
   one.check_nothing_is_left(groups)
+
+
+def test_a_store_that_is_never_ready_is_an_error(capsys, monkeypatch):
+  def start(*arguments, **options):
+    raise TimeoutError("The store is not ready after 60 s.")
+
+  monkeypatch.setattr(process, "start", start)
+  assert _launch("--replicas", 1, "--", "true") == 1
+  assert "The store is not ready after 60 s." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ def test_another_secret_is_named(tmp_path):
   other = ("", "another secret of enough bytes")
   codes, texts = _doctors(tmp_path, ("", _SECRET), other, timeout="8")
   assert codes == [1, 1], texts
-  assert "host 1 has not come in 8 s: run the same command there" in texts[0]
+  assert (
+    "host 1 has not connected in 8 s: run the same command there" in texts[0]
+  )
   assert "The store of the job does not answer: " in texts[1]
   assert "the secret must be the same there" in texts[1]
 

@@ -19,6 +19,11 @@ def main() -> int:
   if what == "die":
     folder = pathlib.Path(sys.argv[2])
     wait_for(folder, str(replica), "0", "1")
+  if what == "join":
+    while not pathlib.Path(sys.argv[2]).exists():
+      time.sleep(0.01)
+    channel.say("joined")
+    return 0
   if what == "sleep":
     time.sleep(300)
   if what == "die" and replica == 1 and incarnation == 0:

@@ -98,6 +98,62 @@ def test_the_launcher_says_that_the_store_has_died(tmp_path):
   assert len(steps) >= 5
 
 
+class _Kills:
+  """A supervisor that kills the replica as soon as it has joined."""
+
+  over = False
+
+  def __init__(self, may_join, running):
+    self._may_join, self._running = may_join, running
+
+  def start(self, now):
+    return [supervisor.StartReplica(0, 0)]
+
+  def step(self, given, now):
+    if isinstance(given, supervisor.Joined):
+      return [supervisor.KillReplica(0), supervisor.JobEnded(0)]
+    # What it says and its end are seen together.
+    self._may_join.touch()
+    while not self._running()[0].has_ended():
+      time.sleep(0.01)
+    return []
+
+
+def test_a_replica_may_be_killed_for_what_it_said_before_its_end(tmp_path):
+  may_join = tmp_path / "may join"
+
+  class Placement(placement.Placement):
+    def supervisor(self, policy, told):
+      return _Kills(may_join, lambda: made._running[0])
+
+  made = launcher.Launcher(
+    [sys.executable, _PROGRAM, "join", may_join],
+    Placement(1),
+    supervisor.Policy(),
+    told=environment.Environment(store="tcp://127.0.0.1:1"),
+    env={"JAX_PLATFORMS": "cpu"},
+  )
+  assert made.run() == 0
+
+
+def test_a_host_without_an_address_of_its_own_is_an_error(monkeypatch):
+  def fail(*arguments):
+    raise ValueError("This host has no address from which it reaches it.")
+
+  monkeypatch.setattr(addresses, "advertised", fail)
+  # Its two processes are on two hosts, and meet on this one.
+  made = launcher.Launcher(
+    [sys.executable, "-c", ""],
+    HostPlacement(nodes.Node(0, 2), 1, 2),
+    supervisor.Policy(),
+    told=environment.Environment(
+      store="tcp://192.0.2.1:1", secret="a secret of enough bytes"
+    ),
+  )
+  with pytest.raises(LaunchError, match="no address from which"):
+    made.run()
+
+
 def test_freed_memory_stays_with_replicas_unless_told_otherwise(
   tmp_path, monkeypatch
 ):
@@ -203,7 +259,7 @@ def test_a_second_host_of_the_same_rank_ends():
   secret = b"a" * 16
   with stores.start(secret, port=0) as store:
     url = f"tcp://{store.address.partition(',')[0]}"
-    flags = ("--store", url, "--run", "one", "--address", "none:1")
+    flags = ("--store", url, "--run", "one")
     with contextlib.closing(_Hosts(*flags)) as hosts:
       first = hosts.launch(0)
       assert "starts" in first.stdout.readline()

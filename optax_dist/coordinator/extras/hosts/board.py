@@ -17,6 +17,7 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 _TIMEOUT = 5.0  # For a request; it is repeated then.
 _AGAIN = 1.0  # Before reconnecting to a lost store.
+_PAUSE = 0.2  # Seconds between two rounds of writes and reads.
 
 
 class Board:
@@ -37,8 +38,6 @@ class Board:
     run: str,
     host: int,
     hosts: Iterable[int],
-    *,
-    pause: float = 0.2,
   ):
     """Starts to connect.
 
@@ -48,11 +47,9 @@ class Board:
       run: the name of the run, if several share the store.
       host: the index of this host.
       hosts: the hosts whose notices are read.
-      pause: seconds between two times that all is written and read.
     """
     self._place, self._secret, self._host = place, secret, host
     self._keys = {h: f"{endpoint.key_prefix(run)}launch/{h}" for h in hosts}
-    self._pause = pause
     self._numbers = itertools.count()
     self._notice: notices.Notice | None = None
     # How often the notice was written, and the last time that succeeded.
@@ -108,26 +105,21 @@ class Board:
             self.trouble = f"the notice of host {host} can't be read: {error}"
     return found
 
-  def close(self, timeout: float) -> bool:
+  def close(self, timeout: float) -> None:
     """Writes the last notice once more, and closes the board.
 
     Args:
       timeout: seconds to wait for that.
-
-    Returns:
-      Whether it was written, or there is none.
     """
     end = time.monotonic() + timeout
     # Once more: a notice that never changes could be of an earlier launch.
     before = self._beat
-    unwritten = lambda: self._notice and self._written <= before
-    while unwritten() and time.monotonic() < end:
+    while self._notice and self._written <= before and time.monotonic() < end:
       self.poll(0.05)
     if self._store is not None:
       self._store.close()
       self._transport.flush()
       self._transport.close()
-    return not unwritten()
 
   def _connect(self) -> None:
     name = endpoint.process_name(f"launcher-{self._host}")
@@ -141,7 +133,8 @@ class Board:
     self._again_at = 0.0
 
   def _lose(self, reason: str) -> None:
-    _log.warning("the launcher has lost the store: %s", reason)
+    if reason != self.trouble:
+      _log.warning("the launcher has lost the store: %s", reason)
     assert self._store is not None
     self._store.close()
     self._transport.close()
@@ -150,7 +143,7 @@ class Board:
 
   def _ask(self, store: interface.Store) -> None:
     """Writes the notice, and reads all others."""
-    self._again_at = time.monotonic() + self._pause
+    self._again_at = time.monotonic() + _PAUSE
     if self._notice is not None:
       self._beat += 1
       value = notices.CODEC.encode(codec.replace(self._notice, beat=self._beat))

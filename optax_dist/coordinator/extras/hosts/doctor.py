@@ -87,7 +87,7 @@ def check(
       ask = "Is a job running on this host? Choose another port."
       yield Finding(False, f"{error} {ask}")
       return
-    yield Finding(True, f"others shall reach this host at {address}")
+    yield Finding(True, f"other hosts are to reach this one at {address}")
     mine = board.Board(
       place, secret.encode(), run, node.rank, range(node.count)
     )
@@ -159,7 +159,7 @@ def _meet(
   for host in sorted(others - found.keys()):
     yield Finding(
       False,
-      f"host {host} has not come in {timeout:g} s: run the same command"
+      f"host {host} has not connected in {timeout:g} s: run the same command"
       f" there, with --node-rank {host}.",
     )
 

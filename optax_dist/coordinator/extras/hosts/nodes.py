@@ -33,7 +33,7 @@ class Node:
     rank: its index, from 0; the store is on host 0.
     count: the number of hosts.
     address: ``host:port`` of the store, as all hosts reach it; None for a free
-      port of this host.
+      port of this host, or if the job does not start it.
     local_addr: this host's address in the network that replicas use, if it has
       several; None for the address from which it reaches the store.
   """
@@ -118,7 +118,8 @@ def find(told: Environment) -> Node:
     told: what the launcher was told, by arguments or variables. What it lacks
       of `address`, `nodes` and `node_rank` is taken from the cluster that JAX
       detects (SLURM, GKE, TPU pods, Open MPI), where each launcher is one
-      process. Without any of these this is the only host.
+      process. Without any of these this is the only host. With a `store` there
+      need be no address.
 
   Raises:
     ValueError: a part is missing, or inconsistent with the others.
@@ -133,7 +134,9 @@ def find(told: Environment) -> Node:
   address, count, rank = known
   if count == 1:
     return Node(rank or 0, 1, told.address, told.local_addr)
+  if told.store is not None:
+    address = address or ""  # Nobody asks for it.
   address, count, rank = cluster.complete(
     {"address": address, "nodes": count, "node_rank": rank}
   )
-  return Node(rank, count, address, told.local_addr)
+  return Node(rank, count, address or None, told.local_addr)

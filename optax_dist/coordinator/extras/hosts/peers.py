@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from optax_dist.coordinator.extras.hosts.notices import Notice
 
-# Seconds that a host may take to come for the first time, or more if it may be
+# Seconds that a host may take to connect for the first time, or more if it may be
 # silent for longer.
 _MEET = 300.0
 # Seconds after which a notice that doesn't change is of a launcher that ended.
@@ -38,7 +38,7 @@ class Peers:
   """The launchers of a job, as one of them sees the others.
 
   Attributes:
-    meet: seconds that a host may take to come for the first time.
+    meet: seconds that a host may take to connect for the first time.
 
   Example:
     >>> peers = Peers(0, Notice("a"), [1], 0.0, silence=6.0)
@@ -126,7 +126,7 @@ class Peers:
     return not others or now - own.since >= _SETTLED
 
   def is_silent(self, host: int, now: float) -> bool:
-    """Whether a host has not come, or has been silent for too long."""
+    """Whether a host has not connected, or has been silent for too long."""
     return now - self._seen[host].changed > self._silence
 
   def is_gone(self, host: int, now: float) -> bool:
@@ -139,7 +139,7 @@ class Peers:
     """What is wrong with a silent host, for people."""
     words = f"the launcher of host {host}"
     if not self._came(host):
-      return f"{words} has not come"
+      return f"{words} has not connected"
     return f"{words} was silent for {now - self._seen[host].changed:.0f} s"
 
   def _came(self, host: int) -> bool:

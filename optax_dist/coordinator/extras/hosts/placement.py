@@ -33,8 +33,9 @@ from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses
 
-# Seconds to tell other hosts that this one ends.
-_FAREWELL = 3.0
+# Seconds to tell other hosts that this one ends, and that the store waits for
+# their replicas after a run that went well.
+_FAREWELL, _LAST_CLIENTS = 3.0, 30.0
 # Ports for process 0 of a replica on several hosts: the first free one.
 MEETING_PORTS = range(29500, 29600)
 
@@ -77,16 +78,16 @@ def start_store(node: nodes.Node, secret: bytes) -> store_process.StoreProcess:
   return store_process.start(secret, bind=bind, port=port, advertise=advertise)
 
 
-def unreached(node: nodes.Node, has_own_store: bool, trouble: str) -> str:
+def unreached(node: nodes.Node, is_external: bool, trouble: str) -> str:
   """Why a launcher does not reach the store, and what to do.
 
   Args:
     node: its host.
-    has_own_store: whether the store is none that host 0 starts.
+    is_external: whether the store is not started by host 0.
     trouble: what happened.
   """
   words = f"The store of the job does not answer: {trouble}."
-  if has_own_store:
+  if is_external:
     return f"{words} --store must lead to it, also from this host."
   if node.rank == 0:
     return (
@@ -160,6 +161,7 @@ class HostPlacement(placement.Placement):
     self._said_trouble = False
     self._supervisor: HostSupervisor | None = None
     self._board: board.Board | None = None
+    self._store: store_process.StoreProcess | None = None
 
   @property
   def processes_here(self) -> range:
@@ -169,8 +171,9 @@ class HostPlacement(placement.Placement):
     self, secret: bytes
   ) -> tuple[store_process.StoreProcess | None, str]:
     assert self._node.address is not None
-    made = start_store(self._node, secret) if self._node.rank == 0 else None
-    return made, self._node.address
+    if self._node.rank == 0:
+      self._store = start_store(self._node, secret)
+    return self._store, self._node.address
 
   def supervisor(
     self, policy: supervisor.Policy, told: Environment
@@ -202,7 +205,7 @@ class HostPlacement(placement.Placement):
       node.rank,
       peers.hosts,
     )
-    self._has_own_store = told.store is not None
+    self._is_external = told.store is not None
     return self._supervisor
 
   def poll(self) -> Sequence[Effect]:
@@ -218,22 +221,26 @@ class HostPlacement(placement.Placement):
       effects += self._supervisor.step(read, time.monotonic())
     return effects
 
-  def leave(self, words: str) -> bool:
+  def leave(self, words: str) -> None:
     """Tells other hosts that this one ends, and why."""
-    if self._board is None or self._supervisor is None:
-      return True
-    made, self._board = self._board, None
-    self._supervisor.step(LauncherEnds(words), time.monotonic())
-    if self._supervisor.writes:
-      made.publish(self._supervisor.notice)
-    made.close(_FAREWELL if made.reached else 0.0)
-    return True
+    if self._board is not None and self._supervisor is not None:
+      made, self._board = self._board, None
+      self._supervisor.step(LauncherEnds(words), time.monotonic())
+      if self._supervisor.writes:
+        made.publish(self._supervisor.notice)
+      made.close(_FAREWELL if made.reached else 0.0)
+    if self._store is not None:
+      # They still have to read the notice, or to finish.
+      self._store.drain(_FAREWELL if words else _LAST_CLIENTS)
 
   def _meeting_address(self, store: urls.Place) -> str:
     """An address of this host for process 0 of a replica on several hosts."""
     if self._node.local_addr is None and addresses.is_loopback(store.host):
       return f"127.0.0.1:{addresses.free_ports()[0]}"
-    family, ip = own_address(self._node.local_addr, store.host)
+    try:
+      family, ip = own_address(self._node.local_addr, store.host)
+    except ValueError as error:
+      raise LaunchError(str(error)) from error
     for port in itertools.islice(self._ports, len(MEETING_PORTS)):
       with contextlib.suppress(OSError), socket.socket(family) as probe:
         probe.bind((ip, port))
@@ -252,7 +259,7 @@ class HostPlacement(placement.Placement):
     if self._said_trouble and not late:
       return []
     self._said_trouble = True
-    words = unreached(self._node, self._has_own_store, notices.trouble)
+    words = unreached(self._node, self._is_external, notices.trouble)
     if late:
       raise LaunchError(f"{words} It was waited for {waited:.0f} s.")
     return [supervisor.Say(words)]

@@ -65,6 +65,11 @@ def test_a_host_is_what_its_launcher_was_told():
   assert nodes.find(one) == nodes.Node(0, 1, "h:1")
 
 
+def test_hosts_with_a_store_of_their_own_need_no_address():
+  told = Environment(node_rank=1, nodes=2, store="etcd://a:2379")
+  assert nodes.find(told) == nodes.Node(1, 2, None)
+
+
 def test_a_scheduler_tells_all(monkeypatch):
   for name, value in _SLURM.items():
     monkeypatch.setenv(name, value)

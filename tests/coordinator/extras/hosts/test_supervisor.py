@@ -142,7 +142,7 @@ def test_a_host_that_does_not_come_is_named():
   one.step(NoticeRead(1, Notice("b", beat=1)), _MEET - 1.0)
   assert one.step(sup.Tick(), _MEET - 0.1) == []
   [given_up] = one.step(sup.Tick(), _MEET)
-  assert "the launcher of host 2 has not come" in given_up.reason
+  assert "the launcher of host 2 has not connected" in given_up.reason
   assert one.notice.part.stage == notices.Stage.ABSENT
 
 
