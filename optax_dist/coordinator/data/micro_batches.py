@@ -12,6 +12,7 @@ import numpy as np
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import nodes
 from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.runtime import threads
 from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.ledger import Spans, tree
 
@@ -104,7 +105,8 @@ class Sums:
     # of a replica wait for each other where their programs are at the same place.
     if self._processes.count > 1 or not _are_constant(leaves):
       return _known(self._encoded(spans, leaves))
-    self._last = self._thread.submit(self._encoded, spans, leaves)
+    encoded = threads.in_this_precision(self._encoded)
+    self._last = self._thread.submit(encoded, spans, leaves)
     return self._last
 
   def _encoded(self, spans: Spans, leaves: Sequence[Any]) -> nodes.Nodes:
