@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.extend.core
 
 import optax_dist
 from optax_dist import ledger
 from optax_dist.coordinator import options, strategies
+from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.runtime import trees
 
 
@@ -31,13 +34,13 @@ def agreement(
   shapes = ", ".join(_leaves(params))
   state = "\n".join(_leaves(shared))
   mean = jax.eval_shape(lambda x: x, strategy.exchanged(params))
-  program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
+  update = jax.make_jaxpr(strategy.apply)(shared, mean)
   numbers = strategy.quorum._asdict().items()
   rules = ", ".join(f"{name}={value}" for name, value in numbers)
   if strategy.policy is not None:
     rules += f", {strategy.policy}"
   # Addresses of functions differ between processes.
-  program = re.sub(r"0x[0-9a-f]+", "0x", program)
+  program = re.sub(r"0x[0-9a-f]+", "0x", str(update))
   return (
     ("version of optax_dist", optax_dist.__version__),
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
@@ -49,13 +52,28 @@ def agreement(
     ("fingerprint_every", str(settings.fingerprint_every)),
     ("data", str(data)),
     ("version of JAX", jax.__version__),
-    ("optimizer", _digest(program)),
+    # The text of a program has scalars of Python's and NumPy's, and no arrays.
+    ("optimizer", _digest(program + fingerprint([*_constants(update)]))),
   )
 
 
 def _leaves(tree: Any) -> list[str]:
   found = trees.described(tree)
   return [f"{path or 'params'}: {what}" for path, what in found.items()]
+
+
+def _constants(tree: Any) -> Iterator[Any]:
+  """The arrays that traced programs close over, in order.
+
+  Args:
+    tree: of programs, as JAX keeps them in the parameters of an equation.
+  """
+  for leaf in jax.tree.leaves(tree):
+    if isinstance(leaf, jax.extend.core.ClosedJaxpr):
+      yield from leaf.consts
+    if isinstance(leaf, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr):
+      for equation in leaf.eqns:
+        yield from _constants(equation.params)
 
 
 def _digest(text: str) -> str:

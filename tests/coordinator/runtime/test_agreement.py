@@ -3,6 +3,7 @@
 import embedded_runs as runs
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -39,6 +40,54 @@ def test_differing_values_have_different_digests():
     "data": agreed(data=ledger.Batches(num_samples=12, global_batch=4)),
   }.items():
     assert name in [n for n in ours if ours[n] != other[n]]
+
+
+def times(x, constant):
+  if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+    return x * jax.random.uniform(constant)
+  return x * jnp.sum(constant).astype(x.dtype)
+
+
+# How an update may use an array that it closes over.
+USES = {
+  "plain": times,
+  "jit": lambda x, constant: jax.jit(lambda x: times(x, constant))(x),
+  "cond": lambda x, constant: jax.lax.cond(
+    x.sum() > 0, jax.jit(lambda x: times(x, constant)), jnp.sin, x
+  ),
+  "scan": lambda x, constant: jax.lax.scan(
+    lambda x, _: (jax.jit(lambda x: times(x, constant))(x), None), x, length=2
+  )[0],
+  "checkpoint": lambda x, constant: jax.checkpoint(
+    jax.jit(lambda x: times(x, constant))
+  )(x),
+}
+
+
+def updated_by(use, constant):
+  return optax.stateless_with_tree_map(lambda x, _: USES[use](x, constant))
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda number: jnp.full(3, number),
+    lambda number: jnp.float32(number),
+    lambda number: np.full(3, number, np.float32),
+    lambda number: jnp.full(3, number, jnp.bfloat16),
+    lambda number: jnp.full((2, 3), number, jnp.int32),
+    lambda number: jax.random.key(number),
+  ],
+  ids=["float32", "scalar", "NumPy", "bfloat16", "int32", "key"],
+)
+def test_an_update_is_compared_with_the_arrays_that_it_closes_over(use, make):
+  ours, same, other = (
+    agreed(opt=updated_by(use, make(number))) for number in (2, 2, 3)
+  )
+  assert ours == same
+  assert ours.pop("optimizer") != other.pop("optimizer")
+  assert ours == other
 
 
 @jax.tree_util.register_pytree_with_keys_class
