@@ -392,7 +392,7 @@ def _job(
     data: see `join`; so are all others.
   """
   k, total = replicas
-  rules.check_sync_arguments(k, total, max_staleness)
+  k, _, max_staleness = rules.check_sync_arguments(k, total, max_staleness)
   if staleness_weight not in (None, "inverse"):
     raise ValueError(
       f"staleness_weight must be None or 'inverse', got {staleness_weight!r}."

@@ -343,6 +343,35 @@ def test_integers_of_numpy_are_integers():
   assert steps == [4]
 
 
+def test_samples_are_leased_by_integers_of_numpy():
+  def train(replica):
+    for _ in replica.batches():
+      replica.step(jnp.ones(2))
+    return replica.global_step
+
+  data = coordinator.Batches(8, 4)
+  steps = coordinator.run_embedded(
+    train,
+    1,
+    optax.sgd(0.1),
+    jnp.zeros(2),
+    replicas_to_aggregate=np.int64(2),
+    max_staleness=np.int64(1),
+    data=data,
+    timeout=20.0,
+  )
+  assert steps == [2]
+  with pytest.raises(ValueError, match="multiple of it"):
+    coordinator.run_embedded(
+      train,
+      2,
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      replicas_to_aggregate=np.int64(3),
+      data=data,
+    )
+
+
 def test_an_early_end_waits_for_all_embedded_replicas(
   monkeypatch,
 ):

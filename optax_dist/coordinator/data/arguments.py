@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import numpy as np
+
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.data.probe import Probe
@@ -41,7 +43,7 @@ def gradients_per_step(
         f" {requested!r}."
       )
     return data.slots
-  if isinstance(k, int) and k > replicas and k % replicas:
+  if isinstance(k, int | np.integer) and k > replicas and k % replicas:
     raise ValueError(
       "replicas_to_aggregate must be at most the number of replicas"
       f" ({replicas}), or a multiple of it, where samples are leased (data=);"
