@@ -312,6 +312,7 @@ class Driver:
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
       self.handover.fail(error)
+      self._closing = f"it has raised {error!r:.200}"
     finally:
       try:
         self._end()

@@ -159,3 +159,27 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   one._inputs.append(inputs.StoreLost("to wake the script"))
   one._proceed()
   assert not one.is_far_from_some
+
+
+def test_peers_learn_what_an_event_loop_has_raised(driven):
+  one, core = driven
+  peer = endpoint.World().connect("peer")
+  peer.transport.connect(one._transport.name, one._transport.address)
+  seen = []
+
+  def comes(kind):
+    seen.extend(peer.transport.poll(0.01))
+    return [event for event in seen if isinstance(event, kind)]
+
+  def step(given, now):
+    if isinstance(given, inputs.StoreLost):
+      raise ValueError("an array has been donated")
+    return []
+
+  core.step = step
+  one.start()
+  wait_until(lambda: comes(driver.transports.PeerUp), seconds=20.0)
+  one.feed(inputs.StoreLost("to wake the script"))
+  (lost,) = wait_until(lambda: comes(driver.transports.PeerLost), seconds=20.0)
+  peer.close()
+  assert lost.reason == "it has raised ValueError('an array has been donated')"
