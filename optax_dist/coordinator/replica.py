@@ -360,7 +360,7 @@ class Replica:
     with self._one_thread():
       self._participant.handover.sync()
       outcome = self._ended(1) or self._loop.abandon()
-      return self._participant.announce(outcome)
+      return self._leave_if_preempted(self._participant.announce(outcome))
 
   def save_soon(self) -> None:
     """Asks all replicas to save after a common step; see `Outcome.save`.

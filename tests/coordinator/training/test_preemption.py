@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator.runtime import driver
+from optax_dist.coordinator.runtime import driver, endpoint
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.transport import addresses
@@ -98,6 +98,18 @@ def test_a_handler_of_the_program_stays():
   assert found == [False]
   with pytest.raises(ValueError, match="`on_sigterm` must be one of"):
     preemption.Preemption("stop")
+
+
+@pytest.mark.parametrize(("mode", "grace"), [("leave", 60.0), ("save", 0.0)])
+def test_a_replica_that_only_abandons_gradients_leaves_too(mode, grace):
+  """As one that is too slow for each step: `if is_stale: abandon(); continue`."""
+  one = runs.make(endpoint.World(), 0, k=1, n=1)
+  one._preempted = made = preemption.Preemption(mode, grace)
+  with one.start():
+    assert not one.abandon().finished
+    made._take(signal.SIGTERM, None)
+    assert one.abandon().finished
+    assert one.has_left
 
 
 @pytest.mark.parametrize("mode", ["leave", "save"])
