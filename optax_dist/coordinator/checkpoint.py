@@ -59,22 +59,31 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     "opt_state": shared.opt_state,
     "global_step": step,
   }
-  # The contexts exit in this order: the folder must be complete before it is
-  # renamed.
-  with contextlib.ExitStack() as stack:
-    new = ""
-    if replica.processes.index == 0 and not path.exists():
-      new = str(stack.enter_context(_durable_folder(path)))
-    new, *_ = replica.processes.gather(new)
-    if not new:
-      raise FileExistsError(f"There is a checkpoint at {path} already.")
-    with ocp.StandardCheckpointer() as checkpointer:
-      checkpointer.save(pathlib.Path(new), tree)
-    if replica.has_data:
-      # Written last, once everything else is there.
-      progress = msgspec.json.encode(replica.progress_at(step))
-      (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
-  replica.processes.gather("It has its name.")
+  first, taken = replica.processes.index == 0, ""
+  try:
+    # The contexts exit in this order: the folder must be complete before it is
+    # renamed.
+    with contextlib.ExitStack() as stack:
+      new = ""
+      if first and not path.exists():
+        new = str(stack.enter_context(_durable_folder(path)))
+      new, *_ = replica.processes.gather(new)
+      if not new:
+        raise FileExistsError(path)
+      with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(pathlib.Path(new), tree)
+      if replica.has_data:
+        # All processes ask for the progress. It is written last, once everything
+        # else is there.
+        progress = msgspec.json.encode(replica.progress_at(step))
+        if first:
+          (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
+  except FileExistsError:
+    taken = "taken"
+  # The processes wait until the first one has renamed the folder, or has found
+  # that another replica was faster.
+  if "taken" in replica.processes.gather(taken):
+    raise FileExistsError(f"There is a checkpoint at {path} already.")
   return step
 
 

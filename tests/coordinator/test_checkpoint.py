@@ -1,15 +1,21 @@
 """Tests of orbax checkpoints: saved by any replica, restored on any number."""
 
 import stat
+import threading
+import types
+from concurrent import futures
 
 import embedded_runs as runs
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint
 import pytest
+import waiting
 
-from optax_dist import coordinator
+from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint, phases
+from optax_dist.coordinator.runtime import processes
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
@@ -75,6 +81,79 @@ def test_checkpoints_are_private_and_replace_no_other(tmp_path):
 
 def _files(path):
   return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+class _Group(processes.Processes):
+  """One process of a replica of two, which are threads."""
+
+  count = 2
+
+  def __init__(self, index, texts, together):
+    self.index, self._texts, self._together = index, texts, together
+
+  def gather(self, text):
+    self._texts[self.index] = text
+    self._together.wait()
+    texts = list(self._texts)
+    self._together.wait()
+    return texts
+
+
+class _Orbax:
+  """Writes a tree of texts, as process 0 of a replica."""
+
+  __enter__ = lambda self: self
+  __exit__ = lambda self, *error: None
+
+  def save(self, path, tree):
+    path.mkdir(exist_ok=True)
+
+
+def _saved_by_two(path, monkeypatch, progress_at):
+  """What each of two processes of a replica gets from `save`."""
+  monkeypatch.setattr(orbax.checkpoint, "StandardCheckpointer", _Orbax)
+  texts, together = ["", ""], threading.Barrier(2, timeout=20.0)
+
+  def save(index):
+    replica = types.SimpleNamespace(
+      replica=0,
+      processes=_Group(index, texts, together),
+      state_to_save=lambda: (runs.strategies.SharedState({}, {}), 4),
+      has_data=True,
+      progress_at=lambda step: progress_at(index),
+    )
+    return checkpoint.save(path, replica)
+
+  with futures.ThreadPoolExecutor(2) as pool:
+    found = [pool.submit(save, index) for index in range(2)]
+  return found
+
+
+def test_one_process_of_a_replica_writes_the_progress(tmp_path, monkeypatch):
+  """Another one may be late, and the folder has its name by then."""
+  path = tmp_path / "saved"
+
+  def progress_at(index):
+    if index:
+      waiting.until(path.exists, seconds=20.0)
+    return ledger.Progress(12)
+
+  found = _saved_by_two(path, monkeypatch, progress_at)
+  assert [one.result() for one in found] == [4, 4]
+  assert [p.name for p in path.iterdir()] == ["progress.json"]
+
+
+def test_all_processes_of_a_replica_learn_that_another_was_faster(
+  tmp_path, monkeypatch
+):
+  def progress_at(index):
+    (tmp_path / "saved").mkdir(exist_ok=True)
+    return ledger.Progress(12)
+
+  found = _saved_by_two(tmp_path / "saved", monkeypatch, progress_at)
+  for one in found:
+    with pytest.raises(FileExistsError, match="There is a checkpoint"):
+      one.result()
 
 
 def test_a_missing_checkpoint_is_reported(tmp_path):
