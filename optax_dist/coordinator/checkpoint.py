@@ -95,7 +95,8 @@ def save_if_due(
 ) -> pathlib.Path | None:
   """Saves every so many steps, and when all are to save; call it after a step.
 
-  One replica of those that took the step saves it, since all hold the same.
+  One replica of those that took the step saves, since all hold the same. What it
+  saves is the state of its parameters, which may be some steps newer.
 
   Args:
     folder: what holds the checkpoints, each in a folder ``step-...`` of it.
@@ -109,7 +110,7 @@ def save_if_due(
   """
   # The step that all are to save may be before the one that this replica is at.
   step = outcome.save or outcome.global_step
-  due = outcome.save or (every and step % every == 0)
+  due = outcome.save or (every and outcome.committed % every == 0)
   if not due or outcome.members[:1] != (replica.replica,):
     return None
   path = pathlib.Path(folder, f"step-{step:08}")

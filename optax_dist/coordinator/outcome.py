@@ -23,6 +23,8 @@ class Outcome(NamedTuple):
     save: the step that all replicas save now, and None otherwise: a slow
       replica may be past it, and has kept its state.
     waited: seconds spent waiting for the others.
+    committed: the number of steps right after the one that took the gradient; 0
+      if none did. `global_step` may be more: others' steps go on meanwhile.
   """
 
   accepted: bool
@@ -33,3 +35,4 @@ class Outcome(NamedTuple):
   finished: bool = False
   save: int | None = None
   waited: float = 0.0
+  committed: int = 0

@@ -212,6 +212,25 @@ def test_a_job_saves_and_resumes_by_one_call_each(tmp_path):
   assert again.error is None
 
 
+def test_the_step_that_took_the_gradient_decides_whether_to_save(
+  tmp_path, monkeypatch
+):
+  """The parameters may be newer: others' steps are applied before it wakes up."""
+  monkeypatch.setattr(checkpoint, "save", lambda path, replica: None)
+  replica = types.SimpleNamespace(replica=0)
+
+  def due(committed, step, members=(0, 1)):
+    outcome = coordinator.Outcome(
+      True, "", step, members=members, committed=committed
+    )
+    return checkpoint.save_if_due(tmp_path, replica, outcome, every=100)
+
+  assert due(100, step=100).name == "step-00000100"
+  assert due(100, step=101).name == "step-00000101"
+  assert due(99, step=100) is None
+  assert due(100, step=100, members=(1, 0)) is None
+
+
 def test_without_steps_between_checkpoints_only_those_asked_for_are_saved(
   tmp_path,
 ):

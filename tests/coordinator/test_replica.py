@@ -53,6 +53,7 @@ def test_all_replicas_in_every_step(inline, tmp_path):
     assert result.counts == {"applied": 6}
     assert [o.members for o in result.outcomes] == [(0, 1, 2)] * 6
     assert [o.global_step for o in result.outcomes] == [1, 2, 3, 4, 5, 6]
+    assert [o.committed for o in result.outcomes] == [1, 2, 3, 4, 5, 6]
 
   # The same by hand, one replica after another.
   params, state = runs.PARAMS, runs.OPT.init(runs.PARAMS)

@@ -113,5 +113,7 @@ class WaitingLoop:
       finished = participant.handover.finished is not None
       return participant.outcome(result.reason, finished=finished)
     return participant.outcome(
-      members=applied.members, staleness=applied.staleness
+      members=applied.members,
+      staleness=applied.staleness,
+      committed=applied.step,
     )

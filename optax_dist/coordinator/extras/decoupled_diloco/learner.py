@@ -110,8 +110,10 @@ class Learner:
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
       self.local = self._strategy.local(participant.shared)
-    members = () if result.applied is None else result.applied.members
-    return participant.outcome(result.reason, members=members)
+    applied = result.applied
+    if applied is None:
+      return participant.outcome(result.reason)
+    return participant.outcome(members=applied.members, committed=applied.step)
 
   def _contribute(self, called: bool) -> None:
     """Submits a contribution to the open round."""

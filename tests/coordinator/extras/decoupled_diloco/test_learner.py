@@ -126,6 +126,7 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   driven.resolve()
   told = driven.step()
   assert told[:4] == (True, "", 1, (0, 1))
+  assert told.committed == 1
   assert driven.counts == {"applied": 1}
   # It is told once; the next turn is for the other fragment.
   assert driven.step().members == ()
