@@ -419,8 +419,9 @@ def test_each_number_of_the_state_has_a_buffer(run):
     ({"data": coordinator.Batches(8, 4)}, "data="),
     ({"max_staleness": 2}, "max_staleness="),
     ({"global_step": 2}, "global_step="),
+    ({"on_sigterm": "save"}, "on_sigterm='save'.*no Outcome to save at"),
   ],
-  ids=["elastic", "local", "diloco", "data", "stale", "step"],
+  ids=["elastic", "local", "diloco", "data", "stale", "step", "sigterm"],
 )
 def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
   with pytest.raises(ValueError, match=named) as raised:
