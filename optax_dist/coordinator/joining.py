@@ -200,10 +200,9 @@ def join(
   host = url.host
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
-  local = addresses.is_loopback(host) and bind is None
   if secret is None:
     secret = launched.find_secret()
-  key = _secret(secret, local or certificates is not None)
+  key = secret.encode() if isinstance(secret, str) else secret or b""
   hosted = None
   if start_store is None:
     start_store = (
@@ -426,13 +425,3 @@ def _job(
     progress=progress,
     probe=probe,
   )
-
-
-def _secret(secret: bytes | str | None, loopback: bool) -> bytes:
-  secret = secret or b""
-  if not secret and not loopback:
-    raise ValueError(
-      "A job that listens beyond loopback needs a secret: pass secret= or set "
-      f"{process.SECRET_VARIABLE} to the same random text on all replicas."
-    )
-  return secret.encode() if isinstance(secret, str) else secret

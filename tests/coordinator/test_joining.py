@@ -53,6 +53,39 @@ def test_a_store_that_join_starts_has_the_same_certificates(
   store.stop()
 
 
+def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(monkeypatch):
+  started, original = [], process.start
+
+  def start(*args, **kwargs):
+    started.append(original(*args, **kwargs))
+    return started[-1]
+
+  monkeypatch.setattr(process, "start", start)
+  with coordinator.join(
+    optax.sgd(0.5),
+    jnp.zeros(2),
+    coordinator_address=f"127.0.0.1:{addresses.free_ports()[0]}",
+    total_num_replicas=1,
+    replica=0,
+    bind="127.0.0.1",
+    **_PATIENT,
+  ) as replica:
+    assert replica.step(jnp.ones(2)).accepted
+  (store,) = started
+  store.stop()
+
+
+def test_beyond_loopback_a_secret_is_needed():
+  with pytest.raises(ValueError, match="A secret or certificates are"):
+    coordinator.join(
+      optax.sgd(0.5),
+      jnp.zeros(2),
+      coordinator_address="192.0.2.1:1",
+      total_num_replicas=1,
+      replica=0,
+    )
+
+
 def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
   secret = "a secret of enough bytes"
   (tmp_path / "secret").write_text(secret)

@@ -55,7 +55,8 @@ def listen(
     if not (addresses.is_loopback(ip) or secured):
       raise ValueError(
         f"A secret or certificates are needed to listen on {ip}, where"
-        " anyone may connect. Pass secret=, of at least 16 bytes."
+        " anyone may connect. Pass secret=, of at least 16 bytes, or set"
+        " OPTAX_DIST_SECRET."
       )
     advertised = advertise or addresses.advertised(ip, towards)
     is_host = addresses.is_ip(advertised) or ":" not in advertised
