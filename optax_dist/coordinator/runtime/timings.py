@@ -33,8 +33,8 @@ class Stopwatch:
     self._waited = 0.0
     self._moved = 0, 0
 
-  def begin(self, first: bool) -> float:
-    """A computation begins, perhaps the first of a submission; returns when."""
+  def begin(self, first: bool) -> None:
+    """A computation begins, perhaps the first of a submission."""
     now = self.mark = time.monotonic()
     if self._sent is not None:
       self._waited += now - self._sent
@@ -42,7 +42,6 @@ class Stopwatch:
     if first:
       self._began = now
       self._compiled, self._cpu = compiled(), time.process_time()
-    return now
 
   def computed(self) -> None:
     """A computation ends, or part of one."""

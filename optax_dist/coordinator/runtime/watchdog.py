@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.runtime import last_words
+from optax_dist.coordinator.transport.clock import AwakeClock
 
 # A step that no one waits for may be an evaluation, or a pause in a notebook.
 _UNHURRIED = 3600.0
+# Seconds within which the thread looks at the clock.
+_LONGEST = 2.0
 # Characters of the stacks written to the journal.
 _MOST = 16_000
 
@@ -28,19 +30,19 @@ _MOST = 16_000
 class Steps:
   """How long steps take, and whether the current one takes too long.
 
-  Pure but for a lock, since two threads call it: the times are arguments. A step
-    lasts from when the training loop gets parameters, or samples, until it submits
-    its gradient.
+  A step lasts from when the training loop gets parameters, or samples, until it
+  submits its gradient. Two threads call this, under a lock.
 
   Attributes:
     thread: that of the training loop.
   """
 
-  def __init__(self, limit: float | arrivals.Rule):
+  def __init__(self, limit: float | arrivals.Rule, now: Callable[[], float]):
     """Starts without a step.
 
     Args:
       limit: the seconds a step may take, or the rule that adapts them.
+      now: a clock, in seconds.
     """
     self._seen: arrivals.Arrivals | None = None
     self._limit = 0.0
@@ -48,7 +50,7 @@ class Steps:
       self._seen = arrivals.Arrivals(limit)
     else:
       self._limit = limit
-    self._lock = threading.Lock()
+    self._now, self._lock = now, threading.Lock()
     self._began: float | None = None
     self.thread = 0
 
@@ -57,17 +59,17 @@ class Steps:
     """How long a step may take, in seconds."""
     return self._limit if self._seen is None else self._seen.deadline
 
-  def begin(self, now: float) -> None:
+  def begin(self) -> None:
     """The training loop starts to compute."""
     with self._lock:
-      self._began = now
+      self._began = self._now()
     self.thread = threading.get_ident()
 
-  def submitted(self, now: float) -> None:
+  def submitted(self) -> None:
     """Its gradient was submitted."""
     with self._lock:
       if self._seen is not None and self._began is not None:
-        self._seen.add(now - self._began)
+        self._seen.add(self._now() - self._began)
       self._began = None
 
   def wait(self) -> None:
@@ -75,32 +77,25 @@ class Steps:
     with self._lock:
       self._began = None
 
-  def stood_still(self, seconds: float) -> None:
-    """The whole process was suspended this long; it isn't the step's fault."""
-    with self._lock:  # The step may end meanwhile.
-      if self._began is not None:
-        self._began += seconds
-
-  def lasts(self, now: float) -> float:
+  def lasts(self) -> float:
     """How long the current step has taken; 0.0 if there is none."""
-    began = self._began
-    return 0.0 if began is None else max(0.0, now - began)
+    with self._lock:
+      return 0.0 if self._began is None else self._now() - self._began
 
-  def is_stuck(self, now: float, awaited: bool) -> bool:
-    """Whether it takes so long that the replica should be given up.
+  def is_stuck(self, awaited: bool) -> bool:
+    """Whether it takes so long that the replica should be evicted.
 
     Args:
-      now: the time.
       awaited: whether other replicas wait.
     """
     most = self.deadline
     if self._seen is not None and not awaited:
       most = max(_UNHURRIED, most)
-    return self.lasts(now) > most
+    return self.lasts() > most
 
 
 class Watchdog:
-  """A thread that checks `Steps`, logs a stuck one, and gives the replica up.
+  """A thread that checks `Steps`, logs a stuck one, and evicts the replica.
 
   Attributes:
     steps: records what the training loop does.
@@ -119,10 +114,11 @@ class Watchdog:
       limit: see `Steps`.
       name: name of the replica, for messages.
       awaited: whether other replicas wait.
-      evict: gives the replica up, given the reason and its threads' stacks;
+      evict: evicts the replica, given the reason and its threads' stacks;
         None: it is only logged.
     """
-    self.steps = Steps(limit)
+    # Time in which the process was suspended isn't the step's fault.
+    self.steps = Steps(limit, AwakeClock(_LONGEST).now)
     self._name, self._awaited, self._evict = name, awaited, evict
     self._every = min(1.0, self.steps.deadline / 8)
     self._closed = threading.Event()
@@ -143,16 +139,11 @@ class Watchdog:
 
   def _run(self) -> None:
     steps, reported = self.steps, False
-    before = time.monotonic()
     while not self._closed.wait(self._every):
-      now = time.monotonic()
-      if now - before > self._every + 1.0:
-        steps.stood_still(now - before)
-      before = now
-      if not steps.is_stuck(now, self._awaited()):
+      if not steps.is_stuck(self._awaited()):
         reported = False
         continue
-      lasts = steps.lasts(now)
+      lasts = steps.lasts()
       if reported or not lasts:
         continue  # It was reported, or submitted just now.
       reported = True

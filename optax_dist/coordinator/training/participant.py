@@ -11,7 +11,6 @@ each step has its own.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -377,12 +376,13 @@ class Participant:
     Args:
       first: whether it is the first part of a submission.
     """
-    self._watch(self.stopwatch.begin(first))
+    self.stopwatch.begin(first)
+    self._watch()
 
-  def _watch(self, now: float) -> None:
+  def _watch(self) -> None:
     """Starts the watchdog for the next step, if there will be one."""
     if not self.is_over:
-      self.watchdog.steps.begin(now)
+      self.watchdog.steps.begin()
 
   def submit(self, work: bytes = b"") -> None:
     """Submits the sum, or reports stale gradients.
@@ -419,7 +419,7 @@ class Participant:
     )
     submitted = submission.submit(finite, payload, measured, work)
     self.driver.submit(submitted, parts)
-    self.watchdog.steps.submitted(time.monotonic())
+    self.watchdog.steps.submitted()
 
   # Waits.
 
@@ -438,7 +438,7 @@ class Participant:
       self.raise_failure()
     self.watchdog.steps.wait()
     if self.handover.wait(ready, patience):
-      self._watch(time.monotonic())
+      self._watch()
       return
     self.raise_failure()
     if self.handover.finished is not None:
