@@ -95,14 +95,6 @@ class Handover:
 
   def notify(self, event: Event) -> None:
     """Notifies the training loop of an event; `wake` follows."""
-    self._apply(event)
-
-  def wake(self) -> None:
-    """Wakes up the waiting threads."""
-    with self._changed:
-      self._changed.notify_all()
-
-  def _apply(self, event: Event) -> None:
     match event:
       case Published(state, save):
         self._before, self.published = self.published, state
@@ -131,6 +123,11 @@ class Handover:
         self.finished = reason
       case _:
         assert_never(event)
+
+  def wake(self) -> None:
+    """Wakes up the waiting threads."""
+    with self._changed:
+      self._changed.notify_all()
 
   # Called by the training loop.
 
@@ -186,8 +183,10 @@ class Handover:
       steps: those of the states that it holds: the progress of all steps before
         the last of these, but not theirs.
     """
-    for old in [n for n in self._answers if n < sequence]:
-      del self._answers[old]
+    # Copies, since the event loop may add to them meanwhile.
+    for old in list(self._answers):
+      if old < sequence:
+        del self._answers[old]
     kept = {*steps} if self.to_save is None else {*steps, self.to_save.step}
     for step in list(self.progress):
       if step < max(steps) and step not in kept:

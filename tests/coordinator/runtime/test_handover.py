@@ -58,6 +58,19 @@ def test_the_answers_to_past_submissions_are_forgotten(shared):
   assert [shared.answer(n) for n in (3, 4)] == [None, answers[1]]
 
 
+def test_an_answer_may_come_while_others_are_forgotten(shared):
+  """The event loop notifies, and the training loop forgets, in two threads."""
+
+  class Number(int):
+    def __gt__(self, other):
+      shared.notify(fx.Resolved(5, "lost", 0))
+      return int.__gt__(self, other)
+
+  shared.notify(fx.Resolved(3, "lost", 0))
+  shared.forget(Number(4), (0,))
+  assert [shared.answer(n) is None for n in (3, 5)] == [True, False]
+
+
 def test_progress_is_kept_of_states_that_are_held_or_to_come(shared):
   shared.notify(Published(State(5, "saved"), True))
   for step in range(20):

@@ -113,7 +113,7 @@ class GroupHandover(handover.Handover):
   def _take(self, events: int) -> None:
     self._calls += 1
     while self._seen < events:
-      self._apply(self._events.popleft())
+      super().notify(self._events.popleft())
       self._seen += 1
       # All processes compute each state at the same point, and in this order.
       self.published.get()
