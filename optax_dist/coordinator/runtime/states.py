@@ -12,8 +12,8 @@ reads it first, which is the training loop.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any, Protocol
 
 import jax
@@ -56,25 +56,20 @@ class State:
   def __init__(self, step: int, value: Any = None):
     """Creates a state that is ready, or one to be computed (None)."""
     self.step = step
-    self._value = value
-    self._error: BaseException | None = None
-    self._ready = None if value is not None else threading.Event()
+    self._found: futures.Future[Any] = futures.Future()
+    if value is not None:
+      self._found.set_result(value)
     # For a state that its first reader computes.
     self._work: Callable[[], Any] | None = None
-    self._post: Callable[[Callable[[], None]], None] = lambda action: None
-    self._actions: list[Callable[[], None]] | None = None
-    self._lock = threading.Lock()
+    self._post: Callable[[Callable[[], None]], None] | None = None
 
   def compute(self, work: Callable[[], Any]) -> None:
     """Computes it in this thread."""
-    assert self._ready is not None
     try:
-      self._value = work()
+      self._found.set_result(work())
     except BaseException as error:
-      self._error = error
+      self._found.set_exception(error)
       raise
-    finally:
-      self._ready.set()
 
   def defer(
     self,
@@ -88,7 +83,6 @@ class State:
       post: schedules a function on the event loop.
     """
     self._work, self._post = work, post
-    self._actions = []
 
   def then(self, action: Callable[[], None]) -> None:
     """Runs a function on the event loop, which calls this, once it is ready.
@@ -96,36 +90,25 @@ class State:
     Immediately, unless the state was deferred: background work that uses the
     state runs after it was computed there.
     """
-    with self._lock:
-      if self._actions is not None:
-        self._actions.append(action)
-        return
-    action()
+    post = self._post
+    if post is None or self.is_ready:
+      action()
+      return
+    # A future keeps its callbacks, and an action has the state.
+    actions = [action]
+    self._found.add_done_callback(lambda _: post(actions.pop()))
 
   @property
   def is_ready(self) -> bool:
     """Whether it is computed, so that `get` does not wait."""
-    return self._ready is None or self._ready.is_set()
+    return self._found.done()
 
   def get(self) -> Any:
     """Returns the state, waiting until it is computed."""
-    if self._work is not None:
-      self._compute_now(self._work)
-    if self._ready is not None:
-      self._ready.wait()
-      if self._error is not None:
-        raise self._error
-    return self._value
-
-  def _compute_now(self, work: Callable[[], Any]) -> None:
-    try:
+    work, self._work = self._work, None
+    if work is not None:
       self.compute(work)
-    finally:
-      self._work = None
-      with self._lock:
-        actions, self._actions = self._actions or [], None
-      for action in actions:
-        self._post(action)
+    return self._found.result()
 
 
 class States:

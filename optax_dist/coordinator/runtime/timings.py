@@ -85,20 +85,20 @@ class _Compiled(threading.local):
 
 
 _compiled = _Compiled()
-_listener = threading.Event()
 
 
 def compiled() -> float:
   """Seconds that JAX has spent tracing and compiling in this thread.
 
-  Counted from the first call in any thread.
+  Counted since this module was imported.
   """
-  if not _listener.is_set():
-    _listener.set()
-    jax.monitoring.register_event_duration_secs_listener(_count)
   return _compiled.seconds
 
 
 def _count(event: str, duration_secs: float, **_: Any) -> None:
   if event.startswith(_COMPILING):
     _compiled.seconds += duration_secs
+
+
+# At the import, so that no two threads can do it.
+jax.monitoring.register_event_duration_secs_listener(_count)

@@ -1,5 +1,7 @@
 """States that the training loop computes, one after the other, when it gets them."""
 
+import weakref
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,6 +63,17 @@ def test_requests_for_a_state_wait_until_it_is_computed():
   found.loop()
   state.then(lambda: seen.append("at once"))
   assert seen == ["then", "at once"]
+
+
+def test_a_request_that_was_answered_does_not_keep_its_state():
+  state, posted = states.State(1), []
+  state.defer(lambda: "computed", posted.append)
+  state.then(state.get)
+  state.get()
+  posted.pop()()
+  kept = weakref.ref(state)
+  del state
+  assert kept() is None
 
 
 def test_a_snapshot_takes_the_place_of_what_was_not_computed():
