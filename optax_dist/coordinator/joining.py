@@ -267,7 +267,6 @@ def run_embedded(
   replicas_to_aggregate: int | None = None,
   strategy: strategies.Factory | None = None,
   data: ledger.Batches | None = None,
-  world: endpoint.World | None = None,
   **options: Any,
 ) -> list[Any]:
   """Runs replicas as threads of this process: no server, no port.
@@ -281,7 +280,6 @@ def run_embedded(
     replicas_to_aggregate: see `join`.
     strategy: see `join`.
     data: see `join`.
-    world: shared by several calls that form one run; by default a new one.
     **options: others of `join` that concern the job and not this process:
       `max_staleness`, `staleness_weight`, `lower_on_leave`, `lower_on_loss`,
       `opt_state`, `global_step`, `progress`; and fields of `Options`.
@@ -303,7 +301,7 @@ def run_embedded(
     [2.90625, 2.90625]
   """
   num_replicas = checks.count("num_replicas", num_replicas)
-  world = world or endpoint.World()
+  world = endpoint.World()
   k = data_arguments.gradients_per_step(
     data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
