@@ -8,7 +8,7 @@ class CoordinatorError(RuntimeError):
 
 
 class JoinRefused(CoordinatorError):
-  """The job does not let this replica in; the message names the difference."""
+  """The job does not admit this replica; the message names the difference."""
 
 
 class RunFinished(CoordinatorError):

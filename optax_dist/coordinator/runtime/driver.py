@@ -104,7 +104,6 @@ class Driver:
       shards: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
     """
-    # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
     self._core, self._replica, self._layout = core, replica, gradients

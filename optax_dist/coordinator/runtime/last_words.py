@@ -1,4 +1,4 @@
-"""Printing that never blocks: what a process says before it is given up."""
+"""Printing that never blocks: what a process says before it is evicted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import sys
 import threading
 
+# Seconds to wait until it is printed.
 _PATIENCE = 1.0
 # Exit code of a process that ends itself: the launcher restarts its replica.
 EXIT_CODE = 75
 
 
-def say(text: str, patience: float = _PATIENCE) -> None:
+def say(text: str) -> None:
   """Prints a text to standard error, in a thread of its own.
 
   Nobody may read the pipe that it is, and it may be full, or closed.
 
   Args:
     text: the text; it is lost if it can't be printed.
-    patience: seconds to wait until it is printed.
   """
 
   def write() -> None:
@@ -31,7 +31,7 @@ def say(text: str, patience: float = _PATIENCE) -> None:
   )
   with contextlib.suppress(RuntimeError):  # Out of threads.
     thread.start()
-    thread.join(patience)
+    thread.join(_PATIENCE)
 
 
 def end_process(text: str) -> None:

@@ -110,21 +110,16 @@ def is_local(params: Any) -> bool:
 
 
 class Template:
-  """The structure, shapes and dtypes that gradients must have.
-
-  Attributes:
-    leaves: of the parameters, as `jax.ShapeDtypeStruct`s.
-    is_local: whether this process holds all of the parameters.
-  """
+  """The structure, shapes and dtypes that gradients must have."""
 
   def __init__(self, params: Any):
     found, self._tree = jax.tree_util.tree_flatten_with_path(params)
     self._names = [jax.tree_util.keystr(path) for path, _ in found]
     self._keys = _keys(found)
-    self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
-    self.is_local = is_local(params)
+    self._leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
+    self._is_local = is_local(params)
     # For arrays that span several processes; gradients get the same shardings.
-    self._shardings = [] if self.is_local else [x.sharding for _, x in found]
+    self._shardings = [] if self._is_local else [x.sharding for _, x in found]
     self._reshard: Any = None
 
   def unflatten(self, leaves: Any) -> Any:
@@ -150,14 +145,14 @@ class Template:
           f" {_shown(self._names)}, got {_shown(names)}."
         )
       grads = self.unflatten(leaves)
-    for name, like, grad in zip(self._names, self.leaves, leaves, strict=True):
+    for name, like, grad in zip(self._names, self._leaves, leaves, strict=True):
       shape, dtype = getattr(grad, "shape", ()), getattr(grad, "dtype", None)
       if (shape, dtype) != (like.shape, like.dtype):
         raise ValueError(
           f"grads{name} must be {like.dtype}{list(like.shape)}, as the"
           f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
         )
-    return grads if self.is_local else self._place(grads)
+    return grads if self._is_local else self._place(grads)
 
   def _place(self, grads: Any) -> Any:
     """A gradient with the shardings of the parameters."""

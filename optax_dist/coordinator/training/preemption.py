@@ -62,22 +62,19 @@ class Preemption:
   def received(self) -> bool:
     return self._since is not None
 
-  def install(self) -> bool:
+  def install(self) -> None:
     """Installs the signal handlers.
 
-    Returns:
-      Whether it could: it can't if the program has a handler of its own, or
-      outside the main thread.
+    Not if the program has a handler of its own, nor outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
-      return False
+      return
     for number in self._numbers:
       if signal.getsignal(number) in (
         signal.SIG_DFL,
         signal.default_int_handler,
       ):
         self._before[number] = signal.signal(number, self._take)
-    return signal.SIGTERM in self._before
 
   def remove(self) -> None:
     """Removes the signal handlers."""

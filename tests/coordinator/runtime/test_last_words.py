@@ -1,4 +1,4 @@
-"""What is said before a process is given up is printed, or lost in time."""
+"""What is said before a process is evicted is printed, or lost in time."""
 
 import errno
 import os
@@ -38,14 +38,16 @@ def full_pipe():
   os.close(read)
 
 
-def test_it_is_printed_when_the_call_returns(capsys):
-  last_words.say("stuck", patience=60.0)
+def test_it_is_printed_when_the_call_returns(capsys, monkeypatch):
+  monkeypatch.setattr(last_words, "_PATIENCE", 60.0)
+  last_words.say("stuck")
   assert capsys.readouterr().err == "stuck\n"
 
 
 def test_a_full_pipe_does_not_block_training(full_pipe, monkeypatch):
   monkeypatch.setattr(sys, "stderr", full_pipe)
-  last_words.say("stuck", patience=0.05)
+  monkeypatch.setattr(last_words, "_PATIENCE", 0.05)
+  last_words.say("stuck")
 
 
 def test_a_stream_that_fails_is_left_alone(monkeypatch):

@@ -69,11 +69,13 @@ def test_a_handler_of_the_program_stays():
   mine = lambda number, frame: None
   before = signal.signal(signal.SIGTERM, mine)
   try:
-    assert not made.install()
+    made.install()
+    assert signal.getsignal(signal.SIGTERM) is mine
     made.remove()
     assert signal.getsignal(signal.SIGTERM) is mine
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert made.install()
+    made.install()
+    assert signal.getsignal(signal.SIGTERM) == made._take
     made.remove()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
   finally:
@@ -82,7 +84,7 @@ def test_a_handler_of_the_program_stays():
   before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
   interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
-    assert with_interrupts.install()
+    with_interrupts.install()
     with_interrupts.joined()
     os.kill(os.getpid(), signal.SIGINT)
     assert with_interrupts.received
@@ -91,11 +93,11 @@ def test_a_handler_of_the_program_stays():
   finally:
     signal.signal(signal.SIGTERM, before)
     signal.signal(signal.SIGINT, interrupt)
-  found = []
-  thread = threading.Thread(target=lambda: found.append(made.install()))
+  before = signal.getsignal(signal.SIGTERM)
+  thread = threading.Thread(target=made.install)
   thread.start()
   thread.join()
-  assert found == [False]
+  assert signal.getsignal(signal.SIGTERM) is before
   with pytest.raises(ValueError, match="`on_sigterm` must be one of"):
     preemption.Preemption("stop")
 
