@@ -34,9 +34,9 @@ class Options:
       times the 99th percentile of its silences, at least 5 s. At most half of
       `timeout` is used.
     step_timeout: how long a step may take inside a replica until its watchdog
-      gives it up; 0 for no watchdog; None: ten times the 99th percentile, while
-      others wait, if a launcher restarts the replica; otherwise it is only
-      logged.
+      evicts the replica; 0 for no watchdog; None: ten times the 99th
+      percentile, while others wait, if a launcher restarts the replica;
+      otherwise it is only logged.
     stall_warning: time to wait before the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: wire format of gradients and means; one of `wire_formats.WIRES`.
@@ -92,16 +92,12 @@ class Options:
   # What follows from them.
 
   @property
-  def deadlines(self) -> dl.Deadlines:
-    """How long everybody waits."""
-    return dl.of(self.timeout, self.attempt_timeout, self.leader_timeout)
-
-  @property
   def silence(self) -> arrivals.Rule:
     """How long a peer may be silent."""
     if self.leader_timeout is None:
       return dl.silence(self.timeout)
-    return transports.fixed(self.deadlines.pace)
+    limits = dl.of(self.timeout, self.attempt_timeout, self.leader_timeout)
+    return transports.fixed(limits.pace)
 
   @property
   def steps(self) -> float | arrivals.Rule:

@@ -13,13 +13,11 @@ def test_by_default_silence_and_steps_follow_what_is_seen():
   options = Options()
   assert options.silence == deadlines.silence(300.0)
   assert options.steps == deadlines.steps(300.0)
-  assert options.deadlines == deadlines.of(300.0)
 
 
 def test_a_number_that_is_given_wins():
   options = Options(leader_timeout=2.0, attempt_timeout=3.0, step_timeout=4.0)
   assert (options.silence, options.steps) == (interface.fixed(2.0), 4.0)
-  assert (options.deadlines.pace, options.deadlines.patience) == (2.0, 3.0)
 
 
 @pytest.mark.parametrize("name", ["timeout", "attempt_timeout"])

@@ -238,7 +238,7 @@ class Participant:
       step=global_step,
       apply=self.update.apply,
       journal=journal_lines.JournalLines(settings.journal, self.about),
-      deadlines=settings.deadlines,
+      deadlines=self.config.deadlines,
       processes=self.processes,
       shards=parts.state,
       own=own,
