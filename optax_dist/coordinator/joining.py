@@ -9,6 +9,7 @@ import logging
 import threading
 import types
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import optax
@@ -290,6 +291,7 @@ def run_embedded(
   Raises:
     The error of the replica that failed first; a replica whose `fn` fails is
     lost to the others, which go on if enough of them are left.
+    KeyboardInterrupt: after all replicas have ended, each in its next call.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -308,6 +310,7 @@ def run_embedded(
   job = _job("run_embedded", opt, strategy, (k, num_replicas), data, **options)
   results: list[Any] = [None] * num_replicas
   failures: list[tuple[bool, BaseException]] = []
+  parts: list[participant.Participant] = []
   started = threading.Barrier(num_replicas)
 
   def run(index: int) -> None:
@@ -315,6 +318,7 @@ def run_embedded(
       place = world.connect(str(index))
       with place.closed_on_error():
         part = job(place, params=params, replica=index)
+        parts.append(part)
         replica = replicas.Replica(part)
       with replica.start():
         # Otherwise a replica that is done at once ends the run before others
@@ -328,14 +332,19 @@ def run_embedded(
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
   target = threads.in_this_precision(run)
-  made = [
-    threading.Thread(target=target, args=(i,), name=f"optax-dist-embedded-{i}")
-    for i in range(num_replicas)
-  ]
-  for thread in made:
-    thread.start()
-  for thread in made:
-    thread.join()
+  with futures.ThreadPoolExecutor(num_replicas, "optax-dist-embedded") as pool:
+    running = [pool.submit(target, index) for index in range(num_replicas)]
+    try:
+      futures.wait(running)
+    except BaseException:
+      # The replicas would train on, and nobody could stop them.
+      interrupted = errors.CoordinatorError("run_embedded was interrupted.")
+      started.abort()
+      while futures.wait(running, 0.1).not_done:
+        for part in list(parts):
+          part.handover.fail(interrupted)
+          part.handover.wake()
+      raise
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results

@@ -1,9 +1,12 @@
 """`join`, as a user calls it."""
 
 import contextlib
+import signal
 import socket
 import threading
+import time
 
+import embedded_runs as runs
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -403,6 +406,26 @@ def test_samples_are_leased_by_integers_of_numpy():
       replicas_to_aggregate=np.int64(3),
       data=data,
     )
+
+
+def test_an_interrupt_ends_all_embedded_replicas(request):
+  """Nobody else has a handle to them: they would train on."""
+  before = runs.coordinator_threads(patience=0.0)
+  handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+  request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
+  main, end = threading.main_thread().ident, time.monotonic() + 60.0
+
+  def train(replica):
+    while time.monotonic() < end:
+      replica.step(jnp.ones(2))
+      if (replica.replica, replica.global_step) == (0, 3):
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.5)  # The others wait for it in their next step.
+
+  with pytest.raises(KeyboardInterrupt):
+    coordinator.run_embedded(train, 3, optax.sgd(0.1), jnp.zeros(2), **_PATIENT)
+  assert time.monotonic() < end
+  assert not runs.coordinator_threads(before, patience=0.0)
 
 
 def test_an_early_end_waits_for_all_embedded_replicas(
