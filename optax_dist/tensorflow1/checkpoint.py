@@ -29,6 +29,8 @@ _ORDER = (
   "v",
   "momentum",
 )
+# What follows the variable's name in its moving average, which is no slot.
+_AVERAGE = "ExponentialMovingAverage"
 
 
 class Reader(Protocol):
@@ -73,12 +75,13 @@ def restore_checkpoint(
       installed, or the result of ``tf.train.load_checkpoint``.
     params: Parameters with the shapes and dtypes of the variables.
     opt_state: The optimizer's state, from ``init(params)``; including chains
-      and wrappers. Slots of replicas (elastic averaging) are not restored.
+      and wrappers. Moving averages of ``sync_replicas`` are restored too.
     name: The name of TensorFlow's optimizer (``"Adam"``); by default it is
       determined from the names in the checkpoint.
     variable: Maps a parameter's path, which is ``"layer/kernel"`` for
       ``params["layer"]["kernel"]``, to the name of a variable. By default the
-      same.
+      same. Scalars (``"global_step"``, ``"beta1_power"``) are mapped too if the
+      checkpoint has the result, and otherwise keep their names.
 
   Returns:
     Parameters, optimizer state and global step.
@@ -86,7 +89,9 @@ def restore_checkpoint(
   Raises:
     KeyError: If the checkpoint lacks a variable; the message lists those it
       has.
-    ValueError: If a shape differs, or the name of the optimizer is ambiguous.
+    ValueError: If a shape differs, the name of the optimizer is ambiguous, or
+      the state has what no optimizer of TensorFlow has, such as the center of
+      elastic averaging.
     ModuleNotFoundError: If a path is given and TensorFlow is not installed.
 
   Source: ``tf.compat.v1.train.Saver`` and the slot creator of
@@ -129,6 +134,13 @@ def restore_checkpoint(
       )
     return jnp.asarray(value, like.dtype)
 
+  def read_scalar(scalar: str, like: Any) -> jax.Array:
+    # It may have been made in another scope than the parameters.
+    mapped = variable(scalar)
+    return read(
+      mapped if mapped in known else scalar, like, f"the scalar {scalar!r}"
+    )
+
   def path_of(path: Any) -> str:
     return "/".join(slots.path_keys(path))
 
@@ -138,7 +150,7 @@ def restore_checkpoint(
     ),
     params,
   )
-  global_step = int(reader.get_tensor("global_step"))
+  global_step = int(read_scalar("global_step", np.zeros((), np.int32)))
 
   leaves, treedef = jax.tree.flatten(opt_state)
   # Unique leaves, to identify them later.
@@ -148,29 +160,30 @@ def restore_checkpoint(
   place = {id(leaf): i for i, leaf in enumerate(marked)}
   trees = list(slots.slot_trees(jax.tree.unflatten(treedef, marked)))
   names = [names[0] for names, _ in trees]
-  unknown = sorted(set(names) - set(_ORDER))
+  of_optimizer = set(names) - {"averages"}
+  unknown = sorted(of_optimizer - set(_ORDER))
   if unknown:
     raise ValueError(
       f"TensorFlow has no optimizer with the slots {unknown}, so they are in no"
       " checkpoint of it"
     )
-  if name is None and trees:
+  if name is None and of_optimizer:
     name = _optimizer_name(known, [variable(path) for path in _paths(params)])
-  order = sorted(names, key=_ORDER.index)
+  suffixes: dict[str, Any] = {"averages": _AVERAGE}
+  for i, slot in enumerate(sorted(of_optimizer, key=_ORDER.index)):
+    suffixes[slot] = f"{name}_{i}" if i else name
   for slot, (_, tree) in zip(names, trees, strict=True):
-    index = order.index(slot)
-    suffix = f"{name}_{index}" if index else name
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       what = f"the slot {slot!r} of {path_of(path)!r}"
       leaves[place[id(leaf)]] = read(
-        f"{variable(path_of(path))}/{suffix}", leaf, what
+        f"{variable(path_of(path))}/{suffixes[slot]}", leaf, what
       )
   for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
     keys = slots.path_keys(path)
-    if keys[-1] in ("count", "global_step"):
+    if keys[-1] in ("count", "global_step", "local_step"):
       leaves[i] = jnp.full_like(leaves[i], global_step)
-    elif "scalars" in keys and keys[-1] in known:
-      leaves[i] = read(keys[-1], leaves[i], f"the scalar {keys[-1]!r}")
+    elif "scalars" in keys:
+      leaves[i] = read_scalar(keys[-1], leaves[i])
   return Restored(
     found_params, jax.tree.unflatten(treedef, leaves), global_step
   )
@@ -206,7 +219,7 @@ def _optimizer_name(known: frozenset[str], variables: list[str]) -> str:
     if other.startswith(f"{variable}/")
   } - set(variables)
   # Moving averages have names like slots.
-  found -= {"ExponentialMovingAverage"}
+  found -= {_AVERAGE}
   if len(found) != 1:
     raise ValueError(
       "the checkpoint does not say which optimizer's slots it has: pass `name=`,"

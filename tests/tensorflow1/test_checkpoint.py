@@ -144,6 +144,106 @@ def test_a_variable_that_is_missing_is_named():
     )
 
 
+def test_powers_in_a_name_scope_are_mapped_or_refused():
+  scoped = {
+    f"train/{name}" if name.endswith("_power") else name: value
+    for name, value in _RECORDED["Adam"]["variables"].items()
+  }
+  state = OPTIMIZERS["Adam"]().init(params())
+  with pytest.raises(KeyError, match=r"beta1_power.*train/beta1_power"):
+    tensorflow1.restore_checkpoint(Reader(scoped), params(), state)
+  found = tensorflow1.restore_checkpoint(
+    Reader(scoped),
+    params(),
+    state,
+    variable=lambda name: f"train/{name}" if name.endswith("_power") else name,
+  )
+  assert optax.tree.get(found.opt_state, "beta2_power") == np.float32(
+    scoped["train/beta2_power"]
+  )
+
+
+def test_a_map_of_the_parameters_names_leaves_the_other_names():
+  """TensorFlow adds the scope of a layer to slots, not to powers and the step."""
+  variables = {
+    f"tower/{name}" if "/" in name else name: value
+    for name, value in _RECORDED["Adam"]["variables"].items()
+  }
+  found = tensorflow1.restore_checkpoint(
+    Reader(variables),
+    params(),
+    OPTIMIZERS["Adam"]().init(params()),
+    variable="tower/{}".format,
+  )
+  assert found.global_step == 3
+  assert optax.tree.get(found.opt_state, "beta1_power") == np.float32(
+    variables["beta1_power"]
+  )
+
+
+def test_a_checkpoint_without_a_global_step_is_refused():
+  variables = dict(_RECORDED["Adam"]["variables"])
+  del variables["global_step"]
+  tx = OPTIMIZERS["Adam"]()
+  with pytest.raises(
+    KeyError, match=r"global_step.*which the checkpoint has not"
+  ):
+    tensorflow1.restore_checkpoint(
+      Reader(variables), params(), tx.init(params())
+    )
+
+
+def _sync_replicas(**arguments):
+  return optax_dist.sync_replicas(
+    OPTIMIZERS["Adam"](),
+    "data",
+    replicas_to_aggregate=2,
+    total_num_replicas=2,
+    **arguments,
+  )
+
+
+def test_the_first_gradients_of_sync_replicas_are_fresh():
+  tx = _sync_replicas()
+  found = tensorflow1.restore_checkpoint(
+    Reader(_RECORDED["Adam"]["variables"]), params(), tx.init(params())
+  )
+  assert found.opt_state.global_step == 3
+  state_axes = optax_dist.states.state_axes(found.opt_state)
+  update = jax.vmap(
+    lambda state, gradient: tx.update(gradient, state, found.params),
+    in_axes=(state_axes, None),
+    out_axes=(0, state_axes),
+    axis_size=2,
+    axis_name="data",
+  )
+  _, state = update(found.opt_state, params())
+  assert state.global_step == 4
+  np.testing.assert_array_equal(state.replica.value.accepted, [1, 1])
+
+
+def test_moving_averages_of_sync_replicas_are_restored():
+  recorded = _RECORDED["Adam"]["variables"]
+  variables = dict(recorded)
+  for i, leaf in enumerate(("kernel", "bias")):
+    name = f"layer/{leaf}/ExponentialMovingAverage"
+    variables[name] = np.full(np.shape(recorded[f"layer/{leaf}"]), i + 0.5)
+  tx = _sync_replicas(variable_averages=0.9)
+  state = tx.init(params())
+  found = tensorflow1.restore_checkpoint(Reader(variables), params(), state)
+  averages = optax_dist.averaged_params(found.opt_state, found.params)
+  np.testing.assert_array_equal(
+    averages["layer"]["kernel"], np.full((3, 2), 0.5)
+  )
+  np.testing.assert_array_equal(averages["layer"]["bias"], np.full(2, 1.5))
+  np.testing.assert_array_equal(
+    optax_dist.states.get_slot(found.opt_state, "layer/bias", "v"),
+    np.asarray(recorded["layer/bias/Adam_1"], np.float32),
+  )
+  with pytest.raises(KeyError, match="layer/bias/ExponentialMovingAverage"):
+    tensorflow1.restore_checkpoint(Reader(recorded), params(), state)
+
+
 def test_a_shape_that_differs_is_named():
   tx = OPTIMIZERS["GradientDescent"]()
   wide = {"layer": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(2)}}
