@@ -28,11 +28,15 @@ from optax_dist.sparse.indexed_slices import (
 
 _USER = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
-# Gradients of all replicas together are counted in int32.
-_MOST = 2**30
+# The number of all replicas' gradients travels as float32, exact up to here.
+_MOST = 2**24
 _SCATTERED = (
   "so no replica has a gradient of its own to add up. Use cross_shard(...,"
   " param_specs=...) for it (optax.partition)."
+)
+_DENSE = (
+  "`all_arrive` is for dense gradients: it drops none, so one with more rows than"
+  " free slots would be lost without being counted."
 )
 
 
@@ -152,7 +156,8 @@ def sync_replicas(
     all_arrive: whether every replica's gradient counts on every iteration, whatever
       its values. Then no count is communicated and nothing is checked, and with
       ``replicas_to_aggregate`` up to the number of replicas no sum is kept:
-      ``update`` is a mean followed by ``inner``.
+      ``update`` is a mean followed by ``inner``. Not for sparse gradients, and
+      without ``staleness_weight``, since no gradient is late.
     accumulator_dtype: dtype of the sums, and of the communication; None for
       each parameter's own, or float32 if that is narrower.
     averages_dtype: dtype of the averages; None as above.
@@ -224,6 +229,13 @@ def sync_replicas(
   moving_averages.check(variable_averages, variables_to_average)
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.flag("all_arrive", all_arrive)
+  if all_arrive and sparse_capacity is not None:
+    raise ValueError(f"{_USER}: {_DENSE}")
+  if all_arrive and weight_of is not None:
+    raise ValueError(
+      f"{_USER}: `all_arrive` has no late gradients, which `staleness_weight` is"
+      " for."
+    )
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
   precision.check_dtype("accumulator_dtype", accumulator_dtype)
   precision.check_dtype("averages_dtype", averages_dtype)
@@ -233,7 +245,7 @@ def sync_replicas(
     size = replicas.at_init()
     params = replica_params.strong(params)
     total = None
-    if not all_arrive or needed > size or sparse_capacity is not None:
+    if not all_arrive or needed > size:
       total = gradient_sum.init(params, sparse_capacity, accumulator_dtype)
     # Separate arrays: one that is in a state twice can't be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
@@ -363,6 +375,8 @@ def sync_replicas(
         f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
         " given to update."
       )
+    if all_arrive and _has_slices(updates):
+      raise ValueError(f"{_USER}: {_DENSE}")
     if needed > me.size and not accumulates:
       raise ValueError(
         f"{_USER}: {needed} gradients of {me.size} replicas need a sum, and this"

@@ -2,6 +2,8 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
@@ -40,7 +42,17 @@ _make = functools.partial(
     ({"sparse_average": "rows"}, "'touched', 'gradients', got 'rows'"),
     ({"reject_nonfinite": "no"}, "`reject_nonfinite` must be True or False"),
     ({"all_arrive": "yes"}, "`all_arrive` must be True or False"),
+    (
+      {"all_arrive": True, "sparse_capacity": lambda params: 8},
+      "`all_arrive` is for dense gradients",
+    ),
+    (
+      {"all_arrive": True, "staleness_weight": "inverse"},
+      "`all_arrive` has no late gradients",
+    ),
     ({"replicas_to_aggregate": 2**40}, "`replicas_to_aggregate` must be at m"),
+    # Their number travels as float32, which has no 2**24 + 1.
+    ({"replicas_to_aggregate": 2**24 + 1}, "must be at most 16777216"),
   ],
 )
 def test_checked_at_construction(kwargs, words):
@@ -98,6 +110,29 @@ def test_all_arrive_takes_no_mask():
   step = lambda g: tx.update(g, tx.init(0.0), arrived=True)[0]
   with pytest.raises(ValueError, match="neither `arrived` nor"):
     maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+def test_all_arrive_takes_no_sparse_gradient():
+  """One with more rows than free slots was lost, and yet counted."""
+  make = functools.partial(
+    optax_dist.sync_replicas,
+    optax_dist.optimizers.gradient_descent(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=2 * N,
+    total_num_replicas=N,
+  )
+  tx = make(all_arrive=True)
+  # A state with slots, from a transformation that checks the gradients.
+  state = make(sparse_capacity=2).init(np.zeros((9, 1), np.float32))
+  state_axes = optax_dist.states.state_axes(state)
+
+  def step(state, values):
+    rows = optax_dist.IndexedSlices(values, jnp.array([0, 1]), (9, 1))
+    return tx.update(rows, state)[0]
+
+  run = jax.vmap(step, in_axes=(state_axes, 0), axis_name=maps.AXIS)
+  with pytest.raises(ValueError, match="`all_arrive` is for dense gradients"):
+    run(state, np.ones((N, 2, 1), np.float32))
 
 
 def test_averages_need_the_parameters():
