@@ -38,6 +38,8 @@ def init(
 ) -> Any:
   """Returns the initial averages: the parameters themselves.
 
+  Integers and random keys have none.
+
   Args:
     params: a pytree of arrays.
     decay: the decay, or None for no averages.
@@ -56,8 +58,14 @@ def init(
     return None
   if callable(which):
     which = which(params)
-  # Copies: they must not share a donated buffer with the parameters.
-  copy = lambda tree: precision.widen(tree, dtype)
+
+  def copy_leaf(x: jax.Array) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+      return optax.MaskedNode()
+    # A copy: it must not share a donated buffer with the parameters.
+    return jnp.array(x, precision.wide_dtype(x, dtype))
+
+  copy = lambda tree: jax.tree.map(copy_leaf, tree)
   if which is None:
     return copy(params)
   try:

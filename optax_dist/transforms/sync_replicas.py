@@ -151,6 +151,7 @@ def sync_replicas(
       :func:`optax_dist.averaged_params`.
     variables_to_average: which parameters are averaged: a pytree of booleans
       like ``params``, a function of ``params`` that returns one, or None for all.
+      Integers and random keys have no average.
     reject_nonfinite: whether gradients with an infinite or NaN element are
       dropped. If not, as in TensorFlow, one of them makes the mean non-finite.
     all_arrive: whether every replica's gradient counts on every iteration, whatever

@@ -29,6 +29,13 @@ def test_parameters_stand_in_for_those_left_out():
   assert got == {"w": 1.0, "b": 20.0}
 
 
+def test_integers_and_keys_have_no_average():
+  params = {"w": jnp.zeros(2), "n": jnp.array([3]), "k": jax.random.key(0)}
+  later = {"w": jnp.ones(2), "n": jnp.array([4]), "k": jax.random.key(1)}
+  got = optax_dist.averaged_params(_tx().init(params), later)
+  chex.assert_trees_all_equal(got, {**later, "w": params["w"]})
+
+
 def test_groups_of_a_partition_have_averages_together():
   params = {"w": jnp.zeros(2), "b": jnp.ones(3), "rest": {"c": jnp.ones(1)}}
   some = _tx(which={"w": True, "b": False, "rest": False})

@@ -167,7 +167,9 @@ def test_the_first_update_changes_no_type(kind):
   assert jax.tree.map(kind, after) == jax.tree.map(kind, state)
 
 
-@pytest.mark.parametrize("name", [*every_transform.NAMES, "sparse_loco"])
+@pytest.mark.parametrize(
+  "name", [*every_transform.NAMES, "sparse_loco", "variable_averages"]
+)
 def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
   """Their gradient is None; no step changes them, or the state's structure."""
   inner = optax.chain(
@@ -177,6 +179,8 @@ def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
     tx = optax_dist.sparse_loco(
       inner, maps.AXIS, num_replicas=N, communication_period=2
     )
+  elif name == "variable_averages":
+    tx = _tx("sync_replicas", inner, variable_averages=0.5)
   else:
     outer = {"outer": optax.sgd(0.5, momentum=0.5)}
     tx = every_transform.make(
@@ -193,7 +197,7 @@ def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
     return optax_dist.apply_updates(params, updates), state
 
   own = jax.tree.map(lambda x: jnp.stack([x] * N), params)
-  is_shared = name in ("sync_replicas", "sharded")
+  is_shared = name in ("sync_replicas", "sharded", "variable_averages")
   step = jax.vmap(
     step,
     axis_name=maps.AXIS,
