@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_dist._internal import axes, checks, collectives, shard_scope
@@ -110,9 +111,11 @@ def clip_by_global_norm(
     leaves: list[Any], over: list[tuple[axes.AxisName, ...]]
   ) -> jax.Array:
     """The factor for all leaves: 1 if there is nothing to clip."""
+    squares = [_sum_of_squares(leaf) for leaf in leaves]
+    # float64 if any of them is.
+    dtype = np.result_type(np.float32, *(square.dtype for square in squares))
     groups: dict[tuple[axes.AxisName, ...], jax.Array] = {}
-    for leaf, sharded in zip(leaves, over, strict=True):
-      square = _sum_of_squares(leaf)
+    for square, sharded in zip(squares, over, strict=True):
       # A leaf that is equal along an axis, although its type varies over it.
       equal = tuple(
         name
@@ -121,10 +124,11 @@ def clip_by_global_norm(
       )
       if equal:
         square = jax.lax.pmean(square, equal)
-      groups[sharded] = groups.get(sharded, jnp.zeros([])) + square
+      so_far = groups.get(sharded, jnp.zeros([], dtype))
+      groups[sharded] = so_far + square.astype(dtype)
     sums = collectives.sum_leaves(list(groups.values()), list(groups))
-    norm = jnp.sqrt(sum(sums, start=jnp.zeros([], jnp.float32)))
-    limit = jnp.asarray(max_norm, jnp.float32)
+    norm = jnp.sqrt(sum(sums, start=jnp.zeros([], dtype)))
+    limit = jnp.asarray(max_norm, dtype)
     return jnp.where(norm < limit, jnp.ones_like(norm), limit / norm)
 
   def _sharded_over(
@@ -165,4 +169,4 @@ def _sum_of_squares(leaf: Any) -> jax.Array:
   square = jnp.square(leaf.real)
   if jnp.iscomplexobj(leaf):
     square += jnp.square(leaf.imag)
-  return jnp.sum(square).astype(jnp.float32)
+  return jnp.sum(square)

@@ -90,6 +90,32 @@ def test_clipping_is_the_same_in_every_map(map_name):
   np.testing.assert_allclose(got[1][0], expected[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_wide_updates_are_clipped_in_their_own_precision(dtype):
+  """Their squares were summed in float32, where they were infinite."""
+  with jax.enable_x64(True):
+    tree = jax.tree.map(lambda x: 1e20 * x.astype(dtype), _tree())
+    tx = optax_dist.clip_by_global_norm(0.5, ("data", "model"))
+    got = _sharded(tx, tree, check_vma=True)
+    expected = _update(optax.clip_by_global_norm(0.5), tree)
+  for name in SPECS.keys() - {"none"}:
+    assert got[name].dtype == dtype
+    np.testing.assert_allclose(got[name], expected[name], rtol=1e-12)
+
+
+def test_wide_and_narrow_updates_are_clipped_together():
+  with jax.enable_x64(True):
+    tree = _tree("float64") | {"b": _tree()["b"]}
+    tx = optax_dist.clip_by_global_norm(0.5, ("data", "model"))
+    got = _sharded(tx, tree, check_vma=True)
+  norm = np.sqrt(
+    sum(np.sum(np.square(x)) for x in tree.values() if x is not None)
+  )
+  for name in SPECS.keys() - {"none"}:
+    assert got[name].dtype == tree[name].dtype
+    np.testing.assert_allclose(got[name], tree[name] * (0.5 / norm), rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
 def test_dtypes_are_kept(dtype):
   tree = jax.tree.map(lambda x: jnp.asarray(x, dtype), _tree())
