@@ -140,11 +140,16 @@ def cross_shard(
       " whole axis can't be split into groups again."
     )
 
-  alone = (axis_index_groups or None, param_specs) == (None, None)
-  if not alone and (compression is not None or reduction == "adasum"):
+  special = groups or param_specs is not None or invariant_updates == "reduced"
+  if special and (compression is not None or reduction == "adasum"):
     what = "compression" if compression is not None else "reduction='adasum'"
     raise ValueError(
-      f"`{what}` can't be combined with `axis_index_groups` or `param_specs`."
+      f"`{what}` can't be combined with `axis_index_groups`, `param_specs` or"
+      " `invariant_updates='reduced'`."
+    )
+  if num_replicas is not None and compression is None:
+    raise ValueError(
+      "`num_replicas` is for `compression`; without it there is no state."
     )
   if compression is not None:
     if reduction == "adasum":
