@@ -111,7 +111,8 @@ def local_updates(
     communication_period: steps in a round: a positive integer, or a schedule,
       called with the steps taken so far (int32 scalar) when a round begins,
       with results below 1 counting as 1. A transformation with another period
-      can take over the state: its period counts from the next round on.
+      can take over the state: its period counts from the next round on, except
+      for a period of 1, which ends the running round.
     num_replicas: the number of replicas; None for the size of the axis. It is
       required if ``init`` is called outside of the map and of ``jax.set_mesh``.
     reject_nonfinite: whether a replica with an infinite or NaN parameter is

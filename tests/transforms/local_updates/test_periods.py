@@ -47,3 +47,11 @@ def test_a_transformation_with_another_period_takes_the_state_over():
     state = _step(tx, state)
     rounds.append(int(state.global_step))
   assert rounds == [0, 0, 1, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_a_period_of_1_ends_the_round_that_it_takes_over():
+  state, rounds = _tx(3).init(jnp.zeros(())), []
+  for period in (3, 1, 1, 3):
+    state = _step(_tx(period), state)
+    rounds.append(int(state.global_step))
+  assert rounds == [0, 1, 2, 3]
