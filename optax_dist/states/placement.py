@@ -58,7 +58,10 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     )
     if sharding.is_fully_addressable or is_global:
       return jax.device_put(x, sharding)
-    x = np.asarray(x)
+    is_key = isinstance(x, jax.Array) and jax.dtypes.issubdtype(
+      x.dtype, jax.dtypes.prng_key
+    )
+    x = x if is_key else np.asarray(x)
     return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
   by_leaf = jax.tree.broadcast(specs, tree, is_leaf=is_spec)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import launch
 import maps
 import numpy as np
 import pytest
@@ -37,3 +38,23 @@ def test_one_spec_may_be_for_all():
 def test_mismatched_shapes_are_named(shape, spec):
   with pytest.raises(ValueError, match=r"place: \['w'\] of shape .* can't be"):
     optax_dist.states.place({"w": np.zeros(shape)}, maps.mesh(4), spec)
+
+
+def _place_keys():
+  """Runs in each process; returns its own rows of a state with random keys."""
+  size = jax.device_count()
+  tree = {"keys": jax.random.split(jax.random.key(0), size), "x": jnp.arange(3)}
+  placed = optax_dist.states.place(
+    tree, maps.mesh(size), {"keys": P(maps.AXIS), "x": P()}
+  )
+  assert placed["x"].sharding.is_fully_replicated
+  return [
+    np.asarray(jax.random.key_data(shard.data[0]))
+    for shard in placed["keys"].addressable_shards
+  ]
+
+
+def test_random_keys_are_placed_over_processes():
+  by_process = launch.run(_place_keys, processes=2, devices=1)
+  expected = jax.random.key_data(jax.random.split(jax.random.key(0), 2))
+  np.testing.assert_array_equal(np.concatenate(by_process), expected)
