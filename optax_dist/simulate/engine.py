@@ -34,6 +34,10 @@ _NOTHING_ELSE = dict.fromkeys(
 _ROW = 256
 
 
+class NoStepError(ValueError):
+  """In a simulation no step was taken."""
+
+
 class Failures(NamedTuple):
   """When replicas fail and come back.
 
@@ -373,7 +377,7 @@ def simulate_timing(
   while len(commits) < steps and engine.goes_on() and in_time():
     engine.next_event()
   if not commits:
-    raise ValueError(
+    raise NoStepError(
       "no step is ever taken: too few replicas are there at a time to compute"
       f" {strategy.replicas_to_aggregate} gradients."
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.engine import simulate_timing
+from optax_dist.simulate.engine import NoStepError, simulate_timing
 from optax_dist.simulate.recorded import Recorded
 from optax_dist.simulate.strategy import Strategy
 
@@ -51,7 +51,8 @@ def predict(
   """Predicts the pace of replicas like the recorded ones.
 
   Args:
-    recorded: a run from `from_journal`.
+    recorded: a run from `from_journal`. Its rate of failures is as uncertain as
+      its number of `losses` makes it; without any, it is taken to be exact.
     strategy: the strategy to predict; None for the recorded one.
     replicas: number of replicas; None for the recorded number.
     communication: seconds from the last gradient of a step until its members
@@ -63,7 +64,8 @@ def predict(
     The prediction.
 
   Raises:
-    ValueError: a number is out of range.
+    ValueError: a number is out of range, or without failures no step is ever
+      taken.
   """
   if repetitions < 2:
     raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
@@ -79,8 +81,9 @@ def predict(
     failures = recorded.failures
     if failures is not None:
       # Resamples the failures observed in the same time.
-      count = len(failures.downtimes)
-      rate = failures.rate * rng.gamma(count) / count
+      rate, count = failures.rate, len(recorded.losses)
+      if count:
+        rate *= rng.gamma(count) / count
       pick = lambda values: tuple(rng.choice(values, len(values)))  # noqa: B023
       failures = failures._replace(
         rate=rate,
@@ -97,7 +100,7 @@ def predict(
         communication=communication,
         failures=failures,
       )
-    except ValueError:
+    except NoStepError:
       if failures is None:
         raise
       paces.append(0.0)  # All were lost at once.

@@ -249,6 +249,45 @@ def test_prediction_says_if_simulations_stopped(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  "arguments", [{"replicas": 0}, {"communication": -1.0}]
+)
+def test_prediction_with_failures_refuses_bad_numbers(tmp_path, arguments):
+  """They do not count as simulations in which no step was taken."""
+  recorded = simulate.from_journal(
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4), steps=20)
+  )
+  failing = recorded._replace(failures=simulate.Failures(0.05, (1.0,)))
+  (name,) = arguments
+  with pytest.raises(ValueError, match=f"{name} must be at least"):
+    simulate.predict(failing, **arguments, repetitions=2)
+
+
+def test_prediction_without_a_step_is_a_pace_of_zero(tmp_path):
+  recorded = simulate.from_journal(
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4), steps=20)
+  )
+  at_once = simulate.Failures(1e9, (float("inf"),))
+  found = simulate.predict(recorded._replace(failures=at_once), repetitions=2)
+  assert found.steps_per_second == 0.0
+  assert "in the simulation the run stands still" in found.doubts
+
+
+def test_more_losses_tell_the_rate_of_failures_better(tmp_path):
+  recorded = simulate.from_journal(
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
+  )
+  failures = simulate.Failures(0.05, (10.0,), unnoticed=(0.0,))
+  (loss,) = _lossy(_lost(99.0)).losses
+  widths = []
+  for count in (1, 1000):
+    found = simulate.predict(
+      recorded._replace(failures=failures, losses=(loss,) * count)
+    )
+    widths.append(found.high - found.low)
+  assert widths[0] > 2 * widths[1]
+
+
 # Losses of replicas.
 
 

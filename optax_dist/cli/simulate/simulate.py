@@ -101,8 +101,12 @@ def _compare(args: argparse.Namespace, recorded, strategy) -> None:
   from optax_dist import simulate
 
   measured = recorded.steps_per_second
+  simulated = recorded
+  if args.failures != recorded.failures:
+    # Those that were given have an exact rate.
+    simulated = recorded._replace(failures=args.failures, losses=())
   predicted = simulate.predict(
-    recorded,
+    simulated,
     strategy,
     args.replicas,
     communication=args.communication,

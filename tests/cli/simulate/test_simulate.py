@@ -69,6 +69,25 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
   assert not last.endswith("%")
 
 
+@pytest.mark.parametrize(
+  "more", [["--backups", "0"], ["--backups", "0", "--failures", "0.02,8"]]
+)
+def test_prediction_has_the_failures_of_the_simulation(tmp_path, capsys, more):
+  """Neither those of the journal, nor an estimate of a rate that is given."""
+  path = _recorded(
+    tmp_path / "run.jsonl", k=4, failures=simulate.Failures(0.05, (8.0,))
+  )
+  argv = ["simulate", "--journal", path, "--steps", "300", *more]
+  assert main.main(argv) == 0
+  printed = capsys.readouterr().out
+  pace = float(_row(printed, "steps/s")[1])
+  predicted, low, high = map(
+    float, re.search(r"predicted: (\S+) .*: (\S+) to (\S+)\)", printed).groups()
+  )
+  assert predicted == pytest.approx(pace, rel=0.2)
+  assert high < 2 * low
+
+
 def test_time_of_failures_is_in_the_table(capsys):
   argv = ["simulate", "--latency", "constant:1"]
   assert main.main([*argv, "--steps", "200", "--failures", "0.05,4"]) == 0
