@@ -219,15 +219,16 @@ def _state_of(
     ) from None
 
 
-def _compare(step: int, recorded: Iterable[Record], state: SharedState) -> str:
-  """Describes the first fingerprint that is not that of the state, or ""."""
-  for record in recorded:
-    for what, value in (("params", state.params), ("state", state)):
-      known, replayed = record.get(what), fingerprint(value)
-      if known is not None and known != replayed:
+def _compare(step: int, recorded: Sequence[Record], state: SharedState) -> str:
+  """Describes a fingerprint that is not that of the state; or ""."""
+  for what, value in (("params", state.params), ("state", state)):
+    known = [record for record in recorded if record.get(what) is not None]
+    replayed = fingerprint(value) if known else None
+    for record in known:
+      if record[what] != replayed:
         return (
           f"step {step}: {what} of replica {record['replica']} differ, recorded"
-          f" {known}, replayed {replayed}"
+          f" {record[what]}, replayed {replayed}"
         )
   return ""
 
@@ -235,8 +236,14 @@ def _compare(step: int, recorded: Iterable[Record], state: SharedState) -> str:
 def _part(member: Record) -> entries.Part:
   """What decides how a gradient is averaged."""
   return entries.Part(
-    *(-1, member["replica"], -1, -1, -1, member["count"], member["weight"]),
-    _spans(member),
+    incarnation=-1,
+    replica=member["replica"],
+    sequence=-1,
+    local_step=-1,
+    staleness=-1,
+    count=member["count"],
+    weight=member["weight"],
+    data=_spans(member),
   )
 
 
