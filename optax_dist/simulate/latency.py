@@ -25,14 +25,14 @@ class Latency(Protocol):
   """Seconds for one gradient on each host."""
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
-    """Those of n hosts."""
+    """The latency of each of n hosts."""
 
 
 class Family(NamedTuple):
   """A kind of distribution.
 
   Attributes:
-    names: of its parameters.
+    names: the names of its parameters.
     draw: draws values, given a generator, their number and the parameters.
   """
 
@@ -83,7 +83,7 @@ class Distribution:
 
   Attributes:
     family: a key of `FAMILIES`.
-    parameters: of that family, in its order.
+    parameters: the parameters of that family, in its order.
 
   Raises:
     ValueError: the family is unknown, or a parameter is invalid.

@@ -299,7 +299,7 @@ def sync_replicas(
       possible, aggregate, before
     )
 
-    # Who is here takes a token for the next step.
+    # A replica that arrived takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
     own = verdict.tally(me.own)._replace(
       gradient_sum=left,

@@ -59,7 +59,7 @@ def corrected_rate(
   Args:
     step: The step.
     dtype: The leaf's dtype.
-    powers: Those of both decays, in the dtype for scalars.
+    powers: The powers of both decays, in the dtype for scalars.
   """
   rate = hyperparameters.in_wide_dtype(step.learning_rate, dtype)
   rate = rate * jnp.sqrt(1 - powers[1]) / (1 - powers[0])
