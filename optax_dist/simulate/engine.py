@@ -310,7 +310,6 @@ def simulate_timing(
   replicas: int,
   *,
   steps: int = 1000,
-  seconds: float = math.inf,
   seed: int = 0,
   communication: float = 0.0,
   failures: Failures | None = None,
@@ -326,7 +325,6 @@ def simulate_timing(
     latency: how long a gradient takes on each host.
     replicas: number of replicas.
     steps: number of steps to simulate.
-    seconds: time to stop if that comes first, but not before the first step.
     seed: equal seeds give equal outcomes, to the last bit.
     communication: seconds from a commit until its parameters are available.
     failures: when replicas fail and come back; None for never.
@@ -372,15 +370,11 @@ def simulate_timing(
   )
   for number in range(replicas):
     engine.join(number)
-  commits, events = engine.commit_times, engine.events
-  in_time = lambda: not commits or events[0][0] <= seconds
-  while len(commits) < steps and engine.goes_on() and in_time():
+  while len(engine.commit_times) < steps and engine.goes_on():
     engine.next_event()
-  if not commits:
+  if not engine.commit_times:
     raise NoStepError(
       "no step is ever taken: too few replicas are there at a time to compute"
       f" {strategy.replicas_to_aggregate} gradients."
     )
-  stopped = len(commits) < steps and not engine.goes_on()
-  asked = steps if stopped else len(commits)
-  return Timing(strategy, np.array(commits), engine.numbers, asked)
+  return Timing(np.array(engine.commit_times), engine.numbers, steps)

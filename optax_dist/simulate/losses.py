@@ -11,7 +11,7 @@ from optax_dist.quorum.events import Replica
 from optax_dist.simulate.computations import contributions
 
 # Rounding of times in a journal.
-_LEAST = 1e-6
+ROUNDING = 1e-6
 
 
 class Loss(NamedTuple):
@@ -107,7 +107,7 @@ def downtimes(losses: Sequence[Loss]) -> tuple[float, ...]:
   """
   longest = max((loss.length for loss in losses if loss.ended), default=0.0)
   return tuple(
-    max(loss.length, _LEAST)
+    max(loss.length, ROUNDING)
     for loss in losses
     if loss.ended or loss.length >= longest
   )

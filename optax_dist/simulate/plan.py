@@ -11,8 +11,8 @@ from optax_dist.simulate.engine import simulate_timing
 from optax_dist.simulate.latency import Latency
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import sync_replicas
+from optax_dist.simulate.timing import INTERVAL
 
-_LEVEL = 95
 # Steps of a simulation, times its replicas, by default.
 _ARRIVALS = 1600
 # After so many repetitions, candidates with less than this share of the best
@@ -215,10 +215,9 @@ def plan(
       still = [k for k in still if mean(k) >= _FAR * most]
   of_best = np.array([rates[k] for k in still]) * [[weights[k]] for k in still]
   best = np.array(still)[np.argmax(of_best, axis=0)]
-  outside = (100 - _LEVEL) / 2, 50 + _LEVEL / 2
   candidates = []
   for k, weight in weights.items():
-    low, high = np.percentile(weight * np.array(rates[k]), outside)
+    low, high = np.percentile(weight * np.array(rates[k]), INTERVAL)
     rate = float(np.mean(rates[k]))
     candidates.append(
       Candidate(
@@ -232,7 +231,7 @@ def plan(
         float((best == k).mean()),
       )
     )
-  ends = np.percentile(best, outside, method="closest_observation")
+  ends = np.percentile(best, INTERVAL, method="closest_observation")
   return Plan(
     replicas,
     noise,

@@ -10,8 +10,8 @@ import numpy as np
 from optax_dist.simulate.engine import NoStepError, simulate_timing
 from optax_dist.simulate.recorded import Recorded
 from optax_dist.simulate.strategy import Strategy
+from optax_dist.simulate.timing import INTERVAL, LEVEL
 
-_LEVEL = 95
 _MOST_STEPS = 500
 # Relative accuracy to aim for.
 _GOAL = 0.1
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
   def __str__(self) -> str:
     return (
       f"{self.steps_per_second:.4g} steps/s"
-      f" ({_LEVEL} %: {self.low:.4g} to {self.high:.4g})"
+      f" ({LEVEL} %: {self.low:.4g} to {self.high:.4g})"
     )
 
 
@@ -111,7 +111,7 @@ def predict(
     # From the first step on, as for a journal.
     taken = times[-1] - times[0]
     paces.append((times.size - 1) / taken if taken > 0 else 0.0)
-  low, high = np.percentile(paces, [(100 - _LEVEL) / 2, 50 + _LEVEL / 2])
+  low, high = np.percentile(paces, INTERVAL)
   pace = float(np.mean(paces))
   doubts = recorded.doubts + _too_wide(recorded, pace, float(low), float(high))
   if stopped:

@@ -14,12 +14,9 @@ from optax_dist.simulate import computations, doubts
 from optax_dist.simulate import strategy as strategies
 from optax_dist.simulate.computations import Computation
 from optax_dist.simulate.engine import Failures
-from optax_dist.simulate.losses import Loss, downtimes, losses_in
+from optax_dist.simulate.losses import ROUNDING, Loss, downtimes, losses_in
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import Strategy
-
-# Rounding of times in a journal.
-_LEAST = 1e-6
 
 
 class Recorded(NamedTuple):
@@ -36,7 +33,8 @@ class Recorded(NamedTuple):
       once all replicas had begun; None if it has fewer than two steps.
     steps: number of steps in it.
     failures: failures of replicas; None if there were none.
-    losses: each of them, with its length.
+    losses: each of them, with its length. Their number says how well the rate
+      of failures is known.
     doubts: why predictions from it may be wrong, one line each.
   """
 
@@ -71,7 +69,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
       "the journal has no record of kind 'run', so it does not say how many"
       " gradients make a step."
     )
-  parts = [part for part in journal.segments(records) if part]
+  parts = journal.segments(records)
   by_part = [list(computations.of(part)) for part in parts]
   every = [computation for part in by_part for computation in part]
   if not every:
@@ -125,7 +123,7 @@ def _recording(
           expected = max(expected, computation.ready + communication)
         late = computation.since + computation.delay - expected
       total = computation.compute + late
-      each = max(_LEAST, total / computation.gradients)
+      each = max(ROUNDING, total / computation.gradients)
       began = computation.arrived - total
       at = starts.setdefault(computation.replica, [])
       for i in range(computation.gradients):

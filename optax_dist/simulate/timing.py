@@ -8,7 +8,10 @@ import numpy as np
 
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.coordinator.metrics.time_ledger import Goodput
-from optax_dist.simulate.strategy import Strategy
+
+# Percent of the repetitions that an interval holds, and its percentiles.
+LEVEL = 95
+INTERVAL = (100 - LEVEL) / 2, 50 + LEVEL / 2
 
 
 class Timing(NamedTuple):
@@ -17,14 +20,12 @@ class Timing(NamedTuple):
   It ends with the last step, also if replicas fail or return after that.
 
   Attributes:
-    strategy: what was simulated.
     commit_times: when each step was committed, seconds, float64 `[S]`.
     numbers: what became of each replica's gradients, and how it spent its time,
       as a journal of it tells. Time whose outcome is open at the end is "idle".
     steps_asked: number of steps that were to be simulated.
   """
 
-  strategy: Strategy
   commit_times: np.ndarray
   numbers: RunNumbers
   steps_asked: int
