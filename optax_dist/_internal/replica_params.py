@@ -50,7 +50,7 @@ class Leaves:
 
 def enter(
   replicas: Replicas, state: Any, params: Any, updates: Any
-) -> tuple[Replica, Leaves, list, list, list]:
+) -> tuple[Replica, Leaves]:
   """Returns a replica with its own parameters, inside ``update``.
 
   Args:
@@ -61,8 +61,7 @@ def enter(
     updates: their gradients, with None for parameters that don't take part.
 
   Returns:
-    The replica, the leaves of the parameters that take part, and lists of
-    these, of their gradients and of their centers.
+    The replica, and the leaves of the parameters that take part.
 
   Raises:
     UnboundAxisError, ValueError: as in :meth:`Replicas.enter`; if there are no
@@ -84,16 +83,9 @@ def enter(
     paths_and_leaves, gradients, centers, strict=True
   ):
     _check_leaf(replicas, path, x, gradient, center)
-  xs = [x for _, x in paths_and_leaves]
   at = [i for i, g in enumerate(gradients) if g is not None]
-  leaves = Leaves(treedef, at)
-  return (
-    replicas.enter(state.replica, state.iterations),
-    leaves,
-    [xs[i] for i in at],
-    [gradients[i] for i in at],
-    leaves.of(state.center),
-  )
+  me = replicas.enter(state.replica, state.iterations)
+  return me, Leaves(treedef, at)
 
 
 def dense(leaves: list) -> list:

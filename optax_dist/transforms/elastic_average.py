@@ -218,13 +218,12 @@ def elastic_average(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ElasticAverageState]:
-    me, leaves, x, gradients, center = replica_params.enter(
-      replicas, state, params, updates
-    )
+    me, leaves = replica_params.enter(replicas, state, params, updates)
     own = me.own
+    x, center = leaves.of(params), leaves.of(state.center)
     local_center = leaves.of(own.local_center)
     # The pull is dense, so no gradient stays sparse.
-    gradients = replica_params.dense(gradients)
+    gradients = replica_params.dense(leaves.of(updates))
     updates = leaves.put(updates, gradients)
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)

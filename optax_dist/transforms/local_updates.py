@@ -209,8 +209,8 @@ def local_updates(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, LocalUpdatesState]:
-    me, leaves, x, _, _ = replica_params.enter(replicas, state, params, updates)
-    own = me.own
+    me, leaves = replica_params.enter(replicas, state, params, updates)
+    own, x = me.own, leaves.of(params)
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
 
