@@ -14,9 +14,13 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.steady_state import with_steady_state
-from optax_dist.compression.interface import Compression, CompressionState
+from optax_dist.compression.interface import (
+  Compression,
+  CompressionState,
+  check_compression,
+)
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import mean_over_replicas
+from optax_dist.transforms._outer_gradient import OuterGradient
 
 _USER = "local_updates"
 
@@ -178,7 +182,9 @@ def local_updates(
   precision.check_dtype("center_dtype", center_dtype)
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
-  means = mean_over_replicas(_USER, compression)
+  if compression is not None:
+    check_compression(_USER, compression)
+  outer_gradient = OuterGradient(compression, reject_nonfinite)
 
   def period_after(step: jax.Array) -> jax.Array:
     steps = period(step) if callable(period) else period
@@ -190,8 +196,8 @@ def local_updates(
     center = replica_params.common(params, replicas.names, center_dtype)
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    method = means.init(center)
-    own = LocalReplica(zero(), inner.init(params), zero(), method.residual)
+    kept = outer_gradient.init(center)
+    own = LocalReplica(zero(), inner.init(params), zero(), kept.residual)
     return LocalUpdatesState(
       global_step=zero(),
       iterations=zero(),
@@ -200,7 +206,7 @@ def local_updates(
       center=center,
       outer_state=outer.init(center),
       replica=replicas.start(own, size),
-      shared=method.shared,
+      shared=kept.shared,
     )
 
   def update_fn(
@@ -219,17 +225,14 @@ def local_updates(
     u = replica_params.dense(leaves.of(steps))
     iterations = state.iterations + 1
     ends = True if period == 1 else iterations >= state.period
-    round_end = state.round_start + iterations
 
     def end_round() -> tuple[Any, ...]:
       # The outer gradient: the mean over the replicas of start - parameters.
-      start = leaves.of(state.center)
-      gaps = [
-        c - cast_like(x + u, c) for x, u, c in zip(x, u, start, strict=True)
-      ]
-      gaps, finite = me.finite_or_zero(gaps, reject_nonfinite)
-      method = CompressionState(own.residual, state.shared, state.global_step)
-      mean, method = means.of(me, leaves, state.center, gaps, finite, method)
+      points = [x + u for x, u in zip(x, u, strict=True)]
+      kept = CompressionState(own.residual, state.shared, state.global_step)
+      mean, kept, finite = outer_gradient.of(
+        me, leaves, state.center, points, kept
+      )
       # The outer step, in which parameters that don't take part have not moved.
       outer_steps, outer_state = outer.update(
         leaves.put(replica_params.unmoved(state.center), mean),
@@ -243,36 +246,28 @@ def local_updates(
         for x, u, c in zip(x, u, new_start, strict=True)
       ]
       dropped = own.dropped_nonfinite + (~finite).astype(jnp.int32)
-      return (
-        *(to_start, leaves.put(state.center, new_start), outer_state),
-        *(dropped, method.residual, method.shared),
-        period_after(round_end),
+      round_end = state.round_start + iterations
+      return (to_start, dropped, kept.residual), in_round._replace(
+        global_step=optax.safe_increment(state.global_step),
+        iterations=jnp.zeros_like(iterations),
+        round_start=round_end,
+        period=period_after(round_end),
+        center=leaves.put(state.center, new_start),
+        outer_state=outer_state,
+        shared=kept.shared,
       )
 
+    # What all replicas share, if the round goes on.
+    in_round = state._replace(iterations=iterations, replica=PerReplica(None))
     # Equal on all replicas, so either all of them communicate or none.
-    u, center, outer_state, dropped, residual, shared, steps_of_round = (
-      axes.when(
-        ends,
-        end_round,
-        lambda: (
-          *(u, state.center, state.outer_state),
-          *(own.dropped_nonfinite, own.residual, state.shared, state.period),
-        ),
-      )
+    (u, dropped, residual), new_state = axes.when(
+      ends,
+      end_round,
+      lambda: ((u, own.dropped_nonfinite, own.residual), in_round),
     )
     own = LocalReplica(
       optax.safe_increment(own.local_step), inner_state, dropped, residual
     )
-    rounds = optax.safe_increment(state.global_step)
-    return leaves.put(steps, u), LocalUpdatesState(
-      global_step=jnp.where(ends, rounds, state.global_step),
-      iterations=jnp.where(ends, 0, iterations),
-      round_start=jnp.where(ends, round_end, state.round_start),
-      period=steps_of_round,
-      center=center,
-      outer_state=outer_state,
-      replica=me.leave(own),
-      shared=shared,
-    )
+    return leaves.put(steps, u), new_state._replace(replica=me.leave(own))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -14,9 +14,13 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
-from optax_dist.compression.interface import Compression, CompressionState
+from optax_dist.compression.interface import (
+  Compression,
+  CompressionState,
+  check_compression,
+)
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import mean_over_replicas
+from optax_dist.transforms._outer_gradient import OuterGradient
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -50,6 +54,24 @@ class StreamingUpdatesState(NamedTuple):
   outer_state: tuple
   replica: PerReplica
   shared: tuple
+
+
+class _Fragment(NamedTuple):
+  """What a fragment's part of a step changes.
+
+  Attributes:
+    steps, center, pending: trees of all parameters.
+    outer_state: the fragment's own state of the outer transformation.
+    kept: the fragment's own state of the compression.
+    dropped: rounds of any fragment that this replica did not take part in.
+  """
+
+  steps: Any
+  center: Any
+  pending: Any
+  outer_state: Any
+  kept: CompressionState
+  dropped: jax.Array
 
 
 def streaming_updates(
@@ -143,7 +165,9 @@ def streaming_updates(
   precision.check_dtype("center_dtype", center_dtype)
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
-  means = mean_over_replicas(_USER, compression, mix)
+  if compression is not None:
+    check_compression(_USER, compression)
+  outer_gradient = OuterGradient(compression, reject_nonfinite, mix)
 
   def init_fn(params: optax.Params) -> StreamingUpdatesState:
     size = replicas.at_init()
@@ -151,8 +175,10 @@ def streaming_updates(
     center = replica_params.common(params, replicas.names, center_dtype)
     members = _members(fragments, center)
     zero = lambda: jnp.zeros([], jnp.int32)
-    methods = [means.init(_only(center, at, like=center)) for at in members]
-    residuals = tuple(method.residual for method in methods)
+    kept = [
+      outer_gradient.init(_only(center, at, like=center)) for at in members
+    ]
+    residuals = tuple(of_fragment.residual for of_fragment in kept)
     own = LocalReplica(zero(), inner.init(params), zero(), residuals)
     return StreamingUpdatesState(
       iterations=zero(),
@@ -163,7 +189,7 @@ def streaming_updates(
         outer.init(_only(center, at, like=center)) for at in members
       ),
       replica=replicas.start(own, size),
-      shared=tuple(method.shared for method in methods),
+      shared=tuple(of_fragment.shared for of_fragment in kept),
     )
 
   def outer_step(
@@ -188,27 +214,24 @@ def streaming_updates(
     params: Any,
     leaves: replica_params.Leaves,
     of: list[int],
-    count: jax.Array,
     sends: jax.Array,
     applies: jax.Array,
-    fragment: tuple[Any, ...],
-  ) -> tuple[Any, ...]:
+    now: _Fragment,
+  ) -> _Fragment:
     """One fragment's part of a step."""
-    steps, center, pending, outer_state, dropped, residual, shared = fragment
-    x, u, start = leaves.of(params), leaves.of(steps), leaves.of(center)
+    x, u, start = leaves.of(params), leaves.of(now.steps), leaves.of(now.center)
     points = [x + u for x, u in zip(x, u, strict=True)]
 
     def send() -> tuple[Any, ...]:
       """The mean over the replicas of start - parameters."""
-      gaps = [c - cast_like(x, c) for x, c in zip(points, start, strict=True)]
-      gaps, finite = me.finite_or_zero(gaps, reject_nonfinite)
-      method = CompressionState(residual, shared, count)
-      its_center = _only(center, of, like=center)
-      mean, method = means.of(me, leaves, its_center, gaps, finite, method)
-      counted = dropped + (~finite).astype(jnp.int32)
-      return mean, method.residual, method.shared, counted
+      its_center = _only(now.center, of, like=now.center)
+      mean, kept, finite = outer_gradient.of(
+        me, leaves, its_center, points, now.kept
+      )
+      return mean, kept, now.dropped + (~finite).astype(jnp.int32)
 
-    received = leaves.of(pending) if delay else [], residual, shared, dropped
+    pending = now.pending
+    received = leaves.of(pending) if delay else [], now.kept, now.dropped
     if delay:
       received = axes.when(sends, send, lambda: received)
       pending = leaves.put(pending, received[0])
@@ -216,15 +239,17 @@ def streaming_updates(
     def apply() -> tuple[Any, ...]:
       """The fragment's new start, and the replica's new parameters."""
       gap, *rest = received if delay else send()
-      new, new_state = outer_step(center, start, gap, leaves, outer_state, of)
+      new, outer_state = outer_step(
+        now.center, start, gap, leaves, now.outer_state, of
+      )
       moves = [_towards(*xs, mix) for xs in zip(x, u, points, new, strict=True)]
-      return moves, new, new_state, rest
+      return moves, new, outer_state, rest
 
-    u, start, outer_state, (residual, shared, dropped) = axes.when(
-      applies, apply, lambda: (u, start, outer_state, [*received[1:]])
+    u, start, outer_state, (kept, dropped) = axes.when(
+      applies, apply, lambda: (u, start, now.outer_state, [*received[1:]])
     )
-    steps, center = leaves.put(steps, u), leaves.put(center, start)
-    return steps, center, pending, outer_state, dropped, residual, shared
+    steps, center = leaves.put(now.steps, u), leaves.put(now.center, start)
+    return _Fragment(steps, center, pending, outer_state, kept, dropped)
 
   def count(
     iterations: jax.Array, syncs: jax.Array
@@ -260,41 +285,37 @@ def streaming_updates(
     check_used(_USER, inner.update, args, extra_args)
     steps, inner_state = inner.update(*args, **extra_args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
-    center, pending = state.center, state.pending
-    outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
-    residuals, shareds = list(own.residual), list(state.shared)
     iterations, syncs, turns = count(state.iterations, state.syncs)
 
+    center, pending = state.center, state.pending
+    dropped = own.dropped_nonfinite
+    after: list[_Fragment] = []
     for i, (of, (sends, applies)) in enumerate(
       zip(members, turns, strict=True)
     ):
-      fragment = (
-        *(steps, center, pending, outer_states[i], dropped),
-        *(residuals[i], shareds[i]),
+      kept = CompressionState(own.residual[i], state.shared[i], state.syncs[i])
+      now = _Fragment(
+        steps, center, pending, state.outer_state[i], kept, dropped
       )
-      fragment = turn(
-        me,
-        params,
-        moving.among(of),
-        of,
-        state.syncs[i],
-        sends,
-        applies,
-        fragment,
-      )
-      steps, center, pending, outer_states[i], dropped = fragment[:5]
-      residuals[i], shareds[i] = fragment[5:]
+      now = turn(me, params, moving.among(of), of, sends, applies, now)
+      steps, center = now.steps, now.center
+      pending, dropped = now.pending, now.dropped
+      after.append(now)
 
-    local_step = optax.safe_increment(own.local_step)
-    own = LocalReplica(local_step, inner_state, dropped, tuple(residuals))
+    own = LocalReplica(
+      local_step=optax.safe_increment(own.local_step),
+      inner_state=inner_state,
+      dropped_nonfinite=dropped,
+      residual=tuple(fragment.kept.residual for fragment in after),
+    )
     return steps, StreamingUpdatesState(
       iterations=iterations,
       syncs=syncs,
       center=center,
       pending=pending,
-      outer_state=tuple(outer_states),
+      outer_state=tuple(fragment.outer_state for fragment in after),
       replica=me.leave(own),
-      shared=tuple(shareds),
+      shared=tuple(fragment.kept.shared for fragment in after),
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
