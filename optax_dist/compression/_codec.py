@@ -1,28 +1,9 @@
-"""Codecs: convert one leaf from floats to bytes, and back."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""What the conversions of a leaf from floats to bytes share."""
 
 import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import checks
-
-
-class Codec(NamedTuple):
-  """A conversion of floats to bytes, and back.
-
-  Attributes:
-    encode: takes float32 of shape (n,) and a random key; returns uint8 whose
-      length depends only on n.
-    decode: takes the result of ``encode``, and n; returns float32 of shape
-      (n,).
-    size: the number of those bytes, as a function of n.
-  """
-
-  encode: Callable[[jax.Array, jax.Array], jax.Array]
-  decode: Callable[[jax.Array, int], jax.Array]
-  size: Callable[[int], int]
 
 
 def rows_of(x: jax.Array, length: int) -> jax.Array:

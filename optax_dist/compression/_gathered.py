@@ -11,29 +11,31 @@ from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import update_leaves
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_params import Leaves
-from optax_dist.compression._codec import Codec
 from optax_dist.compression.interface import Compression, CompressionState
 
 
 def gathered(
   name: str,
-  codec: Codec,
+  encode: Callable[[jax.Array, jax.Array], jax.Array],
+  decode: Callable[[jax.Array, int], jax.Array],
   error_feedback: float | None,
   seed: int = 0,
   combine: Callable[[list[jax.Array], list[int]], list[jax.Array]]
   | None = None,
   received: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Compression:
-  """Returns a compression that sends each leaf encoded by ``codec``.
+  """Returns a compression that sends each leaf encoded.
 
   Leaves are sent in one message, see :func:`messages`. The mean is computed in
   the order of the replicas, so that it is equal on all of them.
 
   Args:
     name: name of the method.
-    codec: codec for one leaf.
+    encode: takes a leaf, float32 of shape (n,) with n > 0, and a random key;
+      returns uint8, of a shape that depends only on n.
+    decode: takes these bytes as one row, and n; returns float32 of shape (n,).
     error_feedback: the decay, or None.
-    seed: seed of the codec's random keys.
+    seed: seed of the random keys.
     combine: takes a list with the codes of all replicas for each leaf, uint8 of
       shape (replicas, bytes), and the leaves' sizes; returns what all replicas
       get. None for the mean of what is decoded.
@@ -41,11 +43,11 @@ def gathered(
       from the leaf than from its code. None to decode it.
   """
 
-  def encode(x, key):
-    return codec.encode(x, key) if x.size else jnp.zeros(0, jnp.uint8)
+  def encode_leaf(x, key):
+    return encode(x, key).reshape(-1) if x.size else jnp.zeros(0, jnp.uint8)
 
-  def decode(data, n):
-    return codec.decode(data, n) if n else jnp.zeros(0, jnp.float32)
+  def decode_leaf(data, n):
+    return decode(data, n) if n else jnp.zeros(0, jnp.float32)
 
   def init(updates):
     return CompressionState(
@@ -62,14 +64,15 @@ def gathered(
     # By its place in the tree, whichever gradients are None.
     keys = jax.random.split(key, max(1, there.treedef.num_leaves))
     mine = [
-      encode(leaf.reshape(-1), keys[i])
+      encode_leaf(leaf.reshape(-1), keys[i])
       for i, leaf in zip(there.at, leaves, strict=True)
     ]
     means: list[Any] = list(leaves)
     kept: list[Any] = list(leaves)
     for at in messages(leaves, names):
-      message = jnp.concatenate([mine[i] for i in at])
-      new, own = means_of(message, [leaves[i].size for i in at], names)
+      new, own = means_of(
+        [mine[i] for i in at], [leaves[i].size for i in at], names
+      )
       for i, mean, x in zip(at, new, own, strict=True):
         means[i] = mean.reshape(leaves[i].shape)
         kept[i] = None if x is None else x.reshape(leaves[i].shape)
@@ -82,13 +85,14 @@ def gathered(
       residual, None, state.num_updates + 1
     )
 
-  def means_of(message, sizes, names):
+  def means_of(codes, sizes, names):
     """The replicas' means, and what is received of this replica's own."""
+    message = jnp.concatenate(codes)
     everyones = collectives.gather_replicas(message, names)
-    ends = list(itertools.accumulate(map(codec.size, sizes)))[:-1]
+    ends = list(itertools.accumulate(code.size for code in codes))[:-1]
 
     def decode_all(data):
-      return list(map(decode, jnp.split(data, ends), sizes))
+      return list(map(decode_leaf, jnp.split(data, ends), sizes))
 
     # Only error feedback asks what was received of the replica's own.
     own = [None] * len(sizes) if error_feedback is None else decode_all(message)
@@ -106,7 +110,12 @@ def gathered(
     return [total / count for total in sums], own
 
   def sent(updates):
-    return sum(codec.size(leaf.size) for leaf in jax.tree.leaves(updates))
+    like = [
+      jax.ShapeDtypeStruct((leaf.size,), jnp.float32)
+      for leaf in jax.tree.leaves(updates)
+    ]
+    key = jax.random.key(seed)
+    return sum(jax.eval_shape(encode_leaf, x, key).size for x in like)
 
   is_mean = combine is None
   return Compression(name, init, reduce, sent, error_feedback, is_mean)

@@ -65,7 +65,7 @@ def quantize(
   most = max(1, 2 ** (bits - 1) - 1)
 
   def length(n):
-    return min(block, max(n, 1))
+    return min(block, n)
 
   def encode(x, key):
     rows = _codec.rows_of(x, length(x.size))
@@ -98,9 +98,4 @@ def quantize(
     scales = _bits.bytes_to_floats(data[:, width:])
     return (whole / most * scales).reshape(-1)[:n]
 
-  def size(n):
-    rows = -(-n // length(n))
-    return rows * (_bits.packed_size(length(n), bits) + 4)
-
-  codec = _codec.Codec(lambda x, key: encode(x, key).reshape(-1), decode, size)
-  return gathered("quantize", codec, error_feedback, seed)
+  return gathered("quantize", encode, decode, error_feedback, seed)

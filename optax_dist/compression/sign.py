@@ -55,9 +55,6 @@ def sign(*, error_feedback: float | None = None) -> Compression:
   _codec.check_error_feedback(error_feedback)
   scaled = error_feedback is not None
 
-  def size(n):
-    return _bits.packed_size(n, 1) + 4 * scaled if n else 0
-
   def scale_of(x):
     return jnp.sum(jnp.abs(x)) / max(1, x.size)
 
@@ -90,7 +87,6 @@ def sign(*, error_feedback: float | None = None) -> Compression:
       result *= jnp.mean(_bits.bytes_to_floats(rows[:, -4:]))
     return result
 
-  codec = _codec.Codec(encode, decode, size)
   return gathered(
-    "sign", codec, error_feedback, combine=vote, received=received
+    "sign", encode, decode, error_feedback, combine=vote, received=received
   )

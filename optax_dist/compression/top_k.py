@@ -69,7 +69,7 @@ def top_k(
   most = 2**bits - 1
 
   def length_and_kept(n):
-    length = min(chunk, max(n, 1))
+    length = min(chunk, n)
     return length, max(1, round(density * length))
 
   def encode(x, key):
@@ -91,7 +91,7 @@ def top_k(
 
   def decode(data, n):
     length, kept = length_and_kept(n)
-    data = data.reshape(-(-n // length) if n else 0, -1)
+    data = data.reshape(-(-n // length), -1)
     split = _bits.positions_size(kept, length)
     positions = _bits.unpack_positions(data[:, :split], kept, length)
     if bits == 32:
@@ -103,10 +103,4 @@ def top_k(
     put = lambda row, at, value: row.at[at].set(value)
     return jax.vmap(put)(rows, positions, values).reshape(-1)[:n]
 
-  def size(n):
-    length, kept = length_and_kept(n)
-    tail = 4 * kept if bits == 32 else _bits.packed_size(kept, bits) + 4
-    return -(-n // length) * (_bits.positions_size(kept, length) + tail)
-
-  codec = _codec.Codec(lambda x, key: encode(x, key).reshape(-1), decode, size)
-  return gathered("top_k", codec, error_feedback)
+  return gathered("top_k", encode, decode, error_feedback)

@@ -7,22 +7,23 @@ import numpy as np
 import pytest
 
 from optax_dist.compression import _bits
-from optax_dist.compression._codec import Codec
 from optax_dist.compression._gathered import gathered
 
 N = 3
 
-#: Sends all as it is: the mean is exact.
-_EXACT = Codec(
-  lambda x, key: _bits.floats_to_bytes(x),
-  lambda data, n: _bits.bytes_to_floats(data),
-  lambda n: 4 * n,
-)
+
+def _decode(data, n):
+  return _bits.bytes_to_floats(data)
+
+
+#: What encodes and decodes: all as it is, so that the mean is exact.
+_EXACT = (lambda x, key: _bits.floats_to_bytes(x), _decode)
 #: Sends half of each number.
-_HALF = _EXACT._replace(encode=lambda x, key: _EXACT.encode(0.5 * x, key))
+_HALF = (lambda x, key: _bits.floats_to_bytes(0.5 * x), _decode)
 #: Sends random numbers from 0 to 1, whatever it is given.
-_RANDOM = _EXACT._replace(
-  encode=lambda x, key: _EXACT.encode(jax.random.uniform(key, x.shape), key)
+_RANDOM = (
+  lambda x, key: _bits.floats_to_bytes(jax.random.uniform(key, x.shape)),
+  _decode,
 )
 
 
@@ -53,7 +54,7 @@ def test_each_leaf_gets_back_its_own_mean():
     "scalar": _normal(2),
     "z": _normal(3, 5),
   }
-  (mean,), state = _updates(gathered("it", _EXACT, None), gradients)
+  (mean,), state = _updates(gathered("it", *_EXACT, None), gradients)
   assert mean["none"] is None
   for name in ("a", "empty", "scalar", "z"):
     want = np.broadcast_to(gradients[name].mean(0), gradients[name].shape)
@@ -65,7 +66,7 @@ def test_each_leaf_gets_back_its_own_mean():
 def test_a_leaf_without_gradient_keeps_its_residual():
   gradients = {"x": _normal(0, 4), "y": _normal(1, 2)}
   only_y = {"x": None, "y": gradients["y"]}
-  method = gathered("it", _HALF, 1.0)
+  method = gathered("it", *_HALF, 1.0)
   means, state = _updates(method, gradients, only_y)
   assert means[1]["x"] is None
   np.testing.assert_allclose(state.residual["x"], 0.5 * gradients["x"])
@@ -77,7 +78,7 @@ def test_a_leaf_without_gradient_keeps_its_residual():
 def test_an_update_of_none_is_counted_too():
   """Or replicas would draw the same random numbers in the next one."""
   gradients = {"x": _normal(0, 4)}
-  method = gathered("it", _HALF, 1.0)
+  method = gathered("it", *_HALF, 1.0)
   means, state = _updates(method, gradients, {"x": None})
   assert means[1] == {"x": None}
   assert state.num_updates.tolist() == [2] * N
@@ -88,7 +89,7 @@ def test_an_update_of_none_is_counted_too():
 def test_of_narrow_updates_only_the_mean_is_rounded(dtype):
   """What is owed is added, sent and kept as float32."""
   first, second = (jnp.full((N, 2), x, dtype) for x in (1.0, 4096.0))
-  means, state = _updates(gathered("it", _HALF, 1.0), first, second)
+  means, state = _updates(gathered("it", *_HALF, 1.0), first, second)
   assert means[1].dtype == dtype
   np.testing.assert_array_equal(np.float32(means[1]), 2048.0)
   np.testing.assert_array_equal(state.residual, np.float32(2048.25))
@@ -99,7 +100,7 @@ def test_every_replica_update_and_leaf_has_random_numbers_of_its_own():
   drawn = []
   for count in (1, 2):
     for seed in (0, 1):
-      method = gathered("it", _RANDOM, 0.0, seed)
+      method = gathered("it", *_RANDOM, 0.0, seed)
       _, state = _updates(method, *[gradients] * count)
       drawn += [-np.asarray(state.residual[name]) for name in "ab"]
   drawn = np.stack(drawn)
@@ -109,7 +110,7 @@ def test_every_replica_update_and_leaf_has_random_numbers_of_its_own():
 
 def test_the_draws_of_a_leaf_do_not_depend_on_those_that_take_part():
   zeros = np.zeros((N, 3), np.float32)
-  method = gathered("it", _RANDOM, 0.0)
+  method = gathered("it", *_RANDOM, 0.0)
   _, both = _updates(method, {"a": zeros, "b": zeros})
   _, alone = _updates(method, {"a": None, "b": zeros})
   np.testing.assert_array_equal(both.residual["b"], alone.residual["b"])
@@ -118,7 +119,7 @@ def test_the_draws_of_a_leaf_do_not_depend_on_those_that_take_part():
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
 def test_integer_gradients_are_refused_by_name(dtype):
   gradients = {"x": [jnp.ones((N, 2)), jnp.ones((N, 2), dtype)]}
-  method = gathered("it", _EXACT, None)
+  method = gathered("it", *_EXACT, None)
   with pytest.raises(
     TypeError, match=rf"compression\.it .*\['x'\]\[1\] is {dtype}"
   ):
