@@ -28,8 +28,6 @@ import optax
 from jax.extend import random as extended_random
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_dist.sparse import _flax
-
 _MOST_ROWS = 2**31 - 1
 
 
@@ -109,7 +107,6 @@ class IndexedSlices:
         rows, or if an index is negative or greater than ``dense_shape[0]``
         (only checked outside of ``jax.jit``).
     """
-    _flax.register(type(self))
     values, indices = jnp.asarray(values), jnp.asarray(indices)
     self.dense_shape = tuple(int(size) for size in dense_shape)
     if not jnp.issubdtype(indices.dtype, jnp.integer):
@@ -168,7 +165,6 @@ class IndexedSlices:
     cls, dense_shape: tuple[int, ...], children: Iterable[Any]
   ) -> "IndexedSlices":
     """Creates slices of whatever JAX puts in, unchecked."""
-    _flax.register(cls)
     slices = object.__new__(cls)
     slices.values, slices._rows = children
     slices.dense_shape = dense_shape
