@@ -17,6 +17,9 @@ from optax_dist.coordinator.transport import interface as transports
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
 _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
+# The store keeps a mean for each of the last 256 records, and a message has some 20
+# sums in a deterministic run.
+_MOST_INLINE = 128 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Options:
       percentile, while others wait, if a launcher restarts the replica;
       otherwise it is only logged.
     stall_warning: time to wait before the missing replicas are logged.
-    inline_bytes: gradients up to this size are sent inline, in the messages.
+    inline_bytes: gradients up to this size are sent inline, in the messages; at
+      most 128 KiB.
     wire: wire format of gradients and means; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: path that the leader writes events to; None for no journal.
@@ -64,13 +68,12 @@ class Options:
     for name in ("timeout", *adaptive, "stall_warning"):
       value = getattr(self, name)
       if value is not None or name not in adaptive:
-        may_be_zero = name in ("step_timeout", "stall_warning")
-        checks.rate(name, value, positive=not may_be_zero)
+        checks.rate(name, value, positive=name != "step_timeout")
         checks.at_most(name, value, _LONGEST)
     if self.attempt_timeout is not None:
       checks.at_most("attempt_timeout", self.attempt_timeout, self.timeout)
     checks.count("inline_bytes", self.inline_bytes, least=0)
-    checks.at_most("inline_bytes", self.inline_bytes, 1 << 20)
+    checks.at_most("inline_bytes", self.inline_bytes, _MOST_INLINE)
     checks.count("fingerprint_every", self.fingerprint_every, least=0)
     checks.one_of("wire", self.wire, wires.WIRES)
     journal = self.journal

@@ -16,11 +16,15 @@ from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
+from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
 from optax_dist.coordinator.training.waiting import WaitingLoop
 
 __all__ = ["Outcome", "Replica"]
+
+# Bytes of all batches of a step: half of what a store takes.
+_MOST_TEXT = stores.MAX_VALUE // 2
 
 
 class Replica:
@@ -325,7 +329,7 @@ class Replica:
       ValueError: samples are leased, and none was drawn from `batches`.
       ValueError: the tokens are negative, or the strategy does not weight by
         them.
-      ValueError: the batch is not a JSON value.
+      ValueError: the batch is not a JSON value, or too long a one.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     participant = self._participant
@@ -343,7 +347,7 @@ class Replica:
       outcome = self._ended(1)
       if outcome is None:
         grads = participant.template.fit(grads)
-        text = journal.to_json("batch", batch)
+        text = self._text(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
       if outcome.members and not self._has_stepped:
@@ -481,6 +485,17 @@ class Replica:
       yield
     finally:
       self._lock.release()
+
+  def _text(self, batch: Any) -> str:
+    """A batch as JSON, short enough for a record with those of all gradients."""
+    text, config = journal.to_json("batch", batch), self._participant.config
+    gradients = max(config.replicas_to_aggregate, config.total_num_replicas)
+    if len(text) > (most := _MOST_TEXT // gradients):
+      raise ValueError(
+        f"batch must have at most {most} bytes of JSON, since a step has"
+        f" {gradients} of them and is one record of the store; got {len(text)}."
+      )
+    return text
 
   def _ended(self, gradients: int) -> Outcome | None:
     """The outcome to return if nothing can be submitted any more."""

@@ -42,8 +42,10 @@ def test_options_out_of_range_are_refused_by_name(name):
     ("step_timeout", "3"),
     ("stall_warning", None),
     ("stall_warning", -1),
+    ("stall_warning", 0.0),  # The event loop would do nothing else.
     ("inline_bytes", 1.5),
     ("inline_bytes", None),
+    ("inline_bytes", 1 << 20),  # A store would take one in a record, at most.
     ("fingerprint_every", 1.5),
     ("fingerprint_every", True),
     ("journal", 3),

@@ -454,6 +454,8 @@ def test_a_batch_must_be_what_the_journal_can_write():
     for batch in (float("nan"), {1, 2}):
       with pytest.raises(ValueError, match="batch must be a JSON value"):
         replica.step(zeros, batch=batch)
+    with pytest.raises(ValueError, match=r"at most 524288 bytes .* got 600000"):
+      replica.step(zeros, batch="x" * 599_998)
     assert replica.step(zeros, batch={"rows": np.arange(2)}).accepted
 
   coordinator.run_embedded(train, 1, optax.sgd(0.1), zeros, timeout=60.0)

@@ -285,6 +285,32 @@ def test_a_replica_that_joins_after_the_end_fails_without_a_final_state(how):
   assert cluster.nodes["p2"].deadline() == math.inf
 
 
+def test_a_record_has_at_most_one_inline_mean():
+  """Together the means of many replicas are more than a store takes."""
+  cluster = Cluster(
+    20, replicas_to_aggregate=1, alone=True, max_staleness=100, inline_bytes=1
+  )
+  # All gradients arrive while the first one's record is being put.
+  cluster.silent = fx.Put
+  for process in cluster.nodes:
+    cluster.submit(process, 0, 0)
+  (put,) = [
+    effect
+    for effect in cluster.did["p0"]
+    if isinstance(effect, fx.Put) and effect.key not in cluster.store
+  ]
+  cluster.silent = ()
+  cluster.carry_out("p0", put)
+  cluster.give("p0", ins.TimePassed())
+  commits = [
+    sum(isinstance(entry, Committed) for entry in record.entries)
+    for record in cluster.store.values()
+    if isinstance(record, Record)
+  ]
+  assert sum(commits) == 20
+  assert max(commits) == 1
+
+
 @pytest.mark.parametrize("how", ["removed", "its connection breaks"])
 def test_a_replica_that_is_evicted_repeatedly_rejoins_ever_more_rarely(how):
   """As soon as it is a member, it no longer is."""

@@ -161,6 +161,15 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   assert not one.is_far_from_some
 
 
+def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
+  """What would end the core's wait is among the events to poll."""
+  one, core = driven
+  core.deadline = lambda: 0.0
+  one._proceed()
+  assert core.seen == [inputs.TimePassed()]
+  assert one._timeout() == 0.0
+
+
 def test_peers_learn_what_an_event_loop_has_raised(driven):
   one, core = driven
   peer = endpoint.World().connect("peer")

@@ -394,6 +394,14 @@ class Leader:
     """Sends to a member, once earlier decisions are in the log."""
     self._log.say(self._out, fx.Send(state.member.process, message))
 
+  def _say_to(
+    self, states: Iterable[MemberState], message: msg.Message
+  ) -> None:
+    """Sends to several members, as `_say` does; it is encoded once."""
+    peers = tuple([state.member.process for state in states])
+    if peers:
+      self._log.say(self._out, fx.SendAll(peers, message))
+
   def _note(self, note: notes.Record) -> None:
     self._log.say(self._out, fx.WriteJournal(note))
 
@@ -780,6 +788,9 @@ class Leader:
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
+    if self._config.inline and self._log.pending:
+      # A record has at most one mean, since a store takes 1 MiB.
+      return False
     if self._config.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
       return self._attempt is None and self._all_have_come()
@@ -864,10 +875,12 @@ class Leader:
 
   def _call_others(self, step: int) -> None:
     """Calls all members that have no gradient in a step that begins."""
-    for state in self._roster:
-      incarnation = state.member.incarnation
-      if state.is_connected and incarnation not in self._arrivals:
-        self._say(state, msg.Call(step))
+    others = [
+      state
+      for state in self._roster
+      if state.is_connected and state.member.incarnation not in self._arrivals
+    ]
+    self._say_to(others, msg.Call(step))
 
   def _drop(self, drop: quorum.Drop, tokens: dict[ReplicaId, int]) -> None:
     incarnation, arrival = self._what_was_dropped(drop)
@@ -969,9 +982,8 @@ class Leader:
 
   def _announce(self, attempt: Attempt) -> None:
     """Announces it to members and readers."""
-    for incarnation in attempt.announce(self._now):
-      if incarnation in self._roster:
-        self._say(self._roster[incarnation], attempt.message)
+    states = map(self._roster.get, attempt.announce(self._now))
+    self._say_to(filter(None, states), attempt.message)
 
   def _reported(
     self, state: MemberState, message: msg.Done | msg.Failed

@@ -9,6 +9,7 @@ replica, and are not in an earlier accepted gradient.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from optax_dist import ledger, quorum
@@ -113,12 +114,12 @@ class LeaseManager(Policy):
   def _theft(self) -> Theft | None:
     """The next slots that a member takes from a slow one, if there are any."""
     sharing = self._sharing
-    pairs = [
-      (thief, owner)
-      for thief in self._idle
-      for owner in sharing.members
-      if self._may_compute(thief, owner, sharing.lease(owner))
-    ]
+    idle = sharing.by_pace(self._idle)
+    pairs = []
+    for owner in sharing.members if idle else ():
+      lease = sharing.lease(owner)
+      thieves = (i for i in idle if self._may_compute(i, owner, lease))
+      pairs += [(thief, owner) for thief in itertools.islice(thieves, 1)]
     return sharing.next(pairs, self.now)
 
   def _may_compute(

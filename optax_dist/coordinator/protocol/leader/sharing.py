@@ -11,6 +11,7 @@ first result counts.
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -143,20 +144,32 @@ class Sharing:
         self._paces[incarnation] += more
     return found
 
+  def by_pace(self, members: Iterable[Incarnation]) -> list[Incarnation]:
+    """Members in order of their paces, the fastest first."""
+    return sorted(members, key=lambda member: (self._pace(member), member))
+
   def next(
     self, pairs: Iterable[tuple[Incarnation, Incarnation]], now: float
   ) -> Theft | None:
     """The next slots that a member takes; None for none.
 
     Args:
-      pairs: who may take some of whom: an idle member, and one with a lease.
+      pairs: who may take some of whom: for each member with a lease, the fastest
+        idle one, which would have them first.
       now: the time.
     """
-    thefts = [
-      self._theft(thief, owner, self._leases[owner], now)
-      for thief, owner in pairs
-      if not self._is_computed_twice(owner)
-    ]
+    leased = collections.Counter(
+      slot
+      for lease in self._leases.values()
+      for start, stop in lease.spans
+      for slot in range(start, stop, self._unit)
+    )
+    thefts = []
+    for thief, owner in pairs:
+      lease = self._leases[owner]
+      # Its last slot, which is the one to take, may be computed twice already.
+      if leased[lease.spans[-1][1] - self._unit] == 1:
+        thefts.append(self._theft(thief, owner, lease, now))
     key = lambda theft: (theft.time, -theft.end, theft.thief, theft.owner)
     return min(thefts, key=key, default=None)
 
@@ -175,11 +188,6 @@ class Sharing:
     time = now if helps else end + mine
     return Theft(time, end, thief, owner, slots, all_ > 1)
 
-  def _is_computed_twice(self, owner: Incarnation) -> bool:
-    slot = sp.tail(self.lease(owner), self._unit)
-    others = (o.spans for i, o in self._leases.items() if i != owner)
-    return any(sp.overlap(slot, spans) for spans in others)
-
   @property
   def _usual(self) -> float:
     if not self._paces:
@@ -187,4 +195,5 @@ class Sharing:
     return statistics.median_low(self._paces.values())
 
   def _pace(self, incarnation: Incarnation) -> float:
-    return self._paces.get(incarnation, self._usual)
+    found = self._paces.get(incarnation)
+    return self._usual if found is None else found

@@ -183,6 +183,14 @@ def test_an_idle_member_takes_what_another_one_has_not_begun():
   assert step.bring(0, 5.0) == {0: ((15, 16),), 1: ((12, 15),)}
 
 
+def test_the_fastest_of_the_idle_members_takes_them():
+  sharing = Sharing(1, 16.0)
+  for member, seconds in ((0, 2.0), (1, 1.0), (2, 3.0)):
+    sharing.lend(member, ((member, member + 1),), 0.0)
+    sharing.brought(member, ((member, member + 1),), 0.0, seconds)
+  assert sharing.by_pace((0, 1, 2, 3)) == [1, 0, 3, 2]
+
+
 def late():
   """Member 1 should have had its slots long ago, by the pace of the other one."""
   step = Step(0, 1)
