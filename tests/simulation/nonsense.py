@@ -22,7 +22,6 @@ def _to_leader(r: random.Random) -> tuple[msg.Message, ...]:
     gradient(_NEVER, 1, 1),
     msg.Done(attempt),
     msg.Failed(attempt, None, "nonsense"),
-    msg.InProgress(attempt),
     msg.Stalled(0, 1.0, "nonsense"),
   )
 
@@ -34,7 +33,7 @@ def _to_followers() -> tuple[msg.Message, ...]:
     msg.Asked(0, -1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0", 0),
-    msg.AskProgress(AttemptId(0, 0, 1, 0)),
+    msg.AllBegun(AttemptId(0, 0, 1, 0)),
     msg.Call(0),
     msg.NotLeader("nonsense"),
     msg.Refused("nonsense"),

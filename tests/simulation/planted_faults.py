@@ -333,12 +333,6 @@ FAULTS = (
     "    return self.applied >= step",
   ),
   _one(
-    "replicas that do not answer for a moment are removed",
-    "leader.attempt",
-    "(limits.silence if self.unanswered else limits.attempt)",
-    "(0.001 if self.unanswered else limits.attempt)",
-  ),
-  _one(
     "a leader whose members are all lost ends well",
     "leader.leader",
     '      self._resign("the store doesn\'t answer")',
@@ -734,9 +728,9 @@ FAULTS = (
     "",
   ),
   _one(
-    "members are asked how far they are without a pause",
+    "members are told without a pause that all have begun",
     "leader.leader",
-    "    attempt.asked = self._now\n",
+    "      attempt.limited = True\n",
     "",
   ),
   _one(

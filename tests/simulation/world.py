@@ -134,7 +134,7 @@ MISHAPS = (
 # Of `World`, by the kind of effect that each carries out.
 _METHODS: dict[type, str] = {}
 # What may come twice, for which a leader must not do anything.
-_SAID = (msg.Arrive, msg.Done, msg.Failed, msg.InProgress)
+_SAID = (msg.Arrive, msg.Done, msg.Failed)
 # Losses after which an end closes the connection, which the other one may still
 # have: a connection that was opened later may have arrived earlier.
 _CLOSES = ("silent", "unreachable", "replaced")

@@ -1,10 +1,10 @@
 """All deadlines of a run, in one place, in an order that always holds.
 
-  a member's patience < attempt < silence of a member < the run's own timeout
+  a member's patience < attempt < the run's own timeout < a replica's own wait
 
-So whoever lacks bytes has named the member that they should come from before
-the leader asks how far an attempt is, and a member is evicted only if nothing
-was heard of it for even longer. Three durations decide all of them: `timeout`,
+So whoever lacks bytes names the member that they should come from long before
+the leader ends the run, and the leader says why before replicas end by
+themselves. Three durations decide all of them: `timeout`,
 `attempt_timeout` and `leader_timeout` of `join`. Two limits follow what was
 seen, by a `Rule`: the silence of a connection, and a step inside a replica.
 
@@ -34,12 +34,11 @@ class Deadlines:
       member reports that it is missing; also for a snapshot, and for what a
       leader should answer at once.
     mean: the same for a member's slice of the mean, once the gradients have moved.
-    attempt: how often the leader asks the members of an attempt how far they
-      are.
+    attempt: after this long the leader tells the members of an optimistic
+      attempt that all have begun it; their patience counts from then on.
     pace: the leader's silence after which another one is elected; store
       requests, retries and heartbeats are based on it.
-    silence: how long a peer may be silent at most. A member that does not
-      answer the leader's question for so long is evicted.
+    silence: how long a peer may be silent at most.
     timeout: after this long without progress the leader ends the run.
     replica: after this long a replica that waits ends by itself; the leader
       should have said why before.
@@ -58,7 +57,6 @@ class Deadlines:
       "a member's patience": self.patience,
       "its patience for a mean": self.mean,
       "an attempt": self.attempt,
-      "the silence of a member": self.attempt + self.silence,
       "timeout": self.timeout,
       "a replica's own wait": self.replica,
     }

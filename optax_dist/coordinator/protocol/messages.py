@@ -155,12 +155,6 @@ class NeedsSnapshot(Struct):
   reason: str
 
 
-class InProgress(Struct):
-  """The answer to `AskProgress`, unless it is `Done` or `Failed`."""
-
-  attempt: AttemptId
-
-
 class Leave(Struct):
   """A member leaves; the leader records `Removed`.
 
@@ -256,11 +250,10 @@ class Attempt(Struct):
   lag: Natural
 
 
-class AskProgress(Struct):
-  """The leader asks a member how far an attempt is.
+class AllBegun(Struct):
+  """All members have begun this optimistic attempt.
 
-  Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
-  it, so each one fails it once it has waited for bytes long enough.
+  So each one fails it once it has waited for bytes long enough.
   """
 
   attempt: AttemptId
@@ -427,7 +420,6 @@ ToLeader: TypeAlias = (
   | Arrive
   | Done
   | Failed
-  | InProgress
   | Applied
   | NeedsSnapshot
   | Leave
@@ -439,7 +431,7 @@ FromLeader: TypeAlias = (
   Welcome
   | Recorded
   | Attempt
-  | AskProgress
+  | AllBegun
   | Dropped
   | Asked
   | TakeOver

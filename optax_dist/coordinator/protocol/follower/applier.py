@@ -37,7 +37,6 @@ from optax_dist.coordinator.protocol.messages import (
   Done,
   Failed,
   Fetch,
-  InProgress,
   Message,
   NeedsSnapshot,
   Report,
@@ -220,17 +219,6 @@ class Applier:
   ) -> None:
     """Aggregates with all members before the leader has announced it."""
     self.attempt(Attempt(attempt, parts, (), None, 0), me, members)
-
-  def report_progress(self, attempt: AttemptId) -> None:
-    """Answers the leader's question how far an attempt is."""
-    work = self._work.get(attempt)
-    if work is None or work.status == "failed":
-      self.tell(Failed(attempt, None, "it takes no part in it any more"))
-    elif work.status == "done":
-      self.tell(Done(attempt))
-    else:
-      self._out.append(fx.LimitWait(attempt))
-      self.tell(InProgress(attempt))
 
   def aggregated(self, done: Aggregated) -> None:
     """Handles a mean that is here."""

@@ -477,8 +477,8 @@ class Follower:
     match message:
       case msg.Attempt():
         self.applier.attempt(message, self.incarnation, self.view.members)
-      case msg.AskProgress(attempt):
-        self.applier.report_progress(attempt)
+      case msg.AllBegun(attempt):
+        self._out.append(fx.LimitWait(attempt))
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._leased(lease)
         self._out += self.session.dropped(sequence, reason, whole)

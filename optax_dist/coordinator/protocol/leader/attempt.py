@@ -12,6 +12,7 @@ the step or abandon the attempt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from optax_dist import quorum
@@ -38,17 +39,14 @@ class Attempt:
     optimistic: the id under which all members have begun it by themselves; None
       once it is announced, or if they have not begun.
     began: when it began.
-    asked: when its members were last asked how far they are; at first, when it
-      began.
-    unanswered: members that have not answered that question.
+    limited: whether its members were told that all have begun it.
   """
 
   def __init__(
     self, message: msg.Attempt, optimistic: AttemptId | None, now: float
   ):
     self.message, self.optimistic = message, optimistic
-    self.began = self.asked = now
-    self.unanswered: set[Incarnation] = set()
+    self.began, self.limited = now, False
     # The replica that must also get the mean; None once it has.
     self._witness = message.witness
     # Members that have the mean of the optimistic attempt.
@@ -63,8 +61,7 @@ class Attempt:
 
   def announce(self, now: float) -> tuple[Incarnation, ...]:
     """Announces it; an optimistic one is void. Returns who is told, in order."""
-    self.optimistic, self.began, self.asked = None, now, now
-    self.unanswered.clear()
+    self.optimistic, self.began = None, now
     parts = self.message.parts
     return (*(part.incarnation for part in parts), *self.message.readers)
 
@@ -102,29 +99,17 @@ class Attempt:
 
   def dismiss(self, incarnation: Incarnation) -> list[quorum.Done]:
     """Stops waiting for a member that was removed."""
-    self.unanswered.discard(incarnation)
     return self._witnessed() if incarnation == self._witness else []
 
-  def answered(self, incarnation: Incarnation, id_: AttemptId) -> None:
-    """A member has said how far it is."""
-    if id_ == self.id:
-      self.unanswered.discard(incarnation)
-
   def due(self, limits: Deadlines) -> float:
-    """When the next question, or the end of the wait for answers, is due."""
-    return self.asked + (limits.silence if self.unanswered else limits.attempt)
+    """When its members must limit their waits, unless they have from the start.
 
-  def unreported(self, state: quorum.State) -> list[Incarnation]:
-    """The members, and the witness, that it waits for."""
-    parts = self.message.parts
-    if self.optimistic is not None:
-      return sorted({p.incarnation for p in parts} - self._reported)
-    replicas = set(quorum.missing(state).reporting)
-    replicas -= {event.replica for event in self._held}
-    waits = {p.incarnation for p in parts if p.replica in replicas}
-    if self._witness is not None:
-      waits.add(self._witness)
-    return sorted(waits)
+    A member that begins by itself doesn't know whether the others have a
+    gradient yet.
+    """
+    if self.optimistic is None or self.limited:
+      return math.inf
+    return self.began + limits.attempt
 
   def _report(self, part: Part) -> quorum.Done:
     id_ = self.message.attempt

@@ -293,10 +293,7 @@ class Leader:
         else:
           self._queue.append((state.member.incarnation, message))
       case msg.Done() | msg.Failed():
-        self._answered(state, message.attempt)
         self._reported(state, message)
-      case msg.InProgress():
-        self._answered(state, message.attempt)
       case msg.Applied(step):
         state.has_applied(step)
       case msg.NeedsSnapshot(step):
@@ -1272,33 +1269,12 @@ class Leader:
       self._announce_asks()
 
   def _check_attempt(self) -> None:
-    """Asks the members of an attempt that have not reported how far they are.
-
-    A member that lacks bytes names whose in `Failed`. So only one that does not
-    answer at all is evicted here.
-    """
+    """Tells the members of an optimistic attempt that all have begun it."""
     attempt = self._attempt
-    if attempt is None or self._now < attempt.due(self._limits):
-      return
-    if attempt.unanswered:
-      silent = self._now - attempt.asked
-      why = f"it has not said how far its aggregation is for {silent:.1f} s"
-      for incarnation in sorted(attempt.unanswered):
-        self._remove(self._roster[incarnation], why)
-      return
-    attempt.asked = self._now
-    for incarnation in attempt.unreported(self._quorum):
-      state = self._roster.get(incarnation)
-      if state is None:
-        continue
-      self._say(state, msg.AskProgress(attempt.id))
-      if state.member.process != self._config.process:
-        attempt.unanswered.add(incarnation)
-
-  def _answered(self, state: MemberState, attempt: AttemptId) -> None:
-    """A member has said how far its aggregation is."""
-    if self._attempt is not None:
-      self._attempt.answered(state.member.incarnation, attempt)
+    if attempt is not None and self._now >= attempt.due(self._limits):
+      attempt.limited = True
+      for state in self._roster:
+        self._say(state, msg.AllBegun(attempt.id))
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:

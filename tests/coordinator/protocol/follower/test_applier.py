@@ -187,25 +187,6 @@ def test_a_committed_step_is_never_reported_as_failed():
   assert [type(one) for one in driven.told] == [msg.NeedsSnapshot]
 
 
-@pytest.mark.parametrize("status", ["runs", "done", "failed", "unknown"])
-def test_the_leader_is_told_how_far_an_attempt_is(status):
-  driven = Driven()
-  submit(driven)
-  driven.applier.attempt(attempt(), 0, MEMBERS)
-  if status == "done":
-    driven.applier.aggregated(ins.Aggregated(attempt_id()))
-  if status == "failed":
-    driven.applier.aggregate_failed(ins.AggregateFailed(attempt_id(), 1, "no"))
-  driven.did(), driven.told.clear()
-  asked = attempt_id(number=5) if status == "unknown" else attempt_id()
-  driven.applier.report_progress(asked)
-  (told,) = driven.told
-  answers = {"runs": msg.InProgress, "done": msg.Done}
-  assert isinstance(told, answers.get(status, msg.Failed))
-  assert told.attempt == asked
-  assert driven.did() == ([fx.LimitWait(asked)] if status == "runs" else [])
-
-
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_snapshot_is_served_as_soon_as_it_is_of_use(steps):
   driven = Driven()

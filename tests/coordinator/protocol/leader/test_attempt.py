@@ -1,5 +1,7 @@
 """Tests of which members read the mean of an attempt, and which are awaited."""
 
+import math
+
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol import messages as msg
@@ -52,41 +54,23 @@ def test_a_member_that_waits_for_a_snapshot_is_no_witness():
   assert announced(waits, step=20).witness is None
 
 
-def test_a_witness_that_was_removed_owes_no_answer():
+def test_a_witness_that_was_removed_is_not_waited_for():
   attempt = Attempt(announced(member(1, applied=0)), None, 0.0)
-  limits = deadlines.of(timeout=60.0)
-  patient = attempt.due(limits)
-  attempt.unanswered.add(1)
-  assert attempt.due(limits) != patient
-  attempt.dismiss(1)
-  assert attempt.due(limits) == patient
+  assert attempt.done(0, attempt.id) == []
+  assert attempt.dismiss(1) == [quorum.Done(0, 0, 1)]
 
 
 def test_a_report_is_held_until_the_witness_has_the_mean():
-  state = quorum.init(1, 1, two_phase=True)
-  for event in (quorum.Join(0), quorum.Arrive(0, 0)):
-    state, _ = quorum.step(state, event)
   attempt = Attempt(announced(member(1, applied=0)), None, 0.0)
-  assert attempt.unreported(state) == [0, 1]
   assert attempt.done(0, attempt.id) == []
-  assert attempt.unreported(state) == [1]
   assert attempt.done(1, attempt.id) == [quorum.Done(0, 0, 1)]
 
 
-def test_an_answer_about_another_attempt_is_no_answer():
-  attempt = Attempt(announced(), None, 0.0)
-  limits = deadlines.of(timeout=60.0)
-  attempt.unanswered.add(0)
-  asked = attempt.due(limits)
-  attempt.answered(0, AttemptId(0, 0, 7, 0))
-  assert attempt.due(limits) == asked
-
-
-def test_an_attempt_that_is_announced_anew_is_asked_about_anew():
+def test_only_members_that_have_begun_by_themselves_must_be_told_of_the_others():
   parts = tuple(Part(i, i, 0, 0, 0, 1, 1.0) for i in range(2))
   message = msg.Attempt(AttemptId(0, 0, 1, 0), parts, (), None, 0)
-  attempt = Attempt(message, AttemptId(0, 0, 0, 0), 0.0)
+  attempt = Attempt(message, AttemptId(0, 0, 0, 0), 1.0)
   limits = deadlines.of(300.0)
-  attempt.unanswered.add(1)
-  attempt.announce(1.0)
   assert attempt.due(limits) == 1.0 + limits.attempt
+  attempt.announce(2.0)
+  assert attempt.due(limits) == math.inf

@@ -527,65 +527,39 @@ def _attempt(driven, step, lasts, *dones):
   return attempt
 
 
-def _pass_time(driven, until, answers=()):
-  """Lets the leader's deadlines pass; these members answer its questions."""
+def _pass_time(driven, until):
+  """Lets the leader's deadlines pass."""
   while driven.leader.deadline() <= until:
     driven.now = max(driven.now, driven.leader.deadline())
-    asked = {p: len(driven.sent_to(p, msg.AskProgress)) for p in answers}
     driven.give(ins.TimePassed())
-    for peer, before in asked.items():
-      for question in driven.sent_to(peer, msg.AskProgress)[before:]:
-        driven.say(peer, msg.InProgress(question.attempt))
   driven.now = until
 
 
-def test_members_that_say_how_far_they_are_may_take_any_time():
+def test_an_announced_attempt_may_take_any_time():
   driven = Driven()
   driven.hello("p1")
   _attempt(driven, 0, 0.0)
-  most = 0.9 * driven.config.deadlines.timeout
-  _pass_time(driven, most, answers=("p0", "p1"))
+  _pass_time(driven, 0.9 * driven.config.deadlines.timeout)
   assert driven.logged(Removed) == []
-  asked = len(driven.sent_to("p1", msg.AskProgress))
-  assert asked == int(most / driven.config.deadlines.attempt)
+  assert driven.sent_to("p1", msg.AllBegun) == []
   for peer in ("p0", "p1"):
     driven.say(peer, msg.Done(driven.sent_to(peer, msg.Attempt)[-1].attempt))
   assert len(driven.logged(Committed)) == 1
 
 
-@pytest.mark.parametrize("optimist", [True, False])
-def test_only_a_member_that_does_not_answer_is_evicted(optimist):
-  """Neither the leader nor a member that waits for the silent one's bytes."""
-  driven = Driven(replicas_to_aggregate=3, total_num_replicas=3)
-  for peer in ("p1", "p2"):
-    driven.hello(peer)
-  number = AttemptId(0, 0, 0, 2) if optimist else None
-  for peer in ("p0", "p1", "p2"):
-    driven.arrive(peer, optimistic=number)
+def test_members_of_an_optimistic_attempt_are_told_once_that_all_have_begun():
+  driven = Driven(replicas_to_aggregate=2, total_num_replicas=2)
+  driven.hello("p1")
+  id_ = AttemptId(0, 0, 0, 1)
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, optimistic=id_)
   limits = driven.config.deadlines
-  _pass_time(driven, limits.attempt + 0.99 * limits.silence, ("p1",))
+  _pass_time(driven, 0.99 * limits.attempt)
+  assert driven.sent_to("p1", msg.AllBegun) == []
+  _pass_time(driven, 0.9 * limits.timeout)
+  for peer in ("p0", "p1"):
+    assert driven.sent_to(peer, msg.AllBegun) == [msg.AllBegun(id_)]
   assert driven.logged(Removed) == []
-  _pass_time(driven, limits.attempt + limits.silence, ("p1",))
-  (removed,) = driven.logged(Removed)
-  assert removed.incarnation == 2
-  assert removed.reason == (
-    "it has not said how far its aggregation is for 60.0 s"
-  )
-
-
-def test_a_member_that_reports_while_it_is_asked_has_answered():
-  driven = Driven(replicas_to_aggregate=3, total_num_replicas=3)
-  for peer in ("p1", "p2"):
-    driven.hello(peer)
-  for peer in ("p0", "p1", "p2"):
-    driven.arrive(peer)
-  attempt = driven.sent_to("p1", msg.Attempt)[-1].attempt
-  limits = driven.config.deadlines
-  _pass_time(driven, limits.attempt)
-  assert driven.sent_to("p1", msg.AskProgress)
-  driven.say("p1", msg.Done(attempt))
-  _pass_time(driven, limits.attempt + limits.silence)
-  assert [removed.incarnation for removed in driven.logged(Removed)] == [2]
 
 
 def test_failures_between_two_members_are_counted_anew_at_each_step():
@@ -641,7 +615,7 @@ def witnessed():
 def test_a_witness_that_still_fetches_the_mean_is_waited_for():
   driven, attempt = witnessed()
   limits = driven.config.deadlines
-  _pass_time(driven, 3 * limits.attempt, ("p1",))
+  _pass_time(driven, 3 * limits.attempt)
   assert driven.logged(Committed) == []
   driven.say("p1", msg.Failed(attempt, None, "no byte came"))
   assert len(driven.logged(Committed)) == 1
