@@ -137,6 +137,7 @@ def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
     fingerprint_every=r.choice((0, 1, 3)),
     same_start=r.random() < 0.8,
     adaptive=random.Random(f"adaptive {seed}").random() < 0.5,
+    store_timeout=LEADER_TIMEOUT * _store_timeout(seed),
   )
   if setting.lower_on_leave and needed <= replicas and r.random() < 0.25:
     setting = dataclasses.replace(setting, leaves=True)
@@ -154,6 +155,11 @@ def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
   if seed % 16 in outages.RESIDUES:
     return Schedule(seed, *outages.schedule(seed, setting, pace))
   return Schedule(seed, setting, tuple(faults))
+
+
+def _store_timeout(seed: int) -> float:
+  """Of a leader's silence; by default a request may take just as long."""
+  return random.Random(f"store {seed}").choice((0.4, 1.0))
 
 
 def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:

@@ -42,7 +42,6 @@ from tests.simulation.world import (
   BLOCK,
   FASTEST,
   LEADER_TIMEOUT,
-  STORE_TIMEOUT,
   TIMEOUT,
   digest,
 )
@@ -537,7 +536,7 @@ class Checker:
     # One that waits for the store, or did just now, can't come to a new leader.
     now = self.world.now
     asked = min(process.store_asked.values(), default=math.inf)
-    slow = now >= asked + STORE_TIMEOUT
+    slow = now >= asked + self.world.setting.store_timeout
     slow |= now < process.store_slow_at + 2 * LEADER_TIMEOUT
     if "not come" in reason and slow:
       return

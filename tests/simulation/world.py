@@ -63,6 +63,7 @@ class Setting:
     latency: seconds that a message takes, about.
     store_latency: the same, to the store and back each.
     store_distance: by how much longer that takes for each replica.
+    store_timeout: seconds until a request is answered, or its outcome unknown.
     compute: seconds that a gradient takes, about, for each replica.
     rates: the speed of each replica's clock.
     fingerprint_every: as in `Config`.
@@ -88,6 +89,7 @@ class Setting:
   latency: float = 0.001
   store_latency: float = 0.001
   store_distance: tuple[float, ...] = (1.0,) * 8
+  store_timeout: float = 2.0
   compute: tuple[float, ...] = (0.05,) * 8
   rates: tuple[float, ...] = (1.0,) * 8
   fingerprint_every: int = 0
@@ -113,7 +115,7 @@ class Setting:
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
-SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
+SILENCE, CONNECT = 5.0, 10.0
 HEARTBEAT = 1.0
 # The fastest clock.
 FASTEST = 1.1
@@ -530,7 +532,7 @@ class World:
       process.welcomed_at = self.now
     elif isinstance(input_, ins.GetAnswered | ins.PutAnswered):
       asked = process.store_asked.pop(input_.request, self.now)
-      if self.now >= asked + STORE_TIMEOUT:
+      if self.now >= asked + self.setting.store_timeout:
         process.store_slow_at = self.now
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
@@ -898,8 +900,9 @@ class World:
     if process.store_cut_until > self.now:
       fault = "request lost"
     arrives = self.now + self.store_delay(process)
+    timeout = self.setting.store_timeout
     if fault == "late":
-      arrives += 1.5 * STORE_TIMEOUT * self.random.random()
+      arrives += 1.5 * timeout * self.random.random()
     if fault != "request lost":
       lost = fault in ("answer lost", "late")
       self.at(arrives, self.store_acts, process, effect, lost)
@@ -907,7 +910,7 @@ class World:
       process.store_trouble_at = self.now
       what = "put" if isinstance(effect, fx.Put) else "get"
       self.tell(f"{process.name} asks the store ({what}): {fault}")
-      self.at(self.now + STORE_TIMEOUT, self.store_unknown, process, effect)
+      self.at(self.now + timeout, self.store_unknown, process, effect)
 
   def store_unknown(self, process: Process, effect: fx.Put | fx.Get) -> None:
     if isinstance(effect, fx.Put):
