@@ -20,6 +20,15 @@ def _aimed(
   return Planted(name, ((module, old, new),), kind, aimed=True)
 
 
+# What a leader puts anew, instead of giving way.
+_AT_THE_NEXT_PLACE = (
+  "        self.position += 1\n"
+  "        self._entries = [*self.record.entries, *self._entries]\n"
+  "        self._held_for_next = self._held + self._held_for_next\n"
+  "        self.record = None\n"
+)
+
+
 FAULTS = (
   _one(
     "more is summed than was asked for after a partial sum",
@@ -137,10 +146,10 @@ FAULTS = (
   _one(
     "after an unknown answer the record is put at the next place",
     "log",
-    "      case GetAnswered(_, _, None):\n        self.again = True",
-    "      case GetAnswered(_, _, None):\n"
-    "        self.position += 1\n"
-    "        return self._put(self.record)",
+    '      case PutAnswered(_, "conflict"):\n',
+    '      case PutAnswered(_, "unknown"):\n'
+    + _AT_THE_NEXT_PLACE
+    + '      case PutAnswered(_, "conflict"):\n',
   ),
   _one(
     "a run that has begun is begun anew",
@@ -224,10 +233,8 @@ FAULTS = (
   _one(
     "a replaced leader goes on after the other's record",
     "log",
-    "      case GetAnswered():\n        self.deposed = True",
-    "      case GetAnswered():\n"
-    "        self.position += 1\n"
-    "        return self._put(self.record)",
+    '      case PutAnswered(_, "conflict"):\n        self.deposed = True\n',
+    '      case PutAnswered(_, "conflict"):\n' + _AT_THE_NEXT_PLACE,
   ),
   _aimed(
     "a late fingerprint takes back a request for a snapshot",
@@ -434,8 +441,9 @@ FAULTS = (
   _one(
     "an answer to an earlier request is taken for the latest",
     "log",
-    "    if answer.request != self._request:\n      return None\n    if self.rec",
-    "    if self.rec",
+    "    if answer.request != self._request:\n      return None\n    match answer:\n"
+    '      case PutAnswered(_, "done")',
+    '    match answer:\n      case PutAnswered(_, "done")',
   ),
   _aimed(
     "a submission that comes twice counts twice",

@@ -75,17 +75,16 @@ class LogWriter:
   """A leader's end of the log: puts one record at a time, in order.
 
   The leader's effects are held back until the decisions behind them are in the
-  log. If the answer to a put is lost, the same record is put again, and never
-  another one at that position; a conflict means that the leader was replaced,
-  because no other process's record is equal to this one's.
+  log. A record is put once: a store's client sends it again by itself until the
+  request times out, and then nothing more is put at that position. A conflict
+  means that the leader was replaced, because no other process's record is equal
+  to this one's.
 
   Attributes:
     position: position of the next record.
     record: the record being put, or None.
     deposed: whether another process is leader now.
     since: when the current put began.
-    again: whether the outcome of the put is unknown, so that it must be
-      retried.
   """
 
   def __init__(self, term: int, position: int, count: Count):
@@ -99,7 +98,6 @@ class LogWriter:
     self._entries: list[Entry] = []
     self._held_for_next: list[Effect] = []
     self._held: list[Effect] = []
-    self.again = False
 
   @property
   def pending(self) -> bool:
@@ -126,12 +124,8 @@ class LogWriter:
     self.record, self.since = Record(self._term, tuple(self._entries)), now
     self._entries = []
     self._held, self._held_for_next = self._held_for_next, []
-    return self._put(self.record)
-
-  def _put(self, record: Record) -> Put:
     self._request = self._count()
-    self.again = False
-    return Put(self._request, record_key(self.position), record)
+    return Put(self._request, record_key(self.position), self.record)
 
   def probe(self) -> Get | None:
     """Checks whether another leader has put a record, if no put is open."""
@@ -140,37 +134,18 @@ class LogWriter:
     self._request = self._count()
     return Get(self._request, record_key(self.position))
 
-  def answered(
-    self, answer: PutAnswered | GetAnswered
-  ) -> Appended | Effect | None:
-    """Continues with the store's answer: done, or the next request."""
+  def answered(self, answer: PutAnswered | GetAnswered) -> Appended | None:
+    """Continues with the store's answer; an unknown one changes nothing."""
     if answer.request != self._request:
-      return None
-    if self.record is None:
-      if isinstance(answer, GetAnswered):
-        self.deposed = answer.value is not None
       return None
     match answer:
       case PutAnswered(_, "done"):
         return self._done()
-      case PutAnswered():
-        self._request = self._count()
-        return Get(self._request, record_key(self.position))
-      case GetAnswered(_, known=False):
-        self.again = True
-      case GetAnswered(_, _, value) if value == self.record:
-        return self._done()
-      case GetAnswered(_, _, None):
-        self.again = True
-      case GetAnswered():
+      case PutAnswered(_, "conflict"):
         self.deposed = True
+      case GetAnswered(_, _, value):
+        self.deposed = value is not None
     return None
-
-  def retry(self) -> Put | None:
-    """Puts the record again, if its outcome is unknown."""
-    if not self.again or self.record is None:
-      return None
-    return self._put(self.record)
 
   def _done(self) -> Appended:
     assert self.record is not None

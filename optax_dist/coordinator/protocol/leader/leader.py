@@ -149,7 +149,6 @@ class Leader:
     # Members that this leader has allowed to leave.
     self._left: set[Incarnation] = set()
     self._beat_at, self._beats = -math.inf, 0
-    self._retry_at = math.inf
     self._bad = 0
 
   def begin(self, now: float) -> list[Effect]:
@@ -226,7 +225,7 @@ class Leader:
     if self.over:
       return math.inf
     config = self._config
-    times = [self._beat_at, self._retry_at]
+    times = [self._beat_at]
     if self._log.record is not None:
       times.append(self._log.since + self._limits.pace)
     times += [until for until, _ in self._rivals.values()]
@@ -331,12 +330,8 @@ class Leader:
     result = self._log.answered(answer)
     if isinstance(result, Appended):
       self._appended(result)
-    elif result is not None:
-      self._out.append(result)
     elif self._log.deposed:
       self._resign("another process is leader")
-    elif self._log.again:
-      self._retry_at = self._now + self._limits.pace / 16
 
   def _appended(self, done: Appended) -> None:
     """Sends a record that is in the log, and the effects held back for it."""
@@ -1219,11 +1214,6 @@ class Leader:
       probe = self._log.probe()
       if probe is not None:
         self._out.append(probe)
-    if now >= self._retry_at:
-      self._retry_at = math.inf
-      put = self._log.retry()
-      if put is not None:
-        self._out.append(put)
     log = self._log
     if log.record is not None and now >= log.since + self._limits.pace:
       self._resign("the store doesn't answer")
