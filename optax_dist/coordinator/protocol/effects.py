@@ -356,8 +356,8 @@ class LeadershipChanged(Struct):
   Attributes:
     leads: whether it is leader.
     term: of its leadership.
-    commits: recent ones, in order. Those after the last one in the journal are
-      written first: the previous leader had no time.
+    commits: the latest ones, in order. Those after the last one in the journal
+      are written first: the previous leader had no time.
   """
 
   leads: bool

@@ -21,6 +21,11 @@ from optax_dist.coordinator.protocol.inputs import GetAnswered, PutAnswered
 RUN_KEY = "run"
 LEADER_KEY = "leader"
 
+# Records that each replica keeps, in case it becomes leader: the journal may lack
+# the steps of leaders that were lost. And how many of them it tells its members,
+# who may not reach the store, and may lack those records, too.
+KEPT, TOLD = 16, 4
+
 # Numbers requests to the store, so that answers can be assigned.
 Count: TypeAlias = Callable[[], int]
 

@@ -90,13 +90,6 @@ class Node:
       follower.elected = None
       position, records = elected
       view = follower.view.copy()
-      self.leader = Leader(
-        self._config,
-        view,
-        position,
-        records,
-        follower.recent,
-        self._count,
-      )
+      self.leader = Leader(self._config, view, position, records, self._count)
       effects += self.leader.begin(now)
     return effects

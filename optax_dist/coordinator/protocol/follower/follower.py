@@ -15,7 +15,6 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -44,7 +43,9 @@ from optax_dist.coordinator.protocol.follower.search import (
 from optax_dist.coordinator.protocol.follower.session import Session
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.log import (
+  KEPT,
   RUN_KEY,
+  TOLD,
   Count,
   FellOff,
   LogRead,
@@ -59,9 +60,6 @@ from optax_dist.quorum.events import ordered
 # times `Deadlines.pace` without a rejoin, the next pause is the first again.
 _BACKOFF = 0.05
 _FORGOTTEN_AFTER = 10
-# Records that a new leader tells its members, who may not reach the store: they
-# may also lack those of a leader that was lost before it could tell them.
-_LATEST = 4
 
 
 class Follower:
@@ -83,13 +81,9 @@ class Follower:
     self.incarnation: Incarnation = -1
     self.elected: tuple[int, tuple[Record, ...]] | None = None
     self.over = False
-    # Recent commits, without their means, for a journal that lacks them.
-    self.recent: collections.deque[Committed] = collections.deque(
-      maxlen=2 * config.block
-    )
-    # The latest records, for members that lack them when this replica leads.
+    # The latest records, for what lacks them when this replica leads.
     self._latest: collections.deque[msg.Recorded] = collections.deque(
-      maxlen=_LATEST
+      maxlen=KEPT
     )
     self.session = Session()
     self.applier = Applier(config, self.session, self._out)
@@ -437,7 +431,8 @@ class Follower:
         hears = self.view.term > term or bool(self._leader) or leads
         if self.view.term > term:
           # It has missed the new leader's record, and may not reach the store.
-          self._out += [fx.Send(peer, recorded) for recorded in self._latest]
+          told = list(self._latest)[-TOLD:]
+          self._out += [fx.Send(peer, recorded) for recorded in told]
         self._out.append(fx.Send(peer, msg.Standing(term, hears)))
         if not hears:
           self._vote(peer, False)
@@ -618,7 +613,6 @@ class Follower:
         self._saving = self._saving and not entry.save
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
-        self.recent.append(replace(entry, mean=None))
         self._lend(entry)
         self.applier.committed(entry)
       case Ended():

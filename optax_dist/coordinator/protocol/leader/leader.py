@@ -47,6 +47,7 @@ from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
+  TOLD,
   Appended,
   Count,
   LogWriter,
@@ -87,7 +88,6 @@ class Leader:
     view: View,
     position: int,
     records: Sequence[Record],
-    recent: Iterable[Committed],
     count: Count,
   ):
     """Creates the leader of a `Term` that is in the log.
@@ -97,7 +97,6 @@ class Leader:
       view: the decisions in the log, the `Term` included.
       position: position of the `Term`.
       records: the latest records, that of the `Term` as the last one.
-      recent: recent commits, for the journal.
       count: numbers requests to the store.
     """
     self._config, self._count = config, count
@@ -110,7 +109,6 @@ class Leader:
     self._trimmer = Trimmer(config.block, count)
     self._publisher = Publisher(position, records[-1], config.block)
     self._read = tuple(enumerate(records, position + 1 - len(records)))
-    self._recent = tuple(recent)
     self._roster = Roster()
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
@@ -157,7 +155,12 @@ class Leader:
     config, view, recorded = self._config, self._view, self._publisher.oldest
     (term,) = recorded.record.entries
     assert isinstance(term, Term)
-    recent = () if term.fresh else map(notes.committed, self._recent)
+    recent = [
+      notes.committed(entry)
+      for _, record in self._read
+      for entry in record.entries
+      if isinstance(entry, Committed)
+    ]
     self._out.append(fx.LeadershipChanged(True, self.term, tuple(recent)))
     if term.fresh:
       self._note(notes.Run(notes.VERSION, "", view.step))
@@ -187,7 +190,7 @@ class Leader:
       if member.process != config.process:
         self._out.append(fx.Connect(member.process, member.address))
       # It may lack the record before, too, and not reach the store.
-      for at, record in self._read:
+      for at, record in self._read[-TOLD:]:
         self._send(member.process, msg.Recorded(at, record))
     self._quorum = dataclasses.replace(self._quorum, step=view.step)
     self._members_changed()

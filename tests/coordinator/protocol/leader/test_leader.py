@@ -49,7 +49,7 @@ class Driven:
     record = Record(position, (term,))
     view.apply(position, record)
     count = itertools.count(1).__next__
-    self.leader = Leader(self.config, view, position, (record,), (), count)
+    self.leader = Leader(self.config, view, position, (record,), count)
     self.sent: list[tuple[str, msg.Message]] = []
     self.log: list[object] = []
     self.did: list[fx.Effect] = []
