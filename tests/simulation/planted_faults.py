@@ -774,7 +774,8 @@ FAULTS = (
   _one(
     "a commit names another attempt than its members took part in",
     "leader.leader",
-    "      id_ = attempt.id\n",
+    "      parts, id_ = attempt.message.parts, attempt.id\n",
+    "      parts = attempt.message.parts\n"
     "      id_ = AttemptId(self.term, commit.step, commit.attempt + 1)\n",
   ),
   _one(

@@ -176,10 +176,8 @@ class Committed(Struct):
   Attributes:
     attempt: the aggregation that computed the mean.
     parts: the gradients in the mean, in replica order.
-    readers: incarnations for which the members keep the mean, or a witness that
-      fetched it; empty if `mean` has it.
-    mean: the mean's bytes, if gradients are sent inline; None: `parts` and
-      `readers` have it from their aggregation.
+    mean: the mean's bytes, if gradients are sent inline; None: members and
+      readers have it from their aggregation.
     save: whether the state after this step is the one that all replicas save.
     details: fields for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
@@ -191,7 +189,6 @@ class Committed(Struct):
 
   attempt: AttemptId
   parts: tuple[Part, ...]
-  readers: tuple[Incarnation, ...]
   mean: bytes | None
   save: bool
   details: tuple[Details, ...]

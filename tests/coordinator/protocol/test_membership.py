@@ -28,7 +28,7 @@ def member(incarnation, replica, process):
 def committed(step, *, save=False):
   parts = (Part(0, 0, step, step, 0, 2, 1.0), Part(1, 1, step, step, 0, 1, 1.0))
   attempt = AttemptId(0, step, 1, 1)
-  return Committed(attempt, parts, (), b"m", save, (), (("stale", 3),))
+  return Committed(attempt, parts, b"m", save, (), (("stale", 3),))
 
 
 def view_of(*entries):

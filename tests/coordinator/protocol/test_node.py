@@ -211,7 +211,7 @@ def test_an_evicted_replica_learns_at_once_that_the_run_has_ended():
   position = follower._position
   parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
   attempt = AttemptId(0, 0, 1, 1)
-  commit = Committed(attempt, parts, (), None, False, (), ())
+  commit = Committed(attempt, parts, None, False, (), ())
   entries = (commit, Removed(1, False, "silent"), Ended(1, "enough", "", ()))
   told = msg.Recorded(position, Record(0, entries))
   cluster.give("p1", ins.Received("p0", told))

@@ -24,7 +24,6 @@ def _commit(step, name="a", weight=1 / 3):
   commit = entries.Committed(
     entries.AttemptId(0, step, 1, 0),
     parts,
-    (),
     None,
     False,
     details,

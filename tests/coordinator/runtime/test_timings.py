@@ -110,7 +110,6 @@ def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
     commit = entries.Committed(
       entries.AttemptId(0, step, 1, 0),
       (part,),
-      (),
       None,
       False,
       (entries.Details("", 0.5, 0.0),),

@@ -1050,11 +1050,9 @@ class Leader:
       id_ = AttemptId(
         self.term, commit.step, commit.attempt, self._view.membership
       )
-      readers: tuple[Incarnation, ...] = ()
       seconds = 0.0
     else:
-      parts, readers = attempt.message.parts, attempt.message.readers
-      id_ = attempt.id
+      parts, id_ = attempt.message.parts, attempt.id
       seconds = self._now - attempt.began
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     self._applied += sum(part.count for part in parts)
@@ -1078,7 +1076,6 @@ class Leader:
     entry = Committed(
       id_,
       parts,
-      readers,
       mean,
       self._saving,
       details,

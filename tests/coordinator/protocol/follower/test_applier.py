@@ -44,7 +44,7 @@ def attempt_id(step=0, number=1, term=0):
 def committed(step, mean=b"m", attempt=None):
   parts = (Part(1, 1, step, step, 0, 1, 1.0),)
   attempt = attempt or attempt_id(step)
-  return Committed(attempt, parts, (), mean, False, (), ())
+  return Committed(attempt, parts, mean, False, (), ())
 
 
 def attempt(step=0, number=1, readers=(), witness=None, parts=(0, 1)):

@@ -62,7 +62,6 @@ def commit(step, sequence=None, mean=b"mean", **changes):
   return Committed(
     AttemptId(0, step, 1, 2),
     parts,
-    (),
     mean=mean,
     details=(),
     dropped=(),

@@ -35,7 +35,7 @@ BEGINS = (
   Joined(Member(1, 0, "p0", "at p0")),
 )
 COMMIT = Committed(
-  AttemptId(0, 0, 1, 1), (Part(0, 1, 0, 0, 0, 1, 1.0),), (), b"m", False, (), ()
+  AttemptId(0, 0, 1, 1), (Part(0, 1, 0, 0, 0, 1, 1.0),), b"m", False, (), ()
 )
 
 

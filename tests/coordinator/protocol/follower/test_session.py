@@ -18,7 +18,7 @@ def commit(sequence, step=0):
     Part(ME, 1, sequence, step - 1, 1, 1, 0.5),
   )
   attempt = AttemptId(0, step, 1, 0)
-  return Committed(attempt, parts, (), b"", False, (), ())
+  return Committed(attempt, parts, b"", False, (), ())
 
 
 def test_a_commit_is_told_once_its_step_is_published():

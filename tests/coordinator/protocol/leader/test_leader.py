@@ -1033,7 +1033,6 @@ def test_no_step_is_taken_before_the_only_latest_state_has_come():
       Committed(
         AttemptId(0, 0, 1, 1),
         (Part(1, 1, 0, 0, 0, 1, 1.0),),
-        (),
         None,
         False,
         (),

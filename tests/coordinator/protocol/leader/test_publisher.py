@@ -20,7 +20,7 @@ def record(number):
 
 def commit():
   attempt = AttemptId(1, 0, 0, 0)
-  entry = Committed(attempt, (), (), b"mean", False, (), ())
+  entry = Committed(attempt, (), b"mean", False, (), ())
   return Record(1, (entry,))
 
 
