@@ -314,11 +314,6 @@ class Resolved(Struct):
   staleness: int = 0
   apart: bool = False
 
-  @property
-  def counted(self) -> bool | None:
-    """Whether it was part of a commit; None if unknown."""
-    return None if self.reason == "lost" else not self.reason
-
 
 class Left(Struct):
   """The replica has left the run, as requested."""
