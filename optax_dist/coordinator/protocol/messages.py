@@ -35,9 +35,6 @@ from optax_dist.coordinator.protocol.membership import View
 from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
-# Increased when a message's meaning changes; sent in `Hello`.
-PROTOCOL_VERSION = 1
-
 # To the leader.
 
 
@@ -49,7 +46,6 @@ class Hello(Struct):
   gets `Refused`. A process that isn't leader answers `NotLeader`.
 
   Attributes:
-    version: `PROTOCOL_VERSION`.
     agreement: what all replicas must agree on, as pairs of a name and a text:
       parameters, optimizer, strategy, versions, options.
     replica: the sender's id.
@@ -63,7 +59,6 @@ class Hello(Struct):
     store_delay: seconds that the store takes to answer it; 0.0 if unknown.
   """
 
-  version: Integer
   agreement: tuple[tuple[str, str], ...]
   replica: ReplicaId
   address: str

@@ -13,7 +13,6 @@ import pytest
 
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator.data import micro_batches, probe
-from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.protocol.leader import leader
 from optax_dist.coordinator.store import process
 
@@ -104,9 +103,7 @@ def test_what_computed_a_gradient_refuses_nobody():
     lambda params, grads: grads,
   )
   digest, about = text.split("\n")
-  hello = lambda text: types.SimpleNamespace(
-    version=messages.PROTOCOL_VERSION, agreement=(("probe", text),)
-  )
+  hello = lambda text: types.SimpleNamespace(agreement=(("probe", text),))
   ours = (("probe", text),)
   assert leader._difference(ours, hello(f"{digest}\nelsewhere")) == ""
   found = leader._difference(ours, hello("0\nelsewhere"))

@@ -333,7 +333,6 @@ class Follower:
       self._out.append(fx.Connect(process, address))
     self._calls += 1
     hello = msg.Hello(
-      msg.PROTOCOL_VERSION,
       self._config.agreement,
       self._config.replica,
       self._config.address,

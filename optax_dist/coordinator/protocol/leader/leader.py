@@ -1301,11 +1301,6 @@ class Leader:
 
 def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
   """Names the difference between two agreements; "" if there is none."""
-  if hello.version != msg.PROTOCOL_VERSION:
-    return (
-      f"it speaks version {hello.version} of the protocol, the job "
-      f"{msg.PROTOCOL_VERSION}"
-    )
   theirs = dict(hello.agreement)
   for name, text in ours:
     other = theirs.get(name, "")

@@ -87,7 +87,6 @@ class Driven:
     peer,
     incarnation=-1,
     agreement=None,
-    version=1,
     replica=None,
     **changes,
   ):
@@ -97,7 +96,7 @@ class Driven:
     address = f"at {peer}"
     self.say(
       peer,
-      msg.Hello(version, agreement, replica, address, incarnation, **fields),
+      msg.Hello(agreement, replica, address, incarnation, **fields),
     )
 
   def arrive(self, peer, sequence=0, step=0, payload=b"", **changes):
@@ -147,8 +146,6 @@ def test_members_that_agree_are_admitted_and_others_refused_by_name():
   assert "optimizer" in refused.reason
   assert "adam" in refused.reason
   assert "sgd" in refused.reason
-  driven.hello("p2", version=2, replica=1)
-  assert "version 2" in driven.sent_to("p2", msg.Refused)[0].reason
   assert driven.logged(Joined) == []
   driven.hello("p3", replica=1)
   (joined,) = driven.logged(Joined)
@@ -953,7 +950,7 @@ def test_a_member_that_has_left_and_calls_again_reads_that_it_has():
   driven.say("p1", msg.Leave(False, "done"))
   assert driven.logged(Removed) == [Removed(1, True, "left")]
   known = driven.config.agreement
-  driven.say("p1", msg.Hello(1, known, 1, "at p1", 1, 1, 0, True, 2))
+  driven.say("p1", msg.Hello(known, 1, "at p1", 1, 1, 0, True, 2))
   assert driven.sent_to("p1", msg.Welcome)[-1] == msg.Welcome(2, 1, None, 1)
   assert len(driven.logged(Joined)) == 1
 
