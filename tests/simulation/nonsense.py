@@ -35,7 +35,7 @@ def _to_followers() -> tuple[msg.Message, ...]:
     msg.Fetch(1, "a0", "at a0", 0),
     msg.AllBegun(AttemptId(0, 0, 1, 0)),
     msg.Call(0),
-    msg.NotLeader("nonsense"),
+    msg.NotLeader(),
     msg.Refused("nonsense"),
     msg.Welcome(1, 0, None, 0),
     msg.Recorded(0, Record(0, ())),

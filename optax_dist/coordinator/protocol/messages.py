@@ -143,11 +143,9 @@ class NeedsSnapshot(Struct):
 
   Attributes:
     step: the step of its state.
-    reason: explanation; with the error of a snapshot that failed.
   """
 
   step: Natural
-  reason: str
 
 
 class Leave(Struct):
@@ -379,8 +377,6 @@ class Refused(Struct):
 
 class NotLeader(Struct):
   """The sender of `Hello` should look for the leader elsewhere, or later."""
-
-  reason: str
 
 
 class Rejected(Struct):

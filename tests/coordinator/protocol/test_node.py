@@ -188,7 +188,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
     msg.Call(0),
     msg.Standing(0, False),
     msg.Canvass(0),
-    msg.NotLeader("no"),
+    msg.NotLeader(),
     msg.Refused("no"),
     msg.Welcome(0, 0, None, 0),
     msg.Done(msg.AttemptId(0, 0, 0, 0)),

@@ -337,12 +337,11 @@ class Applier:
       self.lack(why)
       self.ask()
 
-  def lack(self, why: str) -> str:
-    """Requests a snapshot, if it wasn't requested before; returns why."""
+  def lack(self, why: str) -> None:
+    """Notes that it needs a snapshot, if it wasn't noted before."""
     if not self.needs:
       self._ahead = None
       self.needs = why
-    return self.needs
 
   def tell_state(self) -> None:
     """Tells the leader which state is here: it may have come since the call."""
@@ -353,7 +352,7 @@ class Applier:
   def ask(self) -> None:
     """Asks the leader for a snapshot, if one is needed."""
     if self.needs and self._fetch is None:
-      self.tell(NeedsSnapshot(self.step, self.needs))
+      self.tell(NeedsSnapshot(self.step))
 
   def new_leader(self) -> None:
     """Drops the requests of the old leader."""

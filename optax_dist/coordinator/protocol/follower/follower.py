@@ -446,7 +446,7 @@ class Follower:
             # Only this replica has lost it.
             self._call(self.view.leader, self.view.leader_address, now)
       case msg.Hello():
-        self._out.append(fx.Send(peer, msg.NotLeader("it is not the leader")))
+        self._out.append(fx.Send(peer, msg.NotLeader()))
       case msg.Welcome():
         self._welcomed(peer, message, now)
       case msg.NotLeader():
@@ -876,8 +876,8 @@ class Follower:
     if not self._asked_for_end:
       self._asked_for_end = True
       self._end_by = now + self._limits.patience
-      why = self.applier.lack("the run has ended")
-      ask = msg.NeedsSnapshot(self.applier.step, why)
+      self.applier.lack("the run has ended")
+      ask = msg.NeedsSnapshot(self.applier.step)
       self._out.append(fx.Send(self._leader, ask))
     return now < self._end_by < math.inf
 

@@ -378,7 +378,7 @@ class Leader:
 
   def _resign(self, why: str) -> None:
     self.over = why
-    self._out += self._publisher.to_all(msg.NotLeader(why))
+    self._out += self._publisher.to_all(msg.NotLeader())
 
   # Sending.
 
@@ -418,8 +418,8 @@ class Leader:
       self._send(peer, msg.Refused(why))
       return
     if hello.position > self._log.position:
-      self._send(peer, msg.NotLeader("it has read more than this leader put"))
-      return
+      self._send(peer, msg.NotLeader())
+      return  # It has read more than this leader has put.
     state = self._roster.of_process(peer)
     if state is not None:
       state.store_delay = hello.store_delay
@@ -697,7 +697,7 @@ class Leader:
     address, step = self._publisher.followers.get(peer), self._quorum.step
     able = [s.member for s in self._roster if s.has(step)]
     if address is None or not able:
-      self._send(peer, msg.NotLeader("nobody is left with the final state"))
+      self._send(peer, msg.NotLeader())
       return
     here = self._config.process
     server = next((m for m in able if m.process == here), able[0])

@@ -845,6 +845,6 @@ def test_a_leader_that_was_not_ready_is_called_again_when_it_says_so():
   position = driven.put(entry, number=1)
   told = msg.Recorded(position, Record(1, (entry,)))
   driven.hear(told, "p2")
-  driven.hear(msg.NotLeader("not yet"), "p2")
+  driven.hear(msg.NotLeader(), "p2")
   driven.hear(told, "p2")
   assert len(driven.sent(msg.Hello, "p2")) == 2

@@ -318,7 +318,7 @@ def test_a_process_that_joins_as_another_replica_is_no_longer_the_first():
 def test_a_leaving_replica_waits_for_those_that_lack_its_state():
   driven = Driven(replicas_to_aggregate=1)
   driven.hello("p1")
-  driven.say("p1", msg.NeedsSnapshot(0, "new"))
+  driven.say("p1", msg.NeedsSnapshot(0))
   driven.say("p0", msg.Leave(False, "left"))
   assert driven.logged(Removed) == []
   driven.say("p1", msg.Applied(0))
@@ -342,7 +342,7 @@ def test_nobody_leaves_on_what_may_change_before_it_can_be_written():
   driven.log += put.value.entries
   driven.give(ins.PutAnswered(put.request, "done"))
   assert [r.left for r in driven.logged(Removed)] == [False]
-  driven.say("p2", msg.NeedsSnapshot(0, "new"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   assert not driven.leader.over
   driven.say("p2", msg.Applied(1))
   assert [r.left for r in driven.logged(Removed)] == [False, True]
@@ -373,7 +373,7 @@ def test_two_processes_of_one_id_wait_for_one_of_them_to_be_lost(first):
     msg.Failed(AttemptId(0, 0, 0, 0), 99, "?"),
     msg.Applied(10**9),
     msg.Fingerprint(10**9, "x"),
-    msg.NeedsSnapshot(10**9, ""),
+    msg.NeedsSnapshot(10**9),
   ],
   ids=lambda bad: type(bad).__name__,
 )
@@ -492,11 +492,11 @@ def test_a_snapshot_comes_from_one_that_has_the_latest_state():
   driven.arrive("p0", payload=b"g")
   driven.say("p0", msg.Applied(1))
   driven.say("p0", msg.Leave(False, "left"))
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   (fetch,) = driven.sent_to("p2", msg.Fetch)
   assert fetch.source == "p0"
   driven.say("p1", msg.Applied(1))
-  driven.say("p2", msg.NeedsSnapshot(0, "it failed"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   assert driven.sent_to("p2", msg.Fetch)[-1].source == "p1"
 
 
@@ -504,8 +504,8 @@ def test_a_fingerprint_that_comes_late_takes_no_request_back():
   """It is of a state that the replica had before it needed a snapshot."""
   driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
-  driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
-  driven.say("p1", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p0", msg.NeedsSnapshot(0))
+  driven.say("p1", msg.NeedsSnapshot(0))
   assert not driven.sent_to("p1", msg.Fetch)  # No replica could serve it.
   driven.say("p1", msg.Fingerprint(0, "digest"))
   driven.say("p0", msg.Applied(0))
@@ -832,7 +832,7 @@ def test_a_member_is_asked_for_its_step_once_it_may_be_four_behind():
   """What it has decides for how long others keep means for it."""
   driven = with_states(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   for step in range(4):
     assert driven.sent_to("p1", msg.Report) == []
     driven.arrive("p0", sequence=step, step=step, payload=b"g")
@@ -850,7 +850,7 @@ def test_the_end_asks_who_is_behind_and_serves_the_final_state_afterwards():
   assert driven.logged(Ended) == []
   driven.say("p1", msg.Applied(1))
   assert len(driven.logged(Ended)) == 1
-  driven.say("p1", msg.NeedsSnapshot(0, "its state is lost"))
+  driven.say("p1", msg.NeedsSnapshot(0))
   (fetch,) = driven.sent_to("p1", msg.Fetch)
   (serve,) = driven.sent_to("p0", msg.Serve)
   assert (fetch.source, serve.to, serve.at_least) == ("p0", "p1", 1)
@@ -887,7 +887,7 @@ def test_a_member_that_leaves_waits_until_others_have_its_last_step():
   """Also if that was committed after it had asked to leave."""
   driven = with_states(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   driven.say("p1", msg.Leave(False, "done"))
   driven.arrive("p1", payload=b"g")
   assert len(driven.logged(Committed)) == 1
@@ -961,7 +961,7 @@ def test_a_snapshot_comes_from_another_member_once_its_server_is_lost():
   driven.arrive("p0", payload=b"g")
   for peer in ("p0", "p1"):
     driven.say(peer, msg.Applied(1))
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   assert driven.sent_to("p2", msg.Fetch)[-1].source == "p1"
   driven.give(ins.PeerLost("p1", "broken", "killed"))
   assert driven.sent_to("p2", msg.Fetch)[-1].source == "p0"
@@ -971,7 +971,7 @@ def test_a_member_that_could_not_serve_a_snapshot_is_not_the_next_to_be_asked():
   driven = with_states(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
   for _ in range(2):
-    driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+    driven.say("p2", msg.NeedsSnapshot(0))
   assert [f.source for f in driven.sent_to("p2", msg.Fetch)] == ["p1", "p0"]
 
 
@@ -992,8 +992,8 @@ def new_leader(**options):
 def test_no_step_is_taken_before_the_only_state_may_be_there(how):
   driven = new_leader(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2", incarnation=2)
-  driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p0", msg.NeedsSnapshot(0))
+  driven.say("p2", msg.NeedsSnapshot(0))
   driven.arrive("p0")
   assert not driven.sent_to("p0", msg.Attempt)
   if how == "is late":
@@ -1013,7 +1013,7 @@ def test_no_step_is_taken_before_the_only_state_may_be_there(how):
 
 def test_a_member_without_the_run_s_state_serves_no_snapshot():
   driven = new_leader(replicas_to_aggregate=1, total_num_replicas=3)
-  driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p0", msg.NeedsSnapshot(0))
   driven.hello("p1", incarnation=1, has_state=False)
   assert driven.sent_to("p0", msg.Fetch) == []
   driven.hello("p2", incarnation=2)
@@ -1062,7 +1062,7 @@ def test_at_the_end_a_member_that_calls_again_is_served_the_state(incarnation):
   assert not driven.logged(Ended)
   driven.hello("p1", incarnation=incarnation)
   assert driven.sent_to("p1", msg.Welcome)[-1].incarnation == 1
-  driven.say("p1", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p1", msg.NeedsSnapshot(0))
   assert driven.sent_to("p1", msg.Fetch)[-1].source == "p0"
   driven.say("p1", msg.Applied(1))
   assert driven.logged(Ended)
@@ -1143,7 +1143,7 @@ def test_leadership_moves_while_nothing_is_in_flight(inline):
 
 
 @pytest.mark.parametrize(
-  "message", [msg.Leave(False, "left"), msg.NeedsSnapshot(0, "a hole")]
+  "message", [msg.Leave(False, "left"), msg.NeedsSnapshot(0)]
 )
 def test_leadership_does_not_go_to_one_that_leaves_or_lacks_the_state(message):
   driven = Driven(inline_bytes=1, total_num_replicas=3)
@@ -1151,7 +1151,7 @@ def test_leadership_does_not_go_to_one_that_leaves_or_lacks_the_state(message):
   driven.arrive("p0", payload=b"g")
   driven.hello("p1", store_delay=0.01)
   driven.hello("p2")
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))  # Nobody can leave yet.
+  driven.say("p2", msg.NeedsSnapshot(0))  # Nobody can leave yet.
   driven.say("p1", message)
   driven.arrive("p2", payload=b"g")
   assert len(driven.logged(Committed)) == 1
@@ -1167,7 +1167,7 @@ def test_a_run_whose_state_is_gone_ends_at_once():
   driven.arrive("p0", payload=b"g")
   for peer in ("p0", "p1"):
     assert driven.logged(Ended) == []
-    driven.say(peer, msg.NeedsSnapshot(0, "a hole"))
+    driven.say(peer, msg.NeedsSnapshot(0))
   (ended,) = driven.logged(Ended)
   assert ended.error == "CoordinatorError"
   assert "nobody holds its parameters" in ended.reason
@@ -1176,7 +1176,7 @@ def test_a_run_whose_state_is_gone_ends_at_once():
 def test_before_the_first_step_the_leader_begins_anew_if_nobody_has_the_state():
   driven = inline()
   for peer in ("p0", "p1"):
-    driven.say(peer, msg.NeedsSnapshot(0, "its state is not the run's"))
+    driven.say(peer, msg.NeedsSnapshot(0))
   _pass_time(driven, 0.99 * driven.config.deadlines.pace)
   assert driven.sent_to("p0", msg.TakeOver) == []
   _pass_time(driven, driven.config.deadlines.pace)
@@ -1221,7 +1221,7 @@ def test_the_last_replica_to_leave_gives_a_lost_one_time_to_come_back():
   driven.hello("p1")
   driven.now += 0.9 * driven.config.deadlines.patience
   driven.give(ins.TimePassed())
-  driven.say("p1", msg.NeedsSnapshot(0, "it is at step 0 of 1"))
+  driven.say("p1", msg.NeedsSnapshot(0))
   assert driven.sent_to("p1", msg.Fetch)
   assert len(driven.logged(Removed)) == 1
   driven.say("p1", msg.Applied(1))
@@ -1275,7 +1275,7 @@ def test_a_snapshot_does_not_wait_for_the_step_of_an_abandoned_attempt():
     driven.say(peer, msg.Applied(0))
     driven.arrive(peer)
   attempt = driven.sent_to("p0", msg.Attempt)[-1].attempt
-  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p2", msg.NeedsSnapshot(0))
   assert [f.at_least for f in driven.sent_to("p2", msg.Fetch)] == [1]
   driven.say("p1", msg.Failed(attempt, None, "no"))
   assert [f.at_least for f in driven.sent_to("p2", msg.Fetch)] == [1, 0]
@@ -1329,7 +1329,7 @@ def test_a_member_that_is_served_a_snapshot_reads_the_next_mean():
   )
   driven.say("p0", msg.Applied(40))
   driven.hello("p1")
-  driven.say("p1", msg.NeedsSnapshot(0, "new"))
+  driven.say("p1", msg.NeedsSnapshot(0))
   assert driven.sent_to("p1", msg.Fetch)
   driven.arrive("p0", step=40)
   (attempt,) = driven.sent_to("p0", msg.Attempt)
@@ -1351,7 +1351,7 @@ def test_each_lack_of_the_state_is_waited_for_anew():
     driven.arrive(peer, payload=b"g")
   for _ in range(2):
     driven.give(ins.PeerLost("p1", "broken", "killed"))
-    driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
+    driven.say("p0", msg.NeedsSnapshot(0))
     driven.now += 0.6 * driven.config.timeout
     driven.give(ins.TimePassed())
     assert driven.logged(Ended) == []

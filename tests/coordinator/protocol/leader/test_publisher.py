@@ -73,4 +73,4 @@ def test_a_record_is_sent_to_all_as_one_message():
 def test_nobody_is_sent_anything_once_dropped():
   made = publisher(followers=("p1",))
   made.drop("p1")
-  assert made.append(11, commit()) == made.to_all(msg.NotLeader("")) == []
+  assert made.append(11, commit()) == made.to_all(msg.NotLeader()) == []
