@@ -197,8 +197,6 @@ class LeaveWanted(Struct):
   If there is no acknowledgement, `Left` is sent after a while all the same.
   """
 
-  reason: str = "left"
-
 
 class FinishWanted(Struct):
   """The run should end for all; answered by `Finished`."""

@@ -154,12 +154,12 @@ class Leave(Struct):
   Attributes:
     lost: whether it leaves immediately because of an error, and counts as lost;
       otherwise others first fetch what only it has.
-    reason: explanation for people.
+    reason: explanation for people, if it counts as lost.
     stacks: stacks of a stuck replica's threads.
   """
 
   lost: bool
-  reason: str
+  reason: str = ""
   stacks: str = ""
 
 

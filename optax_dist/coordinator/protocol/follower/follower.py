@@ -115,7 +115,7 @@ class Follower:
     # The samples it computes on, or has submitted without an answer.
     self._lease: Spans = ()
     self._optimistic_at = (-1, -1)
-    self._leaving: str | None = None
+    self._leaving = False
     self._leave_by = math.inf
     self._finishing: str | None = None
     # Whether it has requested the final state, and the deadline for it.
@@ -244,14 +244,14 @@ class Follower:
         self.applier.fetch_failed(input_)
       case ins.Submitted():
         self._submit(input_)
-      case ins.LeaveWanted(reason):
+      case ins.LeaveWanted():
         # A process must be a member to leave: others may wait for it.
-        self._leaving = reason
+        self._leaving = True
         limits = self._limits
         # If the leader is dead, others detect it after a while.
         self._leave_by = now + limits.silence
         self._leave_by += 2 * (limits.pace + limits.patience)
-        self._tell(msg.Leave(False, reason))
+        self._tell(msg.Leave(lost=False))
       case ins.FinishWanted(reason):
         self._finishing = reason
         self._tell(msg.Finish(reason))
@@ -405,8 +405,8 @@ class Follower:
 
   def _tell_wishes(self) -> None:
     """Sends a leader what it can't know of this replica."""
-    if self._leaving is not None:
-      self._tell(msg.Leave(False, self._leaving))
+    if self._leaving:
+      self._tell(msg.Leave(lost=False))
     if self._finishing is not None:
       self._tell(msg.Finish(self._finishing))
     if self._saving:
@@ -908,7 +908,7 @@ class Follower:
       self._admitted < 0
       or self.session.waits
       or bool(self.applier.awaits)
-      or self._leaving is not None
+      or self._leaving
       or self._finishing is not None
       or self.view.ended is not None
     )
@@ -936,7 +936,7 @@ class Follower:
       what = f"for {awaited}"
     elif self.session.waits:
       what = f"for the commit of step {view.step}"
-    elif self._leaving is not None:
+    elif self._leaving:
       what = "for the confirmation that it may leave"
     elif self._finishing is not None or view.ended is not None:
       what = "for the end of the run"

@@ -439,7 +439,7 @@ def test_a_state_that_comes_before_the_new_leader_answers_is_reported():
   ("wish", "told"),
   [
     (ins.FinishWanted("enough"), msg.Finish("enough")),
-    (ins.LeaveWanted("done"), msg.Leave(False, "done")),
+    (ins.LeaveWanted(), msg.Leave(lost=False)),
   ],
 )
 def test_the_next_leader_learns_what_a_replica_wants(wish, told):

@@ -319,7 +319,7 @@ def test_a_leaving_replica_waits_for_those_that_lack_its_state():
   driven = Driven(replicas_to_aggregate=1)
   driven.hello("p1")
   driven.say("p1", msg.NeedsSnapshot(0))
-  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p0", msg.Leave(lost=False))
   assert driven.logged(Removed) == []
   driven.say("p1", msg.Applied(0))
   assert [r.left for r in driven.logged(Removed)] == [True]
@@ -335,7 +335,7 @@ def test_nobody_leaves_on_what_may_change_before_it_can_be_written():
   driven.holds = []
   driven.arrive("p1", payload=b"a")
   (put,) = driven.holds
-  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p0", msg.Leave(lost=False))
   driven.say("p1", msg.Applied(1))  # It has all that it needs of p0.
   driven.give(ins.PeerLost("p1", "broken", "killed"))
   driven.holds = None
@@ -491,7 +491,7 @@ def test_a_snapshot_comes_from_one_that_has_the_latest_state():
   driven.hello("p2")
   driven.arrive("p0", payload=b"g")
   driven.say("p0", msg.Applied(1))
-  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p0", msg.Leave(lost=False))
   driven.say("p2", msg.NeedsSnapshot(0))
   (fetch,) = driven.sent_to("p2", msg.Fetch)
   assert fetch.source == "p0"
@@ -635,7 +635,7 @@ def test_a_mean_helps_only_a_replica_that_has_the_steps_before_it():
   commit("p0", 0)
   commit("p1", 1)  # It still lacks the mean of step 0.
   driven.say("p0", msg.Applied(2))
-  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p0", msg.Leave(lost=False))
   assert driven.logged(Removed) == []
   driven.say("p1", msg.Applied(2))
   assert [r.left for r in driven.logged(Removed)] == [True]
@@ -876,7 +876,7 @@ def test_a_member_may_leave_once_the_others_have_its_step():
   driven = with_states(replicas_to_aggregate=1)
   driven.arrive("p0", payload=b"g")
   driven.say("p1", msg.Applied(1))
-  driven.say("p1", msg.Leave(False, "done"))
+  driven.say("p1", msg.Leave(lost=False))
   assert driven.sent_to("p0", msg.Report) == [msg.Report(1)]
   assert not driven.logged(Removed)
   driven.say("p0", msg.Applied(1))
@@ -888,7 +888,7 @@ def test_a_member_that_leaves_waits_until_others_have_its_last_step():
   driven = with_states(replicas_to_aggregate=1, total_num_replicas=3)
   driven.hello("p2")
   driven.say("p2", msg.NeedsSnapshot(0))
-  driven.say("p1", msg.Leave(False, "done"))
+  driven.say("p1", msg.Leave(lost=False))
   driven.arrive("p1", payload=b"g")
   assert len(driven.logged(Committed)) == 1
   driven.say("p2", msg.Applied(0))
@@ -947,7 +947,7 @@ def test_without_rounds_nobody_is_called():
 
 def test_a_member_that_has_left_and_calls_again_reads_that_it_has():
   driven = with_states(replicas_to_aggregate=1)
-  driven.say("p1", msg.Leave(False, "done"))
+  driven.say("p1", msg.Leave(lost=False))
   assert driven.logged(Removed) == [Removed(1, True, "left")]
   known = driven.config.agreement
   driven.say("p1", msg.Hello(known, 1, "at p1", 1, 1, 0, True, 2))
@@ -1143,7 +1143,7 @@ def test_leadership_moves_while_nothing_is_in_flight(inline):
 
 
 @pytest.mark.parametrize(
-  "message", [msg.Leave(False, "left"), msg.NeedsSnapshot(0)]
+  "message", [msg.Leave(lost=False), msg.NeedsSnapshot(0)]
 )
 def test_leadership_does_not_go_to_one_that_leaves_or_lacks_the_state(message):
   driven = Driven(inline_bytes=1, total_num_replicas=3)
@@ -1197,7 +1197,7 @@ def test_a_run_ends_well_only_if_all_its_replicas_leave_by_their_own_wish(
     driven.hello("p1", step=1)
     driven.say("p1", msg.Applied(1))
   if other != "lost":
-    driven.say("p1", msg.Leave(False, "left"))
+    driven.say("p1", msg.Leave(lost=False))
     driven.say("p0", msg.Applied(1))
   assert driven.logged(Ended) == []  # The other one goes on.
   driven.say("p0", msg.Leave(how != "left", how))
@@ -1215,7 +1215,7 @@ def test_the_last_replica_to_leave_gives_a_lost_one_time_to_come_back():
   for peer in ("p0", "p1"):
     driven.arrive(peer, payload=b"g")
   driven.give(ins.PeerLost("p1", "silent", "not a byte came for 5.0 s"))
-  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p0", msg.Leave(lost=False))
   assert len(driven.logged(Removed)) == 1
   driven.now += 0.9 * driven.config.deadlines.patience
   driven.hello("p1")
@@ -1338,7 +1338,7 @@ def test_a_member_that_is_served_a_snapshot_reads_the_next_mean():
 
 def test_a_member_that_left_long_ago_may_join_again():
   driven = with_states(replicas_to_aggregate=1, block=1)
-  driven.say("p1", msg.Leave(False, "done"))
+  driven.say("p1", msg.Leave(lost=False))
   for step in range(4):
     driven.arrive("p0", sequence=step, step=step, payload=b"g")
   driven.hello("p1", incarnation=1, position=1, call=2)
