@@ -350,13 +350,11 @@ class LeadershipChanged(Struct):
 
   Attributes:
     leads: whether it is leader.
-    term: of its leadership.
     commits: the latest ones, in order. Those after the last one in the journal
       are written first: the previous leader had no time.
   """
 
   leads: bool
-  term: int
   commits: tuple[notes.Commit, ...] = ()
 
 

@@ -82,7 +82,7 @@ class Node:
     if leader is not None and (leader.over or follower.view.term > leader.term):
       self.leader = None
       effects += leader.resign()
-      effects.append(fx.LeadershipChanged(False, leader.term))
+      effects.append(fx.LeadershipChanged(False))
       if follower.view.term == leader.term:
         lost = ins.PeerLost(self._config.process, "left", leader.over)
         effects += follower.step(lost, now)

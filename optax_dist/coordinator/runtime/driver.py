@@ -550,7 +550,7 @@ class Driver:
           )
         self.handover.fail(getattr(errors, error)(reason))
         self._wakes = True
-      case fx.LeadershipChanged(leads, _, commits):
+      case fx.LeadershipChanged(leads, commits):
         self.handover.leads = leads
         if leads:
           self._journal.open(commits)

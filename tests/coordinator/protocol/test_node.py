@@ -225,9 +225,7 @@ def test_a_leader_that_reads_of_a_later_term_leads_no_more_and_says_so():
   later = Term(1, "p1", "at p1", False, 1, 1, 0, "")
   told = msg.Recorded(follower._position, Record(1, (later,)))
   cluster.give("p0", ins.Received("p0", told))
-  assert fx.LeadershipChanged(False, 0) in cluster.done(
-    "p0", fx.LeadershipChanged
-  )
+  assert fx.LeadershipChanged(False) in cluster.done("p0", fx.LeadershipChanged)
   said = [effect.message for effect in cluster.done("p0", fx.SendAll)]
   assert any(isinstance(message, msg.NotLeader) for message in said)
 

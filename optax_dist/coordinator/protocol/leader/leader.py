@@ -161,7 +161,7 @@ class Leader:
       for entry in record.entries
       if isinstance(entry, Committed)
     ]
-    self._out.append(fx.LeadershipChanged(True, self.term, tuple(recent)))
+    self._out.append(fx.LeadershipChanged(True, tuple(recent)))
     if term.fresh:
       self._note(notes.Run(notes.VERSION, "", view.step))
     self._note(notes.Leader(config.replica, view.step, view.term))
