@@ -373,7 +373,6 @@ class Applier:
   def _serve(self, serve: Serve) -> None:
     if self.sound and not self.needs and self.step >= serve.at_least:
       self._serves.remove(serve)
-      self._out.append(fx.Connect(serve.to, serve.address))
       self._out.append(
         fx.ServeSnapshot(serve.transfer, serve.to, serve.address, self.step)
       )
@@ -384,7 +383,6 @@ class Applier:
       self.tell(Applied(self.step))
       return
     self._fetch = message
-    self._out.append(fx.Connect(message.source, message.address))
     self._out.append(
       fx.FetchSnapshot(message.transfer, message.source, message.address)
     )
