@@ -146,10 +146,10 @@ FAULTS = (
   _one(
     "after an unknown answer the record is put at the next place",
     "log",
-    '      case PutAnswered(_, "conflict"):\n',
+    "      case PutAnswered():\n",
     '      case PutAnswered(_, "unknown"):\n'
     + _AT_THE_NEXT_PLACE
-    + '      case PutAnswered(_, "conflict"):\n',
+    + "      case PutAnswered():\n",
   ),
   _one(
     "a run that has begun is begun anew",
@@ -233,8 +233,10 @@ FAULTS = (
   _one(
     "a replaced leader goes on after the other's record",
     "log",
-    '      case PutAnswered(_, "conflict"):\n        self.deposed = True\n',
-    '      case PutAnswered(_, "conflict"):\n' + _AT_THE_NEXT_PLACE,
+    "      case GetAnswered():\n        self.deposed = True\n",
+    "      case GetAnswered() if self.record is None:\n"
+    "        self.deposed = True\n"
+    "      case GetAnswered():\n" + _AT_THE_NEXT_PLACE,
   ),
   _aimed(
     "a late fingerprint takes back a request for a snapshot",

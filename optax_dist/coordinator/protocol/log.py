@@ -81,9 +81,9 @@ class LogWriter:
 
   The leader's effects are held back until the decisions behind them are in the
   log. A record is put once: a store's client sends it again by itself until the
-  request times out, and then nothing more is put at that position. A conflict
-  means that the leader was replaced, because no other process's record is equal
-  to this one's.
+  request times out. If the answer is lost, the leader looks once whether its
+  record is there; another one means that the leader was replaced, because no
+  other process's record is equal to this one's.
 
   Attributes:
     position: position of the next record.
@@ -139,17 +139,24 @@ class LogWriter:
     self._request = self._count()
     return Get(self._request, record_key(self.position))
 
-  def answered(self, answer: PutAnswered | GetAnswered) -> Appended | None:
-    """Continues with the store's answer; an unknown one changes nothing."""
+  def answered(
+    self, answer: PutAnswered | GetAnswered
+  ) -> Appended | Get | None:
+    """Continues with the store's answer: done, or a look at what is there."""
     if answer.request != self._request:
       return None
     match answer:
       case PutAnswered(_, "done"):
         return self._done()
-      case PutAnswered(_, "conflict"):
+      case PutAnswered():
+        self._request = self._count()
+        return Get(self._request, record_key(self.position))
+      case GetAnswered(_, _, None):
+        return None  # It is not there, or nobody knows.
+      case GetAnswered(_, _, value) if value == self.record:
+        return self._done()
+      case GetAnswered():
         self.deposed = True
-      case GetAnswered(_, _, value):
-        self.deposed = value is not None
     return None
 
   def _done(self) -> Appended:

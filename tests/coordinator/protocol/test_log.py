@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import log
@@ -49,24 +51,42 @@ def test_one_put_at_a_time_with_all_that_has_come_up():
   assert second.value.entries == (ENTRIES[1], ENTRIES[2])
 
 
-def test_a_conflict_is_another_leader():
+@pytest.mark.parametrize("answer", ["conflict", "unknown"])
+@pytest.mark.parametrize(
+  ("found", "expected"),
+  [("own", "done"), ("other", "deposed")],
+)
+def test_after_no_clear_answer_it_reads_what_stands_there(
+  answer, found, expected
+):
   writer = _writer()
   writer.add(ENTRIES[0])
   put = writer.flush(0.0)
-  assert writer.answered(ins.PutAnswered(put.request, "conflict")) is None
-  assert writer.deposed
+  get = writer.answered(ins.PutAnswered(put.request, answer))
+  assert get == fx.Get(2, "log/5")
+  value = {"own": put.value, "other": OTHER}[found]
+  result = writer.answered(ins.GetAnswered(get.request, True, value))
+  if expected == "done":
+    assert isinstance(result, log.Appended)
+  else:
+    assert result is None
+    assert writer.deposed
 
 
-def test_after_an_unknown_answer_nothing_is_put_any_more():
+@pytest.mark.parametrize("known", [True, False])
+def test_after_a_record_that_is_not_there_nothing_is_put_any_more(known):
   writer = _writer()
   writer.add(ENTRIES[0])
   put = writer.flush(0.0)
-  assert writer.answered(ins.PutAnswered(put.request, "unknown")) is None
+  get = writer.answered(ins.PutAnswered(put.request, "unknown"))
+  assert writer.answered(ins.GetAnswered(get.request, known, None)) is None
   assert writer.record == put.value
   assert not writer.deposed
   writer.add(ENTRIES[1])
   assert writer.flush(1.0) is None
   assert writer.probe() is None
+  # The first one's answer, late, is of no interest.
+  assert writer.answered(ins.PutAnswered(put.request, "done")) is None
 
 
 def test_an_idle_leader_sees_that_another_one_has_written():

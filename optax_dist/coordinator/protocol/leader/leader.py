@@ -333,6 +333,8 @@ class Leader:
     result = self._log.answered(answer)
     if isinstance(result, Appended):
       self._appended(result)
+    elif result is not None:
+      self._out.append(result)
     elif self._log.deposed:
       self._resign("another process is leader")
 
