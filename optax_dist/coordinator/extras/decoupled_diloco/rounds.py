@@ -103,35 +103,31 @@ class Rounds(Policy):
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
     self._work.pop(incarnation, None)
 
-  def accepted(
-    self, incarnation: Incarnation, message: Arrive, now: float
-  ) -> bool:
+  def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
     # The first contribution in its turn begins the round.
     step = message.local_step
     if self._step == step or not self._work[incarnation].begins:
       return False
-    self._step, self._began = step, now
+    self._step, self._began = step, self.now
     return True
 
-  def begins(
-    self, state: quorum.State, first: float, all_in: bool, now: float
-  ) -> bool:
+  def begins(self, state: quorum.State, first: float, all_in: bool) -> bool:
     # If all contributions came before their turn, their learners can't begin
     # the round any more, since each has contributed. So it begins once no other
     # learner is left to, or after some time.
     self._begins_by = math.inf
     if self.has_begun(state.step) or not state.gathered or state.finished:
       return False
-    if not all_in and now < first + self._patience:
+    if not all_in and self.now < first + self._patience:
       self._begins_by = first + self._patience
       return False
-    self._step, self._began = state.step, now
+    self._step, self._began = state.step, self.now
     return True
 
   def has_begun(self, step: int) -> bool:
     return self._step == step
 
-  def closes(self, state: quorum.State, first: float, now: float) -> bool:
+  def closes(self, state: quorum.State, first: float) -> bool:
     # The window opens once there is a quorum.
     enough = (
       self.has_begun(state.step)
@@ -142,13 +138,16 @@ class Rounds(Policy):
       self._closes = math.inf
       return False
     if self._closes == math.inf:
-      self._closes = now + rules.grace_window(
+      self._closes = self.now + rules.grace_window(
         self._config,
         [work.step_seconds for work in self._work.values()],
-        now - max(first, self._began),
+        self.now - max(first, self._began),
         self._merge_seconds,
       )
-    return now >= self._closes
+    if self.now < self._closes:
+      return False
+    self._closes = math.inf
+    return True
 
   def weigh(
     self, parts: tuple[Part, ...], messages: Sequence[Arrive]

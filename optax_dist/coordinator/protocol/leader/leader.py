@@ -846,7 +846,7 @@ class Leader:
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
           message = arrival.message
-          if self._policy.accepted(incarnation, message, self._now):
+          if self._policy.accepted(incarnation, message):
             self._call_others(message.local_step)
           waits = self._policy.has_begun(message.local_step)
           if self._waiting_since is None and waits:
@@ -1249,14 +1249,13 @@ class Leader:
     policy, step = self._policy, self._quorum.step
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)
-    if policy.begins(self._quorum, first, here, self._now):
+    if policy.begins(self._quorum, first, here):
       # Its members have waited since they contributed; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
       self._call_others(step)
     first = min(first, self._now)
-    if policy.closes(self._quorum, first, self._now):
+    if policy.closes(self._quorum, first):
       self._step(quorum.Close(step))
-      policy.closes(self._quorum, first, self._now)
     if not self._ended:
       self._announce_asks()
 

@@ -204,7 +204,7 @@ class LeaseManager(Policy):
       return ""
     return self._audit.arrived(incarnation, data, sent)
 
-  def closes(self, state: quorum.State, first: float, now: float) -> bool:
+  def closes(self, state: quorum.State, first: float) -> bool:
     has_all = state.gathered >= quorum.needed(state) and not state.closed
     audit = self._audit
     # Others may be compiling yet.
@@ -220,9 +220,7 @@ class LeaseManager(Policy):
       return False
     return ledger.fits(self.state, incarnation, message.data)
 
-  def accepted(
-    self, incarnation: Incarnation, message: Arrive, now: float
-  ) -> bool:
+  def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
     self._step(ledger.Accept(incarnation, message.data))
     for other in self._sharing.members if self._deterministic else ():
       self._leave_out(other, message.data)

@@ -83,9 +83,7 @@ class Policy:
     """Whether a gradient may be accepted."""
     return True
 
-  def accepted(
-    self, incarnation: Incarnation, message: Arrive, now: float
-  ) -> bool:
+  def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
     """A gradient was accepted; returns whether all others are called."""
     return False
 
@@ -141,20 +139,17 @@ class Policy:
     """
     return None
 
-  def begins(
-    self, state: quorum.State, first: float, all_in: bool, now: float
-  ) -> bool:
+  def begins(self, state: quorum.State, first: float, all_in: bool) -> bool:
     """Whether a step begins now that no gradient has begun.
 
     Args:
       state: state of the quorum's rules.
       first: when the first accepted gradient came; infinity for none.
       all_in: whether all members have one accepted.
-      now: the time.
     """
     return False
 
-  def closes(self, state: quorum.State, first: float, now: float) -> bool:
+  def closes(self, state: quorum.State, first: float) -> bool:
     """Whether the step takes no more gradients: its window is over."""
     return False
 

@@ -916,7 +916,7 @@ def test_a_heartbeat_names_the_block_from_which_on_the_log_is_there():
 class Rounds(Policy):
   """A step is begun by its first gradient, and all others are called."""
 
-  def accepted(self, incarnation, message, now):
+  def accepted(self, incarnation, message):
     return True
 
 

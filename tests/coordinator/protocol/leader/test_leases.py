@@ -26,7 +26,7 @@ def test_a_gradient_must_be_on_the_samples_of_its_lease():
   assert not lends.fits(0, arrive(theirs))
   assert not lends.fits(0, arrive(mine, count=2))
   assert not lends.fits(0, arrive(()))
-  lends.accepted(0, arrive(mine), 0.0)
+  lends.accepted(0, arrive(mine))
   assert not lends.fits(0, arrive(mine))
   assert lends.data(0) == mine
   assert lends.state.held[0] == ledger.Held((), mine, 0)
@@ -38,7 +38,7 @@ def test_a_sum_that_is_dropped_after_it_was_accepted_returns_all_its_samples():
   (ask,) = lends.announcements()
   first, second = sp.head(ask.lease, 1)
   for spans in (first, second):
-    lends.accepted(0, arrive(spans), 0.0)
+    lends.accepted(0, arrive(spans))
   assert lends.data(0) == ask.lease
   lends.dropped(0, arrive(second, count=2), False, None)
   assert lends.data(0) == ()
@@ -55,7 +55,7 @@ def test_a_member_that_gets_no_lease_with_a_commit_is_told_so():
     lends.ask(member, 1)
   leases = {ask.incarnation: ask.lease for ask in lends.announcements()}
   for member, lease in leases.items():
-    lends.accepted(member, arrive(lease), 0.0)
+    lends.accepted(member, arrive(lease))
   parts = tuple(
     entries.Part(m, m, 0, 0, 0, 1, 1.0, lease) for m, lease in leases.items()
   )
@@ -101,7 +101,7 @@ class Step:
     assert not self.lends.admit(member, message)
     if not self.lends.fits(member, message):
       return None
-    self.lends.accepted(member, message, now)
+    self.lends.accepted(member, message)
     self.lends.ask(member, 8)
     return self.tell()
 
@@ -302,7 +302,7 @@ def bring(lends, member, digest):
   message = codec.replace(arrive(((0, 1),)), work=audit.pack(0, digest))
   assert not lends.admit(member, message)
   if lends.fits(member, message):
-    lends.accepted(member, message, lends.now)
+    lends.accepted(member, message)
   lends.announcements()
 
 
@@ -320,7 +320,7 @@ def audited(*digests):
     assert member not in who
     bring(lends, member, digest)
     who.append(member)
-    closes.append(lends.closes(state, 0.0, lends.now))
+    closes.append(lends.closes(state, 0.0))
   return lends, who, closes
 
 
@@ -353,7 +353,7 @@ def test_only_slots_that_count_are_named_as_not_finite():
   work = audit.pack(theirs[0][0], audit.NOT_FINITE)
   message = codec.replace(arrive(mine, sp.size(mine)), work=work)
   assert not step.lends.admit(0, message)
-  step.lends.accepted(0, message, 1.0)
+  step.lends.accepted(0, message)
   parts = tuple(
     entries.Part(m, m, 0, 0, 0, 1, 1.0, step.lends.data(m)) for m in (0, 1)
   )
