@@ -154,7 +154,7 @@ class Driver:
     self._requests: dict[int, str] = {}
     # Deletions, which need no answer, have other numbers.
     self._deletions = itertools.count(-1, -1)
-    # Why the store's last answer is unknown; "" if it is known.
+    # Why a request to the store failed; "" once it has answered with a value.
     self._unanswered = ""
     self._gradients: dict[int, gradient.Gradient] = {}
     self._wakes = False
@@ -428,7 +428,9 @@ class Driver:
       return
     kind = self._requests.pop(request)
     answer: inputs.Input
-    self._unanswered = ""
+    if not isinstance(event, stores.Value) or event.value is not None:
+      # A key without a value may be one whose put was refused.
+      self._unanswered = ""
     match event:
       case stores.Value(_, value):
         try:

@@ -107,6 +107,20 @@ def test_a_value_that_no_replica_wrote_is_the_end_of_the_store(driven, value):
   assert "a value that no replica of this version wrote" in lost.reason
 
 
+def test_an_error_names_why_the_store_refuses_a_put(driven):
+  """A key that has no value is no answer to that."""
+  one, core = driven
+  core.does[inputs.StoreLost] = [fx.Fail("CoordinatorError", "It waits.")]
+  one._requests |= {1: "put", 2: "get"}
+  one._on_store(stores.Unknown(1, "the store is full"))
+  one._on_store(stores.Value(2, None))
+  one._inputs.append(inputs.StoreLost("to wake the script"))
+  one._proceed()
+  assert str(one.handover.failure) == (
+    "It waits. The last request to the store: the store is full."
+  )
+
+
 def test_it_says_what_the_core_waits_for(driven):
   one, _ = driven
   assert one.missing() == "Its event loop does not answer."

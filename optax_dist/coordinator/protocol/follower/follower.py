@@ -219,10 +219,12 @@ class Follower:
         self._lose_peer(peer, how, reason, now)
       case ins.PutAnswered():
         self._store_delay.answered(input_, now)
-        if input_.request == self._run_request:
-          self._get_run()
-        else:
+        if input_.request != self._run_request:
           self._searched(*self._search.put_answered(input_, now), now=now)
+        elif input_.answer == "unknown":
+          self._run_at = now + self._limits.pace / 8
+        else:
+          self._get_run()
       case ins.GetAnswered():
         self._store_delay.answered(input_, now)
         self._store_silent = not input_.known

@@ -192,9 +192,30 @@ def test_a_run_has_the_name_that_is_in_the_store(answer):
   put = _asked(follower.step(nothing, 0.0), fx.Put)
   assert (put.key, put.value) == (RUN_KEY, Run("mine"))
   answered = follower.step(ins.PutAnswered(put.request, answer), 0.0)
+  if answer == "unknown":
+    answered = follower.step(ins.TimePassed(), follower.deadline())
   get = _asked(answered, fx.Get)
   there = ins.GetAnswered(get.request, True, Run("theirs"))
   assert _asked(follower.step(there, 0.0), fx.UseRun).nonce == "theirs"
+
+
+def test_a_store_that_refuses_the_name_of_a_run_is_asked_again_after_a_pause():
+  follower = Driven().follower
+  effects, puts = follower.step(ins.Started("mine"), 0.0), 0
+  now = 0.0
+  while now < 10.0:
+    for effect in effects:
+      answer = ins.GetAnswered(effect.request, True, None)
+      if isinstance(effect, fx.Put):
+        puts += 1
+        answer = ins.PutAnswered(effect.request, "unknown")
+      effects = follower.step(answer, now)
+      assert puts < 100
+      break
+    else:
+      now = follower.deadline()
+      effects = follower.step(ins.TimePassed(), now)
+  assert puts > 5
 
 
 @pytest.mark.parametrize("was_in", [False, True])
