@@ -651,6 +651,7 @@ class Follower:
     if mine and self.incarnation != entry.incarnation and self._complete:
       self._promised = entry.incarnation
       self._begin_membership(entry.incarnation, self.view.step)
+    self.elected = None
     if mine and self._office < entry.term:
       self._office = entry.term
       self.elected = (position, tuple(one.record for one in self._latest))

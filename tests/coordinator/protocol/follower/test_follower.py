@@ -850,6 +850,17 @@ def test_a_new_leader_tells_no_records_from_before_a_gap():
   assert len(records) == 1
 
 
+def test_a_replica_whose_term_is_followed_by_another_s_does_not_lead():
+  """Its claim took effect late, and it reads both terms at once."""
+  driven = Driven().join()
+  driven.put(term(1, "p1", incarnation=ME), number=1)
+  driven.put(term(2, "p2"), number=2)
+  driven.lose(how="left")
+  driven.pass_time(0.1)
+  assert driven.follower.view.term == 2
+  assert driven.follower.elected is None
+
+
 def test_a_vote_about_an_earlier_leader_does_not_count():
   driven = Driven().join()
   driven.record(term(1, "p0", incarnation=0), number=1)
