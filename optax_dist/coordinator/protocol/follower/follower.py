@@ -371,6 +371,7 @@ class Follower:
       self._out.append(fx.Disconnect(peer, "no answer"))
     self._leader = self._called = ""
     self._called_at = self._call_at = math.inf
+    self._asked_for_end, self._end_by = False, math.inf
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.

@@ -695,6 +695,27 @@ def test_a_replica_that_is_joining_at_the_end_gets_the_final_state(dies):
   assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
 
 
+def test_the_final_state_is_requested_again_on_a_new_connection():
+  """The deadline of the first request ended with its connection."""
+  driven = Driven()
+  driven.put(commit(0), commit(1))
+  driven.begin().welcome()
+  driven.record(MINE)
+  driven.record(Ended(2, "enough", "", ()))
+  patience = driven.config.deadlines.patience
+  driven.pass_time(0.6 * patience)
+  driven.lose()
+  driven.pass_time(0.8 * patience)  # It calls the leader, which is slow.
+  driven.did.clear()
+  driven.welcome(view=False)
+  assert driven.sent(msg.NeedsSnapshot, "p0")
+  driven.pass_time(0.5 * patience)
+  assert not driven.done(fx.Fail)
+  driven.hear(msg.Fetch(7, "p2", "at p2", 2))
+  driven.give(ins.SnapshotFetched(7, 2))
+  assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
+
+
 def test_a_replica_leaves_by_itself_if_nobody_confirms_it():
   driven = Driven().join()
   driven.give(ins.LeaveWanted())
