@@ -30,10 +30,6 @@ class Rule:
     ceiling: the maximum of the deadline.
     factor: the deadline as a multiple of the 99th percentile.
     least: number of durations needed for an estimate.
-
-  Raises:
-    ValueError: they are not 0 < floor <= first <= ceiling, factor >= 1 and
-      least >= 1.
   """
 
   floor: float
@@ -41,18 +37,6 @@ class Rule:
   ceiling: float
   factor: float = 2.5
   least: int = 20
-
-  def __post_init__(self) -> None:
-    if not 0 < self.floor <= self.first <= self.ceiling:
-      raise ValueError(
-        "A Rule needs 0 < floor <= first <= ceiling, got"
-        f" {self.floor!r}, {self.first!r} and {self.ceiling!r}."
-      )
-    if not (self.factor >= 1 and self.least >= 1):
-      raise ValueError(
-        "A Rule needs factor >= 1 and least >= 1, got"
-        f" {self.factor!r} and {self.least!r}."
-      )
 
 
 class Arrivals:

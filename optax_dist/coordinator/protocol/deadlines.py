@@ -52,19 +52,6 @@ class Deadlines:
   timeout: float
   replica: float
 
-  def __post_init__(self) -> None:
-    named = {
-      "a member's patience": self.patience,
-      "its patience for a mean": self.mean,
-      "an attempt": self.attempt,
-      "timeout": self.timeout,
-      "a replica's own wait": self.replica,
-    }
-    values = list(named.values())
-    if not values[0] > 0 or values != sorted(set(values)):
-      text = ", ".join(f"{name} {s:g} s" for name, s in named.items())
-      raise ValueError(f"Deadlines must increase in this order, got {text}.")
-
 
 def of(
   timeout: float,

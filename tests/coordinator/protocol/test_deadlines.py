@@ -44,20 +44,6 @@ def test_options_decide_the_patience_and_the_silence():
   assert deadlines.of(300.0).silence == deadlines.silence(300.0).ceiling
 
 
-def test_an_order_that_does_not_hold_is_an_error():
-  good = deadlines.of(300.0)
-  with pytest.raises(ValueError, match="an attempt 20 s"):
-    deadlines.Deadlines(
-      25.0,
-      good.mean,
-      good.attempt,
-      good.pace,
-      good.silence,
-      good.timeout,
-      good.replica,
-    )
-
-
 def test_short_runs_have_short_rules():
   for rule in (deadlines.silence(10.0), deadlines.steps(10.0)):
     assert rule.floor <= rule.first <= rule.ceiling <= 6.0
