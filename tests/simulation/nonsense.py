@@ -32,7 +32,7 @@ def _to_followers() -> tuple[msg.Message, ...]:
     msg.Dropped(0, "stale", 1, (), True),
     msg.Asked(0, -1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
-    msg.Fetch(1, "a0", "at a0", 0),
+    msg.Fetch(1, "a0", "at a0"),
     msg.AllBegun(AttemptId(0, 0, 1, 0)),
     msg.Call(0),
     msg.NotLeader(),

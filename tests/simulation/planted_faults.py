@@ -118,7 +118,6 @@ FAULTS = (
         "if self.sound and not self.needs and self.step >= serve.at_least:",
         "if self.sound:",
       ),
-      ("follower.applier", "if found.step < fetch.at_least:", "if False:"),
       (
         "follower.applier",
         "      if step < self.step and self.sound:",

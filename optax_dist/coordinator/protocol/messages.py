@@ -339,13 +339,11 @@ class Fetch(Struct):
     transfer: the transfer id on both sides.
     source: the process that serves it.
     address: address of that process.
-    at_least: the lowest useful step.
   """
 
   transfer: Natural
   source: Process
   address: str
-  at_least: Natural
 
 
 class Report(Struct):

@@ -182,7 +182,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
   [
     msg.Recorded(99, Record(0, (Removed(0, True, "no"),))),
     msg.Serve(1, "x", "at x", 0),
-    msg.Fetch(1, "x", "at x", 0),
+    msg.Fetch(1, "x", "at x"),
     msg.Dropped(0, "stale", 1),
     msg.Asked(0, 0, 5),
     msg.Call(0),

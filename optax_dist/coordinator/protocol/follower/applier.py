@@ -393,10 +393,6 @@ class Applier:
     if fetch is None or found.transfer != fetch.transfer or not self.needs:
       return
     self._fetch = None
-    if found.step < fetch.at_least:
-      self.needs = f"the snapshot of step {found.step} was too old"
-      self.ask()
-      return
     self.needs, self.sound = "", True
     origin = self._origin
     began = origin is not None and origin.step == found.step

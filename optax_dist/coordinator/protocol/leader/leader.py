@@ -690,9 +690,7 @@ class Leader:
     state.applied = at_least
     to, source = state.member, server.member
     self._say(server, msg.Serve(transfer, to.process, to.address, at_least))
-    self._say(
-      state, msg.Fetch(transfer, source.process, source.address, at_least)
-    )
+    self._say(state, msg.Fetch(transfer, source.process, source.address))
 
   def _serve_the_end(self, peer: Process) -> None:
     """Has the final state served to a replica that fell behind at the end."""
@@ -704,7 +702,7 @@ class Leader:
     here = self._config.process
     server = next((m for m in able if m.process == here), able[0])
     transfer = self._next_transfer()
-    self._send(peer, msg.Fetch(transfer, server.process, server.address, step))
+    self._send(peer, msg.Fetch(transfer, server.process, server.address))
     self._send(server.process, msg.Serve(transfer, peer, address, step))
 
   def _next_transfer(self) -> int:

@@ -98,7 +98,7 @@ def test_without_its_mean_a_snapshot_is_needed_and_later_commits_follow_it():
   driven = Driven()
   driven.applier.committed(committed(0, None))
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
-  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1"))
   driven.applier.committed(committed(1))
   driven.applier.committed(committed(2))
   driven.did()
@@ -116,20 +116,11 @@ def test_a_replica_that_joins_behind_the_run_needs_a_snapshot_at_once():
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
 
 
-def test_a_stale_snapshot_is_not_taken():
-  driven = Driven(sound=False)
-  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
-  driven.did()
-  driven.applier.fetched(ins.SnapshotFetched(9, 1))
-  assert driven.did() == []
-  assert isinstance(driven.told[-1], msg.NeedsSnapshot)
-
-
 def test_only_the_snapshot_that_is_fetched_is_taken():
   driven = Driven(sound=False)
   other = ins.SnapshotFetched(8, 2)
   driven.applier.fetched(other)
-  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1"))
   driven.did()
   driven.applier.fetched(other)
   driven.applier.fetch_failed(ins.SnapshotFailed(8, "it was cut"))
@@ -142,7 +133,7 @@ def test_only_the_snapshot_that_is_fetched_is_taken():
 
 def test_a_snapshot_that_failed_is_asked_for_again():
   driven = Driven(sound=False)
-  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1"))
   driven.applier.fetch_failed(ins.SnapshotFailed(9, "it was cut"))
   assert driven.told == [msg.NeedsSnapshot(0)]
   assert "it was cut" in driven.applier.awaits
@@ -150,7 +141,7 @@ def test_a_snapshot_that_failed_is_asked_for_again():
 
 def test_who_needs_no_snapshot_says_so():
   driven = Driven()
-  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 0))
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1"))
   driven.applier.fetched(ins.SnapshotFetched(9, 0))
   assert driven.told == [msg.Applied(0)]
   assert driven.did() == []
@@ -266,8 +257,8 @@ def test_a_commit_whose_mean_is_nowhere_is_hopeless():
   assert driven.applier.hopeless
 
 
-def fetch_at(driven, step, at_least=0):
-  driven.applier.fetch(msg.Fetch(1, "p1", "at p1", at_least))
+def fetch_at(driven, step):
+  driven.applier.fetch(msg.Fetch(1, "p1", "at p1"))
   driven.applier.fetched(ins.SnapshotFetched(1, step))
 
 

@@ -447,7 +447,7 @@ def test_a_state_that_comes_before_the_new_leader_answers_is_reported():
   driven = Driven().begin().welcome()
   driven.record(commit(0, mean=None))
   driven.record(MINE)
-  driven.hear(msg.Fetch(7, "p2", "at p2", 1))
+  driven.hear(msg.Fetch(7, "p2", "at p2"))
   driven.record(term(1), number=1, peer="p2")
   (hello,) = driven.sent(msg.Hello, "p2")
   assert hello.step == 0
@@ -688,7 +688,7 @@ def test_a_replica_that_is_joining_at_the_end_gets_the_final_state(dies):
     (failed,) = driven.done(fx.Fail)
     assert failed.error == "RunFinished"
     return
-  driven.hear(msg.Fetch(7, "p2", "at p2", 2))
+  driven.hear(msg.Fetch(7, "p2", "at p2"))
   driven.pass_time(10 * driven.config.deadlines.patience)  # It is large.
   driven.give(ins.SnapshotFetched(7, 2))
   assert driven.done(fx.Restore) == [fx.Restore(2, 7)]
@@ -711,7 +711,7 @@ def test_the_final_state_is_requested_again_on_a_new_connection():
   assert driven.sent(msg.NeedsSnapshot, "p0")
   driven.pass_time(0.5 * patience)
   assert not driven.done(fx.Fail)
-  driven.hear(msg.Fetch(7, "p2", "at p2", 2))
+  driven.hear(msg.Fetch(7, "p2", "at p2"))
   driven.give(ins.SnapshotFetched(7, 2))
   assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
 
