@@ -196,7 +196,7 @@ class Restore(Struct):
 
 
 class ServeSnapshot(Struct):
-  """Serves the currently published state to one process.
+  """Connects to a process, and serves it the currently published state.
 
   Ends by itself: when it was sent, or if nothing moves for a member's patience.
 
@@ -214,9 +214,10 @@ class ServeSnapshot(Struct):
 
 
 class FetchSnapshot(Struct):
-  """Fetches a snapshot; answers `SnapshotFetched` or `SnapshotFailed`.
+  """Connects to a process, and fetches a snapshot from it.
 
-  It fails if nothing moves for a member's patience. Another one replaces it.
+  Answers `SnapshotFetched`, or `SnapshotFailed`, as if nothing moves for a
+  member's patience. Another one replaces it.
   """
 
   transfer: int
