@@ -33,8 +33,8 @@ FAULTS = (
   _one(
     "more is summed than was asked for after a partial sum",
     "follower.follower",
-    "          self._asked = count if taken else self._asked\n",
-    "",
+    "        if taken or sequence < 0:\n",
+    "        if sequence < 0:\n",
   ),
   _one(
     "the end of the run is told before it stands in the log",

@@ -1339,7 +1339,6 @@ class World:
     # It may have become the leader, and what it has is the run's state now.
     process.needs_since = math.inf
     process.incarnation = effect.incarnation
-    process.asked = effect.asked
     assert effect.step == process.step
     if self.checker is not None:
       self.checker.admitted(process, effect)
@@ -1365,7 +1364,6 @@ class World:
     process.called = effect.step
 
   def on_taken(self, process: Process, effect: fx.Taken) -> None:
-    process.asked = effect.count
     process.answers[effect.sequence] = effect
     self.at(self.now, self.next_gradient, process)
 

@@ -244,13 +244,11 @@ class Admitted(Struct):
     admission: number of admissions, from 1.
     incarnation: incarnation of the membership.
     step: the step of the published state.
-    asked: how many gradients to sum in a submission.
   """
 
   admission: int
   incarnation: Incarnation
   step: int
-  asked: int
 
 
 class Suspended(Struct):
@@ -268,7 +266,10 @@ class Progressed(Struct):
 
 
 class SetAsked(Struct):
-  """Sets how many gradients to sum in a submission from now on."""
+  """Sets how many gradients to sum in a submission from now on; 1 before.
+
+  It precedes the `Taken` or `Resolved` that it comes with.
+  """
 
   count: int
 
@@ -280,7 +281,7 @@ class Called(Struct):
 
 
 class Taken(Struct):
-  """The submission is buffered, and `count` more gradients are requested.
+  """The submission is buffered, and more gradients are requested.
 
   They are added to the same sum, and submitted with it (`Submitted.extends`).
   The driver keeps the sum: should the next submission be dropped while this one
@@ -288,7 +289,6 @@ class Taken(Struct):
   """
 
   sequence: int
-  count: int
 
 
 class Resolved(Struct):

@@ -102,11 +102,9 @@ class Handover:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
         self._answers[event.sequence] = event, self._before
-        if isinstance(event, fx.Taken):
-          self.asked = event.count
-      case fx.Admitted(admission, incarnation, _, asked):
+      case fx.Admitted(admission, incarnation):
         self.admission, self.incarnation = admission, incarnation
-        self.asked, self.suspended = asked, False
+        self.suspended = False
       case fx.Suspended():
         self.suspended = True
       case fx.Leased(incarnation, spans):

@@ -27,7 +27,7 @@ def test_a_wait_ends_when_woken(shared):
   thread = threading.Thread(target=lambda: found.append(shared.wait(ready, 60)))
   thread.start()
   assert waits.wait(30.0)
-  shared.notify(fx.Admitted(1, 7, 0, 1))
+  shared.notify(fx.Admitted(1, 7, 0))
   shared.wake()
   thread.join(30.0)
   assert found == [True]
@@ -46,11 +46,10 @@ def test_a_wait_has_an_end(shared):
 
 
 def test_the_answers_to_past_submissions_are_forgotten(shared):
-  answers = [fx.Taken(3, 2), fx.Resolved(4, "", 1)]
+  answers = [fx.Taken(3), fx.Resolved(4, "", 1)]
   shared.notify(answers[0])
   shared.notify(Published(NEXT, False))
   shared.notify(answers[1])
-  assert shared.asked == 2
   assert [shared.answer(n) for n in (3, 4)] == answers
   assert shared.published is NEXT
   assert shared.before(4) is START
@@ -99,6 +98,6 @@ def test_the_state_to_save_is_kept_until_the_next_one(shared):
 def test_an_admission_ends_a_suspension(shared):
   shared.notify(fx.Suspended())
   assert shared.suspended
-  shared.notify(fx.Admitted(2, 9, 4, 3))
-  found = shared.admission, shared.incarnation, shared.asked, shared.suspended
-  assert found == (2, 9, 3, False)
+  shared.notify(fx.Admitted(2, 9, 4))
+  found = shared.admission, shared.incarnation, shared.suspended
+  assert found == (2, 9, False)

@@ -66,7 +66,7 @@ def partial_sum(max_staleness=0):
   seen = Told()
   submission = begin(seen, max_staleness=max_staleness)
   give(submission, seen, 3)
-  seen.answers[0] = Taken(0, 1)
+  seen.answers[0] = Taken(0)
   submission.conclude(seen)
   return seen, submission
 
@@ -199,7 +199,7 @@ def partial():
   submission = begin(seen, samples=2)
   submission.draw(seen)
   give(submission, seen)
-  seen.answers[0] = Taken(0, 2)
+  seen.answers[0] = Taken(0)
   submission.conclude(seen)
   return submission, seen
 
@@ -296,7 +296,7 @@ def test_a_dropped_addition_leaves_the_partial_sum():
   submission.draw(seen)
   give(submission, seen, 3)
   seen.lease = (1, ((4, 6),))
-  seen.answers[0] = Taken(0, 1)
+  seen.answers[0] = Taken(0)
   submission.conclude(seen)
   submission.draw(seen)
   assert give(submission, seen, 4).total == 2

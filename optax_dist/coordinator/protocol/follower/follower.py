@@ -478,8 +478,8 @@ class Follower:
         self._out.append(fx.LimitWait(attempt))
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._leased(lease)
-        self._out += self.session.dropped(sequence, reason, whole)
         self._ask(count)
+        self._out += self.session.dropped(sequence, reason, whole)
       case msg.Asked(step) if self._config.deterministic and (
         step < self.view.step
       ):
@@ -487,13 +487,10 @@ class Follower:
       case msg.Asked(_, sequence, count, lease):
         if lease or self._config.deterministic:
           self._leased(lease, more=sequence >= 0)
-        if sequence >= 0:
-          taken = self.session.asked_for_more(sequence, count)
-          self._out += taken
-          # The training loop sums as many from now on.
-          self._asked = count if taken else self._asked
-        else:
+        taken = self.session.asked_for_more(sequence)
+        if taken or sequence < 0:
           self._ask(count)
+        self._out += taken
       case msg.TakeOver(fresh):
         self._out += self._search.take_over(self._situation(), fresh)
       case msg.Call(step):
@@ -740,9 +737,7 @@ class Follower:
       self._admitted = self.incarnation
       self._admission += 1
       self._out.append(
-        fx.Admitted(
-          self._admission, self.incarnation, applier.step, self._asked
-        )
+        fx.Admitted(self._admission, self.incarnation, applier.step)
       )
 
   def _leave(self) -> None:

@@ -68,12 +68,12 @@ class Session:
         return submitted
     return None
 
-  def asked_for_more(self, sequence: int, count: int) -> list[Effect]:
+  def asked_for_more(self, sequence: int) -> list[Effect]:
     """Handles that the pending submission was buffered, and is not enough."""
     if self.pending is None or self.pending.sequence != sequence:
       return []
     self.taken, self.pending = self.pending, None
-    return [Taken(sequence, count)]
+    return [Taken(sequence)]
 
   def dropped(
     self, sequence: int, reason: str, whole: bool = True

@@ -146,7 +146,7 @@ class Driven:
   def join(self):
     """It becomes a member with the run's state."""
     self.begin().welcome().record(MINE)
-    assert self.done(fx.Admitted) == [fx.Admitted(1, ME, 0, 1)]
+    assert self.done(fx.Admitted) == [fx.Admitted(1, ME, 0)]
     self.did.clear()
     return self
 
@@ -307,10 +307,13 @@ def test_a_training_loop_learns_how_much_to_sum_after_a_partial_sum():
   driven = Driven().join()
   driven.submit(0)
   driven.hear(msg.Asked(0, 0, 3))
-  assert driven.done(fx.Taken) == [fx.Taken(0, 3)]
+  assert driven.did[-2:] == [fx.SetAsked(3), fx.Taken(0)]
   # As many as before the partial sum; the training loop does not know that.
   driven.hear(msg.Dropped(0, "stale", 1))
-  assert driven.done(fx.SetAsked) == [fx.SetAsked(1)]
+  assert driven.did[-2:] == [
+    fx.SetAsked(1),
+    fx.Resolved(0, "stale", 0),
+  ]
 
 
 @pytest.mark.parametrize("digest", ["s", "another"])

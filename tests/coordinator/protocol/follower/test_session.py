@@ -51,7 +51,7 @@ def test_a_sum_is_taken_in_and_goes_on():
   session = Session()
   session.submit(submission(0, total=2))
   assert session.count() == 2
-  assert session.asked_for_more(0, 1) == [Taken(0, 1)]
+  assert session.asked_for_more(0) == [Taken(0)]
   assert session.pending is None
   assert session.submit(submission(1, total=3, extends=0)) == []
   assert session.count() == 1
@@ -65,7 +65,7 @@ def test_a_sum_is_taken_in_and_goes_on():
 def test_a_superseded_sum_may_be_decided_by_itself():
   session = Session()
   session.submit(submission(0, total=2))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   session.committed(commit(0), ME)
   (told,) = session.submit(submission(1, total=3, extends=0))
   assert (told.sequence, told.reason, told.apart) == (1, "superseded", True)
@@ -75,7 +75,7 @@ def test_a_superseded_sum_may_be_decided_by_itself():
 def test_a_new_leader_is_sent_the_whole_sum():
   session = Session()
   session.submit(submission(0, total=2))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   session.submit(submission(1, total=3, extends=0))
   assert session.new_leader() == []
   assert session.count() == 3
@@ -84,7 +84,7 @@ def test_a_new_leader_is_sent_the_whole_sum():
 def test_a_new_leader_can_not_wait_for_what_the_old_one_had():
   session = Session()
   session.submit(submission(0, total=2))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   assert session.new_leader() == [Resolved(0, "lost", 0)]
 
 
@@ -108,7 +108,7 @@ def test_a_commit_of_what_was_given_up_tells_nothing():
 def test_a_partial_sum_is_waited_for():
   session = Session()
   session.submit(submission(0))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   assert not session.waits
   session.submit(submission(1, 2, extends=0))
   (told,) = session.dropped(1, "stale", whole=False)
@@ -121,7 +121,7 @@ def test_a_partial_sum_is_waited_for():
 def test_a_sum_that_is_dropped_as_a_whole_leaves_nothing_in():
   session = Session()
   session.submit(submission(0))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   session.submit(submission(1, 2, extends=0))
   (told,) = session.dropped(1, "failed")
   assert not told.apart
@@ -134,7 +134,7 @@ def test_a_sum_that_is_dropped_as_a_whole_leaves_nothing_in():
 def test_a_sum_that_extends_a_committed_one_is_not_sent_to_a_new_leader():
   session = Session()
   session.submit(submission(0))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   session.submit(submission(1, total=2, extends=0))
   # The leader that was told of both is lost; the next one knows of neither.
   session.committed(commit(0, step=4), ME)
@@ -149,8 +149,8 @@ def test_a_sum_that_extends_a_committed_one_is_not_sent_to_a_new_leader():
 def test_a_partial_sum_is_lost_with_its_membership():
   session = Session()
   session.submit(submission(0))
-  assert session.asked_for_more(1, 2) == []  # Of another submission.
-  assert session.asked_for_more(0, 2) == [Taken(0, 2)]
+  assert session.asked_for_more(1) == []  # Of another submission.
+  assert session.asked_for_more(0) == [Taken(0)]
   assert session.lost("lost") == [Resolved(0, "lost", 0)]
   assert session.lost("lost") == []
 
@@ -158,7 +158,7 @@ def test_a_partial_sum_is_lost_with_its_membership():
 def test_a_sum_that_extends_no_buffered_one_counts_as_a_whole():
   session = Session()
   session.submit(submission(0))
-  session.asked_for_more(0, 2)
+  session.asked_for_more(0)
   session.submit(submission(1, total=3))
   assert session.count() == 3
 
@@ -166,6 +166,6 @@ def test_a_sum_that_extends_no_buffered_one_counts_as_a_whole():
 def test_a_partial_sum_has_the_outcome_of_the_sum_that_extends_it():
   session = Session()
   session.submit(submission(0))
-  session.asked_for_more(0, 1)
+  session.asked_for_more(0)
   session.submit(submission(1, 2, extends=0))
   assert [told.sequence for told in session.lost("lost")] == [1]
