@@ -6,7 +6,11 @@ import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import AttemptId, Record
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Record,
+  Removed,
+)
 
 # A sequence, a step and an attempt that no run comes to.
 _NEVER = 1_000_000
@@ -38,7 +42,7 @@ def _to_followers() -> tuple[msg.Message, ...]:
     msg.NotLeader(),
     msg.Refused("nonsense"),
     msg.Welcome(1, 0, None, 0),
-    msg.Recorded(0, Record(0, ())),
+    msg.Recorded(_NEVER, Record(0, (Removed(0, True, "nonsense"),))),
   )
 
 

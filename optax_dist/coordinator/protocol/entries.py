@@ -14,7 +14,9 @@ next put is at the position of that `Term`, so it always conflicts.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from optax_dist.coordinator.protocol.codec import (
   Codec,
@@ -222,12 +224,12 @@ class Record(Struct):
 
   Attributes:
     term: term of the leader that put it.
-    entries: one or more; those that were decided while the previous record was
+    entries: those that were decided while the previous record was
       being put.
   """
 
   term: Natural
-  entries: tuple[Entry, ...]
+  entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
 
 
 class Trimmed(Struct):

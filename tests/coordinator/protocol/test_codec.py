@@ -20,6 +20,10 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     (limit,) = kind.__metadata__
     if kind.__origin__ is int:
       return st.integers(limit.ge, limit.le)
+    if typing.get_origin(kind.__origin__) is tuple:
+      return _values(kind.__origin__).filter(
+        lambda found: len(found) >= limit.min_length
+      )
     return st.floats(limit.ge, limit.le)
   if kind is int:
     return st.integers(-(2**63), 2**63 - 1)
@@ -132,6 +136,7 @@ def _raw(value: Any) -> bytes:
     (_raw(["Applied", 1]) + b"more", "trailing characters"),
     (_raw(["Done", ["AttemptId", 0, 0, 0]]), "at least length 5"),
     (_raw(["Recorded", 3, ["Beat", 0, "p", "a", 0, 0]]), "Invalid value"),
+    (_raw(["Recorded", 3, ["Record", 0, []]]), "length >= 1"),
     (b"\x91" * 200_000, "Expected `str`"),
   ],
 )

@@ -532,9 +532,6 @@ class Follower:
   def _stream(self, peer: Process, recorded: msg.Recorded, now: float) -> None:
     """Handles a record in the log, from any replica."""
     position, record = recorded.position, recorded.record
-    if not record.entries:
-      self._out.append(fx.Send(peer, msg.Rejected("a record of no entries")))
-      return
     if position < self._position:
       term = record.entries[0]
       if isinstance(term, Term) and term.term == self.view.term:

@@ -731,13 +731,6 @@ def test_a_replica_leaves_by_itself_if_nobody_confirms_it():
   assert len(driven.done(fx.Left)) == 1
 
 
-def test_a_record_of_no_entries_is_rejected():
-  driven = Driven().join()
-  empty = msg.Recorded(1000, Record(0, ()))
-  driven.hear(empty, "p2")
-  assert driven.sent(msg.Rejected, "p2")
-
-
 @pytest.mark.parametrize("error", ["CoordinatorError", "Diverged"])
 def test_the_end_by_an_error_is_raised_by_all(error):
   driven = Driven().join()
