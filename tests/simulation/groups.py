@@ -233,12 +233,12 @@ class GroupChecker(Checker):
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
     process.settled_at = self.world.now
     current = self.members.get(effect.incarnation) == process.names[0]
-    if effect.step == 0 and current:
+    if process.step == 0 and current:
       key = (process.rank, 0)
       if self.versions.setdefault(key, process.version) != process.version:
         self.fail("A4", f"{process.name} starts from another state")
     if not process.rank:
-      self.holders.setdefault(effect.step, set()).add(process.name)
+      self.holders.setdefault(process.step, set()).add(process.name)
 
   def fingerprint(self, process: Any, taken: Any) -> None:
     super().fingerprint(process, taken)

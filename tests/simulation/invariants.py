@@ -784,17 +784,17 @@ class Checker:
     return any(term.fresh for term in self.terms[known + 1 :])
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
-    self.world.tell(f"{process.name} is admitted, with step {effect.step}")
+    self.world.tell(f"{process.name} is admitted, with step {process.step}")
     # One that stalled while the run began anew without it can't know yet.
     current = self.members.get(effect.incarnation) == process.name
     if process.stranger:
       self.fail("A4", f"{process.name} has another optimizer, and is let in")
-    if effect.step == 0 and current:
+    if process.step == 0 and current:
       known = self.versions.setdefault(0, process.version)
       if known != process.version and not self.corrupt:
         self.fail("A4", f"{process.name} starts from another state")
     if not self.began_anew_without(process):
-      self.holders.setdefault(effect.step, set()).add(process.name)
+      self.holders.setdefault(process.step, set()).add(process.name)
 
   # Outcomes.
 

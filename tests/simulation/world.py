@@ -1239,8 +1239,7 @@ class World:
     else:
       means = process.aggregations[effect.mean].means
       mean = digest(*(means[j] for j in sorted(means)))
-    assert effect.step == process.step, "applied to another state"
-    process.ahead = (effect.step + 1, digest(process.version, mean))
+    process.ahead = (process.step + 1, digest(process.version, mean))
 
   def on_publish(self, process: Process, effect: fx.Publish) -> None:
     assert process.ahead is not None, "nothing to publish"
@@ -1339,7 +1338,6 @@ class World:
     # It may have become the leader, and what it has is the run's state now.
     process.needs_since = math.inf
     process.incarnation = effect.incarnation
-    assert effect.step == process.step
     if self.checker is not None:
       self.checker.admitted(process, effect)
       process.settled_at = self.now

@@ -163,11 +163,9 @@ class Apply(Struct):
   another `Apply`. The computation may be in the background.
 
   Attributes:
-    step: the step of the published state; the new one has one more.
     mean: the attempt that has made it, or the bytes of an inline mean.
   """
 
-  step: int
   mean: AttemptId | bytes
 
 
@@ -243,12 +241,10 @@ class Admitted(Struct):
   Attributes:
     admission: number of admissions, from 1.
     incarnation: incarnation of the membership.
-    step: the step of the published state.
   """
 
   admission: int
   incarnation: Incarnation
-  step: int
 
 
 class Suspended(Struct):
@@ -323,7 +319,6 @@ class Left(Struct):
 class Finished(Struct):
   """The run has finished, and the published state is the final one."""
 
-  step: int
   reason: str
 
 

@@ -219,15 +219,11 @@ class LogRead:
   """The result of a `LogReader`.
 
   Attributes:
-    start: the position at which it began to read.
     records: records with their positions, in order; possibly none.
-    position: position of the next one.
-    end: whether there is no record at `position`.
+    end: whether there is no record behind them.
   """
 
-  start: int
   records: tuple[tuple[int, Record], ...]
-  position: int
   end: bool
 
 
@@ -281,7 +277,7 @@ class LogReader:
     if self._reading_marker:
       if answer.value is not None:
         return FellOff((self._start // self._block + 1) * self._block)
-      return LogRead(self._start, tuple(self._found), self._position, self._end)
+      return LogRead(tuple(self._found), self._end)
     if isinstance(answer.value, Record):
       self._found.append((self._position, answer.value))
       self._position += 1

@@ -117,7 +117,7 @@ class Handover:
         self.called = step
       case fx.Left():
         self.left = True
-      case fx.Finished(_, reason):
+      case fx.Finished(reason):
         self.finished = reason
       case _:
         assert_never(event)

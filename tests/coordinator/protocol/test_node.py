@@ -237,7 +237,7 @@ def finished_cluster():
     cluster.submit(process, 0, 0)
   cluster.give("p0", ins.FinishWanted("enough"))
   for process in ("p0", "p1"):
-    assert cluster.done(process, fx.Finished) == [fx.Finished(1, "enough")]
+    assert cluster.done(process, fx.Finished) == [fx.Finished("enough")]
   return cluster
 
 
@@ -246,7 +246,7 @@ def test_a_replica_that_joins_after_the_end_gets_the_final_state():
   cluster.start(2, "p2")
   (restored,) = cluster.done("p2", fx.Restore)
   assert restored.step == 1
-  assert cluster.done("p2", fx.Finished) == [fx.Finished(1, "enough")]
+  assert cluster.done("p2", fx.Finished) == [fx.Finished("enough")]
   assert cluster.done("p2", fx.Admitted) == cluster.done("p2", fx.Fail) == []
 
 

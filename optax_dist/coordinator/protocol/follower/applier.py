@@ -292,7 +292,7 @@ class Applier:
       self._need(f"it is at step {self.step} of {step}")
       return False
     if commit.mean is not None:
-      self._out.append(fx.Apply(self.step, commit.mean))
+      self._out.append(fx.Apply(commit.mean))
       return True
     work = self._work.get(commit.attempt)
     if work is None or work.status == "failed":
@@ -306,7 +306,7 @@ class Applier:
 
   def _apply(self, attempt: AttemptId) -> None:
     self._ahead = attempt
-    self._out.append(fx.Apply(self.step, attempt))
+    self._out.append(fx.Apply(attempt))
 
   def _publish(self, commit: Committed) -> None:
     self._ahead = None

@@ -733,9 +733,7 @@ class Follower:
     ):
       self._admitted = self.incarnation
       self._admission += 1
-      self._out.append(
-        fx.Admitted(self._admission, self.incarnation, applier.step)
-      )
+      self._out.append(fx.Admitted(self._admission, self.incarnation))
 
   def _leave(self) -> None:
     self._out.append(fx.Left())
@@ -848,7 +846,7 @@ class Follower:
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
     elif applier.sound and not applier.needs and applier.step >= ended.step:
       self._out += self.session.lost("finished", counted=True)
-      self._out.append(fx.Finished(ended.step, ended.reason))
+      self._out.append(fx.Finished(ended.reason))
       self._stop()
     elif applier.hopeless and not self._awaits_end(now):
       replica = self._config.replica

@@ -26,7 +26,7 @@ def test_it_reports_and_applies_what_process_0_says():
     ins.SnapshotFetched(3, 9),
   ):
     assert companion.step(report, 1.0) == [fx.Send("a0", report)]
-  for order in (fx.UseRun("x"), fx.Apply(0, ATTEMPT), fx.Restore(9, 3)):
+  for order in (fx.UseRun("x"), fx.Apply(ATTEMPT), fx.Restore(9, 3)):
     assert companion.step(ins.Received("a0", order), 1.0) == [order]
 
 
@@ -44,7 +44,7 @@ def test_it_goes_on_if_another_replica_is_lost():
 
 def test_process_0_may_go_once_the_run_has_ended():
   companion = begun()
-  finished = fx.Finished(3, "enough")
+  finished = fx.Finished("enough")
   assert companion.step(ins.Received("a0", finished), 1.0) == [finished]
   # What the training loops look at comes even then.
   advance = orders.Advance(1, 2)

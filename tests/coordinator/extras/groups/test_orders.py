@@ -21,7 +21,7 @@ PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
     ins.Aggregated(ATTEMPT),
     ins.AggregateFailed(ATTEMPT, None, "why"),
     fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 1),
-    fx.Apply(7, ATTEMPT),
+    fx.Apply(ATTEMPT),
     fx.Resolved(3, "", 8, (0, "b"), 1),
     fx.Fail("Diverged", "why"),
     orders.Advance(4, 17, True),

@@ -117,7 +117,7 @@ def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
   assert ins.Aggregated not in map(type, replica.core.given)
   replica.hear(2, ins.Aggregated(ATTEMPT))
   assert replica.core.given[-1] == ins.Aggregated(ATTEMPT)
-  order = fx.Apply(0, ATTEMPT)
+  order = fx.Apply(ATTEMPT)
   wanted = replica.want(order)
   assert wanted[-1] == order
   assert wanted[:-1] == [fx.Send("a1", order), fx.Send("a2", order)]
@@ -188,16 +188,16 @@ def test_a_process_that_is_lost_takes_its_replica_with_it(loss):
 
 def test_a_process_may_go_once_the_run_has_ended():
   replica = Replica()
-  replica.want(fx.Finished(3, "enough"))
+  replica.want(fx.Finished("enough"))
   assert replica.give(ins.PeerLost("a1", "left", "closed")) == []
 
 
 def test_what_is_submitted_as_the_run_ends_has_an_outcome():
   replica = Replica()
   replica.give(SUBMITTED)
-  wanted = replica.want(fx.Finished(3, "enough"))
+  wanted = replica.want(fx.Finished("enough"))
   own = [w for w in wanted if not isinstance(w, fx.Send)]
-  assert own == [fx.Resolved(0, "finished", 0), fx.Finished(3, "enough")]
+  assert own == [fx.Resolved(0, "finished", 0), fx.Finished("enough")]
 
 
 def test_a_replica_takes_part_as_a_whole():

@@ -65,7 +65,7 @@ def test_a_member_reports_before_it_applies():
   assert aggregate.me == 0
   driven.applier.aggregated(ins.Aggregated(attempt_id()))
   assert driven.told == [msg.Done(attempt_id())]
-  assert driven.did() == [fx.Apply(0, attempt_id())]
+  assert driven.did() == [fx.Apply(attempt_id())]
   driven.applier.committed(committed(0, None))
   assert driven.did()[0] == fx.Publish(1, False)
 

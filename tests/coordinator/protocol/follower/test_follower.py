@@ -146,7 +146,7 @@ class Driven:
   def join(self):
     """It becomes a member with the run's state."""
     self.begin().welcome().record(MINE)
-    assert self.done(fx.Admitted) == [fx.Admitted(1, ME, 0)]
+    assert self.done(fx.Admitted) == [fx.Admitted(1, ME)]
     self.did.clear()
     return self
 
@@ -695,7 +695,7 @@ def test_a_replica_that_is_joining_at_the_end_gets_the_final_state(dies):
   driven.pass_time(10 * driven.config.deadlines.patience)  # It is large.
   driven.give(ins.SnapshotFetched(7, 2))
   assert driven.done(fx.Restore) == [fx.Restore(2, 7)]
-  assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
+  assert driven.done(fx.Finished) == [fx.Finished("enough")]
 
 
 def test_the_final_state_is_requested_again_on_a_new_connection():
@@ -716,7 +716,7 @@ def test_the_final_state_is_requested_again_on_a_new_connection():
   assert not driven.done(fx.Fail)
   driven.hear(msg.Fetch(7, "p2", "at p2"))
   driven.give(ins.SnapshotFetched(7, 2))
-  assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
+  assert driven.done(fx.Finished) == [fx.Finished("enough")]
 
 
 def test_a_replica_leaves_by_itself_if_nobody_confirms_it():
