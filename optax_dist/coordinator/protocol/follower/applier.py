@@ -70,15 +70,19 @@ class Applier:
     needs: whether it needs a snapshot, and why; "" if it doesn't.
   """
 
-  def __init__(self, config: Config, session: Session, out: list[Effect]):
+  def __init__(
+    self, config: Config, session: Session, out: list[Effect], tell: Tell
+  ):
     """Starts with a state.
 
     Args:
       config: configuration of the replica.
       session: told which steps are published.
       out: the list to which effects are appended.
+      tell: sends a message to the leader, if there is one.
     """
     self._config, self._session, self._out = config, session, out
+    self._tell = tell
     self.step = config.step
     self.sound = False
     self.needs = ""
@@ -94,8 +98,6 @@ class Applier:
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
     self._report = -1
-    # Sends messages to the leader, if there is one.
-    self.tell: Tell = lambda message: None
 
   # Membership of the run.
 
@@ -149,7 +151,7 @@ class Applier:
       self._need(f"it is at step {self.step} of {step}")
     self.pump()
     if self.sound and not self.needs:
-      self.tell(Applied(self.step))
+      self._tell(Applied(self.step))
 
   def start_anew(self) -> None:
     """The run has restarted from another state, before its first step."""
@@ -192,13 +194,13 @@ class Applier:
       return
     involved = {*incarnations, *message.readers}
     if not involved <= members.keys():
-      self.tell(Failed(attempt, None, "it knows of other members"))
+      self._tell(Failed(attempt, None, "it knows of other members"))
       return
     index = None if reads else incarnations.index(me)
     if index is not None:
       sequence = message.parts[index].sequence
       if self._session.find(sequence) is None:
-        self.tell(Failed(attempt, None, "it has no such gradient"))
+        self._tell(Failed(attempt, None, "it has no such gradient"))
         return
     answers = index is not None or me == message.witness
     self._work[attempt] = _Work(message.parts, answers, message.lag)
@@ -229,7 +231,7 @@ class Applier:
       return
     work.status = "done"
     if work.answers:
-      self.tell(Done(done.attempt))
+      self._tell(Done(done.attempt))
     if self.current and done.attempt.step == self.step:
       self._apply(done.attempt)
     self.pump()
@@ -241,7 +243,7 @@ class Applier:
       return
     work.status = "failed"
     if work.answers and not work.committed:
-      self.tell(Failed(failed.attempt, failed.failed_replica, failed.reason))
+      self._tell(Failed(failed.attempt, failed.failed_replica, failed.reason))
     self.pump()
 
   def removed(self, incarnation: Incarnation) -> None:
@@ -328,7 +330,7 @@ class Applier:
       self._serve(serve)
     if 0 <= self._report <= self.step:
       self._report = -1
-      self.tell(Applied(self.step))
+      self._tell(Applied(self.step))
 
   # Snapshots.
 
@@ -346,13 +348,13 @@ class Applier:
   def tell_state(self) -> None:
     """Tells the leader which state is here: it may have come since the call."""
     if self.sound and not self.needs:
-      self.tell(Applied(self.step))
+      self._tell(Applied(self.step))
     self.ask()
 
   def ask(self) -> None:
     """Asks the leader for a snapshot, if one is needed."""
     if self.needs and self._fetch is None:
-      self.tell(NeedsSnapshot(self.step))
+      self._tell(NeedsSnapshot(self.step))
 
   def new_leader(self) -> None:
     """Drops the requests of the old leader."""
@@ -361,7 +363,7 @@ class Applier:
   def report(self, message: Report) -> None:
     """Reports once it has the requested step."""
     if self.sound and not self.needs and self.step >= message.step:
-      self.tell(Applied(self.step))
+      self._tell(Applied(self.step))
     else:
       self._report = message.step
 
@@ -380,7 +382,7 @@ class Applier:
   def fetch(self, message: Fetch) -> None:
     """Fetches a snapshot, if it still needs one."""
     if not self.needs:
-      self.tell(Applied(self.step))
+      self._tell(Applied(self.step))
       return
     self._fetch = message
     self._out.append(
@@ -403,7 +405,7 @@ class Applier:
     self._arrived_at_step()
     self.pump()
     if not self.needs:
-      self.tell(Applied(self.step))
+      self._tell(Applied(self.step))
 
   def fetch_failed(self, failed: SnapshotFailed) -> None:
     """Handles a failed snapshot: asks for another one."""

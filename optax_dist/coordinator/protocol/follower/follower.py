@@ -86,8 +86,7 @@ class Follower:
       maxlen=KEPT
     )
     self.session = Session()
-    self.applier = Applier(config, self.session, self._out)
-    self.applier.tell = self._tell
+    self.applier = Applier(config, self.session, self._out, self._tell)
     self._search = Search(config, count)
     self._store_delay = StoreDelay()
     # The next position; and whether the view has all that is before it.

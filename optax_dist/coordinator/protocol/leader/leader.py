@@ -495,7 +495,7 @@ class Leader:
     """Whether it was allowed to leave, and has yet to read the record of it."""
     return (
       hello.incarnation in self._left
-      and hello.position >= self._publisher.first
+      and hello.position >= self._publisher.oldest.position
     )
 
   def _ask_again(self, state: MemberState, lease: Spans) -> None:

@@ -36,11 +36,6 @@ class Publisher:
     """The oldest record that is kept: at first that of the leader's `Term`."""
     return self._records[0]
 
-  @property
-  def first(self) -> int:
-    """The position of the oldest record that is kept."""
-    return self._records[0].position
-
   def follow(
     self,
     peer: Process,
@@ -60,7 +55,7 @@ class Publisher:
     """
     position, call = hello.position, hello.call
     messages: list[msg.Message]
-    if self.first <= position <= end:
+    if self.oldest.position <= position <= end:
       messages = [msg.Welcome(call, position, None, incarnation)]
       messages += [one for one in self._records if one.position >= position]
     else:

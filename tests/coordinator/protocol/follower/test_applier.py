@@ -25,8 +25,8 @@ class Driven:
   def __init__(self, sound=True):
     self.out, self.told, self.session = [], [], Session()
     config = Config("p0", 0, "at p0", digest="s")
-    self.applier = Applier(config, self.session, self.out)
-    self.applier.tell = self.told.append
+    tell = self.told.append
+    self.applier = Applier(config, self.session, self.out, tell)
     view = View()
     view.origin_digest = "s" if sound else "another"
     self.applier.begin(view, 0)
