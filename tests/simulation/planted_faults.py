@@ -73,14 +73,6 @@ FAULTS = (
     "for p in positions",
   ),
   _one(
-    "who claims leadership forgets the fence",
-    "follower.search",
-    """      if answer.value is None:
-        return [], [Elected""",
-    """      if True:
-        return [], [Elected""",
-  ),
-  _one(
     "who reads the log forgets the fence",
     "log",
     "      if answer.value is not None:\n        return FellOff",

@@ -7,7 +7,7 @@ communication between replicas is in `messages`.
 
 Two rules make the deletion of old records safe. Records are deleted in blocks,
 and a block's marker is written before any of it is deleted: a process that has
-found a record, or put one to become leader, checks for the marker *afterwards*.
+found a record, its own `Term` included, checks for the marker *afterwards*.
 And a record with a `Term` is never deleted: when a leader was replaced, its
 next put is at the position of that `Term`, so it always conflicts.
 """

@@ -33,7 +33,6 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.follower.applier import Applier
 from optax_dist.coordinator.protocol.follower.search import (
-  Elected,
   Finding,
   LeaderFound,
   Search,
@@ -219,7 +218,8 @@ class Follower:
       case ins.PutAnswered():
         self._store_delay.answered(input_, now)
         if input_.request != self._run_request:
-          self._searched(*self._search.put_answered(input_, now), now=now)
+          situation = self._situation()
+          self._out += self._search.put_answered(input_, now, situation)
         elif input_.answer == "unknown":
           self._run_at = now + self._limits.pace / 8
         else:
@@ -308,8 +308,6 @@ class Follower:
           else:
             self._fall_off()
             self._position = position
-        case Elected(position, record):
-          self._recorded(position, record, now)
         case LogRead(records=records):
           for position, record in records:
             self._recorded(position, record, now)

@@ -6,15 +6,15 @@ reached, it waits until the store has shown no heartbeat of a leader for
 `Deadlines.pace`. So a replica that is cut off from all others but not from the
 store deposes no leader.
 
-To claim leadership is to put a `Term` at the next position of the log. The
-store decides.
+To claim leadership is to put a `Term` at the next position of the log, and then
+to read on there, whatever the store answers: the log decides.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import (
@@ -38,7 +38,6 @@ from optax_dist.coordinator.protocol.log import (
   FellOff,
   LogRead,
   LogReader,
-  marker_key,
   record_key,
 )
 from optax_dist.coordinator.protocol.membership import Start, View
@@ -64,15 +63,7 @@ class StartAt:
   position: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Elected:
-  """The `Term` of this process is in the log here, and none is missing."""
-
-  position: int
-  record: Record
-
-
-Finding: TypeAlias = LeaderFound | StartAt | LogRead | Elected | FellOff
+Finding: TypeAlias = LeaderFound | StartAt | LogRead | FellOff
 
 
 class Situation(NamedTuple):
@@ -93,14 +84,6 @@ class Situation(NamedTuple):
   me: int
   holds: bool
   start: Start | None
-
-
-@dataclasses.dataclass(slots=True)
-class _Claim:
-  position: int
-  record: Record
-  request: int
-  stage: Literal["put", "read", "marker", "again"]
 
 
 class Search:
@@ -131,12 +114,13 @@ class Search:
     self._behind = False
     # Whether a known leader has yet to be called: then none is deposed.
     self._trusting = False
-    self._claim: _Claim | None = None
+    # The put of a claim that has no answer yet.
+    self._claim = -1
 
   @property
   def idle(self) -> bool:
     """Whether there is a leader, and no claim in progress."""
-    return self._claim is None and not self.active
+    return self._claim < 0 and not self.active
 
   def begin(self, now: float, when: float | None = None) -> None:
     """The leader is lost: starts to search, now or at a later time."""
@@ -180,9 +164,7 @@ class Search:
 
   def deadline(self, situation: Situation) -> float:
     """When `proceed` must be called."""
-    if self._claim is not None:
-      return self._look_at if self._claim.stage == "again" else math.inf
-    if not self.active:
+    if self._claim >= 0 or not self.active:
       return math.inf
     times = [self._claim_at(situation)]
     if self._hint_request < 0 and not self._reader.busy:
@@ -193,14 +175,7 @@ class Search:
 
   def proceed(self, now: float, situation: Situation) -> list[Effect]:
     """Does what is due."""
-    claim = self._claim
-    if claim is not None and claim.stage == "again":
-      if not self.active or situation.position > claim.position:
-        # If it takes effect all the same, the log will show it.
-        self._claim = None
-      elif now >= self._look_at:
-        return [self._put_claim(claim.position, claim.record)]
-    if self._claim is not None or not self.active:
+    if self._claim >= 0 or not self.active:
       return []
     effects: list[Effect] = []
     if situation.me >= 0 and now >= self._canvass_at and not self._trusting:
@@ -290,34 +265,28 @@ class Search:
       "" if start is None else start.digest,
       Progress() if start is None else start.progress,
     )
-    return self._put_claim(situation.position, Record(term.term, (term,)))
-
-  def _put_claim(self, position: int, record: Record) -> Put:
-    request = self._count()
-    self._claim = _Claim(position, record, request, "put")
-    return Put(request, record_key(position), record)
+    self._claim = self._count()
+    record = Record(term.term, (term,))
+    return Put(self._claim, record_key(situation.position), record)
 
   def put_answered(
-    self, answer: PutAnswered, now: float
-  ) -> tuple[list[Effect], list[Finding]]:
-    """Continues with an answer of the store."""
-    claim = self._claim
-    if claim is None or claim.request != answer.request:
-      return [], []
-    claim.request = self._count()
-    if answer.answer == "done":
-      claim.stage = "marker"
-      key = marker_key(claim.position, self._config.block)
-      return [Get(claim.request, key)], []
-    claim.stage = "read"
-    return [Get(claim.request, record_key(claim.position))], []
+    self, answer: PutAnswered, now: float, situation: Situation
+  ) -> list[Effect]:
+    """Looks in the log for who has become leader."""
+    if answer.request != self._claim:
+      return []
+    self._claim = -1
+    self._at_end, self._behind = False, self.active
+    if answer.answer == "unknown":
+      # If it takes effect all the same, the log will show it.
+      self.pause(now)
+      return []
+    return [self._reader.read(situation.position)]
 
   def get_answered(
     self, answer: GetAnswered, now: float, situation: Situation
   ) -> tuple[list[Effect], list[Finding]]:
     """Continues with an answer of the store."""
-    if self._claim is not None and answer.request == self._claim.request:
-      return self._claim_read(self._claim, answer, now, situation)
     if answer.request == self._hint_request:
       self._hint_request = -1
       return self._hinted(answer, now, situation)
@@ -342,43 +311,6 @@ class Search:
     else:
       self._look_at = now
     return [], [result]
-
-  def _claim_read(
-    self,
-    claim: _Claim,
-    answer: GetAnswered,
-    now: float,
-    situation: Situation,
-  ) -> tuple[list[Effect], list[Finding]]:
-    if not answer.known:
-      # Its outcome is still unknown, so the same is put again: the next answer
-      # tells whether it took effect.
-      claim.stage = "again"
-      self.pause(now)
-      return [], []
-    if claim.stage == "marker":
-      self._claim = None
-      self._look_at = now
-      if answer.value is None:
-        return [], [Elected(claim.position, claim.record)]
-      if situation.position > claim.position:
-        # A leader has sent what it missed, and is lost again by now.
-        return [], []
-      self._behind = True
-      block = self._config.block
-      return [], [FellOff((claim.position // block + 1) * block)]
-    if answer.value == claim.record:
-      claim.stage, claim.request = "marker", self._count()
-      key = marker_key(claim.position, self._config.block)
-      return [Get(claim.request, key)], []
-    if answer.value is None:
-      claim.stage = "again"
-      self.pause(now)
-      return [], []
-    # Another process was faster; the log tells which.
-    self._claim, self._at_end, self._behind = None, False, self.active
-    self._look_at = self._heard = now
-    return [], []
 
   def _hinted(
     self, answer: GetAnswered, now: float, situation: Situation

@@ -215,24 +215,37 @@ def _claims(searching, now=0.0):
   return [effect for effect in effects if isinstance(effect, fx.Put)]
 
 
-def test_a_claim_that_another_process_was_faster_with_is_not_repeated_at_once():
+def _answer(searching, put, answer):
+  """What it asks the store once that has answered a put so."""
+  answered = ins.PutAnswered(put.request, answer)
+  return searching.search.put_answered(answered, 0.0, searching.situation)
+
+
+@pytest.mark.parametrize("answer", ["done", "conflict"])
+def test_whoever_has_claimed_leadership_reads_in_the_log_who_has_it(answer):
   searching = Searching(*BEGINS, me=1)
   (put,) = _claims(searching)
-  conflict = ins.PutAnswered(put.request, "conflict")
-  ((get,), _) = searching.search.put_answered(conflict, 0.0)
-  other = Record(1, (Term(1, "p9", "at p9", False, 1, 1, 0, ""),))
-  answer = ins.GetAnswered(get.request, True, other)
-  searching.search.get_answered(answer, 0.0, searching.situation)
+  (get,) = _answer(searching, put, answer)
+  assert get.key == put.key
   assert not _claims(searching)
+
+
+def test_an_unanswered_claim_is_repeated_once_the_log_does_not_show_it():
+  searching = Searching(*BEGINS, me=1)
+  (put,) = _claims(searching)
+  assert not _answer(searching, put, "unknown")
+  assert not _claims(searching)
+  pause = searching.config.deadlines.pace / 8
+  assert searching.search.deadline(searching.situation) == pause
+  searching.now = pause
+  (claim,) = searching.claims(pause)
+  assert (claim,) == put.value.entries
 
 
 def test_an_unanswered_claim_is_given_up_once_there_is_a_leader():
   searching = Searching(*BEGINS, me=1)
   (put,) = _claims(searching)
-  unknown = ins.PutAnswered(put.request, "unknown")
-  ((get,), _) = searching.search.put_answered(unknown, 0.0)
-  answer = ins.GetAnswered(get.request, False, None)
-  searching.search.get_answered(answer, 0.0, searching.situation)
+  _answer(searching, put, "unknown")
   searching.search.end()
   assert not _claims(searching, now=100.0)
   assert searching.search.idle
