@@ -52,8 +52,6 @@ class Hello(Struct):
     address: address of its transport.
     incarnation: of its membership, as far as it knows; -1 for none.
     position: the next record it needs; -1 if it has read none.
-    step: the step of its state.
-    has_state: whether its state is that of the run at `step`.
     call: number of this request; the answer repeats it.
     lease: samples that it computes on, or whose gradient has no answer yet.
     store_delay: seconds that the store takes to answer it; 0.0 if unknown.
@@ -64,8 +62,6 @@ class Hello(Struct):
   address: str
   incarnation: Integer
   position: Integer
-  step: Natural
-  has_state: bool
   call: Natural
   lease: Spans = ()
   store_delay: Finite = 0.0
@@ -131,7 +127,11 @@ class Failed(Struct):
 
 
 class Applied(Struct):
-  """The sender's state has this many steps: the answer to `Report`."""
+  """The sender's state has this many steps.
+
+  Sent after `Welcome`, unless the sender needs a snapshot, and as the answer to
+  `Report`.
+  """
 
   step: Natural
 

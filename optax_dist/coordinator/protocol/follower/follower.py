@@ -337,8 +337,6 @@ class Follower:
       self._config.address,
       self.incarnation,
       self._position if self._complete else -1,
-      self.applier.step,
-      self.applier.sound,
       self._calls,
       self._lease,
       self._store_delay.shortest,

@@ -457,7 +457,7 @@ class Leader:
 
   def _come(self, state: MemberState, peer: Process, hello: msg.Hello) -> None:
     """Handles a member that connects to this leader, possibly again."""
-    state.comes(hello.step if hello.has_state else -1)
+    state.comes()
     self._roster.changed()
     self._stream(peer, hello, state.member.incarnation)
     self._look_for_successor()

@@ -58,13 +58,9 @@ class MemberState:
     """Whether it can reach the state of a step without a snapshot."""
     return self.applied >= step and not self.needs
 
-  def comes(self, applied: int) -> None:
-    """It has sent `Hello` to this leader, so earlier requests are forgotten.
-
-    Args:
-      applied: the step of its state, or -1.
-    """
-    self.until, self.applied = math.inf, applied
+  def comes(self) -> None:
+    """It has sent `Hello`, so what it has said before is forgotten."""
+    self.until, self.applied = math.inf, -1
     self.needs, self.server = False, None
     self.tried.clear()
 
