@@ -334,11 +334,10 @@ def test_a_replica_that_is_evicted_repeatedly_rejoins_ever_more_rarely(how):
   tenths = [round(pause, 1) for pause in pauses]
   assert tenths == sorted(tenths)
   assert pauses[-1] >= config.deadlines.pace
-  # A step of its own makes it as good as new.
+  # A step of its own does not make it as good as new.
   cluster.submit("p2", 0, 0, admission=len(cluster.done("p2", fx.Admitted)))
   assert cluster.done("p2", fx.Resolved)[-1].reason == ""
-  assert give_up() < 0.5
-  # So does a long time without another loss.
-  assert [give_up() for _ in range(8)][-1] > 0.5
+  assert give_up() >= config.deadlines.pace
+  # A long time without another loss does.
   cluster.pass_time(cluster.now + 12 * config.deadlines.pace)
   assert give_up() < 0.5

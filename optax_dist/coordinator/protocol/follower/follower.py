@@ -602,8 +602,7 @@ class Follower:
       case Committed():
         self._missing = ""
         self._saving = self._saving and not entry.save
-        if self.session.committed(entry, self._last_incarnation):
-          self._rejoins = 0
+        self.session.committed(entry, self._last_incarnation)
         self._lend(entry)
         self.applier.committed(entry)
       case Ended():

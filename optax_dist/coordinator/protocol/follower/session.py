@@ -90,13 +90,13 @@ class Session:
       return []
     return [Resolved(sequence, reason, 0, apart=not whole)]
 
-  def committed(self, commit: Committed, incarnation: Incarnation) -> bool:
-    """Handles a commit; returns whether it has a submission of this replica."""
+  def committed(self, commit: Committed, incarnation: Incarnation) -> None:
+    """Handles a commit, in which there may be a submission of this replica."""
     for part in commit.parts:
       if part.incarnation != incarnation:
         continue
       if self.find(part.sequence) is None:
-        return True  # It was given up; see `lost`.
+        return  # It was given up; see `lost`.
       if self.pending is not None and self.pending.sequence == part.sequence:
         self.pending = None
       # If the buffered submission is part of it, so is the pending one's share.
@@ -111,8 +111,7 @@ class Session:
         self.pending = None
         outcome = Resolved(larger.sequence, "superseded", 0, apart=True)
         self._counted.append(_Counted(step, outcome))
-      return True
-    return False
+      return
 
   def published(self, step: int) -> list[Effect]:
     """Resolves the submissions that count as of this step."""
