@@ -177,12 +177,6 @@ FAULTS = (
     ),
   ),
   _one(
-    "a replica waits for a leader that the store has replaced",
-    "follower.follower",
-    "if self._called and self._search.replaced(self._called, self.view):",
-    "if False:",
-  ),
-  _one(
     "an old membership goes on over a new connection",
     "follower.follower",
     "    if self.incarnation != self._promised:\n      # A membership",

@@ -24,6 +24,7 @@ from optax_dist.coordinator.protocol.entries import (
   Removed,
   Run,
   Term,
+  Trimmed,
 )
 from optax_dist.coordinator.protocol.follower.follower import Follower
 from optax_dist.coordinator.protocol.leader.policy import Policy
@@ -290,6 +291,17 @@ def test_one_that_asks_about_an_earlier_leader_is_told_of_the_later_one():
   told = driven.sent(msg.Recorded, "p0")
   assert told[-1].record.entries == (term(1),)
   assert driven.sent(msg.Standing, "p0") == [msg.Standing(0, True)]
+
+
+def test_a_leader_that_the_store_has_replaced_is_not_waited_for():
+  """What that leader could send is trimmed from the log already."""
+  driven = Driven().join()
+  driven.store["trimmed/0"] = Trimmed(0)
+  driven.store[LEADER_KEY] = Beat(5, "p2", "at p2", 3, 128)
+  driven.lose()
+  assert driven.sent(msg.Hello, "p0")
+  driven.pass_time(0.5 * driven.config.deadlines.patience)
+  assert driven.sent(msg.Hello, "p2")
 
 
 def test_a_store_that_answers_again_is_not_called_silent():
