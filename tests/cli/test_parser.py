@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import pathlib
 
 import hypothesis
 import pytest
@@ -46,14 +45,6 @@ def test_a_command_is_run_with_its_arguments():
   command = parser.add_command(commands, "go", len, description="Goes.")
   assert command.parse_args([]).execute is len
   assert "Goes." in command.format_help()
-
-
-def test_a_file_is_a_path():
-  command = parser.Parser(prog="go")
-  parser.add_file(command, "--log", "what it prints")
-  assert command.parse_args([]).log is None
-  assert command.parse_args(["--log", "a/b"]).log == pathlib.Path("a/b")
-  assert "--log FILE  what it prints" in command.format_help()
 
 
 def test_a_number_tells_what_it_is_if_not_given():
