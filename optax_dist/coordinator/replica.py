@@ -134,11 +134,18 @@ class Replica:
   def finished(self) -> bool:
     """Whether the run is over, or this replica has left it.
 
-    If a replica has several processes, all of them check at the same points.
+    Once the run is over, and the training loop knows, its parameters are the last
+    ones. If a replica has several processes, all of them check at the same
+    points.
     """
-    if not self._participant.handover.left:
-      self._participant.handover.sync()
-    return self._participant.is_over
+    participant, seen = self._participant, self._participant.handover
+    if not seen.left:
+      seen.sync()
+      is_loop = participant.watchdog.steps.thread == threading.get_ident()
+      if is_loop and seen.finished is not None and seen.failure is None:
+        # Others may have taken the last steps since this one's last call.
+        self._loop.ended(0)
+    return participant.is_over
 
   @property
   def has_left(self) -> bool:

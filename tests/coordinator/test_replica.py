@@ -447,6 +447,32 @@ def test_replicas_of_a_number_that_is_not_positive_are_refused():
   assert strategies.Quorum(1, 1).max_staleness == 0
 
 
+def test_who_sees_that_the_run_is_over_has_its_last_parameters():
+  """Though others have taken the last steps since this one's last call."""
+  slow_one_is_in = threading.Event()
+
+  def train(replica):
+    if replica.replica == 1:
+      slow_one_is_in.set()
+      waiting.until(lambda: replica.finished, seconds=60.0)
+    else:
+      assert slow_one_is_in.wait(60.0)
+      while replica.global_step < 5:
+        replica.step(np.ones(3, np.float32))
+      replica.finish()
+    return replica.global_step, replica.params.tolist()
+
+  ends = coordinator.run_embedded(
+    train,
+    2,
+    optax.sgd(1.0),
+    np.zeros(3, np.float32),
+    replicas_to_aggregate=1,
+    timeout=60.0,
+  )
+  assert ends == [(5, [-5.0] * 3)] * 2
+
+
 def test_a_batch_must_be_what_the_journal_can_write():
   zeros = np.zeros(3, np.float32)
 

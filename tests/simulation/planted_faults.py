@@ -569,13 +569,6 @@ FAULTS = (
     leases,
   ),
   _one(
-    "what was asked before a commit counts after it",
-    "follower.follower",
-    "        step < self.view.step\n",
-    "        step < 0\n",
-    slots,
-  ),
-  _one(
     "samples of a sum are drawn again",
     "submission",
     "    drawn = [*self._round, *(g.data for g in self.gradients)]\n",
