@@ -182,7 +182,10 @@ def test_a_replica_lost_in_an_exchange_changes_nothing(phase):
   def waits(replica, result):
     """So that the other one takes part."""
     for slot in replica.micro_batches():
-      assert slot.step < 1 or takes_part.wait(30.0)
+      if slot.step >= 1:
+        assert takes_part.wait(30.0)
+        # On a busy machine it would be too late in each exchange.
+        killed.wait(0.05)
       replica.step(gradient_of(replica, slot))
       result.prints[replica.global_step] = replica.fingerprint()
     result.prints[replica.global_step] = replica.fingerprint()
