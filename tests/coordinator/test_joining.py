@@ -29,9 +29,9 @@ from tests.coordinator.transport import worlds
 _PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
 
 
-def test_a_store_that_join_starts_has_the_same_certificates(
-  tmp_path, monkeypatch
-):
+@pytest.fixture
+def stores(monkeypatch):
+  """The stores that `join` has started."""
   started, original = [], process.start
 
   def start(*args, **kwargs):
@@ -39,6 +39,12 @@ def test_a_store_that_join_starts_has_the_same_certificates(
     return started[-1]
 
   monkeypatch.setattr(process, "start", start)
+  return started
+
+
+def test_a_store_that_join_starts_has_the_same_certificates(
+  tmp_path, monkeypatch, stores
+):
   monkeypatch.setattr(joining, "_IDLE", 120.0)
   files = worlds.certificates(tmp_path)
   with coordinator.join(
@@ -52,18 +58,11 @@ def test_a_store_that_join_starts_has_the_same_certificates(
     **_PATIENT,
   ) as replica:
     assert replica.step(jnp.ones(2)).accepted
-  (store,) = started
+  (store,) = stores
   store.stop()
 
 
-def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(monkeypatch):
-  started, original = [], process.start
-
-  def start(*args, **kwargs):
-    started.append(original(*args, **kwargs))
-    return started[-1]
-
-  monkeypatch.setattr(process, "start", start)
+def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(stores):
   with coordinator.join(
     optax.sgd(0.5),
     jnp.zeros(2),
@@ -74,7 +73,7 @@ def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(monkeypatch):
     **_PATIENT,
   ) as replica:
     assert replica.step(jnp.ones(2)).accepted
-  (store,) = started
+  (store,) = stores
   store.stop()
 
 

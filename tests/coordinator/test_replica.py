@@ -447,7 +447,7 @@ def test_replicas_of_a_number_that_is_not_positive_are_refused():
   assert strategies.Quorum(1, 1).max_staleness == 0
 
 
-def test_who_sees_that_the_run_is_over_has_its_last_parameters():
+def test_parameters_are_the_last_ones_once_the_run_is_seen_to_be_over():
   """Though others have taken the last steps since this one's last call."""
   slow_one_is_in = threading.Event()
 

@@ -112,12 +112,13 @@ def _follow(args: argparse.Namespace, shown: View) -> None:
       print(served, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
       while True:
+        is_shown = sys.stderr.isatty()
         with shown.lock:
           shown.read()
-          table = _table(shown, sys.stderr)
+          table = _table(shown, sys.stderr) if is_shown else ""
           if points is not None:
             points.update()
-        if sys.stderr.isatty():
+        if is_shown:
           print(f"{_CLEAR}{table}\n{served}", file=sys.stderr, flush=True)
         if args.web is None and shown.numbers.finish is not None:
           break

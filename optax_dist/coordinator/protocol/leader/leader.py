@@ -1262,8 +1262,7 @@ class Leader:
     attempt = self._attempt
     if attempt is not None and self._now >= attempt.due(self._limits):
       attempt.limited = True
-      for state in self._roster:
-        self._say(state, msg.AllBegun(attempt.id))
+      self._say_to(self._roster, msg.AllBegun(attempt.id))
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:

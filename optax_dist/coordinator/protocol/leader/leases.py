@@ -9,7 +9,6 @@ replica, and are not in an earlier accepted gradient.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 from optax_dist import ledger, quorum
@@ -115,11 +114,15 @@ class LeaseManager(Policy):
     """The next slots that a member takes from a slow one, if there are any."""
     sharing = self._sharing
     idle = sharing.by_pace(self._idle)
+    if not idle:
+      return None
     pairs = []
-    for owner in sharing.members if idle else ():
+    for owner in sharing.members:
       lease = sharing.lease(owner)
-      thieves = (i for i in idle if self._may_compute(i, owner, lease))
-      pairs += [(thief, owner) for thief in itertools.islice(thieves, 1)]
+      able = (thief for thief in idle if self._may_compute(thief, owner, lease))
+      thief = next(able, None)
+      if thief is not None:
+        pairs.append((thief, owner))
     return sharing.next(pairs, self.now)
 
   def _may_compute(
