@@ -115,7 +115,7 @@ def _lead(args: argparse.Namespace) -> None:
       config.agreement,
       1,
       "127.0.0.1:1",
-      *(-1, -1, 1),
+      *(-1, -1, -1, 1),
     )
     with open(args.told, "wb") as file:
       file.write(messages.MESSAGES.encode(hello))

@@ -52,6 +52,7 @@ class Hello(Struct):
     address: address of its transport.
     incarnation: of its membership, as far as it knows; -1 for none.
     position: the next record it needs; -1 if it has read none.
+    applied: the step of its state; -1 if that is not the run's.
     call: number of this request; the answer repeats it.
     lease: samples that it computes on, or whose gradient has no answer yet.
     store_delay: seconds that the store takes to answer it; 0.0 if unknown.
@@ -62,6 +63,7 @@ class Hello(Struct):
   address: str
   incarnation: Integer
   position: Integer
+  applied: Integer
   call: Natural
   lease: Spans = ()
   store_delay: Finite = 0.0
@@ -129,8 +131,8 @@ class Failed(Struct):
 class Applied(Struct):
   """The sender's state has this many steps.
 
-  Sent after `Welcome`, unless the sender needs a snapshot, and as the answer to
-  `Report`.
+  Sent after `Welcome`, since it may have more than at `Hello`, unless the sender
+  needs a snapshot; and as the answer to `Report`.
   """
 
   step: Natural

@@ -346,7 +346,7 @@ class Applier:
       self.needs = why
 
   def tell_state(self) -> None:
-    """Tells a leader that has welcomed it which state is here."""
+    """Tells the leader which state is here: it may have come since the call."""
     if self.sound and not self.needs:
       self._tell(Applied(self.step))
     self.ask()

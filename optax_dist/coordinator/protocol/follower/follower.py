@@ -337,6 +337,7 @@ class Follower:
       self._config.address,
       self.incarnation,
       self._position if self._complete else -1,
+      self.applier.step if self.applier.sound else -1,
       self._calls,
       self._lease,
       self._store_delay.shortest,

@@ -457,7 +457,7 @@ class Leader:
 
   def _come(self, state: MemberState, peer: Process, hello: msg.Hello) -> None:
     """Handles a member that connects to this leader, possibly again."""
-    state.comes()
+    state.comes(hello.applied)
     self._roster.changed()
     self._stream(peer, hello, state.member.incarnation)
     self._look_for_successor()

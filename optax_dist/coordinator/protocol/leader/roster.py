@@ -58,9 +58,9 @@ class MemberState:
     """Whether it can reach the state of a step without a snapshot."""
     return self.applied >= step and not self.needs
 
-  def comes(self) -> None:
-    """It has sent `Hello`, so what it has said before is forgotten."""
-    self.until, self.applied = math.inf, -1
+  def comes(self, applied: int) -> None:
+    """It has sent `Hello`, with this step; what it has said before is forgotten."""
+    self.until, self.applied = math.inf, applied
     self.needs, self.server = False, None
     self.tried.clear()
 

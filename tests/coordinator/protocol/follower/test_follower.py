@@ -337,7 +337,7 @@ def test_a_run_that_begins_anew_begins_without_it(digest):
   assert driven.reasons() == [(0, "lost")]
   assert len(driven.done(fx.Suspended)) == 1
   (hello,) = driven.sent(msg.Hello, "p2")
-  assert hello.incarnation == -1
+  assert (hello.incarnation, hello.applied) == (-1, -1)
   driven.welcome("p2", incarnation=4, view=False)
   driven.record(Joined(Member(4, 1, "p1", "at p1")), number=1, peer="p2")
   same = digest == "s"
@@ -458,11 +458,14 @@ def test_the_next_leader_learns_which_samples_a_replica_has():
 
 
 def test_a_state_that_comes_before_the_new_leader_answers_is_reported():
+  """At the call, that leader was told of an earlier one."""
   driven = Driven().begin().welcome()
   driven.record(commit(0, mean=None))
   driven.record(MINE)
   driven.hear(msg.Fetch(7, "p2", "at p2"))
   driven.record(term(1), number=1, peer="p2")
+  (hello,) = driven.sent(msg.Hello, "p2")
+  assert hello.applied == 0
   driven.give(ins.SnapshotFetched(7, 1))
   driven.welcome("p2", view=False)
   assert driven.sent(msg.Applied, "p2") == [msg.Applied(1)]

@@ -88,20 +88,16 @@ class Driven:
     incarnation=-1,
     agreement=None,
     replica=None,
-    applied=0,
     **changes,
   ):
-    """It calls, and a member says which state it has, if it has any."""
     agreement = self.config.agreement if agreement is None else agreement
     replica = int(peer[1]) if replica is None else replica
-    fields = {"position": -1, "call": 1} | changes
+    fields = {"position": -1, "applied": 0, "call": 1} | changes
     address = f"at {peer}"
     self.say(
       peer,
       msg.Hello(agreement, replica, address, incarnation, **fields),
     )
-    if incarnation >= 0 and applied is not None:
-      self.say(peer, msg.Applied(applied))
 
   def arrive(self, peer, sequence=0, step=0, payload=b"", **changes):
     fields = {
@@ -954,7 +950,7 @@ def test_a_member_that_has_left_and_calls_again_reads_that_it_has():
   driven.say("p1", msg.Leave(lost=False))
   assert driven.logged(Removed) == [Removed(1, True, "left")]
   known = driven.config.agreement
-  driven.say("p1", msg.Hello(known, 1, "at p1", 1, 1, 2))
+  driven.say("p1", msg.Hello(known, 1, "at p1", 1, 1, 0, 2))
   assert driven.sent_to("p1", msg.Welcome)[-1] == msg.Welcome(2, 1, None, 1)
   assert len(driven.logged(Joined)) == 1
 
@@ -1005,9 +1001,10 @@ def test_no_step_is_taken_before_the_only_state_may_be_there(how):
     driven.give(ins.TimePassed())
     assert driven.logged(Removed)
     assert not driven.sent_to("p0", msg.Attempt)
-  driven.hello("p1", incarnation=1, applied=None)
-  assert not driven.sent_to("p0", msg.Attempt)
-  driven.say("p1", msg.Applied(0))
+  driven.hello("p1", incarnation=1)
+  if how == "is late":
+    assert not driven.sent_to("p0", msg.Attempt)
+    driven.say("p1", msg.Applied(0))
   (attempt,) = driven.sent_to("p0", msg.Attempt)
   # It misses no mean that others would need it to have.
   (member,) = [s for s in driven.leader._roster if s.member.process == "p1"]
@@ -1017,7 +1014,7 @@ def test_no_step_is_taken_before_the_only_state_may_be_there(how):
 def test_a_member_without_the_run_s_state_serves_no_snapshot():
   driven = new_leader(replicas_to_aggregate=1, total_num_replicas=3)
   driven.say("p0", msg.NeedsSnapshot(0))
-  driven.hello("p1", incarnation=1, applied=None)
+  driven.hello("p1", incarnation=1, applied=-1)
   assert driven.sent_to("p0", msg.Fetch) == []
   driven.hello("p2", incarnation=2)
   (fetch,) = driven.sent_to("p0", msg.Fetch)
@@ -1047,6 +1044,16 @@ def test_no_step_is_taken_before_the_only_latest_state_has_come():
   assert not driven.sent_to("p0", msg.Attempt)
   driven.hello("p1", incarnation=1, applied=1)
   assert driven.sent_to("p0", msg.Attempt)
+
+
+def test_who_comes_with_the_state_gets_the_next_mean():
+  """Without a word more than the call: a snapshot would be far larger."""
+  driven = new_leader(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p1", incarnation=1)
+  driven.hello("p2", incarnation=2, applied=-1)
+  driven.arrive("p0")
+  (attempt,) = driven.sent_to("p0", msg.Attempt)
+  assert attempt.readers == (1,)
 
 
 def test_a_step_is_taken_where_the_state_is_whoever_has_yet_to_come():

@@ -32,7 +32,7 @@ def publisher(first=10, block=2, followers=()):
 
 
 def follow(made, process, position, end):
-  hello = msg.Hello((), 0, f"at {process}", -1, position, call=3)
+  hello = msg.Hello((), 0, f"at {process}", -1, position, 0, call=3)
   effects = made.follow(process, hello, 7, end, View())
   assert all(effect.peer == process for effect in effects)
   return [effect.message for effect in effects]

@@ -121,5 +121,5 @@ def test_who_was_served_by_a_removed_member_needs_another_server():
 
 def test_who_comes_again_asks_again_for_what_it_needs():
   one = state(0, until=5.0, applied=3, needs=True, server=1, tried={2})
-  one.comes()
-  assert one == state(0)
+  one.comes(4)
+  assert one == state(0, applied=4)
