@@ -359,8 +359,16 @@ class Follower:
         self._call_at = now + self._pause(now, first=0.0)
         self._search.unreachable[peer] = self._call_at
 
-  def _lose_leader(self, peer: Process, now: float) -> None:
-    """Handles that it can't talk to any leader."""
+  def _lose_leader(
+    self, peer: Process, now: float, when: float | None = None
+  ) -> None:
+    """Handles that it can't talk to any leader.
+
+    Args:
+      peer: the one that it could not talk to, or "".
+      now: the time.
+      when: when to look for another one; None for at once.
+    """
     if peer and peer == self._called:
       pause = self._limits.pace / 2
       self._search.unreachable[peer] = now + pause
@@ -372,7 +380,7 @@ class Follower:
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.
       self._begin_membership(member.incarnation, self.view.step)
-    self._search.begin(now)
+    self._search.begin(now, when)
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
     """Starts to read a leader's stream of the log."""
@@ -449,8 +457,13 @@ class Follower:
       case msg.Welcome():
         self._welcomed(peer, message, now)
       case msg.NotLeader():
-        if peer in (self._leader, self._called):
+        if peer == self._leader:
           self._lose_leader(peer, now)
+        elif peer == self._called:
+          # Perhaps not yet: it tells its members as soon as it is.
+          when = now + self._limits.pace / 8
+          self._search.unreachable[peer] = when
+          self._lose_leader("", now, when)
       case msg.Recorded():
         self._stream(peer, message, now)
       case msg.Refused(reason):

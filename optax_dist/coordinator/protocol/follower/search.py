@@ -127,11 +127,11 @@ class Search:
     if not self.active:
       self._heard = now
     self.active, self._trusting = True, False
-    self._lost_at = now
     self._votes = {}
     self._fresh = set()
     self._at_end = False
-    self._canvass_at = self._look_at = now if when is None else when
+    self._lost_at = now if when is None else when
+    self._canvass_at = self._look_at = self._lost_at
 
   def trust(self) -> None:
     """The log names a new leader, which is being called."""

@@ -907,5 +907,23 @@ def test_a_leader_that_was_not_ready_is_called_again_when_it_says_so():
   told = msg.Recorded(position, Record(1, (entry,)))
   driven.hear(told, "p2")
   driven.hear(msg.NotLeader(), "p2")
+  # It is a member as before, for a leader loses those that disconnect.
+  assert driven.done(fx.Disconnect) == driven.done(fx.Suspended) == []
   driven.hear(told, "p2")
   assert len(driven.sent(msg.Hello, "p2")) == 2
+  assert not driven.sent(msg.Canvass)
+
+
+def test_a_process_that_is_no_leader_is_waited_for_only_briefly():
+  """Neither another leader is looked for meanwhile, nor is leadership claimed."""
+  driven = Driven().join()
+  entry = term(1, "p2")
+  position = driven.put(entry, number=1)
+  driven.hear(msg.Recorded(position, Record(1, (entry,))), "p2")
+  driven.did.clear()
+  driven.hear(msg.NotLeader(), "p2")
+  pause = driven.config.deadlines.pace / 8
+  driven.pass_time(pause - 0.01)
+  assert not [e for e in driven.did if isinstance(e, fx.Get | fx.Put)]
+  driven.pass_time(pause)
+  assert driven.done(fx.Get) or driven.done(fx.Put)
