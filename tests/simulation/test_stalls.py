@@ -1,5 +1,6 @@
 """How long a run stands still when it loses its leader: not for a timeout."""
 
+import itertools
 import random
 from typing import Any
 
@@ -53,7 +54,7 @@ def longest_pause(seed: int, kind: str) -> float:
   (checker,) = checkers
   times = checker.times
   assert times[-1] > moment
-  return max(b - a for a, b in zip(times, times[1:], strict=False))
+  return max(b - a for a, b in itertools.pairwise(times))
 
 
 @pytest.mark.parametrize("kind", ["kill", "leave"])
