@@ -81,7 +81,8 @@ class Handover:
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
     self._changed = threading.Condition()
-    # The state published before the current one.
+    # The state before the current one; that one itself if it came as a snapshot
+    # of several commits.
     self._before = published
     # Each with the state before the latest commit.
     self._answers: dict[int, tuple[Answer, State]] = {}
@@ -97,7 +98,9 @@ class Handover:
     """Notifies the training loop of an event; `wake` follows."""
     match event:
       case Published(state, save):
-        self._before, self.published = self.published, state
+        follows = state.step == self.published.step + 1
+        self._before = self.published if follows else state
+        self.published = state
         if save:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
@@ -170,7 +173,10 @@ class Handover:
     return None if found is None else found[0]
 
   def before(self, sequence: int) -> State:
-    """The state before the commit that included a submission."""
+    """The state before the commit that included a submission.
+
+    After a snapshot the nearest one that is known: that of the snapshot.
+    """
     return self._answers[sequence][1]
 
   def forget(self, sequence: int, steps: Sequence[int]) -> None:

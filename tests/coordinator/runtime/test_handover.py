@@ -57,6 +57,13 @@ def test_the_answers_to_past_submissions_are_forgotten(shared):
   assert [shared.answer(n) for n in (3, 4)] == [None, answers[1]]
 
 
+def test_no_old_state_passes_for_the_one_before_a_commit_in_a_snapshot(shared):
+  snapshot = State(9, "snapshot")
+  shared.notify(Published(snapshot, False))
+  shared.notify(fx.Resolved(4, "", 7))
+  assert shared.before(4) is snapshot
+
+
 def test_an_answer_may_come_while_others_are_forgotten(shared):
   """The event loop notifies, and the training loop forgets, in two threads."""
 

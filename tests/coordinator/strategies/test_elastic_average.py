@@ -56,12 +56,13 @@ def test_exchanges_are_one_at_a_time_and_never_too_late():
 
 @pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
 def test_replicas_exchange_on_their_own_clocks(inline, tmp_path):
+  """In few steps: who is far behind on a busy machine gets a snapshot instead."""
   path = tmp_path / "run.jsonl"
   strategy = strategies.elastic_average(
     moving_rate=RATE, communication_period=PERIOD
   )
   results = runs.run(
-    rounds(4),
+    rounds(2),
     3,
     strategy=strategy,
     opt=INNER,
@@ -81,9 +82,9 @@ def test_replicas_exchange_on_their_own_clocks(inline, tmp_path):
     pull = jax.tree.map(lambda x, c: RATE * (x - c), own[i], center)
     own[i] = jax.tree.map(np.subtract, own[i], pull)
     center = jax.tree.map(np.add, center, pull)
-  assert met == [4] * 3
+  assert met == [2] * 3
   told = [o.committed for r in results for o in r.outcomes if o.members]
-  assert sorted(told) == list(range(1, 13))
+  assert sorted(told) == list(range(1, 7))
   for i, result in enumerate(results):
     close(result.value, own[i])
   last = max(results, key=lambda r: r.outcomes[-1].global_step)
