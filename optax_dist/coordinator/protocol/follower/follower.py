@@ -248,11 +248,7 @@ class Follower:
       case ins.LeaveWanted():
         # A process must be a member to leave: others may wait for it.
         self._leaving = True
-        limits = self._limits
-        # If the leader is dead, others detect it after a while.
-        self._leave_by = now + limits.silence
-        self._leave_by += 2 * (limits.pace + limits.patience)
-        self._tell(msg.Leave(lost=False))
+        self._ask_to_leave(now)
       case ins.FinishWanted(reason):
         self._finishing = reason
         self._tell(msg.Finish(reason))
@@ -379,7 +375,7 @@ class Follower:
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.
-      self._begin_membership(member.incarnation, self.view.step)
+      self._begin_membership(member.incarnation, self.view.step, now)
     self._search.begin(now, when)
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
@@ -401,25 +397,32 @@ class Follower:
       # A membership lives on one connection; the log tells how it ended.
       self._end_membership()
       if self._promised in self.view.members:
-        self._begin_membership(self._promised, self.view.step)
+        self._begin_membership(self._promised, self.view.step, now)
     if self.incarnation < 0:
       return
     self._out += self.session.new_leader()
     self.applier.tell_state()
     if self.session.pending is not None:
       self._arrive()
-    self._tell_wishes()
+    self._tell_wishes(now)
 
-  def _tell_wishes(self) -> None:
+  def _tell_wishes(self, now: float) -> None:
     """Sends a leader what it can't know of this replica."""
     if self._leaving:
-      self._tell(msg.Leave(lost=False))
+      self._ask_to_leave(now)
     if self._finishing is not None:
       self._tell(msg.Finish(self._finishing))
     if self._saving:
       self._tell(msg.Save())
     if self._fingerprint is not None:
       self._tell(self._fingerprint)
+
+  def _ask_to_leave(self, now: float) -> None:
+    """Asks the leader, which others replace after a while if it is dead."""
+    limits = self._limits
+    self._leave_by = now + limits.silence
+    self._leave_by += 2 * (limits.pace + limits.patience)
+    self._tell(msg.Leave(lost=False))
 
   def _tell(self, message: msg.Message) -> None:
     """Sends to the leader, if there is one and this replica is a member."""
@@ -599,7 +602,7 @@ class Follower:
         if member.process == self._config.process:
           later = record.entries[record.entries.index(entry) :]
           commits = sum(isinstance(e, Committed) for e in later)
-          self._joined(member.incarnation, self.view.step - commits)
+          self._joined(member.incarnation, self.view.step - commits, now)
         elif member.replica == self._config.replica and (
           0 <= self._last_incarnation < member.incarnation
         ):
@@ -653,7 +656,7 @@ class Follower:
       self.applier.start_anew()
     if mine and self.incarnation != entry.incarnation and self._complete:
       self._promised = entry.incarnation
-      self._begin_membership(entry.incarnation, self.view.step)
+      self._begin_membership(entry.incarnation, self.view.step, now)
     self.elected = None
     if mine and self._office < entry.term:
       self._office = entry.term
@@ -668,20 +671,22 @@ class Follower:
 
   # Membership.
 
-  def _begin_membership(self, incarnation: Incarnation, step: int) -> None:
+  def _begin_membership(
+    self, incarnation: Incarnation, step: int, now: float
+  ) -> None:
     self._end_membership()
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
     self._fingerprint = None
     self.applier.begin(self.view, step)
-    self._tell_wishes()
+    self._tell_wishes(now)
 
-  def _joined(self, incarnation: Incarnation, step: int) -> None:
+  def _joined(self, incarnation: Incarnation, step: int, now: float) -> None:
     """Handles a `Joined` entry of this process, which joins at a step."""
     expected = self._promised if self._leader else -1
     if incarnation == expected or not (self._leader or self._called):
-      self._begin_membership(incarnation, step)
+      self._begin_membership(incarnation, step, now)
     elif self.incarnation != incarnation:
       # It is tied to another connection, or to a future one.
       self._end_membership()

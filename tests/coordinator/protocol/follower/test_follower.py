@@ -731,7 +731,8 @@ def test_the_final_state_is_requested_again_on_a_new_connection():
   assert driven.done(fx.Finished) == [fx.Finished("enough")]
 
 
-def test_a_replica_leaves_by_itself_if_nobody_confirms_it():
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_replica_leaves_by_itself_if_nobody_confirms_it(replaced):
   driven = Driven().join()
   driven.give(ins.LeaveWanted())
   limits = driven.config.deadlines
@@ -739,6 +740,12 @@ def test_a_replica_leaves_by_itself_if_nobody_confirms_it():
   longest = limits.silence + 2 * (limits.pace + limits.patience)
   driven.pass_time(0.99 * longest)
   assert not driven.done(fx.Left)
+  if replaced:
+    # That one has its own reasons to wait: this may be the only latest state.
+    driven.record(term(1), number=1, peer="p2")
+    driven.welcome("p2", view=False)
+    driven.pass_time(0.99 * longest)
+    assert not driven.done(fx.Left)
   driven.pass_time(0.02 * longest)
   assert len(driven.done(fx.Left)) == 1
 
