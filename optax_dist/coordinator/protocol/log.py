@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol.effects import Delete, Effect, Get, Put
 from optax_dist.coordinator.protocol.entries import (
+  Committed,
   Entry,
   Record,
   Trimmed,
@@ -80,10 +81,10 @@ class LogWriter:
   """A leader's end of the log: puts one record at a time, in order.
 
   The leader's effects are held back until the decisions behind them are in the
-  log. A record is put once: a store's client sends it again by itself until the
-  request times out. If the answer is lost, the leader looks once whether its
-  record is there; another one means that the leader was replaced, because no
-  other process's record is equal to this one's.
+  log. If a put has no answer, or is refused, the leader looks whether its record
+  is there; if not, it puts that record again, and never another one at that
+  position. Another process's record means that the leader was replaced, because
+  none is equal to this one's.
 
   Attributes:
     position: position of the next record.
@@ -109,6 +110,12 @@ class LogWriter:
     """Whether a decision is not in the log yet."""
     return self.record is not None or bool(self._entries)
 
+  @property
+  def means(self) -> int:
+    """Bytes of the means in the next record."""
+    commits = (e for e in self._entries if isinstance(e, Committed))
+    return sum(len(commit.mean or b"") for commit in commits)
+
   def add(self, entry: Entry) -> None:
     """Adds an entry to the next record."""
     self._entries.append(entry)
@@ -129,15 +136,18 @@ class LogWriter:
     self.record, self.since = Record(self._term, tuple(self._entries)), now
     self._entries = []
     self._held, self._held_for_next = self._held_for_next, []
-    self._request = self._count()
-    return Put(self._request, record_key(self.position), self.record)
+    return self._put(self.record)
 
-  def probe(self) -> Get | None:
-    """Checks whether another leader has put a record, if no put is open."""
-    if self.record is not None:
-      return None
+  def probe(self) -> Get | Put | None:
+    """Puts the record again that is not there, or looks for another leader's."""
+    if self.record is None:
+      self._request = self._count()
+      return Get(self._request, record_key(self.position))
+    return None if self._request >= 0 else self._put(self.record)
+
+  def _put(self, record: Record) -> Put:
     self._request = self._count()
-    return Get(self._request, record_key(self.position))
+    return Put(self._request, record_key(self.position), record)
 
   def answered(
     self, answer: PutAnswered | GetAnswered
@@ -152,7 +162,7 @@ class LogWriter:
         self._request = self._count()
         return Get(self._request, record_key(self.position))
       case GetAnswered(_, _, None):
-        return None  # It is not there, or nobody knows.
+        self._request = -1  # It is not there, or nobody knows.
       case GetAnswered(_, _, value) if value == self.record:
         return self._done()
       case GetAnswered():

@@ -74,7 +74,7 @@ def test_after_no_clear_answer_it_reads_what_stands_there(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_after_a_record_that_is_not_there_nothing_is_put_any_more(known):
+def test_a_record_that_is_not_there_is_put_again_and_no_other_one(known):
   writer = _writer()
   writer.add(ENTRIES[0])
   put = writer.flush(0.0)
@@ -84,9 +84,13 @@ def test_after_a_record_that_is_not_there_nothing_is_put_any_more(known):
   assert not writer.deposed
   writer.add(ENTRIES[1])
   assert writer.flush(1.0) is None
+  again = writer.probe()
+  assert (again.key, again.value) == (put.key, put.value)
+  # Until that has an answer nothing is asked, and the first one's, late, is of no
+  # interest.
   assert writer.probe() is None
-  # The first one's answer, late, is of no interest.
   assert writer.answered(ins.PutAnswered(put.request, "done")) is None
+  assert writer.answered(ins.PutAnswered(again.request, "done")).position == 5
 
 
 def test_an_idle_leader_sees_that_another_one_has_written():

@@ -55,8 +55,8 @@ from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered
 
-# The first pause before a replica rejoins; it doubles each time. After so many
-# times `Deadlines.pace` without a rejoin, the next pause is the first again.
+# The first pause before a replica rejoins, or calls again; it doubles each time.
+# After so many times the last one without a rejoin, the next is the first again.
 _BACKOFF = 0.05
 _FORGOTTEN_AFTER = 10
 
@@ -107,6 +107,8 @@ class Follower:
     self._rival, self._rival_until = -1, math.inf
     # How often it has rejoined lately, and when it did so last.
     self._rejoins, self._rejoined_at = 0, 0.0
+    # How often it has called who was no leader, since one has welcomed it.
+    self._early = 0
     # When to call the leader again to which the connection broke.
     self._call_at = math.inf
     self._asked = 1
@@ -383,6 +385,7 @@ class Follower:
     if peer != self._called or welcome.call != self._calls:
       return
     self._leader, self._called, self._called_at = peer, "", math.inf
+    self._early = 0
     self._search.end()
     self.applier.new_leader()
     if welcome.view is not None:
@@ -463,8 +466,9 @@ class Follower:
         if peer == self._leader:
           self._lose_leader(peer, now)
         elif peer == self._called:
-          # Perhaps not yet: it tells its members as soon as it is.
-          when = now + self._limits.pace / 8
+          # Perhaps not yet: it tells its members as soon as it is, and no others.
+          when = now + min(_BACKOFF * 2**self._early, self._limits.pace / 8)
+          self._early += 1
           self._search.unreachable[peer] = when
           self._lose_leader("", now, when)
       case msg.Recorded():
@@ -726,7 +730,8 @@ class Follower:
   def _pause(self, now: float, first: float) -> float:
     """How long to wait before it rejoins: longer each time."""
     longest = self._limits.pace
-    if now >= self._rejoined_at + _FORGOTTEN_AFTER * longest:
+    last = min(longest, _BACKOFF * 2**self._rejoins)
+    if now >= self._rejoined_at + _FORGOTTEN_AFTER * last:
       self._rejoins = 0
     pause = first
     if self._rejoins:

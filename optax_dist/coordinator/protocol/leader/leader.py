@@ -63,6 +63,8 @@ _ASK_LAG = 4
 _NEARER, _NEARER_PART = 0.005, 0.5
 # Attempts at a step that may fail between the same two members.
 _STRIKES = 3
+# Bytes of all means in a record: a store takes 1 MiB, of which half is for texts.
+_MOST_MEANS = 256 << 10
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 
@@ -783,8 +785,7 @@ class Leader:
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
-    if self._config.inline and self._log.pending:
-      # A record has at most one mean, since a store takes 1 MiB.
+    if self._log.means + (self._config.inline_bytes or 0) > _MOST_MEANS:
       return False
     if self._config.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
