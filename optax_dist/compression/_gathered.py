@@ -110,12 +110,13 @@ def gathered(
     return [total / count for total in sums], own
 
   def sent(updates):
-    like = [
-      jax.ShapeDtypeStruct((leaf.size,), jnp.float32)
-      for leaf in jax.tree.leaves(updates)
-    ]
+    sizes = [leaf.size for leaf in jax.tree.leaves(updates)]
     key = jax.random.key(seed)
-    return sum(jax.eval_shape(encode_leaf, x, key).size for x in like)
+    encoded = {}
+    for size in set(sizes):
+      leaf = jax.ShapeDtypeStruct((size,), jnp.float32)
+      encoded[size] = jax.eval_shape(encode_leaf, leaf, key).size
+    return sum(encoded[size] for size in sizes)
 
   is_mean = combine is None
   return Compression(name, init, reduce, sent, error_feedback, is_mean)

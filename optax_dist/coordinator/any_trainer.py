@@ -311,13 +311,15 @@ class Behind:
       replica.step(grads)
       if replica.global_step >= self._total_steps:
         replica.finish()
+    # First, since the parameters may be other ones once it is.
+    finished = replica.finished
     self._before = here if is_current else [np.array(x) for x in params]
     self._after = jax.tree.leaves(replica.params)
     self._last = state._replace(
       step=np.int32(replica.global_step),
       calls=np.int32(int(state.calls) + 1),
       dropped=np.int32(int(state.dropped) + _dropped(replica) - before),
-      finished=np.bool_(replica.finished),
+      finished=np.bool_(finished),
       inner=jax.tree.leaves(replica.opt_state),
     )
     return self._after, self._last

@@ -60,6 +60,7 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     "global_step": step,
   }
   first, taken = replica.processes.index == 0, ""
+  cause: FileExistsError | None = None
   try:
     # The contexts exit in this order: the folder must be complete before it is
     # renamed.
@@ -78,12 +79,14 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
         progress = msgspec.json.encode(replica.progress_at(step))
         if first:
           (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
-  except FileExistsError:
-    taken = "taken"
+  except FileExistsError as error:
+    taken, cause = "taken", error
   # The processes wait until the first one has renamed the folder, or has found
   # that another replica was faster.
   if "taken" in replica.processes.gather(taken):
-    raise FileExistsError(f"There is a checkpoint at {path} already.")
+    raise FileExistsError(
+      f"There is a checkpoint at {path} already."
+    ) from cause
   return step
 
 

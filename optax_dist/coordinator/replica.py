@@ -16,15 +16,11 @@ from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
-from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
 from optax_dist.coordinator.training.waiting import WaitingLoop
 
 __all__ = ["Outcome", "Replica"]
-
-# Bytes of all batches of a step: half of what a store takes.
-_MOST_TEXT = stores.MAX_VALUE // 2
 
 
 class Replica:
@@ -323,7 +319,8 @@ class Replica:
     Args:
       grads: a tree of arrays like the parameters. In a deterministic run JAX's
         arrays are read until the next call: don't donate them to a computation.
-      batch: a JSON value that identifies the data of this gradient, for replay.
+      batch: a JSON value that identifies the data of this gradient, for replay. Those
+        of a step have at most 512 KiB together.
       tokens: the number of tokens it was computed on, the weight in
         `decoupled_diloco`; by default all steps count alike.
 
@@ -495,12 +492,11 @@ class Replica:
 
   def _text(self, batch: Any) -> str:
     """A batch as JSON, short enough for a record with those of all gradients."""
-    text, config = journal.to_json("batch", batch), self._participant.config
-    gradients = max(config.replicas_to_aggregate, config.total_num_replicas)
-    if len(text) > (most := _MOST_TEXT // gradients):
+    text, most = journal.to_json("batch", batch), self._participant.most_text
+    if len(text) > most:
       raise ValueError(
-        f"batch must have at most {most} bytes of JSON, since a step has"
-        f" {gradients} of them and is one record of the store; got {len(text)}."
+        f"batch must have at most {most} bytes of JSON, since all those of a step"
+        f" are one record of the store; got {len(text)}."
       )
     return text
 

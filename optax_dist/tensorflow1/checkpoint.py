@@ -135,8 +135,12 @@ def restore_checkpoint(
     return jnp.asarray(value, like.dtype)
 
   def read_scalar(scalar: str, like: Any) -> jax.Array:
-    # It may have been made in another scope than the parameters.
-    mapped = variable(scalar)
+    # It may have been made in another scope than the parameters, whose names may
+    # be all that `variable` knows.
+    try:
+      mapped = variable(scalar)
+    except (LookupError, ValueError):
+      mapped = scalar
     return read(
       mapped if mapped in known else scalar, like, f"the scalar {scalar!r}"
     )

@@ -96,7 +96,7 @@ def cross_shard(
       replica's own updates in fewer bytes; None for no compression.
     num_replicas: with ``compression``, the number of replicas; None for the
       size of the axis. It is required if ``init`` is called outside of the map
-      and of ``jax.set_mesh``.
+      and of ``jax.set_mesh``. Without ``compression`` it is not used.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs`; it is stateless except
@@ -146,10 +146,6 @@ def cross_shard(
     raise ValueError(
       f"`{what}` can't be combined with `axis_index_groups`, `param_specs` or"
       " `invariant_updates='reduced'`."
-    )
-  if num_replicas is not None and compression is None:
-    raise ValueError(
-      "`num_replicas` is for `compression`; without it there is no state."
     )
   if compression is not None:
     if reduction == "adasum":

@@ -36,7 +36,8 @@ _SCATTERED = (
 )
 _DENSE = (
   "`all_arrive` is for dense gradients: it drops none, so one with more rows than"
-  " free slots would be lost without being counted."
+  " free slots would be lost without being counted. Leave it out for others, or use"
+  " cross_shard for them."
 )
 
 

@@ -205,8 +205,6 @@ def test_incompatible_arguments_are_refused():
   for aggregate in ({"compression": method}, {"reduction": "adasum"}):
     with pytest.raises(ValueError, match="`invariant_updates='reduced'`"):
       optax_dist.cross_shard("data", invariant_updates="reduced", **aggregate)
-  with pytest.raises(ValueError, match="`num_replicas` is for `compression`"):
-    optax_dist.cross_shard("data", num_replicas=2)
 
 
 def test_a_summed_gradient_is_refused_with_the_remedy():

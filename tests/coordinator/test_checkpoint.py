@@ -143,6 +143,18 @@ def test_one_process_of_a_replica_writes_the_progress(tmp_path, monkeypatch):
   assert [p.name for p in path.iterdir()] == ["progress.json"]
 
 
+def test_a_file_in_place_of_a_folder_is_named(tmp_path):
+  (tmp_path / "file").touch()
+
+  def train(replica, result):
+    with pytest.raises(FileExistsError) as caught:
+      checkpoint.save(tmp_path / "file" / "step", replica)
+    assert str(caught.value.__cause__).endswith("file'")
+
+  [result] = runs.run(train, 1)
+  assert result.error is None
+
+
 def test_all_processes_of_a_replica_learn_that_another_was_faster(
   tmp_path, monkeypatch
 ):

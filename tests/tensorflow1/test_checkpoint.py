@@ -163,7 +163,17 @@ def test_powers_in_a_name_scope_are_mapped_or_refused():
   )
 
 
-def test_a_map_of_the_parameters_names_leaves_the_other_names():
+@pytest.mark.parametrize(
+  "variable",
+  [
+    "tower/{}".format,
+    {
+      path: f"tower/{path}" for path in ("layer/kernel", "layer/bias")
+    }.__getitem__,
+    lambda path: "tower/{}/{}".format(*path.split("/")),
+  ],
+)
+def test_a_map_of_the_parameters_names_leaves_the_other_names(variable):
   """TensorFlow adds the scope of a layer to slots, not to powers and the step."""
   variables = {
     f"tower/{name}" if "/" in name else name: value
@@ -173,7 +183,7 @@ def test_a_map_of_the_parameters_names_leaves_the_other_names():
     Reader(variables),
     params(),
     OPTIMIZERS["Adam"]().init(params()),
-    variable="tower/{}".format,
+    variable=variable,
   )
   assert found.global_step == 3
   assert optax.tree.get(found.opt_state, "beta1_power") == np.float32(

@@ -115,7 +115,8 @@ def _compare(args: argparse.Namespace, recorded, strategy) -> None:
     if doubt not in recorded.doubts:
       parser.say(f"{args.journal}: {doubt}")
   line = f"recorded: {measured:.4g} steps/s; predicted: {predicted}"
-  if args.backups is None and args.replicas == recorded.replicas:
+  same = args.backups is None and args.replicas == recorded.replicas
+  if same and simulated is recorded:
     line += f", {predicted.steps_per_second / measured - 1:+.1%}"
   print(line)
 

@@ -120,7 +120,7 @@ class TimeLedger:
   For a resumed run, its last part counts.
 
   Attributes:
-    end: time of the last record, in seconds since the run's start.
+    end: time of the run's last record, in seconds since its start.
 
   Example:
     >>> times = TimeLedger()
@@ -149,7 +149,8 @@ class TimeLedger:
     kind, now = record["kind"], record["time"]
     if kind == "run":
       self._begin()
-    if now > self.end:
+    # A launcher may tell of a process long after the run.
+    if now > self.end and kind != "process":
       self.end = now
     match kind:
       case "commit":

@@ -533,9 +533,12 @@ class Driver:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
+      case fx.Admitted():
+        # What it asked while it searched does not matter any more.
+        self._unanswered = ""
+        self._notify(effect)
       case (
-        fx.Admitted()
-        | fx.Leased()
+        fx.Leased()
         | fx.Progressed()
         | fx.Taken()
         | fx.Suspended()

@@ -39,6 +39,7 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime.processes import Processes
+from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -101,6 +102,7 @@ class Participant:
     data: the samples that are leased; None if none are.
     slots: the micro-batches of deterministic data; None without.
     sums: adds up their gradients; None without.
+    most_text: bytes of a submission's batches, as JSON.
     update: what is sent of a gradient, and what a mean changes.
     layout: that of gradients, and of means.
     driver: the event loop.
@@ -171,6 +173,9 @@ class Participant:
     # Placed as by an update: otherwise programs would be compiled anew after it.
     shared = jax.tree.map(trees.placed_like, shared, after)
     numbers = strategy.quorum
+    # All those of a step are in one record, with its means.
+    gradients = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
+    self.most_text = stores.MAX_VALUE // 2 // gradients
     self.data = data
     samples = arguments.samples_per_gradient(data, strategy)
     add: Callable[[Any, Any], Any]

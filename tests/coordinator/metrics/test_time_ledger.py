@@ -124,6 +124,16 @@ def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
   assert (seconds["dropped"], seconds["recovery"]) == (3.0, 8.0)
 
 
+def test_a_launchers_line_after_the_run_is_no_time_of_its_replicas():
+  records = [
+    {"kind": "run", "time": 0.0},
+    {"kind": "join", "replica": 0, "time": 0.0},
+    {"kind": "leave", "replica": 0, "time": 2.0},
+  ]
+  process = {"kind": "process", "time": 86400.0, "replica": 0, "event": "ended"}
+  assert time_ledger.of([*records, process]).end == 2.0
+
+
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_a_real_run_adds_up(tmp_path, k):
   zeros = np.zeros(3, np.float32)

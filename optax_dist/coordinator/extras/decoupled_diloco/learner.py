@@ -29,7 +29,8 @@ class Learner:
     # A `DecoupledDiloco`, which names this class.
     self._strategy: Any = participant.strategy
     self.local: Any = None
-    # The batches of its own steps since the last contribution.
+    # The batches of its own steps since the last contribution; a record has none
+    # of them if they are too long.
     self._batches: list[str] = []
 
   def begin(self) -> None:
@@ -124,6 +125,9 @@ class Learner:
       participant.shared, self.local, called, step_seconds
     )
     batches = ",".join(self._batches)
+    if len(batches) > participant.most_text:
+      # It has waited for others over many steps.
+      batches = "null"
     participant.submission.add(participant.handover, payload, batches, seconds)
     participant.submit(WORK.encode(work))
     self._batches.clear()

@@ -38,9 +38,7 @@ _ATTEMPT = 0.5, 2.0
 _BACKOFF = 0.05, 0.3
 _TAG = 32
 # gRPC status codes.
-_UNKNOWN, _INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 2, 3, 7, 8, 16
-# Of a token that has expired, or was issued before a change of users or roles.
-_OLD_TOKEN = _UNAUTHENTICATED, _INVALID, _UNKNOWN
+_INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 8, 16
 
 
 class _Failed(Exception):
@@ -348,7 +346,8 @@ class _Servers:
   def _raise_for(self, found: dict[str, Any]) -> NoReturn:
     code = found.get("code", 0)
     text = f"{self._endpoints[0]}: {found.get('message', found)}"
-    if self._token and code in _OLD_TOKEN:
+    # One of JSON is of one revision of users and roles: "... is old".
+    if self._token and (code == _UNAUTHENTICATED or text.endswith("is old")):
       self._token = ""
     elif code in (_INVALID, _DENIED) or (
       code == _EXHAUSTED and "space" in text

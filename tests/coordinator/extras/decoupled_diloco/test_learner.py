@@ -108,6 +108,19 @@ def drive():
     driven.one.close()
 
 
+def test_batches_that_are_too_many_for_a_record_are_left_out(drive):
+  driven = drive()
+  text = "x" * (driven.participant.most_text - 2)
+  driven.step(batch=text)
+  driven.step(batch=text)
+  (given,) = driven.given
+  assert given.batches == "[null]"
+  driven.commit()
+  driven.resolve()
+  driven.step(2, batch=1)
+  assert driven.given[-1].batches == "[1,1]"
+
+
 def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   driven = drive()
   driven.step(batch="first", tokens=3)

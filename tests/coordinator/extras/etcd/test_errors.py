@@ -161,3 +161,13 @@ def test_a_client_logs_in_again_when_its_token_is_no_longer_valid(
     login,
     ("/v3/kv/put", "token 2"),
   ]
+
+
+def test_an_invalid_request_is_no_reason_to_log_in_again(gateway, error):
+  gateway.answers.append((400, error(3, "etcdserver: request is too large")))
+  answer, _ = _put(gateway, user="root", password="secret")
+  assert isinstance(answer, interface.Unknown)
+  assert [path for path, _ in gateway.asked] == [
+    "/v3/auth/authenticate",
+    "/v3/kv/put",
+  ]
