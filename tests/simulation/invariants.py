@@ -344,7 +344,8 @@ class Checker:
     """Seconds that all but computing takes at most, if nothing goes wrong."""
     setting = self.setting
     store = setting.store_latency * max(setting.store_distance)
-    return _STALL + 6 * _LATE * (store + setting.latency)
+    # A claim to leadership is a put and three gets, and the end waits for others.
+    return _STALL + 8 * _LATE * (store + setting.latency)
 
   # Means, and where they are.
 
