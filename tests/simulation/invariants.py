@@ -1072,7 +1072,10 @@ class Checker:
 
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
-    known = self.ended_at - _SETTLED - _LATE * self.setting.latency
+    # The end was decided before its record was in the log.
+    setting = self.setting
+    known = self.ended_at - _SETTLED
+    known -= _LATE * (setting.latency + setting.store_latency)
     last = set(self._last_members().values())
     # A damaged state makes gradients wrong, too, and they may show it before.
     differ = any(
