@@ -61,6 +61,11 @@ _BACKOFF = 0.05
 _FORGOTTEN_AFTER = 10
 
 
+def _backoff(times: int, longest: float) -> float:
+  """The pause after so many earlier ones."""
+  return min(longest, _BACKOFF * 2.0 ** min(times, 16))
+
+
 class Follower:
   """One replica's side of the protocol.
 
@@ -467,7 +472,7 @@ class Follower:
           self._lose_leader(peer, now)
         elif peer == self._called:
           # Perhaps not yet: it tells its members as soon as it is, and no others.
-          when = now + min(_BACKOFF * 2**self._early, self._limits.pace / 8)
+          when = now + _backoff(self._early, self._limits.pace / 8)
           self._early += 1
           self._search.unreachable[peer] = when
           self._lose_leader("", now, when)
@@ -729,14 +734,11 @@ class Follower:
 
   def _pause(self, now: float, first: float) -> float:
     """How long to wait before it rejoins: longer each time."""
-    longest = self._limits.pace
-    last = min(longest, _BACKOFF * 2**self._rejoins)
-    if now >= self._rejoined_at + _FORGOTTEN_AFTER * last:
-      self._rejoins = 0
-    pause = first
-    if self._rejoins:
-      pause = min(longest, _BACKOFF * 2**self._rejoins)
-    self._rejoins = min(self._rejoins + 1, 16)
+    pause = _backoff(self._rejoins, self._limits.pace)
+    forgotten = now >= self._rejoined_at + _FORGOTTEN_AFTER * pause
+    if forgotten or not self._rejoins:
+      self._rejoins, pause = 0, first
+    self._rejoins += 1
     self._rejoined_at = now
     return pause
 

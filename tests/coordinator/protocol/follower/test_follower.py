@@ -939,3 +939,15 @@ def test_a_process_that_is_no_leader_is_called_again_after_longer_pauses():
     if not driven.sent(msg.Hello, "p2"):
       driven.hear(msg.Standing(1, True), "p2")
     assert driven.sent(msg.Hello, "p2")
+
+
+def test_who_can_only_wait_for_a_leader_calls_on_and_on():
+  """It has no state, so it can't lead, and the store names a process that won't."""
+  driven = Driven(timeout=10_000.0)
+  driven.put(commit(0))
+  driven.begin()
+  for _ in range(1100):
+    driven.hear(msg.NotLeader())
+    driven.did.clear()
+    driven.pass_time(driven.config.deadlines.pace / 8 + 0.01)
+    assert driven.sent(msg.Hello, "p0")
