@@ -311,7 +311,7 @@ class Behind:
       replica.step(grads)
       if replica.global_step >= self._total_steps:
         replica.finish()
-    # First, since the parameters may be other ones once it is.
+    # Read first: if the run is over, this gets the last parameters.
     finished = replica.finished
     self._before = here if is_current else [np.array(x) for x in params]
     self._after = jax.tree.leaves(replica.params)

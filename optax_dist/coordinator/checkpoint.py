@@ -59,8 +59,8 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     "opt_state": shared.opt_state,
     "global_step": step,
   }
-  first, taken = replica.processes.index == 0, ""
-  cause: FileExistsError | None = None
+  first = replica.processes.index == 0
+  taken: FileExistsError | None = None
   try:
     # The contexts exit in this order: the folder must be complete before it is
     # renamed.
@@ -80,13 +80,13 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
         if first:
           (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
   except FileExistsError as error:
-    taken, cause = "taken", error
+    taken = error
   # The processes wait until the first one has renamed the folder, or has found
   # that another replica was faster.
-  if "taken" in replica.processes.gather(taken):
+  if "taken" in replica.processes.gather("taken" if taken else ""):
     raise FileExistsError(
       f"There is a checkpoint at {path} already."
-    ) from cause
+    ) from taken
   return step
 
 

@@ -319,8 +319,9 @@ class Replica:
     Args:
       grads: a tree of arrays like the parameters. In a deterministic run JAX's
         arrays are read until the next call: don't donate them to a computation.
-      batch: a JSON value that identifies the data of this gradient, for replay. Those
-        of a step have at most 512 KiB together.
+      batch: a JSON value that identifies the data of this gradient, for replay.
+        Those of a step have at most 512 KiB together; `decoupled_diloco` leaves
+        out what is longer.
       tokens: the number of tokens it was computed on, the weight in
         `decoupled_diloco`; by default all steps count alike.
 

@@ -10,7 +10,7 @@ from tests.simulation import faults
 from tests.simulation.invariants import Checker
 from tests.simulation.world import LEADER_TIMEOUT, Setting, World
 
-# Others may have the leader's last record before the next one is ready for them.
+# Among so many, some call the next leader before it knows that it leads.
 SEEDS = range(60)
 
 
