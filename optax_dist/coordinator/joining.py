@@ -106,9 +106,9 @@ def join(
     progress: of a checkpoint: which samples are in committed steps.
     probe: required with deterministic data, and only then: a function of
       parameters and a `micro_batches.Slot` that returns a gradient, by the
-      program of the training loop. It is called once, on pseudo-random
-      parameters, and a replica that gets other bits than the job's is refused
-      (docs/deterministic.md). None to go without.
+      program of the training loop. It is called twice, on pseudo-random
+      parameters, and must return the same bits; a replica that gets other bits
+      than the job's is refused (docs/deterministic.md). None to go without.
     secret: shared secret of the job, at least 16 bytes; by default
       OPTAX_DIST_SECRET, or the content of the file OPTAX_DIST_SECRET_FILE.
       Required if other hosts can connect.

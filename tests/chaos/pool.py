@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import secrets
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ class Pool:
     """
     self.folder, self._program, self._method = folder, program, method
     self._settings = {
-      "jax_platforms": "cpu",
+      "jax_platforms": os.environ.get("JAX_PLATFORMS", "cpu"),
       "jax_num_cpu_devices": 1,
       # Processes are killed all the time: their successors need not compile.
       "jax_compilation_cache_dir": str(folder / "compiled"),

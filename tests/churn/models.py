@@ -18,7 +18,7 @@ MODELS = ("digits", "transformer")
 MICRO_BATCH = 4  # Samples.
 _SAMPLES = 300
 # Of the transformer.
-_LENGTH, _WIDTH, _HEADS = 12, 16, 2
+_LENGTH, WIDTH, _HEAD = 12, 16, 8
 _DROPOUT = 0.2
 
 
@@ -43,11 +43,15 @@ def optimizer() -> optax.GradientTransformation:
 
 
 @functools.cache
-def model(name: str, dtype: str) -> Model:
-  """A model with parameters of this dtype, traced but not compiled."""
-  params, samples, loss = {"digits": _digits, "transformer": _transformer}[
-    name
-  ]()
+def model(name: str, dtype: str, width: int) -> Model:
+  """A model with parameters of this dtype, traced but not compiled.
+
+  Args:
+    name: one of `MODELS`.
+    dtype: of the parameters.
+    width: of the transformer, which has `8 * width ** 2` parameters and some.
+  """
+  params, samples, loss = _digits() if name == "digits" else _transformer(width)
   params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
   gradient = jax.jit(jax.grad(loss))
   few = jax.tree.map(lambda x: x[:MICRO_BATCH], samples)
@@ -88,25 +92,25 @@ def _digits() -> tuple[Any, Any, Any]:
   return params, samples, loss
 
 
-def _transformer() -> tuple[Any, Any, Any]:
+def _transformer(width: int) -> tuple[Any, Any, Any]:
   """Sums of two numbers modulo 10, with dropout in two places."""
   rng = np.random.default_rng(0)
   texts = rng.integers(0, 10, (_SAMPLES, _LENGTH), np.int32)
   labels = texts.sum(1, dtype=np.int32) % 10
   params = {
-    "embedding": _normal(1, 10, _WIDTH),
-    "position": _normal(2, _LENGTH, _WIDTH),
-    "qkv": _normal(3, _WIDTH, 3 * _WIDTH),
-    "project": _normal(4, _WIDTH, _WIDTH),
-    "up": _normal(5, _WIDTH, 2 * _WIDTH),
-    "down": _normal(6, 2 * _WIDTH, _WIDTH),
-    "out": _normal(7, _WIDTH, 10),
+    "embedding": _normal(1, 10, width),
+    "position": _normal(2, _LENGTH, width),
+    "qkv": _normal(3, width, 3 * width),
+    "project": _normal(4, width, width),
+    "up": _normal(5, width, 2 * width),
+    "down": _normal(6, 2 * width, width),
+    "out": _normal(7, width, 10),
   }
 
   def loss(params: Any, samples: Any, key: jax.Array) -> jax.Array:
     first, second = jax.random.split(key)
     x = params["embedding"][samples["texts"]] + params["position"]
-    split = (*x.shape[:2], 3, _HEADS, _WIDTH // _HEADS)
+    split = (*x.shape[:2], 3, width // _HEAD, _HEAD)
     q, k, v = jnp.moveaxis((_norm(x) @ params["qkv"]).reshape(split), 2, 0)
     seen = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     x += _drop(first, seen.reshape(x.shape)) @ params["project"]

@@ -27,6 +27,7 @@ class Setting:
 
   Attributes:
     model: one of `models.MODELS`.
+    width: of the transformer.
     dtype: of the parameters.
     wire: how gradients are sent.
     mode: of the epochs.
@@ -34,6 +35,7 @@ class Setting:
   """
 
   model: str
+  width: int
   dtype: str
   wire: str
   mode: Literal["exact", "streaming"]
@@ -102,8 +104,12 @@ class Plan:
     )
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int, width: int | None = None) -> Plan:
   """The plan of a seed.
+
+  Args:
+    seed: the seed.
+    width: of the transformer; None: a small one, or digits.
 
   Example:
     >>> plan(3) == plan(3)
@@ -111,7 +117,8 @@ def plan(seed: int) -> Plan:
   """
   rng = random.Random(seed)
   setting = Setting(
-    rng.choice(models.MODELS),
+    rng.choice(models.MODELS if width is None else ("transformer",)),
+    models.WIDTH if width is None else width,
     *rng.choice(
       (
         ("float32", "float32"),

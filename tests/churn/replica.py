@@ -70,7 +70,7 @@ class _Work:
     job = self._job
     setting = plans.Setting(**job["setting"])
     data = setting.data
-    model = models.model(setting.model, setting.dtype)
+    model = models.model(setting.model, setting.dtype, setting.width)
     optimizer = models.optimizer()
 
     def gradient(params: Any, slot: Any) -> Any:

@@ -62,7 +62,8 @@ class _Run:
     self._pool, self._plan, self._want = pool, plan, want
     self._result = Result(plan)
     # Traced here, for all processes that are forked.
-    models.model(plan.setting.model, plan.setting.dtype)
+    setting = plan.setting
+    models.model(setting.model, setting.dtype, setting.width)
     name = "undisturbed" if want is None else f"seed-{plan.seed}"
     self._members = Members(pool, name)
     self._left = list(plan.events)

@@ -4,8 +4,9 @@ Equal programs may give different bits: another processor or jaxlib, another num
 of threads (NPROC) or devices, other flags. Deterministic data is worthless then,
 and nobody would notice. So each replica computes the gradient of the first
 micro-batch, on parameters that follow from shapes and dtypes alone, and the update
-by it; a replica with other bits is refused when it joins. Equal bits here are
-evidence that replicas are equal, not proof.
+by it; a replica with other bits is refused when it joins. It computes the gradient
+twice: a program that adds in another order each time suits no job. Equal bits here
+are evidence that replicas are equal, not proof.
 """
 
 from __future__ import annotations
@@ -67,14 +68,34 @@ def result(
     update: the parameters and a gradient to the state after a step.
 
   Raises:
-    ValueError: the gradient has other shapes or dtypes than the parameters.
+    ValueError: the gradient differs from call to call, or has other shapes or
+      dtypes than the parameters.
   """
   start = params_like(params)
+  # Its digests, for a second gradient may not fit beside it.
+  first = _digests(probe(start, slot))
   grads = probe(start, slot)
+  differ = sorted({name for name, _ in first ^ _digests(grads)})
+  if differ:
+    raise ValueError(
+      "probe= returned two gradients for one micro-batch, which differ in"
+      f" {', '.join(differ[:3])}{' and others' if len(differ) > 3 else ''}."
+      " Deterministic data needs a gradient that depends on parameters and slot"
+      " alone. On a GPU some kernels add in another order each time; start with"
+      " --xla_gpu_deterministic_ops=true in XLA_FLAGS to go without those."
+    )
   after = update(start, grads)
   words = [fingerprint(part) for part in (slot.key, grads, after, _denormal())]
   digest = hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
   return f"{digest}\n{about(params)}"
+
+
+def _digests(grads: Any) -> set[tuple[str, str]]:
+  """The name and the digest of each leaf."""
+  return {
+    (f"grads{jax.tree_util.keystr(path)}", fingerprint(leaf))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads)
+  }
 
 
 def _denormal() -> np.ndarray:

@@ -131,6 +131,23 @@ def test_a_digest_depends_on_every_bit_and_not_on_the_parameters():
   assert result(twice, slot=((2, 4),)) != result(twice)
 
 
+@pytest.mark.parametrize(
+  ("names", "words"),
+  [("b", r"in grads\['b'\]\. "), ("abcd", r"grads\['c'\] and others\. ")],
+)
+def test_a_gradient_that_differs_from_call_to_call_is_refused(names, words):
+  numbers = np.random.default_rng(0)
+
+  def probed(params, slot):
+    drawn = {name: numbers.normal(size=3) for name in names}
+    return {"same": np.ones(3), **drawn}
+
+  with pytest.raises(ValueError, match=words) as error:
+    result(probed)
+  assert "same" not in str(error.value)
+  assert "--xla_gpu_deterministic_ops=true" in str(error.value)
+
+
 def test_parameters_of_a_probe_follow_from_shapes_and_dtypes():
   like = {"a": jnp.ones((64, 32), jnp.bfloat16), "b": jnp.zeros(16)}
   found = probe.params_like(like)
