@@ -471,11 +471,13 @@ class Follower:
         if peer == self._leader:
           self._lose_leader(peer, now)
         elif peer == self._called:
-          # Perhaps not yet: it tells its members as soon as it is, and no others.
+          # Perhaps not yet, or it does not know yet that a record of its is there.
           when = now + _backoff(self._early, self._limits.pace / 8)
           self._early += 1
           self._search.unreachable[peer] = when
           self._lose_leader("", now, when)
+          if peer == self.view.leader and self.view.ended is None:
+            self._call_at = when
       case msg.Recorded():
         self._stream(peer, message, now)
       case msg.Refused(reason):

@@ -699,7 +699,8 @@ class Leader:
     address, step = self._publisher.followers.get(peer), self._quorum.step
     able = [s.member for s in self._roster if s.has(step)]
     if address is None or not able:
-      self._send(peer, msg.NotLeader())
+      # Not before it knows of the end: it would only call again.
+      self._log.say(self._out, fx.Send(peer, msg.NotLeader()))
       return
     here = self._config.process
     server = next((m for m in able if m.process == here), able[0])

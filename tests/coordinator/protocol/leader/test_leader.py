@@ -1183,6 +1183,19 @@ def test_a_run_whose_state_is_gone_ends_at_once():
   assert "nobody holds its parameters" in ended.reason
 
 
+def test_who_asks_for_a_state_that_is_gone_hears_of_the_end_first():
+  driven = inline(replicas_to_aggregate=1)
+  driven.arrive("p0", payload=b"g")
+  driven.say("p0", msg.NeedsSnapshot(0))
+  driven.holds = []
+  driven.say("p1", msg.NeedsSnapshot(0))
+  (put,) = driven.holds
+  driven.say("p1", msg.NeedsSnapshot(0))
+  assert driven.sent_to("p1", msg.NotLeader) == []
+  driven.give(ins.PutAnswered(put.request, "done"))
+  assert driven.sent_to("p1", msg.NotLeader) == [msg.NotLeader()]
+
+
 def test_before_the_first_step_the_leader_begins_anew_if_nobody_has_the_state():
   driven = inline()
   for peer in ("p0", "p1"):
