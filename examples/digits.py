@@ -88,7 +88,7 @@ def transform(strategy, steps, replicas):
   match strategy:
     case "cross-shard":  # Each step applies the mean of all gradients.
       return optax.chain(clip, optax_dist.cross_shard("data"), adam)
-    case "sync-replicas":  # The mean of three quarters of them.
+    case "sync-replicas":  # A step needs three quarters of them.
       k = max(1, 3 * replicas // 4)
       sync = optax_dist.sync_replicas(
         adam, "data", replicas_to_aggregate=k, total_num_replicas=replicas

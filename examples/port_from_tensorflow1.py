@@ -64,7 +64,7 @@ gradient = jax.jit(jax.grad(loss))
 params = {
   "softmax": {"kernel": jnp.zeros((64, 10)), "bias": jnp.zeros(10)},
 }
-# TensorFlow's own rule, to the last bit; `optax.sgd(0.1, 0.9)` is nearly it.
+# TensorFlow's rule and the name of its slot, built on `optax.sgd(0.1, 0.9)`.
 tx = optax_dist.optimizers.momentum(0.1, 0.9)
 opt_state, global_step = tx.init(params), 0
 if args.checkpoint:

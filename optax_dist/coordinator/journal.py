@@ -257,8 +257,8 @@ def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
 
   Args:
     path: the file.
-    kind: a key of `KINDS`.
-    **fields: those of that kind.
+        kind: what it tells of, such as ``process``.
+    **fields: what it tells.
 
   Raises:
     OSError: it cannot be read or written.

@@ -1,7 +1,7 @@
 """The default rules: k fresh gradients, one per replica and step, commit.
 
 They keep the guarantees of TensorFlow's `SyncReplicasOptimizer` and fix known
-problems; docs/rules.md lists them.
+problems; docs/quorum.md lists them.
 """
 
 from __future__ import annotations

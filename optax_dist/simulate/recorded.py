@@ -61,13 +61,19 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     The recorded run.
 
   Raises:
-    ValueError: there is no run in it, or no computation time.
+    ValueError: there is no run in it, or no computation time, or it is of
+      Decoupled DiLoCo.
   """
   runs = [record for record in records if record["kind"] == "run"]
   if not runs:
     raise ValueError(
       "the journal has no record of kind 'run', so it does not say how many"
       " gradients make a step."
+    )
+  if any(run["strategy"] == "decoupled_diloco" for run in runs):
+    raise ValueError(
+      "the journal is of Decoupled DiLoCo, whose learners don't wait for steps:"
+      " it can't be simulated."
     )
   parts = journal.segments(records)
   by_part = [list(computations.of(part)) for part in parts]

@@ -137,9 +137,13 @@ def test_late_start_counts_as_computing():
 
 @pytest.mark.parametrize(
   ("records", "said"),
-  [([], "no record of kind 'run'"), ([_run()], "no times of computing")],
+  [
+    ([], "no record of kind 'run'"),
+    ([_run()], "no times of computing"),
+    ([_run() | {"strategy": "decoupled_diloco"}], "of Decoupled DiLoCo"),
+  ],
 )
-def test_journal_without_a_run_is_refused(records, said):
+def test_journal_without_a_run_that_waits_is_refused(records, said):
   with pytest.raises(ValueError, match=said):
     simulate.from_journal(records)
 
