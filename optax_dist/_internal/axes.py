@@ -105,20 +105,6 @@ def check_bound(
   return {name: bound[name] for name in names}
 
 
-def axes_size(names: Iterable[AxisName]) -> int:
-  """Returns the number of replicas along the (bound) axes together."""
-  bound = bound_axes()
-  size = 1
-  for name in names:
-    size *= bound[name]
-  return size
-
-
-def index(names: tuple[AxisName, ...]) -> jax.Array:
-  """Returns the replica's index along the (bound) axes, the first one outermost."""
-  return jax.lax.axis_index(names if len(names) > 1 else names[0])
-
-
 def is_tracked(name: AxisName) -> bool:
   """Whether types indicate which values vary over the (bound) axis ``name``.
 

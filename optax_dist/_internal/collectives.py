@@ -164,7 +164,7 @@ def gather_replicas(
   every = gather_rows(rows, names)
   if x.ndim != 1:
     return every
-  return every.reshape(axes.axes_size(names), -1)[:, : x.size]
+  return every.reshape(jax.lax.axis_size(names), -1)[:, : x.size]
 
 
 def _axis_sum(over: tuple[axes.AxisName, ...]):
@@ -220,7 +220,7 @@ def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
 
 def _peers(name: axes.AxisName, groups: Groups) -> jax.Array:
   """Returns the indices of this replica's group."""
-  peers: list[Sequence[int]] = [[]] * axes.axes_size([name])
+  peers: list[Sequence[int]] = [[]] * jax.lax.axis_size(name)
   for group in groups:
     for i in group:
       peers[i] = group

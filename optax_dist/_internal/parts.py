@@ -117,7 +117,7 @@ def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   def part(x: jax.Array) -> jax.Array:
     shape = shape_of(x.shape, count)
     at = _dimension(_filled(x.shape), count)
-    begin = axes.index(names) * shape[at]
+    begin = jax.lax.axis_index(names) * shape[at]
     return jax.lax.dynamic_slice_in_dim(_padded(x, count), begin, shape[at], at)
 
   return axes.in_auto(part, _sharding(x, count), x)
@@ -178,6 +178,6 @@ def _scatter(x: jax.Array, names: Names, at: int) -> jax.Array:
   if len(names) == 1 or axes.mesh_axes().issuperset(names):
     return jax.lax.psum_scatter(x, name, scatter_dimension=at, tiled=True)
   (total,) = collectives.sum_leaves([x], [names])
-  each = x.shape[at] // axes.axes_size(names)
-  begin = axes.index(names) * each
+  each = x.shape[at] // jax.lax.axis_size(names)
+  begin = jax.lax.axis_index(names) * each
   return jax.lax.dynamic_slice_in_dim(total, begin, each, at)

@@ -130,7 +130,7 @@ def common(
   if not axes.bound_axes().keys() >= set(names):
     return treedef.unflatten(leaves)
   tracked = any(axes.is_tracked(name) for name in names)
-  is_first = axes.index(names) == 0
+  is_first = jax.lax.axis_index(names) == 0
   differs = [
     i
     for i, x in enumerate(leaves)

@@ -126,7 +126,7 @@ class Replicas:
     """
     own = jax.tree.map(jnp.asarray, own)
     if axes.bound_axes().keys() >= set(self.names):
-      index = axes.index(self.names)
+      index = jax.lax.axis_index(self.names)
       blocks = jax.tree.map(lambda x: _of_replica(x, index)[None], own)
       return PerReplica(axes.cast_to_varying(blocks, self.names))
 
@@ -231,7 +231,7 @@ class Replica:
     unknown = {
       name
       for name in axes.mesh_axes() - set(self.of.names)
-      if axes.axes_size([name]) > 1 and not axes.is_tracked(name)
+      if jax.lax.axis_size(name) > 1 and not axes.is_tracked(name)
     }
     if self.of.model_axes is None and unknown:
       raise ValueError(

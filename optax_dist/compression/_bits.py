@@ -44,7 +44,8 @@ def pack(codes: jax.Array, width: int) -> jax.Array:
   codes = codes.astype(jnp.uint32)
   bits = codes[..., None]
   bits = (bits >> _count_along_last(bits, width)) & jnp.uint32(1)
-  return bits_to_bytes(bits.reshape(*codes.shape[:-1], -1))
+  bits = bits.astype(jnp.uint8).reshape(*codes.shape[:-1], -1)
+  return jnp.packbits(bits, -1, "little")
 
 
 @functools.partial(jax.jit, static_argnames=("width", "count"))
@@ -63,29 +64,10 @@ def unpack(data: jax.Array, width: int, count: int) -> jax.Array:
     >>> unpack(jnp.array([57, 3], jnp.uint8), 2, 5).tolist()
     [1, 2, 3, 0, 3]
   """
-  bits = bytes_to_bits(data)[..., : count * width]
+  bits = jnp.unpackbits(data, -1, count * width, "little")
   bits = bits.reshape(*data.shape[:-1], count, width).astype(jnp.uint32)
   bits = bits << _count_along_last(bits, width)
   return jnp.sum(bits, axis=-1, dtype=jnp.uint32)
-
-
-@jax.jit
-def bits_to_bytes(bits: jax.Array) -> jax.Array:
-  """Returns bits, the lowest of each byte first, as uint8; pads with zeros."""
-  bits = bits.astype(jnp.uint8)
-  spare = -bits.shape[-1] % 8
-  bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, spare)])
-  bits = bits.reshape(*bits.shape[:-1], -1, 8)
-  bits = bits << _count_along_last(bits, 8)
-  return jnp.sum(bits, axis=-1, dtype=jnp.uint8)
-
-
-@jax.jit
-def bytes_to_bits(data: jax.Array) -> jax.Array:
-  """Undoes :func:`bits_to_bytes`, padding included."""
-  bits = data[..., None]
-  bits = (bits >> _count_along_last(bits, 8)) & jnp.uint8(1)
-  return bits.reshape(*data.shape[:-1], -1)
 
 
 def _low_width(count: int, bound: int) -> int:
@@ -133,7 +115,8 @@ def pack_positions(positions: jax.Array, bound: int) -> jax.Array:
   rows = marks.reshape(-1, count)
   bits = jnp.zeros((rows.shape[0], size), jnp.uint8)
   bits = jax.vmap(lambda row, at: row.at[at].set(jnp.uint8(1)))(bits, rows)
-  high = bits_to_bytes(bits.reshape(*positions.shape[:-1], size))
+  bits = bits.reshape(*positions.shape[:-1], size)
+  high = jnp.packbits(bits, -1, "little")
   if not width:
     return high
   low = pack(positions & jnp.uint32((1 << width) - 1), width)
@@ -155,7 +138,7 @@ def unpack_positions(data: jax.Array, count: int, bound: int) -> jax.Array:
   width = _low_width(count, bound)
   split = packed_size(count, width)
   size = count + ((bound - 1) >> width) + 1
-  bits = bytes_to_bits(data[..., split:])[..., :size]
+  bits = jnp.unpackbits(data[..., split:], -1, size, "little")
   rows = bits.reshape(-1, size)
   find = lambda row: jnp.nonzero(row, size=count, fill_value=size - 1)[0]
   marks = jax.vmap(find)(rows).reshape(*data.shape[:-1], count)

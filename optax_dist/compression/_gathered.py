@@ -22,7 +22,6 @@ def gathered(
   seed: int = 0,
   combine: Callable[[list[jax.Array], list[int]], list[jax.Array]]
   | None = None,
-  received: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Compression:
   """Returns a compression that sends each leaf encoded.
 
@@ -39,8 +38,6 @@ def gathered(
     combine: takes a list with the codes of all replicas for each leaf, uint8 of
       shape (replicas, bytes), and the leaves' sizes; returns what all replicas
       get. None for the mean of what is decoded.
-    received: takes a leaf; returns it as received, if that is cheaper to compute
-      from the leaf than from its code. None to decode it.
   """
 
   def encode_leaf(x, key):
@@ -78,8 +75,6 @@ def gathered(
         kept[i] = None if x is None else x.reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
-      if received is not None:
-        kept = list(map(received, leaves))
       residual = there.put(residual, map(not_sent, leaves, kept))
     return like_updates(there, updates, means), CompressionState(
       residual, None, state.num_updates + 1

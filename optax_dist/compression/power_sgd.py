@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, checks, collectives
+from optax_dist._internal import checks, collectives
 from optax_dist._internal.leaves import update_leaves
 from optax_dist._internal.replica_blocks import PerShard
 from optax_dist.compression import _codec
@@ -133,7 +133,7 @@ def power_sgd(
     matrices = [leaves[i].reshape(sides(leaves[i])) for i in thin]
     befores = starts_of(updates, there, state.shared)
     starts = [befores[i] for i in thin]
-    size = axes.axes_size(names)
+    size = jax.lax.axis_size(names)
 
     def mean(values):
       totals = collectives.sum_leaves(values, [names] * len(values))

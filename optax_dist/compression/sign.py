@@ -55,22 +55,16 @@ def sign(*, error_feedback: float | None = None) -> Compression:
   _codec.check_error_feedback(error_feedback)
   scaled = error_feedback is not None
 
-  def scale_of(x):
-    return jnp.sum(jnp.abs(x)) / max(1, x.size)
-
-  def received(x):
-    return scale_of(x) * jnp.where(x >= 0, 1.0, -1.0)
-
   def encode(x, key):
     del key
-    data = _bits.bits_to_bytes(x >= 0)
+    data = jnp.packbits(x >= 0, bitorder="little")
     if scaled:
-      scale = scale_of(x)
+      scale = jnp.sum(jnp.abs(x)) / max(1, x.size)
       data = jnp.concatenate([data, _bits.floats_to_bytes(scale[None])])
     return data
 
   def signs_of(data, n):
-    bits = _bits.bytes_to_bits(data[: _bits.packed_size(n, 1)])[:n]
+    bits = jnp.unpackbits(data, count=n, bitorder="little")
     return bits.astype(jnp.int32) * 2 - 1
 
   def decode(data, n):
@@ -87,6 +81,4 @@ def sign(*, error_feedback: float | None = None) -> Compression:
       result *= jnp.mean(_bits.bytes_to_floats(rows[:, -4:]))
     return result
 
-  return gathered(
-    "sign", encode, decode, error_feedback, combine=vote, received=received
-  )
+  return gathered("sign", encode, decode, error_feedback, combine=vote)

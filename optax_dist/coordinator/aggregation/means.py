@@ -112,7 +112,7 @@ def _are_finite(numbers: np.ndarray) -> bool:
 
 
 def read(place: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:
-  """The leaves of a mean, from its bytes; see `wire_formats.Codec.read`.
+  """The leaves of a mean, from its bytes; see `wire_formats.Plain.read`.
 
   Raises:
     ValueError: it has another size than the layout.

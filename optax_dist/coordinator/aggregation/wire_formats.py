@@ -6,7 +6,7 @@ multiples of its `quantum`, so any number of replicas can cut a buffer alike.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,40 +14,14 @@ import numpy as np
 WIRES = ("float32", "bfloat16", "int8")
 
 
-class Codec(Protocol):
-  """Encodes flat arrays of one dtype.
-
-  Attributes:
-    work: the dtype in which sums are formed.
-    quantum: number of elements that must not be split.
-  """
-
-  work: np.dtype
-  quantum: int
-
-  def nbytes(self, elements: int) -> int:
-    """The encoded size of elements."""
-    ...
-
-  def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    """Encodes numbers of the work dtype as `nbytes` bytes (uint8)."""
-    ...
-
-  def decode(self, raw: np.ndarray) -> np.ndarray:
-    """The numbers, in the work dtype; possibly a view."""
-    ...
-
-  def read(self, raw: np.ndarray) -> np.ndarray:
-    """The numbers in the dtype in which they are sent, or float32 of integers."""
-    ...
-
-
 class Plain:
   """Numbers as they are, or rounded to a narrower dtype.
 
   Attributes:
     stored: the dtype in which they are sent.
-    is_exact: whether sums are formed in it, too.
+    work: the dtype in which sums are formed.
+    is_exact: whether both are the same.
+    quantum: number of elements that must not be split.
   """
 
   quantum = 16
@@ -61,15 +35,19 @@ class Plain:
     self.is_exact = self.stored == self.work
 
   def nbytes(self, elements: int) -> int:
+    """The encoded size of elements."""
     return elements * self.stored.itemsize
 
   def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
+    """Encodes numbers of the work dtype as `nbytes` bytes (uint8)."""
     np.copyto(out.view(self.stored), numbers, casting="same_kind")
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
+    """The numbers, in the work dtype; possibly a view."""
     return self.read(raw).astype(self.work, copy=False)
 
   def read(self, raw: np.ndarray) -> np.ndarray:
+    """The numbers in the dtype in which they are sent."""
     return raw.view(self.stored)
 
 
@@ -78,6 +56,8 @@ class Int8:
 
   A block is 252 numbers in 256 bytes: the scale in float32, then the integers. The
   last one is filled up with zeros.
+
+  It has the attributes and methods of `Plain`; what it reads is float32.
 
   Source: block-wise quantization (Dettmers et al. 2021, 8-bit Optimizers via
   Block-wise Quantization).
@@ -111,6 +91,9 @@ class Int8:
     return (rows[:, 4:].view(np.int8) * scale).reshape(-1)
 
   read = decode
+
+
+Codec: TypeAlias = Plain | Int8
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
-from collections.abc import Callable
 from typing import Protocol
 
 from optax_dist.coordinator.store import client, interface
 from optax_dist.coordinator.transport import addresses, sockets
+
+_ETCD = "optax_dist.coordinator.extras.etcd.parsing"
 
 
 class Place(Protocol):
@@ -54,19 +54,6 @@ class Tcp:
     return client.StoreClient(transport, self.address)
 
 
-_parsers: dict[str, Callable[[str], Place]] = {}
-
-
-def register(scheme: str, parser: Callable[[str], Place]) -> None:
-  """Adds a kind of store.
-
-  Args:
-    scheme: what its URLs begin with.
-    parser: called with the URL; raises the error of `wrong`.
-  """
-  _parsers[scheme] = parser
-
-
 def parse(url: str) -> Place:
   """Parses ``tcp://host:port`` or the URL of an optional store.
 
@@ -80,18 +67,14 @@ def parse(url: str) -> Place:
     'a'
   """
   scheme, mark, _ = url.partition("://")
-  if mark and scheme not in _parsers:
-    _load(scheme.removesuffix("s"))  # With TLS.
-  if scheme not in _parsers or not mark:
-    raise wrong(url, "it begins with none of these")
-  return _parsers[scheme](url)
-
-
-def _load(name: str) -> None:
-  """Imports an optional store, which registers itself."""
-  module = f"optax_dist.coordinator.extras.{name}"
-  if name.isidentifier() and importlib.util.find_spec(module) is not None:
-    importlib.import_module(module)
+  if mark and scheme == "tcp":
+    return _parse_tcp(url)
+  if mark and scheme in ("etcd", "etcds"):
+    # Only then, for most runs have no need of it.
+    parsing = importlib.import_module(_ETCD)
+    place: Place = parsing.parse(url)
+    return place
+  raise wrong(url, "it begins with none of these")
 
 
 def _parse_tcp(url: str) -> Tcp:
@@ -99,9 +82,6 @@ def _parse_tcp(url: str) -> Tcp:
   if set(servers) & set("@?,"):
     raise wrong(url, "a store process is one host and port, and no more")
   return Tcp(endpoint(url, servers))
-
-
-register("tcp", _parse_tcp)
 
 
 def endpoint(url: str, text: str, port: int | None = None) -> str:

@@ -74,17 +74,6 @@ class Limits:
   max_queued: int = 64 << 20
   max_strangers: int = 256
 
-  def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.name != "silence" and not value > 0:
-        raise ValueError(f"Limits.{field.name} must be above 0, got {value}.")
-    if self.heartbeat * 2 > self.silence.floor:
-      raise ValueError(
-        "Limits.silence must be at least twice Limits.heartbeat, or living"
-        f" peers are lost; got {self.silence.floor} and {self.heartbeat}."
-      )
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerUp:

@@ -463,11 +463,3 @@ def test_invalid_calls_are_refused(world):
     b.expect("a", 2, 3)
   a.send("b", [b"still fine"])
   world.wait_for("b", interface.Message)
-
-
-@pytest.mark.parametrize(
-  ("field", "value"), [("connect", 0), ("max_queued", -1), ("heartbeat", 8)]
-)
-def test_invalid_limits_are_refused(field, value):
-  with pytest.raises(ValueError, match=field):
-    interface.Limits(**{field: value})

@@ -58,11 +58,6 @@ class Group(processes.Processes):
       on_loss: called when a process of the replica is lost, since the rest of
         it can't continue.
     """
-    if not 0 <= index < count:
-      raise ValueError(
-        f"process must be from 0 to {count - 1}, the processes of the"
-        f" replica, got {index}."
-      )
     self.index, self.count = index, count
     self._gather, self._on_loss = gather, on_loss
     self._places: list[tuple[str, str]] = []
