@@ -471,7 +471,7 @@ class Follower:
         if peer == self._leader:
           self._lose_leader(peer, now)
         elif peer == self._called:
-          # Perhaps not yet, or it does not know yet that a record of its is there.
+          # Perhaps not yet, or it has yet to hear that its last record is there.
           when = now + _backoff(self._early, self._limits.pace / 8)
           self._early += 1
           self._search.unreachable[peer] = when
