@@ -119,6 +119,9 @@ class Follower:
     self._asked = 1
     # The samples it computes on, or has submitted without an answer.
     self._lease: Spans = ()
+    # The step after the last commit that leased it samples: what was leased for
+    # an earlier one is void, and may come later, from another peer.
+    self._lent_at = 0
     self._optimistic_at = (-1, -1)
     self._leaving = False
     self._leave_by = math.inf
@@ -507,8 +510,8 @@ class Follower:
         step < self.view.step
       ):
         pass  # It is older than the commit, which leases other samples.
-      case msg.Asked(_, sequence, count, lease):
-        if lease or self._config.deterministic:
+      case msg.Asked(step, sequence, count, lease):
+        if step >= self._lent_at and (lease or self._config.deterministic):
           self._leased(lease, more=sequence >= 0)
         taken = self.session.asked_for_more(sequence)
         if taken or sequence < 0:
@@ -656,6 +659,7 @@ class Follower:
     """Takes the lease for this replica from a commit."""
     for lease in commit.leases:
       if lease.incarnation == self.incarnation:
+        self._lent_at = commit.attempt.step + 1
         self._leased(lease.spans)
 
   def _new_term(self, position: int, entry: Term, now: float) -> None:
@@ -707,7 +711,7 @@ class Follower:
     if self._admitted == self.incarnation >= 0:
       self._out.append(fx.Suspended())
     self.incarnation = self._admitted = -1
-    self._lease = ()
+    self._lease, self._lent_at = (), 0
     self.applier.end()
 
   def _removed(self, left: bool, reason: str, now: float) -> None:

@@ -546,6 +546,17 @@ def test_a_gradient_of_an_earlier_membership_does_not_count():
   assert not driven.sent(msg.Arrive)
 
 
+def test_what_was_leased_before_a_commit_that_leases_others_is_void():
+  driven = Driven(data=ledger.Batches(num_samples=100, global_batch=4)).join()
+  driven.record(commit(0, leases=(Leased(ME, ((4, 6),)),)))
+  # It may come later than the commit, which another replica has passed on.
+  driven.hear(msg.Asked(0, -1, 1, ((2, 3),)))
+  assert driven.done(fx.Leased)[-1] == fx.Leased(ME, ((4, 6),))
+  driven.record(commit(1))  # Which leaves the lease as it is.
+  driven.hear(msg.Asked(1, -1, 1, ((6, 7),)))
+  assert driven.done(fx.Leased)[-1] == fx.Leased(ME, ((6, 7),))
+
+
 def test_what_was_asked_before_a_commit_is_void_in_a_deterministic_run():
   data = ledger.Batches(96, global_batch=4, micro_batch=1, deterministic=True)
   driven = Driven(data=data, replicas_to_aggregate=4).join()
