@@ -537,7 +537,7 @@ class Checker:
     # One that waits for the store, or did just now, can't come to a new leader.
     now = self.world.now
     asked = min(process.store_asked.values(), default=math.inf)
-    slow = now >= asked + self.world.setting.store_timeout
+    slow = now >= asked + self.world.setting.slow_store
     slow |= now < process.store_slow_at + 2 * LEADER_TIMEOUT
     if "not come" in reason and slow:
       return

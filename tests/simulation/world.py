@@ -113,6 +113,11 @@ class Setting:
     """Replicas that a step needs: any one can compute all slots."""
     return 1 if self.window else self.needed
 
+  @property
+  def slow_store(self) -> float:
+    """Who waits that long for the store can't come to a new leader in time."""
+    return min(self.store_timeout, LEADER_TIMEOUT / 2)
+
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT = 5.0, 10.0
@@ -299,7 +304,7 @@ class Process:
     self.store_trouble_at = -math.inf
     # When each request was made that the store has not answered.
     self.store_asked: dict[int, float] = {}
-    # When an answer came that took longer than a request may take.
+    # When an answer came that took `Setting.slow_store`.
     self.store_slow_at = -math.inf
     config = Config(
       process=name,
@@ -532,7 +537,7 @@ class World:
       process.welcomed_at = self.now
     elif isinstance(input_, ins.GetAnswered | ins.PutAnswered):
       asked = process.store_asked.pop(input_.request, self.now)
-      if self.now >= asked + self.setting.store_timeout:
+      if self.now >= asked + self.setting.slow_store:
         process.store_slow_at = self.now
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
