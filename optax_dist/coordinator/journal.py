@@ -257,7 +257,7 @@ def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
 
   Args:
     path: the file.
-        kind: what it tells of, such as ``process``.
+    kind: what it tells of, such as ``process``.
     **fields: what it tells.
 
   Raises:
