@@ -23,9 +23,9 @@ def gradients(leader: Any) -> str:
     held += state.attempt.members
   counts = {c.incarnation for c in held}
   if (
-    not state.finished and not leader._ended and set(leader._arrivals) != counts
+    not state.finished and not leader._ended and set(leader._gradients.accepted) != counts
   ):
-    return f"it holds gradients of {set(leader._arrivals)}, {counts} are in"
+    return f"it holds gradients of {set(leader._gradients.accepted)}, {counts} are in"
   return ""
 
 

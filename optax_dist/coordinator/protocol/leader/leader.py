@@ -43,8 +43,13 @@ from optax_dist.coordinator.protocol.leader.attempt import (
   Attempt,
   announcement,
 )
+from optax_dist.coordinator.protocol.leader.candidates import Candidates
+from optax_dist.coordinator.protocol.leader.gradients import Arrival, Gradients
+from optax_dist.coordinator.protocol.leader.outbox import Outbox
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
+from optax_dist.coordinator.protocol.leader.snapshots import Snapshots
+from optax_dist.coordinator.protocol.leader.succession import Succession
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   TOLD,
@@ -58,21 +63,12 @@ from optax_dist.ledger import Spans
 
 # Replicas this far behind are asked for their step.
 _ASK_LAG = 4
-# A member that is so much nearer to the store, in seconds and as a part of this
-# leader's own distance, becomes leader: each step waits for the store.
-_NEARER, _NEARER_PART = 0.005, 0.5
 # Attempts at a step that may fail between the same two members.
 _STRIKES = 3
 # Bytes of all means in a record: a store takes 1 MiB, of which half is for texts.
 _MOST_MEANS = 256 << 10
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Arrival:
-  message: msg.Arrive
-  at: float
 
 
 class Leader:
@@ -105,9 +101,9 @@ class Leader:
     self._limits = config.deadlines
     self.term, self.over = view.term, ""
     self._view = view
-    self._out: list[Effect] = []
     self._now, self._due = 0.0, math.inf
     self._log = LogWriter(view.term, position + 1, count)
+    self._out = Outbox(self._log)
     self._trimmer = Trimmer(config.block, count)
     self._publisher = Publisher(position, records[-1], config.block)
     self._read = tuple(enumerate(records, position + 1 - len(records)))
@@ -115,14 +111,13 @@ class Leader:
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
     self._policy = config.leader_policy(view.progress)
-    # Replicas from before a fresh start, and until when they may rejoin.
-    self._expected: dict[ReplicaId, float] = {}
-    # Join requests with the id of a live replica, and until when they wait.
-    self._rivals: dict[Process, tuple[float, msg.Hello]] = {}
-    self._arriving: tuple[Incarnation, _Arrival] | None = None
-    # The accepted gradients that are not committed yet.
-    self._arrivals: dict[Incarnation, _Arrival] = {}
-    self._queue: list[tuple[Incarnation, msg.Arrive]] = []
+    lost = {replica for replica, left in view.departed.items() if not left}
+    self._candidates = Candidates(lost)
+    self._gradients = Gradients(view.applied, view.dropped)
+    self._snapshots = Snapshots(
+      config.process, view.term, self._roster, self._out
+    )
+    self._succession = Succession(config.process, self._roster, self._out)
     self._attempt: Attempt | None = None
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     # How often attempts have failed between two members, at this step.
@@ -131,23 +126,13 @@ class Leader:
     )
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
-    self._transfers = 0
-    # How many gradients are in commits, and how many were dropped.
-    self._applied, self._dropped = view.applied, dict(view.dropped)
     self._saving = False
     self._prints: dict[int, tuple[str, ReplicaId]] = {}
     self._waiting_since: float | None = None
     self._warned = 0.0
     self._ending: float | None = None
     self._ended = False
-    # The member to which leadership is to be handed.
-    self._successor: Incarnation | None = None
     self._reason_of_end = "all replicas have left"
-    self._lacking_since: float | None = None
-    # Replicas that were removed, and may come back.
-    self._lost = {r for r, left in view.departed.items() if not left}
-    # Members that this leader has allowed to leave.
-    self._left: set[Incarnation] = set()
     self._beat_at, self._beats = -math.inf, 0
     self._bad = 0
 
@@ -163,22 +148,22 @@ class Leader:
       for entry in record.entries
       if isinstance(entry, Committed)
     ]
-    self._out.append(fx.LeadershipChanged(True, tuple(recent)))
+    self._out.add(fx.LeadershipChanged(True, tuple(recent)))
     if term.fresh:
-      self._note(notes.Run(notes.VERSION, "", view.step))
-    self._note(notes.Leader(config.replica, view.step, view.term))
+      self._out.note(notes.Run(notes.VERSION, "", view.step))
+    self._out.note(notes.Leader(config.replica, view.step, view.term))
     if view.membership == recorded.position:
       # Its membership began with its term, and has no `Joined` entry.
       joined = notes.Join(
         config.replica, view.step, term.incarnation, config.address
       )
-      self._note(joined)
+      self._out.note(joined)
     # Pending gradients of members may be this stale.
     late = config.max_staleness
     self._quorum = dataclasses.replace(self._quorum, step=view.step - late)
     for replica, left in view.departed.items():
       if term.fresh and not left:
-        self._expected[replica] = now + self._limits.pace
+        self._candidates.expect(replica, now + self._limits.pace)
         continue
       self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
       self._quorum, _ = quorum.step(
@@ -190,10 +175,10 @@ class Leader:
       join = quorum.Join(member.replica, member.incarnation)
       self._quorum, _ = quorum.step(self._quorum, join)
       if member.process != config.process:
-        self._out.append(fx.Connect(member.process, member.address))
+        self._out.add(fx.Connect(member.process, member.address))
       # It may lack the record before, too, and not reach the store.
       for at, record in self._read[-TOLD:]:
-        self._send(member.process, msg.Recorded(at, record))
+        self._out.send(member.process, msg.Recorded(at, record))
     self._quorum = dataclasses.replace(self._quorum, step=view.step)
     self._members_changed()
     return self._finish_step()
@@ -210,8 +195,7 @@ class Leader:
     if not self.over:
       self._resign("another process is leader")
     self._due = math.inf
-    effects, self._out = self._out, []
-    return effects
+    return self._out.take()
 
   def _finish_step(self) -> list[Effect]:
     if not self.over:
@@ -219,8 +203,7 @@ class Leader:
       self._flush()
     self._roster.waiting()  # So that equal states compare equal.
     self._due = self._deadline()
-    effects, self._out = self._out, []
-    return effects
+    return self._out.take()
 
   def deadline(self) -> float:
     """When `TimePassed` must be the next input, at the latest."""
@@ -233,8 +216,7 @@ class Leader:
     times = [self._beat_at]
     if self._log.record is not None:
       times.append(self._log.since + self._limits.pace)
-    times += [until for until, _ in self._rivals.values()]
-    times += self._expected.values()
+    times += self._candidates.deadlines()
     if self._ended:
       return min(times)
     times.append(self._policy.deadline)
@@ -245,9 +227,10 @@ class Leader:
       since = self._waiting_since
       times.append(since + self._warned + config.stall_warning)
       times.append(since + config.timeout)
-    if self._lacking_since is not None:
+    lacking_since = self._snapshots.lacking_since
+    if lacking_since is not None:
       wait = self._limits.pace if self._is_untouched else config.timeout
-      times.append(self._lacking_since + wait)
+      times.append(lacking_since + wait)
     if self._ending is not None:
       times.append(self._ending + self._limits.patience)
     for state in self._roster.waiting():
@@ -266,12 +249,12 @@ class Leader:
         self._reject(peer, error)
       case ins.PeerLost(peer, _, reason):
         self._publisher.drop(peer)
-        self._rivals.pop(peer, None)
+        self._candidates.gone(peer)
         state = self._roster.of_process(peer)
         if state is not None:
           self._remove(state, f"its connection was lost: {reason}")
       case ins.PutAnswered():
-        self._out += self._trimmer.answered(input_, self._view.terms)
+        self._out.add(*self._trimmer.answered(input_, self._view.terms))
         self._logged(input_)
       case ins.GetAnswered():
         self._logged(input_)
@@ -283,7 +266,13 @@ class Leader:
       self._hello(peer, message)
       return
     if self._ended and isinstance(message, msg.NeedsSnapshot):
-      self._serve_the_end(peer)
+      address = self._publisher.followers.get(peer)
+      step = self._quorum.step
+      if address is None or not self._snapshots.serve_the_end(
+        peer, address, step
+      ):
+        # Not before it knows of the end: it would only call again.
+        self._out.hold(fx.Send(peer, msg.NotLeader()))
       return
     state = self._roster.of_process(peer)
     if state is None or not state.is_connected:
@@ -295,7 +284,7 @@ class Leader:
         elif self._may_count(state, message):
           self._arrive(state, message)
         else:
-          self._queue.append((state.member.incarnation, message))
+          self._gradients.queue(state.member.incarnation, message)
       case msg.Done() | msg.Failed():
         self._reported(state, message)
       case msg.Applied(step):
@@ -326,8 +315,8 @@ class Leader:
   def _reject(self, peer: Process, error: str) -> None:
     self._bad += 1
     text = f"bad message {self._bad}, of {peer}: {error}"
-    self._out.append(fx.Log("warning", text))
-    self._send(peer, msg.Rejected(error))
+    self._out.add(fx.Log("warning", text))
+    self._out.send(peer, msg.Rejected(error))
 
   # The log.
 
@@ -336,7 +325,7 @@ class Leader:
     if isinstance(result, Appended):
       self._appended(result)
     elif result is not None:
-      self._out.append(result)
+      self._out.add(result)
     elif self._log.deposed:
       self._resign("another process is leader")
 
@@ -356,53 +345,33 @@ class Leader:
     self._view.apply(done.position, done.record)
     if self._ending is not None and self._view.step > before:
       self._ending = self._now
-    self._out += self._publisher.append(done.position, done.record)
-    self._out += done.effects
+    self._out.add(*self._publisher.append(done.position, done.record))
+    self._out.add(*done.effects)
     for peer in gone:
       if self._roster.of_process(peer) is None:
         self._publisher.drop(peer)
         if peer != self._config.process:
-          self._out.append(fx.Disconnect(peer, "it is a member no more"))
+          self._out.add(fx.Disconnect(peer, "it is a member no more"))
     if left:
       self._resign("it has left")
     untouched = self._view.untouched
-    self._out += self._trimmer.trim(self._log.position, untouched)
+    self._out.add(*self._trimmer.trim(self._log.position, untouched))
     if self._view.ended is not None:
       self._ended = True
 
   def _flush(self) -> None:
     put = self._log.flush(self._now)
     if put is not None:
-      self._out.append(put)
+      self._out.add(put)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Starts to send the log to a process."""
     end, view = self._log.position, self._view
-    self._out += self._publisher.follow(peer, hello, incarnation, end, view)
+    self._out.add(*self._publisher.follow(peer, hello, incarnation, end, view))
 
   def _resign(self, why: str) -> None:
     self.over = why
-    self._out += self._publisher.to_all(msg.NotLeader())
-
-  # Sending.
-
-  def _send(self, peer: Process, message: msg.Message) -> None:
-    self._out.append(fx.Send(peer, message))
-
-  def _say(self, state: MemberState, message: msg.Message) -> None:
-    """Sends to a member, once earlier decisions are in the log."""
-    self._log.say(self._out, fx.Send(state.member.process, message))
-
-  def _say_to(
-    self, states: Iterable[MemberState], message: msg.Message
-  ) -> None:
-    """Sends to several members, as `_say` does; it is encoded once."""
-    peers = tuple([state.member.process for state in states])
-    if peers:
-      self._log.say(self._out, fx.SendAll(peers, message))
-
-  def _note(self, note: notes.Record) -> None:
-    self._log.say(self._out, fx.WriteJournal(note))
+    self._out.add(*self._publisher.to_all(msg.NotLeader()))
 
   def _step(self, *events: quorum.Event) -> None:
     if self._ended:
@@ -419,10 +388,10 @@ class Leader:
     why = _difference(self._config.agreement, hello)
     why = why or self._wrong.get(peer, "")
     if why:
-      self._send(peer, msg.Refused(why))
+      self._out.send(peer, msg.Refused(why))
       return
     if hello.position > self._log.position:
-      self._send(peer, msg.NotLeader())
+      self._out.send(peer, msg.NotLeader())
       return  # It has read more than this leader has put.
     state = self._roster.of_process(peer)
     if state is not None:
@@ -440,14 +409,15 @@ class Leader:
       else:
         self._stream(peer, hello, -1)
       return
-    if state is None and self._has_left(hello):
+    oldest = self._publisher.oldest.position
+    if state is None and self._candidates.has_left(hello, oldest):
       self._stream(peer, hello, hello.incarnation)
       return  # It will read that it has left; if admitted, it would be lost.
     rival = self._roster.of_replica(hello.replica)
     rivals = self._publisher.followers.keys() - {peer}
     if not waited and rival is not None and rival.member.process in rivals:
       # Most likely one of the two is dead, which will be detected.
-      self._rivals[peer] = (self._now + self._limits.pace, hello)
+      self._candidates.wait(peer, hello, self._now + self._limits.pace)
       return
     if state is not None and state.member.replica != hello.replica:
       self._remove(state, "its process has joined as another replica")
@@ -455,50 +425,24 @@ class Leader:
     self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
     self._roster[incarnation].store_delay = hello.store_delay
-    self._look_for_successor()
+    self._succession.look()
 
   def _come(self, state: MemberState, peer: Process, hello: msg.Hello) -> None:
     """Handles a member that connects to this leader, possibly again."""
     state.comes(hello.applied)
     self._roster.changed()
     self._stream(peer, hello, state.member.incarnation)
-    self._look_for_successor()
-
-  def _look_for_successor(self) -> None:
-    """Finds a member that is much nearer to the store than this process."""
-    own = self._roster.of_process(self._config.process)
-    if own is None:
-      return
-    most = min(own.store_delay - _NEARER, own.store_delay * _NEARER_PART)
-    near = [s for s in self._roster if 0.0 < s.store_delay <= most]
-    key = lambda s: (s.store_delay, s.member.incarnation)
-    self._successor = None
-    if near:
-      self._successor = min(near, key=key).member.incarnation
+    self._succession.look()
 
   def _hand_over(self) -> None:
-    """Hands leadership to the successor, while there is nothing to lose.
-
-    It claims leadership like any replica, so if this leader puts a record
-    first, everything goes on as before.
-    """
-    idle = not (self._arrivals or self._attempt or self._log.pending)
-    if self._successor is None or not idle or self._ending is not None:
-      return
-    state = self._roster.get(self._successor)
-    if state is None or state.leaving is not None or state.needs:
-      self._successor = None
-    # An inline mean is in the log, where the successor has read it.
-    elif self._config.inline or state.has(self._quorum.step):
-      self._successor = None
-      self._say(state, msg.TakeOver())
-
-  def _has_left(self, hello: msg.Hello) -> bool:
-    """Whether it was allowed to leave, and has yet to read the record of it."""
-    return (
-      hello.incarnation in self._left
-      and hello.position >= self._publisher.oldest.position
-    )
+    """Hands leadership to a member nearer to the store, if nothing is pending."""
+    accepted = self._gradients.accepted
+    if not (
+      accepted or self._attempt or self._log.pending or self._ending is not None
+    ):
+      self._succession.hand_over(
+        None if self._config.inline else self._quorum.step
+      )
 
   def _ask_again(self, state: MemberState, lease: Spans) -> None:
     known = self._quorum.replicas.get(state.member.replica)
@@ -517,14 +461,13 @@ class Leader:
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
       self._reclaim(old.member.incarnation)
-    self._expected.pop(member.replica, None)
-    self._lost.discard(member.replica)
+    self._candidates.joined(member.replica)
     for state in self._roster.waiting():
       if state.leaving is not None:  # It may have what this one needs.
         state.leaving = state.leaving[0], self._now
     self._next_incarnation += 1
     self._roster.add(MemberState(member))
-    self._note(
+    self._out.note(
       notes.Join(
         member.replica,
         self._quorum.step,
@@ -542,21 +485,18 @@ class Leader:
     incarnation, replica = state.member.incarnation, state.member.replica
     if not self._roster.remove(incarnation) or self._ended:
       return
-    if left:
-      self._left.add(incarnation)
-    else:
-      self._lost.add(replica)
+    self._candidates.removed(state, left)
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(state, left, reason)
     self._dismiss(incarnation)
     # The quorum is not lowered to nobody while a lost replica may come back: the
     # run would end well.
-    last = not self._roster and bool(self._lost)
+    last = not self._roster and bool(self._candidates.lost)
     departure = quorum.Lost if last else self._departure(left)
     self._step(departure(replica, incarnation))
     self._reclaim(incarnation)
     self._members_changed()
-    if not self._arrivals:
+    if not self._gradients.accepted:
       self._waiting_since = None
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
@@ -566,12 +506,10 @@ class Leader:
 
   def _stop_expecting(self) -> None:
     """Gives up replicas that did not rejoin after a fresh start."""
-    for replica, until in list(self._expected.items()):
-      if self._now >= until:
-        del self._expected[replica]
-        self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
-        self._step(self._departure(False)(replica))
-        self._members_changed()
+    for replica in self._candidates.overdue(self._now):
+      self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
+      self._step(self._departure(False)(replica))
+      self._members_changed()
 
   # What members compute next.
 
@@ -595,10 +533,10 @@ class Leader:
       state = self._roster.get(ask.incarnation)
       if state is None or not state.is_connected:
         continue
-      arrival = self._arrivals.get(ask.incarnation)
+      arrival = self._gradients.accepted.get(ask.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
       asked = msg.Asked(self._quorum.step, inside, ask.gradients, ask.lease)
-      self._say(state, asked)
+      self._out.say(state, asked)
 
   def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
     """The tokens of members that are connected."""
@@ -626,53 +564,38 @@ class Leader:
   def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
     member, step = state.member, self._quorum.step
     if left:
-      self._note(notes.Leave(member.replica, step, member.incarnation))
+      self._out.note(notes.Leave(member.replica, step, member.incarnation))
     else:
-      self._note(notes.Lost(member.replica, step, member.incarnation, reason))
+      self._out.note(
+        notes.Lost(member.replica, step, member.incarnation, reason)
+      )
 
   def _note_stuck(self, state: MemberState, reason: str, stacks: str) -> None:
     member, step = state.member, self._quorum.step
     note = notes.Stuck(member.replica, step, reason, stacks, member.incarnation)
-    self._note(note)
+    self._out.note(note)
 
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member: for an answer, as a witness, in the queue."""
     self._early.pop(incarnation, None)
-    self._queue = [(i, m) for i, m in self._queue if i != incarnation]
+    self._gradients.dismiss(incarnation)
     if self._attempt is not None:
       self._step(*self._attempt.dismiss(incarnation))
 
-  def _report(self, state: MemberState) -> None:
-    """Asks a member to report when it has the state of this step."""
-    if state.reported < self._quorum.step and state.is_connected:
-      state.reported = self._quorum.step
-      self._say(state, msg.Report(self._quorum.step))
-
-  def _serve_snapshots(self) -> None:
-    step, waiting = self._quorum.step, self._roster.waiting()
-    unserved = [s for s in waiting if s.needs and s.server is None]
-    for state in unserved:
-      server = self._roster.server_for(state, step, self._config.process)
-      if server is not None:
-        self._serve(server, state)
-      elif all(s.needs for s in self._roster):
-        self._wait_for_state()
-        return
-    self._lacking_since = None
-
   def _wait_for_state(self) -> None:
     """No member has the run's state; a lost replica may come back with it."""
-    if self._lacking_since is None:
-      self._lacking_since = self._now
-    waited = self._now - self._lacking_since
+    since = self._snapshots.lacking_since
+    if since is None:
+      return
+    waited = self._now - since
     own = self._roster.of_process(self._config.process)
     if self._is_untouched and own is not None:
       # Before the first step, any start state is as good as the lost one.
       if waited >= self._limits.pace:
-        self._lacking_since = self._now
-        self._say(own, msg.TakeOver(fresh=True))
+        self._snapshots.lacking_since = self._now
+        self._out.say(own, msg.TakeOver(fresh=True))
       return
-    if not self._lost or waited >= self._config.timeout:
+    if not self._candidates.lost or waited >= self._config.timeout:
       step = self._quorum.step
       self._give_up(
         f"Step {step - 1} was committed by replicas that are all gone; nobody"
@@ -683,35 +606,6 @@ class Leader:
   def _is_untouched(self) -> bool:
     """Whether no step has been committed, or is about to be."""
     return self._quorum.step == self._view.origin_step
-
-  def _serve(self, server: MemberState, state: MemberState) -> None:
-    at_least = self._quorum.step + (self._attempt is not None)
-    transfer = self._next_transfer()
-    state.server = server.member.incarnation
-    # From here on it is a reader of every attempt.
-    state.applied = at_least
-    to, source = state.member, server.member
-    self._say(server, msg.Serve(transfer, to.process, to.address, at_least))
-    self._say(state, msg.Fetch(transfer, source.process, source.address))
-
-  def _serve_the_end(self, peer: Process) -> None:
-    """Has the final state served to a replica that fell behind at the end."""
-    address, step = self._publisher.followers.get(peer), self._quorum.step
-    able = [s.member for s in self._roster if s.has(step)]
-    if address is None or not able:
-      # Not before it knows of the end: it would only call again.
-      self._log.say(self._out, fx.Send(peer, msg.NotLeader()))
-      return
-    here = self._config.process
-    server = next((m for m in able if m.process == here), able[0])
-    transfer = self._next_transfer()
-    self._send(peer, msg.Fetch(transfer, server.process, server.address))
-    self._send(server.process, msg.Serve(transfer, peer, address, step))
-
-  def _next_transfer(self) -> int:
-    """A new transfer id for a snapshot."""
-    self._transfers += 1
-    return (self.term << 32) + self._transfers
 
   def _let_go(self) -> None:
     """Lets replicas leave whose state all others have.
@@ -726,12 +620,12 @@ class Leader:
       step, since = state.leaving
       late = [s for s in self._roster if s.leaving is None and not s.has(step)]
       for other in late:
-        self._report(other)
-      last = len(self._roster) == 1 and bool(self._lost)
+        self._snapshots.ask(other, self._quorum.step)
+      last = len(self._roster) == 1 and bool(self._candidates.lost)
       waits = bool(late) or busy or last
       if not waits or self._now >= since + self._limits.patience:
         self._remove(state, "left", left=True)
-        if not self._roster and not self._lost:
+        if not self._roster and not self._candidates.lost:
           # No replica has the state any more: joining is too late now.
           self._record_end("all replicas have left", "")
 
@@ -775,14 +669,13 @@ class Leader:
           state, f"it sent a gradient of {found:,} bytes, not {expected:,}"
         )
         return
-    arrival = _Arrival(message, self._now)
     event = quorum.Arrive(
       replica, local_step, finite, incarnation, message.count
     )
     self._quorum, decisions = quorum.step(self._quorum, event)
-    self._arriving = (incarnation, arrival)
+    self._gradients.arrive(incarnation, Arrival(message, self._now))
     self._decide(decisions)
-    self._arriving = None
+    self._gradients.decided()
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
@@ -803,12 +696,12 @@ class Leader:
 
   def _count_queued(self) -> None:
     """Gives queued gradients to the rules, in order, as far as possible."""
-    while self._queue and not self._ended:
-      incarnation, message = self._queue[0]
+    while not self._ended and (queued := self._gradients.queued) is not None:
+      incarnation, message = queued
       state = self._roster[incarnation]  # `_dismiss` removes others.
       if not self._may_count(state, message):
         return
-      del self._queue[0]
+      self._gradients.unqueue()
       self._arrive(state, message)
 
   def _all_have_come(self) -> bool:
@@ -842,10 +735,7 @@ class Leader:
         case quorum.Token() | quorum.Wait() | quorum.Refuse():
           pass
         case quorum.Accept():
-          assert self._arriving is not None
-          incarnation, arrival = self._arriving
-          self._arrivals[incarnation] = arrival
-          message = arrival.message
+          incarnation, message = self._gradients.accept()
           if self._policy.accepted(incarnation, message):
             self._call_others(message.local_step)
           waits = self._policy.has_begun(message.local_step)
@@ -875,22 +765,18 @@ class Leader:
     others = [
       state
       for state in self._roster
-      if state.is_connected and state.member.incarnation not in self._arrivals
+      if state.is_connected
+      and state.member.incarnation not in self._gradients.accepted
     ]
-    self._say_to(others, msg.Call(step))
+    self._out.say_to(others, msg.Call(step))
 
   def _drop(self, drop: quorum.Drop, tokens: dict[ReplicaId, int]) -> None:
-    incarnation, arrival = self._what_was_dropped(drop)
-    reason = drop.reason.value
-    finite = arrival is not None and arrival.message.finite
-    if drop.reason is quorum.Reason.NON_FINITE and finite:
-      reason = quorum.Reason.RETURNED.value
-    self._dropped[reason] = self._dropped.get(reason, 0) + drop.count
+    incarnation = drop.incarnation
+    arrival, arriving, reason = self._gradients.drop(drop)
     state = self._roster.get(incarnation)
     asked = tokens.pop(drop.replica, None)
     lease: Spans = ()
     if arrival is not None:
-      arriving = self._arriving is not None and self._arriving[1] is arrival
       token = asked if incarnation in self._roster else None
       lease = self._policy.dropped(
         incarnation, arrival.message, arriving, token
@@ -902,8 +788,8 @@ class Leader:
       message = arrival.message
       whole = not arriving or message.count == message.total
       count, sequence = asked or 1, message.sequence
-      self._say(state, msg.Dropped(sequence, reason, count, lease, whole))
-    self._note(
+      self._out.say(state, msg.Dropped(sequence, reason, count, lease, whole))
+    self._out.note(
       notes.Drop(
         self._quorum.step,
         drop.replica,
@@ -918,28 +804,18 @@ class Leader:
       )
     )
 
-  def _what_was_dropped(
-    self, drop: quorum.Drop
-  ) -> tuple[Incarnation, _Arrival | None]:
-    """A gradient that is just arriving, or was accepted before."""
-    accepted = drop.reason is quorum.Reason.SUPERSEDED
-    arriving = self._arriving
-    if arriving and arriving[0] == drop.incarnation and not accepted:
-      return arriving
-    return drop.incarnation, self._arrivals.pop(drop.incarnation, None)
-
   # Attempts and commits.
 
   def _parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
     parts = tuple([self._part(c) for c in members])
-    arrived = [self._arrivals[p.incarnation].message for p in parts]
+    arrived = [self._gradients.accepted[p.incarnation].message for p in parts]
     return self._policy.weigh(parts, arrived)
 
   def _part(self, c: quorum.Contribution) -> Part:
     return Part(
       c.incarnation,
       c.replica,
-      self._arrivals[c.incarnation].message.sequence,
+      self._gradients.accepted[c.incarnation].message.sequence,
       c.local_step,
       c.staleness,
       c.count,
@@ -963,7 +839,9 @@ class Leader:
   def _optimistic(self, message: msg.Attempt) -> AttemptId | None:
     """The id under which all members have already begun, if they have."""
     parts = message.parts
-    ids = {self._arrivals[p.incarnation].message.optimistic for p in parts}
+    ids = {
+      self._gradients.accepted[p.incarnation].message.optimistic for p in parts
+    }
     found = ids.pop()
     if (
       found is None
@@ -980,7 +858,7 @@ class Leader:
   def _announce(self, attempt: Attempt) -> None:
     """Announces it to members and readers."""
     states = map(self._roster.get, attempt.announce(self._now))
-    self._say_to(filter(None, states), attempt.message)
+    self._out.say_to(filter(None, states), attempt.message)
 
   def _reported(
     self, state: MemberState, message: msg.Done | msg.Failed
@@ -1030,7 +908,7 @@ class Leader:
     if attempt is None:
       return
     # Its members drop it when they begin the next one at this step.
-    self._note(
+    self._out.note(
       notes.Abandon(
         abandon.step,
         abandon.attempt,
@@ -1056,8 +934,7 @@ class Leader:
     else:
       parts, id_ = attempt.message.parts, attempt.id
       seconds = self._now - attempt.began
-    arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
-    self._applied += sum(part.count for part in parts)
+    arrivals = self._gradients.commit(parts)
     details = tuple(
       [
         # Microseconds: with hundreds of members each digit counts.
@@ -1067,7 +944,7 @@ class Leader:
         for a in arrivals
       ]
     )
-    dropped = tuple(sorted(self._dropped.items()))
+    dropped = tuple(sorted(self._gradients.dropped.items()))
     following = self._policy.committed(parts, self._present(tokens), seconds)
     if following is not None:
       tokens.clear()
@@ -1087,9 +964,9 @@ class Leader:
     self._saving = False
     self._log.add(entry)
     timings = [a.message.timings for a in arrivals]
-    self._note(notes.committed(entry, timings))
+    self._out.note(notes.committed(entry, timings))
     self._waiting_since, self._warned = None, 0.0
-    if self._arrivals:
+    if self._gradients.accepted:
       self._waiting_since = self._now
     self._strikes.clear()
     for part in parts:
@@ -1103,7 +980,7 @@ class Leader:
         state.leaving = (commit.step + 1, state.leaving[1])
     for state in self._roster:
       if commit.step + 1 - state.applied >= _ASK_LAG and not state.needs:
-        self._report(state)
+        self._snapshots.ask(state, self._quorum.step)
 
   # Ends.
 
@@ -1121,7 +998,7 @@ class Leader:
       return
     late = [s for s in self._roster if not s.has(self._quorum.step)]
     for state in late:
-      self._report(state)
+      self._snapshots.ask(state, self._quorum.step)
     if not late or self._now >= self._ending + self._limits.patience:
       self._record_end(self._reason_of_end, "")
 
@@ -1133,11 +1010,11 @@ class Leader:
     self._ended = True
     self._ending = self._now if self._ending is None else self._ending
     self._waiting_since = None
-    dropped = tuple(sorted(self._dropped.items()))
+    dropped = tuple(sorted(self._gradients.dropped.items()))
     step = self._quorum.step
     self._log.add(Ended(step, reason, error, dropped))
-    ledger = {"applied": self._applied, "dropped": dict(dropped)}
-    self._note(notes.Finish(step, reason, None if error else ledger))
+    ledger = {"applied": self._gradients.applied, "dropped": dict(dropped)}
+    self._out.note(notes.Finish(step, reason, None if error else ledger))
 
   def _give_up(
     self,
@@ -1148,7 +1025,7 @@ class Leader:
     self._record_end(reason, error)
 
   def _cannot_proceed(self, decision: quorum.CannotProceed) -> None:
-    self._note(
+    self._out.note(
       notes.CannotProceed(
         decision.step,
         decision.have,
@@ -1176,7 +1053,7 @@ class Leader:
       )
     elif first == replica:
       params, _, whole = digest.partition("-")
-      self._note(notes.Fingerprint(step, replica, params, whole))
+      self._out.note(notes.Fingerprint(step, replica, params, whole))
       for old in [s for s in self._prints if s < step - 64]:
         del self._prints[old]
 
@@ -1186,11 +1063,8 @@ class Leader:
     """Does what follows from an input, and from the time."""
     now, config = self._now, self._config
     self._count_queued()
-    for peer, (until, hello) in list(self._rivals.items()):
-      rival = self._roster.of_replica(hello.replica)
-      if rival is None or rival.member.process == peer or now >= until:
-        del self._rivals[peer]
-        self._hello(peer, hello, waited=True)
+    for peer, hello in self._candidates.ready(self._roster, now):
+      self._hello(peer, hello, waited=True)
     for state in self._roster.waiting():
       if now >= state.until:
         self._remove(state, "it has not come to the new leader")
@@ -1201,7 +1075,9 @@ class Leader:
     self._check_waiting()
     self._end_of_data()
     if not self._ended:
-      self._serve_snapshots()
+      step, attempt = self._quorum.step, self._attempt
+      self._snapshots.serve(step, step + (attempt is not None), now)
+      self._wait_for_state()
       self._let_go()
       self._end()
       self._hand_over()
@@ -1212,10 +1088,10 @@ class Leader:
       if not self._view.untouched:
         first = max(0, self._log.position // config.block - 1) * config.block
       beat = Beat(self.term, config.process, config.address, self._beats, first)
-      self._out.append(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
+      self._out.add(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
       probe = self._log.probe()
       if probe is not None:
-        self._out.append(probe)
+        self._out.add(probe)
     log = self._log
     if log.record is not None and now >= log.since + self._limits.pace:
       self._resign("the store doesn't answer")
@@ -1230,7 +1106,7 @@ class Leader:
         str(states[i].member.replica): d for i, d in verdict.digests.items()
       }
       step, slot = self._quorum.step, verdict.slot
-      self._note(notes.Audit(step, slot, digests, wrong))
+      self._out.note(notes.Audit(step, slot, digests, wrong))
       what = f"gradient of micro-batch {slot} of step {step}"
       if not wrong:
         self._give_up(
@@ -1247,8 +1123,8 @@ class Leader:
   def _check_window(self) -> None:
     """Begins a step that no gradient has begun, and closes one that is over."""
     policy, step = self._policy, self._quorum.step
-    first = min((a.at for a in self._arrivals.values()), default=math.inf)
-    here = len(self._arrivals) == len(self._roster)
+    first = self._gradients.first
+    here = len(self._gradients.accepted) == len(self._roster)
     if policy.begins(self._quorum, first, here):
       # Its members have waited since they contributed; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
@@ -1264,7 +1140,7 @@ class Leader:
     attempt = self._attempt
     if attempt is not None and self._now >= attempt.due(self._limits):
       attempt.limited = True
-      self._say_to(self._roster, msg.AllBegun(attempt.id))
+      self._out.say_to(self._roster, msg.AllBegun(attempt.id))
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:
@@ -1278,12 +1154,12 @@ class Leader:
     elif waited >= self._warned + self._config.stall_warning:
       self._warned = waited
       missing = quorum.missing(self._quorum)
-      self._note(notes.Stall(step, waited, missing._asdict()))
+      self._out.note(notes.Stall(step, waited, missing._asdict()))
       self._stalled(step, waited, self._missing())
 
   def _stalled(self, step: int, waited: float, text: str) -> None:
     for effect in self._publisher.to_all(msg.Stalled(step, waited, text)):
-      self._log.say(self._out, effect)
+      self._out.hold(effect)
 
   def _missing(self) -> str:
     missing = quorum.missing(self._quorum)
