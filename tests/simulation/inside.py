@@ -23,7 +23,7 @@ def gradients(leader: Any) -> str:
     held += state.attempt.members
   counts = {c.incarnation for c in held}
   if (
-    not state.finished and not leader._ended and set(leader._gradients.accepted) != counts
+    not state.finished and not leader._ending.is_decided and set(leader._gradients.accepted) != counts
   ):
     return f"it holds gradients of {set(leader._gradients.accepted)}, {counts} are in"
   return ""
@@ -36,7 +36,7 @@ def samples(leader: Any) -> str:
   or replaced member computed on is free again.
   """
   policy = leader._policy
-  if not isinstance(policy, LeaseManager) or leader._ended:
+  if not isinstance(policy, LeaseManager) or leader._ending.is_decided:
     return ""
   state = policy.state
   members = {member.member.incarnation for member in leader._roster}

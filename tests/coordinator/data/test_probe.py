@@ -13,7 +13,7 @@ import pytest
 
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator.data import micro_batches, probe
-from optax_dist.coordinator.protocol.leader import leader
+from optax_dist.coordinator.protocol.leader import candidates
 from optax_dist.coordinator.store import process
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}
@@ -105,8 +105,8 @@ def test_what_computed_a_gradient_refuses_nobody():
   digest, about = text.split("\n")
   hello = lambda text: types.SimpleNamespace(agreement=(("probe", text),))
   ours = (("probe", text),)
-  assert leader._difference(ours, hello(f"{digest}\nelsewhere")) == ""
-  found = leader._difference(ours, hello("0\nelsewhere"))
+  assert candidates.difference(ours, hello(f"{digest}\nelsewhere")) == ""
+  found = candidates.difference(ours, hello("0\nelsewhere"))
   assert "it has '0' (elsewhere)" in found
   assert about[:100] in found
 

@@ -84,3 +84,27 @@ class Candidates:
       if rival is None or rival.member.process == peer or now >= until:
         del self._rivals[peer]
         yield peer, hello
+
+
+def difference(ours: tuple[tuple[str, str], ...], hello: Hello) -> str:
+  """Names the difference between two agreements; "" if there is none."""
+  theirs = dict(hello.agreement)
+  for name, text in ours:
+    other = theirs.get(name, "")
+    if name not in theirs or _compared(other) != _compared(text):
+      return (
+        f"it differs in its {name}: it has {_shown(other)}, the job"
+        f" {_shown(text)}"
+      )
+  return ""
+
+
+def _compared(text: str) -> str:
+  """The first line of a text that replicas must agree on."""
+  return text.partition("\n")[0]
+
+
+def _shown(text: str) -> str:
+  """All lines of it, for people."""
+  first, _, about = text.partition("\n")
+  return f"{first!r:.300}" + (f" ({about:.300})" if about else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
@@ -34,7 +34,7 @@ class Gradients:
     dropped: how many were dropped, by reason.
   """
 
-  def __init__(self, applied: int, dropped: Mapping[str, int]):
+  def __init__(self, applied: int, dropped: Iterable[tuple[str, int]]):
     """Starts with the counts in the log."""
     self.accepted: dict[Incarnation, Arrival] = {}
     self.applied, self.dropped = applied, dict(dropped)

@@ -9,7 +9,6 @@ The leader's messages are held back until all earlier decisions are in the log
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,6 @@ from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
-  Beat,
   Committed,
   Details,
   Ended,
@@ -39,19 +37,20 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
-from optax_dist.coordinator.protocol.leader.attempt import (
-  Attempt,
-  announcement,
-)
+from optax_dist.coordinator.protocol.leader import candidates, stall
+from optax_dist.coordinator.protocol.leader.aggregation import Aggregation
+from optax_dist.coordinator.protocol.leader.attempt import announcement
 from optax_dist.coordinator.protocol.leader.candidates import Candidates
+from optax_dist.coordinator.protocol.leader.ending import Ending
 from optax_dist.coordinator.protocol.leader.gradients import Arrival, Gradients
+from optax_dist.coordinator.protocol.leader.heartbeat import Heartbeat
 from optax_dist.coordinator.protocol.leader.outbox import Outbox
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 from optax_dist.coordinator.protocol.leader.snapshots import Snapshots
+from optax_dist.coordinator.protocol.leader.stall import Stall
 from optax_dist.coordinator.protocol.leader.succession import Succession
 from optax_dist.coordinator.protocol.log import (
-  LEADER_KEY,
   TOLD,
   Appended,
   Count,
@@ -63,8 +62,6 @@ from optax_dist.ledger import Spans
 
 # Replicas this far behind are asked for their step.
 _ASK_LAG = 4
-# Attempts at a step that may fail between the same two members.
-_STRIKES = 3
 # Bytes of all means in a record: a store takes 1 MiB, of which half is for texts.
 _MOST_MEANS = 256 << 10
 # Messages after which a member waits as before.
@@ -97,7 +94,7 @@ class Leader:
       records: the latest records, that of the `Term` as the last one.
       count: numbers requests to the store.
     """
-    self._config, self._count = config, count
+    self._config = config
     self._limits = config.deadlines
     self.term, self.over = view.term, ""
     self._view = view
@@ -118,22 +115,14 @@ class Leader:
       config.process, view.term, self._roster, self._out
     )
     self._succession = Succession(config.process, self._roster, self._out)
-    self._attempt: Attempt | None = None
-    self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
-    # How often attempts have failed between two members, at this step.
-    self._strikes: collections.Counter[frozenset[Incarnation]] = (
-      collections.Counter()
-    )
+    self._aggregation = Aggregation(self._roster, self._out)
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
     self._saving = False
     self._prints: dict[int, tuple[str, ReplicaId]] = {}
-    self._waiting_since: float | None = None
-    self._warned = 0.0
-    self._ending: float | None = None
-    self._ended = False
-    self._reason_of_end = "all replicas have left"
-    self._beat_at, self._beats = -math.inf, 0
+    self._stall = Stall(config)
+    self._ending = Ending()
+    self._heartbeat = Heartbeat(config, view.term, count)
     self._bad = 0
 
   def begin(self, now: float) -> list[Effect]:
@@ -213,26 +202,23 @@ class Leader:
     if self.over:
       return math.inf
     config = self._config
-    times = [self._beat_at]
+    times = [self._heartbeat.due]
     if self._log.record is not None:
       times.append(self._log.since + self._limits.pace)
     times += self._candidates.deadlines()
-    if self._ended:
+    if self._ending.is_decided:
       return min(times)
     times.append(self._policy.deadline)
-    attempt = self._attempt
+    attempt = self._aggregation.attempt
     if attempt is not None:
       times.append(attempt.due(self._limits))
-    if self._waiting_since is not None:
-      since = self._waiting_since
-      times.append(since + self._warned + config.stall_warning)
-      times.append(since + config.timeout)
+    times += self._stall.deadlines()
     lacking_since = self._snapshots.lacking_since
     if lacking_since is not None:
       wait = self._limits.pace if self._is_untouched else config.timeout
       times.append(lacking_since + wait)
-    if self._ending is not None:
-      times.append(self._ending + self._limits.patience)
+    if self._ending.since is not None:
+      times.append(self._ending.since + self._limits.patience)
     for state in self._roster.waiting():
       times.append(state.until)
       if state.leaving is not None:
@@ -265,7 +251,7 @@ class Leader:
     if isinstance(message, msg.Hello):
       self._hello(peer, message)
       return
-    if self._ended and isinstance(message, msg.NeedsSnapshot):
+    if self._ending.is_decided and isinstance(message, msg.NeedsSnapshot):
       address = self._publisher.followers.get(peer)
       step = self._quorum.step
       if address is None or not self._snapshots.serve_the_end(
@@ -279,7 +265,7 @@ class Leader:
       return  # It is no longer a member, or not yet one of this term.
     match message:
       case msg.Arrive():
-        if self._ended:
+        if self._ending.is_decided:
           pass  # It is resolved when its replica reads that the run has ended.
         elif self._may_count(state, message):
           self._arrive(state, message)
@@ -302,8 +288,8 @@ class Leader:
         elif state.leaving is None:
           state.leaving = (self._quorum.step, self._now)
       case msg.Finish(reason):
-        if self._ending is None:
-          self._reason_of_end = reason
+        if not self._ending.has_begun:
+          self._ending.reason = reason
           self._step(quorum.Finish())
       case msg.Save():
         self._saving = True
@@ -343,8 +329,8 @@ class Leader:
         left = left or (entry.left and process == self._config.process)
     before = self._view.step
     self._view.apply(done.position, done.record)
-    if self._ending is not None and self._view.step > before:
-      self._ending = self._now
+    if self._view.step > before:
+      self._ending.step_logged(self._now)
     self._out.add(*self._publisher.append(done.position, done.record))
     self._out.add(*done.effects)
     for peer in gone:
@@ -357,7 +343,7 @@ class Leader:
     untouched = self._view.untouched
     self._out.add(*self._trimmer.trim(self._log.position, untouched))
     if self._view.ended is not None:
-      self._ended = True
+      self._ending.is_decided = True
 
   def _flush(self) -> None:
     put = self._log.flush(self._now)
@@ -374,7 +360,7 @@ class Leader:
     self._out.add(*self._publisher.to_all(msg.NotLeader()))
 
   def _step(self, *events: quorum.Event) -> None:
-    if self._ended:
+    if self._ending.is_decided:
       return  # With an error, steps might still be committed.
     for event in events:
       self._quorum, decisions = quorum.step(self._quorum, event)
@@ -385,7 +371,7 @@ class Leader:
   def _hello(
     self, peer: Process, hello: msg.Hello, waited: bool = False
   ) -> None:
-    why = _difference(self._config.agreement, hello)
+    why = candidates.difference(self._config.agreement, hello)
     why = why or self._wrong.get(peer, "")
     if why:
       self._out.send(peer, msg.Refused(why))
@@ -401,7 +387,7 @@ class Leader:
       self._come(state, peer, hello)
       self._ask_again(state, hello.lease)
       return
-    if self._ending is not None:
+    if self._ending.has_begun:
       # No replica joins any more, but a member that calls again remains one,
       # since the end waits for its state; others read of the end.
       if state is not None and state.member.replica == hello.replica:
@@ -438,7 +424,10 @@ class Leader:
     """Hands leadership to a member nearer to the store, if nothing is pending."""
     accepted = self._gradients.accepted
     if not (
-      accepted or self._attempt or self._log.pending or self._ending is not None
+      accepted
+      or self._aggregation.attempt
+      or self._log.pending
+      or self._ending.has_begun
     ):
       self._succession.hand_over(
         None if self._config.inline else self._quorum.step
@@ -483,7 +472,7 @@ class Leader:
   ) -> None:
     """Removes a member that has left, or is lost."""
     incarnation, replica = state.member.incarnation, state.member.replica
-    if not self._roster.remove(incarnation) or self._ended:
+    if not self._roster.remove(incarnation) or self._ending.is_decided:
       return
     self._candidates.removed(state, left)
     self._log.add(Removed(incarnation, left, reason))
@@ -497,7 +486,7 @@ class Leader:
     self._reclaim(incarnation)
     self._members_changed()
     if not self._gradients.accepted:
-      self._waiting_since = None
+      self._stall.end()
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""
@@ -520,8 +509,8 @@ class Leader:
   def _reclaim(self, incarnation: Incarnation) -> None:
     """Returns the samples of a removed member to the pool."""
     keep: Spans = ()
-    if self._attempt is not None:
-      for part in self._attempt.message.parts:
+    if self._aggregation.attempt is not None:
+      for part in self._aggregation.attempt.message.parts:
         if part.incarnation == incarnation:
           keep = part.data  # It has done its part, and may still be committed.
     self._policy.removed(incarnation, keep)
@@ -554,11 +543,11 @@ class Leader:
     """Ends the run when the remaining data doesn't fill a step."""
     if (
       self._policy.exhausted
-      and self._attempt is None
-      and self._ending is None
-      and not self._ended
+      and self._aggregation.attempt is None
+      and not self._ending.has_begun
+      and not self._ending.is_decided
     ):
-      self._reason_of_end = "all data is used"
+      self._ending.reason = "all data is used"
       self._step(quorum.Finish())
 
   def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
@@ -577,10 +566,8 @@ class Leader:
 
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member: for an answer, as a witness, in the queue."""
-    self._early.pop(incarnation, None)
     self._gradients.dismiss(incarnation)
-    if self._attempt is not None:
-      self._step(*self._attempt.dismiss(incarnation))
+    self._step(*self._aggregation.dismiss(incarnation))
 
   def _wait_for_state(self) -> None:
     """No member has the run's state; a lost replica may come back with it."""
@@ -683,7 +670,7 @@ class Leader:
       return False
     if self._config.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
-      return self._attempt is None and self._all_have_come()
+      return self._aggregation.attempt is None and self._all_have_come()
     if not self._state_is_here():
       return False
     attempt = self._quorum.attempt
@@ -696,7 +683,10 @@ class Leader:
 
   def _count_queued(self) -> None:
     """Gives queued gradients to the rules, in order, as far as possible."""
-    while not self._ended and (queued := self._gradients.queued) is not None:
+    while (
+      not self._ending.is_decided
+      and (queued := self._gradients.queued) is not None
+    ):
       incarnation, message = queued
       state = self._roster[incarnation]  # `_dismiss` removes others.
       if not self._may_count(state, message):
@@ -739,8 +729,8 @@ class Leader:
           if self._policy.accepted(incarnation, message):
             self._call_others(message.local_step)
           waits = self._policy.has_begun(message.local_step)
-          if self._waiting_since is None and waits:
-            self._waiting_since, self._warned = self._now, 0.0
+          if self._stall.since is None and waits:
+            self._stall.begin(self._now)
         case quorum.Drop():
           self._drop(decision, tokens)
         case quorum.StartAttempt():
@@ -827,14 +817,8 @@ class Leader:
     parts = self._parts(start.members)
     id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
     message = announcement(id_, parts, self._roster)
-    self._attempt = Attempt(message, self._optimistic(message), self._now)
-    early, self._early = self._early, {}
-    if self._attempt.optimistic is None:
-      self._announce(self._attempt)
-    for incarnation, report in early.items():
-      state = self._roster.get(incarnation)
-      if state is not None and self._attempt is not None:
-        self._reported(state, report)
+    optimistic = self._optimistic(message)
+    self._step(*self._aggregation.begin(message, optimistic, self._now))
 
   def _optimistic(self, message: msg.Attempt) -> AttemptId | None:
     """The id under which all members have already begun, if they have."""
@@ -855,56 +839,34 @@ class Leader:
       return None
     return found
 
-  def _announce(self, attempt: Attempt) -> None:
-    """Announces it to members and readers."""
-    states = map(self._roster.get, attempt.announce(self._now))
-    self._out.say_to(filter(None, states), attempt.message)
-
   def _reported(
     self, state: MemberState, message: msg.Done | msg.Failed
   ) -> None:
-    """A member or witness says how an attempt has ended for it."""
-    attempt, incarnation = self._attempt, state.member.incarnation
-    if attempt is None:
-      if message.attempt.number == 0:
-        # It was faster than another member's gradient.
-        self._early[incarnation] = message
-    elif isinstance(message, msg.Done):
-      self._step(*attempt.done(incarnation, message.attempt))
-    elif message.attempt != attempt.id:
-      pass
-    elif attempt.optimistic is not None:
-      self._announce(attempt)
-    else:
-      events = attempt.failed(state, message)
-      self._step(*events)
-      if any(isinstance(event, quorum.Failed) for event in events):
-        self._strike(state, message)
+    events = self._aggregation.reported(state, message, self._now)
+    self._step(*events)
+    if isinstance(message, msg.Failed) and any(
+      isinstance(event, quorum.Failed) for event in events
+    ):
+      pair = self._aggregation.strike(state, message)
+      if pair is not None and self._config.lower_on_loss:
+        self._separate(*pair, message.reason)
 
-  def _strike(self, state: MemberState, message: msg.Failed) -> None:
-    """Counts a failure between two members that are not known to be dead."""
-    failed = self._roster.get(
-      -1 if message.failed_replica is None else message.failed_replica
-    )
-    if failed is None or failed is state:
-      return
-    pair = frozenset((state.member.incarnation, failed.member.incarnation))
-    self._strikes[pair] += 1
-    if self._strikes[pair] < _STRIKES or not self._config.lower_on_loss:
-      return
-    # The others can continue without one of the two; it pauses longer each time
-    # before it rejoins, so the two don't replace each other indefinitely.
-    del self._strikes[pair]
-    why = f"replica {state.member.replica!r} can't reach it: {message.reason}"
+  def _separate(
+    self, state: MemberState, failed: MemberState, reason: str
+  ) -> None:
+    """Removes one of two members that can't reach each other.
+
+    The others can continue without it; it pauses longer each time before it
+    rejoins, so the two don't replace each other indefinitely.
+    """
+    why = f"replica {state.member.replica!r} can't reach it: {reason}"
     if failed.member.process == self._config.process:
-      why = (
-        f"it can't reach replica {failed.member.replica!r}: {message.reason}"
-      )
+      why = f"it can't reach replica {failed.member.replica!r}: {reason}"
       failed = state
     self._remove(failed, why)
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
-    attempt, self._attempt = self._attempt, None
+    attempt = self._aggregation.end()
     if attempt is None:
       return
     # Its members drop it when they begin the next one at this step.
@@ -923,8 +885,7 @@ class Leader:
   def _commit(
     self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
   ) -> None:
-    attempt, self._attempt = self._attempt, None
-    self._early = {}
+    attempt = self._aggregation.end()
     if attempt is None:
       parts = self._parts(commit.members)
       id_ = AttemptId(
@@ -965,10 +926,10 @@ class Leader:
     self._log.add(entry)
     timings = [a.message.timings for a in arrivals]
     self._out.note(notes.committed(entry, timings))
-    self._waiting_since, self._warned = None, 0.0
+    self._stall.end()
     if self._gradients.accepted:
-      self._waiting_since = self._now
-    self._strikes.clear()
+      self._stall.begin(self._now)
+    self._aggregation.committed()
     for part in parts:
       state = self._roster.get(part.incarnation)
       if state is not None and mean is None and state.applied == commit.step:
@@ -986,30 +947,29 @@ class Leader:
 
   def _begin_to_end(self) -> None:
     """Commits nothing more; the end waits for replicas that are behind."""
-    if self._ending is None:
-      # Those that are behind learn of the last step once it is in the log.
-      waits = self._view.step < self._quorum.step
-      self._ending = math.inf if waits else self._now
-      self._waiting_since, self._attempt = None, None
+    # Those that are behind learn of the last step once it is in the log.
+    self._ending.begin(self._now, self._view.step >= self._quorum.step)
+    self._stall.end()
+    self._aggregation.end()
 
   def _end(self) -> None:
     """Ends the run once all have the final state, or after a while."""
-    if self._ending is None or self._ended:
+    since = self._ending.since
+    if since is None or self._ending.is_decided:
       return
     late = [s for s in self._roster if not s.has(self._quorum.step)]
     for state in late:
       self._snapshots.ask(state, self._quorum.step)
-    if not late or self._now >= self._ending + self._limits.patience:
-      self._record_end(self._reason_of_end, "")
+    if not late or self._now >= since + self._limits.patience:
+      self._record_end(self._ending.reason, "")
 
   def _record_end(
     self, reason: str, error: Literal["", "CoordinatorError", "Diverged"]
   ) -> None:
-    if self._ended:
+    if self._ending.is_decided:
       return
-    self._ended = True
-    self._ending = self._now if self._ending is None else self._ending
-    self._waiting_since = None
+    self._ending.decide(self._now)
+    self._stall.end()
     dropped = tuple(sorted(self._gradients.dropped.items()))
     step = self._quorum.step
     self._log.add(Ended(step, reason, error, dropped))
@@ -1021,7 +981,7 @@ class Leader:
     reason: str,
     error: Literal["CoordinatorError", "Diverged"] = "CoordinatorError",
   ) -> None:
-    self._attempt = None
+    self._aggregation.end()
     self._record_end(reason, error)
 
   def _cannot_proceed(self, decision: quorum.CannotProceed) -> None:
@@ -1061,7 +1021,7 @@ class Leader:
 
   def _proceed(self) -> None:
     """Does what follows from an input, and from the time."""
-    now, config = self._now, self._config
+    now = self._now
     self._count_queued()
     for peer, hello in self._candidates.ready(self._roster, now):
       self._hello(peer, hello, waited=True)
@@ -1074,21 +1034,16 @@ class Leader:
     self._check_attempt()
     self._check_waiting()
     self._end_of_data()
-    if not self._ended:
-      step, attempt = self._quorum.step, self._attempt
+    if not self._ending.is_decided:
+      step, attempt = self._quorum.step, self._aggregation.attempt
       self._snapshots.serve(step, step + (attempt is not None), now)
       self._wait_for_state()
       self._let_go()
       self._end()
       self._hand_over()
-    if now >= self._beat_at:
-      self._beat_at = now + self._limits.pace / 4
-      self._beats += 1
-      first = 0
-      if not self._view.untouched:
-        first = max(0, self._log.position // config.block - 1) * config.block
-      beat = Beat(self.term, config.process, config.address, self._beats, first)
-      self._out.add(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
+    if now >= self._heartbeat.due:
+      position, untouched = self._log.position, self._view.untouched
+      self._out.add(self._heartbeat.beat(now, position, untouched))
       probe = self._log.probe()
       if probe is not None:
         self._out.add(probe)
@@ -1098,7 +1053,10 @@ class Leader:
 
   def _judge(self) -> None:
     """Evicts members whose gradients were found to be wrong."""
-    while not self._ended and (verdict := self._policy.verdict()) is not None:
+    while (
+      not self._ending.is_decided
+      and (verdict := self._policy.verdict()) is not None
+    ):
       states = {i: self._roster[i] for i in verdict.digests}
       names = [state.member.replica for state in states.values()]
       wrong = [states[i].member.replica for i in verdict.wrong]
@@ -1127,73 +1085,36 @@ class Leader:
     here = len(self._gradients.accepted) == len(self._roster)
     if policy.begins(self._quorum, first, here):
       # Its members have waited since they contributed; others only from now on.
-      self._waiting_since, self._warned = first, self._now - first
+      self._stall.begin(first, excused=self._now - first)
       self._call_others(step)
     first = min(first, self._now)
     if policy.closes(self._quorum, first):
       self._step(quorum.Close(step))
-    if not self._ended:
+    if not self._ending.is_decided:
       self._announce_asks()
 
   def _check_attempt(self) -> None:
     """Tells the members of an optimistic attempt that all have begun it."""
-    attempt = self._attempt
+    attempt = self._aggregation.attempt
     if attempt is not None and self._now >= attempt.due(self._limits):
       attempt.limited = True
       self._out.say_to(self._roster, msg.AllBegun(attempt.id))
 
   def _check_waiting(self) -> None:
-    if self._waiting_since is None or self._ended:
+    if self._ending.is_decided:
       return
-    waited = self._now - self._waiting_since
-    step = self._quorum.step
-    if waited >= self._config.timeout:
-      self._give_up(
-        f"Step {step} made no progress for {waited:.1f} s: {self._missing()}."
-      )
-    elif waited >= self._warned + self._config.stall_warning:
-      self._warned = waited
+    found, step = self._stall.check(self._now), self._quorum.step
+    if found is None:
+      return
+    waited, too_long = found
+    text = stall.missing(self._quorum)
+    if too_long:
+      self._give_up(f"Step {step} made no progress for {waited:.1f} s: {text}.")
+    else:
       missing = quorum.missing(self._quorum)
       self._out.note(notes.Stall(step, waited, missing._asdict()))
-      self._stalled(step, waited, self._missing())
+      self._stalled(step, waited, text)
 
   def _stalled(self, step: int, waited: float, text: str) -> None:
     for effect in self._publisher.to_all(msg.Stalled(step, waited, text)):
       self._out.hold(effect)
-
-  def _missing(self) -> str:
-    missing = quorum.missing(self._quorum)
-    texts = [
-      f"{what}: replica {', '.join(map(str, replicas))}"
-      for what, replicas in (
-        ("computing", missing.computing),
-        ("aggregating", missing.reporting),
-        ("absent", missing.absent),
-      )
-      if replicas
-    ]
-    return "waiting for " + ("; ".join(texts) or "nobody")
-
-
-def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
-  """Names the difference between two agreements; "" if there is none."""
-  theirs = dict(hello.agreement)
-  for name, text in ours:
-    other = theirs.get(name, "")
-    if name not in theirs or _compared(other) != _compared(text):
-      return (
-        f"it differs in its {name}: it has {_shown(other)}, the job"
-        f" {_shown(text)}"
-      )
-  return ""
-
-
-def _compared(text: str) -> str:
-  """The first line of a text that replicas must agree on."""
-  return text.partition("\n")[0]
-
-
-def _shown(text: str) -> str:
-  """All lines of it, for people."""
-  first, _, about = text.partition("\n")
-  return f"{first!r:.300}" + (f" ({about:.300})" if about else "")
