@@ -830,7 +830,7 @@ class Checker:
 
   def sums_as_asked(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
-    asked = process.core().follower._asked
+    asked = process.core().follower._assignment.asked
     if process.asked != asked:
       self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
 

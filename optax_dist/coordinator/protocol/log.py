@@ -50,15 +50,18 @@ class Appended:
   effects: tuple[Effect, ...]
 
 
-class StoreDelay:
-  """How far a process is from the store: the shortest answer to a request.
+class StoreWatch:
+  """How a process reaches the store.
 
   Attributes:
-    shortest: in seconds; 0.0 before the first answer.
+    shortest: the shortest answer to a request, in seconds; 0.0 before the first.
+    reached: whether it has ever answered a question.
+    silent: whether it has not answered the last one.
   """
 
   def __init__(self) -> None:
     self.shortest = 0.0
+    self.reached = self.silent = False
     self._asked: dict[int, float] = {}
 
   def asked(self, effects: Iterable[Effect], now: float) -> None:
@@ -70,8 +73,13 @@ class StoreDelay:
   def answered(self, answer: PutAnswered | GetAnswered, now: float) -> None:
     """The answer to a request has come."""
     asked = self._asked.pop(answer.request, None)
-    unknown = isinstance(answer, GetAnswered) and not answer.known
-    if asked is None or unknown or getattr(answer, "answer", "") == "unknown":
+    if isinstance(answer, GetAnswered):
+      self.silent = not answer.known
+      self.reached |= answer.known
+      unknown = not answer.known
+    else:
+      unknown = answer.answer == "unknown"
+    if asked is None or unknown:
       return
     took = now - asked
     self.shortest = min(self.shortest or took, took)

@@ -186,7 +186,7 @@ def test_a_reader_may_begin_at_an_earlier_position_again():
 
 
 def test_a_request_that_failed_says_nothing_of_the_store_s_distance():
-  delay = log.StoreDelay()
+  delay = log.StoreWatch()
   delay.asked([fx.Get(1, "log/0")], 0.0)
   delay.answered(ins.GetAnswered(1, False, None), 0.1)
   assert delay.shortest == 0.0

@@ -32,6 +32,8 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.follower.applier import Applier
+from optax_dist.coordinator.protocol.follower.assignment import Assignment
+from optax_dist.coordinator.protocol.follower.link import FIRST_PAUSE, Link
 from optax_dist.coordinator.protocol.follower.search import (
   Finding,
   LeaderFound,
@@ -40,6 +42,7 @@ from optax_dist.coordinator.protocol.follower.search import (
   StartAt,
 )
 from optax_dist.coordinator.protocol.follower.session import Session
+from optax_dist.coordinator.protocol.follower.wishes import Wishes
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.log import (
   KEPT,
@@ -48,22 +51,12 @@ from optax_dist.coordinator.protocol.log import (
   Count,
   FellOff,
   LogRead,
-  StoreDelay,
+  StoreWatch,
 )
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered
-
-# The first pause before a replica rejoins, or calls again; it doubles each time.
-# After so many times the last one without a rejoin, the next is the first again.
-_BACKOFF = 0.05
-_FORGOTTEN_AFTER = 10
-
-
-def _backoff(times: int, longest: float) -> float:
-  """The pause after so many earlier ones."""
-  return min(longest, _BACKOFF * 2.0 ** min(times, 16))
 
 
 class Follower:
@@ -92,15 +85,12 @@ class Follower:
     self.session = Session()
     self.applier = Applier(config, self.session, self._out, self._tell)
     self._search = Search(config, count)
-    self._store_delay = StoreDelay()
+    self._store = StoreWatch()
     # The next position; and whether the view has all that is before it.
     self._position, self._complete = -1, False
-    # The process whose stream of the log it reads; which one was asked, and
-    # when.
-    self._leader: Process = ""
-    self._called: Process = ""
-    self._called_at = math.inf
-    self._calls = 0
+    self._link = Link(config.deadlines)
+    self._wishes = Wishes()
+    self._assignment = Assignment(config, self._out)
     # The membership that is tied to the connection to the leader.
     self._promised: Incarnation = -1
     self._office = -1
@@ -110,32 +100,12 @@ class Follower:
     # Another process that is a member with this replica's id, and how long its
     # removal may take.
     self._rival, self._rival_until = -1, math.inf
-    # How often it has rejoined lately, and when it did so last.
-    self._rejoins, self._rejoined_at = 0, 0.0
-    # How often it has called who was no leader, since one has welcomed it.
-    self._early = 0
-    # When to call the leader again to which the connection broke.
-    self._call_at = math.inf
-    self._asked = 1
-    # The samples it computes on, or has submitted without an answer.
-    self._lease: Spans = ()
-    # The step after the last commit that leased it samples: what was leased for
-    # an earlier one is void, and may come later, from another peer.
-    self._lent_at = 0
     self._optimistic_at = (-1, -1)
-    self._leaving = False
-    self._leave_by = math.inf
-    self._finishing: str | None = None
     # Whether it has requested the final state, and the deadline for it.
     self._asked_for_end, self._end_by = False, math.inf
-    self._saving = False
-    # The last one, for a leader that others may tell theirs of the same step.
-    self._fingerprint: msg.Fingerprint | None = None
     # Since when it waits, and for which step: the next one starts a new wait.
     self._waiting_since, self._waiting_step = math.inf, -1
-    self._missing, self._store_silent = "", False
-    # Whether the store has ever answered.
-    self._store_reached = False
+    self._missing = ""
     # When a leader was last heard from, and by which message.
     self._heard: tuple[float, str] | None = None
 
@@ -153,13 +123,13 @@ class Follower:
     if not self.over:
       self._proceed(now)
     effects, self._out[:] = self._out[:], []
-    self._store_delay.asked(effects, now)
+    self._store.asked(effects, now)
     return effects
 
   def _serve_after_the_end(self, received: ins.Received) -> None:
     """Serves the final state to others after the end."""
     message = received.message
-    if received.peer == self._leader and isinstance(message, msg.Serve):
+    if received.peer == self._link.leader and isinstance(message, msg.Serve):
       self.applier.serve(message)
 
   def deadline(self) -> float:
@@ -168,11 +138,10 @@ class Follower:
       return math.inf
     time = min(
       self._run_at,
-      self._leave_by,
+      self._wishes.leave_by,
       self._end_by,
       self._rival_until,
-      self._call_at,
-      self._called_at + self._limits.patience,
+      self._link.deadline,
       self._waiting_since + self._patience,
     )
     if self._search.idle:
@@ -192,20 +161,20 @@ class Follower:
 
   def _proceed(self, now: float) -> None:
     """Does what follows from an input, and from the time."""
-    if self._called and now >= self._called_at + self._limits.patience:
-      self._lose_leader(self._called, now)  # Which may make it a member.
+    if self._link.is_unanswered(now):
+      self._lose_leader(self._link.called, now)  # Which may make it a member.
     self._admit()
     self._end_if_ended(now)
     if not self.over:
       self._check_rival(now)
     if self.over:
       return
-    if now >= self._leave_by:
+    if now >= self._wishes.leave_by:
       self._leave()
       return
     if now >= self._run_at:
       self._get_run()
-    if now >= self._call_at:
+    if now >= self._link.call_at:
       self._call(self.view.leader, self.view.leader_address, now)
     if not self._search.idle:
       self._out += self._search.proceed(now, self._situation())
@@ -226,7 +195,7 @@ class Follower:
       case ins.PeerLost(peer, how, reason):
         self._lose_peer(peer, how, reason, now)
       case ins.PutAnswered():
-        self._store_delay.answered(input_, now)
+        self._store.answered(input_, now)
         if input_.request != self._run_request:
           situation = self._situation()
           self._out += self._search.put_answered(input_, now, situation)
@@ -235,9 +204,7 @@ class Follower:
         else:
           self._get_run()
       case ins.GetAnswered():
-        self._store_delay.answered(input_, now)
-        self._store_silent = not input_.known
-        self._store_reached |= input_.known
+        self._store.answered(input_, now)
         if input_.request == self._run_request:
           self._run_found(input_, now)
         else:
@@ -257,20 +224,16 @@ class Follower:
         self._submit(input_)
       case ins.LeaveWanted():
         # A process must be a member to leave: others may wait for it.
-        self._leaving = True
-        self._ask_to_leave(now)
+        self._tell(self._wishes.leave(self._limits, now))
       case ins.FinishWanted(reason):
-        self._finishing = reason
-        self._tell(msg.Finish(reason))
+        self._tell(self._wishes.finish(reason))
       case ins.SaveWanted():
-        self._saving = True
-        self._tell(msg.Save())
+        self._tell(self._wishes.save())
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()
       case ins.FingerprintTaken(step, digest):
-        self._fingerprint = msg.Fingerprint(step, digest)
-        self._tell(self._fingerprint)
+        self._tell(self._wishes.compare(msg.Fingerprint(step, digest)))
       case _:
         assert_never(input_)
 
@@ -306,10 +269,12 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
-          if self._called and self._search.replaced(self._called, self.view):
-            self._lose_leader(self._called, now)
+          if self._link.called and self._search.replaced(
+            self._link.called, self.view
+          ):
+            self._lose_leader(self._link.called, now)
           # A leader that is followed, or being called, knows better.
-          if self._called or self._leader:
+          if self._link:
             self._search.pause(now)
           else:
             self._fall_off()
@@ -329,14 +294,12 @@ class Follower:
 
   def _call(self, process: Process, address: str, now: float) -> None:
     """Asks a leader for its stream of the log, and for membership."""
-    self._call_at = math.inf
-    if process in (self._called, self._leader):
+    self._link.call_at = math.inf
+    if process in self._link:
       return
-    self._leader = ""
-    self._called, self._called_at = process, now
+    self._link.call(process, now)
     if process != self._config.process:
       self._out.append(fx.Connect(process, address))
-    self._calls += 1
     hello = msg.Hello(
       self._config.agreement,
       self._config.replica,
@@ -344,26 +307,26 @@ class Follower:
       self.incarnation,
       self._position if self._complete else -1,
       self.applier.step if self.applier.sound else -1,
-      self._calls,
-      self._lease,
-      self._store_delay.shortest,
+      self._link.calls,
+      self._assignment.lease,
+      self._store.shortest,
     )
     self._out.append(fx.Send(process, hello))
 
   def _lose_peer(
     self, peer: Process, how: str, reason: str, now: float
   ) -> None:
-    refused = how == "refused" and peer == self._called
+    refused = how == "refused" and peer == self._link.called
     if refused and not self._admission and self.view.ended is None:
       self._fail("JoinRefused", f"The leader's process refuses: {reason}.")
-    elif peer in (self._leader, self._called):
-      again = peer == self._leader and how != "left"
+    elif peer in self._link:
+      again = peer == self._link.leader and how != "left"
       self._lose_leader(peer, now)
       if again and self.incarnation >= 0:
         # Perhaps only the connection has failed. If it keeps failing, it must
         # not interrupt the others with one membership after the other.
-        self._call_at = now + self._pause(now, first=0.0)
-        self._search.unreachable[peer] = self._call_at
+        self._link.call_at = now + self._link.pause_removed(now, first=0.0)
+        self._search.unreachable[peer] = self._link.call_at
 
   def _lose_leader(
     self, peer: Process, now: float, when: float | None = None
@@ -375,12 +338,11 @@ class Follower:
       now: the time.
       when: when to look for another one; None for at once.
     """
-    if peer and peer == self._called:
+    if peer and peer == self._link.called:
       pause = self._limits.pace / 2
       self._search.unreachable[peer] = now + pause
       self._out.append(fx.Disconnect(peer, "no answer"))
-    self._leader = self._called = ""
-    self._called_at = self._call_at = math.inf
+    self._link.lose()
     self._asked_for_end, self._end_by = False, math.inf
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
@@ -390,10 +352,9 @@ class Follower:
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
     """Starts to read a leader's stream of the log."""
-    if peer != self._called or welcome.call != self._calls:
+    if peer != self._link.called or welcome.call != self._link.calls:
       return
-    self._leader, self._called, self._called_at = peer, "", math.inf
-    self._early = 0
+    self._link.follow()
     self._search.end()
     self.applier.new_leader()
     if welcome.view is not None:
@@ -419,36 +380,23 @@ class Follower:
 
   def _tell_wishes(self, now: float) -> None:
     """Sends a leader what it can't know of this replica."""
-    if self._leaving:
-      self._ask_to_leave(now)
-    if self._finishing is not None:
-      self._tell(msg.Finish(self._finishing))
-    if self._saving:
-      self._tell(msg.Save())
-    if self._fingerprint is not None:
-      self._tell(self._fingerprint)
-
-  def _ask_to_leave(self, now: float) -> None:
-    """Asks the leader, which others replace after a while if it is dead."""
-    limits = self._limits
-    self._leave_by = now + limits.silence
-    self._leave_by += 2 * (limits.pace + limits.patience)
-    self._tell(msg.Leave(lost=False))
+    for message in self._wishes.again(self._limits, now):
+      self._tell(message)
 
   def _tell(self, message: msg.Message) -> None:
     """Sends to the leader, if there is one and this replica is a member."""
-    if self._leader and self.incarnation >= 0:
-      self._out.append(fx.Send(self._leader, message))
+    if self._link.leader and self.incarnation >= 0:
+      self._out.append(fx.Send(self._link.leader, message))
 
   # Messages.
 
   def _receive(self, peer: Process, message: msg.Message, now: float) -> None:
-    if peer in (self._leader, self._called):
+    if peer in self._link:
       self._heard = now, type(message).__name__
     match message:
       case msg.Canvass(term):
         leads = self.view.leader == self._config.process
-        hears = self.view.term > term or bool(self._leader) or leads
+        hears = self.view.term > term or bool(self._link.leader) or leads
         if self.view.term > term:
           # It has missed the new leader's record, and may not reach the store.
           told = list(self._latest)[-TOLD:]
@@ -461,7 +409,7 @@ class Follower:
           self._vote(peer, hears)
           if (
             hears
-            and not self._called
+            and not self._link.called
             and self._search.may_call(self.view.leader, now)
           ):
             # Only this replica has lost it.
@@ -471,20 +419,19 @@ class Follower:
       case msg.Welcome():
         self._welcomed(peer, message, now)
       case msg.NotLeader():
-        if peer == self._leader:
+        if peer == self._link.leader:
           self._lose_leader(peer, now)
-        elif peer == self._called:
+        elif peer == self._link.called:
           # Perhaps not yet, or it has yet to hear that its last record is there.
-          when = now + _backoff(self._early, self._limits.pace / 8)
-          self._early += 1
+          when = now + self._link.pause_refused()
           self._search.unreachable[peer] = when
           self._lose_leader("", now, when)
           if peer == self.view.leader and self.view.ended is None:
-            self._call_at = when
+            self._link.call_at = when
       case msg.Recorded():
         self._stream(peer, message, now)
       case msg.Refused(reason):
-        if peer == self._called:
+        if peer == self._link.called:
           self._fail(
             "JoinRefused",
             f"The job refuses replica {self._config.replica!r}: {reason}.",
@@ -493,7 +440,7 @@ class Follower:
         text = f"{peer} has rejected a message: {reason}"
         self._out.append(fx.Log("warning", text))
       case _:
-        if peer == self._leader:
+        if peer == self._link.leader:
           self._of_leader(message, now)
 
   def _of_leader(self, message: msg.Message, now: float) -> None:
@@ -503,19 +450,20 @@ class Follower:
       case msg.AllBegun(attempt):
         self._out.append(fx.LimitWait(attempt))
       case msg.Dropped(sequence, reason, count, lease, whole):
-        self._leased(lease)
-        self._ask(count)
+        self._assignment.lend(self.incarnation, lease)
+        self._assignment.ask(count)
         self._out += self.session.dropped(sequence, reason, whole)
       case msg.Asked(step) if self._config.deterministic and (
         step < self.view.step
       ):
         pass  # It is older than the commit, which leases other samples.
       case msg.Asked(step, sequence, count, lease):
-        if step >= self._lent_at and (lease or self._config.deterministic):
-          self._leased(lease, more=sequence >= 0)
+        void = self._assignment.is_void(step)
+        if not void and (lease or self._config.deterministic):
+          self._assignment.lend(self.incarnation, lease, more=sequence >= 0)
         taken = self.session.asked_for_more(sequence)
         if taken or sequence < 0:
-          self._ask(count)
+          self._assignment.ask(count)
         self._out += taken
       case msg.TakeOver(fresh):
         self._out += self._search.take_over(self._situation(), fresh)
@@ -534,19 +482,7 @@ class Follower:
         self._out.append(fx.Log("warning", text if waited else missing))
       case _:
         text = f"a leader doesn't say {type(message).__name__}"
-        self._out.append(fx.Send(self._leader, msg.Rejected(text)))
-
-  def _leased(self, spans: Spans, more: bool = False) -> None:
-    """Sets the samples to compute on; with `more`, adds to buffered ones."""
-    if self._config.data is None or self.incarnation < 0:
-      return
-    self._lease = sp.union(self._lease, spans) if more else spans
-    self._out.append(fx.Leased(self.incarnation, spans))
-
-  def _ask(self, count: int) -> None:
-    if count != self._asked:
-      self._asked = count
-      self._out.append(fx.SetAsked(count))
+        self._out.append(fx.Send(self._link.leader, msg.Rejected(text)))
 
   def _vote(self, peer: Process, hears: bool) -> None:
     member = self.view.of_process(peer)
@@ -569,12 +505,12 @@ class Follower:
       term = record.entries[0]
       if isinstance(term, Term):
         self._search.heard(now)
-        if self._leader or self._called not in ("", term.leader):
+        if self._link.leader or self._link.called not in ("", term.leader):
           # Others may hear the new one: that is no reason to call this one again.
-          earlier = self._leader or self._called
+          earlier = self._link.leader or self._link.called
           self._search.unreachable[earlier] = now + self._limits.pace / 2
           self._lose_leader("", now)
-      elif peer == self._leader:
+      elif peer == self._link.leader:
         self._lose_leader(peer, now)
       return
     self._recorded(position, record, now)
@@ -632,9 +568,9 @@ class Follower:
           self.applier.removed(incarnation)
       case Committed():
         self._missing = ""
-        self._saving = self._saving and not entry.save
+        self._wishes.saving = self._wishes.saving and not entry.save
         self.session.committed(entry, self._last_incarnation)
-        self._lend(entry)
+        self._assignment.committed(entry, self.incarnation)
         self.applier.committed(entry)
       case Ended():
         self._out += self.session.lost(quorum.Reason.FINISHED.value)
@@ -654,13 +590,6 @@ class Follower:
         "and takes the place of this one. If both are wanted, they need "
         "numbers of their own.",
       )
-
-  def _lend(self, commit: Committed) -> None:
-    """Takes the lease for this replica from a commit."""
-    for lease in commit.leases:
-      if lease.incarnation == self.incarnation:
-        self._lent_at = commit.attempt.step + 1
-        self._leased(lease.spans)
 
   def _new_term(self, position: int, entry: Term, now: float) -> None:
     mine = entry.leader == self._config.process
@@ -693,14 +622,14 @@ class Follower:
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
-    self._fingerprint = None
+    self._wishes.fingerprint = None
     self.applier.begin(self.view, step)
     self._tell_wishes(now)
 
   def _joined(self, incarnation: Incarnation, step: int, now: float) -> None:
     """Handles a `Joined` entry of this process, which joins at a step."""
-    expected = self._promised if self._leader else -1
-    if incarnation == expected or not (self._leader or self._called):
+    expected = self._promised if self._link.leader else -1
+    if incarnation == expected or not self._link:
       self._begin_membership(incarnation, step, now)
     elif self.incarnation != incarnation:
       # It is tied to another connection, or to a future one.
@@ -711,7 +640,7 @@ class Follower:
     if self._admitted == self.incarnation >= 0:
       self._out.append(fx.Suspended())
     self.incarnation = self._admitted = -1
-    self._lease, self._lent_at = (), 0
+    self._assignment.end()
     self.applier.end()
 
   def _removed(self, left: bool, reason: str, now: float) -> None:
@@ -727,26 +656,16 @@ class Follower:
         f"replica {config.replica!r} was removed ({reason}); it joins again",
       )
     )
-    if self._called:
+    if self._link.called:
       return  # It has already asked to join.
-    if self._leader and self._leader != config.process:
-      self._out.append(fx.Disconnect(self._leader, "it was removed"))
-    self._leader = ""
+    if self._link.leader and self._link.leader != config.process:
+      self._out.append(fx.Disconnect(self._link.leader, "it was removed"))
+    self._link.leader = ""
     # If it is about to call its leader again, this is part of the same loss.
-    when, self._call_at = self._call_at, math.inf
+    when, self._link.call_at = self._link.call_at, math.inf
     if when == math.inf:
-      when = now + self._pause(now, first=_BACKOFF)
+      when = now + self._link.pause_removed(now, FIRST_PAUSE)
     self._search.begin(now, when)
-
-  def _pause(self, now: float, first: float) -> float:
-    """How long to wait before it rejoins: longer each time."""
-    pause = _backoff(self._rejoins, self._limits.pace)
-    forgotten = now >= self._rejoined_at + _FORGOTTEN_AFTER * pause
-    if forgotten or not self._rejoins:
-      self._rejoins, pause = 0, first
-    self._rejoins += 1
-    self._rejoined_at = now
-    return pause
 
   def _admit(self) -> None:
     """Tells the training loop, once it is a member and has the state."""
@@ -786,7 +705,7 @@ class Follower:
     """Sends the pending submission, and begins the optimistic attempt."""
     pending = self.session.pending
     assert pending is not None
-    if not self._leader:
+    if not self._link.leader:
       return  # It will be sent to the next leader.
     count = self.session.count()
     parts = self._optimistic_parts(pending, count)
@@ -889,16 +808,16 @@ class Follower:
 
   def _awaits_end(self, now: float) -> bool:
     """Requests the final state, once; returns whether it may come."""
-    if self._called or self._call_at < math.inf:
+    if self._link.called or self._link.call_at < math.inf:
       return True
-    if not self._leader or self._leader == self._config.process:
+    if not self._link.leader or self._link.leader == self._config.process:
       return False
     if not self._asked_for_end:
       self._asked_for_end = True
       self._end_by = now + self._limits.patience
       self.applier.lack("the run has ended")
       ask = msg.NeedsSnapshot(self.applier.step)
-      self._out.append(fx.Send(self._leader, ask))
+      self._out.append(fx.Send(self._link.leader, ask))
     return now < self._end_by < math.inf
 
   def _fail(
@@ -920,7 +839,7 @@ class Follower:
   def _patience(self) -> float:
     """How long it waits; only a leader may need more than `timeout`."""
     limits = self._limits
-    return limits.replica if self._store_reached else limits.timeout
+    return limits.replica if self._store.reached else limits.timeout
 
   def _check_waiting(self, now: float) -> None:
     """Fails a replica that waits for too long, whatever the leader says."""
@@ -928,8 +847,8 @@ class Follower:
       self._admitted < 0
       or self.session.waits
       or bool(self.applier.awaits)
-      or self._leaving
-      or self._finishing is not None
+      or self._wishes.leaving
+      or self._wishes.finishing is not None
       or self.view.ended is not None
     )
     if not waits:
@@ -948,7 +867,7 @@ class Follower:
   def missing(self, now: float) -> str:
     """What this replica waits for, and why it does not come, for people."""
     view, awaited = self.view, self.applier.awaits
-    if not self._store_reached:
+    if not self._store.reached:
       return "for the job's store, which has not answered yet"
     if self.incarnation < 0:
       what = "for admission to the run"
@@ -956,16 +875,16 @@ class Follower:
       what = f"for {awaited}"
     elif self.session.waits:
       what = f"for the commit of step {view.step}"
-    elif self._leaving:
+    elif self._wishes.leaving:
       what = "for the confirmation that it may leave"
-    elif self._finishing is not None or view.ended is not None:
+    elif self._wishes.finishing is not None or view.ended is not None:
       what = "for the end of the run"
     else:
       what = f"for nothing (it has step {self.applier.step})"
     leader = view.of_process(view.leader)
     if leader is None:
       who = "there is no leader"
-    elif self._leader or self._called:
+    elif self._link:
       who = f"its leader is replica {leader.replica!r}"
     else:
       who = f"it has lost its leader, replica {leader.replica!r}"
@@ -976,7 +895,7 @@ class Follower:
       if leader is None:
         heard = f"the last message of one came {now - at:.1f} s ago ({message})"
     texts = [what, who, heard, self._missing]
-    if self._store_silent:
+    if self._store.silent:
       texts.append("the store does not answer")
     if self.incarnation < 0:
       texts.append(
