@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.leader.leases import LeaseManager
+from optax_dist.coordinator.protocol.policies.leases import LeaseManager
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 
@@ -22,10 +22,10 @@ def gradients(leader: Any) -> str:
   if state.attempt is not None:
     held += state.attempt.members
   counts = {c.incarnation for c in held}
-  if (
-    not state.finished and not leader._ending.is_decided and set(leader._gradients.accepted) != counts
-  ):
-    return f"it holds gradients of {set(leader._gradients.accepted)}, {counts} are in"
+  accepted = set(leader._gradients.accepted)
+  going_on = not state.finished and not leader._ending.is_decided
+  if going_on and accepted != counts:
+    return f"it holds gradients of {accepted}, {counts} are in"
   return ""
 
 

@@ -34,7 +34,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
   Trimmed,
 )
-from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.ledger import spans as sp
 from tests.simulation import inside, journal, sums, transcript
 from tests.simulation.world import (

@@ -93,7 +93,7 @@ FAULTS = (
   _one(
     "a token is lost: a drop is not told",
     "leader.leader",
-    "      self._say(state, msg.Dropped(sequence, reason, count, lease, whole))",
+    "      self._out.say(state, msg.Dropped(sequence, reason, count, lease, whole))",
     "      pass",
   ),
   _one(
@@ -171,7 +171,7 @@ FAULTS = (
       ),
       (
         "follower.follower",
-        "if self._called and self._search.replaced(self._called, self.view):",
+        "if called and self._search.replaced(called, self.view):",
         "if False:",
       ),
     ),
@@ -193,9 +193,9 @@ FAULTS = (
   ),
   _one(
     "the journal tells of what might not have been",
-    "leader.leader",
-    "    self._log.say(self._out, fx.WriteJournal(note))",
-    "    self._out.append(fx.WriteJournal(note))",
+    "leader.outbox",
+    "    self.hold(fx.WriteJournal(note))",
+    "    self.add(fx.WriteJournal(note))",
   ),
   _one(
     "an idle leader never learns that it was replaced",
@@ -274,9 +274,9 @@ FAULTS = (
   ),
   _one(
     "a wish to save is not told to the next leader",
-    "follower.follower",
-    "    if self._saving:\n      self._tell(msg.Save())",
-    "    if False:\n      self._tell(msg.Save())",
+    "follower.wishes",
+    "    if self.saving:\n      found.append(Save())",
+    "    if False:\n      found.append(Save())",
   ),
   _one(
     "a wish to save is forgotten by its leader",
@@ -299,8 +299,8 @@ FAULTS = (
   _aimed(
     "a welcome to an earlier call is accepted",
     "follower.follower",
-    "if peer != self._called or welcome.call != self._calls:",
-    "if peer != self._called:",
+    "if peer != self._link.called or welcome.call != self._link.calls:",
+    "if peer != self._link.called:",
   ),
   _one(
     "a replica that has lost its leader does not ask who hears it",
@@ -335,7 +335,7 @@ FAULTS = (
   _one(
     "the last replica that leaves ends the run of one that was lost",
     "leader.leader",
-    "        if not self._roster and not self._lost:",
+    "        if not self._roster and not self._candidates.lost:",
     "        if not self._roster:",
   ),
   _one(
@@ -353,7 +353,7 @@ FAULTS = (
   _aimed(
     "a run that fails takes steps",
     "leader.leader",
-    "    if self._ended:\n      return  # With an error, steps might",
+    "    if self._ending.is_decided:\n      return  # With an error, steps might",
     "    if False:\n      return  # With an error, steps might",
     # A round is over by time alone.
     fragments,
@@ -361,8 +361,8 @@ FAULTS = (
   _one(
     "a replica of another optimizer is let in",
     "leader.leader",
-    "    if why:\n      self._send(peer, msg.Refused(why))",
-    "    if False:\n      self._send(peer, msg.Refused(why))",
+    "    if why:\n      self._out.send(peer, msg.Refused(why))",
+    "    if False:\n      self._out.send(peer, msg.Refused(why))",
   ),
   _aimed(
     "two processes with one number replace each other for ever",
@@ -397,8 +397,8 @@ FAULTS = (
   _one(
     "the end does not wait for who is behind",
     "leader.leader",
-    "    if not late or self._now >= self._ending",
-    "    if True or self._now >= self._ending",
+    "    if not late or self._now >= since",
+    "    if True or self._now >= since",
   ),
   _one(
     "a gradient of an older step counts for this one",
@@ -470,14 +470,14 @@ FAULTS = (
   ),
   _aimed(
     "a gradient of a removed member is kept",
-    "leader.leader",
-    "self._arrivals.pop(drop.incarnation, None)\n",
-    "self._arrivals.get(drop.incarnation)\n",
+    "leader.gradients",
+    "self.accepted.pop(drop.incarnation, None)\n",
+    "self.accepted.get(drop.incarnation)\n",
   ),
   _aimed(
     "a new leader is not told of the fingerprint of a damaged state",
-    "follower.follower",
-    "    if self._fingerprint is not None:\n      self._tell(self._fingerprint)\n",
+    "follower.wishes",
+    "    if self.fingerprint is not None:\n      found.append(self.fingerprint)\n",
     "",
   ),
   _one(
@@ -528,7 +528,7 @@ FAULTS = (
   # Runs whose samples are leased.
   _one(
     "a member that gets no lease with a commit keeps its old one",
-    "leader.leases",
+    "policies.leases",
     "{p.incarnation: () for p in parts}",
     "{}",
     leases,
@@ -542,7 +542,7 @@ FAULTS = (
   ),
   _one(
     "a sample counts twice: what is sent is taken in",
-    "leader.leases",
+    "policies.leases",
     "    if sp.size(message.data) != message.count * self.state.unit:\n",
     "    self._step(ledger.Claim(incarnation, message.data))\n"
     "    if not ledger.fits(self.state, incarnation, message.data):\n"
@@ -564,7 +564,7 @@ FAULTS = (
   _one(
     "a replica is not told of its samples",
     "leader.leader",
-    "      self._say(state, asked)",
+    "      self._out.say(state, asked)",
     "      pass",
     leases,
   ),
@@ -629,14 +629,14 @@ FAULTS = (
   ),
   _one(
     "a slot counts as compared once it is computed",
-    "leader.leases",
+    "policies.leases",
     "and has_all and (alone or audit.is_settled)",
     "and has_all",
     slots,
   ),
   _one(
     "of two replicas that agree, both are wrong",
-    "leader.audit",
+    "policies.audit",
     "if digest != right]",
     "if digest == right]",
     slots,
@@ -650,7 +650,7 @@ FAULTS = (
   ),
   _one(
     "the digests of a lost replica count",
-    "leader.audit",
+    "policies.audit",
     "      votes.pop(incarnation, None)\n",
     "      pass\n",
     slots,
@@ -741,9 +741,9 @@ FAULTS = (
   ),
   _one(
     "sums count as one gradient in the journal",
-    "leader.leader",
-    "    self._applied += sum(part.count for part in parts)\n",
-    "    self._applied += len(parts)\n",
+    "leader.gradients",
+    "    self.applied += sum(part.count for part in parts)\n",
+    "    self.applied += len(parts)\n",
   ),
   _one(
     "queued gradients count before they may",

@@ -33,8 +33,8 @@ from optax_dist.coordinator.protocol.entries import (
   STORE_VALUES,
   AttemptId,
 )
-from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.training.submission import Submission
 from optax_dist.ledger import tree
 from tests.simulation import sums

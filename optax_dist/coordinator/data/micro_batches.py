@@ -11,7 +11,7 @@ import numpy as np
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import nodes
-from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.runtime import threads
 from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.ledger import Spans, tree

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol.entries import Part, Process, ReplicaId
-from optax_dist.coordinator.protocol.leader.leases import LeaseManager
-from optax_dist.coordinator.protocol.leader.policy import Policy
+from optax_dist.coordinator.protocol.policies.leases import LeaseManager
+from optax_dist.coordinator.protocol.policies.policy import Policy
 from optax_dist.ledger import Spans, tree
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.coordinator.protocol.leader.policy import Policy
+from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
 class Quorum(NamedTuple):

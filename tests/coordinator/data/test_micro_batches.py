@@ -9,7 +9,7 @@ import pytest
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import layout, nodes
 from optax_dist.coordinator.data import micro_batches
-from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.runtime.processes import Processes
 
 DATA = ledger.Batches(16, 8, micro_batch=2, deterministic=True, audit=1.0)

@@ -4,7 +4,7 @@ import pytest
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.leader.policy import Policy
+from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
 def _config(**options):

@@ -17,8 +17,8 @@ from optax_dist.coordinator.extras.decoupled_diloco import rules
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
-from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.policies.policy import Policy
 from optax_dist.ledger import Spans
 
 

@@ -15,6 +15,7 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import optimistic
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -56,7 +57,6 @@ from optax_dist.coordinator.protocol.log import (
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
-from optax_dist.quorum.events import ordered
 
 
 class Follower:
@@ -269,10 +269,9 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
-          if self._link.called and self._search.replaced(
-            self._link.called, self.view
-          ):
-            self._lose_leader(self._link.called, now)
+          called = self._link.called
+          if called and self._search.replaced(called, self.view):
+            self._lose_leader(called, now)
           # A leader that is followed, or being called, knows better.
           if self._link:
             self._search.pause(now)
@@ -708,10 +707,16 @@ class Follower:
     if not self._link.leader:
       return  # It will be sent to the next leader.
     count = self.session.count()
-    parts = self._optimistic_parts(pending, count)
+    step, me = self.applier.step, self.incarnation
+    parts: tuple[Part, ...] = ()
+    # A second gradient under the same id could be mistaken for the first.
+    if self.applier.current and self._optimistic_at != (self.view.term, step):
+      parts = optimistic.parts(
+        self._config, self.view, me, step, pending, count
+      )
     attempt = None
     if parts:
-      self._optimistic_at = (self.view.term, self.applier.step)
+      self._optimistic_at = (self.view.term, step)
       attempt = AttemptId(*self._optimistic_at, 0, self.view.membership)
     self._tell(
       msg.Arrive(
@@ -720,7 +725,7 @@ class Follower:
         pending.total,
         count,
         pending.finite,
-        self.applier.step,
+        step,
         attempt,
         pending.payload,
         pending.batches,
@@ -731,9 +736,7 @@ class Follower:
       )
     )
     if attempt is not None:
-      self.applier.optimistic(
-        attempt, parts, self.incarnation, self.view.members
-      )
+      self.applier.optimistic(attempt, parts, me, self.view.members)
 
   def _data_of(self, pending: ins.Submitted, count: int) -> Spans:
     """The samples of the last gradients of a sum."""
@@ -742,42 +745,6 @@ class Follower:
       return pending.data
     unit = data.unit(self._config.replicas_to_aggregate)
     return sp.tail(pending.data, count * unit)
-
-  def _optimistic_parts(
-    self, pending: ins.Submitted, count: int
-  ) -> tuple[Part, ...]:
-    """The members of the next attempt, if they are already known."""
-    config, step = self._config, self.applier.step
-    members = self.view.members
-    # A second gradient under the same id could be mistaken for the first.
-    if (
-      self._optimistic_at == (self.view.term, step)
-      or config.inline
-      or config.alone
-      or config.deterministic  # Only the leader knows who has which slots.
-      or config.policy is not None  # Only the leader knows the weights.
-      or not pending.finite
-      or (count, pending.total) != (1, 1)
-      or pending.local_step != step
-      or step != self.view.step
-      or not self.applier.current
-      or not 2 <= len(members) <= config.replicas_to_aggregate
-      or config.replicas_to_aggregate > config.total_num_replicas
-    ):
-      return ()
-    by_id = {m.replica: m for m in members.values()}
-    return tuple(
-      Part(
-        by_id[r].incarnation,
-        r,
-        pending.sequence if by_id[r].incarnation == self.incarnation else 0,
-        step,
-        0,
-        1,
-        1.0,
-      )
-      for r in ordered(by_id)
-    )
 
   # Ends.
 

@@ -1,1 +1,1 @@
-"""The leader: the quorum, the leases and the rounds that it decides on."""
+"""The leader: members, gradients and attempts in, decisions out."""

@@ -18,7 +18,7 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import notes, optimistic
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -817,27 +817,10 @@ class Leader:
     parts = self._parts(start.members)
     id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
     message = announcement(id_, parts, self._roster)
-    optimistic = self._optimistic(message)
-    self._step(*self._aggregation.begin(message, optimistic, self._now))
-
-  def _optimistic(self, message: msg.Attempt) -> AttemptId | None:
-    """The id under which all members have already begun, if they have."""
-    parts = message.parts
-    ids = {
-      self._gradients.accepted[p.incarnation].message.optimistic for p in parts
-    }
-    found = ids.pop()
-    if (
-      found is None
-      or ids
-      or message.readers
-      or found.term != self.term
-      or found.step != self._quorum.step
-      or found.membership != self._view.membership
-      or self._view.members.keys() != {p.incarnation for p in parts}
-    ):
-      return None
-    return found
+    accepted = self._gradients.accepted
+    ids = [accepted[part.incarnation].message.optimistic for part in parts]
+    begun = optimistic.begun(message, ids, self._view, start.step)
+    self._step(*self._aggregation.begin(message, begun, self._now))
 
   def _reported(
     self, state: MemberState, message: msg.Done | msg.Failed

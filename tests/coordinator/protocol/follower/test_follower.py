@@ -27,13 +27,13 @@ from optax_dist.coordinator.protocol.entries import (
   Trimmed,
 )
 from optax_dist.coordinator.protocol.follower.follower import Follower
-from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   RUN_KEY,
   record_key,
 )
 from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.policies.policy import Policy
 
 ME = 2  # Incarnation of its membership.
 MINE = Joined(Member(ME, 1, "p1", "at p1"))

@@ -22,10 +22,10 @@ from optax_dist.coordinator.protocol.entries import (
   Removed,
   Term,
 )
-from optax_dist.coordinator.protocol.leader import audit
 from optax_dist.coordinator.protocol.leader.leader import Leader
-from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.policies import audit
+from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
 class Driven:

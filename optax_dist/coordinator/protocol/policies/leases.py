@@ -13,11 +13,11 @@ import math
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
-from optax_dist.coordinator.protocol.leader import audit
-from optax_dist.coordinator.protocol.leader.audit import Audit, Verdict
-from optax_dist.coordinator.protocol.leader.policy import Ask, Next, Policy
-from optax_dist.coordinator.protocol.leader.sharing import Sharing, Theft
 from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.policies import audit
+from optax_dist.coordinator.protocol.policies.audit import Audit, Verdict
+from optax_dist.coordinator.protocol.policies.policy import Ask, Next, Policy
+from optax_dist.coordinator.protocol.policies.sharing import Sharing, Theft
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 

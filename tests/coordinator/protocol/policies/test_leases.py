@@ -5,9 +5,9 @@ import pytest
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import codec, entries
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.leader import audit
-from optax_dist.coordinator.protocol.leader.leases import LeaseManager
-from optax_dist.coordinator.protocol.leader.sharing import Sharing
+from optax_dist.coordinator.protocol.policies import audit
+from optax_dist.coordinator.protocol.policies.leases import LeaseManager
+from optax_dist.coordinator.protocol.policies.sharing import Sharing
 from optax_dist.ledger import spans as sp
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from optax_dist import ledger
-from optax_dist.coordinator.protocol.leader import audit
+from optax_dist.coordinator.protocol.policies import audit
 
 # Steps of two slots of two samples, which are all audited.
 DATA = ledger.Batches(16, 4, micro_batch=2, deterministic=True, audit=1.0)

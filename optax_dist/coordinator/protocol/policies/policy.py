@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
-from optax_dist.coordinator.protocol.leader.audit import Verdict
 from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.policies.audit import Verdict
 from optax_dist.ledger import Spans
 
 
