@@ -89,7 +89,6 @@ def begun(
   if (
     found is None
     or others
-    or message.readers
     or found.term != view.term
     or found.step != step
     or found.membership != view.membership

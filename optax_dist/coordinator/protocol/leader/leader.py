@@ -422,16 +422,11 @@ class Leader:
 
   def _hand_over(self) -> None:
     """Hands leadership to a member nearer to the store, if nothing is pending."""
-    accepted = self._gradients.accepted
-    if not (
-      accepted
-      or self._aggregation.attempt
-      or self._log.pending
-      or self._ending.has_begun
-    ):
-      self._succession.hand_over(
-        None if self._config.inline else self._quorum.step
-      )
+    # The gradients of an attempt are among the accepted ones.
+    busy = self._gradients.accepted or self._log.pending
+    if not busy and not self._ending.has_begun:
+      inline, step = self._config.inline, self._quorum.step
+      self._succession.hand_over(None if inline else step)
 
   def _ask_again(self, state: MemberState, lease: Spans) -> None:
     known = self._quorum.replicas.get(state.member.replica)
