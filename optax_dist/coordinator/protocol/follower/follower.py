@@ -1,8 +1,14 @@
 """A replica: follows the log, submits gradients, finds or becomes the leader.
 
-Its parts are `Search` while there is no leader, `Session` for the training
-loop's submissions, and `Applier` for the state. This module connects them: the
-view of the log, the membership, and the current leader.
+What it does follows from the log, its training loop, and its leader.
+
+    the log    -> View        who is a member, what is committed
+               -> Applier     the state: means, updates, snapshots
+    the loop   -> Session     submissions, until each has its outcome
+               -> Wishes      to leave, to finish, to save
+    the leader -> Link        which one is followed, or called
+               -> Assignment  what to compute next
+    no leader  -> Search      finds it, or claims leadership
 """
 
 from __future__ import annotations

@@ -3,8 +3,16 @@
 Any replica can be leader. Nothing is lost with it: what counts is in the log,
 and the next leader asks all members to submit again. TensorFlow calls it chief.
 
-The leader's messages are held back until all earlier decisions are in the log
-(`LogWriter.say`), so no replica acts on a decision that may be lost.
+    messages -> Candidates, Roster   who is a member
+             -> Gradients            what is accepted  -> quorum.step -> decisions
+             -> Aggregation          what has its mean -> quorum.step -> decisions
+    decisions -> LogWriter -> the log -> Publisher -> followers
+              -> Outbox, held back until they are in the log
+
+Beside them `Snapshots` gives members the state, `Stall` times a step, `Ending`
+waits for those behind, and `Succession` and `Heartbeat` look after leadership.
+What a `Policy` decides, such as who computes on which samples, the leader only
+passes on.
 """
 
 from __future__ import annotations

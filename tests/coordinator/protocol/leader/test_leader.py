@@ -913,6 +913,34 @@ def test_a_heartbeat_names_the_block_from_which_on_the_log_is_there():
   assert beats[-1].position == 4
 
 
+def test_the_store_is_told_four_times_in_a_pace_that_the_leader_lives():
+  driven = inline()
+  pace = driven.config.deadlines.pace
+  for quarter in range(1, 4):
+    driven.now = quarter * pace / 4
+    driven.give(ins.TimePassed())
+    driven.give(ins.TimePassed())
+  beats = [
+    effect.value
+    for effect in driven.did
+    if isinstance(effect, fx.Put) and isinstance(effect.value, Beat)
+  ]
+  # No two are alike, so who reads them sees that time passes for the leader.
+  assert [beat.count for beat in beats] == [1, 2, 3, 4]
+  assert {beat.leader for beat in beats} == {"p0"}
+
+
+def test_each_snapshot_has_a_number_of_its_own():
+  driven = Driven(total_num_replicas=3)
+  for peer in ("p1", "p2"):
+    driven.hello(peer, applied=-1)
+    driven.say(peer, msg.NeedsSnapshot(-1))
+  fetches = [m for _, m in driven.sent if isinstance(m, msg.Fetch)]
+  assert len({fetch.transfer for fetch in fetches}) == 2
+  serves = driven.sent_to("p0", msg.Serve)
+  assert [s.transfer for s in serves] == [f.transfer for f in fetches]
+
+
 class Rounds(Policy):
   """A step is begun by its first gradient, and all others are called."""
 
