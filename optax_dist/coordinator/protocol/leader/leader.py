@@ -573,7 +573,7 @@ class Leader:
     self._step(*self._aggregation.dismiss(incarnation))
 
   def _wait_for_state(self) -> None:
-    """No member has the run's state; a lost replica may come back with it."""
+    """Waits while no member has the state: a lost one may come back with it."""
     since = self._snapshots.lacking_since
     if since is None:
       return
