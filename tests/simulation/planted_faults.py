@@ -274,9 +274,9 @@ FAULTS = (
   ),
   _one(
     "a wish to save is not told to the next leader",
-    "follower.wishes",
-    "    if self.saving:\n      found.append(Save())",
-    "    if False:\n      found.append(Save())",
+    "follower.follower",
+    "      if kind in self._wishes:\n",
+    "      if kind in self._wishes and kind is not msg.Save:\n",
   ),
   _one(
     "a wish to save is forgotten by its leader",
@@ -476,9 +476,9 @@ FAULTS = (
   ),
   _aimed(
     "a new leader is not told of the fingerprint of a damaged state",
-    "follower.wishes",
-    "    if self.fingerprint is not None:\n      found.append(self.fingerprint)\n",
-    "",
+    "follower.follower",
+    "      if kind in self._wishes:\n",
+    "      if kind in self._wishes and kind is not msg.Fingerprint:\n",
   ),
   _one(
     "a leader forgets under which id all have begun an attempt",

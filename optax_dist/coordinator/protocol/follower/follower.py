@@ -5,7 +5,6 @@ What it does follows from the log, its training loop, and its leader.
     the log    -> View        who is a member, what is committed
                -> Applier     the state: means, updates, snapshots
     the loop   -> Session     submissions, until each has its outcome
-               -> Wishes      to leave, to finish, to save
     the leader -> Link        which one is followed, or called
                -> Assignment  what to compute next
     no leader  -> Search      finds it, or claims leadership
@@ -49,7 +48,6 @@ from optax_dist.coordinator.protocol.follower.search import (
   StartAt,
 )
 from optax_dist.coordinator.protocol.follower.session import Session
-from optax_dist.coordinator.protocol.follower.wishes import Wishes
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.log import (
   KEPT,
@@ -63,6 +61,10 @@ from optax_dist.coordinator.protocol.log import (
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
+
+# What a replica may want of its leader, in the order in which a new one is told.
+# Of fingerprints it is the last one: others may tell theirs of the same step.
+_WISHES = (msg.Leave, msg.Finish, msg.Save, msg.Fingerprint)
 
 
 class Follower:
@@ -95,7 +97,9 @@ class Follower:
     # The next position; and whether the view has all that is before it.
     self._position, self._complete = -1, False
     self._link = Link(config.deadlines)
-    self._wishes = Wishes()
+    # What it wants of its leader, by kind; and when it leaves without an answer.
+    self._wishes: dict[type, msg.Message] = {}
+    self._leave_by = math.inf
     self._assignment = Assignment(config, self._out)
     # The membership that is tied to the connection to the leader.
     self._promised: Incarnation = -1
@@ -144,7 +148,7 @@ class Follower:
       return math.inf
     time = min(
       self._run_at,
-      self._wishes.leave_by,
+      self._leave_by,
       self._end_by,
       self._rival_until,
       self._link.deadline,
@@ -175,7 +179,7 @@ class Follower:
       self._check_rival(now)
     if self.over:
       return
-    if now >= self._wishes.leave_by:
+    if now >= self._leave_by:
       self._leave()
       return
     if now >= self._run_at:
@@ -230,16 +234,16 @@ class Follower:
         self._submit(input_)
       case ins.LeaveWanted():
         # A process must be a member to leave: others may wait for it.
-        self._tell(self._wishes.leave(self._limits, now))
+        self._wish(msg.Leave(lost=False), now)
       case ins.FinishWanted(reason):
-        self._tell(self._wishes.finish(reason))
+        self._wish(msg.Finish(reason), now)
       case ins.SaveWanted():
-        self._tell(self._wishes.save())
+        self._wish(msg.Save(), now)
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()
       case ins.FingerprintTaken(step, digest):
-        self._tell(self._wishes.compare(msg.Fingerprint(step, digest)))
+        self._wish(msg.Fingerprint(step, digest), now)
       case _:
         assert_never(input_)
 
@@ -383,10 +387,21 @@ class Follower:
       self._arrive()
     self._tell_wishes(now)
 
+  def _wish(self, message: msg.Message, now: float) -> None:
+    """Tells the leader what it wants; each new leader is told again."""
+    self._wishes[type(message)] = message
+    if isinstance(message, msg.Leave):
+      # Others replace a leader that is dead in the meantime.
+      limits = self._limits
+      self._leave_by = now + limits.silence
+      self._leave_by += 2 * (limits.pace + limits.patience)
+    self._tell(message)
+
   def _tell_wishes(self, now: float) -> None:
     """Sends a leader what it can't know of this replica."""
-    for message in self._wishes.again(self._limits, now):
-      self._tell(message)
+    for kind in _WISHES:
+      if kind in self._wishes:
+        self._wish(self._wishes[kind], now)
 
   def _tell(self, message: msg.Message) -> None:
     """Sends to the leader, if there is one and this replica is a member."""
@@ -573,7 +588,8 @@ class Follower:
           self.applier.removed(incarnation)
       case Committed():
         self._missing = ""
-        self._wishes.saving = self._wishes.saving and not entry.save
+        if entry.save:
+          self._wishes.pop(msg.Save, None)
         self.session.committed(entry, self._last_incarnation)
         self._assignment.committed(entry, self.incarnation)
         self.applier.committed(entry)
@@ -627,7 +643,7 @@ class Follower:
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
-    self._wishes.fingerprint = None
+    self._wishes.pop(msg.Fingerprint, None)
     self.applier.begin(self.view, step)
     self._tell_wishes(now)
 
@@ -820,8 +836,8 @@ class Follower:
       self._admitted < 0
       or self.session.waits
       or bool(self.applier.awaits)
-      or self._wishes.leaving
-      or self._wishes.finishing is not None
+      or msg.Leave in self._wishes
+      or msg.Finish in self._wishes
       or self.view.ended is not None
     )
     if not waits:
@@ -848,9 +864,9 @@ class Follower:
       what = f"for {awaited}"
     elif self.session.waits:
       what = f"for the commit of step {view.step}"
-    elif self._wishes.leaving:
+    elif msg.Leave in self._wishes:
       what = "for the confirmation that it may leave"
-    elif self._wishes.finishing is not None or view.ended is not None:
+    elif msg.Finish in self._wishes or view.ended is not None:
       what = "for the end of the run"
     else:
       what = f"for nothing (it has step {self.applier.step})"

@@ -1,17 +1,17 @@
-"""One attempt at a step's mean: who takes part, and who has yet to report.
+"""Attempts at a step's mean: who takes part, and who has yet to report.
 
     begun by its members themselves --announce--> announced
       |  Done of every member                       |  Done of a member,
       v                                             v  once the witness has the mean
     quorum.Done for all of them                   quorum.Done for it
 
-An attempt has no clock and sends nothing: its leader does, and gives the events
-that `done` and `failed` return to the quorum's rules. It ends when these commit
-the step or abandon the attempt.
+What an `Attempt` and the `Aggregation` of a step return are events for the
+quorum's rules. An attempt ends when these commit the step or abandon it.
 """
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 
@@ -23,8 +23,11 @@ from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Part,
 )
+from optax_dist.coordinator.protocol.leader.outbox import Outbox
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 
+# Attempts at a step that may fail between the same two members.
+_STRIKES = 3
 # A replica that is more steps behind gets a snapshot instead of means; one that
 # has just got a snapshot is given more time to catch up.
 _MAX_LAG = 8
@@ -119,6 +122,109 @@ class Attempt:
     self._witness = None
     held, self._held = self._held, []
     return held
+
+
+class Aggregation:
+  """Has members aggregate a step, until the quorum's rules commit it.
+
+  Attributes:
+    attempt: the current one, or None.
+  """
+
+  def __init__(self, roster: Roster, out: Outbox):
+    """Starts without an attempt.
+
+    Args:
+      roster: the members.
+      out: where announcements go.
+    """
+    self.attempt: Attempt | None = None
+    self._roster, self._out = roster, out
+    # Reports that came before the attempt began here: members are faster than
+    # another member's gradient.
+    self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
+    # How often attempts have failed between two members, at this step.
+    self._strikes: collections.Counter[frozenset[Incarnation]] = (
+      collections.Counter()
+    )
+
+  def begin(
+    self, message: msg.Attempt, optimistic: AttemptId | None, now: float
+  ) -> list[quorum.Event]:
+    """Begins an attempt; returns what follows from earlier reports.
+
+    Args:
+      message: announces it.
+      optimistic: the id under which all members have begun it, if they have.
+      now: the time.
+    """
+    self.attempt = Attempt(message, optimistic, now)
+    if optimistic is None:
+      self._announce(self.attempt, now)
+    early, self._early = self._early, {}
+    events: list[quorum.Event] = []
+    for incarnation, report in early.items():
+      state = self._roster.get(incarnation)
+      if state is not None:
+        events += self.reported(state, report, now)
+    return events
+
+  def _announce(self, attempt: Attempt, now: float) -> None:
+    states = map(self._roster.get, attempt.announce(now))
+    self._out.say_to(filter(None, states), attempt.message)
+
+  def reported(
+    self, state: MemberState, message: msg.Done | msg.Failed, now: float
+  ) -> Sequence[quorum.Event]:
+    """A member or witness says how an attempt has ended for it."""
+    attempt, incarnation = self.attempt, state.member.incarnation
+    if attempt is None:
+      if message.attempt.number == 0:
+        self._early[incarnation] = message
+    elif isinstance(message, msg.Done):
+      return attempt.done(incarnation, message.attempt)
+    elif message.attempt != attempt.id:
+      pass
+    elif attempt.optimistic is not None:
+      self._announce(attempt, now)
+    else:
+      return attempt.failed(state, message)
+    return []
+
+  def strike(
+    self, state: MemberState, message: msg.Failed
+  ) -> tuple[MemberState, MemberState] | None:
+    """Counts a failure between two members that are not known to be dead.
+
+    Returns:
+      Both, once there were too many: who has reported them first.
+    """
+    failed = self._roster.get(
+      -1 if message.failed_replica is None else message.failed_replica
+    )
+    if failed is None or failed is state:
+      return None
+    pair = frozenset((state.member.incarnation, failed.member.incarnation))
+    self._strikes[pair] += 1
+    if self._strikes[pair] < _STRIKES:
+      return None
+    del self._strikes[pair]
+    return state, failed
+
+  def dismiss(self, incarnation: Incarnation) -> list[quorum.Done]:
+    """Stops waiting for a member that was removed."""
+    self._early.pop(incarnation, None)
+    return [] if self.attempt is None else self.attempt.dismiss(incarnation)
+
+  def end(self) -> Attempt | None:
+    """Ends the current attempt, and returns it."""
+    attempt, self.attempt = self.attempt, None
+    return attempt
+
+  def committed(self) -> None:
+    """The step is committed: what was counted or kept for it is void."""
+    self._early = {}
+    self._strikes.clear()
 
 
 def announcement(

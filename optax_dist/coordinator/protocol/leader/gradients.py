@@ -18,8 +18,9 @@ from optax_dist.coordinator.protocol.messages import Arrive
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrival:
-  """A gradient, and when it came."""
+  """A member's gradient, and when it came."""
 
+  incarnation: Incarnation
   message: Arrive
   at: float
 
@@ -38,7 +39,6 @@ class Gradients:
     """Starts with the counts in the log."""
     self.accepted: dict[Incarnation, Arrival] = {}
     self.applied, self.dropped = applied, dict(dropped)
-    self._arriving: tuple[Incarnation, Arrival] | None = None
     self._queue: list[tuple[Incarnation, Arrive]] = []
 
   @property
@@ -63,32 +63,21 @@ class Gradients:
     """Forgets what a member that was removed has in the queue."""
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
 
-  def arrive(self, incarnation: Incarnation, arrival: Arrival) -> None:
-    """The rules are about to be asked about a gradient."""
-    self._arriving = incarnation, arrival
-
-  def decided(self) -> None:
-    """The rules were asked, and what they decided was done."""
-    self._arriving = None
-
-  def accept(self) -> tuple[Incarnation, Arrive]:
-    """The gradient that arrives is accepted."""
-    assert self._arriving is not None
-    incarnation, arrival = self._arriving
-    self.accepted[incarnation] = arrival
-    return incarnation, arrival.message
-
-  def drop(self, drop: quorum.Drop) -> tuple[Arrival | None, bool, str]:
+  def drop(
+    self, drop: quorum.Drop, arriving: Arrival | None
+  ) -> tuple[Arrival | None, str]:
     """A gradient is dropped.
 
+    Args:
+      drop: the decision.
+      arriving: the gradient that the rules were asked about, if any.
+
     Returns:
-      The gradient, None if it came to an earlier leader; whether it has just
-      arrived; and the reason.
+      The dropped one, None if it came to an earlier leader; and the reason.
     """
-    member, arriving = self._arriving or (None, None)
-    accepted = drop.reason is quorum.Reason.SUPERSEDED
-    if member == drop.incarnation and not accepted:
-      arrival = arriving
+    new = drop.reason is not quorum.Reason.SUPERSEDED
+    if new and arriving and arriving.incarnation == drop.incarnation:
+      arrival: Arrival | None = arriving
     else:
       arrival = self.accepted.pop(drop.incarnation, None)
     reason = drop.reason
@@ -97,7 +86,7 @@ class Gradients:
       reason = quorum.Reason.RETURNED
     count = self.dropped.get(reason.value, 0) + drop.count
     self.dropped[reason.value] = count
-    return arrival, arrival is not None and arrival is arriving, reason.value
+    return arrival, reason.value
 
   def commit(self, parts: Iterable[Part]) -> list[Arrival]:
     """The gradients of a step, which is committed."""

@@ -46,8 +46,10 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.leader import candidates, stall
-from optax_dist.coordinator.protocol.leader.aggregation import Aggregation
-from optax_dist.coordinator.protocol.leader.attempt import announcement
+from optax_dist.coordinator.protocol.leader.attempt import (
+  Aggregation,
+  announcement,
+)
 from optax_dist.coordinator.protocol.leader.candidates import Candidates
 from optax_dist.coordinator.protocol.leader.ending import Ending
 from optax_dist.coordinator.protocol.leader.gradients import Arrival, Gradients
@@ -663,9 +665,7 @@ class Leader:
       replica, local_step, finite, incarnation, message.count
     )
     self._quorum, decisions = quorum.step(self._quorum, event)
-    self._gradients.arrive(incarnation, Arrival(message, self._now))
-    self._decide(decisions)
-    self._gradients.decided()
+    self._decide(decisions, Arrival(incarnation, message, self._now))
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
@@ -719,7 +719,12 @@ class Leader:
     step = 0 if self._all_have_come() else self._quorum.step
     return any(s.is_connected and s.has(step) for s in self._roster)
 
-  def _decide(self, decisions: Sequence[quorum.Decision]) -> None:
+  def _decide(
+    self,
+    decisions: Sequence[quorum.Decision],
+    arriving: Arrival | None = None,
+  ) -> None:
+    """Does what the rules have decided, about a gradient that has come if any."""
     tokens = {
       d.replica: d.count for d in decisions if isinstance(d, quorum.Token)
     }
@@ -728,14 +733,16 @@ class Leader:
         case quorum.Token() | quorum.Wait() | quorum.Refuse():
           pass
         case quorum.Accept():
-          incarnation, message = self._gradients.accept()
+          assert arriving is not None
+          incarnation, message = arriving.incarnation, arriving.message
+          self._gradients.accepted[incarnation] = arriving
           if self._policy.accepted(incarnation, message):
             self._call_others(message.local_step)
           waits = self._policy.has_begun(message.local_step)
           if self._stall.since is None and waits:
             self._stall.begin(self._now)
         case quorum.Drop():
-          self._drop(decision, tokens)
+          self._drop(decision, tokens, arriving)
         case quorum.StartAttempt():
           self._start(decision)
         case quorum.Abandon():
@@ -763,23 +770,27 @@ class Leader:
     ]
     self._out.say_to(others, msg.Call(step))
 
-  def _drop(self, drop: quorum.Drop, tokens: dict[ReplicaId, int]) -> None:
+  def _drop(
+    self,
+    drop: quorum.Drop,
+    tokens: dict[ReplicaId, int],
+    arriving: Arrival | None,
+  ) -> None:
     incarnation = drop.incarnation
-    arrival, arriving, reason = self._gradients.drop(drop)
+    arrival, reason = self._gradients.drop(drop, arriving)
+    is_new = arrival is arriving
     state = self._roster.get(incarnation)
     asked = tokens.pop(drop.replica, None)
     lease: Spans = ()
     if arrival is not None:
       token = asked if incarnation in self._roster else None
-      lease = self._policy.dropped(
-        incarnation, arrival.message, arriving, token
-      )
+      lease = self._policy.dropped(incarnation, arrival.message, is_new, token)
     # That the run has finished is told by the log alone: until it says so, the
     # next leader may go on.
     ends = drop.reason is quorum.Reason.FINISHED
     if state is not None and arrival is not None and not ends:
       message = arrival.message
-      whole = not arriving or message.count == message.total
+      whole = not is_new or message.count == message.total
       count, sequence = asked or 1, message.sequence
       self._out.say(state, msg.Dropped(sequence, reason, count, lease, whole))
     self._out.note(
