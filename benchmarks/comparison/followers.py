@@ -111,7 +111,6 @@ def _lead(args: argparse.Namespace) -> None:
   ) as replica:
     config, driver = replica._participant.config, replica._participant.driver
     hello = messages.Hello(
-      messages.PROTOCOL_VERSION,
       config.agreement,
       1,
       "127.0.0.1:1",
@@ -203,7 +202,9 @@ def _frame(parts: list[bytes]) -> bytes:
 
 def _follow(args: argparse.Namespace) -> None:
   told = processes.end_with_parent()
-  from optax_dist.coordinator.protocol import codec, messages
+  import msgspec
+
+  from optax_dist.coordinator.protocol import messages
   from optax_dist.coordinator.transport import handshake
 
   _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -219,7 +220,7 @@ def _follow(args: argparse.Namespace) -> None:
   all_: dict[int, _Follower] = {}
   for number in range(1, args.followers + 1):
     one = _Follower(number, leader, unix.removeprefix("unix:"), key)
-    one.say(_frame([encode(codec.replace(hello, replica=number))]))
+    one.say(_frame([encode(msgspec.structs.replace(hello, replica=number))]))
     selector.register(one.sock, select.EPOLLIN)
     all_[one.sock.fileno()] = one
   processes.say(ready=True)

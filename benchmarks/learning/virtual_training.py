@@ -18,7 +18,6 @@ import optax
 import optax_dist
 from optax_dist import simulate
 
-_MOST_STEPS = 10_000_000
 # More than any staleness.
 _UNBOUNDED = 2**30
 
@@ -104,17 +103,15 @@ def train(
     evaluations: approximate number of evaluations.
     staleness_weight: see `optax_dist.sync_replicas`.
   """
-  schedule = _Schedule(replicas)
-  timing = simulate.simulate_timing(
-    strategy,
-    latency,
-    replicas,
-    steps=_MOST_STEPS,
-    seconds=seconds,
-    seed=seed,
-    journal=schedule,
+  simulated = functools.partial(
+    simulate.simulate_timing, strategy, latency, replicas, seed=seed
   )
-  steps = len(schedule.members)
+  many = 1000
+  while (times := simulated(steps=many).commit_times)[-1] <= seconds:
+    many *= 2
+  steps = max(1, int(np.sum(times <= seconds)))
+  schedule = _Schedule(replicas)
+  timing = simulated(steps=steps, journal=schedule)
   members, local_steps = np.array(schedule.members, np.int32).swapaxes(0, 1)
   late = strategy.max_staleness
   tx = sync_replicas(
