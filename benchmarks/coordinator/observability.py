@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "comparison"))
+
 import processes
 
 KINDS = ("nothing", "timings and journal")
