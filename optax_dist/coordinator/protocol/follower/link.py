@@ -48,7 +48,7 @@ class Link:
 
   def is_unanswered(self, now: float) -> bool:
     """Whether a call has had no answer for too long."""
-    return bool(self.called) and now >= self._called_at + self._limits.patience
+    return now >= self._called_at + self._limits.patience
 
   def call(self, process: Process, now: float) -> None:
     """A process is called, and the old leader not followed any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
@@ -88,8 +88,7 @@ class Gradients:
     self.dropped[reason.value] = count
     return arrival, reason.value
 
-  def commit(self, parts: Iterable[Part]) -> list[Arrival]:
+  def commit(self, parts: Sequence[Part]) -> list[Arrival]:
     """The gradients of a step, which is committed."""
-    parts = list(parts)
     self.applied += sum(part.count for part in parts)
     return [self.accepted.pop(part.incarnation) for part in parts]
