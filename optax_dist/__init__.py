@@ -36,6 +36,7 @@ if TYPE_CHECKING:
   from optax_dist.transforms.cross_shard import cross_shard
   from optax_dist.transforms.elastic_average import elastic_average
   from optax_dist.transforms.local_updates import local_updates
+  from optax_dist.transforms.params_ema import params_ema
   from optax_dist.transforms.per_replica import per_replica
   from optax_dist.transforms.presets import (
     bmuf,
@@ -74,6 +75,7 @@ __all__ = [
   "local_sgd",
   "local_updates",
   "optimizers",
+  "params_ema",
   "per_replica",
   "quorum",
   "sharded",

@@ -27,7 +27,13 @@ _NAMES: dict[type, dict[str, str]] = {
 
 # Fields of wrappers' states that are not slots.
 _NOT_SLOTS = frozenset(
-  {"hyperparams", "hyperparams_states", "scalars", "gradient_sum"}
+  {
+    "hyperparams",
+    "hyperparams_states",
+    "scalars",
+    "gradient_sum",
+    "pending_rate",
+  }
 )
 
 

@@ -75,7 +75,8 @@ def restore_checkpoint(
       installed, or the result of ``tf.train.load_checkpoint``.
     params: Parameters with the shapes and dtypes of the variables.
     opt_state: The optimizer's state, from ``init(params)``; including chains
-      and wrappers. Moving averages of ``sync_replicas`` are restored too.
+      and wrappers. Moving averages of
+      :func:`optax_dist.params_ema` are restored too.
     name: The name of TensorFlow's optimizer (``"Adam"``); by default it is
       determined from the names in the checkpoint.
     variable: Maps a parameter's path, which is ``"layer/kernel"`` for
@@ -184,8 +185,11 @@ def restore_checkpoint(
       )
   for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
     keys = slots.path_keys(path)
-    if keys[-1] in ("count", "global_step", "local_step"):
+    if keys[-1] in ("count", "global_step", "local_step", "num_updates"):
       leaves[i] = jnp.full_like(leaves[i], global_step)
+    elif keys[-1] == "pending_rate":
+      # TensorFlow's averages have made their last move.
+      leaves[i] = jnp.zeros_like(leaves[i])
     elif "scalars" in keys:
       leaves[i] = read_scalar(keys[-1], leaves[i])
   return Restored(

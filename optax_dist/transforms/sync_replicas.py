@@ -12,7 +12,6 @@ from optax_dist._internal import (
   axes,
   checks,
   gradient_sum,
-  moving_averages,
   provenance,
   replica_params,
 )
@@ -25,6 +24,7 @@ from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
 )
+from optax_dist.transforms.params_ema import params_ema
 
 _USER = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
@@ -77,15 +77,15 @@ class SyncReplicasState(NamedTuple):
     global_step: steps taken so far (int32 scalar, equal on all replicas).
     at_most: gradients since the last step if every replica had arrived on every
       iteration (int32 scalar, equal on all).
-    inner_state: state of the inner transformation, equal on all replicas.
-    averages: moving averages of the parameters, or None.
+    inner_state: state of the inner transformation, equal on all replicas; with
+      ``variable_averages`` a tuple of it and a
+      :class:`~optax_dist.transforms.params_ema.ParamsEmaState`.
     replica: one :class:`SyncReplica` per replica.
   """
 
   global_step: jax.Array
   at_most: jax.Array
   inner_state: Any
-  averages: Any
   replica: PerReplica
 
 
@@ -99,6 +99,7 @@ def sync_replicas(
   staleness_weight: Literal["inverse"] | Callable[[Any], Any] | None = None,
   variable_averages: float | None = None,
   variables_to_average: Any = None,
+  num_updates: bool = False,
   reject_nonfinite: bool = True,
   all_arrive: bool = False,
   accumulator_dtype: Any = None,
@@ -147,12 +148,11 @@ def sync_replicas(
       ``"inverse"`` for 1 / max(1, staleness) (staleness-aware SGD), or a
       function of the staleness (an int32 scalar). The sum of the weighted
       gradients is divided by their number, not by the sum of the weights.
-    variable_averages: the decay of a moving average of the parameters, updated
-      at each step; None for no averages. Read them with
-      :func:`optax_dist.averaged_params`.
-    variables_to_average: which parameters are averaged: a pytree of booleans
-      like ``params``, a function of ``params`` that returns one, or None for all.
-      Integers and random keys have no average.
+    variable_averages: the decay of moving averages of the parameters, which move
+      at each step; None for no averages. This adds ``params_ema(decay)`` to
+      ``inner``: see :func:`optax_dist.params_ema`.
+    variables_to_average: its argument ``mask``, which parameters are averaged.
+    num_updates: its argument ``num_updates``, for a decay that starts smaller.
     reject_nonfinite: whether gradients with an infinite or NaN element are
       dropped. If not, as in TensorFlow, one of them makes the mean non-finite.
     all_arrive: whether every replica's gradient counts on every iteration, whatever
@@ -162,7 +162,7 @@ def sync_replicas(
       without ``staleness_weight``, since no gradient is late.
     accumulator_dtype: dtype of the sums, and of the communication; None for
       each parameter's own, or float32 if that is narrower.
-    averages_dtype: dtype of the averages; None as above.
+    averages_dtype: its argument ``dtype``; None as above.
     sparse_capacity: for parameters with sparse gradients
       (:class:`IndexedSlices`), the maximum number of rows that a replica can
       hold until the next step: a pytree like ``params``, or a function of them
@@ -228,7 +228,6 @@ def sync_replicas(
   )
   names = replicas.names
   weight_of = _weight_function(staleness_weight)
-  moving_averages.check(variable_averages, variables_to_average)
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.flag("all_arrive", all_arrive)
   if all_arrive and sparse_capacity is not None:
@@ -240,7 +239,9 @@ def sync_replicas(
     )
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
   precision.check_dtype("accumulator_dtype", accumulator_dtype)
-  precision.check_dtype("averages_dtype", averages_dtype)
+  inner = _with_averages(
+    inner, variable_averages, variables_to_average, num_updates, averages_dtype
+  )
   inner = provenance.given_equal(with_steady_state(inner), names)
 
   def init_fn(params: optax.Params) -> SyncReplicasState:
@@ -256,9 +257,6 @@ def sync_replicas(
       global_step=zero(),
       at_most=zero(),
       inner_state=inner.init(params),
-      averages=moving_averages.init(
-        params, variable_averages, variables_to_average, averages_dtype
-      ),
       replica=replicas.start(own, size),
     )
 
@@ -293,12 +291,10 @@ def sync_replicas(
     # Nothing is communicated while there can't be enough, which all agree on.
     at_most = state.at_most + me.size
     possible = True if needed <= me.size else at_most >= needed
-    before = state.inner_state, state.averages, kept, jnp.asarray(False)
+    before = state.inner_state, kept, jnp.asarray(False)
     # A branch changes just the rows of a table that have a gradient.
     fuse = not _has_slices(updates)
-    new_updates, inner_state, averages, left, stepped = _when(
-      possible, aggregate, before
-    )
+    new_updates, inner_state, left, stepped = _when(possible, aggregate, before)
 
     # A replica that arrived takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
@@ -310,7 +306,7 @@ def sync_replicas(
     at_most = jnp.where(stepped, 0, at_most)
     replica = me.leave(own)
     return new_updates, SyncReplicasState(
-      global_step, at_most, inner_state, averages, replica
+      global_step, at_most, inner_state, replica
     )
 
   def step(
@@ -320,11 +316,8 @@ def sync_replicas(
     new_updates, inner_state = inner.update(
       mean, state.inner_state, params, **extra_args
     )
-    averages = moving_averages.update(
-      state.averages, params, new_updates, variable_averages
-    )
     empty = gradient_sum.empty(kept)
-    return new_updates, inner_state, averages, empty, jnp.asarray(True)
+    return new_updates, inner_state, empty, jnp.asarray(True)
 
   def accumulate(
     me: Replica, gradient: Any, here: jax.Array, late: jax.Array
@@ -366,12 +359,6 @@ def sync_replicas(
     me = replicas.enter(state.replica, state.at_most)
     # None can be all parameters, of which there are none, and their sum.
     accumulates = me.own.gradient_sum is not None or updates is None
-    given = params is not None or updates is None
-    if variable_averages is not None and not given:
-      raise ValueError(
-        f"{_USER}: `variable_averages` needs the parameters: call"
-        " update(updates, state, params)."
-      )
     if all_arrive and not (arrived is None and local_step is None):
       raise ValueError(
         f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
@@ -383,8 +370,7 @@ def sync_replicas(
       raise ValueError(
         f"{_USER}: {needed} gradients of {me.size} replicas need a sum, and this"
         " state holds none: it was made where every iteration was a step. Take a new"
-        " one from init, with the global_step, inner_state and averages of the"
-        " old."
+        " one from init, with the global_step and inner_state of the old."
       )
     update_leaves.check_gradients(_USER, updates, names, _SCATTERED)
     if params is not None:
@@ -396,6 +382,36 @@ def sync_replicas(
     return me
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _with_averages(
+  inner: optax.GradientTransformation,
+  decay: float | None,
+  mask: Any,
+  num_updates: bool,
+  dtype: Any,
+) -> optax.GradientTransformation:
+  """Adds moving averages of the parameters to ``inner``, if there is a decay.
+
+  Raises:
+    ValueError: if an argument is invalid, or only of use with a decay.
+  """
+  checks.transformation("inner", inner)
+  checks.flag("num_updates", num_updates)
+  precision.check_dtype("averages_dtype", dtype)
+  if decay is None:
+    given = {
+      "variables_to_average": mask is not None,
+      "num_updates": num_updates,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+      raise ValueError(
+        f"{_USER}: `{name}` needs `variable_averages`, the decay, got None."
+      )
+    return inner
+  checks.fraction("variable_averages", decay, "a decay ")
+  ema = params_ema(decay, num_updates=num_updates, mask=mask, dtype=dtype)
+  return optax.chain(inner, ema)
 
 
 class _Verdict(NamedTuple):

@@ -39,6 +39,10 @@ _ORIGINALS = {
     ElasticAverageCustomGetter worker_device __call__ getter trainable
     collections local_center_variable global_center_variable local_step
   """,
+  "ExponentialMovingAverage": """
+    decay num_updates zero_debias apply average average_name
+    variables_to_restore var_list
+  """,
   "What all three inherit": """
     minimize GATE_NONE GATE_OP GATE_GRAPH get_name get_slot get_slot_names
     variables gate_gradients aggregation_method colocate_gradients_with_ops

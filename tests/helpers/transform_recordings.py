@@ -166,12 +166,15 @@ class TransformSystem(sync.StrictSystem):
     own = self.state.replica.value
     count = int(np.sum(own.num_accumulated))
     seen = super().see()
+    averaged = None
+    if "variable_averages" in self.config:
+      averaged = optax_dist.averaged_params(self.state, self.params)
     return {
       **seen,
       "global_step": int(self.state.global_step),
       "num_accumulated": [count] * len(self.variables),
       "vars": self.params,
-      "ema": self.state.averages,
+      "ema": averaged,
     }
 
   def same_values(self, value, expected):

@@ -25,7 +25,9 @@ _ADAM = optax_dist.optimizers.adam(0.1)
 _PERIOD = {"communication_period": 2}
 
 _SHARED = {
-  "cross_shard": lambda n: optax.chain(optax_dist.cross_shard("i"), _ADAM),
+  "cross_shard": lambda n: optax.chain(
+    optax_dist.cross_shard("i"), optax_dist.params_ema(0.9), _ADAM
+  ),
   "sync_replicas": lambda n: optax_dist.sync_replicas(
     _ADAM,
     "i",

@@ -156,10 +156,11 @@ class TestParamSpecs:
     specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=MODEL_SPECS
     )
-    adam = specs.inner_state[1][0]
+    inner, ema = specs.inner_state
+    adam = inner[1][0]
     assert adam.mu == adam.nu == MODEL_SPECS
     assert adam.count == specs.global_step == P()
-    assert specs.averages == {
+    assert ema.averages == {
       "w": MODEL_SPECS["w"],
       "b": optax.MaskedNode(),
     }

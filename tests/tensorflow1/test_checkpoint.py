@@ -254,6 +254,28 @@ def test_moving_averages_of_sync_replicas_are_restored():
     tensorflow1.restore_checkpoint(Reader(recorded), params(), state)
 
 
+def test_restored_averages_go_on_from_their_last_move():
+  """With the decay of the step after the checkpoint's, as `num_updates` has it."""
+  recorded = _RECORDED["GradientDescent"]["variables"]
+  names = ("layer/kernel", "layer/bias")
+  start = {name: 0.5 + np.asarray(recorded[name]) for name in names}
+  averages = {f"{k}/ExponentialMovingAverage": x for k, x in start.items()}
+  tx = optax.chain(
+    optax_dist.params_ema(0.9999, num_updates=True),
+    optimizers.gradient_descent(0.1),
+  )
+  restored = tensorflow1.restore_checkpoint(
+    Reader(recorded | averages), params(), tx.init(params())
+  )
+  now, state = restored.params, restored.opt_state
+  updates, state = tx.update(jax.grad(loss)(now), state, now)
+  now = optax.apply_updates(now, updates)
+  kernel = start["layer/kernel"]
+  kernel = kernel - (1 - (1 + 4) / (10 + 4)) * (kernel - now["layer"]["kernel"])
+  got = optax_dist.averaged_params(state, now)["layer"]["kernel"]
+  np.testing.assert_allclose(got, kernel, rtol=1e-6)
+
+
 def test_a_shape_that_differs_is_named():
   tx = OPTIMIZERS["GradientDescent"]()
   wide = {"layer": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(2)}}

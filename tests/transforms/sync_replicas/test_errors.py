@@ -39,6 +39,11 @@ _make = functools.partial(
     ),
     ({"variable_averages": 1.5}, "`variable_averages` must be a decay"),
     ({"variables_to_average": {}}, "needs `variable_averages`"),
+    ({"num_updates": True}, "`num_updates` needs `variable_averages`"),
+    (
+      {"variable_averages": 0.9, "num_updates": 3},
+      "`num_updates` must be True or False",
+    ),
     ({"sparse_average": "rows"}, "'touched', 'gradients', got 'rows'"),
     ({"reject_nonfinite": "no"}, "`reject_nonfinite` must be True or False"),
     ({"all_arrive": "yes"}, "`all_arrive` must be True or False"),
@@ -66,7 +71,7 @@ def test_variables_to_average_must_have_the_structure_of_the_parameters():
     variable_averages=0.9,
     variables_to_average={"x": True},
   )
-  with pytest.raises(ValueError, match="`variables_to_average` must be a pytr"):
+  with pytest.raises(ValueError, match="`mask` must be a pytree of boo"):
     tx.init(np.ones(2, np.float32))
 
 
@@ -138,5 +143,5 @@ def test_all_arrive_takes_no_sparse_gradient():
 def test_averages_need_the_parameters():
   tx = _make(total_num_replicas=N, variable_averages=0.9)
   step = lambda g: tx.update(g, tx.init(0.0))[0]
-  with pytest.raises(ValueError, match="`variable_averages` needs the param"):
+  with pytest.raises(ValueError, match="params_ema needs the parameters"):
     maps.run("vmap", step, np.ones(N, np.float32), size=N)
