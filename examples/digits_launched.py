@@ -49,7 +49,7 @@ def main():
     for picked in replica.batches():
       value, grads = gradient(replica.params, images[picked], labels[picked])
       outcome = replica.step(grads)
-      checkpoint.save_if_due(saved, replica, outcome, args.save_every)
+      checkpoint.save_if_due(saved, replica, outcome, args.save_every, keep=3)
       # One of those that took the step writes its line.
       first = outcome.members[:1] == (replica.replica,)
       if first:

@@ -63,7 +63,7 @@ def main():
       value, grads = gradient(replica.params, *batch(rng))
       time.sleep(args.pause)
       outcome = replica.step(grads)
-      checkpoint.save_if_due(folder, replica, outcome, args.save_every)
+      checkpoint.save_if_due(folder, replica, outcome, args.save_every, keep=3)
     replica.finish()
     print(f"step {replica.global_step}, loss {value:.4f}")
 

@@ -137,7 +137,7 @@ def main():
       value, grads = gradient(replica.params, placed(tokens, mesh, P("fsdp")))
       outcome = replica.step(grads)
       step = outcome.global_step
-      checkpoint.save_if_due(folder, replica, outcome, args.save_every)
+      checkpoint.save_if_due(folder, replica, outcome, args.save_every, keep=3)
       if speaks and step % 20 == 0:
         print(f"step {step}, loss {value:.3f}, of {len(outcome.members)}")
     replica.finish()

@@ -40,6 +40,7 @@ _REFUSED = {
   "staleness_weight": "only fresh gradients count",
   "opt_state": "it is in the state of the transformation",
   "global_step": "it is in the state of the transformation",
+  "lineage": "it is of checkpoint.restore, and a trainer has its own checkpoints",
   "on_sigterm": "until_finished leaves on SIGTERM, and there is no Outcome to save at",
 }
 

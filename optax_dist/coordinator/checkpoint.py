@@ -7,27 +7,21 @@ be restored on any number of replicas.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import msgspec
 
 from optax_dist import ledger
-from optax_dist.coordinator import phases
+from optax_dist._internal import checks
+from optax_dist.coordinator import checkpoint_folder, phases
 from optax_dist.coordinator.replica import Outcome, Replica
 from optax_dist.coordinator.runtime import processes
 
 # Which samples are in committed steps, stored beside the files orbax writes.
 _PROGRESS = "progress.json"
-# Hidden ones are not complete.
-_NAME = re.compile(r"[^.].*?(\d+)")
 
 
 def save(path: str | os.PathLike[str], replica: Replica) -> int:
@@ -49,11 +43,15 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     ModuleNotFoundError: orbax-checkpoint is not installed.
     FileExistsError: the folder exists.
   """
+  return _save(pathlib.Path(os.path.abspath(path)), replica)
+
+
+def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
+  """Saves, with options of `checkpoint_folder.new`."""
   import orbax.checkpoint as ocp
 
   shared, step = replica.state_to_save()
   phases.reach("checkpointing", replica.replica)
-  path = pathlib.Path(os.path.abspath(path))
   tree = {
     "params": shared.params,
     "opt_state": shared.opt_state,
@@ -66,8 +64,10 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     # renamed.
     with contextlib.ExitStack() as stack:
       new = ""
-      if first and not path.exists():
-        new = str(stack.enter_context(_durable_folder(path)))
+      if first and (line or not path.exists()):
+        about = checkpoint_folder.About(replica.run_id, step, replica.lineage)
+        folder = checkpoint_folder.new(path, about, **line)
+        new = str(stack.enter_context(folder))
       new, *_ = replica.processes.gather(new)
       if not new:
         raise FileExistsError(path)
@@ -95,11 +95,19 @@ def save_if_due(
   replica: Replica,
   outcome: Outcome,
   every: int,
+  keep: int | None = None,
 ) -> pathlib.Path | None:
   """Saves every so many steps, and when all are to save; call it after a step.
 
   One replica of those that took the step saves, since all hold the same. What it
-  saves is the state of its parameters, which may be some steps newer.
+  saves is the state of its parameters, which may be some steps newer. A replica
+  that leaves the run there (SIGTERM, Ctrl-C) saves the step that it has come to,
+  too, unless another one has.
+
+  The checkpoints of the folder are those of one line: of this run, and up to where
+  it went on from them, of the runs before it. Checkpoints of other runs are moved
+  to ``left`` in it, with a warning. That holds for a run that began anew, and for
+  later steps of one that this run went back behind.
 
   Args:
     folder: what holds the checkpoints, each in a folder ``step-...`` of it.
@@ -107,50 +115,69 @@ def save_if_due(
     outcome: what `Replica.step` returned.
     every: steps between checkpoints; 0 for none but those that are asked for
       (`Outcome.save`).
+    keep: how many checkpoints to keep, of the latest steps; older ones are
+      deleted. None for all. With 2 or more, none disappears while a replica that
+      has just started reads it.
 
   Returns:
     The path of the new checkpoint; None if there is none.
+
+  Raises:
+    ModuleNotFoundError: orbax-checkpoint is not installed.
+    RuntimeError: another run has begun to save to this folder.
   """
-  # The step that all are to save may be before the one that this replica is at.
-  step = outcome.save or outcome.global_step
-  due = outcome.save or (every and outcome.committed % every == 0)
-  if not due or outcome.members[:1] != (replica.replica,):
+  if keep is not None:
+    keep = checks.count("keep", keep)
+  every = checks.count("every", every, least=0)
+  first = outcome.members[:1] == (replica.replica,)
+  lineage = replica.lineage
+  if first and (outcome.save or (every and outcome.committed % every == 0)):
+    # The step that all are to save may be before the one that this replica is at.
+    step = outcome.save or outcome.global_step
+  elif every and outcome.finished and replica.has_left:
+    step = replica.global_step
+    if step <= (lineage[-1][1] if lineage else 0):
+      return None  # It has taken no step.
+  else:
     return None
-  path = pathlib.Path(folder, f"step-{step:08}")
-  try:
-    save(path, replica)
-  except FileExistsError:
+  path = pathlib.Path(os.path.abspath(folder), f"step-{step:08}")
+  about = checkpoint_folder.About(replica.run_id, step, lineage)
+  there = "there" if checkpoint_folder.has(path, about) else ""
+  if replica.processes.gather(there)[0]:
     return None  # A replica that is late may be at a step that another saved.
-  return path
+  try:
+    _save(path, replica, replaces=True, keep=keep)
+  except FileExistsError:
+    return None
+  return pathlib.Path(folder, path.name)
 
 
 def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
   """Finds the checkpoint of the latest step.
+
+  Only complete checkpoints count, whose names are theirs. If there are some of
+  several runs, it is the latest step of the run that has saved last.
 
   If the replica has several processes (`initialize_processes`), all of them call
   this, and get what the first one finds: another replica may save one while they
   look, and those that restore it would wait for the others for ever.
 
   Args:
-    folder: what holds the checkpoints, each in a folder whose name ends with its
-      step, such as ``step-00000120``. It need not exist.
+    folder: what holds the checkpoints, each in a folder ``step-...`` with its step,
+      such as ``step-00000120``. It need not exist.
 
   Returns:
-    The path of the one with the largest number; None if there is none.
+    Its path; None if there is none.
 
   Example:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as there:
-    ...   for name in ("step-90", "step-120", "other"):
-    ...     pathlib.Path(there, name).mkdir()
-    ...   latest(there).name
-    'step-120'
+    ...   pathlib.Path(there, "step-00000120").mkdir()  # There is nothing in it.
+    ...   latest(there)
   """
   folder = pathlib.Path(folder)
-  names = [] if not folder.is_dir() else [x.name for x in folder.iterdir()]
-  matches = [m for m in map(_NAME.fullmatch, names) if m]
-  name = max(matches, key=lambda m: int(m[1]))[0] if matches else ""
-  name, *_ = processes.of_this_program().gather(name)
+  found = checkpoint_folder.latest(folder)
+  name, *_ = processes.of_this_program().gather(found.name if found else "")
   return folder / name if name else None
 
 
@@ -166,26 +193,27 @@ def restore(
     opt_state: the same for the optimizer, for example `opt.init(params)`.
 
   Returns:
-    Arguments for `join` and `run_embedded`: `params`, `opt_state` and
-    `global_step`; and `progress`, if samples were leased.
+    Arguments for `join` and `run_embedded`: `params`, `opt_state`, `global_step`
+    and `lineage`; and `progress`, if samples were leased.
 
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
     FileNotFoundError: there is no checkpoint.
-
+    ValueError: it is not complete, or a file of it is not what was saved.
   """
   import orbax.checkpoint as ocp
+
+  done = _progress(pathlib.Path(path, _PROGRESS))
+  about = checkpoint_folder.read(pathlib.Path(path))
 
   like = {"params": params, "opt_state": opt_state, "global_step": 0}
   with ocp.StandardCheckpointer() as checkpointer:
     restored = checkpointer.restore(
       os.path.abspath(path), jax.tree.map(_abstract, like)
     )
-  progress = pathlib.Path(path) / _PROGRESS
-  if progress.exists():
-    restored["progress"] = msgspec.json.decode(
-      progress.read_bytes(), type=ledger.Progress
-    )
+  restored["lineage"] = about.line
+  if done is not None:
+    restored["progress"] = done
   return restored
 
 
@@ -212,73 +240,28 @@ def resume(
           checkpoint.save_if_due("checkpoints", replica, outcome, every=100)
         replica.finish()
   """
-  path = latest(folder)
-  if path is None:
-    return {"params": params}
-  return restore(path, params, opt_state)
+  while (path := latest(folder)) is not None:
+    try:
+      return restore(path, params, opt_state)
+    except (OSError, ValueError):
+      # Newer ones may have taken its place meanwhile.
+      if path.exists() or processes.of_this_program().count > 1:
+        raise
+  return {"params": params}
+
+
+def _progress(path: pathlib.Path) -> ledger.Progress | None:
+  if not path.exists():
+    return None
+  found: ledger.Progress = checkpoint_folder.parse(path, ledger.Progress)
+  try:
+    found.check()
+  except ValueError as error:
+    raise ValueError(f"{path} is not what was saved: {error}") from None
+  return found
 
 
 def _abstract(leaf: Any) -> Any:
   if isinstance(leaf, jax.Array):
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return leaf
-
-
-@contextlib.contextmanager
-def _durable_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Creates a folder with everything that the block writes, at the block's end.
-
-  It appears complete or not at all, survives a power failure, and is its owner's
-  alone.
-
-  Args:
-    path: the folder.
-
-  Yields:
-    A temporary path to write it to, which does not exist yet.
-
-  Raises:
-    FileExistsError: the folder exists at the end.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as there:
-    ...   with _durable_folder(pathlib.Path(there, "new")) as new:
-    ...     new.mkdir()
-    ...     _ = (new / "file").write_text("text")
-    ...   oct(pathlib.Path(there, "new", "file").stat().st_mode)[-3:]
-    '600'
-  """
-  path.parent.mkdir(parents=True, exist_ok=True)
-  outer = pathlib.Path(
-    tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
-  )
-  try:
-    inner = outer / path.name
-    yield inner
-    for at, _, files in os.walk(inner, topdown=False):
-      for name in files:
-        os.chmod(os.path.join(at, name), 0o600)
-        _sync(os.path.join(at, name))
-      os.chmod(at, 0o700)
-      _sync(at)
-    if path.exists():
-      raise FileExistsError(f"{path} exists.")
-    try:
-      os.rename(inner, path)
-    except OSError as error:
-      # Another process may have created it just now.
-      if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-        raise
-      raise FileExistsError(f"{path} exists.") from error
-    _sync(path.parent)
-  finally:
-    shutil.rmtree(outer, ignore_errors=True)
-
-
-def _sync(path: str | os.PathLike[str]) -> None:
-  number = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(number)
-  finally:
-    os.close(number)

@@ -22,6 +22,7 @@ from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.data import arguments as data_arguments
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.launch import channel, cluster, environment, faults
+from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -56,6 +57,7 @@ def join(
   global_step: int = 0,
   data: ledger.Batches | None = None,
   progress: ledger.Progress | None = None,
+  lineage: entries.Lineage | None = None,
   probe: probes.Probe | types.EllipsisType | None = ...,
   secret: bytes | str | None = None,
   certificates: channels.Certificates | None = None,
@@ -104,6 +106,9 @@ def join(
       local steps those of a whole exchange; None: each replica reads its own
       data.
     progress: of a checkpoint: which samples are in committed steps.
+    lineage: of a checkpoint: the runs that it comes from, as
+      `checkpoint.restore` returns them. Checkpoints of others are not mistaken
+      for its own.
     probe: required with deterministic data, and only then: a function of
       parameters and a `micro_batches.Slot` that returns a gradient, by the
       program of the training loop. It is called twice, on pseudo-random
@@ -192,6 +197,7 @@ def join(
     opt_state=opt_state,
     global_step=global_step,
     progress=progress,
+    lineage=lineage,
     probe=probe,
     processes=program,
     **settings,
@@ -283,7 +289,7 @@ def run_embedded(
     data: see `join`.
     **options: others of `join` that concern the job and not this process:
       `max_staleness`, `staleness_weight`, `lower_on_leave`, `lower_on_loss`,
-      `opt_state`, `global_step`, `progress`; and fields of `Options`.
+      `opt_state`, `global_step`, `progress`, `lineage`; and fields of `Options`.
 
   Returns:
     What `fn` returned, by replica.
@@ -383,6 +389,7 @@ def _job(
   lower_on_loss: bool = False,
   global_step: int = 0,
   progress: ledger.Progress | None = None,
+  lineage: entries.Lineage | None = None,
   processes: processes.Processes | None = None,
   opt_state: Any = None,
   probe: probes.Probe | None = None,
@@ -430,5 +437,6 @@ def _job(
     processes=processes,
     data=data,
     progress=progress,
+    lineage=entries.as_lineage(lineage),
     probe=probe,
   )

@@ -16,6 +16,7 @@ from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import inputs
+from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
 from optax_dist.coordinator.training.waiting import WaitingLoop
@@ -104,6 +105,19 @@ class Replica:
   def global_step(self) -> int:
     """The number of committed steps that `params` includes."""
     return self._participant.submission.base.step
+
+  @property
+  def run_id(self) -> str:
+    """Identifies the run: the same for all replicas, and new for each start."""
+    return self._participant.handover.run_id
+
+  @property
+  def lineage(self) -> Lineage:
+    """The runs that this one goes on from, the first one first.
+
+    Of each its `run_id`, and the step at which the next one began.
+    """
+    return self._participant.handover.lineage
 
   @property
   def is_stale(self) -> bool:

@@ -37,6 +37,43 @@ class Progress:
     """The number of positions that are committed or were given up."""
     return self.next - sp.size(self.open)
 
+  def check(self, data: Batches | None = None) -> None:
+    """Refuses what no run can have come to.
+
+    Args:
+      data: of the run; None if it is not known.
+
+    Raises:
+      ValueError: the message says what is wrong.
+
+    Example:
+      >>> Progress(next=4, open=((2, 6),)).check()
+      Traceback (most recent call last):
+        ...
+      ValueError: open is not sorted spans of positions before next=4, but ((2, 6),).
+    """
+    whole = sp.union(((0, self.next),))
+    if self.next < 0:
+      raise ValueError(f"next is not a position from 0, but {self.next}.")
+    for name in ("open", "skipped"):
+      spans = getattr(self, name)
+      if sp.union(spans) != spans or sp.minus(spans, whole):
+        raise ValueError(
+          f"{name} is not sorted spans of positions before next={self.next}, but"
+          f" {spans!r:.100}."
+        )
+    both = sp.common(self.open, self.skipped)
+    if both:
+      raise ValueError(
+        f"open and skipped have positions in common: {both!r:.100}."
+      )
+    total = None if data is None else data.total
+    if total is not None and self.next > total:
+      raise ValueError(
+        f"next={self.next} is beyond the {total} positions of the data. Is it of"
+        " other data, or of more epochs?"
+      )
+
   def commit(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
     """Adds a committed step with these positions, and skipped ones.
 

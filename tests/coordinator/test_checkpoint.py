@@ -117,6 +117,8 @@ def _saved_by_two(path, monkeypatch, progress_at):
   def save(index):
     replica = types.SimpleNamespace(
       replica=0,
+      run_id="a run",
+      lineage=(),
       processes=_Group(index, texts, together),
       state_to_save=lambda: (runs.strategies.SharedState({}, {}), 4),
       has_data=True,
@@ -140,7 +142,8 @@ def test_one_process_of_a_replica_writes_the_progress(tmp_path, monkeypatch):
 
   found = _saved_by_two(path, monkeypatch, progress_at)
   assert [one.result() for one in found] == [4, 4]
-  assert [p.name for p in path.iterdir()] == ["progress.json"]
+  names = {p.name for p in path.iterdir()}
+  assert names == {"progress.json", "checkpoint.json"}
 
 
 def test_a_file_in_place_of_a_folder_is_named(tmp_path):
@@ -173,22 +176,6 @@ def test_a_missing_checkpoint_is_reported(tmp_path):
     checkpoint.restore(
       tmp_path / "none", runs.PARAMS, runs.OPT.init(runs.PARAMS)
     )
-
-
-@pytest.mark.parametrize(
-  ("names", "found"),
-  [
-    ([], None),
-    (["other", ".step-9.abc1"], None),
-    (["step-100", "step-99", "step-9", ".step-101.abc2"], "step-100"),
-  ],
-)
-def test_the_latest_has_the_largest_number(tmp_path, names, found):
-  for name in names:
-    (tmp_path / name).mkdir()
-  got = checkpoint.latest(tmp_path)
-  assert got == (tmp_path / found if found else None)
-  assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
 def test_a_job_saves_and_resumes_by_one_call_each(tmp_path):
@@ -228,8 +215,10 @@ def test_the_step_that_took_the_gradient_decides_whether_to_save(
   tmp_path, monkeypatch
 ):
   """The parameters may be newer: others' steps are applied before it wakes up."""
-  monkeypatch.setattr(checkpoint, "save", lambda path, replica: None)
-  replica = types.SimpleNamespace(replica=0)
+  monkeypatch.setattr(checkpoint, "_save", lambda path, replica, **line: None)
+  replica = types.SimpleNamespace(
+    replica=0, run_id="a run", lineage=(), processes=processes.Processes()
+  )
 
   def due(committed, step, members=(0, 1)):
     outcome = coordinator.Outcome(

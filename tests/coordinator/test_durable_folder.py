@@ -5,7 +5,11 @@ import stat
 
 import pytest
 
-from optax_dist.coordinator.checkpoint import _durable_folder
+from optax_dist.coordinator import checkpoint_folder
+
+
+def _durable_folder(path):
+  return checkpoint_folder.new(path, checkpoint_folder.About("a run", 1))
 
 
 def _mode(path):

@@ -15,7 +15,8 @@ import compiling
 import pytest
 from waiting import until
 
-from optax_dist.coordinator import journal
+from optax_dist import ledger
+from optax_dist.coordinator import checkpoint, journal
 
 _HERE = pathlib.Path(__file__).parent
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -110,6 +111,33 @@ def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
   steps = [r["step"] for r in records(tmp_path / "metrics.jsonl")]
   assert set(steps) == set(range(1, 67))
   assert (tmp_path / "training.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+  "number",
+  [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)],
+)
+def test_digits_launched_saves_where_it_is_stopped(tmp_path, number):
+  program = ["digits_launched.py", "--save-every", "1000000"]
+  flags = ("--replicas", "2", "--replicas-to-aggregate", "1")
+  path = tmp_path / "journal.jsonl"
+  commits = lambda: [
+    r for r in journal.read(path).records if r["kind"] == "commit"
+  ]
+  with launched(tmp_path, *flags, program=program) as process:
+    until(lambda: path.exists() and len(commits()) > 20, seconds=300.0)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=300)
+  assert process.returncode == 128 + number, errors
+  last = checkpoint.latest(tmp_path / "checkpoints")
+  assert last is not None, errors
+  steps = commits()[-1]["step"] + 1
+  assert last.name == f"step-{steps:08}"
+  # The samples of its steps and no others.
+  done = json.loads((last / "progress.json").read_text())
+  assert ledger.Progress(
+    done["next"], tuple(map(tuple, done["open"]))
+  ).done == (64 * steps)
 
 
 # Three replicas, one of which is killed.

@@ -6,7 +6,7 @@ import jax
 import launch
 
 from optax_dist import coordinator
-from optax_dist.coordinator import checkpoint
+from optax_dist.coordinator import checkpoint, checkpoint_folder
 
 
 def _latest(folders):
@@ -25,7 +25,10 @@ def test_the_first_process_decides(tmp_path):
   for case, seen in enumerate(cases):
     for process, names in enumerate(seen):
       for name in names:
-        (tmp_path / str(case) / str(process) / name).mkdir(parents=True)
+        own = tmp_path / str(case) / str(process)
+        about = checkpoint_folder.About("a run", int(name.split("-")[1]))
+        with checkpoint_folder.new(own / name, about) as path:
+          path.mkdir()
   folders = [str(tmp_path / str(case)) for case in range(len(cases))]
   expected = [None, pathlib.Path("step-2")]
   assert launch.run(_latest, folders, processes=2) == [expected] * 2

@@ -134,6 +134,11 @@ def check(
   ):
     if value is not None and not isinstance(value, kind):
       raise TypeError(f"{name} must be a {kind.__name__}, got {value!r:.100}.")
+  if progress is not None:
+    try:
+      progress.check(data)
+    except ValueError as error:
+      raise ValueError(f"progress is of no run of this data: {error}") from None
   if data is None:
     return
   if strategy.period is None:

@@ -8,7 +8,12 @@ from collections.abc import Callable, Sequence
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import deadlines
-from optax_dist.coordinator.protocol.entries import Part, Process, ReplicaId
+from optax_dist.coordinator.protocol.entries import (
+  Lineage,
+  Part,
+  Process,
+  ReplicaId,
+)
 from optax_dist.coordinator.protocol.policies.leases import LeaseManager
 from optax_dist.coordinator.protocol.policies.policy import Policy
 from optax_dist.ledger import Spans, tree
@@ -48,6 +53,7 @@ class Config:
     block: records of the log that are deleted together; one to two blocks stay.
     data: the data that is leased; None: replicas have their own data.
     progress: the samples in committed steps before the first step.
+    lineage: the runs that the start state comes from.
     policy: makes the policy of a new leader, given `timeout`; a step is then
       open until the policy closes it, and has the policy's weights. None: a
       step closes by itself.
@@ -76,6 +82,7 @@ class Config:
   block: int = 128
   data: ledger.Batches | None = None
   progress: ledger.Progress = ledger.NOTHING_DONE
+  lineage: Lineage = ()
   policy: Callable[[float], Policy] | None = None
 
   @property

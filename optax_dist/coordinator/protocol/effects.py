@@ -16,6 +16,7 @@ from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Incarnation,
   Leased,
+  Lineage,
   Member,
   Part,
   Process,
@@ -241,10 +242,12 @@ class Admitted(Struct):
   Attributes:
     admission: number of admissions, from 1.
     incarnation: incarnation of the membership.
+    lineage: the runs that this one continues.
   """
 
   admission: int
   incarnation: Incarnation
+  lineage: Lineage = ()
 
 
 class Suspended(Struct):

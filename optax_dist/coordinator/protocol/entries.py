@@ -14,7 +14,7 @@ next put is at the position of that `Term`, so it always conflicts.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,24 @@ ReplicaId: TypeAlias = Integer | str
 Process: TypeAlias = str
 # The number of a membership: unique in a run, and increasing.
 Incarnation: TypeAlias = Natural
+# The runs that a run goes on from, the first one first: of each its id, and the
+# step that the next one has gone on from.
+Lineage: TypeAlias = tuple[tuple[str, Natural], ...]
+
+
+def as_lineage(given: Any) -> Lineage:
+  """Checks a lineage from outside; None for that of a run that begins anew.
+
+  Raises:
+    ValueError: it is none.
+  """
+  try:
+    return msgspec.convert(given or (), Lineage)
+  except msgspec.ValidationError as error:
+    raise ValueError(
+      "lineage must be what checkpoint.restore returns, pairs of a run and a"
+      f" step; got {given!r:.100}: {error}."
+    ) from None
 
 
 class Member(Struct):
@@ -139,6 +157,7 @@ class Term(Struct):
     digest: of the state that the run starts from, if `fresh`; "" otherwise.
     progress: the samples in committed steps of the run that it continues, if
       `fresh`.
+    lineage: the runs that it continues, if `fresh`.
   """
 
   term: Natural
@@ -150,6 +169,7 @@ class Term(Struct):
   step: Natural
   digest: str
   progress: Progress = NOTHING_DONE
+  lineage: Lineage = ()
 
 
 class Joined(Struct):

@@ -15,6 +15,7 @@ from optax_dist.coordinator.protocol.entries import (
   Entry,
   Incarnation,
   Joined,
+  Lineage,
   Member,
   Process,
   Record,
@@ -33,11 +34,13 @@ class Start:
     step: its step.
     digest: digest of its arrays.
     progress: the samples included in it; ignored in comparisons.
+    lineage: the runs that it comes from; ignored in comparisons.
   """
 
   step: int
   digest: str
   progress: Progress = dataclasses.field(compare=False)
+  lineage: Lineage = dataclasses.field(default=(), compare=False)
 
 
 class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -59,6 +62,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     dropped: how many were dropped, by reason, as of the last commit.
     ended: how the run has ended; None if it hasn't.
     progress: which samples are in committed steps.
+    lineage: the runs that this one continues.
     broken: the first commit that does not follow the step before it, "" for none.
   """
 
@@ -77,6 +81,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
   dropped: tuple[tuple[str, Natural], ...] = ()
   ended: Ended | None = None
   progress: Progress = NOTHING_DONE
+  lineage: Lineage = ()
   broken: str = ""
 
   def copy(self) -> View:
@@ -94,7 +99,9 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
   @property
   def origin(self) -> Start:
     """The state that the run began from."""
-    return Start(self.origin_step, self.origin_digest, self.progress)
+    return Start(
+      self.origin_step, self.origin_digest, self.progress, self.lineage
+    )
 
   def of_process(self, process: Process) -> Member | None:
     """The membership of a process."""
@@ -133,7 +140,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
           self.broken = ""
           self.step = self.origin_step = entry.step
           self.origin_digest = entry.digest
-          self.progress = entry.progress
+          self.progress, self.lineage = entry.progress, entry.lineage
           for member in self.members.values():
             self.departed[member.replica] = False
           self.members.clear()

@@ -15,6 +15,7 @@ training loop is notified through the `Handover`.
 from __future__ import annotations
 
 import collections
+import hashlib
 import itertools
 import logging
 import math
@@ -497,6 +498,8 @@ class Driver:
         self._put(request, key, value, overwrite)
       case fx.UseRun(nonce):
         self._transport.use_run(nonce.encode())
+        # A digest, for the nonce is part of signatures.
+        self.handover.run_id = hashlib.sha256(nonce.encode()).hexdigest()[:12]
       case fx.Connect(peer, address):
         self._transport.connect(peer, address)
       case fx.Disconnect(peer, reason):

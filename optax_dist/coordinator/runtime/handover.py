@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
 
 from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
@@ -64,6 +65,8 @@ class Handover:
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
+    run_id: identifies the run; "" until it is known.
+    lineage: the runs that it continues.
   """
 
   def __init__(self, published: State):
@@ -80,6 +83,8 @@ class Handover:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
+    self.run_id = ""
+    self.lineage: Lineage = ()
     self._changed = threading.Condition()
     # The state before the current one; that one itself if it came as a snapshot
     # of several commits.
@@ -105,9 +110,10 @@ class Handover:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
         self._answers[event.sequence] = event, self._before
-      case fx.Admitted(admission, incarnation):
-        self.admission, self.incarnation = admission, incarnation
+      case fx.Admitted(admission, incarnation, lineage):
+        self.lineage, self.incarnation = lineage, incarnation
         self.suspended = False
+        self.admission = admission
       case fx.Suspended():
         self.suspended = True
       case fx.Leased(incarnation, spans):

@@ -27,6 +27,7 @@ from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config
+from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
@@ -128,6 +129,7 @@ class Participant:
     processes: Processes | None = None,
     data: ledger.Batches | None = None,
     progress: ledger.Progress | None = None,
+    lineage: Lineage | None = None,
     probe: probes.Probe | None = None,
   ):
     """Prepares it; the event loop is started by `join`.
@@ -144,6 +146,7 @@ class Participant:
       processes: the processes of the replica; None: this one.
       data: the samples that are leased.
       progress: which of them are in committed steps.
+      lineage: of a checkpoint: the runs that it comes from.
       probe: computes a gradient, to compare bits with other replicas.
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
@@ -219,6 +222,7 @@ class Participant:
       fingerprint_every=settings.fingerprint_every,
       data=data,
       progress=progress,
+      lineage=lineage or (),
       policy=strategy.policy,
     )
     self.about = {

@@ -90,6 +90,7 @@ def make(
   name: str | None = None,
   data: Any = None,
   progress: Any = None,
+  lineage: Any = None,
   **settings: Any,
 ) -> Replica:
   """A replica that has yet to start."""
@@ -107,6 +108,7 @@ def make(
       global_step=global_step,
       data=data,
       progress=progress,
+      lineage=lineage,
     )
     return Replica(part)
 

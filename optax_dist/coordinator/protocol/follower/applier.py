@@ -87,7 +87,7 @@ class Applier:
     self.sound = False
     self.needs = ""
     self.start: Start | None = Start(
-      config.step, config.digest, config.progress
+      config.step, config.digest, config.progress, config.lineage
     )
     # The run's start state, until there is a step.
     self._origin: Start | None = None

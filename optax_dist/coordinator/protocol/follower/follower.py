@@ -699,7 +699,9 @@ class Follower:
     ):
       self._admitted = self.incarnation
       self._admission += 1
-      self._out.append(fx.Admitted(self._admission, self.incarnation))
+      self._out.append(
+        fx.Admitted(self._admission, self.incarnation, self.view.lineage)
+      )
 
   def _leave(self) -> None:
     self._out.append(fx.Left())

@@ -264,6 +264,7 @@ class Search:
       view.step if start is None else start.step,
       "" if start is None else start.digest,
       Progress() if start is None else start.progress,
+      () if start is None else start.lineage,
     )
     self._claim = self._count()
     record = Record(term.term, (term,))

@@ -1,0 +1,347 @@
+"""The folder of a job's checkpoints: what is complete, whose it is, what goes.
+
+    step-00000060/          a checkpoint, which appears whole or not at all
+      checkpoint.json       what it is (`About`)
+    .step-00000080.x1y2/    one that is being written, or whose writer was killed
+    left/RUN/step-00000070  of a run that went another way, moved here
+
+A run may go back to an earlier checkpoint and continue from there, or begin anew.
+What other runs have saved after that is not of its line: at the same step there
+may be other parameters. So a checkpoint names its run and the runs before it, and
+`latest` and pruning stay on one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from optax_dist.coordinator import locks
+from optax_dist.coordinator.protocol.codec import Natural
+from optax_dist.coordinator.protocol.entries import Lineage
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+_ABOUT = "checkpoint.json"
+_NAME = re.compile(r"step-(\d+)")
+# In each folder that is being written: locked by the writer while it lives.
+_WRITER = ".writer"
+_UNDER_WAY = re.compile(r"\.(.+)\.[^.]+")
+_LEFT = "left"
+# Whoever renames or removes something in the folder holds this lock. Then nobody
+# writes there, so it is free soon.
+_LOCK, _PATIENCE = ".lock", 30.0
+
+
+class About(msgspec.Struct, frozen=True):
+  """What a checkpoint is.
+
+  Attributes:
+    run: the run that saved it (`Replica.run_id`).
+    step: its step.
+    lineage: the runs before that one (`Replica.lineage`).
+    number: one more than that of all that were in the folder when it was saved.
+    files: the size of each file, by its path; without any it is not complete.
+  """
+
+  run: str
+  step: Natural
+  lineage: Lineage = ()
+  number: Natural = 0
+  files: dict[str, Natural] = {}
+
+  @property
+  def line(self) -> Lineage:
+    """The lineage of a run that goes on from here."""
+    return (*self.lineage, (self.run, self.step))
+
+  def comes_from(self, other: About) -> bool:
+    """Whether another checkpoint is of this run, or of those before it."""
+    return other.run == self.run or any(
+      other.run == run and other.step <= last for run, last in self.lineage
+    )
+
+
+def read(path: pathlib.Path) -> About:
+  """What a complete checkpoint is.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is not complete, or is no checkpoint.
+  """
+  if not path.exists():
+    raise FileNotFoundError(f"There is no checkpoint at {path}.")
+  about = parse(path / _ABOUT, About)
+  for name, size in about.files.items():
+    file = path / name
+    if not file.is_file() or file.stat().st_size != size:
+      raise ValueError(
+        f"The checkpoint {path} is not complete: {name} must have {size} bytes."
+        " Was it copied in part? Take another one."
+      )
+  return about
+
+
+def parse(path: pathlib.Path, kind: Any) -> Any:
+  """Reads a file of JSON in a checkpoint.
+
+  Args:
+    path: the file.
+    kind: what it must be.
+
+  Raises:
+    ValueError: it is something else, or can't be read.
+  """
+  try:
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+  except OSError as error:
+    raise ValueError(
+      f"{path.parent} is no complete checkpoint: its {path.name} can't be read:"
+      f" {error.strerror}."
+    ) from None
+  except msgspec.DecodeError as error:
+    raise ValueError(
+      f"{path} is not what was saved: {error}. Take another checkpoint."
+    ) from None
+
+
+def latest(folder: pathlib.Path) -> pathlib.Path | None:
+  """The latest complete checkpoint of the run that saved last."""
+  found = sorted(_all(folder).items(), key=lambda each: -each[1].number)
+  for _, about in found:
+    run = [each for each in found if each[1].run == about.run]
+    for path, _ in sorted(run, key=lambda each: -each[1].step):
+      with contextlib.suppress(ValueError, FileNotFoundError):
+        read(path)
+        return path
+  return None
+
+
+def has(path: pathlib.Path, about: About) -> bool:
+  """Whether this checkpoint is there, or about to be."""
+  with contextlib.suppress(ValueError, FileNotFoundError):
+    return about.comes_from(read(path))
+  return any(
+    name == path.name and not _is_dead(other)
+    for other, name in _under_way(path.parent)
+  )
+
+
+@contextlib.contextmanager
+def new(
+  path: pathlib.Path,
+  about: About,
+  *,
+  replaces: bool = False,
+  keep: int | None = None,
+) -> Iterator[pathlib.Path]:
+  """Creates a checkpoint with everything that the block writes, at its end.
+
+  It appears complete or not at all, survives a power failure, and is its owner's
+  alone. What killed processes have left behind is removed.
+
+  Args:
+    path: its folder.
+    about: what it is, without `number` and `files`.
+    replaces: whether checkpoints beside it that are not of its line are moved out
+      of the way.
+    keep: how many of its line stay; None for all.
+
+  Yields:
+    A temporary path to write it to, which does not exist yet.
+
+  Raises:
+    FileExistsError: the folder exists at the end.
+    RuntimeError: another run has moved those of this one out of the way.
+    TimeoutError: another process does not let go of the folder.
+
+  Example:
+    >>> there = pathlib.Path(tempfile.mkdtemp())
+    >>> for step in (90, 120):
+    ...   with new(there / f"step-{step}", About("a run", step), keep=1) as path:
+    ...     path.mkdir()
+    ...     _ = (path / "file").write_text("text")
+    >>> [path.name for path in there.iterdir()]
+    ['step-120']
+  """
+  folder = path.parent
+  folder.mkdir(parents=True, exist_ok=True)
+  with contextlib.ExitStack() as stack:
+    with _alone(folder):
+      if replaces:
+        _check_place(folder, about.run)
+      dead = [
+        other
+        for other, name in _under_way(folder)
+        if (_NAME.fullmatch(name) or name == path.name) and _is_dead(other)
+      ]
+      outer = pathlib.Path(
+        tempfile.mkdtemp(prefix=f".{path.name}.", dir=folder)
+      )
+      stack.callback(shutil.rmtree, outer, ignore_errors=True)
+      stack.enter_context(locks.Lock(outer / _WRITER))
+    for other in dead:
+      shutil.rmtree(other, ignore_errors=True)
+    inner = outer / path.name
+    yield inner
+    files = _sizes(inner)
+    _make_durable(inner)
+    with _alone(folder):
+      others = _all(folder)
+      number = 1 + max((a.number for a in others.values()), default=0)
+      about = msgspec.structs.replace(about, number=number, files=files)
+      written = inner / _ABOUT
+      written.write_bytes(msgspec.json.encode(about))
+      written.chmod(0o600)
+      _sync(written)
+      _sync(inner)
+      if replaces:
+        _check_place(folder, about.run)
+        _move_away(path, about, others)
+      _rename(inner, path)
+      _sync(folder)
+      gone = _pruned(folder, about, keep)
+      for old in gone:
+        os.rename(old, outer / old.name)
+
+
+def _all(folder: pathlib.Path) -> dict[pathlib.Path, About]:
+  """What is called and described as a checkpoint; it may not be complete."""
+  found = {}
+  for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    named = _NAME.fullmatch(path.name)
+    if named:
+      with contextlib.suppress(ValueError):
+        about = parse(path / _ABOUT, About)
+        if about.step == int(named[1]):
+          found[path] = about
+  return found
+
+
+def _under_way(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+  """What is being written, or was, and the name that it is to have."""
+  found = []
+  for path in folder.iterdir() if folder.is_dir() else ():
+    named = _UNDER_WAY.fullmatch(path.name)
+    if named and path.is_dir():
+      found.append((path, named[1]))
+  return found
+
+
+def _is_dead(path: pathlib.Path) -> bool:
+  """Whether nobody writes this any more."""
+  try:
+    locks.Lock(path / _WRITER).release()
+  except locks.Held:
+    return False
+  except OSError:
+    return not path.exists()
+  return True
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+  try:
+    lock = locks.Lock(folder / _LOCK, _PATIENCE)
+  except locks.Held as error:
+    raise TimeoutError(
+      f"{error.holder} has held {folder / _LOCK} for {_PATIENCE:g} s, and nobody"
+      " else can save a checkpoint there. If it has ended, delete that file."
+    ) from None
+  with lock:
+    yield
+
+
+def _check_place(folder: pathlib.Path, run: str) -> None:
+  if (folder / _LEFT / run).exists():
+    raise RuntimeError(
+      f"Another run saves its checkpoints to {folder}, too, and has moved those"
+      f" of this one to {folder / _LEFT / run}. Give each run a folder of its own."
+    )
+
+
+def _move_away(
+  path: pathlib.Path, about: About, others: dict[pathlib.Path, About]
+) -> None:
+  """Moves what is not of this line out of the way."""
+  moved = [other for other in others if not about.comes_from(others[other])]
+  if path.exists() and path not in others:
+    moved.append(path)
+  for old in moved:
+    run = others[old].run if old in others else "unknown"
+    to = path.parent / _LEFT / run
+    to.mkdir(parents=True, exist_ok=True)
+    name, count = old.name, 1
+    while (to / name).exists():
+      name, count = f"{old.name}.{count}", count + 1
+    os.rename(old, to / name)
+  if moved:
+    names = ", ".join(old.name for old in moved)
+    _log.warning(
+      "This run does not come from these checkpoints, which were moved to %s: %s.",
+      *(path.parent / _LEFT, names),
+    )
+
+
+def _pruned(
+  folder: pathlib.Path, about: About, keep: int | None
+) -> list[pathlib.Path]:
+  """Those of the line that are too many, as long as enough others are whole."""
+  found = _all(folder)
+  line = [p for p in found if about.comes_from(found[p])]
+  line.sort(key=lambda path: -found[path].step)
+  whole = 0
+  for index, path in enumerate(line):
+    if whole == keep:
+      return line[index:]
+    with contextlib.suppress(ValueError, FileNotFoundError):
+      read(path)
+      whole += 1
+  return []
+
+
+def _rename(old: pathlib.Path, path: pathlib.Path) -> None:
+  if path.exists():
+    raise FileExistsError(f"{path} exists.")
+  try:
+    os.rename(old, path)
+  except OSError as error:
+    # Another process may have created it just now.
+    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+      raise
+    raise FileExistsError(f"{path} exists.") from error
+
+
+def _sizes(path: pathlib.Path) -> dict[str, int]:
+  return {
+    str(file.relative_to(path)): file.stat().st_size
+    for file in sorted(path.rglob("*"))
+    if file.is_file()
+  }
+
+
+def _make_durable(path: pathlib.Path) -> None:
+  for at, _, files in os.walk(path, topdown=False):
+    for name in files:
+      os.chmod(os.path.join(at, name), 0o600)
+      _sync(os.path.join(at, name))
+    os.chmod(at, 0o700)
+    _sync(at)
+
+
+def _sync(path: str | os.PathLike[str]) -> None:
+  number = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(number)
+  finally:
+    os.close(number)

@@ -1,0 +1,341 @@
+"""A folder of checkpoints is that of one line of runs, and has no others."""
+
+import logging
+import shutil
+import subprocess
+import sys
+import threading
+
+import embedded_runs as runs
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import waiting
+
+from optax_dist import coordinator, ledger
+from optax_dist.coordinator import checkpoint
+from optax_dist.coordinator.runtime import endpoint
+
+PARAMS = np.zeros((3,), np.float32)
+
+
+def _train(folder, steps, *, rate=1.0, start=None, keep=None, replicas=1):
+  """Trains up to a step; a step with the gradient 1 subtracts the rate."""
+  opt = optax.sgd(rate)
+  start = {"params": PARAMS} if start is None else start
+
+  def train(replica):
+    saved = []
+    while replica.global_step < steps and not replica.finished:
+      outcome = replica.step(jnp.ones(3))
+      saved.append(
+        checkpoint.save_if_due(folder, replica, outcome, every=10, keep=keep)
+      )
+    return [path.name for path in saved if path], replica.run_id
+
+  return coordinator.run_embedded(train, replicas, opt, **start)
+
+
+def _found(folder, rate=1.0):
+  found = checkpoint.resume(folder, PARAMS, optax.sgd(rate).init(PARAMS))
+  return found.get("global_step"), float(found["params"][0])
+
+
+def _restored(path):
+  return checkpoint.restore(path, PARAMS, optax.sgd(1.0).init(PARAMS))
+
+
+def _names(folder):
+  return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_run_that_goes_back_is_what_is_on_disk(tmp_path, caplog):
+  [(_, first)] = _train(tmp_path, 60)
+  assert _found(tmp_path) == (60, -60.0)
+  start = _restored(tmp_path / "step-00000030")
+  with caplog.at_level(logging.WARNING, "optax_dist.coordinator"):
+    [(saved, _)] = _train(tmp_path, 60, rate=0.5, start=start)
+  assert saved == ["step-00000040", "step-00000050", "step-00000060"]
+  assert _found(tmp_path) == (60, -45.0)
+  # Those before it are of its line; the others are kept aside, and that is said.
+  left = tmp_path / "left" / first
+  assert _names(left) == saved
+  assert float(_restored(left / "step-00000060")["params"][0]) == -60.0
+  lines = [f"step-{step:08}" for step in range(10, 70, 10)]
+  assert _names(tmp_path) == ["left", *lines]
+  warnings = [r.getMessage() for r in caplog.records if "moved to" in r.msg]
+  assert len(warnings) == 1
+  assert "step-00000040" in warnings[0]
+
+
+def test_a_shorter_branch_replaces_the_longer_one_that_was_left(tmp_path):
+  _train(tmp_path, 60)
+  _train(tmp_path, 40, rate=0.5, start=_restored(tmp_path / "step-00000030"))
+  assert _found(tmp_path) == (40, -35.0)
+
+
+def test_a_third_branch_from_the_same_checkpoint_is_another_one(tmp_path):
+  _train(tmp_path, 30)
+  for rate in (0.5, 0.25):
+    _train(tmp_path, 40, rate=rate, start=_restored(tmp_path / "step-00000030"))
+    assert _found(tmp_path) == (40, -30.0 - 10 * rate)
+  # And a branch that was left can be taken up again.
+  [left] = (tmp_path / "left").iterdir()
+  _train(tmp_path, 50, rate=2.0, start=_restored(left / "step-00000040"))
+  assert _found(tmp_path) == (50, -55.0)
+
+
+def test_a_fresh_run_saves_its_own_checkpoints(tmp_path):
+  _train(tmp_path, 20)
+  [(saved, _)] = _train(tmp_path, 20, rate=0.5)
+  assert saved == ["step-00000010", "step-00000020"]
+  assert _found(tmp_path) == (20, -10.0)
+
+
+def test_a_line_goes_on_over_several_runs_and_numbers_of_replicas(tmp_path):
+  start = None
+  for run, replicas in enumerate((1, 2, 1), start=1):
+    results = _train(tmp_path, 20 * run, start=start, replicas=replicas)
+    assert len({run_id for _, run_id in results}) == 1
+    start = checkpoint.resume(tmp_path, PARAMS, optax.sgd(1.0).init(PARAMS))
+  assert _names(tmp_path) == [f"step-{step:08}" for step in range(10, 70, 10)]
+  assert [step for _, step in start["lineage"]] == [20, 40, 60]
+
+
+def test_a_replica_that_joins_late_knows_the_line():
+  """It comes without a checkpoint, and may be the one that saves."""
+  lineage = (("an earlier run", 7),)
+  world, results = endpoint.World(), [runs.Result(), runs.Result()]
+  joined, seen = threading.Event(), {}
+
+  def train(replica, result):
+    seen[replica.replica] = replica.run_id, replica.lineage
+    if replica.replica:
+      joined.set()
+      return
+    runs.to_step(9)(replica, result)
+    thread = runs.start(late, train, results[1])
+    assert joined.wait(30.0)
+    thread.join(30.0)
+
+  late = runs.make(world, 1, k=1, n=2)
+  first = runs.make(world, 0, k=1, n=2, global_step=7, lineage=lineage)
+  runs.start(first, train, results[0]).join(60.0)
+  assert [result.error for result in results] == [None, None]
+  assert seen[0] == seen[1]
+  assert seen[0][1] == lineage
+
+
+def test_two_runs_that_save_to_one_folder_are_told(tmp_path):
+  """The second has moved those of the first away, which then ends."""
+  may_go_on = threading.Event()
+
+  def first(replica):
+    for _ in range(10):
+      outcome = replica.step(jnp.ones(3))
+    checkpoint.save_if_due(tmp_path, replica, outcome, every=10)
+    assert may_go_on.wait(30.0)
+    for _ in range(10):
+      outcome = replica.step(jnp.ones(3))
+    checkpoint.save_if_due(tmp_path, replica, outcome, every=10)
+
+  errors = []
+
+  def run():
+    try:
+      coordinator.run_embedded(first, 1, optax.sgd(1.0), PARAMS)
+    except RuntimeError as error:
+      errors.append(str(error))
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  waiting.until((tmp_path / "step-00000010").exists, seconds=20.0)
+  _train(tmp_path, 10, rate=0.5)
+  may_go_on.set()
+  thread.join(30.0)
+  assert len(errors) == 1
+  assert "Another run saves its checkpoints to" in errors[0]
+  assert _found(tmp_path) == (10, -5.0)
+
+
+def test_old_checkpoints_are_deleted_on_request(tmp_path):
+  _train(tmp_path, 60, keep=2)
+  assert _names(tmp_path) == ["step-00000050", "step-00000060"]
+  start = checkpoint.resume(tmp_path, PARAMS, optax.sgd(1.0).init(PARAMS))
+  _train(tmp_path, 70, start=start, keep=2)
+  assert _names(tmp_path) == ["step-00000060", "step-00000070"]
+  # One that is not whole does not count as kept.
+  (tmp_path / "step-00000070" / "checkpoint.json").write_text("{}")
+  start = checkpoint.resume(tmp_path, PARAMS, optax.sgd(1.0).init(PARAMS))
+  assert start["global_step"] == 60
+  for keep in (0, -1, 1.5):
+    with pytest.raises((ValueError, TypeError), match="keep"):
+      _train(tmp_path, 70, start=start, keep=keep)
+
+
+_KILLED = """
+import os, pathlib, sys
+import numpy as np, optax
+from optax_dist import coordinator
+from optax_dist.coordinator import checkpoint
+from optax_dist.coordinator.runtime import endpoint
+import orbax.checkpoint
+
+class Slow(orbax.checkpoint.StandardCheckpointer):
+  def save(self, path, tree):
+    super().save(path, tree)
+    self.wait_until_finished()
+    print("saving", flush=True)
+    sys.stdin.read()
+
+orbax.checkpoint.StandardCheckpointer = Slow
+def train(replica):
+  outcome = replica.step(np.ones(3, np.float32))
+  checkpoint.save_if_due(sys.argv[1], replica, outcome, every=1)
+coordinator.run_embedded(train, 1, optax.sgd(1.0), np.zeros(3, np.float32))
+"""
+
+
+def test_what_a_killed_save_left_is_removed_but_not_what_is_being_written(
+  tmp_path,
+):
+  # From before there were locks, or of a writer killed at its very beginning.
+  (tmp_path / ".step-00000007.abcd1234").mkdir()
+  (tmp_path / ".mine").mkdir()
+  child = subprocess.Popen(
+    [sys.executable, "-c", _KILLED, str(tmp_path)],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+  try:
+    assert child.stdout.readline() == b"saving\n"
+    [left] = [n for n in _names(tmp_path) if n.startswith(".step-00000001.")]
+    _train(tmp_path, 10)
+    assert _names(tmp_path) == [".mine", left, "step-00000010"]
+  finally:
+    child.kill()
+    child.communicate()
+  _train(tmp_path, 20)
+  assert left not in _names(tmp_path)
+  assert ".mine" in _names(tmp_path)
+
+
+def test_only_complete_checkpoints_are_the_latest(tmp_path):
+  _train(tmp_path, 30)
+  whole = tmp_path / "step-00000020"
+  shutil.copytree(whole, tmp_path / "backup-20260101")
+  shutil.copytree(whole, tmp_path / "step-00000099")  # Not its step.
+  shutil.copytree(whole, tmp_path / "step-00000020-old")
+  (tmp_path / "step-00000100").mkdir()
+  (tmp_path / "step-00000200").write_text("")
+  (tmp_path / "step-00000300").symlink_to("nowhere")
+  assert checkpoint.latest(tmp_path).name == "step-00000030"
+  for damage in (
+    lambda path: path.unlink(),
+    lambda path: path.write_bytes(path.read_bytes()[:-1]),
+  ):
+    last = tmp_path / "step-00000030"
+    kept = tmp_path / "kept"
+    shutil.copytree(last, kept)
+    data = [p for p in last.rglob("*") if p.is_file() and p.stat().st_size]
+    damage(max(data, key=lambda p: p.stat().st_size))
+    assert checkpoint.latest(tmp_path).name == "step-00000020"
+    with pytest.raises(ValueError, match=r"step-00000030 is not complete: .*"):
+      _restored(last)
+    shutil.rmtree(last)
+    kept.rename(last)
+  assert checkpoint.latest(tmp_path).name == "step-00000030"
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(ValueError, match="empty is no complete checkpoint"):
+    _restored(tmp_path / "empty")
+  for nothing in ("nowhere", "step-00000200"):
+    assert checkpoint.latest(tmp_path / nothing) is None
+
+
+def test_the_latest_is_of_the_run_that_saved_last(tmp_path):
+  """Also where each was saved by hand."""
+
+  def train(steps):
+    def run(replica):
+      for _ in range(steps):
+        replica.step(jnp.ones(3))
+      checkpoint.save(tmp_path / f"step-{steps}", replica)
+
+    coordinator.run_embedded(run, 1, optax.sgd(1.0), PARAMS)
+
+  train(12)
+  train(5)
+  assert checkpoint.latest(tmp_path).name == "step-5"
+
+
+@pytest.fixture(scope="module")
+def saved_with_leases(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("leased")
+
+  def train(replica):
+    for _ in replica.batches():
+      replica.step(jnp.ones(3))
+      if replica.global_step == 2:
+        checkpoint.save(folder / "step-2", replica)
+
+  data = coordinator.Batches(8, 4, epochs=2)
+  coordinator.run_embedded(train, 1, optax.sgd(1.0), PARAMS, data=data)
+  return folder / "step-2"
+
+
+@pytest.mark.parametrize(
+  ("text", "wrong"),
+  [
+    ('{"next": -5}', "next"),
+    ('{"next": "many"}', "next"),
+    ('{"next": 4, "open": [[2, 6]]}', "open"),
+    ('{"next": 9, "open": [[4, 6], [2, 3]]}', "open"),
+    ('{"next": 9, "open": [[4, 4]]}', "open"),
+    ('{"next": 9, "open": [[2, 4]], "skipped": [[3, 5]]}', "in common"),
+    ('{"next": 9, "skipped": [[-2, 4]]}', "skipped"),
+    ('{"next": 4', "truncated"),
+    ("", "truncated"),
+    ("[]", "object"),
+  ],
+)
+def test_progress_that_no_run_has_come_to_is_refused(
+  tmp_path, saved_with_leases, text, wrong
+):
+  path = tmp_path / "step-2"
+  shutil.copytree(saved_with_leases, path)
+  assert _restored(path)["progress"] == ledger.Progress(8)
+  (path / "progress.json").write_text(text)
+  with pytest.raises(
+    ValueError, match=rf"progress\.json is not what .*{wrong}"
+  ):
+    _restored(path)
+
+
+@pytest.mark.parametrize(
+  ("progress", "wrong"),
+  [
+    (ledger.Progress(-5), "next is not a position"),
+    (ledger.Progress(4, ((2, 6),)), "open is not"),
+    (ledger.Progress(17), "beyond the 16 positions"),
+  ],
+)
+def test_progress_of_other_data_is_refused(progress, wrong):
+  data = coordinator.Batches(8, 4, epochs=2)
+  with pytest.raises(ValueError, match=f"progress is of no run.*{wrong}"):
+    coordinator.run_embedded(
+      lambda replica: None,
+      1,
+      optax.sgd(1.0),
+      PARAMS,
+      data=data,
+      progress=progress,
+    )
+
+
+def test_a_lineage_that_is_none_is_refused():
+  for lineage in ("a run", [("a run",)], [("a run", -1)]):
+    with pytest.raises(ValueError, match="lineage must be"):
+      coordinator.run_embedded(
+        lambda replica: None, 1, optax.sgd(1.0), PARAMS, lineage=lineage
+      )
