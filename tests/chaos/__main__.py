@@ -29,7 +29,7 @@ import collections
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 # Where helpers of the tests lie, as pytest has it.
@@ -83,23 +83,30 @@ def main(argv: list[str] | None = None) -> int:
   add("--only", choices=cases.OUTAGES, help="run only this kind of outage")
   add("--processes-per-replica", metavar="M", type=int, default=1)
   args = options.parse_args(argv)
+  several = args.processes_per_replica > 1
+  if several and args.only:
+    options.error("--only is for replicas of one process")
+  found = [cases.case(seed) for seed in args.seeds or range(50)]
+  if args.only:
+    found = [one for one in found if one.fault == args.only]
+  if not found:
+    some = (seed for seed in range(100) if cases.case(seed).fault == args.only)
+    options.error(
+      f"none of the seeds is a run of {args.only}: give some of"
+      f" {', '.join(map(str, some))}, ... in --seeds"
+    )
   with tempfile.TemporaryDirectory() as temporary:
     folder = args.output or pathlib.Path(temporary)
     folder.mkdir(parents=True, exist_ok=True)
-    if args.processes_per_replica > 1:
+    if several:
       wrong = group_run.run(folder, args.seeds, args.processes_per_replica)
     else:
-      wrong = run(folder, args.seeds or range(50), args.only)
+      wrong = run(folder, found)
   return 1 if wrong else 0
 
 
-def run(
-  folder: pathlib.Path, seeds: Iterable[int], only: str | None = None
-) -> bool:
-  """Runs the seeds and prints their table; returns whether any was wrong."""
-  found = [cases.case(seed) for seed in seeds]
-  if only:
-    found = [one for one in found if one.fault == only]
+def run(folder: pathlib.Path, found: Sequence[cases.Case]) -> bool:
+  """Runs the cases and prints their table; returns whether any was wrong."""
   results: list[runs.Result] = []
   with Pool(folder, replica.main, "fork") as pool:
     try:

@@ -62,7 +62,7 @@ def tests_of(path: pathlib.Path) -> list[str]:
   return [str(own)] if own.exists() else [str(tests)]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
   """Tries the mutants of each file."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("paths", nargs="+", type=pathlib.Path)
@@ -75,7 +75,9 @@ def main() -> int:
   parser.add_argument(
     "--quick", action="store_true", help="no schedules, no long tests"
   )
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
+  if args.sample is not None and args.sample < 1:
+    parser.error(f"--sample must be at least 1, got {args.sample}")
   known = equivalent()
   some = [
     (path, mutant)
@@ -83,6 +85,10 @@ def main() -> int:
     for mutant in making.mutants(path.read_text())
     if any(part in mutant.name for part in args.of)
   ]
+  if not some:
+    parser.error(
+      f"none of the files has a mutant with any of {args.of} in its name"
+    )
   if args.sample is not None and args.sample < len(some):
     some = random.Random(args.seed).sample(some, args.sample)
   survived = 0

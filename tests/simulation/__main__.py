@@ -152,7 +152,7 @@ def _exhaustive(which: str, most: int) -> int:
   return int(bool(bad))
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
   """The exit status: 1 where there is a violation, or a fault is missed."""
   parser = argparse.ArgumentParser(
     prog="python -m tests.simulation",
@@ -178,7 +178,24 @@ def main() -> int:
   add("--leases", action="store_true", help="samples that are leased")
   add("--slots", action="store_true", help="steps of fixed micro-batches")
   add("--fragments", action="store_true", help="learners that never wait")
-  options = parser.parse_args()
+  options = parser.parse_args(argv)
+  for what, count in (
+    ("--schedules", options.schedules),
+    ("--workers", options.workers),
+    ("--within", options.within),
+    ("--states", options.states),
+  ):
+    if count < 1:
+      parser.error(f"{what} must be at least 1, got {count}: nothing would run")
+  names = ("all", *(fault.name for fault in planted_faults.FAULTS))
+  if options.planted is not None and options.planted not in names:
+    parser.error(f"there is no planted fault {options.planted!r}")
+  spaces = [space.name for space in explore.SPACES]
+  if not any((options.exhaustive or "") in space for space in spaces):
+    parser.error(
+      f"no small run has {options.exhaustive!r} in its name; there are:"
+      f" {'; '.join(spaces)}"
+    )
   kinds = ("groups", "leases", "slots", "fragments")
   name = " ".join(f"--{kind}" for kind in kinds if getattr(options, kind))
   if name not in _KINDS:

@@ -44,7 +44,8 @@ _RARELY = "Rarely"
 _REASONS = pathlib.Path(__file__).with_name("unentered.txt")
 
 
-def _files() -> list[pathlib.Path]:
+def files() -> list[pathlib.Path]:
+  """The files of the pure core."""
   return sorted(file for place in _PLACES for file in _ROOT.glob(place))
 
 
@@ -102,6 +103,29 @@ def statements(text: str) -> dict[int, tuple[str, str]]:
   return found
 
 
+def places(file: pathlib.Path) -> dict[int, set[str]]:
+  """By what names `unentered.txt` may give a reason for each line of a file."""
+  text, name = file.read_text(), str(file.relative_to(_ROOT))
+  known = statements(text)
+  return {
+    number: {
+      name,
+      f"{name}: {known[number][0]}()",
+      f"{name}: {known[number][0]}: {known[number][1]}",
+    }
+    for number in _lines(compile(text, str(file), "exec"))
+    if number in known
+  }
+
+
+def gone() -> list[str]:
+  """What `unentered.txt` names and is not there any more."""
+  there = {
+    name for file in files() for s in places(file).values() for name in s
+  }
+  return sorted(reasons().keys() - there)
+
+
 def _schedules(count: int) -> Iterator[tuple[Any, int]]:
   """The first schedules of each kind, and those that find planted faults."""
   for kind in _KINDS:
@@ -119,7 +143,7 @@ def entered(schedules: int) -> dict[str, set[int]]:
   Args:
     schedules: how many of each kind.
   """
-  found: dict[str, set[int]] = {str(file): set() for file in _files()}
+  found: dict[str, set[int]] = {str(file): set() for file in files()}
   monitoring = sys.monitoring
 
   def line(code: types.CodeType, number: int) -> Any:
@@ -147,24 +171,18 @@ def main() -> int:
   used: set[str] = set()
   there: set[str] = set()
   whole = missed = unknown = 0
-  for file in _files():
-    text = file.read_text()
-    name = str(file.relative_to(_ROOT))
-    places = statements(text)
-    lines = set(_lines(compile(text, str(file), "exec"))) & places.keys()
-    rest = lines - found[str(file)]
+  for file in files():
+    lines = places(file)
+    rest = lines.keys() - found[str(file)]
     whole, missed = whole + len(lines), missed + len(rest)
-    for number in sorted(lines):
-      where, code = places[number]
-      place = f"{name}: {where}"
-      names = {name, f"{place}()", f"{place}: {code}"}
+    for number, names in sorted(lines.items()):
       there |= names
       if number not in rest:
         continue
       used |= names & known.keys()
       if not names & known.keys():
         unknown += 1
-        print(f"{name}:{number}: {where}(): {code}")
+        print(f"line {number}: {max(names, key=len)}")
   rare = {place for place in there if known.get(place, "").startswith(_RARELY)}
   stale = sorted(known.keys() - used - rare)
   for place in stale:
