@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_TENSORFLOW_REDUCTIONS = {"weighted_mean": "mean", "weighted_sum": "sum"}
+
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
   """Returns an integer as an ``int``; accepts NumPy's integers.
@@ -103,6 +105,25 @@ def transformation(name: str, value: Any) -> None:
     raise ValueError(
       f"`{name}` must be an optax.GradientTransformation, got {value!r}.{remedy}"
     )
+
+
+def reduction(value: Any, accepted: tuple[str, ...]) -> str:
+  """Returns how to reduce, one of several words.
+
+  Also accepts TensorFlow's names for a mean and a sum, the values of
+  ``tf.compat.v1.losses.Reduction.MEAN`` and ``SUM``.
+
+  Raises:
+    ValueError: if it is something else.
+
+  Example:
+    >>> reduction("weighted_sum", ("mean", "sum"))
+    'sum'
+  """
+  if isinstance(value, str):
+    value = _TENSORFLOW_REDUCTIONS.get(value, value)
+  one_of("reduction", value, accepted)
+  return value
 
 
 def one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:

@@ -11,17 +11,21 @@ from typing import Any
 import jax
 import optax
 
-from optax_dist._internal import checks
+from optax_dist._internal import checks, step_count
 
 
 def with_steady_state(
-  inner: optax.GradientTransformation, name: str = "inner"
+  inner: optax.GradientTransformation,
+  name: str = "inner",
+  *,
+  counts_steps: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
   """Returns a transformation that keeps the state of parameters without gradients.
 
   Args:
     inner: any transformation.
     name: the caller's argument that it is, for the message.
+    counts_steps: whether the caller's state has a ``global_step``.
 
   Returns:
     The same transformation, which takes keyword arguments, and whose new state has
@@ -49,7 +53,10 @@ def with_steady_state(
     updates, new = inner.update(updates, state, params, **extra_args)
     return updates, _keep(state, new)
 
-  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+  init_fn = (
+    step_count.counted_outside(inner.init) if counts_steps else inner.init
+  )
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _keep(old: Any, new: Any) -> Any:

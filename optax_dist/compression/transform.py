@@ -1,6 +1,6 @@
 """The transform that aggregates with compression."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def compressed(
   compression: Compression,
   axis_name: axes.AxisNames,
   num_replicas: int | None,
-  reduction: Literal["mean", "sum"],
+  reduction: str,
 ) -> optax.GradientTransformationExtraArgs:
   """Replaces updates with their compressed mean or sum over the replicas.
 

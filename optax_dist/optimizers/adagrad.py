@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import step_count
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -47,13 +48,12 @@ def adagrad(
   hyperparameters.check_positive(
     initial_accumulator_value=initial_accumulator_value
   )
-  return rows.row_wise(
-    optax.adagrad(
-      hyperparameters.checked_rate(learning_rate),
-      hyperparameters.rounded(initial_accumulator_value),
-      eps=0.0,
-    )
+  optimizer = optax.adagrad(
+    hyperparameters.checked_rate(learning_rate),
+    hyperparameters.rounded(initial_accumulator_value),
+    eps=0.0,
   )
+  return step_count.counted(rows.row_wise(optimizer))
 
 
 def adagrad_da(
@@ -203,4 +203,4 @@ def adadelta(
       optax.scale_by_learning_rate(hyperparameters.checked_rate(learning_rate)),
     )
   )
-  return complex_numbers.real_only("adadelta", optimizer)
+  return step_count.counted(complex_numbers.real_only("adadelta", optimizer))

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import checks
+from optax_dist._internal import checks, step_count
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -230,16 +230,15 @@ def amsgrad(
     rate = hyperparameters.divided(rate, lambda count: jnp.sqrt(count + 1))
   # Unlike TensorFlow's optimizers, RETURNN's class computes 1 - beta in Python,
   # so the betas are not rounded to float32 first.
-  return rows.row_wise(
-    optax.amsgrad(
-      rate,
-      hyperparameters.adopting(beta1),
-      hyperparameters.adopting(beta2),
-      hyperparameters.rounded(epsilon),
-      bias_correction_mu=False,
-      bias_correction_nu=False,
-    )
+  optimizer = optax.amsgrad(
+    rate,
+    hyperparameters.adopting(beta1),
+    hyperparameters.adopting(beta2),
+    hyperparameters.rounded(epsilon),
+    bias_correction_mu=False,
+    bias_correction_nu=False,
   )
+  return step_count.counted(rows.row_wise(optimizer))
 
 
 def _powers(beta1, beta2):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import checks
+from optax_dist._internal import checks, step_count
 from optax_dist._internal.leaves import precision
 from optax_dist.optimizers._internal import (
   complex_numbers,
@@ -37,7 +37,9 @@ def gradient_descent(
     [-0.5, -0.5]
   """
   rate = hyperparameters.checked_rate(learning_rate)
-  return rows.row_wise(optax.sgd(rate), sum_duplicates=False)
+  return step_count.counted(
+    rows.row_wise(optax.sgd(rate), sum_duplicates=False)
+  )
 
 
 def custom_gradient_descent(
@@ -139,10 +141,9 @@ def momentum(
   """
   checks.flag("use_nesterov", use_nesterov)
   hyperparameters.check_numbers(momentum=momentum)
-  return rows.row_wise(
-    optax.sgd(
-      hyperparameters.checked_rate(learning_rate),
-      hyperparameters.rounded(momentum),
-      nesterov=use_nesterov,
-    )
+  optimizer = optax.sgd(
+    hyperparameters.checked_rate(learning_rate),
+    hyperparameters.rounded(momentum),
+    nesterov=use_nesterov,
   )
+  return step_count.counted(rows.row_wise(optimizer))

@@ -2,7 +2,7 @@
 
 import optax
 
-from optax_dist._internal import checks
+from optax_dist._internal import checks, step_count
 from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.sparse import rows
 
@@ -53,7 +53,7 @@ def rmsprop(
   hyperparameters.check_numbers(decay=decay, momentum=momentum, epsilon=epsilon)
   rate = hyperparameters.checked_rate(learning_rate)
   scale = optax.scale_by_stddev if centered else optax.scale_by_rms
-  return rows.row_wise(
+  optimizer = rows.row_wise(
     optax.chain(
       scale(
         hyperparameters.rounded(decay),
@@ -66,3 +66,4 @@ def rmsprop(
       optax.scale(-1.0),
     )
   )
+  return step_count.counted(optimizer)

@@ -33,7 +33,7 @@ _SCATTERED = (
 def cross_shard(
   axis_name: axes.AxisNames,
   *,
-  reduction: Literal["mean", "sum", "adasum"] = "mean",
+  reduction: str = "mean",
   axis_index_groups: collectives.Groups | None = None,
   invariant_updates: Literal["summed", "reduced", "error"] = "summed",
   param_specs: Any = None,
@@ -73,7 +73,9 @@ def cross_shard(
       replicas.
     reduction: ``"mean"``, ``"sum"``, or ``"adasum"``, which adds orthogonal and
       averages parallel components, leaf by leaf. The last one gathers all
-      replicas' updates, and requires each replica's own.
+      replicas' updates, and requires each replica's own. TensorFlow's constants
+      ``losses.Reduction.MEAN`` and ``SUM``, ``"weighted_mean"`` and
+      ``"weighted_sum"``, are the first two.
     axis_index_groups: a list of lists of indices along the (single) axis, equal
       in size, which partition it: each group aggregates separately, and the
       mean is over the group. This is TensorFlow's ``group_assignment``. None,
@@ -126,7 +128,7 @@ def cross_shard(
     <https://www.tensorflow.org/api_docs/python/tf/compat/v1/tpu/CrossShardOptimizer>`_.
   """
   names = axes.canonical_names(axis_name)
-  checks.one_of("reduction", reduction, _REDUCTIONS)
+  reduction = checks.reduction(reduction, _REDUCTIONS)
   checks.one_of("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
   collectives.check_groups(axis_index_groups)
   groups = axis_index_groups or None

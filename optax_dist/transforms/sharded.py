@@ -1,7 +1,7 @@
 """Sharded optimizer state: each replica updates its part of the parameters."""
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def sharded(
   inner: optax.GradientTransformation,
   axis_name: axes.AxisNames,
   *,
-  reduction: Literal["mean", "sum"] = "mean",
+  reduction: str = "mean",
   num_replicas: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Shards an optimizer's state over the replicas (ZeRO-1).
@@ -85,7 +85,8 @@ def sharded(
   Args:
     inner: the transformation that gets the mean gradient, part by part.
     axis_name: the axis, or a sequence of axes, over the replicas.
-    reduction: ``"mean"`` or ``"sum"`` of the gradients.
+    reduction: ``"mean"`` or ``"sum"`` of the gradients, or TensorFlow's names for
+      these, as in :func:`optax_dist.cross_shard`.
     num_replicas: the number of replicas; None for the size of the axis. It is
       required if ``init`` is called outside of the map and of ``jax.set_mesh``.
 
@@ -132,8 +133,8 @@ def sharded(
   """
   replicas = Replicas.of(_USER, axis_name, num_replicas, ())
   names = replicas.names
-  checks.one_of("reduction", reduction, _REDUCTIONS)
-  inner = with_steady_state(inner)
+  reduction = checks.reduction(reduction, _REDUCTIONS)
+  inner = with_steady_state(inner, counts_steps=False)
   checked: set[Any] = set()
 
   def check(

@@ -128,7 +128,7 @@ def test_counters_and_powers_are_restored():
   state = tensorflow1.restore_checkpoint(
     Reader(recorded), params(), tx.init(params())
   ).opt_state
-  assert optax.tree.get(state, "count") == 3
+  assert optax.tree.get(state, "global_step") == 3
   assert optax.tree.get(state, "beta1_power") == np.float32(
     recorded["beta1_power"]
   )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import step_count
 from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.sparse import indexed_slices, rows
 
@@ -35,13 +36,14 @@ class CustomState(NamedTuple):
   """State of an optimizer created by :func:`base_custom`.
 
   Attributes:
-    count: Steps so far, an int32 scalar.
+    step: Steps so far, an int32 scalar in a named tuple: its ``global_step``; or,
+      inside a transform whose state has that, its ``count``.
     scalars: Scalars of the whole optimizer by name, float32 (TensorFlow's
       "non-slot variables", such as ``beta1_power``).
     slots: Trees like the parameters by name, in the parameters' dtypes.
   """
 
-  count: jax.Array  # type: ignore[assignment]
+  step: step_count.StepState
   scalars: dict[str, jax.Array]
   slots: dict[str, optax.Params]
 
@@ -121,7 +123,7 @@ def base_custom(
 
   def init_fn(params):
     return CustomState(
-      count=jnp.zeros([], jnp.int32),
+      step=step_count.init(),
       scalars={
         name: jnp.asarray(rule.initial, jnp.float32)
         for name, rule in scalars.items()
@@ -139,8 +141,8 @@ def base_custom(
       )
     rate = learning_rate
     if callable(rate):
-      rate = rate(state.count)
-    step = Step(rate, state.count, state.scalars, extra_args)
+      rate = rate(step_count.of(state.step))
+    step = Step(rate, step_count.of(state.step), state.scalars, extra_args)
     leaves, treedef = rows.flatten_gradients(updates)
     if params is None:
       param_leaves = [None] * len(leaves)
@@ -172,7 +174,7 @@ def base_custom(
       for name, array in new.items():
         slot_leaves[name][i] = array
     state = CustomState(
-      count=optax.safe_increment(state.count),
+      step=step_count.after(state.step),
       scalars={
         name: scalars[name].advance(value, step)
         for name, value in state.scalars.items()

@@ -7,7 +7,7 @@ Each function takes the arguments of the Keras class of the same name, and
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import checks
+from optax_dist._internal import checks, step_count
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -33,9 +33,9 @@ def sgd(
   _check_momentum(momentum)
   rate = optax.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
   if hyperparameters.is_static(momentum) and momentum == 0:
-    return rows.row_wise(rate, sum_duplicates=False)
+    return step_count.counted(rows.row_wise(rate, sum_duplicates=False))
   trace = optax.trace(hyperparameters.rounded(momentum), nesterov=nesterov)
-  return rows.row_wise(optax.chain(rate, trace))
+  return step_count.counted(rows.row_wise(optax.chain(rate, trace)))
 
 
 def rmsprop(
@@ -56,14 +56,13 @@ def rmsprop(
   rate = _decayed(learning_rate, decay, frozen)
   if not (hyperparameters.is_static(momentum) and momentum == 0):
     scale = optax.scale_by_stddev if centered else optax.scale_by_rms
-    return rows.row_wise(
-      optax.chain(
-        scale(hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)),
-        optax.scale_by_learning_rate(rate, flip_sign=False),
-        optax.trace(hyperparameters.rounded(momentum)),
-        optax.scale(-1.0),
-      )
+    optimizer = optax.chain(
+      scale(hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)),
+      optax.scale_by_learning_rate(rate, flip_sign=False),
+      optax.trace(hyperparameters.rounded(momentum)),
+      optax.scale(-1.0),
     )
+    return step_count.counted(rows.row_wise(optimizer))
 
   def rule(grad, param, slots, step):
     del param

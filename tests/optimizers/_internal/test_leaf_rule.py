@@ -37,7 +37,7 @@ def test_a_rule_with_slots_and_scalars():
   updates, state = optimizer.update(grads, state, params)
   assert updates["a"].tolist() == [1.0, 0.5]
   assert updates["b"] == 1.5
-  assert optax.tree.get(state, "count") == 2
+  assert optax.tree.get(state, "global_step") == 2
   assert optax.tree.get(state, "factor") == 0.25
   assert optax.tree.get(state, "largest")["a"].tolist() == [2.0, 0.5]
   with pytest.raises(ValueError, match="reads the parameters"):

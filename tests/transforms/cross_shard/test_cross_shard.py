@@ -46,6 +46,26 @@ def _expected(tree, **kwargs):
   return jax.tree.map(functools.partial(_oracle, **kwargs), tree)
 
 
+@pytest.mark.parametrize("transform", ["cross_shard", "sharded"])
+def test_tensorflows_constants_name_a_mean_and_a_sum(transform):
+  """The values of `tf.compat.v1.losses.Reduction.MEAN` and `SUM`."""
+  gradients = np.array([[1.0], [2.0], [6.0], [-1.0]], np.float32)
+  for reduction, expected in [("weighted_mean", 2.0), ("weighted_sum", 8.0)]:
+    tx = optax_dist.cross_shard(maps.AXIS, reduction=reduction)
+    if transform == "sharded":
+      tx = optax_dist.sharded(
+        optax.identity(), maps.AXIS, reduction=reduction, num_replicas=N
+      )
+    state = tx.init(gradients[0])
+    axes = optax_dist.states.state_axes(state)
+    update = jax.vmap(
+      lambda g, state, tx=tx: tx.update(g, state)[0],
+      in_axes=(0, axes),
+      axis_name=maps.AXIS,
+    )
+    np.testing.assert_array_equal(update(gradients, state), [[expected]] * N)
+
+
 # --- The same numbers under vmap, pmap and shard_map -------------------------
 
 

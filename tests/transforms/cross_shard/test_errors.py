@@ -58,7 +58,9 @@ def test_an_invariant_update_of_varying_parameters_is_not_guessed(map_name):
   assert "invariant_updates" in message
 
 
-@pytest.mark.parametrize("reduction", ["none", "max", None, "weighted_mean"])
+@pytest.mark.parametrize(
+  "reduction", ["none", "max", None, "weighted_sum_over_batch_size"]
+)
 def test_unknown_reduction(reduction):
   with pytest.raises(
     ValueError, match=r"`reduction` must be one of 'mean', 'sum'"
