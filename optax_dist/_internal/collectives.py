@@ -5,7 +5,7 @@ See :mod:`optax_dist._internal.leaves.packing` for leaves that share a message.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +126,8 @@ def gather_rows(
     An array of shape ``[replicas * rows, ...]``, equal on all replicas that
     gathered from each other.
   """
+  if not x.size:
+    return _empty_rows(x, names, groups, axis)
   if groups:
     return _gather_group(x, names[0], groups)
   batched, _ = _split(names)
@@ -136,6 +138,19 @@ def gather_rows(
     to = "invarying" if tracked else "varying"
     x = jax.lax.all_gather(x, over, axis=axis, tiled=True, to=to)
   return x
+
+
+def _empty_rows(
+  x: jax.Array,
+  names: tuple[axes.AxisName, ...],
+  groups: Groups | None,
+  axis: int,
+) -> jax.Array:
+  """Gathers arrays without elements, for which compilers have no all-gather."""
+  shape = list(x.shape)
+  shape[axis] *= len(groups[0]) if groups else jax.lax.axis_size(names)
+  varying = axes.varying_axes(x) - frozenset(() if groups else names)
+  return axes.cast_to_varying(jnp.zeros(shape, x.dtype), varying)
 
 
 def _gather_group(x: jax.Array, name: axes.AxisName, groups: Groups):
@@ -167,6 +182,26 @@ def gather_replicas(
   return every.reshape(jax.lax.axis_size(names), -1)[:, : x.size]
 
 
+def can_sum(dtype: jnp.dtype) -> bool:
+  """Whether XLA compiles an all-reduce of a dtype over mesh axes bound here.
+
+  For CPUs it aborts the process where the mesh also has an axis that is not mapped.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  whole = set(mesh.manual_axes) in (set(), set(mesh.axis_names))
+  return whole or dtype != jnp.bfloat16 or axes.platform() != "cpu"
+
+
+def compiled_sum(
+  add_up: Callable[[jax.Array], jax.Array], x: jax.Array
+) -> jax.Array:
+  """Returns ``add_up(x)``, a sum over mesh axes, in a dtype that XLA compiles."""
+  if can_sum(x.dtype):
+    return add_up(x)
+  # XLA for CPUs adds bfloat16 numbers up in float32 anyway.
+  return add_up(x.astype(jnp.float32)).astype(x.dtype)
+
+
 def _axis_sum(over: tuple[axes.AxisName, ...]):
   batched, spread = _split(over)
 
@@ -177,7 +212,8 @@ def _axis_sum(over: tuple[axes.AxisName, ...]):
         x = jax.lax.reduce_sum(jax.lax.all_gather(x, name), [0])
     elif batched:
       x = jax.lax.psum(x, batched)
-    return jax.lax.psum(x, spread) if spread else x
+    add_up = lambda x: jax.lax.psum(x, spread)
+    return compiled_sum(add_up, x) if spread else x
 
   return axis_sum
 
@@ -206,10 +242,12 @@ def _group_sum(name: axes.AxisName, groups: Groups):
   if name not in axes.mesh_axes():
     _check_vmap_collectives((name,))
     return lambda x: _sum_of_gathered(x, name, groups)
-  if not axes.is_tracked(name):
-    return lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
-  by_scatter = lambda x: _sum_by_scatter(x, name, groups)
-  return lambda x: axes.in_auto(by_scatter, x, x)
+  if axes.is_tracked(name):
+    by_scatter = lambda x: _sum_by_scatter(x, name, groups)
+    add_up = lambda x: axes.in_auto(by_scatter, x, x)
+  else:
+    add_up = lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
+  return lambda x: compiled_sum(add_up, x)
 
 
 def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):

@@ -176,7 +176,10 @@ def all_gather(
 def _scatter(x: jax.Array, names: Names, at: int) -> jax.Array:
   name = names if len(names) > 1 else names[0]
   if len(names) == 1 or axes.mesh_axes().issuperset(names):
-    return jax.lax.psum_scatter(x, name, scatter_dimension=at, tiled=True)
+    scatter = lambda x: jax.lax.psum_scatter(
+      x, name, scatter_dimension=at, tiled=True
+    )
+    return collectives.compiled_sum(scatter, x)
   (total,) = collectives.sum_leaves([x], [names])
   each = x.shape[at] // jax.lax.axis_size(names)
   begin = jax.lax.axis_index(names) * each

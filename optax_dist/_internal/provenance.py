@@ -15,7 +15,6 @@ import contextvars
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -78,9 +77,9 @@ class Known:
   on is read once.
   """
 
-  def __init__(self, warned: bool = False) -> None:
-    # Whether the caller knows that nothing can be told of values without a program.
-    self.warned = warned
+  def __init__(self, is_specified: bool = False) -> None:
+    # Whether the caller said which values are shards, so that no program has to.
+    self.is_specified = is_specified
     self._calls: dict[Any, list[_Call]] = {}
     # By question and by the key of a value: what is found, and the value, whose
     # key is valid as long as it exists.
@@ -206,7 +205,7 @@ def check_whole(
     known: see :func:`is_scattered`.
 
   Raises:
-    ValueError: if it is.
+    ValueError: if it is, or if that can't be told.
   """
   varying = axes.varying_axes(x)
   spread = [
@@ -218,14 +217,12 @@ def check_whole(
   has_program = _traced(x)
   known = known or Known()
   is_eager = isinstance(x, jax.core.Tracer) and not has_program
-  if spread and is_eager and not known.warned:
-    known.warned = True
-    warnings.warn(
+  if spread and is_eager and not known.is_specified:
+    raise ValueError(
       f"{what} is computed outside of jax.jit, where it can't be told whether it is"
       f" each replica's own or one shard of a sum over axis {axes.listed(spread)},"
       " as the gradient of a parameter that is sharded over it: that would be"
-      " summed again. Call the mapped step under jax.jit, which checks it.",
-      stacklevel=2,
+      " summed again. Call the mapped step under jax.jit, which shows it."
     )
   over = [name for name in names if is_scattered(x, name, known)]
   if over:

@@ -16,6 +16,7 @@ from optax_dist.sparse.indexed_slices import (
   is_indexed_slices,
   map_values,
   sum_duplicates,
+  values_of,
 )
 from optax_dist.states.specs import specs_of_updates
 from optax_dist.transforms._adasum import by_adasum
@@ -173,7 +174,7 @@ def cross_shard(
     )
     param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
     sharded_over = _sharded_over(param_specs, updates, names)
-    known = provenance.Known(warned=param_specs is not None)
+    known = provenance.Known(is_specified=param_specs is not None)
     leaves, kinds = [], []
     for (path, x), shards in zip(paths_and_leaves, sharded_over, strict=True):
       update_leaves.check_dtype(_USER, path, x)
@@ -227,6 +228,7 @@ def cross_shard(
     )
     unknown = invariant if invariant_updates == "error" else invariant - equal
     _check_invariant(path, leaf, unknown, invariant_updates, groups, param)
+    _check_compiles(path, leaf, invariant, known)
     kind = dict.fromkeys(names, "own")
     kind |= dict.fromkeys(shards | invariant, "summed")
     kind |= dict.fromkeys(equal | again, "equal")
@@ -329,6 +331,30 @@ def _check_shards(
   provenance.check_whole(
     what, leaf, [a for a in names if a not in shards], _SCATTERED, known
   )
+
+
+def _check_compiles(
+  path: jax.tree_util.KeyPath,
+  leaf: Any,
+  invariant: frozenset[axes.AxisName],
+  known: provenance.Known,
+) -> None:
+  """Raises an error for a gradient whose sum in ``jax.grad`` XLA can't compile."""
+  if collectives.can_sum(values_of(leaf).dtype):
+    return
+  summed = [
+    name
+    for name in invariant
+    if provenance.of_invariant(values_of(leaf), name, known) == "gradient"
+  ]
+  if summed:
+    raise NotImplementedError(
+      f"{_USER}: {update_leaves.name_of(path)} is bfloat16, and jax.grad summed it"
+      f" over axis {axes.listed(summed)} of a mesh with further axes that are not"
+      " mapped: XLA for CPUs aborts when it compiles such a sum. Differentiate with"
+      " respect to optax_dist.local_params(params, axis_name): cross_shard then"
+      " adds up in float32. Or map all axes of the mesh."
+    )
 
 
 def _check_invariant(

@@ -168,3 +168,12 @@ def test_an_empty_leaf_is_not_sent(map_name, groups):
   np.testing.assert_array_equal(
     got["full"], np.full((N, 2), N if groups is None else 2)
   )
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]]])
+@maps.both_kinds
+def test_rows_without_elements_are_gathered(map_name, groups, shape):
+  gather = lambda x: collectives.gather_rows(x, (maps.AXIS,), groups)
+  rows = maps.run(map_name, gather, np.zeros((N, *shape), np.float32), size=N)
+  assert rows.shape == (N, (2 if groups else N) * shape[0], shape[1])

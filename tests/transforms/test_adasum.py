@@ -1,9 +1,12 @@
 """Adasum against its recursive formula."""
 
 import jax.numpy as jnp
+import maps
 import numpy as np
+import optax
 import pytest
 
+import optax_dist
 from optax_dist.transforms._adasum import adasum
 
 
@@ -62,3 +65,14 @@ def test_tiny_and_huge_gradients(size):
 
 def test_gradients_without_elements():
   assert adasum(jnp.zeros((2, 0, 3))).shape == (0, 3)
+
+
+@maps.both_kinds
+def test_a_tree_with_a_leaf_without_elements(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS, reduction="adasum")
+  rows = {"none": jnp.zeros((2, 0, 3)), "some": jnp.eye(2)}
+  total = maps.run(
+    map_name, lambda x: tx.update(x, optax.EmptyState())[0], rows, size=2
+  )
+  assert total["none"].shape == (2, 0, 3)
+  np.testing.assert_array_equal(total["some"], np.ones((2, 2)))

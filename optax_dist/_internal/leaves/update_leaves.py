@@ -12,6 +12,16 @@ import jax.numpy as jnp
 from optax_dist._internal import axes, provenance
 from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
+_SUMMED = (
+  "it arrived already summed over the replicas, and can't be split again."
+  " Differentiate with respect to optax_dist.local_params(params, axis_name)."
+)
+_REDUCED_BEFORE = (
+  "it was averaged or summed over the replicas before, for example by jax.lax.pmean,"
+  " by cross_shard or by a loss scale such as flax's DynamicScale with `axis_name`,"
+  " and can't be split again. Leave that out: each replica passes its own gradient."
+)
+
 
 def name_of(path: jax.tree_util.KeyPath) -> str:
   """Returns the name of a leaf for messages: ``updates['w']``."""
@@ -88,9 +98,9 @@ def check_gradients(
     what = f"{user}: {name_of(path)}"
     missing = tracked - axes.varying_axes(leaf)
     if missing:
+      origins = {provenance.of_invariant(leaf, n, known) for n in missing}
       raise ValueError(
-        f"{what} does not vary over axis {axes.listed(missing)}: it arrived already"
-        " summed over the replicas, and can't be split again. Differentiate with"
-        " respect to optax_dist.local_params(params, axis_name)."
+        f"{what} does not vary over axis {axes.listed(missing)}: "
+        + (_REDUCED_BEFORE if origins == {"caller"} else _SUMMED)
       )
     provenance.check_whole(what, leaf, names, remedy, known)

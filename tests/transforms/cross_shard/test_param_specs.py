@@ -123,12 +123,12 @@ def test_a_second_cross_shard_treats_shards_as_reduced_already(
 
 
 @every_check
-def test_a_shard_without_specs_is_warned_of_outside_of_jit(check_vma):
+def test_a_shard_without_specs_is_refused_outside_of_jit(check_vma):
   """There is no program there, which would show that it was scattered."""
   run = lambda **kwargs: _run(
     optax_dist.cross_shard(AXIS, **kwargs), check_vma, jit=False
   )
-  with pytest.warns(UserWarning, match=r"updates\['b'\] .* outside of jax.jit"):
+  with pytest.raises(ValueError, match=r"updates\['b'\] .* outside of jax.jit"):
     run()
   if check_vma:
     got = run(param_specs=SPECS)

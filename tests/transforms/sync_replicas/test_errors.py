@@ -2,6 +2,7 @@
 
 import functools
 
+import every_transform
 import jax
 import jax.numpy as jnp
 import maps
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import scattered
+from flax.training.dynamic_scale import DynamicScale
 
 import optax_dist
 
@@ -84,6 +86,27 @@ def test_a_summed_gradient_can_not_be_dropped(map_name):
   ) as info:
     maps.run(map_name, step, maps.Replicated(np.float32(1.0)), size=N)
   assert "optax_dist.local_params(params, axis_name)" in str(info.value)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", ["sync_replicas", "sharded"])
+def test_a_gradient_that_a_loss_scale_averaged_is_refused_as_that(name, scaled):
+  """local_params, which was used, is no remedy."""
+  tx = every_transform.make(name, optax.sgd(1.0), N)
+  loss = lambda w, x: jnp.sum(w * x)
+
+  def step(x):
+    params = optax_dist.local_params(jnp.ones(2), maps.AXIS)
+    if scaled:
+      scaled_grad = DynamicScale().value_and_grad(loss, axis_name=maps.AXIS)
+      _, _, _, gradient = scaled_grad(params, x)
+    else:
+      gradient = jax.lax.pmean(jax.grad(loss)(params, x), maps.AXIS)
+    return tx.update(gradient, tx.init(params), params)[0]
+
+  with pytest.raises(ValueError, match="DynamicScale") as info:
+    maps.run("shard_map_vma", step, np.ones((N, 2), np.float32), size=N)
+  assert "local_params" not in str(info.value)
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
