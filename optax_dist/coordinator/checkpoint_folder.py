@@ -252,7 +252,7 @@ def _is_dead(path: pathlib.Path) -> bool:
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
   try:
-    lock = locks.Lock(folder / _LOCK, _PATIENCE)
+    lock = locks.Lock(folder / _LOCK, _PATIENCE, if_in_doubt=True)
   except locks.Held as error:
     raise TimeoutError(
       f"{error.holder} has held {folder / _LOCK} for {_PATIENCE:g} s, and nobody"

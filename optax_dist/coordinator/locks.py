@@ -2,19 +2,22 @@
 
 A lock is a file, locked by `flock`, with the host and process of its holder.
 The system frees it when the holder ends, however it ends; on NFS its server does.
-Where a file system has no locks, the content of the file counts: it is
-free if its process has ended on this host. Nobody can tell of another host's
-process, whose file then has to be deleted by hand.
+Where a file system has no locks, the content of the file counts: it is free if its
+process has ended on this host. Whether a process of another host has ended, nobody
+can tell there; whoever takes the lock says what is done then.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import pathlib
 import socket
 import time
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 _PAUSE = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -25,11 +28,12 @@ class Held(Exception):
 
   Attributes:
     holder: who, for people.
+    lives: whether that is a process of this host that runs.
   """
 
-  def __init__(self, holder: str):
+  def __init__(self, holder: str, lives: bool):
     super().__init__(f"It is held by {holder}.")
-    self.holder = holder
+    self.holder, self.lives = holder, lives
 
 
 class Lock:
@@ -51,12 +55,20 @@ class Lock:
     False
   """
 
-  def __init__(self, path: str | os.PathLike[str], patience: float = 0.0):
+  def __init__(
+    self,
+    path: str | os.PathLike[str],
+    patience: float = 0.0,
+    *,
+    if_in_doubt: bool = False,
+  ):
     """Takes the lock.
 
     Args:
       path: the file, which is created, and deleted in the end.
       patience: seconds to wait for it.
+      if_in_doubt: whether to take it then from a process of another host, if the
+        file system has no locks.
 
     Raises:
       Held: it is not free in time.
@@ -64,10 +76,20 @@ class Lock:
     """
     self._path, self.file = pathlib.Path(path), -1
     end = time.monotonic() + patience
+    self._in_doubt = False
     while not self._take():
-      if time.monotonic() >= end:
-        raise Held(self._holder())
-      time.sleep(_PAUSE)
+      host, pid = self._read()
+      holder = f"process {pid} on {host}" if pid else "another process"
+      if time.monotonic() < end:
+        time.sleep(_PAUSE)
+      elif self._in_doubt and if_in_doubt:
+        _log.warning(
+          "%s has %s, and may have ended or not: this file system has no locks.",
+          *(holder, self._path),
+        )
+        self._path.unlink(missing_ok=True)
+      else:
+        raise Held(holder, host == socket.gethostname() and _lives(pid))
 
   def release(self) -> None:
     """Frees the lock, unless a child that has inherited it lives on."""
@@ -108,7 +130,8 @@ class Lock:
       if error.errno not in _NO_LOCKS:
         raise
       host, pid = self._read()
-      return not pid or (host == socket.gethostname() and not _lives(pid))
+      self._in_doubt = bool(pid) and host != socket.gethostname()
+      return not pid or not (self._in_doubt or _lives(pid))
     return True
 
   def _is_current(self) -> bool:
@@ -125,16 +148,17 @@ class Lock:
     except (OSError, ValueError):
       return "", 0
 
-  def _holder(self) -> str:
-    host, pid = self._read()
-    return f"process {pid} on {host}" if pid else "another process"
-
 
 def _lives(pid: int) -> bool:
+  """Whether a process of this host runs; one that waits for its parent does not."""
   try:
     os.kill(pid, 0)
   except ProcessLookupError:
     return False
   except OSError:
     return True  # It is another user's.
-  return True
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_bytes()
+  except OSError:
+    return True  # This system has no such file.
+  return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

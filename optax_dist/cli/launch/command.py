@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import options
+
+if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
+  from optax_dist.coordinator import locks
 
 _USAGE = """\
 optax-dist launch [options] SCRIPT.py [its arguments]
@@ -31,6 +35,8 @@ GKE, TPU pods, Open MPI). The secret of the job, at least 16 bytes, is then
 taken from --secret-file, OPTAX_DIST_SECRET_FILE or OPTAX_DIST_SECRET."""
 
 _LOGS = "replicas"
+# Seconds in which the processes of a launcher that was killed are ended.
+_KILLED_WITHIN = 10.0
 
 
 def add_parser(commands: Any) -> None:
@@ -56,22 +62,28 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.coordinator.launch import launcher, supervisor
 
   job = jobs.Job(args, journal)
-  launched = launcher.Launcher(
-    command,
-    job.placement(args),
-    supervisor.Policy(job.needed, args.restarts),
-    folder=args.output and args.output / _LOGS,
-    told=job.settings,
-    env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
-    grace=args.grace,
-  )
-  try:
-    return launched.run()
-  except launcher.LaunchError as error:
-    parser.say(str(error))
-    return error.code
-  except (RuntimeError, TimeoutError) as error:  # The store can't start.
-    raise errors.CommandError(f"launch: {error}", exit_code=1) from error
+  with contextlib.ExitStack() as stack:
+    lock = None
+    if journal is not None:
+      lock = stack.enter_context(_locked(journal.parent, job.node.rank))
+      _check_journal(args, journal)
+    launched = launcher.Launcher(
+      command,
+      job.placement(args),
+      supervisor.Policy(job.needed, args.restarts),
+      folder=args.output and args.output / _LOGS,
+      told=job.settings,
+      env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
+      grace=args.grace,
+      lock=lock,
+    )
+    try:
+      return launched.run()
+    except launcher.LaunchError as error:
+      parser.say(str(error))
+      return error.code
+    except (RuntimeError, TimeoutError) as error:  # The store can't start.
+      raise errors.CommandError(f"launch: {error}", exit_code=1) from error
 
 
 def _command(program: list[str], module: bool) -> list[str]:
@@ -99,7 +111,7 @@ def _command(program: list[str], module: bool) -> list[str]:
 
 
 def _journal(args: argparse.Namespace) -> pathlib.Path | None:
-  """The path of the journal; refuses to mix it with that of an earlier run."""
+  """The path of the journal, in a folder that can be written."""
   if args.output is None:
     if args.resume:
       raise errors.CommandError("launch: --resume needs --output")
@@ -113,12 +125,42 @@ def _journal(args: argparse.Namespace) -> pathlib.Path | None:
       f"launch: --output {args.output}: it is a file, not a directory"
     ) from error
   except OSError as error:
-    raise errors.CommandError(
-      f"launch: --output {args.output}: can't be written: {error.strerror}"
-    ) from error
-  if not args.resume and path.exists() and path.stat().st_size:
+    raise _unwritable(args.output, error) from error
+  return path
+
+
+def _check_journal(args: argparse.Namespace, path: pathlib.Path) -> None:
+  """Refuses to mix the journal with that of an earlier run."""
+  if not args.resume and path.stat().st_size:
     raise errors.CommandError(
       f"launch: --output {args.output} has the journal of an earlier run;"
       " --resume goes on there, or give another folder"
     )
-  return path
+
+
+def _locked(folder: pathlib.Path, rank: int) -> locks.Lock:
+  """Keeps other jobs out of an output folder; each host of this one has a lock."""
+  from optax_dist.coordinator import locks
+
+  path = folder / f".launch-{rank}"
+  try:
+    try:
+      return locks.Lock(path, if_in_doubt=True)
+    except locks.Held as error:
+      if error.lives:
+        raise
+      # Another launcher was killed just now, and its replicas are about to end.
+      return locks.Lock(path, _KILLED_WITHIN, if_in_doubt=True)
+  except locks.Held as error:
+    raise errors.CommandError(
+      f"launch: --output {folder}: {error.holder} uses it; end that job first, or"
+      " give another folder"
+    ) from None
+  except OSError as error:
+    raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: pathlib.Path, error: OSError) -> errors.CommandError:
+  return errors.CommandError(
+    f"launch: --output {folder}: can't be written: {error.strerror}"
+  )

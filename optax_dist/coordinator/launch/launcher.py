@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from optax_dist.coordinator import journal
+from optax_dist.coordinator import journal, locks
 from optax_dist.coordinator.launch import (
   child,
   output,
@@ -74,6 +74,7 @@ class Launcher:
     told: Environment | None = None,
     env: Mapping[str, str] | None = None,
     grace: float = 30.0,
+    lock: locks.Lock | None = None,
     echo: output.Echo = output.echo,
   ):
     """Configures the launch; `run` starts it.
@@ -89,10 +90,13 @@ class Launcher:
         configured to keep freed memory, unless these variables say otherwise.
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
         the processes.
+      lock: what no other launcher may have as long as these processes live, even
+        if this launcher is killed.
       echo: called with each line of output.
     """
     self._command, self._placement, self._policy = command, placement, policy
     self._store: store_process.StoreProcess | None = None
+    self._lock = lock
     self._folder, self._grace, self._echo = folder, grace, echo
     told = told or Environment()
     # A new secret for each job, which other users of this host can't see.
@@ -129,7 +133,9 @@ class Launcher:
     if self._folder is not None:
       self._folder.mkdir(parents=True, exist_ok=True)
     with signals.recorded() as received:
-      self._watcher = watcher.Watcher(self._token)
+      self._watcher = watcher.Watcher(
+        self._token, None if self._lock is None else self._lock.file
+      )
       try:
         self._launch()
         while self._code is None:

@@ -20,11 +20,13 @@ _SECONDS = 5.0
 class Watcher:
   """The launcher's view of the watcher."""
 
-  def __init__(self, token: str):
+  def __init__(self, token: str, keeps: int | None = None):
     """Starts the watcher.
 
     Args:
       token: the value of OPTAX_DIST_LAUNCH in all processes of the launch.
+      keeps: the file of a lock of the launcher, which is then free only once the
+        watcher has ended, too.
     """
     self.process = subprocess.Popen(
       [sys.executable, "-I", "-S", __file__, token],
@@ -32,6 +34,7 @@ class Watcher:
       stdout=subprocess.DEVNULL,
       env={},
       start_new_session=True,
+      pass_fds=() if keeps is None else (keeps,),
     )
 
   def stop(self) -> None:

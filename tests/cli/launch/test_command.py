@@ -285,6 +285,39 @@ def test_nothing_is_left_behind(start, signals, flags, code):
   one.check_nothing_is_left(groups)
 
 
+def test_a_folder_is_for_one_job_at_a_time(start, tmp_path, capfd):
+  output = tmp_path / "out"
+  flags = ("--output", str(output), *_NO_STORE)
+  one = start("--replicas", "1", *flags, _LIGHT, "grace")
+  one.until("sleeps")
+  for more in ((), ("--resume",)):
+    assert _launch(*flags, *more, _LIGHT, "nothing") == 2
+    said = capfd.readouterr().err
+    holder = f"process {one.process.pid} on {socket.gethostname()} uses it"
+    assert f"--output {output}: {holder}; end that job first" in said
+  # Another one is free, and so is this one as soon as the job has ended.
+  other = ("--output", tmp_path / "other", *_NO_STORE)
+  assert _launch(*other, _LIGHT, "nothing") == 0
+  one.process.send_signal(signal.SIGTERM)
+  assert one.process.wait(180.0) == 143
+  assert _launch(*flags, "--resume", _LIGHT, "nothing") == 0
+  assert sorted(p.name for p in output.iterdir()) == [
+    *("journal.jsonl", "replicas")
+  ]
+
+
+def test_a_job_goes_on_at_once_where_a_launcher_was_killed(start, tmp_path):
+  """It waits for the end of the old replicas, and no longer."""
+  flags = ("--replicas", "2", "--output", str(tmp_path), *_NO_STORE)
+  one = start(*flags, _LIGHT, "deaf")
+  one.until("sleeps", 2)
+  groups = one.groups()
+  one.process.kill()
+  again = start(*flags, "--resume", _LIGHT, "grace")
+  again.until("sleeps", 2)
+  assert not [group for group in groups if left_over.has_group(group)]
+
+
 def test_jax_processes_that_ignore_sigterm_are_ended(start):
   flags = ("--processes-per-replica", "2", "--grace", "3", *_NO_STORE)
   one = start("--replicas", "1", *flags, _LIGHT, "jax-distributed")

@@ -1,0 +1,82 @@
+"""A lock ends with its process, also where the file system has no locks."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from optax_dist.coordinator import locks
+
+_HOLD = """
+import sys
+from optax_dist.coordinator import locks
+lock = locks.Lock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+  child = subprocess.Popen(
+    [sys.executable, "-c", _HOLD, str(tmp_path / "lock")],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+  assert child.stdout.readline() == b"held\n"
+  yield child
+  child.kill()
+  child.communicate()
+
+
+def test_it_names_its_holder_and_ends_with_it(tmp_path, holder):
+  path = tmp_path / "lock"
+  with pytest.raises(locks.Held, match=f"process {holder.pid} on ") as error:
+    locks.Lock(path)
+  assert error.value.lives
+  holder.kill()
+  os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+  # It waits for its parent, and has ended all the same.
+  with locks.Lock(path) as lock:
+    assert path.read_text().endswith(f" {os.getpid()}")
+    with pytest.raises(locks.Held, match=f"process {os.getpid()} "):
+      locks.Lock(path, 0.05)
+  assert not path.exists()
+  lock.release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_the_process_counts(tmp_path, monkeypatch, number):
+  def refuse(file, how):
+    raise OSError(number, "no locks")
+
+  monkeypatch.setattr(locks.fcntl, "flock", refuse)
+  path = tmp_path / "lock"
+  with locks.Lock(path), pytest.raises(locks.Held) as error:
+    locks.Lock(path, if_in_doubt=True)
+  assert error.value.lives
+  gone = subprocess.Popen([sys.executable, "-c", ""])
+  gone.wait()
+  path.write_text(f"{locks.socket.gethostname()} {gone.pid}")
+  locks.Lock(path).release()
+
+
+def test_nobody_knows_of_another_host_without_locks(
+  tmp_path, monkeypatch, caplog
+):
+  def refuse(file, how):
+    raise OSError(errno.ENOLCK, "no locks")
+
+  path = tmp_path / "lock"
+  path.write_text("elsewhere 7")
+  # With locks it is plain that it has ended.
+  locks.Lock(path).release()
+  monkeypatch.setattr(locks.fcntl, "flock", refuse)
+  path.write_text("elsewhere 7")
+  with pytest.raises(locks.Held, match="process 7 on elsewhere") as error:
+    locks.Lock(path)
+  assert not error.value.lives
+  locks.Lock(path, if_in_doubt=True).release()
+  assert "process 7 on elsewhere has" in caplog.text
