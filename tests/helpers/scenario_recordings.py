@@ -10,7 +10,7 @@ import pathlib
 
 import numpy as np
 
-from optax_dist.tensorflow1 import events
+from tests.tensorflow1 import events
 
 BUNDLED = pathlib.Path(__file__).parents[1] / "scenarios" / "scenarios.json"
 PATH = pathlib.Path(os.environ.get("OPTAX_DIST_SCENARIOS") or BUNDLED)

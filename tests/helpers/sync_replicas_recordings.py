@@ -14,7 +14,7 @@ import scenario_recordings as recorded
 
 from optax_dist.sparse.indexed_slices import IndexedSlices
 from optax_dist.tensorflow1 import accumulator, sparse_accumulator
-from optax_dist.tensorflow1 import events as tf
+from tests.tensorflow1 import events as tf
 
 _SLOTS = 4
 _CAPACITY = 16

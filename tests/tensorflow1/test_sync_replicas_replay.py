@@ -10,7 +10,7 @@ import pytest
 import scenario_recordings as recorded
 import sync_replicas_recordings as sync
 
-from optax_dist.tensorflow1 import events as tf
+from tests.tensorflow1 import events as tf
 
 TWO_OPTIMIZERS = [
   id

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optax_dist.tensorflow1 import events as tf
-from optax_dist.tensorflow1.events import accumulators
+from tests.tensorflow1 import events as tf
+from tests.tensorflow1.events import accumulators
 
 
 class Model:

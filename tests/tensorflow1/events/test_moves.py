@@ -1,6 +1,6 @@
 """The consequences of one event, in their order."""
 
-from optax_dist.tensorflow1 import events as tf
+from tests.tensorflow1 import events as tf
 
 
 def kinds(outcomes):

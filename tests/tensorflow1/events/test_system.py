@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optax_dist.tensorflow1 import events as tf
+from tests.tensorflow1 import events as tf
 
 
 class Model:

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optax_dist.tensorflow1 import events as tf
-from optax_dist.tensorflow1.events import token_queue
+from tests.tensorflow1 import events as tf
+from tests.tensorflow1.events import token_queue
 
 MOVES = st.lists(
   st.tuples(

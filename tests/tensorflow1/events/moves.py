@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from optax_dist.quorum.arguments import tokens_per_step
 from optax_dist.quorum.events import Replica
-from optax_dist.tensorflow1.events.accumulators import Accumulator
-from optax_dist.tensorflow1.events.outcomes import (
+from tests.tensorflow1.events.accumulators import Accumulator
+from tests.tensorflow1.events.outcomes import (
   Advanced,
   Applied,
   Completed,

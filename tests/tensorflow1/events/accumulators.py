@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from optax_dist.quorum.arguments import accepts
-from optax_dist.tensorflow1.events.outcomes import Applied, Completed
+from tests.tensorflow1.events.outcomes import Applied, Completed
 
 Shape = Sequence[int | None]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable
 
-from optax_dist.tensorflow1.events.outcomes import Completed
+from tests.tensorflow1.events.outcomes import Completed
 
 DEQUEUE_CANCELLED = "CancelledError: Dequeue operation was cancelled"
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from optax_dist.quorum.arguments import initial_tokens
 from optax_dist.quorum.events import Replica, ordered
-from optax_dist.tensorflow1.events.accumulators import Accumulator
-from optax_dist.tensorflow1.events.moves import Moves
-from optax_dist.tensorflow1.events.outcomes import Outcome
-from optax_dist.tensorflow1.events.token_queue import TokenQueue
+from tests.tensorflow1.events.accumulators import Accumulator
+from tests.tensorflow1.events.moves import Moves
+from tests.tensorflow1.events.outcomes import Outcome
+from tests.tensorflow1.events.token_queue import TokenQueue
 
 
 class Worker(NamedTuple):

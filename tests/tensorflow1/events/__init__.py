@@ -1,10 +1,10 @@
 """TensorFlow's sync replicas as values: accumulators, token queue, system."""
 
-from optax_dist.tensorflow1.events.accumulators import (
+from tests.tensorflow1.events.accumulators import (
   Accumulator,
   SparseAccumulator,
 )
-from optax_dist.tensorflow1.events.outcomes import (
+from tests.tensorflow1.events.outcomes import (
   Advanced,
   Applied,
   Completed,
@@ -13,13 +13,13 @@ from optax_dist.tensorflow1.events.outcomes import (
   StepFailed,
   Taken,
 )
-from optax_dist.tensorflow1.events.system import (
+from tests.tensorflow1.events.system import (
   Observation,
   SyncReplicas,
   Worker,
   sync_replicas,
 )
-from optax_dist.tensorflow1.events.token_queue import TokenQueue
+from tests.tensorflow1.events.token_queue import TokenQueue
 
 __all__ = [
   "Accumulator",
