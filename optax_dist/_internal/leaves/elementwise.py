@@ -7,13 +7,13 @@ from a leaf must remain elementwise, and the two must be equal except for shapes
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import source_info_util as _source  # To name rejected operations.
 from jax.extend import core as _core
 
 #: Each element of the result depends only on that element of the operands.
@@ -30,6 +30,8 @@ _ELEMENTWISE = frozenset(
 )
 _SHAPES_ONLY = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+#: Whose functions call those of a transformation, but aren't its own.
+_JAX = os.path.dirname(jax.__file__) + os.sep
 
 
 class NotElementwise(Exception):
@@ -216,7 +218,10 @@ def _name(equations: Sequence[Any]) -> str:
   """Returns the name of the transformation that the first equation comes from."""
   names: list[str] = []
   for eqn in equations:
-    for frame in _source.user_frames(eqn.source_info.traceback):
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+      if frame.file_name.startswith(_JAX):
+        continue
       name, _, inside = frame.function_name.partition(".<locals>.")
       ours = "/optax_dist/" in frame.file_name
       checking = frame.file_name.endswith(("elementwise.py", "sharded.py"))
