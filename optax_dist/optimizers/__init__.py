@@ -29,10 +29,9 @@ from optax_dist.optimizers.proximal import (
   proximal_adagrad,
   proximal_gradient_descent,
 )
-from optax_dist.optimizers.returnn_config import (
-  from_returnn_config,
-  returnn_class_names,
-)
+from optax_dist.optimizers.returnn.config import from_returnn_config
+from optax_dist.optimizers.returnn.learning_rates import returnn_learning_rates
+from optax_dist.optimizers.returnn.tensorflow import returnn_class_names
 from optax_dist.optimizers.rmsprop import rmsprop
 
 __all__ = [
@@ -59,5 +58,6 @@ __all__ = [
   "proximal_adagrad",
   "proximal_gradient_descent",
   "returnn_class_names",
+  "returnn_learning_rates",
   "rmsprop",
 ]

@@ -74,7 +74,12 @@ def test_the_tables_are_complete():
     "keras" if name.startswith("keras_") else name
     for name in every_optimizer.BY_NAME
   }
-  others = {"base_custom", "from_returnn_config", "returnn_class_names"}
+  others = {
+    "base_custom",
+    "from_returnn_config",
+    "returnn_class_names",
+    "returnn_learning_rates",
+  }
   assert functions == {x for x in optimizers.__all__ if x.islower()} - others
 
 

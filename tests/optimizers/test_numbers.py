@@ -22,7 +22,12 @@ def _factories():
   for name in optimizers.__all__:
     function = getattr(optimizers, name)
     if inspect.isfunction(function) and name not in (
-      *("keras", "from_returnn_config", "returnn_class_names"),
+      *(
+        "keras",
+        "from_returnn_config",
+        "returnn_class_names",
+        "returnn_learning_rates",
+      ),
     ):
       found[name] = (function,)
   rule = lambda grad, param, slots, step: (-step.learning_rate * grad, slots)

@@ -1,5 +1,6 @@
 """Hyperparameters rounded as in TensorFlow's kernels: float32, then cast."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -129,13 +130,27 @@ def check_learning_rate(value: Any) -> None:
     value: A finite number, a scalar array or a schedule.
 
   Raises:
-    TypeError: If it is none of these.
+    TypeError: If it is none of these, or a function of anything but the step.
     ValueError: If it is a number or an array that is not finite, or an array
       with dimensions.
   """
   if not callable(value):
     kinds = "a finite number, a scalar array or a schedule"
     _check_number("learning_rate", value, kinds)
+    return
+  try:
+    signature = inspect.signature(value)
+  except ValueError:  # A builtin may have none.
+    return
+  try:
+    signature.bind(0)
+  except TypeError:
+    raise TypeError(
+      "learning_rate must be a number or a schedule, a function of the step alone,"
+      f" got a function with the arguments {signature}. RETURNN's"
+      " dynamic_learning_rate is an option in the configuration that"
+      " from_returnn_config takes"
+    ) from None
 
 
 def checked_rate(value: ScalarOrSchedule) -> ScalarOrSchedule:

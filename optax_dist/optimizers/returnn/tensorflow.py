@@ -1,4 +1,4 @@
-"""Creates optimizers from RETURNN's configuration dictionaries."""
+"""The optimizers of RETURNN's TensorFlow backend, by their classes' names."""
 
 import functools
 import inspect
@@ -24,6 +24,7 @@ from optax_dist.optimizers.proximal import (
   proximal_adagrad,
   proximal_gradient_descent,
 )
+from optax_dist.optimizers.returnn.options import Options
 from optax_dist.optimizers.rmsprop import rmsprop
 
 Factory = Callable[..., optax.GradientTransformationExtraArgs]
@@ -52,6 +53,15 @@ _CLASSES: dict[str, Factory] = {
 }
 _KERAS_CLASSES = {"Adamax": "Adamax", "NadamKeras": "Nadam", "SGD": "SGD"}
 
+# What RETURNN read before it had `optimizer`, in this order. Its Nadam of that
+# time is Keras's with TensorFlow 2.
+_OLD_NAMES = {
+  "adam": "adam",
+  "nadam": "NadamKeras",
+  "adadelta": "adadelta",
+  "adagrad": "adagrad",
+}
+
 # Arguments of TensorFlow's classes that have no meaning here.
 _IGNORED = ("name", "use_locking")
 _IGNORED_OF: dict[Factory, tuple[str, ...]] = {
@@ -61,79 +71,25 @@ _IGNORED_OF: dict[Factory, tuple[str, ...]] = {
 _NOT_CLIPPED = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
-def from_returnn_config(
-  config: Mapping[str, Any] | str,
+def optimizer(
+  arguments: Mapping[str, Any],
   learning_rate: hyperparameters.ScalarOrSchedule,
-  *,
-  optimizer_epsilon: float = 1e-16,
-  momentum: float = 0.0,
-  frozen_iterations: bool = False,
+  options: Options,
 ) -> optax.GradientTransformationExtraArgs:
-  """Creates the optimizer of a RETURNN configuration's ``optimizer`` option.
-
-  The class name is that of RETURNN's, TensorFlow 1's or Keras's class,
-  case-insensitively and with or without a final ``Optimizer``: ``"adam"``,
-  ``"AdamOptimizer"``, ``"NormalizedSGD"``. RETURNN's classes take precedence
-  over TensorFlow's, and those over Keras's, of which ``"sgd"``, ``"adamax"``
-  and ``"NadamKeras"`` are left.
-
-  A class with an ``epsilon`` gets RETURNN's default, 1e-16, not its own.
+  """Creates an optimizer from the value of RETURNN's ``optimizer``.
 
   Args:
-    config: ``{"class": name}`` with the class's arguments, or only the name.
-      ``learning_rate_multiplier`` scales the learning rate; ``use_locking``,
-      ``name`` and Ftrl's names of slots are ignored.
-    learning_rate: The learning rate from RETURNN's ``learning_rate`` and
-      schedule: a number, a scalar array or a schedule.
-    optimizer_epsilon: RETURNN's global option of this name.
-    momentum: RETURNN's global option of this name: if not 0, the default of
-      classes with a ``momentum``.
-    frozen_iterations: For Keras's classes, see
-      :func:`~optax_dist.optimizers.keras`: as in RETURNN, whose wrapper never
-      advances Keras's ``iterations``, and ignores clipping arguments.
-
-  Returns:
-    The transformation.
-
-  Raises:
-    ValueError: If ``config`` is neither a name nor a mapping, the class or an
-      argument is unknown, the learning rate is set
-      in ``config``, or an argument is missing or out of its range.
-
-  Source: ``returnn.tf.updater.Updater._create_optimizer`` and
-  ``get_optimizer_class``.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> optimizer = from_returnn_config(
-    ...   {"class": "momentum", "momentum": 0.9, "learning_rate_multiplier": 0.5},
-    ...   learning_rate=1.0)
-    >>> optimizer.update(jnp.ones(1), optimizer.init(jnp.ones(1)))[0].tolist()
-    [-0.5]
+    arguments: The class and its arguments.
+    learning_rate: The learning rate.
+    options: The other options, of which it reads ``optimizer_epsilon`` and
+      ``momentum``.
   """
-  if isinstance(config, str):
-    config = {"class": config}
-  if not isinstance(config, Mapping):
-    raise ValueError(
-      "config must be the name of a class, or a mapping with a 'class' and its"
-      f" arguments, got {config!r}"
-    )
-  arguments: dict[str, Any] = dict(config)
-  if "class" not in arguments:
-    raise ValueError(
-      f"config must have a 'class', one of {returnn_class_names()}, got"
-      f" {arguments}"
-    )
+  arguments = dict(arguments)
   name = arguments.pop("class")
-  factory, known = _find(name, frozen_iterations)
-  if "learning_rate" in arguments:
-    raise ValueError(
-      "learning_rate must be an argument, not part of config, as in RETURNN, got"
-      f" {arguments['learning_rate']} in config"
-    )
+  factory, known = _find(name)
   multiplier = arguments.pop("learning_rate_multiplier", None)
   ignored = (*_IGNORED, *_IGNORED_OF.get(factory, ()))
-  if isinstance(factory, functools.partial) and frozen_iterations:
+  if isinstance(factory, functools.partial):
     ignored += _NOT_CLIPPED
   unknown = sorted(set(arguments) - set(known) - set(ignored))
   if unknown:
@@ -145,7 +101,9 @@ def from_returnn_config(
   for key in ignored:
     arguments.pop(key, None)
   if "epsilon" in known:
-    arguments.setdefault("epsilon", optimizer_epsilon)
+    epsilon = options.number("optimizer_epsilon", 1e-16)
+    arguments.setdefault("epsilon", epsilon)
+  momentum = options.number("momentum")
   if "momentum" in known and momentum:
     arguments.setdefault("momentum", momentum)
   missing = [key for key in known if known[key] and key not in arguments]
@@ -153,6 +111,24 @@ def from_returnn_config(
     raise ValueError(f"{name} needs the arguments {', '.join(missing)}")
   arguments["learning_rate"] = _scaled(learning_rate, multiplier)
   return factory(**arguments)
+
+
+def by_old_names(options: Options) -> dict[str, Any] | None:
+  """The value of ``optimizer`` that older options stand for; None for none.
+
+  Source: ``returnn.tf.updater.Updater._create_default_optimizer``.
+  """
+  for name, of_class in _OLD_NAMES.items():
+    if options.is_on(name):
+      if options.number("momentum"):
+        raise ValueError(f"momentum must be 0 with {name}, as in RETURNN")
+      return {"class": of_class}
+  if options.is_on("rmsprop"):
+    # True for the default decay.
+    decay = options.get("rmsprop")
+    has_decay = not isinstance(decay, bool | int | str)
+    return {"class": "rmsprop"} | ({"decay": decay} if has_decay else {})
+  return {"class": "momentum"} if options.number("momentum") else None
 
 
 def returnn_class_names() -> list[str]:
@@ -165,7 +141,7 @@ def returnn_class_names() -> list[str]:
   return sorted((*_CLASSES, *_KERAS_CLASSES))
 
 
-def _find(name: Any, frozen: bool) -> tuple[Factory, dict[str, bool]]:
+def _find(name: Any) -> tuple[Factory, dict[str, bool]]:
   """Finds a class: its factory, its arguments and whether they are required."""
   wanted = name.lower() if isinstance(name, str) else name
   if wanted in ("basecustom", "basecustomoptimizer"):
@@ -185,12 +161,14 @@ def _find(name: Any, frozen: bool) -> tuple[Factory, dict[str, bool]]:
     if wanted == key.lower():
       known = keras_arguments(keras_name)
       return (
-        functools.partial(keras, keras_name, frozen_iterations=frozen),
+        # RETURNN's wrapper never advances Keras's iterations.
+        functools.partial(keras, keras_name, frozen_iterations=True),
         {argument: False for argument in known if argument != "learning_rate"},
       )
   raise ValueError(
     f"class must be one of {returnn_class_names()} (in any case, with or"
-    f" without 'Optimizer'), got {name!r}"
+    f" without 'Optimizer'), got {name!r}. Classes of RETURNN's PyTorch backend need"
+    ' backend="torch"'
   )
 
 

@@ -1,0 +1,1 @@
+"""RETURNN's configurations: its optimizers, gradient settings, learning rates."""
