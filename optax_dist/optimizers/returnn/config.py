@@ -29,7 +29,7 @@ _REFUSED = {
   "torch_distributed": _HOROVOD,
   "maximize_grad_norm": (
     "must be off here: make it a part of the loss, loss(params) -"
-    " maximize_grad_norm * optax.global_norm(jax.grad(loss)(params))"
+    " maximize_grad_norm * optax.tree.norm(jax.grad(loss)(params))"
   ),
   "global_norm_tag": (
     "must be off here: clip the tagged variables in a transformation of their own,"

@@ -20,6 +20,13 @@ _SETTINGS = """accum_grad_multiple_step gradient_noise gradient_clip
 _OFF = dict.fromkeys(_SETTINGS.split(), 0)
 
 
+_LAYER = {
+  "gradient_clip": 0.3,
+  "accum_grad_multiple_step": 2,
+  "optimizer": {"class": "adam", "learning_rate_multiplier": 0.5},
+}
+
+
 def cases():
   """Yields the name of a case, its configuration and its kind of gradients."""
   yield "all_off", {"optimizer": _SGD} | _OFF, "normal"
@@ -130,7 +137,7 @@ def start():
   }
 
 
-def record(config, kind):
+def record(config, kind, loss_of=lambda v, fed: v * fed, mark=None):
   """Runs RETURNN's updater on the gradients; the parameters after each step."""
   import tensorflow as tf
   from returnn.config import Config
@@ -151,7 +158,9 @@ def record(config, kind):
     if "decouple_constraints" in config:
       for name, l2 in _L2.items():
         variables[name].RETURNN_constraint_L2 = l2
-    loss = tf.add_n([v1.reduce_sum(variables[k] * fed[k]) for k in fed])
+    if mark:
+      mark(variables)
+    loss = tf.add_n([v1.reduce_sum(loss_of(variables[k], fed[k])) for k in fed])
     step = v1.get_variable("global_step", initializer=np.int64(0))
     updater = Updater(
       Config(config),
@@ -171,6 +180,56 @@ def record(config, kind):
   return trajectory
 
 
+def record_maximized(factor):
+  """`maximize_grad_norm`, with a loss whose gradient has a gradient."""
+  config = {"optimizer": _SGD, "maximize_grad_norm": factor}
+  return record(config, "normal", lambda v, fed: v * v * fed / 2)
+
+
+def record_of_layers():
+  """`updater_opts` of a layer: other settings for its variables."""
+  from returnn.util.basic import CollectionReadCheckCovered
+
+  def mark(variables):
+    options = CollectionReadCheckCovered(dict(_LAYER))
+    variables["w"].RETURNN_updater_opts = options
+
+  config = {"optimizer": _SGD, "gradient_clip_norm": 1.0}
+  return record(config, "normal", mark=mark)
+
+
+def record_decay_of_2021(l2, rates):
+  """`decouple_constraints` as it was before March 2022, in its own words."""
+  import tensorflow as tf
+
+  v1 = tf.compat.v1
+  with tf.Graph().as_default(), v1.Session() as session:
+    # The variables of that time: those of TensorFlow 2 are read at any time.
+    variable = v1.get_variable(
+      "w", initializer=start()["w"], use_resource=False
+    )
+    fed, rate = (v1.placeholder("float32", shape) for shape in ((2, 3), ()))
+    loss = v1.reduce_sum(variable * fed)
+    op = v1.train.AdamOptimizer(rate, epsilon=1e-16).minimize(loss)
+    constraints = l2 * 2 * tf.nn.l2_loss(variable)
+    factor = rate / float(rates[0]) * 0.025
+    sgd = v1.train.GradientDescentOptimizer(learning_rate=factor)
+    with tf.control_dependencies([op]):
+      op = sgd.minimize(constraints, var_list=[variable])
+    session.run(v1.global_variables_initializer())
+    trajectory = []
+    for step, given in enumerate(gradients("normal")):
+      session.run(op, {fed: given["w"], rate: rates[step]})
+      trajectory.append({"w": session.run(variable)})
+  return trajectory
+
+
+def _as_lists(trajectory):
+  return {
+    key: [step[key].tolist() for step in trajectory] for key in trajectory[0]
+  }
+
+
 def main():
   import returnn
   import tensorflow as tf
@@ -184,11 +243,10 @@ def main():
         "name": name,
         "config": config,
         "gradients": kind,
-        "trajectory": {
-          key: [step[key].tolist() for step in trajectory] for key in ("w", "b")
-        },
+        "trajectory": _as_lists(trajectory),
       }
     )
+  rates = [0.1, 0.1, 0.05, 0.05, 0.1, 0.02, 0.02, 0.01]
   result = {
     "versions": {
       "tensorflow": tf.__version__,
@@ -204,6 +262,19 @@ def main():
       for kind in ("normal", "zero", "broken")
     },
     "cases": recorded,
+    "maximized": {
+      "factor": 0.5,
+      "trajectory": _as_lists(record_maximized(0.5)),
+    },
+    "of_layers": {
+      "layer": _LAYER,
+      "trajectory": _as_lists(record_of_layers()),
+    },
+    "decay_of_2021": {
+      "l2": 5.0,
+      "rates": rates,
+      "trajectory": _as_lists(record_decay_of_2021(5.0, rates)),
+    },
   }
   path = pathlib.Path(__file__).with_name("tensorflow.json")
   path.write_text(json.dumps(result) + "\n")
