@@ -121,5 +121,23 @@ def _number(text: str, bounds: str, fits: Callable[[float], bool]) -> float:
 
 
 def say(message: str) -> None:
-  """Prints one line to standard error, prefixed by the command's name."""
-  print(f"optax-dist: {message}", file=sys.stderr)
+  """Prints a message to standard error, prefixed by the command's name."""
+  lines = map(plain, message.split("\n"))
+  print("optax-dist:", "\n".join(lines), file=sys.stderr)
+
+
+def plain(text: str) -> str:
+  r"""A line for a terminal: what can't be printed stands there as its escape.
+
+  Whoever wrote a journal could otherwise move the cursor, hide lines, or type
+  into the terminal of its reader.
+
+  Example:
+    >>> print(plain("a\x1b[2Jb\u202e\n"))
+    a\x1b[2Jb\u202e\n
+  """
+  if text.isprintable():
+    return text
+  return "".join(
+    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+  )

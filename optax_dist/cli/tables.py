@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from optax_dist.cli import parser
+
 _WIDTH = 140  # If there is no terminal.
 
 
@@ -15,7 +17,7 @@ def text(
   rows: Sequence[Mapping[str, str]],
   words: Collection[str] = (),
 ) -> str:
-  """A table; columns of numbers are aligned at the right.
+  """A table for a terminal; columns of numbers are aligned at the right.
 
   Args:
     title: its first line.
@@ -32,7 +34,10 @@ def text(
     all     12
     one      7
   """
-  every = [dict(zip(names, names, strict=True)), *rows]
+  every = [
+    {name: parser.plain(row[name]) for name in names}
+    for row in [dict(zip(names, names, strict=True)), *rows]
+  ]
   widths = {name: max(len(row[name]) for row in every) for name in names}
   lines = [
     "  ".join(
@@ -42,7 +47,7 @@ def text(
     for row in every
   ]
   lines.insert(1, "-" * max(map(len, lines)))
-  return "\n".join([title, *lines])
+  return "\n".join([parser.plain(title), *lines])
 
 
 def width(stream: IO[str]) -> int:

@@ -134,7 +134,7 @@ class Journal:
     """Seconds since the run's start."""
     return self._clock() - self._start
 
-  def write(self, kind: str, /, **fields: Any) -> None:
+  def write(self, kind: str, /, ago: float = 0.0, **fields: Any) -> None:
     """Appends a record.
 
     Optional fields that are not given become null. A `run` record restarts the
@@ -142,7 +142,8 @@ class Journal:
 
     Args:
       kind: a key of `KINDS`.
-      **fields: those of that kind, and any others; `time` is now unless it is
+      ago: seconds since it happened.
+      **fields: those of that kind, and any others; `time` is that unless it is
         given.
 
     Raises:
@@ -155,9 +156,11 @@ class Journal:
       raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
     with self._lock:
       if kind == "run":
-        self._start = self._clock()
-        fields = {"version": VERSION, "unix_time": _time.time()} | fields
-      record = {"kind": kind, "time": fields.pop("time", self.time())} | fields
+        self._start = self._clock() - ago
+        began = {"version": VERSION, "unix_time": _time.time() - ago}
+        fields = began | fields
+      now = max(0.0, self.time() - ago)
+      record = {"kind": kind, "time": fields.pop("time", now)} | fields
       record = {key: _as_json(item, key) for key, item in record.items()}
       wrong = _fault(record)
       if wrong:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optax_dist.cli import tables
+from optax_dist.cli import parser, tables
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.quorum.events import ordered
 
@@ -65,4 +65,6 @@ def table(numbers: RunNumbers, width: int, reported: str) -> str:
   names = [name for name, needs in _COLUMNS.items() if width >= needs]
   shown = tables.text(title, names, rows, _WORDS)
   awaited = numbers.waiting_for()
-  return f"{shown}\nwaiting for {awaited}" if awaited else shown
+  if awaited:
+    shown += f"\nwaiting for {parser.plain(awaited)}"
+  return shown

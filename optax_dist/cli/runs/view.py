@@ -33,6 +33,7 @@ _EVENTS = {
   "cannot_proceed": "can't go on without",
   "process": "process",
   "abandon": "aggregation round abandoned",
+  "gap": "the journal has a gap",
   "finish": "run ended",
 }
 

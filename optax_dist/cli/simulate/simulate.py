@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
   except ValueError as error:
     raise errors.CommandError(f"simulate: {error}") from error
   k = strategy.replicas_to_aggregate
+  latency = parser.plain(f"{latency}")
   print(f"{args.replicas} replicas, steps of {k} gradients, {latency}")
   _show(timing)
   if recorded is not None and recorded.steps_per_second is not None:

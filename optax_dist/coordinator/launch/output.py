@@ -62,22 +62,33 @@ class Printed:
     self._rest = {False: b"", True: b""}
     self._tail: collections.deque[str] = collections.deque(maxlen=_KEPT)
     self._file: BinaryIO | None = None
+    # Bytes since the file could not be written.
+    self._missing = 0
     if file is not None:
       self._file = file.open("ab", buffering=0)
       now = time.strftime("%Y-%m-%d %H:%M:%S")
       self._keep(f"--- {label}, started {now}\n".encode())
 
   def _keep(self, data: bytes) -> None:
-    """Appends to the log; an error ends the log and not the training."""
+    """Appends to the log; an error makes a gap in it, and does not end training."""
     if self._file is None:
       return
     try:
-      self._file.write(data)
+      if self._missing:
+        told = f"\n--- {self._missing} bytes are missing here\n".encode()
+        self._write(self._file, told)
+        self._missing = 0
+        self._echo(self._label, "its log goes on", True)
+      self._write(self._file, data)
     except OSError as error:
-      self._close_file()
-      self._echo(
-        self._label, f"its log ends here: {error.strerror or error}", True
-      )
+      if not self._missing:
+        why = error.strerror or error
+        self._echo(self._label, f"its log ends here: {why}", True)
+      self._missing += len(data)
+
+  def _write(self, file: BinaryIO, data: bytes) -> None:
+    while data:
+      data = data[file.write(data) or 0 :]
 
   def _close_file(self) -> None:
     if self._file is not None:

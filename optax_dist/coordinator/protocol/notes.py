@@ -263,6 +263,18 @@ class Fingerprint(Record, tag="fingerprint"):
   state: str | None = None
 
 
+class Gap(Record, tag="gap"):
+  """Lines are missing before this one: the file could not be written.
+
+  Attributes:
+    lines: how many.
+    seconds: for how long it could not be.
+  """
+
+  lines: int
+  seconds: Finite
+
+
 class Finish(Record, tag="finish"):
   """The last record: how the run ended.
 

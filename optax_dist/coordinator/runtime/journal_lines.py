@@ -8,10 +8,12 @@ first (`journal.Once`).
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,9 +22,30 @@ from optax_dist.coordinator.protocol import notes
 
 _log = logging.getLogger("optax_dist.coordinator")
 
+# Lines that are kept while the file can't be written.
+_MOST_WAITING = 256
+
+
+class _Line(NamedTuple):
+  """A line that is not in the file yet.
+
+  Attributes:
+    time: when it was noted, in seconds of this process's clock.
+    note: what it says.
+    old: whether an earlier leader may have written it.
+  """
+
+  time: float
+  note: notes.Record
+  old: bool
+
 
 class JournalLines:
-  """Writes what the leader notes; a failing file never ends training."""
+  """Writes what the leader notes; a failing file never ends training.
+
+  What can't be written, as on a disk that is full, is tried again with the next
+  line. Of what waits too long only the number is written.
+  """
 
   def __init__(
     self,
@@ -45,45 +68,91 @@ class JournalLines:
     self._path = path
     self._describe = describe
     self._file: journal.Journal | None = None
+    self._leads = False
+    self._waiting: collections.deque[_Line] = collections.deque()
+    self._lost = 0
+    # When the file could last be written; None while it can.
+    self._failing: float | None = None
 
   def open(self, commits: Sequence[notes.Commit]) -> None:
     """Opens the file, if possible, and writes the commits missing from it."""
-    if self._path is None:
-      return
-    try:
-      self._file = journal.Journal(self._path)
-    except (OSError, ValueError) as error:  # ValueError: not a valid name.
-      _log.warning(
-        "The journal can't be written, and training goes on without it: %s",
-        error,
-      )
-      return
-    last = self._file.step
+    self._leads = self._path is not None
     for commit in commits:
-      if commit.step > last:
-        self.write(commit)
+      self._add(commit, old=True)
+    self._flush()
 
   def write(self, note: notes.Record) -> None:
     """Writes the line of a note, if there is a journal."""
-    if self._file is None:
-      return
-    fields = msgspec.to_builtins(note)
-    kind = fields.pop("kind")
-    if isinstance(note, notes.Run):
-      fields = {**self._describe, "step": note.step}
-    elif isinstance(note, notes.Finish):
-      fields["load"] = _load()
-    try:
-      self._file.write(kind, **fields)
-    except OSError as error:
-      _log.warning("The journal can't be written any more: %s", error)
-      self.close()
+    self._add(note)
+    self._flush()
 
   def close(self) -> None:
     """Closes the file."""
+    missing = self._lost + len(self._waiting)
+    if missing:
+      _log.warning("%d lines are missing from the journal.", missing)
     if self._file is not None:
       self._file.close()
-      self._file = None
+    self._file, self._failing, self._lost = None, None, 0
+    self._leads = False
+    self._waiting.clear()
+
+  def _add(self, note: notes.Record, old: bool = False) -> None:
+    if self._leads:
+      self._waiting.append(_Line(time.monotonic(), note, old))
+      if len(self._waiting) > _MOST_WAITING:
+        self._waiting.popleft()
+        self._lost += 1
+
+  def _flush(self) -> None:
+    """Writes what waits, as far as the file takes it."""
+    if not self._leads:
+      return
+    try:
+      if self._file is None:
+        self._file = journal.Journal(str(self._path))
+        last = self._file.step
+        for line in list(self._waiting):
+          note = line.note
+          if line.old and isinstance(note, notes.Commit) and note.step <= last:
+            self._waiting.remove(line)
+      while self._waiting:
+        line = self._waiting.popleft()
+        try:
+          self._write(self._file, line)
+        except OSError:
+          self._waiting.appendleft(line)
+          raise
+      if self._failing is not None:
+        self._can_write(self._file, self._failing)
+    except (OSError, ValueError) as error:  # ValueError: not a valid name.
+      if self._failing is None:
+        self._failing = time.monotonic()
+        _log.warning(
+          "The journal can't be written%s, and training goes on without it, until it"
+          " can be: %s",
+          *("" if self._file is None else " any more", error),
+        )
+
+  def _can_write(self, file: journal.Journal, since: float) -> None:
+    """After a time in which the file could not be written."""
+    lost, seconds = self._lost, time.monotonic() - since
+    if lost:
+      file.write("gap", lines=lost, seconds=round(seconds, 3))
+    self._failing, self._lost = None, 0
+    _log.warning(
+      "The journal is written again after %.1f s; %d lines are missing from it.",
+      *(seconds, lost),
+    )
+
+  def _write(self, file: journal.Journal, line: _Line) -> None:
+    fields = msgspec.to_builtins(line.note)
+    kind = fields.pop("kind")
+    if isinstance(line.note, notes.Run):
+      fields = {**self._describe, "step": line.note.step}
+    elif isinstance(line.note, notes.Finish):
+      fields["load"] = _load()
+    file.write(kind, ago=time.monotonic() - line.time, **fields)
 
 
 def _load() -> float | None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import resource
 import sys
 
 import pytest
@@ -59,6 +60,26 @@ def test_the_streams_stay_apart(capsys):
   output.echo("replica 0", "to err", True)
   out, err = capsys.readouterr()
   assert (out, err) == ("[replica 0] to out\n", "[replica 0] to err\n")
+
+
+def test_a_log_goes_on_once_there_is_room(lines, tmp_path):
+  path = tmp_path / "replica-2.log"
+  printed = _printed(lines, file=path)
+  begins = path.read_text()
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (len(begins), limits[1]))
+  try:
+    printed.take(b"lost\n", error=False)
+    printed.take(b"too\n", error=False)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  printed.take(b"kept\n", error=False)
+  printed.end()
+  said = [line for _, line, error in lines if error]
+  assert [line.partition(":")[0] for line in said] == [
+    *("its log ends here", "its log goes on")
+  ]
+  assert path.read_text() == f"{begins}\n--- 9 bytes are missing here\nkept\n"
 
 
 def test_a_file_that_can_not_be_written_does_not_end_training(lines):

@@ -1,8 +1,10 @@
 """Lines of the journal that the leader's driver adds to."""
 
+import contextlib
 import math
 import resource
 
+import msgspec
 import numpy as np
 import pytest
 import run_journals
@@ -204,27 +206,83 @@ def test_forged_details_do_not_end_training(tmp_path):
   assert found == [("made up", ""), ("a", "b-c")]
 
 
-@pytest.mark.parametrize("kind", ["step", "another line"])
-def test_a_full_disk_does_not_end_training(tmp_path, caplog, kind):
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.Run(notes.VERSION, "", 0))
+@contextlib.contextmanager
+def _full(path):
+  """Files may be no longer than this one is."""
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
+  size = path.stat().st_size if path.exists() else 0
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
   try:
-    if kind == "step":
-      lines.write(_commit(0))
-    else:
-      lines.write(notes.Run(notes.VERSION, "", 0))
+    yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  assert "can't be written any more" in caplog.text
+
+
+def test_a_full_disk_does_not_end_training(tmp_path, caplog):
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
+  with _full(path):
+    for step in range(1, 4):
+      lines.write(_commit(step))
+    assert _steps(path) == [0]
+  assert caplog.text.count("can't be written any more") == 1
+  # As soon as there is room again, it has all, and their times.
+  lines.write(_commit(4))
+  lines.close()
+  assert _steps(path) == [0, 1, 2, 3, 4]
+  assert "is written again after" in caplog.text
+  assert "0 lines are missing from it" in caplog.text
+  times = [r["time"] for r in journal.read(path).records]
+  assert times == sorted(times)
+
+
+def test_a_run_that_begins_on_a_full_disk_is_in_its_journal(tmp_path, caplog):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  with _full(path):
+    lines.open([])
+    lines.write(notes.Run(notes.VERSION, "", 0))
+    lines.write(_commit(0))
+    assert not path.stat().st_size
   lines.write(_commit(1))
   lines.close()
-  # Once there is room again, the next leader writes what is missing.
+  first, *rest = run_journals.whole(path)
+  assert first["kind"] == "run"
+  assert first["time"] < 1e-3
+  assert [r["step"] for r in rest] == [0, 1]
+
+
+def test_a_file_that_can_not_be_opened_is_tried_again(tmp_path, caplog):
+  path = tmp_path / "later" / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([_commit(step) for step in range(2)])
+  lines.open([_commit(3)])
+  lines.write(_commit(4))
+  assert caplog.text.count("training goes on without it") == 1
+  path.parent.mkdir()
+  # Meanwhile another leader has written what this one was told of.
+  with journal.Journal(path) as other:
+    other.write("run", strategy="s", step=3)
+    fields = msgspec.to_builtins(_commit(3))
+    other.write(fields.pop("kind"), **fields)
+  lines.write(_commit(5))
   lines.close()
-  found = [r for r in journal.read(path).records if r["kind"] == "commit"]
-  assert [r["step"] for r in found] == [0, 1]
+  assert _written(path) == [3, 4, 5]
+
+
+def test_what_is_missing_is_said(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(journal_lines, "_MOST_WAITING", 3)
+  path, lines = _begun(tmp_path)
+  with _full(path):
+    for step in range(7):
+      lines.write(_commit(step))
+  lines.write(_commit(7))
+  found = run_journals.whole(path)[1:]
+  assert [r.get("step") for r in found] == [5, 6, 7, None]
+  assert found[-1]["kind"] == "gap"
+  assert found[-1]["lines"] == 5
+  assert found[-1]["seconds"] >= 0
+  assert "5 lines are missing from it" in caplog.text
+  with _full(path):
+    lines.write(_commit(8))
+    lines.close()
+  assert "1 lines are missing from the journal" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import http.server
 import importlib.resources
@@ -12,6 +13,7 @@ import socket
 import socketserver
 import sys
 import threading
+import time
 import urllib.parse
 from typing import Any
 
@@ -21,6 +23,10 @@ from optax_dist.coordinator.metrics import prometheus
 from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
+
+# Clients at once. A connection lasts so many seconds, fewer if others wait: an
+# answer takes milliseconds.
+_CLIENTS, _LONGEST, _SLOW = 32, 30.0, 2.0
 
 # The page needs only itself and its data.
 _HEADERS = {
@@ -134,16 +140,46 @@ class Server:
 
 
 class _Listener(http.server.ThreadingHTTPServer):
+  """Each client has a thread, and only so many have one, for only so long."""
+
   def __init__(self, served: Server, bind: str, port: int):
     if ":" in bind:
       self.address_family = socket.AF_INET6
     self.served = served
+    # When each connection began; the oldest is the first.
+    self._since: dict[socket.socket, float] = {}
     super().__init__((bind, port), _Handler)
 
   def handle_error(self, request: Any, client_address: Any) -> None:
     """Logs errors, except of a client that went away before its answer."""
     if not isinstance(sys.exception(), ConnectionError):
       _log.warning("A request has failed.", exc_info=True)
+
+  def verify_request(self, request: Any, client_address: Any) -> bool:
+    """Takes one more client, if need be in the place of a slow one."""
+    self._hang_up(_SLOW if len(self._since) >= _CLIENTS else _LONGEST)
+    if len(self._since) >= _CLIENTS:
+      return False
+    self._since[request] = time.monotonic()
+    return True
+
+  def service_actions(self) -> None:
+    """Called several times a second."""
+    self._hang_up(_LONGEST)
+
+  def shutdown_request(self, request: Any) -> None:
+    """Called by the thread of the request, in the end."""
+    self._since.pop(request, None)
+    super().shutdown_request(request)
+
+  def _hang_up(self, seconds: float) -> None:
+    """Ends connections that have been there for longer; so do their threads."""
+    before = time.monotonic() - seconds
+    for request, since in list(self._since.items()):
+      if since < before:
+        self._since.pop(request, None)
+        with contextlib.suppress(OSError):
+          request.shutdown(socket.SHUT_RDWR)
 
   def server_bind(self) -> None:
     # Not that of `HTTPServer`, which asks for the name of the host.
@@ -154,7 +190,6 @@ class _Listener(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
   server: _Listener
   server_version, sys_version = "optax-dist", ""
-  timeout = 30  # Seconds that an idle client keeps a thread.
 
   def do_GET(self) -> None:
     host = self.headers.get("Host", "")

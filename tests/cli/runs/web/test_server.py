@@ -317,3 +317,72 @@ def test_a_browser_shows_it(page, tmp_path):
   assert "<polyline" in shown
   assert re.search(r"useful \d+\.\d %", shown)
   assert re.search(r'<span id="gone"></span>', shown)
+
+
+def _connections(count, address):
+  """Clients that never ask for anything."""
+  return [socket.create_connection(address, 30.0) for _ in range(count)]
+
+
+def _threads():
+  return sum(
+    "process_request" in thread.name for thread in threading.enumerate()
+  )
+
+
+def test_slow_clients_have_no_more_than_so_many_threads(page, monkeypatch):
+  monkeypatch.setattr(server, "_SLOW", 0.0)
+  address = page._listener.server_address
+  most = server._CLIENTS
+  slow = _connections(3 * most, address)
+  try:
+    # The last ones are answered all the same: the oldest have to go.
+    for _ in range(3):
+      assert get(page.url)[0] == 200
+      assert _threads() <= most + 1
+    gone = slow[0]
+    gone.settimeout(30.0)
+    assert gone.recv(1) == b""
+  finally:
+    for client in slow:
+      client.close()
+
+
+def test_who_comes_while_all_are_quick_is_refused(page, monkeypatch):
+  monkeypatch.setattr(server, "_SLOW", 1000.0)
+  address = page._listener.server_address
+  held = _connections(server._CLIENTS, address)
+  try:
+    waiting.until(lambda: _threads() >= server._CLIENTS)
+    [more] = _connections(1, address)
+    with more:
+      assert more.recv(1) == b""
+    assert _threads() <= server._CLIENTS
+  finally:
+    for client in held:
+      client.close()
+  waiting.until(lambda: _threads() == 0)
+  assert get(page.url)[0] == 200
+
+
+def _takes(client, data):
+  """Whether the other end still reads; it knows only a while later."""
+  try:
+    client.sendall(data)
+  except OSError:
+    return False
+  return True
+
+
+def test_a_client_that_drips_is_cut_off(page, monkeypatch):
+  """Each byte comes in time, and the request never does."""
+  monkeypatch.setattr(server, "_LONGEST", 0.3)
+  with socket.create_connection(page._listener.server_address, 30.0) as client:
+    waiting.until(lambda: not _takes(client, b"x"))
+  waiting.until(lambda: _threads() == 0)
+
+
+def test_requests_at_once_are_all_answered(page):
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    found = list(pool.map(lambda _: get(page.metrics_url)[0], range(64)))
+  assert found == [200] * 64
