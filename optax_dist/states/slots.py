@@ -32,6 +32,7 @@ _NOT_SLOTS = frozenset(
     "hyperparams_states",
     "scalars",
     "gradient_sum",
+    "acc_grads",
     "pending_rate",
   }
 )

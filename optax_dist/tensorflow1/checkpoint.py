@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -13,24 +12,7 @@ import numpy as np
 import optax
 
 from optax_dist.states import slots
-
-# In the order in which TensorFlow's optimizers create them: a variable's first
-# slot is called `Adam`, the next one `Adam_1`, whatever they are for.
-_ORDER = (
-  "rms",
-  "mg",
-  "accum",
-  "accum_update",
-  "linear",
-  "accumulator",
-  "gradient_accumulator",
-  "gradient_squared_accumulator",
-  "m",
-  "v",
-  "momentum",
-)
-# What follows the variable's name in its moving average, which is no slot.
-_AVERAGE = "ExponentialMovingAverage"
+from optax_dist.tensorflow1 import _slot_variables
 
 
 class Reader(Protocol):
@@ -64,35 +46,44 @@ def restore_checkpoint(
   *,
   name: str | None = None,
   variable: Callable[[str], str] = lambda path: path,
+  global_step: int | None = None,
 ) -> Restored:
   """Reads parameters and slots of a TensorFlow 1 job.
 
   With an optimizer of `optax_dist.optimizers` training continues on
   TensorFlow's trajectory.
 
+  Slots are found in whatever scope the optimizer was built in:
+  ``training/dense/kernel/Adam`` or ``OptimizeLoss/dense/kernel/Adam``; also those
+  of Keras (``Adam/dense/kernel/m``) and of BERT (``dense/kernel/adam_m``), and
+  those of several optimizers for the groups of ``optax.partition``.
+
   Args:
     checkpoint: The path of a checkpoint, for which TensorFlow must be
       installed, or the result of ``tf.train.load_checkpoint``.
     params: Parameters with the shapes and dtypes of the variables.
     opt_state: The optimizer's state, from ``init(params)``; including chains
-      and wrappers. Moving averages of
-      :func:`optax_dist.params_ema` are restored too.
-    name: The name of TensorFlow's optimizer (``"Adam"``); by default it is
-      determined from the names in the checkpoint.
+      and wrappers. Moving averages of :func:`optax_dist.params_ema` are restored
+      too. What ``optax.MultiSteps`` has accumulated starts anew. ``()`` to read the
+      parameters and the step alone, from a checkpoint without slots: RETURNN's
+      has none.
+    name: If the checkpoint has several variables for a slot, those to take: the
+      name of TensorFlow's optimizer (``"Adam"``), a scope, or a pattern from the
+      error (``"training/*/Adam"``).
     variable: Maps a parameter's path, which is ``"layer/kernel"`` for
       ``params["layer"]["kernel"]``, to the name of a variable. By default the
       same. Scalars (``"global_step"``, ``"beta1_power"``) are mapped too if the
       checkpoint has the result, and otherwise keep their names.
+    global_step: The step, for a checkpoint that has none.
 
   Returns:
     Parameters, optimizer state and global step.
 
   Raises:
-    KeyError: If the checkpoint lacks a variable; the message lists those it
-      has.
-    ValueError: If a shape differs, the name of the optimizer is ambiguous, or
-      the state has what no optimizer of TensorFlow has, such as the center of
-      elastic averaging.
+    KeyError: If the checkpoint lacks a variable, or has several for a slot; the
+      message lists those it has.
+    ValueError: If a shape differs, or the state has what no optimizer of
+      TensorFlow has, such as the center of elastic averaging.
     ModuleNotFoundError: If a path is given and TensorFlow is not installed.
 
   Source: ``tf.compat.v1.train.Saver`` and the slot creator of
@@ -118,82 +109,176 @@ def restore_checkpoint(
     >>> optax_dist.states.get_slot(found.opt_state, "dense/kernel", "momentum").tolist()
     [0.5, 0.5]
   """
-  reader = _reader(checkpoint)
-  known = frozenset(reader.get_variable_to_shape_map())
-
-  def read(variable_name: str, like: Any, what: str) -> jax.Array:
-    if variable_name not in known:
-      raise KeyError(
-        f"{what} should be the variable {variable_name!r}, which the checkpoint"
-        f" has not; it has {sorted(known)}. `variable=` gives other names."
-      )
-    value = np.asarray(reader.get_tensor(variable_name))
-    if value.shape != like.shape:
-      raise ValueError(
-        f"{what} has the shape {like.shape}, but the variable"
-        f" {variable_name!r} {value.shape}"
-      )
-    return jnp.asarray(value, like.dtype)
-
-  def read_scalar(scalar: str, like: Any) -> jax.Array:
-    # It may have been made in another scope than the parameters, whose names may
-    # be all that `variable` knows.
-    try:
-      mapped = variable(scalar)
-    except (LookupError, ValueError):
-      mapped = scalar
-    return read(
-      mapped if mapped in known else scalar, like, f"the scalar {scalar!r}"
-    )
-
-  def path_of(path: Any) -> str:
-    return "/".join(slots.path_keys(path))
-
+  variables = _Variables(_reader(checkpoint), variable)
   found_params = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: read(
-      variable(path_of(path)), leaf, f"the parameter {path_of(path)!r}"
+    lambda path, leaf: variables.read(
+      variable(_path(path)), leaf, f"The parameter {_path(path)!r}"
     ),
     params,
   )
-  global_step = int(read_scalar("global_step", np.zeros((), np.int32)))
 
+  treedef: Any
   leaves, treedef = jax.tree.flatten(opt_state)
   # Unique leaves, to identify them later.
   marked = [
     jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves
   ]
   place = {id(leaf): i for i, leaf in enumerate(marked)}
-  trees = list(slots.slot_trees(jax.tree.unflatten(treedef, marked)))
-  names = [names[0] for names, _ in trees]
-  of_optimizer = set(names) - {"averages"}
-  unknown = sorted(of_optimizer - set(_ORDER))
+  wanted = [
+    (slot, _path(path), leaf)
+    for (slot, *_), tree in slots.slot_trees(treedef.unflatten(marked))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+  slots_of: dict[str, list[str]] = {}
+  for slot, path, _ in wanted:
+    if slot != "averages":
+      slots_of.setdefault(variable(path), []).append(slot)
+  _check_slots({slot for of in slots_of.values() for slot in of})
+  found = _slot_variables.find(
+    variables.known, slots_of, name, more=_accumulates(opt_state)
+  )
+  for slot, path, leaf in wanted:
+    what = f"The slot {slot!r} of {path!r}"
+    if slot == "averages":
+      known = variables.average(variable(path))
+    else:
+      known = found[variable(path)][1][slot]
+    leaves[place[id(leaf)]] = variables.read(known, leaf, what)
+
+  scopes = {form.scope for form, _ in found.values()}
+  updates = variables.scalar("iter", scopes, None)
+  if global_step is None:
+    global_step = variables.step(updates)
+  # Keras counts by itself. (In RETURNN's wrapper of it, its count stays 0.)
+  count = int(updates or 0) or global_step
+  for i, (key_path, leaf) in enumerate(
+    jax.tree_util.tree_leaves_with_path(opt_state)
+  ):
+    keys = slots.path_keys(key_path)
+    if keys[-1] in (
+      "global_step",
+      "local_step",
+      "num_updates",
+      "gradient_step",
+    ):
+      leaves[i] = jnp.full_like(leaf, global_step)
+    elif keys[-1] == "count":
+      leaves[i] = jnp.full_like(leaf, count)
+    elif keys[-1] == "pending_rate":
+      # TensorFlow's averages have made their last move.
+      leaves[i] = jnp.zeros_like(leaf)
+    elif "scalars" in keys:
+      scalar = variables.scalar(keys[-1], scopes, leaf)
+      leaves[i] = jnp.asarray(scalar, leaf.dtype)
+  return Restored(found_params, treedef.unflatten(leaves), global_step)
+
+
+class _Variables:
+  """The variables of a checkpoint, by their names.
+
+  Attributes:
+    known: their names.
+  """
+
+  def __init__(self, reader: Reader, variable: Callable[[str], str]) -> None:
+    self._reader = reader
+    self._variable = variable
+    self.known = frozenset(reader.get_variable_to_shape_map())
+
+  def read(self, name: str, like: Any, what: str) -> jax.Array:
+    """Returns a variable, an array like ``like``.
+
+    Raises:
+      KeyError: if there is none of this name.
+      ValueError: if it has another shape.
+    """
+    if name not in self.known:
+      raise KeyError(
+        f"{what} should be the variable {name!r}, which the checkpoint"
+        f" has not; it has {sorted(self.known)}. `variable=` gives other names."
+      )
+    value = np.asarray(self._reader.get_tensor(name))
+    if value.shape != like.shape:
+      raise ValueError(
+        f"{what} has the shape {like.shape}, but the variable"
+        f" {name!r} {value.shape}"
+      )
+    return jnp.asarray(value, like.dtype)
+
+  def average(self, variable: str) -> str:
+    """Returns the name of a variable's moving average."""
+    found = _slot_variables.averages(self.known, variable)
+    if len(found) > 1:
+      raise KeyError(
+        f"The checkpoint has several moving averages of {variable!r},"
+        f" {sorted(found)}: give a reader that has one of them."
+      )
+    return found[0] if found else f"{variable}/{_slot_variables.AVERAGE}"
+
+  def scalar(self, name: str, scopes: set[str], like: Any) -> Any:
+    """Returns a scalar of the optimizer, which may have been made in a scope.
+
+    Args:
+      name: such as "beta1_power".
+      scopes: those of the slots; a scalar may be in another one within them.
+      like: its type; None for a scalar that may be missing.
+
+    Raises:
+      KeyError: if there is none, or several.
+    """
+    # Its scope may be another than the parameters', whose names may be all that
+    # `variable` knows.
+    try:
+      mapped = self._variable(name)
+    except (LookupError, ValueError):
+      mapped = name
+    names = [x for x in (mapped, name) if x in self.known][:1]
+    if not names:
+      names = [x for x in self.known if x.endswith(f"/{name}")]
+      near = [x for x in names if x.startswith(tuple(scopes))]
+      names = near if len(near) == 1 else names
+    if like is None and len(names) != 1:
+      return None
+    if len(names) > 1:
+      raise KeyError(
+        f"The scalar {name!r} is in the checkpoint in several scopes,"
+        f" {sorted(names)}: map it with `variable=`."
+      )
+    like = np.zeros((), np.int32) if like is None else like
+    return self.read((names or [name])[0], like, f"The scalar {name!r}")
+
+  def step(self, updates: Any) -> int:
+    """Returns the global step, or Keras's ``updates`` if there is none."""
+    like = np.zeros((), np.int32)
+    found = self.scalar("global_step", set(), None)
+    if found is None and updates is None:
+      try:
+        found = self.scalar("global_step", set(), like)
+      except KeyError as error:
+        raise KeyError(
+          f"{error.args[0]} `global_step=` gives the step itself."
+        ) from error
+    return int(updates if found is None else found)
+
+
+def _path(path: Any) -> str:
+  return "/".join(slots.path_keys(path))
+
+
+def _check_slots(names: set[str]) -> None:
+  unknown = sorted(names - set(_slot_variables.ORDER))
   if unknown:
     raise ValueError(
       f"TensorFlow has no optimizer with the slots {unknown}, so they are in no"
       " checkpoint of it"
     )
-  if name is None and of_optimizer:
-    name = _optimizer_name(known, [variable(path) for path in _paths(params)])
-  suffixes: dict[str, Any] = {"averages": _AVERAGE}
-  for i, slot in enumerate(sorted(of_optimizer, key=_ORDER.index)):
-    suffixes[slot] = f"{name}_{i}" if i else name
-  for slot, (_, tree) in zip(names, trees, strict=True):
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-      what = f"the slot {slot!r} of {path_of(path)!r}"
-      leaves[place[id(leaf)]] = read(
-        f"{variable(path_of(path))}/{suffixes[slot]}", leaf, what
-      )
-  for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
-    keys = slots.path_keys(path)
-    if keys[-1] in ("count", "global_step", "local_step", "num_updates"):
-      leaves[i] = jnp.full_like(leaves[i], global_step)
-    elif keys[-1] == "pending_rate":
-      # TensorFlow's averages have made their last move.
-      leaves[i] = jnp.zeros_like(leaves[i])
-    elif "scalars" in keys:
-      leaves[i] = read_scalar(keys[-1], leaves[i])
-  return Restored(
-    found_params, jax.tree.unflatten(treedef, leaves), global_step
+
+
+def _accumulates(opt_state: Any) -> bool:
+  """Whether a state sums gradients of several steps, as some do in a slot."""
+  is_multi_steps = lambda x: isinstance(x, optax.MultiStepsState)
+  return any(
+    map(is_multi_steps, jax.tree.leaves(opt_state, is_leaf=is_multi_steps))
   )
 
 
@@ -209,28 +294,3 @@ def _reader(checkpoint: Any) -> Reader:
       " object with `get_variable_to_shape_map` and `get_tensor`."
     ) from error
   return tf.train.load_checkpoint(os.fspath(checkpoint))
-
-
-def _paths(params: Any) -> list[str]:
-  return [
-    "/".join(slots.path_keys(path))
-    for path, _ in jax.tree_util.tree_leaves_with_path(params)
-  ]
-
-
-def _optimizer_name(known: frozenset[str], variables: list[str]) -> str:
-  """Extracts `Adam` from `layer/kernel/Adam` and `layer/kernel/Adam_1`."""
-  found = {
-    re.sub(r"_\d+$", "", other.removeprefix(f"{variable}/"))
-    for variable in variables
-    for other in known
-    if other.startswith(f"{variable}/")
-  } - set(variables)
-  # Moving averages have names like slots.
-  found -= {_AVERAGE}
-  if len(found) != 1:
-    raise ValueError(
-      "the checkpoint does not say which optimizer's slots it has: pass `name=`,"
-      f" one of {sorted(found)}"
-    )
-  return found.pop()

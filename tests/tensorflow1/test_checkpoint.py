@@ -2,6 +2,8 @@
 
 `checkpoints.json` has the variables of one after three steps, and the parameters
 after three more, by optimizer (TensorFlow 2.21's `tf.compat.v1.train`).
+`scoped_checkpoints.json` has the same of optimizers that were built in scopes, of
+Keras's, and of others that name their slots in their own way.
 """
 
 import json
@@ -16,9 +18,11 @@ import pytest
 import optax_dist
 from optax_dist import optimizers, tensorflow1
 
-_RECORDED = json.loads(
-  pathlib.Path(__file__).with_name("checkpoints.json").read_text("utf-8")
+_recorded = lambda name: json.loads(
+  pathlib.Path(__file__).with_name(name).read_text("utf-8")
 )
+_RECORDED = _recorded("checkpoints.json")
+_SCOPED = _recorded("scoped_checkpoints.json")
 OPTIMIZERS = {
   "Adam": lambda: optimizers.adam(0.1),
   "Momentum": lambda: optimizers.momentum(0.1, 0.9),
@@ -138,28 +142,40 @@ def test_a_variable_that_is_missing_is_named():
   variables = dict(_RECORDED["Adam"]["variables"])
   del variables["layer/bias/Adam_1"]
   tx = OPTIMIZERS["Adam"]()
-  with pytest.raises(KeyError, match=r"slot 'v' of 'layer/bias'.*Adam_1"):
+  with pytest.raises(
+    KeyError,
+    match=r"the slots \['m', 'v'\] of the variable 'layer/bias'; .*/Adam'\]",
+  ):
     tensorflow1.restore_checkpoint(
       Reader(variables), params(), tx.init(params())
     )
 
 
-def test_powers_in_a_name_scope_are_mapped_or_refused():
-  scoped = {
-    f"train/{name}" if name.endswith("_power") else name: value
-    for name, value in _RECORDED["Adam"]["variables"].items()
+def test_powers_of_several_optimizers_are_mapped_or_refused():
+  """The plain ones are gone, and two scopes have them."""
+  powers = {
+    k: v for k, v in _RECORDED["Adam"]["variables"].items() if "_po" in k
   }
+  scoped = {
+    name: value
+    for name, value in _RECORDED["Adam"]["variables"].items()
+    if name not in powers
+  }
+  for i, scope in enumerate(("a", "b")):
+    scoped |= {f"{scope}/{k}": np.float32(v + i) for k, v in powers.items()}
   state = OPTIMIZERS["Adam"]().init(params())
-  with pytest.raises(KeyError, match=r"beta1_power.*train/beta1_power"):
+  with pytest.raises(
+    KeyError, match=r"several scopes, \['a/beta1_power', 'b/b.*`variable=`"
+  ):
     tensorflow1.restore_checkpoint(Reader(scoped), params(), state)
   found = tensorflow1.restore_checkpoint(
     Reader(scoped),
     params(),
     state,
-    variable=lambda name: f"train/{name}" if name.endswith("_power") else name,
+    variable=lambda name: f"b/{name}" if name.endswith("_power") else name,
   )
   assert optax.tree.get(found.opt_state, "beta2_power") == np.float32(
-    scoped["train/beta2_power"]
+    scoped["b/beta2_power"]
   )
 
 
@@ -191,16 +207,18 @@ def test_a_map_of_the_parameters_names_leaves_the_other_names(variable):
   )
 
 
-def test_a_checkpoint_without_a_global_step_is_refused():
+def test_a_checkpoint_without_a_global_step_is_refused_or_gets_one():
   variables = dict(_RECORDED["Adam"]["variables"])
   del variables["global_step"]
   tx = OPTIMIZERS["Adam"]()
+  args = Reader(variables), params(), tx.init(params())
   with pytest.raises(
-    KeyError, match=r"global_step.*which the checkpoint has not"
+    KeyError, match=r"global_step.*which the checkpoint has not.*`global_step=`"
   ):
-    tensorflow1.restore_checkpoint(
-      Reader(variables), params(), tx.init(params())
-    )
+    tensorflow1.restore_checkpoint(*args)
+  found = tensorflow1.restore_checkpoint(*args, global_step=7)
+  assert found.global_step == 7
+  assert optax.tree.get(found.opt_state, "global_step") == 7
 
 
 def _sync_replicas(**arguments):
@@ -285,21 +303,41 @@ def test_a_shape_that_differs_is_named():
 
 
 def test_two_optimizers_in_a_checkpoint_need_a_name():
+  """Adagrad has one slot too, and Adam has two, so it is out of the question."""
   variables = _RECORDED["Adam"]["variables"] | {
     name: value
-    for name, value in _RECORDED["Momentum"]["variables"].items()
-    if name.endswith("Momentum")
+    for other in ("Momentum", "Adagrad")
+    for name, value in _RECORDED[other]["variables"].items()
+    if name.endswith(other)
   }
   tx = OPTIMIZERS["Momentum"]()
   state = tx.init(params())
-  with pytest.raises(ValueError, match=r"name=.*'Adam', 'Momentum'"):
+  with pytest.raises(
+    KeyError, match=r"name=.*\['\*/Adagrad', '\*/Momentum'\], in which \*"
+  ):
     tensorflow1.restore_checkpoint(Reader(variables), params(), state)
-  found = tensorflow1.restore_checkpoint(
-    Reader(variables), params(), state, name="Momentum"
-  )
-  assert optax_dist.states.get_slot(
-    found.opt_state, "layer/bias", "momentum"
-  ).any()
+  for name in ("Momentum", "*/Momentum"):
+    found = tensorflow1.restore_checkpoint(
+      Reader(variables), params(), state, name=name
+    )
+    np.testing.assert_array_equal(
+      optax_dist.states.get_slot(found.opt_state, "layer/bias", "momentum"),
+      np.float32(variables["layer/bias/Momentum"]),
+    )
+
+
+def test_slots_of_another_optimizer_are_not_taken():
+  variables = _RECORDED["Adam"]["variables"]
+  state = OPTIMIZERS["Momentum"]().init(params())
+  with pytest.raises(KeyError, match=r"slots \['momentum'\].*'layer/.*Adam_1'"):
+    tensorflow1.restore_checkpoint(Reader(variables), params(), state)
+  with pytest.raises(KeyError, match=r"'layer/bias' called 'Ada'"):
+    tensorflow1.restore_checkpoint(
+      Reader(variables),
+      params(),
+      OPTIMIZERS["Adam"]().init(params()),
+      name="Ada",
+    )
 
 
 def test_slots_that_tensorflow_never_had_are_refused():
@@ -314,3 +352,130 @@ def test_a_path_without_tensorflow_says_what_to_do(monkeypatch, tmp_path):
   monkeypatch.setitem(__import__("sys").modules, "tensorflow", None)
   with pytest.raises(ModuleNotFoundError, match="get_tensor"):
     tensorflow1.restore_checkpoint(tmp_path / "model.ckpt", params(), ())
+
+
+# --- Optimizers in scopes, and others that name their slots in their own way ----
+
+
+def _bert_rule(grad, param, slots, step):
+  """Adam without bias correction, and with decoupled weight decay."""
+  m = 0.9 * slots["m"] + 0.1 * grad
+  v = 0.999 * slots["v"] + 0.001 * grad**2
+  update = -step.learning_rate * (m / (jnp.sqrt(v) + 1e-6) + 0.01 * param)
+  return update, {"m": m, "v": v}
+
+
+def _two_optimizers():
+  return optax.partition(
+    {"a": optimizers.adam(0.1), "f": optimizers.ftrl(0.1)},
+    {"layer": {"kernel": "a", "bias": "f"}},
+  )
+
+
+_OF_SCOPED = {
+  "variable_scope": OPTIMIZERS["Adam"],
+  "name_scope": OPTIMIZERS["Adam"],
+  "both_scopes": OPTIMIZERS["Adam"],
+  "accumulating": lambda: optax.MultiSteps(
+    optimizers.adam(0.1), 2
+  ).gradient_transformation(),
+  "two_optimizers": _two_optimizers,
+  "bert": lambda: optimizers.base_custom(
+    _bert_rule, 0.1, slots={"m": 0.0, "v": 0.0}, needs_params=True
+  ),
+  "keras_adam": lambda: optimizers.keras("Adam", learning_rate=0.1),
+  "keras_adam_in_scopes": lambda: optimizers.keras("Adam", learning_rate=0.1),
+  "keras_nadam": lambda: optimizers.keras("Nadam", learning_rate=0.1),
+  "keras_sgd": lambda: optimizers.keras("SGD", learning_rate=0.1, momentum=0.9),
+  "keras_rmsprop": lambda: optimizers.keras(
+    "RMSprop", learning_rate=0.1, momentum=0.9, centered=True
+  ),
+}
+
+
+def test_each_scoped_recording_has_its_optimizer():
+  assert set(_SCOPED) == set(_OF_SCOPED)
+
+
+@pytest.mark.parametrize("name", _OF_SCOPED)
+def test_training_goes_on_from_slots_in_scopes(name):
+  tx = optax.chain(optax_dist.params_ema(0.9), _OF_SCOPED[name]())
+  recorded = _SCOPED[name]
+  found = tensorflow1.restore_checkpoint(
+    Reader(recorded["variables"]), params(), tx.init(params())
+  )
+  assert found.global_step == 3
+  now, state = found.params, found.opt_state
+  # Of two gradients at the same place.
+  each = 2 if name == "accumulating" else 1
+  for _ in range(3 * each):
+    with jax.numpy_dtype_promotion("standard"):
+      updates, state = tx.update(jax.grad(loss)(now), state, now)
+    now = optax.apply_updates(now, updates)
+  for leaf in ("kernel", "bias"):
+    np.testing.assert_allclose(
+      now["layer"][leaf], recorded["after"][f"layer/{leaf}"], rtol=2e-6
+    )
+    if each == 1:
+      averages = optax_dist.averaged_params(state, now)["layer"][leaf]
+      (expected,) = (
+        value
+        for key, value in recorded["after"].items()
+        if key.endswith(f"layer/{leaf}/ExponentialMovingAverage")
+      )
+      np.testing.assert_allclose(averages, expected, rtol=2e-6)
+
+
+def test_the_scopes_of_several_models_need_a_name():
+  """Two models in one graph train the same variables, one after the other."""
+  variables = dict(_SCOPED["variable_scope"]["variables"])
+  for key, value in list(variables.items()):
+    if key.startswith("training/") and "Moving" not in key:
+      variables[key.replace("training/", "tuning/")] = 2 * np.asarray(value)
+  state = OPTIMIZERS["Adam"]().init(params())
+  with pytest.raises(
+    KeyError, match=r"name=.*\['training/\*/Adam', 'tuning/\*/Adam'\]"
+  ):
+    tensorflow1.restore_checkpoint(Reader(variables), params(), state)
+  for name in ("tuning/*/Adam", "tuning"):
+    found = tensorflow1.restore_checkpoint(
+      Reader(variables), params(), state, name=name
+    )
+    for slot, key in (("m", "Adam"), ("v", "Adam_1")):
+      np.testing.assert_array_equal(
+        optax_dist.states.get_slot(found.opt_state, "layer/bias", slot),
+        np.float32(variables[f"tuning/layer/bias/{key}"]),
+      )
+    assert optax.tree.get(found.opt_state, "beta1_power") == np.float32(
+      variables["tuning/beta1_power"]
+    )
+
+
+def test_the_slots_of_a_variable_that_ends_alike_are_its_own():
+  """`layer/bias` of the model, and `tower/layer/bias`, which is no slot's scope."""
+  recorded = _RECORDED["Adam"]["variables"]
+  more = {
+    f"tower/{k}": 2 * np.asarray(v) for k, v in recorded.items() if "/" in k
+  }
+  found = tensorflow1.restore_checkpoint(
+    Reader(recorded | more), params(), OPTIMIZERS["Adam"]().init(params())
+  )
+  np.testing.assert_array_equal(
+    optax_dist.states.get_slot(found.opt_state, "layer/bias", "m"),
+    np.float32(recorded["layer/bias/Adam"]),
+  )
+
+
+def test_a_checkpoint_without_slots_is_read_with_an_empty_state():
+  """RETURNN's are such: parameters and the step."""
+  variables = _RECORDED["GradientDescent"]["variables"]
+  with pytest.raises(KeyError, match=r"RETURNN saves none\), pass \(\) for"):
+    tensorflow1.restore_checkpoint(
+      Reader(variables), params(), OPTIMIZERS["Adam"]().init(params())
+    )
+  found = tensorflow1.restore_checkpoint(Reader(variables), params(), ())
+  assert found.opt_state == ()
+  assert found.global_step == 3
+  np.testing.assert_array_equal(
+    found.params["layer"]["bias"], np.float32(variables["layer/bias"])
+  )
