@@ -20,7 +20,7 @@ from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.client.client import Client
 from tests.simulation import faults
 from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
@@ -78,19 +78,12 @@ class GroupProcess(Process):
     if rank:
       self.node: Any = Companion(*places[0])
       return
-    config = dataclasses.replace(
-      self.config, address=orders.join_places(places)
-    )
-    self.config = config
+    self.me = dataclasses.replace(self.me, address=orders.join_places(places))
     self.node = Speaker(
-      Node(config), names[1:], patience=config.deadlines.replica
+      Client(self.config, self.me),
+      names[1:],
+      patience=self.config.deadlines.replica,
     )
-
-  def core(self) -> Node:
-    return self.node if self.rank else self.node.core
-
-  def knows_the_log(self) -> bool:
-    return not self.rank and super().knows_the_log()
 
 
 class GroupWorld(World):
@@ -120,7 +113,7 @@ class GroupWorld(World):
       self.say(f"{name} starts")
       # Nobody gets through to process 0 before it has begun.
       delay = self.delay(self.setting.latency) if rank else 0.0
-      started = ins.Started(f"nonce of {name}")
+      started = ins.Started()
       self.at(self.now + delay, self.input, process, started)
     return self.by_name[first]
 
@@ -202,9 +195,9 @@ class GroupChecker(Checker):
       first = self.members.get(part.incarnation)
       for process in self.group(first) if first else ():
         if process.alive and not process.over:
-          aggregation = process.aggregations.get(commit.attempt)
+          aggregation = process.aggregations.get(commit.round)
           if aggregation is None or len(aggregation.means) < len(commit.parts):
-            self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
+            self.fail("A1", f"{process.name} has no mean of {commit.round}")
 
   def named(self, name: str, process: Any) -> str:
     group = self.world.by_name[name].names if name else ("",)
@@ -263,7 +256,7 @@ class GroupChecker(Checker):
 
   def no_deadline(self, process: Any) -> None:
     # A companion waits for process 0, and ends with it.
-    over = process.rank or process.node.core.follower.over
+    over = process.rank or process.node.core.over
     waits = process.suspended or process.pending is not None
     if waits and process.alive and not over and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
@@ -292,10 +285,11 @@ _KINDS = (
   ("stop", 3),
   ("break", 3),
   ("cut", 2),
-  ("store", 4),
-  ("outage", 1),
-  ("kill leader", 3),
-  ("pause leader", 3),
+  ("kill coordinator", 6),
+  ("kill coordinator twice", 2),
+  ("kill amid effects", 4),
+  ("lose power", 1),
+  ("pause coordinator", 3),
   ("snapshot", 2),
   ("leave", 1),
   ("abort", 2),
@@ -315,7 +309,7 @@ def schedule(seed: int, steps: int = 8) -> faults.Schedule:
     needed=min(found.setting.needed, replicas + 1),
     leaves=False,
   )
-  pace = max(setting.compute) + 6 * setting.latency + 2 * setting.store_latency
+  pace = max(setting.compute) + 6 * setting.latency
   struck, time = [], 0.0
   for _ in range(r.choice((0, 1, 1, 2, 3, 4))):
     time += r.expovariate(1.0 / (3 * pace)) + r.choice((0, 0, 0, 5.0))
@@ -354,25 +348,26 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen to one process, where there is one."""
   index, rank, other, short, long, often = details
   process = _living(world, index, rank)
-  if kind.endswith("leader"):
-    leaders = [
-      p
-      for p in world.all
-      if p.alive and not p.rank and p.core().leader is not None
-    ]
-    process = leaders[-1] if leaders else process
+  if "coordinator" in kind or kind in ("kill amid effects", "lose power"):
+    args = (short,)
+    if kind == "kill amid effects":
+      args = (0.5, int(10 * short))
+    elif kind == "lose power":
+      args = (0.5, 2)
+    faults.strike(world, kind, (index, *args))
+    return
   if process is None:
     return
   # What is lost after a fault may be due to it.
   world.quiet_at = math.inf
   second = _living(world, *other)
   match kind:
-    case "kill" | "kill leader":
+    case "kill":
       if often < 0.0 and _can_spare_one(world, process.index):
         world.gone.add(process.index)
         world.spared = True
       world.kill(process)
-    case "pause" | "pause leader":
+    case "pause":
       world.pause(process, short)
     case "stop":
       world.pause(process, long)
@@ -383,12 +378,6 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       if second is not None and second is not process:
         world.cut(process, second, short)
         world.cut(second, process, short)
-    case "store":
-      process.store_faults += ["answer lost"]
-    case "outage":
-      until = world.now + short
-      for one in world.all:
-        one.store_cut_until = max(one.store_cut_until, until)
     case "snapshot":
       process.fail_snapshots += 1
     case "leave":

@@ -1,4 +1,4 @@
-"""The coordinator's guarantees A1 to A19, checked after every event.
+"""The coordinator's guarantees A1 to A22, checked after every event.
 
 In a deterministic run each slot of a step counts once (A18), and the mean is the
 same whoever has computed what (A19, where others have A14).
@@ -7,8 +7,8 @@ A17, that a silence that ended in a loss does not lengthen the next deadline, is
 a rule of the transport, which `World.lose` follows and which
 tests/coordinator/transport/test_sockets.py checks.
 
-The truth is the log as it was first written, position by position: what stands
-there later (a record put where an old one was deleted) is nobody's history.
+The truth is the log, as it was appended. What it has lost with its host's power was
+nobody's decision, unless a member knows it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.entries import (
+  Began,
   Committed,
   Ended,
+  Epoch,
   Joined,
   Record,
+  Recovered,
   Removed,
-  Term,
-  Trimmed,
 )
+from optax_dist.coordinator.protocol.history import RECENT
 from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.ledger import spans as sp
 from tests.simulation import inside, journal, sums, transcript
 from tests.simulation.world import (
   ATTEMPT_TIMEOUT,
-  BLOCK,
   FASTEST,
   LEADER_TIMEOUT,
   TIMEOUT,
@@ -102,16 +103,13 @@ class Checker:
   def __init__(self, world: Any):
     self.world = world
     self.setting = world.setting
-    self.log: dict[int, Record] = {}
-    # The position after its latest record.
-    self.end_of_log = 0
     self.commits: list[Committed] = []
-    # Where they stand, and when they were put there; and from where on the log is
-    # still there.
-    self.positions: list[int] = []
+    # When each was appended.
     self.times: list[float] = []
-    self.trimmed = 0
-    self.terms: list[Term] = []
+    self.epochs: list[int] = []
+    self.beginnings = 0
+    # When the last coordinator started, and whether it has lost records.
+    self.epoch_at = -math.inf
     self.end: Ended | None = None
     # Who has each membership; and all that ever were.
     self.members: dict[int, str] = {}
@@ -125,7 +123,7 @@ class Checker:
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
-    # Who has computed each slot; and the term in which each member had a gradient
+    # Who has computed each slot; and the epoch in which each member had a gradient
     # in a commit last.
     self.computed: dict[int, set[str]] = collections.defaultdict(set)
     self.took_part: dict[int, int] = {}
@@ -149,12 +147,10 @@ class Checker:
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
-    # When the latest term began, and when a member or process was lost last.
-    self.term_at = self.changed_at = self.committed_at = -math.inf
+    # When a member or process was lost last.
+    self.changed_at = self.committed_at = -math.inf
     # How many gradients were computed for nothing since the last commit.
     self.not_finite = 0
-    # The position at which members changed last.
-    self.changed = -1
     self.ended_at = math.inf
     # Whether a state was damaged; the fingerprints that were taken, by step; and
     # who was removed since its gradients are wrong, and in which term.
@@ -170,56 +166,53 @@ class Checker:
     self.departures: dict[int, tuple[bool, str]] = {}
     # Who wants all to save, and how many steps were committed since.
     self.wishes: list[list[Any]] = []
+    # From which step on the log has lost some, which a member may have; and these.
+    self.unsure: int | None = None
+    self.recovered = False
+    self.cut_off: list[Committed] = []
 
   def fail(self, guarantee: str, text: str) -> None:
     raise Violation(f"{guarantee}: {text}")
 
   # The log.
 
-  def put(self, process: Any, key: str, value: Any) -> None:
-    if isinstance(value, Trimmed):
-      self.trimmed = max(self.trimmed, (value.block + 1) * BLOCK)
-    if not isinstance(value, Record):
-      return
-    position = int(key.rsplit("/", 1)[1])
-    if position in self.log:
-      return  # Where an old one was deleted.
-    if position != self.end_of_log:
-      self.fail("A3", f"a record at {position}, and none before it")
-    self.log[position] = value
-    self.end_of_log = position + 1
-    if any(isinstance(entry, Joined | Removed) for entry in value.entries):
-      self.changed_at, self.changed = self.world.now, position
-    for entry in value.entries:
+  def appended(self, record: Record) -> None:
+    chief = self.world.chief
+    if any(isinstance(entry, Joined | Removed) for entry in record.entries):
+      self.changed_at = self.world.now
+    for entry in record.entries:
       if self.world.transcript is not None:
-        self.world.tell(transcript.line(self, process, entry))
-      self.entry(process, value, entry)
+        self.world.tell(transcript.line(self, entry))
+      self.entry(chief, entry)
 
-  def entry(self, process: Any, record: Record, entry: Any) -> None:
-    if self.end is not None and not isinstance(entry, Term):
+  def log_lost(self, records: int) -> int:
+    """How many of the last records the log may lose with its host's power.
+
+    Memberships are given before their members know, so these are kept here.
+    """
+    lost = 0
+    for record in reversed(self.world.log[-records:]):
+      if not all(isinstance(e, Committed) for e in record.entries):
+        break
+      lost += 1
+    if lost:
+      self.cut_off += self.commits[len(self.commits) - lost :]
+      step = len(self.commits) - lost
+      # Known to a member, they come back; otherwise they never were.
+      self.unsure = step
+    return lost
+
+  def entry(self, chief: Any, entry: Any) -> None:
+    if self.end is not None and not isinstance(entry, Epoch):
       self.fail("A3", f"after the end of the run: {entry}")
     match entry:
-      case Term():
-        if entry.term != len(self.terms):
-          self.fail("A3", f"term {entry.term} after {len(self.terms) - 1}")
-        if self.terms and not entry.fresh:
-          self.deposed(self.world.by_name[self.terms[-1].leader], process)
-        self.terms.append(entry)
-        self.term_at = self.world.now
-        if entry.fresh:
-          if self.commits:
-            self.fail("A3", "a run that has begun begins again")
-          self.lost += len(self.members)
-          self.members = {}
-          self.versions.clear()
-          self.holders.clear()
-          self.holders[entry.step] = {entry.leader}
-        if entry.incarnation not in self.members:
-          if entry.incarnation in self.processes:
-            self.fail("A5", f"incarnation {entry.incarnation} is given twice")
-          self.members[entry.incarnation] = entry.leader
-          self.processes[entry.incarnation] = entry.leader
-          self.joined_at[entry.incarnation] = len(self.commits)
+      case Epoch(number):
+        if self.epochs and number <= self.epochs[-1]:
+          self.fail("A20", f"epoch {number} after {self.epochs[-1]}")
+        self.epochs.append(number)
+        self.epoch_at = self.world.now
+      case Began(start):
+        self.began(start.step)
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
@@ -237,17 +230,26 @@ class Checker:
         self.departures[incarnation] = left, reason
         name = self.members.pop(incarnation, None)
         if name is not None:
-          self.removed(process, self.world.by_name[name], left, reason)
+          self.removed(chief, self.world.by_name[name], left, reason)
         if left and name is not None:
           self.let_go.add(name)
           self.gone.add(self.world.by_name[name].index)
         self.left += left
         self.lost += not left
+      case Recovered(step):
+        if self.unsure is None or not self.unsure < step <= len(self.commits):
+          self.fail("A20", f"steps up to {step} come back")
+        self.forget_steps(step)
+        self.unsure, self.recovered = None, True
+        self.written += [None] * (step - len(self.written))
       case Committed():
-        self.committed(process, entry)
+        if self.unsure is not None:
+          self.forget_steps(self.unsure)
+          self.unsure = None
+        self.committed(chief, entry)
       case Ended():
         if not entry.error:
-          self.nobody_forgotten(process)
+          self.nobody_forgotten(chief)
           self.all_have_the_state("the run ends", entry.step, self.committed_at)
         self.end, self.ended_at = entry, self.world.now
         self.world.strike_at_the_end()
@@ -262,19 +264,46 @@ class Checker:
             self.fail("A10", f"it ends with {left} samples left")
         if entry.step != len(self.commits):
           self.fail("A3", f"ended at {entry.step} of {len(self.commits)}")
-    if not isinstance(entry, Term) and record.term != len(self.terms) - 1:
-      self.fail("A3", f"a leader of old writes: {record}")
+
+  def began(self, step: int) -> None:
+    """The run begins, or begins again since nobody has its state."""
+    self.beginnings += 1
+    self.recovered = self.recovered or self.beginnings > 1
+    if self.commits:
+      holders = self.holders.get(len(self.commits), set())
+      here = set(self.members.values()) & holders
+      if here:
+        self.fail("A20", f"it begins again, and {here} have its state")
+      self.excuses.add("it began again, as nobody had the state")
+    self.lost += len(self.members)
+    self.members = {}
+    self.forget_steps(step)
+    self.versions.clear()
+    self.holders.clear()
+
+  def forget_steps(self, step: int) -> None:
+    """Steps from this one on have not been: nobody has them, or a power loss."""
+    self.cut_off += self.commits[step:]
+    for commit in self.commits[step:]:
+      for part in commit.parts:
+        name = self.processes.get(part.incarnation)
+        self.counted.pop((name, part.sequence), None)
+        for start, stop in part.data:
+          self.samples -= {*range(start, stop)}
+    del self.commits[step:], self.times[step:], self.written[step:]
+    for known in (self.versions, self.holders):
+      for old in [s for s in known if s > step]:
+        del known[old]
 
   def committed(self, process: Any, commit: Committed) -> None:
     """A step is in the log, where this process has put it."""
-    setting, step = self.setting, commit.attempt.step
+    setting, step = self.setting, commit.round.step
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
     self.no_stall(step)
     self.committed_at = self.world.now
     self.not_finite = 0
-    self.positions.append(self.end_of_log - 1)
     self.times.append(self.world.now)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
@@ -343,9 +372,8 @@ class Checker:
   def longest_stall(self) -> float:
     """Seconds that all but computing takes at most, if nothing goes wrong."""
     setting = self.setting
-    store = setting.store_latency * max(setting.store_distance)
-    # A claim to leadership is a put and three gets, and the end waits for others.
-    return _STALL + 8 * _LATE * (store + setting.latency)
+    # The end waits for others.
+    return _STALL + 8 * _LATE * setting.latency
 
   # Means, and where they are.
 
@@ -379,7 +407,7 @@ class Checker:
     self, commit: Committed, weights: tuple[float, ...], process: Any
   ) -> int:
     """The sum of a step, which in a deterministic run is always the same."""
-    data, step = self.setting.data, commit.attempt.step
+    data, step = self.setting.data, commit.round.step
     faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
     if data is not None and data.deterministic and not faulty:
       return sums.right(data, self.versions[step], step)
@@ -397,20 +425,20 @@ class Checker:
 
   def copied(self, leader: Any, commit: Committed) -> None:
     """With a single gradient, another replica has the mean too, if one can."""
-    world, step = self.world, commit.attempt.step
+    world, step = self.world, commit.round.step
     if len(commit.parts) > 1 or self.setting.policy is not None:
       return
     (part,) = commit.parts
     name = self.processes.get(part.incarnation)
     # Who was there by then, and had been for a moment, could be asked to be one.
-    since = world.begun.get(commit.attempt, -math.inf)
+    since = world.begun.get(commit.round, -math.inf)
     since -= _SETTLED + _LATE * self.setting.latency
-    if name is None or max(self.changed_at, self.term_at) > since:
+    if name is None or max(self.changed_at, self.epoch_at) > since:
       return  # A witness may have been lost, or have failed.
-    if self.changed > commit.attempt.membership:
-      return  # Whoever joined came after the leader had begun the attempt.
     others = [p for p in self.within_reach(leader) if p.name != name]
-    settled = lambda p: p.settled_at < since and not self.unheard(leader, p)
+    settled = lambda p: (
+      max(p.settled_at, p.welcomed_at) < since and not self.unheard(leader, p)
+    )
     able = [p for p in others if p.step >= step and settled(p)]
     everyone = [p for p in world.all if p.name != name]
     if able and not any(self.has_mean(p, commit) for p in everyone):
@@ -426,13 +454,13 @@ class Checker:
     if process.name not in self.holders.get(step, ()):
       return -1
     for commit in self.commits[step:]:
-      if (process.name, commit.attempt) not in self.means:
+      if (process.name, commit.round) not in self.means:
         break
       step += 1
     return step
 
   def has_mean(self, process: Any, commit: Committed) -> bool:
-    aggregation = process.aggregations.get(commit.attempt)
+    aggregation = process.aggregations.get(commit.round)
     return process.alive and (
       aggregation is not None and len(aggregation.means) >= len(commit.parts)
     )
@@ -450,7 +478,7 @@ class Checker:
       process, _, since = wish
       # It is told to the leader once that has welcomed its replica.
       told_at = max(since, process.welcomed_at, process.settled_at)
-      came = process.welcomed_at >= self.term_at
+      came = process.welcomed_at >= self.epoch_at
       came = came and self.world.now - told_at > _ON_ITS_WAY
       wish[1] = (
         wish[1] + 1 if came and process in ready and not process.over else 0
@@ -515,7 +543,7 @@ class Checker:
         self.fail("A12", f"{process.name} left, and did not ask to")
       # What was committed without it since then is not for it to hand on.
       own = [
-        commit.attempt.step + 1
+        commit.round.step + 1
         for commit in self.commits
         if process.name in map(self.processes.get, _members(commit))
       ]
@@ -526,20 +554,11 @@ class Checker:
     if not process.alive or process.over or process.aborted:
       return
     if "is not what replicas" in reason:
-      self.found_wrong[process.name] = len(self.terms)
+      self.found_wrong[process.name] = len(self.epochs)
       if not process.is_faulty and not self.corrupt:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
-      return
-    if process is leader:
-      self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
-    # One that waits for the store, or did just now, can't come to a new leader.
-    now = self.world.now
-    asked = min(process.store_asked.values(), default=math.inf)
-    slow = now >= asked + self.world.setting.slow_store
-    slow |= now < process.store_slow_at + 2 * LEADER_TIMEOUT
-    if "not come" in reason and slow:
       return
     # Two members that can't reach each other, and the leader reaches both.
     others = self.members.values() if "can't reach" in reason else ()
@@ -585,7 +604,7 @@ class Checker:
 
   def joined(self, process: Any) -> None:
     """Of two processes with one number, one goes; a faulty one stays away."""
-    if self.found_wrong.get(process.name) == len(self.terms):
+    if self.found_wrong.get(process.name) == len(self.epochs):
       self.fail("A18", f"{process.name} joins again, with wrong gradients")
     for name in self.members.values():
       old = self.world.by_name[name]
@@ -608,45 +627,9 @@ class Checker:
       if (
         late
         and self.hears(process, leader)
-        and not process.core().follower.over
+        and not process.node.over
       ):
         self.fail("A6", f"{name} waits, and another process has its number")
-
-  def deposed(self, leader: Any, process: Any) -> None:
-    """A leader is not deposed while others hear it.
-
-    With two replicas, one can't know: it has nobody to ask.
-    """
-    world = self.world
-    node = leader.core().leader
-    if leader is process or node is None or node.over or not leader.alive:
-      return
-    if process.is_successor:
-      return
-    since = world.now - 3 * LEADER_TIMEOUT
-    trouble = max(leader.store_trouble_at, leader.store_cut_until)
-    if max(trouble, self.silent_since(leader), self.term_at) > since:
-      return
-    hear = [
-      p
-      for p in self.within_reach(leader)
-      if p not in (leader, process)
-      and self.unheard(leader, p) == 0
-      and leader.lost_at.get(p.name, -math.inf) < since
-      and p.lost_at.get(leader.name, -math.inf) < since
-    ]
-    if hear:
-      self.fail(
-        "A13",
-        f"{process.name} deposes {leader.name}, which {hear[0].name} hears",
-      )
-
-  def silent_since(self, process: Any) -> float:
-    """Until when a process was stopped or busy lately."""
-    ends = [
-      end for who, _, end in self.world.absences if who == (process.name,)
-    ]
-    return max(ends, default=-math.inf)
 
   def how_it_ended(self, end: Ended) -> None:
     """A run ends well after its steps, or because that was asked for."""
@@ -672,7 +655,7 @@ class Checker:
     data, setting = self.setting.data, self.setting
     if data is None:
       return
-    step, unit = commit.attempt.step, data.unit(setting.needed)
+    step, unit = commit.round.step, data.unit(setting.needed)
     found: set[int] = set()
     for part in commit.parts:
       samples = [p for a, b in part.data for p in range(a, b)]
@@ -711,17 +694,17 @@ class Checker:
 
   def compared(self, commit: Committed) -> None:
     """Two members have computed each audited slot, if two had computed before."""
-    data, step, term = (
+    data, step, epoch = (
       self.setting.data,
-      commit.attempt.step,
-      commit.attempt.term,
+      commit.round.step,
+      commit.round.epoch,
     )
     if data is None or not data.audit:
       return
     able = [
       name
       for incarnation, name in self.members.items()
-      if self.took_part.get(incarnation) == term
+      if self.took_part.get(incarnation) == epoch
       and self.world.by_name[name].alive
     ]
     window = ((step * data.global_batch, (step + 1) * data.global_batch),)
@@ -732,7 +715,7 @@ class Checker:
           "A18", f"step {step} has {position}, only computed by {names}"
         )
     for part in commit.parts:
-      self.took_part[part.incarnation] = term
+      self.took_part[part.incarnation] = epoch
 
   def given_up(self) -> int:
     """Samples that were never finite, and that no commit came to name."""
@@ -762,9 +745,9 @@ class Checker:
     for part in commit.parts:
       process = self.world.by_name.get(self.members.get(part.incarnation))
       if process is not None and process.alive and not process.over:
-        aggregation = process.aggregations.get(commit.attempt)
+        aggregation = process.aggregations.get(commit.round)
         if aggregation is None or len(aggregation.means) < len(commit.parts):
-          self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
+          self.fail("A1", f"{process.name} has no mean of {commit.round}")
 
   # State.
 
@@ -780,9 +763,8 @@ class Checker:
     self.holders.setdefault(step, set()).add(process.name)
 
   def began_anew_without(self, process: Any) -> bool:
-    """Whether a process hasn't seen a fresh start with another state."""
-    known = process.node.follower.view.term
-    return any(term.fresh for term in self.terms[known + 1 :])
+    """Whether a process hasn't heard yet that the run has begun again."""
+    return process.node._beginnings < self.beginnings
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
     self.world.tell(f"{process.name} is admitted, with step {process.step}")
@@ -830,7 +812,7 @@ class Checker:
 
   def sums_as_asked(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
-    asked = process.core().follower._assignment.asked
+    asked = process.node._assignment.asked
     if process.asked != asked:
       self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
 
@@ -846,14 +828,23 @@ class Checker:
     commit = self.counted.get(key)
     if not outcome.reason:
       if commit is None:
-        self.fail("A7", f"{key} was told it counts, and does not")
+        if not self.was_cut_off(key):
+          self.fail("A7", f"{key} was told it counts, and does not")
         return
-      if process.step < commit.attempt.step + 1 and not process.error:
+      if process.step < commit.round.step + 1 and not process.error:
         self.fail("A7", f"{key} is told before its step is applied")
-      if outcome.step != commit.attempt.step + 1:
+      if outcome.step != commit.round.step + 1:
         self.fail("A7", f"{key} was told the wrong step: {outcome}")
     elif commit is not None and outcome.reason not in ("lost", "superseded"):
       self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
+
+  def was_cut_off(self, key: tuple[str, int]) -> bool:
+    """Whether a gradient was in a step that is not in the history any more."""
+    return any(
+      (self.processes.get(part.incarnation), part.sequence) == key
+      for commit in self.cut_off
+      for part in commit.parts
+    )
 
   def counts(self, process: Any, computed: int, told: Any) -> None:
     """What a training loop was told of its gradients, all in all."""
@@ -862,6 +853,15 @@ class Checker:
       self.fail(
         "A7", f"{process.name} is told {counts} of {computed} gradients"
       )
+    # What a member knows of a step that its coordinator's host has lost, and that
+    # nobody has brought back in time, is wrong.
+    lost = [
+      part
+      for commit in self.cut_off
+      for part in commit.parts
+      if commit not in self.commits
+      and self.processes.get(part.incarnation) == process.name
+    ]
     numbers: list[int] = []
     for part in [part for commit in self.commits for part in commit.parts]:
       if self.processes.get(part.incarnation) == process.name:
@@ -873,7 +873,8 @@ class Checker:
         "A3", f"{process.name} has gradients that count twice: {numbers}"
       )
     unknown = counts.get("lost", 0) + counts.get("finished", 0)
-    if not 0 <= count - counts["applied"] <= unknown:
+    excused = sum(part.count for part in lost)
+    if not -excused <= count - counts["applied"] <= unknown:
       text = f"{process.name} is told {counts}, and {count} gradients count"
       self.fail("A7", text)
 
@@ -884,7 +885,7 @@ class Checker:
     waits = process.suspended or process.pending is not None
     waits = waits or process.waits_for_newer()
     waits = waits and not process.handed_over
-    if waits and process.alive and not process.node.follower.over:
+    if waits and process.alive and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
   def nobody_forgotten(self, leader: Any) -> None:
@@ -925,11 +926,11 @@ class Checker:
 
   # Journal.
 
-  def journal_opened(self, effect: fx.LeadershipChanged) -> None:
-    last = self.written[-1].step if self.written else -1
-    for commit in effect.commits:
-      if commit.step > last:
-        self.note_commit(commit)
+  def journal_opened(self, recent: Any) -> None:
+    """A coordinator writes first what the last one had no time for."""
+    for commit in recent:
+      if commit.round.step >= len(self.written):
+        self.note_commit(notes.committed(commit))
 
   def noted(self, process: Any, note: notes.Record) -> None:
     if isinstance(note, notes.Commit):
@@ -943,12 +944,12 @@ class Checker:
     wrong = journal.wrong(self, process, note)
     if wrong:
       self.fail("A8", f"{note}: {wrong}")
-    leader = process.core().leader
-    if leader is None or leader.over:
+    run = process.node._run
+    if run is None:
       return
-    for found in (inside.gradients(leader), inside.samples(leader)):
+    for found in (inside.gradients(run), inside.samples(run)):
       if found:
-        self.fail("A10", f"{process.name} leads, and {found}")
+        self.fail("A10", f"the coordinator's books are wrong: {found}")
 
   def nothing_is_due(self, process: Any) -> None:
     found = inside.due_too_early(process)
@@ -961,8 +962,6 @@ class Checker:
     known = [notes.committed(x, timings) for x in self.commits[step:][:1]]
     if known != [commit]:
       self.fail("A8", f"the journal tells of step {step}, which is not")
-    if step < len(self.written):
-      return  # A leader that stalled; the driver sees that it is there already.
     if step != len(self.written):
       self.fail("A8", f"the journal has step {step} after {len(self.written)}")
     self.written.append(commit)
@@ -984,15 +983,11 @@ class Checker:
     """
     setting, latest = self.setting, len(self.commits)
     now = self.world.now
-    if self.world.store_lost:
-      return "the store is lost"
     wrong = bool(self.corrupt) + sum(p.is_faulty for p in self.world.all)
     if wrong and len(self.members) - wrong < 2:
       return "no two replicas compute right gradients"
     if max(setting.compute) >= TIMEOUT:
       return "a gradient takes longer than the run waits"
-    if now - self.world.store_silent_since >= _LONGEST:
-      return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
     # One that was away for so long needs some time to be back.
     away = {
@@ -1007,8 +1002,8 @@ class Checker:
     steps = [s for s, names in self.holders.items() if names - away]
     steps += [self.could_have(p) for p in living if p.name not in away]
     held = max(steps, default=-1)
-    goes_on = self.positions[held - 1] + 1 if held > 0 else 0
-    replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
+    recent = latest - held <= RECENT
+    replayed = setting.inline and held >= 0 and recent
     if latest and held < latest and not replayed:
       return "nobody holds the latest state"
     left = setting.replicas - len(self.gone)
@@ -1020,8 +1015,6 @@ class Checker:
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
-    if self.trimmed and not any(p.knows_the_log() for p in living):
-      return "nobody knows what is deleted of the log"
     return ""
 
   def ended(self, process: Any) -> None:
@@ -1049,8 +1042,6 @@ class Checker:
         self.fail("A9", f"{self.left_in_peace} left with what others need")
       if error == "CoordinatorError":
         excuse = self.excuse() or self.why_it_ended
-        if self.world.now > self.world.store_lost_at + FORGOTTEN:
-          self.fail("A6", f"{process.name} waits for a store that is lost")
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
         if not excuse:
@@ -1075,7 +1066,7 @@ class Checker:
     # The end was decided before its record was in the log.
     setting = self.setting
     known = self.ended_at - _SETTLED
-    known -= _LATE * (setting.latency + setting.store_latency)
+    known -= _LATE * setting.latency
     last = set(self._last_members().values())
     # A damaged state makes gradients wrong, too, and they may show it before.
     differ = any(

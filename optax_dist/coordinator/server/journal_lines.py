@@ -1,9 +1,7 @@
-"""The leader's journal file.
+"""The coordinator's journal file.
 
-Successive leaders append to one file. Each line is written at once; the driver
-has sent what other replicas wait for before. A leader that was stopped may
-write the line of a step that the next one has written, too: readers take the
-first (`journal.Once`).
+Each line is written at once, after what replicas wait for was sent. A coordinator
+that starts again writes first what the last one had no time for.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import Committed, Incarnation
 from optax_dist.ledger import Spans
@@ -11,27 +10,24 @@ from optax_dist.ledger import spans as sp
 
 
 class Assignment:
-  """What the leader has asked of this replica.
+  """What the coordinator has asked of this replica.
 
   Attributes:
     asked: how many gradients.
     lease: the samples that it computes on, or has submitted without an answer.
   """
 
-  def __init__(self, config: Config, out: list[Effect]):
+  def __init__(self, has_leases: bool, out: list[Effect]):
     """Starts with one gradient and no samples.
 
     Args:
-      config: says whether samples are leased.
+      has_leases: whether samples are leased.
       out: the list to which effects are appended.
     """
-    self._has_leases = config.data is not None
+    self._has_leases = has_leases
     self._out = out
     self.asked = 1
     self.lease: Spans = ()
-    # The step after the last commit that leased it samples: what was leased for
-    # an earlier one is void, and may come later, from another peer.
-    self._since = 0
 
   def ask(self, count: int) -> None:
     """It should compute so many gradients."""
@@ -52,13 +48,8 @@ class Assignment:
     """Takes the lease of a membership from a commit."""
     for lease in commit.leases:
       if lease.incarnation == incarnation:
-        self._since = commit.attempt.step + 1
         self.lend(incarnation, lease.spans)
-
-  def is_void(self, step: int) -> bool:
-    """Whether a lease for a step is older than the last commit's."""
-    return step < self._since
 
   def end(self) -> None:
     """The membership has ended, and its leases with it."""
-    self.lease, self._since = (), 0
+    self.lease = ()

@@ -1,4 +1,4 @@
-r"""The gradients that a leader has been told of, until their fate is decided.
+r"""The gradients that a coordinator has been told of, until their fate is decided.
 
 queued -> arriving -> accepted -> committed
              \           \-> dropped

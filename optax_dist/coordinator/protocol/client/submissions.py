@@ -23,7 +23,7 @@ class _Counted:
   outcome: Resolved
 
 
-class Session:
+class Submissions:
   """Submissions and their outcomes.
 
   Attributes:
@@ -55,7 +55,7 @@ class Session:
     return []
 
   def count(self) -> int:
-    """How many gradients of the pending submission the leader doesn't have."""
+    """How many gradients of the pending submission the coordinator doesn't have."""
     assert self.pending is not None
     if self.taken is None or self.pending.extends != self.taken.sequence:
       return self.pending.total
@@ -101,13 +101,13 @@ class Session:
         self.pending = None
       # If the buffered submission is part of it, so is the pending one's share.
       self.taken = None
-      step = commit.attempt.step + 1
+      step = commit.round.step + 1
       members = tuple(p.replica for p in commit.parts)
       outcome = Resolved(part.sequence, "", step, members, part.staleness)
       self._counted.append(_Counted(step, outcome))
       larger = self.pending
       if larger is not None and larger.extends == part.sequence:
-        # It includes that sum, and a new leader can't know it.
+        # It includes that sum, and a coordinator that has started again can't know it.
         self.pending = None
         outcome = Resolved(larger.sequence, "superseded", 0, apart=True)
         self._counted.append(_Counted(step, outcome))
@@ -120,8 +120,8 @@ class Session:
       told.append(self._counted.pop(0).outcome)
     return list(told)
 
-  def new_leader(self) -> list[Effect]:
-    """Drops the buffered submission, which only the old leader had."""
+  def new_coordinator(self) -> list[Effect]:
+    """Drops the buffered submission, which only the last coordinator had."""
     taken, self.taken = self.taken, None
     if taken is None or self.pending is not None:
       return []

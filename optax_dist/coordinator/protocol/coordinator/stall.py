@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optax_dist import quorum
-from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import Rules
 
 
 class Stall:
@@ -13,9 +13,9 @@ class Stall:
     since: since when its members wait; None if none do.
   """
 
-  def __init__(self, config: Config):
+  def __init__(self, rules: Rules):
     """Starts without a step."""
-    self._warning, self._timeout = config.stall_warning, config.timeout
+    self._warning, self._timeout = rules.stall_warning, rules.timeout
     self.since: float | None = None
     self._warned = 0.0
 

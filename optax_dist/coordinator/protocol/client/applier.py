@@ -1,6 +1,6 @@
-"""From commits to the replica's state: attempts, means, updates, snapshots.
+"""From commits to the replica's state: rounds, means, updates, snapshots.
 
-The log has the decisions, this applies them: in order, each commit once, as
+The coordinator decides, this applies: in order, each commit once, as
 soon as its mean is here. If possible, a mean is applied to a speculative state
 before its commit is known. A replica that can't get a mean any more needs a
 snapshot, and continues from there.
@@ -10,50 +10,47 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
   Committed,
   Incarnation,
-  Member,
-  Part,
+  RoundId,
+  Start,
 )
-from optax_dist.coordinator.protocol.follower.session import Session
+from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.inputs import (
   Aggregated,
   AggregateFailed,
   SnapshotFailed,
   SnapshotFetched,
 )
-from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.coordinator.protocol.messages import (
   Applied,
-  Attempt,
   Done,
   Failed,
   Fetch,
   Message,
   NeedsSnapshot,
   Report,
+  Round,
   Serve,
 )
 
 # Number of means kept for readers that are slightly behind.
 KEPT = 2
 
-Tell: TypeAlias = Callable[[Message], None]
+Tell: TypeAlias = Callable[[Message], bool]
 
 
 @dataclasses.dataclass(slots=True)
 class _Work:
   """An aggregation in which this replica takes part."""
 
-  parts: tuple[Part, ...]
   answers: bool
   lag: int = 0
   status: Literal["runs", "done", "failed"] = "runs"
@@ -71,30 +68,38 @@ class Applier:
   """
 
   def __init__(
-    self, config: Config, session: Session, out: list[Effect], tell: Tell
+    self,
+    start: Start,
+    fingerprint_every: int,
+    submissions: Submissions,
+    out: list[Effect],
+    tell: Tell,
   ):
     """Starts with a state.
 
     Args:
-      config: configuration of the replica.
-      session: told which steps are published.
+      start: the state.
+      fingerprint_every: steps between fingerprints; 0 for none.
+      submissions: told which steps are published.
       out: the list to which effects are appended.
-      tell: sends a message to the leader, if there is one.
+      tell: sends a message to the coordinator; returns whether it could.
     """
-    self._config, self._session, self._out = config, session, out
-    self._tell = tell
-    self.step = config.step
+    self._submissions, self._out, self._tell = submissions, out, tell
+    self._fingerprint_every = fingerprint_every
+    self.step = start.step
     self.sound = False
     self.needs = ""
-    self.start: Start | None = Start(
-      config.step, config.digest, config.progress, config.lineage
-    )
+    self.start: Start | None = start
     # The run's start state, until there is a step.
     self._origin: Start | None = None
     self._todo: collections.deque[Committed] = collections.deque()
-    # The attempt whose mean is applied to a speculative state.
-    self._ahead: AttemptId | None = None
-    self._work: dict[AttemptId, _Work] = {}
+    # The round whose mean is applied to a speculative state.
+    self._ahead: RoundId | None = None
+    self._work: dict[RoundId, _Work] = {}
+    # An early round, until this replica has a gradient for it.
+    self._early: Round | None = None
+    # Whether it has asked for a snapshot, and the one that it was told to fetch.
+    self._asked = False
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
     self._report = -1
@@ -103,7 +108,7 @@ class Applier:
 
   @property
   def current(self) -> bool:
-    """Whether the state is the run's, with everything applied that was read."""
+    """Whether the state is the run's, with everything applied that is known."""
     return self.sound and not self.needs and not self._todo
 
   @property
@@ -118,7 +123,7 @@ class Applier:
       commit = self._todo[0]
       members = ", ".join(str(part.replica) for part in commit.parts)
       return (
-        f"the mean of step {commit.attempt.step}, of the gradients of replicas "
+        f"the mean of step {commit.round.step}, of the gradients of replicas "
         f"{members}"
       )
     return ""
@@ -130,143 +135,139 @@ class Applier:
       return False
     if self.needs or not self._todo or not self.sound:
       return True
-    work = self._work.get(self._todo[0].attempt)
+    work = self._work.get(self._todo[0].round)
     runs = work is not None and work.status == "runs"
     return not runs and self._todo[0].mean is None
 
-  def begin(self, view: View, step: int) -> None:
-    """Joins at a step of the run, or needs a snapshot.
+  def begin(self, origin: Start, step: int, known: int) -> None:
+    """Takes part from a step of the run on, or needs a snapshot.
 
     Args:
-      view: what the log has decided.
-      step: where the run was as the membership began: commits of the same record
-        may follow, and are told one by one.
+      origin: the state that the run began from.
+      step: the step that the run is at.
+      known: the step after the last commit that was queued here.
     """
-    self._origin = view.origin if view.untouched else None
+    self._origin = origin if step == origin.step else None
     if self.start is not None:
-      self.sound = self.start == view.origin
+      self.sound = self.start.is_same(origin)
     if not self.sound:
-      self._need("its state is not the run's")
-    elif not self._todo and self.step != step:
-      self._need(f"it is at step {self.step} of {step}")
+      self.lack("its state is not the run's")
+    elif (known if self._todo else self.step) != step:
+      self.lack(f"it is at step {self.step} of {step}")
     self.pump()
-    if self.sound and not self.needs:
-      self._tell(Applied(self.step))
-
-  def start_anew(self) -> None:
-    """The run has restarted from another state, before its first step."""
-    self.end()
-    self._todo.clear()
-    self.sound = False
 
   def skip(self) -> None:
-    """Handles a gap: part of the log was not read."""
+    """Handles a gap: there are commits that it will never know."""
     self.end()
     self._todo.clear()
 
+  def start_anew(self) -> None:
+    """The run has begun again, from another state."""
+    self.skip()
+    self.sound = False
+
   def end(self) -> None:
-    """The replica is no longer a member, or will rejoin.
+    """The replica is no longer a member, or will join again.
 
     Reported means are kept, since they may still be committed.
     """
-    for attempt, work in list(self._work.items()):
+    for round_, work in list(self._work.items()):
       if not work.committed and not (work.answers and work.status == "done"):
-        self._drop(attempt)
-    self.new_leader()
+        self._drop(round_)
+    self.disconnected()
     self.needs = ""
 
-  # Attempts.
+  # Rounds.
 
-  def attempt(
-    self,
-    message: Attempt,
-    me: Incarnation,
-    members: Mapping[Incarnation, Member],
-  ) -> None:
-    """Takes part in an attempt, as a member or a reader."""
-    attempt = message.attempt
-    for other in list(self._work):
-      if other.step == attempt.step and not self._work[other].committed:
-        self._drop(other)
-    incarnations = [part.incarnation for part in message.parts]
-    reads = me in message.readers
-    if me not in incarnations and not reads:
+  def announced(self, message: Round, me: Incarnation) -> None:
+    """Takes part in a round, as a member or a reader."""
+    if message.round.early:
+      self._early = message
       return
-    involved = {*incarnations, *message.readers}
-    if not involved <= members.keys():
-      self._tell(Failed(attempt, None, "it knows of other members"))
+    for other in list(self._work):
+      if other.step == message.round.step and not self._work[other].committed:
+        self._drop(other)
+    self._early = None
+    self._begin(message, me)
+
+  def begin_early(self, me: Incarnation, sequence: int) -> RoundId | None:
+    """Begins the early round of this step with a gradient.
+
+    Returns:
+      Its id; None if there is none. It is begun once: a second gradient under its
+      id could be mistaken for the first.
+    """
+    message, self._early = self._early, None
+    if message is None or message.round.step != self.step or not self.current:
+      return None
+    parts = tuple(
+      replace(part, sequence=sequence) if part.incarnation == me else part
+      for part in message.parts
+    )
+    self._begin(replace(message, parts=parts), me)
+    return message.round if message.round in self._work else None
+
+  def _begin(self, message: Round, me: Incarnation) -> None:
+    round_ = message.round
+    incarnations = [part.incarnation for part in message.parts]
+    reads = me in [reader.incarnation for reader in message.readers]
+    if me not in incarnations and not reads:
       return
     index = None if reads else incarnations.index(me)
     if index is not None:
       sequence = message.parts[index].sequence
-      if self._session.find(sequence) is None:
-        self._tell(Failed(attempt, None, "it has no such gradient"))
+      if self._submissions.find(sequence) is None:
+        self._tell(Failed(round_, None, "it has no such gradient"))
         return
     answers = index is not None or me == message.witness
-    self._work[attempt] = _Work(message.parts, answers, message.lag)
-    peers, readers = (
-      tuple(members[i] for i in some)
-      for some in (incarnations, () if reads else message.readers)
-    )
+    self._work[round_] = _Work(answers, message.lag)
+    readers = () if reads else message.readers
     self._out.append(
-      fx.Aggregate(attempt, message.parts, peers, readers, index)
+      fx.Aggregate(round_, message.parts, message.peers, readers, index)
     )
 
-  def optimistic(
-    self,
-    attempt: AttemptId,
-    parts: tuple[Part, ...],
-    me: Incarnation,
-    members: Mapping[Incarnation, Member],
-  ) -> None:
-    """Aggregates with all members before the leader has announced it."""
-    self.attempt(Attempt(attempt, parts, (), None, 0), me, members)
+  def cancelled(self, round_: RoundId) -> None:
+    """A round won't be committed."""
+    if self._early is not None and self._early.round == round_:
+      self._early = None
+    if round_ in self._work and not self._work[round_].committed:
+      self._drop(round_)
 
   def aggregated(self, done: Aggregated) -> None:
     """Handles a mean that is here."""
-    work = self._work.get(done.attempt)
+    work = self._work.get(done.round)
     if work is None or work.status == "failed":
       # It was released while its mean came.
-      self._out.append(fx.Release(done.attempt))
+      self._out.append(fx.Release(done.round))
       return
     work.status = "done"
     if work.answers:
-      self._tell(Done(done.attempt))
-    if self.current and done.attempt.step == self.step:
-      self._apply(done.attempt)
+      self._tell(Done(done.round))
+    if self.current and done.round.step == self.step:
+      self._apply(done.round)
     self.pump()
 
   def aggregate_failed(self, failed: AggregateFailed) -> None:
     """Handles a mean that will not come."""
-    work = self._work.get(failed.attempt)
+    work = self._work.get(failed.round)
     if work is None:
       return
     work.status = "failed"
     if work.answers and not work.committed:
-      self._tell(Failed(failed.attempt, failed.failed_replica, failed.reason))
+      self._tell(Failed(failed.round, failed.failed_replica, failed.reason))
     self.pump()
 
-  def removed(self, incarnation: Incarnation) -> None:
-    """Handles the loss of a member, whose bytes will not come."""
-    for attempt, work in list(self._work.items()):
-      if work.status == "runs" and any(
-        part.incarnation == incarnation for part in work.parts
-      ):
-        self._out.append(fx.Release(attempt))
-        reason = "it is a member no more"
-        self.aggregate_failed(AggregateFailed(attempt, incarnation, reason))
-
-  def _drop(self, attempt: AttemptId) -> None:
-    del self._work[attempt]
-    self._out.append(fx.Release(attempt))
-    if self._ahead == attempt:
+  def _drop(self, round_: RoundId) -> None:
+    del self._work[round_]
+    self._out.append(fx.Release(round_))
+    if self._ahead == round_:
       self._ahead = None
 
   # Commits.
 
   def committed(self, commit: Committed) -> None:
     """Queues a commit, to be applied in order."""
-    work = self._work.get(commit.attempt)
+    work = self._work.get(commit.round)
     if work is not None:
       work.committed = True
     self._todo.append(commit)
@@ -276,11 +277,11 @@ class Applier:
     """Applies all commits that can be applied."""
     while self._todo:
       commit = self._todo[0]
-      step = commit.attempt.step
+      step = commit.round.step
       if step < self.step and self.sound:
         # A snapshot already included it.
         self._todo.popleft()
-        self._out += self._session.published(self.step)
+        self._out += self._submissions.published(self.step)
         continue
       if not self.sound or self.needs or not self._take(commit):
         return
@@ -289,43 +290,43 @@ class Applier:
 
   def _take(self, commit: Committed) -> bool:
     """Computes the state after a commit, or sets why it can't."""
-    step = commit.attempt.step
+    step = commit.round.step
     if step > self.step:
       self._need(f"it is at step {self.step} of {step}")
       return False
     if commit.mean is not None:
       self._out.append(fx.Apply(commit.mean))
       return True
-    work = self._work.get(commit.attempt)
+    work = self._work.get(commit.round)
     if work is None or work.status == "failed":
       self._need(f"it could not have the mean of step {step}")
       return False
     if work.status == "runs":
       return False
-    if self._ahead != commit.attempt:
-      self._apply(commit.attempt)
+    if self._ahead != commit.round:
+      self._apply(commit.round)
     return True
 
-  def _apply(self, attempt: AttemptId) -> None:
-    self._ahead = attempt
-    self._out.append(fx.Apply(attempt))
+  def _apply(self, round_: RoundId) -> None:
+    self._ahead = round_
+    self._out.append(fx.Apply(round_))
 
   def _publish(self, commit: Committed) -> None:
     self._ahead = None
     self.start = None
     self.step += 1
     self._out.append(fx.Publish(self.step, commit.save))
-    every = self._config.fingerprint_every
+    every = self._fingerprint_every
     if every and self.step % every == 0:
       self._out.append(fx.TakeFingerprint(self.step))
     self._arrived_at_step()
 
   def _arrived_at_step(self) -> None:
-    self._out += self._session.published(self.step)
-    for attempt, work in list(self._work.items()):
-      kept = attempt.step + KEPT + work.lag if work.committed else attempt.step
+    self._out += self._submissions.published(self.step)
+    for round_, work in list(self._work.items()):
+      kept = round_.step + KEPT + work.lag if work.committed else round_.step
       if kept < self.step:
-        self._drop(attempt)
+        self._drop(round_)
     for serve in self._serves[:]:
       self._serve(serve)
     if 0 <= self._report <= self.step:
@@ -346,18 +347,19 @@ class Applier:
       self.needs = why
 
   def tell_state(self) -> None:
-    """Tells the leader which state is here: it may have come since the call."""
+    """Tells the coordinator which state is here: it may have come since the call."""
     if self.sound and not self.needs:
       self._tell(Applied(self.step))
     self.ask()
 
   def ask(self) -> None:
-    """Asks the leader for a snapshot, if one is needed."""
-    if self.needs and self._fetch is None:
-      self._tell(NeedsSnapshot(self.step))
+    """Asks for a snapshot, if one is needed."""
+    if self.needs and self._fetch is None and not self._asked:
+      self._asked = self._tell(NeedsSnapshot(self.step))
 
-  def new_leader(self) -> None:
-    """Drops the requests of the old leader."""
+  def disconnected(self) -> None:
+    """Drops the requests of a coordinator that is not connected any more."""
+    self._early, self._asked = None, False
     self._fetch, self._serves, self._report = None, [], -1
 
   def report(self, message: Report) -> None:
@@ -384,7 +386,7 @@ class Applier:
     if not self.needs:
       self._tell(Applied(self.step))
       return
-    self._fetch = message
+    self._fetch, self._asked = message, False
     self._out.append(
       fx.FetchSnapshot(message.transfer, message.source, message.address)
     )

@@ -1,20 +1,24 @@
-"""Replicas that are no members: who may come back, and who has to wait."""
+"""Replicas outside the run: lost, expected back, or waiting to join."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optax_dist.coordinator.protocol.coordinator.members import (
+  Members,
+  MemberState,
+)
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
+  Job,
   Process,
   ReplicaId,
 )
-from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 from optax_dist.coordinator.protocol.messages import Hello
 
 
-class Candidates:
-  """What a leader knows of replicas that have left, are lost, or want to join.
+class Absent:
+  """What a coordinator knows of replicas that are no members.
 
   Attributes:
     lost: replicas that were removed, and may come back.
@@ -23,11 +27,11 @@ class Candidates:
   def __init__(self, lost: set[ReplicaId]):
     """Starts with those that the log says are lost."""
     self.lost = lost
-    # Members that this leader has allowed to leave.
+    # Members that were allowed to leave, and have yet to know.
     self._left: set[Incarnation] = set()
-    # Replicas from before a fresh start, and until when they may rejoin.
+    # Replicas from before the run began again, and until when they may rejoin.
     self._expected: dict[ReplicaId, float] = {}
-    # Join requests with the id of a live replica, and until when they wait.
+    # Calls with the id of a live replica, and until when they wait.
     self._rivals: dict[Process, tuple[float, Hello]] = {}
 
   def deadlines(self) -> list[float]:
@@ -47,56 +51,56 @@ class Candidates:
     else:
       self.lost.add(state.member.replica)
 
-  def has_left(self, hello: Hello, oldest: int) -> bool:
-    """Whether a process was allowed to leave, and has yet to read of it.
-
-    Args:
-      hello: its call.
-      oldest: the position of the oldest record that it can be sent.
-    """
-    return hello.incarnation in self._left and hello.position >= oldest
+  def has_left(self, incarnation: Incarnation) -> bool:
+    """Whether a member was allowed to leave, perhaps without knowing."""
+    return incarnation in self._left
 
   def expect(self, replica: ReplicaId, until: float) -> None:
-    """A replica from before a fresh start may rejoin until then."""
+    """A replica from before the run began again may rejoin until then."""
     self._expected[replica] = until
 
   def overdue(self, now: float) -> list[ReplicaId]:
-    """Replicas that have not rejoined in time; they are expected no more."""
+    """Replicas that have not rejoined in time; stops waiting for them."""
     late = [r for r, until in self._expected.items() if now >= until]
     for replica in late:
       del self._expected[replica]
     return late
 
   def wait(self, peer: Process, hello: Hello, until: float) -> None:
-    """A join request waits, since a live replica has its id."""
+    """A call waits, since a live replica has its id."""
     self._rivals[peer] = until, hello
 
-  def gone(self, peer: Process) -> None:
-    """A process that may have asked to join is gone."""
+  def forget_process(self, peer: Process) -> None:
+    """A process that may have called is gone."""
     self._rivals.pop(peer, None)
 
   def ready(
-    self, roster: Roster, now: float
+    self, members: Members, now: float
   ) -> Iterator[tuple[Process, Hello]]:
-    """Join requests that have waited long enough, one after the other."""
+    """Calls that have waited long enough, one after the other."""
     for peer, (until, hello) in list(self._rivals.items()):
-      rival = roster.of_replica(hello.replica)
+      rival = members.of_replica(hello.replica)
       if rival is None or rival.member.process == peer or now >= until:
         del self._rivals[peer]
         yield peer, hello
 
 
-def difference(ours: tuple[tuple[str, str], ...], hello: Hello) -> str:
-  """Names the difference between two agreements; "" if there is none."""
-  theirs = dict(hello.agreement)
-  for name, text in ours:
-    other = theirs.get(name, "")
-    if name not in theirs or _compared(other) != _compared(text):
-      return (
-        f"it differs in its {name}: it has {_shown(other)}, the job"
-        f" {_shown(text)}"
-      )
+def difference(ours: Job, theirs: Job) -> str:
+  """Names the difference between two jobs; "" if there is none."""
+  other = dict(theirs.agreement)
+  for name, text in ours.agreement:
+    found = other.get(name, "")
+    if name not in other or _compared(found) != _compared(text):
+      return _differs(name, _shown(found), _shown(text))
+  for name in ("rules", "leaves", "wire", "data", "fragments"):
+    found, text = getattr(theirs, name), getattr(ours, name)
+    if found != text:
+      return _differs(name, repr(found), repr(text))
   return ""
+
+
+def _differs(name: str, theirs: str, ours: str) -> str:
+  return f"it differs in its {name}: it has {theirs:.300}, the job {ours:.300}"
 
 
 def _compared(text: str) -> str:
@@ -105,6 +109,6 @@ def _compared(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-  """All lines of it, for people."""
+  """All lines of it, human-readable."""
   first, _, about = text.partition("\n")
   return f"{first!r:.300}" + (f" ({about:.300})" if about else "")

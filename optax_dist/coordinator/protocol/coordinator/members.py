@@ -1,4 +1,4 @@
-"""The leader's view of the members, and of their progress."""
+"""The members, and what a coordinator knows of their progress."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from optax_dist.coordinator.protocol.entries import (
   Member,
   Process,
   ReplicaId,
+  Start,
 )
 
 
@@ -20,8 +21,8 @@ class MemberState:
 
   Attributes:
     member: the membership.
-    until: when it is removed, unless it has sent `Hello` to this leader by
-      then; infinity once it has.
+    until: when it is removed, unless it has called this coordinator by then;
+      infinity once it has.
     applied: the step that its state has at least; -1 if it may have none.
     needs: whether it needs a snapshot.
     server: the member that serves it one.
@@ -30,7 +31,7 @@ class MemberState:
     leaving: the step at which it asked to leave, and when that was, or a replica
       has joined since.
     reported: the step of the last `Report` to it.
-    store_delay: seconds that the store takes to answer it; 0.0 if unknown.
+    start: the state that it had when it called.
   """
 
   member: Member
@@ -42,11 +43,11 @@ class MemberState:
   sequence: int = -1
   leaving: tuple[int, float] | None = None
   reported: int = -1
-  store_delay: float = 0.0
+  start: Start = Start()
 
   @property
   def is_connected(self) -> bool:
-    """Whether it has sent `Hello` to this leader."""
+    """Whether it has called this coordinator."""
     return self.until == math.inf
 
   @property
@@ -58,8 +59,8 @@ class MemberState:
     """Whether it can reach the state of a step without a snapshot."""
     return self.applied >= step and not self.needs
 
-  def comes(self, applied: int) -> None:
-    """It has sent `Hello`, with this step; what it has said before is forgotten."""
+  def reconnected(self, applied: int) -> None:
+    """It has called, with this step; what it has said before is forgotten."""
     self.until, self.applied = math.inf, applied
     self.needs, self.server = False, None
     self.tried.clear()
@@ -75,7 +76,7 @@ class MemberState:
     self.tried.clear()
 
 
-class Roster:
+class Members:
   """The members: by incarnation, by process and by replica."""
 
   def __init__(self) -> None:
@@ -145,23 +146,19 @@ class Roster:
     """The set of waiting members may have changed."""
     self._waiting = None
 
-  def server_for(
-    self, state: MemberState, step: int, leader: Process
-  ) -> MemberState | None:
+  def server_for(self, state: MemberState, step: int) -> MemberState | None:
     """The member best placed to serve a snapshot.
 
-    A member with the latest state is preferred to one that has yet to get it,
-    and the leader comes last.
+    A member with the latest state is preferred to one that has yet to get it.
 
     Args:
       state: the member that needs the snapshot.
       step: the latest step.
-      leader: the leader's process.
     """
     able = [
       s
       for s in self._states.values()
-      if s is not state and s.applied >= 0 and not s.needs
+      if s is not state and s.is_connected and s.applied >= 0 and not s.needs
     ]
     fresh = [s for s in able if s.member.incarnation not in state.tried]
     if not fresh:
@@ -171,7 +168,6 @@ class Roster:
       key=lambda s: (
         s.applied >= step,
         s.leaving is None,
-        s.member.process != leader,
         s.applied,
         s.member.incarnation,
       ),
