@@ -212,6 +212,7 @@ class Job(Struct):
     fragments: the rules of Decoupled DiLoCo; None for the quorum's rules alone.
     about: the run's first line in the journal, as JSON text.
     journal: path of the journal; "" for none.
+    run: its name, where one coordinator has several.
   """
 
   agreement: tuple[tuple[str, str], ...]
@@ -222,6 +223,7 @@ class Job(Struct):
   fragments: Fragments | None = None
   about: str = "{}"
   journal: str = ""
+  run: str = ""
 
 
 class Epoch(Struct):

@@ -364,9 +364,11 @@ class Refused(Struct):
 
   Attributes:
     reason: explanation for people.
+    taken: whether another process has its number.
   """
 
   reason: str
+  taken: bool = False
 
 
 class Rejected(Struct):

@@ -1,41 +1,54 @@
-"""How a replica reaches the others, and the store."""
+"""How a replica reaches the others, and its coordinator."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import secrets
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 from optax_dist.coordinator.protocol import arrivals
-from optax_dist.coordinator.store import in_process as local_store
-from optax_dist.coordinator.store import interface as stores
-from optax_dist.coordinator.store import urls
+from optax_dist.coordinator.server import driver
 from optax_dist.coordinator.transport import addresses, channels, sockets
 from optax_dist.coordinator.transport import interface as transports
+
+#: The name of the coordinator's process.
+COORDINATOR = driver.NAME
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-  """One replica's transport and store.
+  """One replica's transport, and where its coordinator is.
 
   Attributes:
     transport: to the other replicas.
-    store: the key-value store.
+    coordinator: address of the coordinator.
+    restart: starts the coordinator again, if this process may; it must not wait.
   """
 
   transport: sockets.Transport
-  store: stores.Store
+  coordinator: str
+  restart: Callable[[], None] | None = None
+
+  def connect(self, peer: str, address: str) -> None:
+    """Connects to a peer, or to the coordinator."""
+    # A coordinator does not know the run before it has read its log.
+    run = b"" if peer == COORDINATOR else None
+    self.transport.connect(peer, address, run)
+
+  def revive(self, how: transports.How) -> None:
+    """Starts the coordinator again if it has died, and this process may."""
+    if self.restart is not None and how in ("broken", "unreachable"):
+      self.restart()
 
   def close(self) -> None:
-    """Closes the transport and the store."""
-    self.store.close()
+    """Closes the transport."""
     self.transport.close()
 
   @contextlib.contextmanager
   def closed_on_error(self) -> Iterator[None]:
-    """Closes both if the replica that is to use them can't be made."""
+    """Closes it if the replica that is to use it can't be made."""
     try:
       yield
     except BaseException:
@@ -44,20 +57,43 @@ class Endpoint:
 
 
 class World:
-  """Connects replicas that are threads of one process."""
+  """Connects replicas that are threads of one process, with a coordinator."""
 
   def __init__(self) -> None:
-    self._store = local_store.InProcessStore()
+    self._lock = threading.Lock()
+    self._address = ""
+    self._ended = threading.Event()
+    self._transport: sockets.Transport | None = None
 
   def connect(self, name: str) -> Endpoint:
     """An endpoint for one replica."""
-    unique = process_name(name)
-    transport = sockets.Transport(unique)
-    return Endpoint(transport, self._store.connect(unique))
+    with self._lock:
+      if self._transport is None:
+        self._transport = sockets.Transport(COORDINATOR)
+        threading.Thread(
+          target=driver.serve,
+          args=(self._transport, self._ended),
+          name="optax-dist-coordinator",
+          daemon=True,
+        ).start()
+      address = self._transport.address
+    return Endpoint(sockets.Transport(process_name(name)), address)
+
+  def close(self) -> None:
+    """Ends the coordinator."""
+    self._ended.set()
+    if self._transport is not None:
+      self._transport.wake()
+
+  def __enter__(self) -> World:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.close()
 
 
 def connect(
-  place: urls.Place,
+  coordinator: str,
   replica: object,
   secret: bytes,
   silence: arrivals.Rule,
@@ -66,31 +102,33 @@ def connect(
   ports: Iterable[int] = sockets.DEFAULT_PORTS,
   advertise: str | None = None,
   certificates: channels.Certificates | None = None,
+  restart: Callable[[], None] | None = None,
 ) -> Endpoint:
   """Creates an endpoint over sockets.
 
   Args:
-    place: address of the store.
+    coordinator: address of the coordinator, ``host:port``.
     replica: the replica's id.
     secret: of the job; may be empty if only this host can connect.
     silence: the rule for the seconds without a byte after which a peer is lost.
-    bind: host name or IP address to listen on; None: loopback if the store is
-      on loopback, and all addresses otherwise.
+    bind: host name or IP address to listen on; None: loopback if the coordinator
+      is on loopback, and all addresses otherwise.
     ports: ports to try; the first free one is used.
     advertise: the address that other hosts use, a host or ``host:port``.
     certificates: encrypt all traffic that leaves this host.
+    restart: see `Endpoint`.
 
   Raises:
     ValueError: an option is invalid; the message says why.
     OSError: no port is free.
   """
-  name = process_name(replica)
+  (place,) = addresses.parse(coordinator)
   host = place.host
   if bind is None and not addresses.is_loopback(host):
     bind = "::" if ":" in host else "0.0.0.0"
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
-    name,
+    process_name(replica),
     secret=secret,
     bind=bind,
     ports=ports,
@@ -99,24 +137,7 @@ def connect(
     certificates=certificates,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
-  return Endpoint(transport, open_store(place, transport, secret))
-
-
-def open_store(
-  place: urls.Place, transport: sockets.Transport, secret: bytes
-) -> stores.Store:
-  """Creates a client of the store; if it can't, it closes the transport.
-
-  Args:
-    place: address of the store.
-    transport: of the client.
-    secret: of the job.
-  """
-  try:
-    return place.open(transport, secret)
-  except BaseException:
-    transport.close()
-    raise
+  return Endpoint(transport, coordinator, restart)
 
 
 def process_name(replica: object) -> str:
@@ -128,16 +149,3 @@ def process_name(replica: object) -> str:
   """
   plain = "".join(c for c in str(replica)[:24] if c.isalnum() or c in "._-")
   return f"{plain}-{secrets.token_hex(8)}"
-
-
-def key_prefix(run: str) -> str:
-  """The prefix of a run's keys; several runs may share a store.
-
-  Example:
-    >>> key_prefix("")
-    'run/'
-  """
-  if not run:
-    return "run/"
-  # A digest, since a name may contain any characters.
-  return f"run-{hashlib.sha256(run.encode()).hexdigest()[:16]}/"

@@ -10,15 +10,20 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from optax_dist.coordinator.protocol import codec, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
-from optax_dist.coordinator.protocol.messages import MESSAGES
+from optax_dist.coordinator.protocol.messages import (
+  MESSAGES,
+  Hello,
+  Refused,
+)
 from optax_dist.coordinator.server import configure, journal_lines
-from optax_dist.coordinator.server.log import Log
+from optax_dist.coordinator.server.log import Log, LogError, MemoryLog
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
@@ -32,37 +37,53 @@ _SLICE = 1.0
 _AGAIN = 60.0
 
 
+class _Run:
+  """One run that a server coordinates."""
+
+  def __init__(self, log: Log):
+    self.log = log
+    self.core = Coordinator(
+      configure.config_of, log.read(), secrets.token_hex(16)
+    )
+    self.journal: journal_lines.JournalLines | None = None
+
+
 class Server:
-  """Runs a coordinator on a transport.
+  """Runs a coordinator on a transport; for each run that is called by its name.
 
   Attributes:
-    clients: how many processes are connected.
-    idle_since: since when none is; by `time.monotonic`.
+    idle_since: since when no process is connected; by `time.monotonic`.
   """
 
   def __init__(
-    self, transport: sockets.Transport, log: Log, journal: str | None = None
+    self,
+    transport: sockets.Transport,
+    open_log: Callable[[str], Log],
+    journal: str | None = None,
   ):
-    """Continues a log, and begins another epoch.
+    """Continues the log of the run without a name, and begins another epoch.
 
     Args:
       transport: named `NAME`; the server owns it from now on.
-      log: the log.
+      open_log: opens the log of a run, given its name.
       journal: path of the journal; None for that of the job.
 
     Raises:
       LogError: the log can't be continued.
     """
-    self._transport, self._log = transport, log
-    history = log.read()
-    self._core = Coordinator(
-      configure.config_of, history, secrets.token_hex(16)
-    )
+    self._transport, self._open_log = transport, open_log
     self._journal_path = journal
-    self._journal: journal_lines.JournalLines | None = None
+    self._runs: dict[str, _Run] = {}
+    # Which run a process has called.
+    self._called: dict[str, _Run] = {}
     self._warned_at = -_AGAIN
     self.idle_since = time.monotonic()
-    self._step(inputs.Started())
+    self._open("")
+
+  def _open(self, name: str) -> _Run:
+    run = self._runs[name] = _Run(self._open_log(name))
+    self._step(run, inputs.Started())
+    return run
 
   @property
   def clients(self) -> int:
@@ -71,13 +92,16 @@ class Server:
 
   @property
   def is_over(self) -> bool:
-    """Whether the run has ended."""
-    return self._core.is_over
+    """Whether a run has ended, and none goes on."""
+    cores = [run.core for run in self._runs.values()]
+    begun = [core for core in cores if core.history.job is not None]
+    return bool(begun) and all(core.is_over for core in begun)
 
   @property
   def outdated(self) -> str:
     """Why it must end: another coordinator has started since; "" if none."""
-    return self._core.outdated
+    found = (run.core.outdated for run in self._runs.values())
+    return next(filter(None, found), "")
 
   def poll(self, timeout: float) -> None:
     """Handles events, and waits for more if there are none.
@@ -85,24 +109,23 @@ class Server:
     Args:
       timeout: the longest time to wait, in seconds.
     """
-    due = self._core.deadline() - self._transport.now()
+    runs = [*self._runs.values()]
+    due = min(run.core.deadline() for run in runs) - self._transport.now()
     for event in self._transport.poll(max(0.0, min(timeout, due))):
       self._on_event(event)
-    if self._core.deadline() <= self._transport.now():
-      self._step(inputs.TimePassed())
+    for run in runs:
+      if run.core.deadline() <= self._transport.now():
+        self._step(run, inputs.TimePassed())
     if self.clients:
       self.idle_since = time.monotonic()
-
-  def wake(self) -> None:
-    """Ends the current `poll`; from any thread."""
-    self._transport.wake()
 
   def close(self, reason: str = "the coordinator has ended") -> None:
     """Says goodbye to all."""
     self._transport.close(reason)
-    if self._journal is not None:
-      self._journal.close()
-    self._log.close()
+    for run in self._runs.values():
+      if run.journal is not None:
+        run.journal.close()
+      run.log.close()
 
   def _on_event(self, event: transports.Event) -> None:
     match event:
@@ -110,22 +133,42 @@ class Server:
         try:
           message = MESSAGES.decode(payload)
         except codec.BadMessage as error:
-          self._step(inputs.Malformed(peer, str(error)))
+          run = self._called.get(peer) or self._runs[""]
+          self._step(run, inputs.Malformed(peer, str(error)))
           return
-        self._step(inputs.Received(peer, message))
+        if isinstance(message, Hello):
+          run = self._run_of(peer, message)
+          if run is None:
+            return
+          self._called[peer] = run
+        elif peer not in self._called:
+          return
+        self._step(self._called[peer], inputs.Received(peer, message))
       case transports.PeerLost(peer, how, reason):
-        self._step(inputs.PeerLost(peer, how, reason))
+        run = self._called.pop(peer, None)
+        if run is not None:
+          self._step(run, inputs.PeerLost(peer, how, reason))
       case _:
         pass  # It exchanges no arrays.
 
-  def _step(self, input_: inputs.Input) -> None:
-    for effect in self._core.step(input_, self._transport.now()):
-      self._execute(effect)
+  def _run_of(self, peer: str, hello: Hello) -> _Run | None:
+    """The run that a process calls; None if it can't be had."""
+    name = hello.job.run
+    try:
+      return self._runs.get(name) or self._open(name)
+    except LogError as error:
+      refused = Refused(f"its coordinator can't continue: {error}")
+      self._transport.send(peer, [MESSAGES.encode(refused)])
+      return None
 
-  def _execute(self, effect: fx.Effect) -> None:
+  def _step(self, run: _Run, input_: inputs.Input) -> None:
+    for effect in run.core.step(input_, self._transport.now()):
+      self._execute(run, effect)
+
+  def _execute(self, run: _Run, effect: fx.Effect) -> None:
     match effect:
       case fx.Append(record):
-        wrong = self._log.append(record, self._core.history)
+        wrong = run.log.append(record, run.core.history)
         if wrong and time.monotonic() >= self._warned_at + _AGAIN:
           self._warned_at = time.monotonic()
           _log.warning(
@@ -144,38 +187,29 @@ class Server:
       case fx.WriteJournal(note):
         # The file may be slow, and others wait for the step.
         self._transport.flush()
-        self._write(note)
+        self._write(run, note)
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case _:
         raise AssertionError(f"a coordinator has no effect {effect!r}")
 
-  def _write(self, note: notes.Record) -> None:
-    history = self._core.history
-    if self._journal is None:
+  def _write(self, run: _Run, note: notes.Record) -> None:
+    history = run.core.history
+    if run.journal is None:
       if history.job is None:
         return  # There is no run yet.
       path = self._journal_path or history.job.journal or None
       about = msgspec.json.decode(history.job.about)
-      self._journal = journal_lines.JournalLines(path, about)
-      self._journal.open(
-        [notes.committed(commit) for commit in history.recent], history.step
-      )
-    self._journal.write(note)
+      run.journal = journal_lines.JournalLines(path, about)
+      run.journal.open([notes.committed(c) for c in history.recent])
+    run.journal.write(note)
 
 
-def serve(
-  transport: sockets.Transport,
-  log: Log,
-  ended: threading.Event,
-  journal: str | None = None,
-) -> None:
-  """Runs a coordinator until `ended` is set; for a thread."""
-  server = Server(transport, log, journal)
+def serve(transport: sockets.Transport, ended: threading.Event) -> None:
+  """Runs a coordinator in memory until `ended` is set; for a thread."""
+  server = Server(transport, lambda name: MemoryLog())
   try:
-    while not ended.is_set() and not server.outdated:
+    while not ended.is_set():
       server.poll(_SLICE)
   finally:
     server.close()
-
-

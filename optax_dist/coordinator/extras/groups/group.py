@@ -1,6 +1,6 @@
 """A replica of several processes, as seen by one of them.
 
-    process 0    Speaker(Node)  <-  reports  --  process 1 ..  Companion
+    process 0    Speaker(Client)  <-  reports  --  process 1 ..  Companion
                                 --  orders   ->
 
 Process 0 decides for all. Each process exchanges its own shards, with its
@@ -25,8 +25,8 @@ from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol.codec import Codec
-from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.client.client import Client
+from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.runtime import last_words, processes, trees
 from optax_dist.coordinator.runtime.handover import Handover
 from optax_dist.coordinator.runtime.states import State
@@ -74,11 +74,12 @@ class Group(processes.Processes):
     digests = [digest for _, _, digest in members]
     return orders.join_places(self._places), orders.combined(digests)
 
-  def core(self, config: Config) -> processes.Core:
+  def core(self, config: Config, me: Me) -> processes.Core:
     if self.index:
       return Companion(*self._places[0])
     others = [name for name, _ in self._places[1:]]
-    return Speaker(Node(config), others, patience=config.deadlines.replica)
+    client = Client(config, me)
+    return Speaker(client, others, patience=config.deadlines.replica)
 
   def parts(
     self, strategy: strategies.Strategy, params: Any, shared: Any

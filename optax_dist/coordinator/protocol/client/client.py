@@ -344,11 +344,11 @@ class Client:
         self._missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
         self._out.append(fx.Log("warning", text if waited else missing))
-      case msg.Refused(reason):
-        replica = self._me.replica
-        if self._admissions:
+      case msg.Refused(reason, taken):
+        if taken:
           self._fail("CoordinatorError", reason)
         else:
+          replica = self._me.replica
           text = f"The job refuses replica {replica!r}: {reason}."
           self._fail("JoinRefused", text)
       case _:

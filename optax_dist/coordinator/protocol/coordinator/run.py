@@ -226,7 +226,7 @@ class Run:
         self._absent.wait(peer, hello, self._now + self._config.deadlines.pace)
         return
       if rival.member.incarnation > hello.incarnation >= 0 and waited:
-        self._out.send(peer, msg.Refused(_taken(hello.replica)))
+        self._out.send(peer, _taken(hello.replica))
         return
     if state is not None:
       self._remove(state, "its process has called again")
@@ -310,7 +310,7 @@ class Run:
       # The entry `Joined` removes it.
       self._members.remove(old.member.incarnation)
       self._note_removed(old, False, "replaced")
-      self._out.tell(old, msg.Refused(_taken(member.replica)))
+      self._out.tell(old, _taken(member.replica))
       self._steps.removed(old, quorum.Lost, changed=False)
     self._absent.joined(member.replica)
     for state in self._members.waiting():
@@ -545,8 +545,9 @@ class Run:
         self._snapshots.ask(state, step)
 
 
-def _taken(replica: ReplicaId) -> str:
-  return (
+def _taken(replica: ReplicaId) -> msg.Refused:
+  return msg.Refused(
     f"Another process has joined as replica {replica!r}, and takes the place of"
-    " this one. If both are wanted, they need numbers of their own."
+    " this one. If both are wanted, they need numbers of their own.",
+    taken=True,
   )
