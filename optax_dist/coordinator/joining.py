@@ -29,13 +29,13 @@ from optax_dist.coordinator.runtime import (
   processes,
   threads,
 )
-from optax_dist.coordinator.store import process, urls
+from optax_dist.coordinator.server import process
 from optax_dist.coordinator.training import participant, preemption
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Seconds after which a store that `join` started exits if it has no clients.
+# Seconds after which a coordinator that `join` started exits without members.
 _IDLE = 60.0
 
 
@@ -46,7 +46,6 @@ def join(
   replicas_to_aggregate: int | None = None,
   total_num_replicas: int | None = None,
   coordinator_address: str | None = None,
-  store: str | None = None,
   replica: int | None = None,
   strategy: strategies.Factory | None = None,
   max_staleness: int = 0,
@@ -64,14 +63,14 @@ def join(
   bind: str | None = None,
   ports: str | None = None,
   advertise: str | None = None,
-  start_store: bool | None = None,
+  start_coordinator: bool | None = None,
   on_sigterm: str | None = None,
   **settings: Any,
 ) -> replicas.Replica:
   """Makes this process a replica of a run, and waits until it is admitted.
 
-  The replicas find each other through the store at `coordinator_address`, the
-  environment variables that `optax-dist launch` sets (OPTAX_DIST_REPLICA and
+  The replicas find each other through the coordinator at `coordinator_address`,
+  the environment variables that `optax-dist launch` sets (OPTAX_DIST_REPLICA and
   others: `launch.environment.Environment`), or the cluster that JAX detects
   (SLURM, GKE, TPU pods, Open MPI). Inside a replica, `shard_map` and `jit` over
   its own devices work as usual; only this coordinator communicates between
@@ -87,9 +86,7 @@ def join(
       OPTAX_DIST_REPLICAS_TO_AGGREGATE, or all. If it exceeds
       `total_num_replicas`, replicas sum several gradients each.
     total_num_replicas: replicas expected at the start.
-    coordinator_address: ``host:port`` of the store process.
-    store: URL of another kind of store, ``etcd://a:2379,b:2379,c:2379``; no
-      store process is needed then.
+    coordinator_address: ``host:port`` of the coordinator.
     replica: the index of this replica, from 0.
     strategy: `elastic_average(...)`, `local_updates(...)` or
       `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
@@ -119,15 +116,15 @@ def join(
       Required if other hosts can connect.
     certificates: files used to encrypt all traffic that leaves this host.
     bind: host name or address that this process listens on; by default
-      OPTAX_DIST_LOCAL_ADDR, or loopback if the store is on loopback, and all
-      addresses otherwise.
+      OPTAX_DIST_LOCAL_ADDR, or loopback if the coordinator is on loopback, and
+      all addresses otherwise.
     ports: range to take a port from, such as "29400-29499".
     advertise: the address that others connect to, as a host or ``host:port``;
       by default OPTAX_DIST_LOCAL_ADDR, or the address from which this host
-      reaches the store.
-    start_store: whether replica 0 starts the store process if nothing listens
-      at its address; by default true if the address belongs to this host and no
-      launcher has started one.
+      reaches the coordinator.
+    start_coordinator: whether this replica starts the coordinator if nothing
+      listens at its address, and starts it again if it dies; by default true if
+      the address belongs to this host and no launcher has started one.
     on_sigterm: "leave" makes the replica leave gracefully after its step when
       it gets SIGTERM (or a launcher's SIGINT): `Outcome.finished` is then set.
       With "save" all replicas see `Outcome.save` first. Defaults to "leave" if
@@ -149,10 +146,8 @@ def join(
   """
   probe = data_arguments.check_probe(probe, data)
   launched = environment.Environment.read()
-  if store is None and coordinator_address is None:
-    store = launched.store
   address, total, number = cluster.detect(
-    coordinator_address if store is None else "127.0.0.1:1",
+    coordinator_address,
     checks.count_or_none("total_num_replicas", total_num_replicas),
     None if replica is None else checks.count("replica", replica, least=0),
   )
@@ -203,24 +198,23 @@ def join(
     **settings,
   )
   chosen: options.Options = job.keywords["settings"]
-  url = urls.parse(store or f"tcp://{address}")
-  host = url.host
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   if secret is None:
     secret = launched.find_secret()
   key = secret.encode() if isinstance(secret, str) else secret or b""
-  hosted = None
-  if start_store is None:
-    start_store = (
-      launched.channel is None and number == 0 and addresses.is_own(host)
+  (where,) = addresses.parse(address)
+  if start_coordinator is None:
+    start_coordinator = launched.channel is None and addresses.is_own(
+      where.host
     )
-  start_store = start_store and program.index == 0
-  if start_store and isinstance(url, urls.Tcp):
-    hosted = _start_store(url.address, key, certificates)
+  starter = None
+  if start_coordinator and program.index == 0:
+    starter = _Starter(where, key, certificates)
+    starter.start()
   try:
     place = endpoint.connect(
-      url,
+      address,
       program.name(number),
       key,
       chosen.silence,
@@ -230,6 +224,7 @@ def join(
       else addresses.parse_ports(ports),
       advertise=advertise,
       certificates=certificates,
+      restart=None if starter is None else starter.start_later,
     )
     with place.closed_on_error():
       line = channel.current()
@@ -260,8 +255,8 @@ def join(
       )
       raise
   except BaseException:
-    if hosted is not None:
-      hosted.stop()
+    if starter is not None:
+      starter.stop()
     raise
 
 
@@ -338,7 +333,9 @@ def run_embedded(
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
   target = threads.in_this_precision(run)
-  with futures.ThreadPoolExecutor(num_replicas, "optax-dist-embedded") as pool:
+  with world, futures.ThreadPoolExecutor(
+    num_replicas, "optax-dist-embedded"
+  ) as pool:
     running = [pool.submit(target, index) for index in range(num_replicas)]
     try:
       futures.wait(running)
@@ -356,19 +353,48 @@ def run_embedded(
   return results
 
 
-def _start_store(
-  address: str, secret: bytes, certificates: channels.Certificates | None
-) -> process.StoreProcess | None:
-  (place,) = addresses.parse(address)
-  with contextlib.suppress(RuntimeError):  # It runs already.
-    return process.start(
-      secret,
-      bind=place.host,
-      port=place.port,
-      certificates=certificates,
-      idle=_IDLE,
-    )
-  return None
+class _Starter:
+  """Starts the coordinator on this host, and starts it again if it dies."""
+
+  def __init__(
+    self,
+    where: addresses.Endpoint,
+    secret: bytes,
+    certificates: channels.Certificates | None,
+  ):
+    self._where, self._secret = where, secret
+    self._certificates = certificates
+    self._started: process.CoordinatorProcess | None = None
+    self._starts = threading.Lock()
+
+  def start(self) -> None:
+    """Starts it, unless something listens there."""
+    with contextlib.suppress(RuntimeError):  # Another process was faster.
+      self._started = process.start(
+        self._secret,
+        bind=self._where.host,
+        port=self._where.port,
+        certificates=self._certificates,
+        idle=_IDLE,
+      )
+
+  def start_later(self) -> None:
+    """The same without waiting; nothing if that is under way."""
+    if self._starts.acquire(blocking=False):
+      threading.Thread(
+        target=self._start_once, name="optax-dist-starter", daemon=True
+      ).start()
+
+  def _start_once(self) -> None:
+    try:
+      self.start()
+    finally:
+      self._starts.release()
+
+  def stop(self) -> None:
+    """Stops it, if it was started here."""
+    if self._started is not None:
+      self._started.stop()
 
 
 def _end(reason: str) -> None:

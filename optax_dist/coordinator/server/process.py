@@ -1,0 +1,164 @@
+"""A coordinator's process, and `start`, which starts one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+from optax_dist.coordinator.transport import channels
+
+PORT = 29300
+SECRET_VARIABLE = "OPTAX_DIST_SECRET"
+# Printed before its address.
+READY = "ready "
+# Seconds until it is ready, and until it has ended.
+_START_SECONDS, _STOP_SECONDS = 60.0, 5.0
+
+
+class CoordinatorProcess:
+  """A process that runs a coordinator; a context manager that stops it.
+
+  Attributes:
+    address: address that its members connect to.
+    process: the process.
+  """
+
+  def __init__(self, address: str, process: subprocess.Popen[bytes]):
+    self.address, self.process = address, process
+    self._started_by = os.getpid()
+
+  def stop(self) -> None:
+    """Stops it; its members are notified. In a forked child it does nothing."""
+    if os.getpid() != self._started_by:
+      return
+    self.process.terminate()
+    try:
+      self.process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+      self.kill()
+    for stream in (self.process.stdin, self.process.stdout):
+      if stream is not None:
+        stream.close()
+
+  def kill(self) -> None:
+    """Ends it at once, as if it had died."""
+    self.process.kill()
+    self.process.wait()
+
+  def drain(self, timeout: float) -> bool:
+    """Makes it exit once it has no members; not if it was started with `idle`.
+
+    Args:
+      timeout: seconds to wait for the exit.
+
+    Returns:
+      Whether it has exited.
+    """
+    assert self.process.stdin is not None
+    with contextlib.suppress(OSError):
+      self.process.stdin.write(b"drain\n")
+      self.process.stdin.flush()
+    try:
+      self.process.wait(timeout)
+    except subprocess.TimeoutExpired:
+      return False
+    return True
+
+  def __enter__(self) -> CoordinatorProcess:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.stop()
+
+
+def start(
+  secret: bytes,
+  *,
+  bind: str = "127.0.0.1",
+  port: int = PORT,
+  advertise: str | None = None,
+  log: str | os.PathLike[str] | None = None,
+  certificates: channels.Certificates | None = None,
+  idle: float | None = None,
+) -> CoordinatorProcess:
+  """Starts a coordinator, and waits until it is ready.
+
+  Args:
+    secret: the job's secret; without one it listens on loopback only.
+    bind: the host or address to listen on.
+    port: the port; 0 for any free one.
+    advertise: the host that others connect to, if it isn't `bind`.
+    log: its log, which it continues if there is one; None for a file in the
+      folder of temporary files that belongs to the port.
+    certificates: encrypts all traffic that leaves this host.
+    idle: seconds without a member after which it exits by itself; None: it
+      exits when this process ends, however that happens.
+
+  Raises:
+    RuntimeError: it has exited, for example because the port is taken.
+    TimeoutError: it is not ready in time.
+  """
+  command = [sys.executable, "-m", __package__, "--bind", bind]
+  command += ["--port", str(port)]
+  command += [] if advertise is None else ["--advertise", advertise]
+  command += [] if log is None else ["--log", os.fspath(log)]
+  if certificates is not None:
+    command += ["--certificates", *dataclasses.astuple(certificates)]
+  command += ["--lifeline"] if idle is None else ["--idle", str(idle)]
+  # Not on the command line, which other users of the host can read.
+  env = os.environ | {SECRET_VARIABLE: secret.hex()}
+  process = subprocess.Popen(
+    [*command, "--hex-secret"],
+    env=env,
+    stdin=subprocess.PIPE if idle is None else subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    start_new_session=True,  # Ctrl-C is handled by the parent.
+  )
+  made = CoordinatorProcess("", process)
+  watchdog = threading.Timer(_START_SECONDS, process.kill)
+  watchdog.start()
+  said = ""
+  try:
+    assert process.stdout is not None
+    for line in process.stdout:
+      if line.startswith(READY.encode()):
+        made.address = line.decode().removeprefix(READY).strip()
+        break
+      said += line.decode(errors="replace")
+  except BaseException:
+    made.stop()
+    raise
+  finally:
+    watchdog.cancel()
+  if made.address:
+    # Nobody reads what it says from now on, and a full pipe would block it.
+    process.stdout.close()
+    if idle is not None:
+      # Nobody stops it, so its exit status is awaited here.
+      threading.Thread(target=process.wait, daemon=True).start()
+    return made
+  late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
+  made.stop()
+  said = said.strip()
+  if late:
+    raise TimeoutError(
+      f"The coordinator was not ready in {_START_SECONDS:g} s. {said}"
+    )
+  raise RuntimeError(said or f"The coordinator ended with {process.returncode}.")
+
+
+def default_log(port: int) -> pathlib.Path:
+  """The log of a coordinator that was not told another one.
+
+  Any process of this user and host that starts it again finds the same.
+  """
+  folder = pathlib.Path(tempfile.gettempdir(), f"optax-dist-{os.getuid()}")
+  return folder / f"coordinator-{port}.log"
