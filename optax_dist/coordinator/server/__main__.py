@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"The coordinator can't listen: {error}", file=sys.stderr)
     return 1
   path = options.log or process.default_log(transport.port or options.port)
+  if options.log is None:
+    logs.forget_if_old(path)
 
   def open_log(name: str) -> logs.FileLog:
     if not name:
@@ -85,10 +87,15 @@ def main(arguments: list[str] | None = None) -> int:
   print(f"{process.READY}{transport.address}", flush=True)
   while not ended.is_set() and not server.outdated:
     server.poll(_SLICE)
-    idle = _DRAINED if drained.is_set() else options.idle
+    idle = options.idle
+    if drained.is_set() or (server.is_over and idle is not None):
+      idle = _DRAINED  # The next job may have the same address.
     if idle is not None and time.monotonic() - server.idle_since > idle:
       break
+  over = server.is_over
   server.close()
+  if over and options.log is None:
+    pathlib.Path(path).unlink(missing_ok=True)
   return 0
 
 

@@ -27,6 +27,8 @@ _MAGIC = b"optax-dist log, format 1\n"
 _HEAD = struct.Struct("<II")  # Length and checksum of the record.
 # Bytes after which the log is written anew, as one record.
 _LARGE = 64 << 20
+# Seconds after which a log that belongs to a port is that of an earlier job.
+_OLD = 600.0
 # Seconds between two attempts to write a log that could not be written.
 _PAUSE = 5.0
 
@@ -224,3 +226,17 @@ class FileLog:
 def _framed(record: Record) -> bytes:
   raw = RECORDS.encode(record)
   return _HEAD.pack(len(raw), zlib.crc32(raw)) + raw
+
+
+def forget_if_old(path: str | os.PathLike[str]) -> None:
+  """Deletes a log that nobody has, and nobody wrote for a while.
+
+  That of a port is found by whatever job uses the port next.
+  """
+  try:
+    if time.time() - os.stat(path).st_mtime < _OLD:
+      return
+    FileLog(path).close()
+    os.unlink(path)
+  except (OSError, LogError):
+    pass  # There is none, or it is in use.
