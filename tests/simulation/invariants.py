@@ -278,6 +278,12 @@ class Checker:
     self.lost += len(self.members)
     self.members = {}
     self.forget_steps(step)
+    for missing in range(len(self.commits), step):
+      # It was lost with the log, and its replica has it.
+      known = [c for c in self.cut_off if c.round.step == missing]
+      self.commits.append(known[-1])
+      self.times.append(self.world.now)
+      self.written.append(None)
     self.versions.clear()
     self.holders.clear()
 

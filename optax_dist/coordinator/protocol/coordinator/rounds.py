@@ -320,7 +320,6 @@ class Rounds:
 
   def lost(self, incarnation: Incarnation) -> Sequence[quorum.Event]:
     """Stops waiting for a member that was removed."""
-    self.void_early()
     current = self.current
     if current is None:
       return []

@@ -255,7 +255,7 @@ class Run:
       or history.step != self._started_at
       or hello.read <= history.step
       or self._steps.rounds.current is not None
-      or all(state.is_connected for state in self._members)
+      or self._steps.gradients.accepted
     ):
       return
     self._out.append(Recovered(hello.read, hello.read_progress))

@@ -188,8 +188,10 @@ class Steps:
     """A member has left, is lost, or was replaced."""
     incarnation = state.member.incarnation
     self.gradients.dismiss(incarnation)
-    self.apply(*self.rounds.lost(incarnation))
+    self.rounds.void_early()
+    # First, or a witness that is gone might let a step begin with its gradient.
     self.apply(departure(state.member.replica, incarnation))
+    self.apply(*self.rounds.lost(incarnation))
     keep: Spans = ()
     if self.rounds.current is not None:
       for part in self.rounds.current.message.parts:
