@@ -113,7 +113,10 @@ class Steps:
       if expected and not left:
         continue
       self._silently(quorum.Join(replica))
-      self._silently(self.departure(left)(replica))
+      # While nobody is there, the quorum is not lowered to nobody.
+      empty = not (left or self._members)
+      departure = quorum.Lost if empty else self.departure(left)
+      self._silently(departure(replica))
     for state in self._members:
       member = state.member
       self._silently(quorum.Join(member.replica, member.incarnation))
