@@ -502,8 +502,10 @@ class Run:
     self._expire_rejoin_grace()
     self._follow()
     self._steps.check()
-    while self._steps.consequences and not self._shutdown.is_decided:
+    while self._steps.consequences:
       self._follow()
+      if self._shutdown.is_decided:
+        return
       self._steps.check()
     self._end_of_data()
     self._follow()
