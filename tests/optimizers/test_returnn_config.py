@@ -88,6 +88,13 @@ def test_old_nadam_is_that_of_keras():
   assert _updates(got).tolist() == _updates(want).tolist()
 
 
+def test_a_decay_of_zero_is_a_decay():
+  """RETURNN asks whether `rmsprop` is a float."""
+  got = optimizers.from_returnn_config({"rmsprop": 0.0}, 0.1)
+  want = optimizers.rmsprop(0.1, decay=0.0, epsilon=1e-16)
+  assert _updates(got).tolist() == _updates(want).tolist()
+
+
 def test_multiplier_of_a_schedule():
   got = optimizers.from_returnn_config(
     {"class": "GradientDescent", "learning_rate_multiplier": 0.5},
@@ -209,7 +216,13 @@ def test_arguments_of_the_other_backend():
 
 
 @pytest.mark.parametrize(
-  "change", [{"learning_rates": [1.0]}, {"learning_rate_control": "newbob"}, {}]
+  "change",
+  [
+    {"learning_rates": [1.0]},
+    {"learning_rates": np.ones(2)},
+    {"learning_rate_control": "newbob"},
+    {},
+  ],
 )
 def test_a_learning_rate_that_changes_must_be_given(change):
   config = _ADAM | change | ({"learning_rate": 0.1} if change else {})
@@ -296,6 +309,24 @@ def test_dynamic_learning_rate_that_python_decides():
   tx = optimizers.from_returnn_config(_config(of_network))
   with pytest.raises(ValueError, match="must not read epoch of the network"):
     _rates_of(tx, 1)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "nadam", "sgd"])
+def test_the_global_step_counts_the_optimizers_steps(backend, name):
+  config = {
+    "optimizer": {"class": name},
+    "backend": backend,
+    "accum_grad_multiple_step": 2,
+    "gradient_noise": 0.1,
+  }
+  tx = optimizers.from_returnn_config(config, 0.1)
+  params = jnp.ones(2)
+  state = tx.init(params)
+  with jax.numpy_dtype_promotion("standard"):  # For optax.
+    for _ in range(5):
+      _, state = tx.update(params, state, params)
+  assert optax.tree.get(state, "global_step") == 2
 
 
 def test_decouple_constraints_shrinks_weights():

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import step_count
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -100,7 +101,12 @@ def optimizer(
     )
     parts += [direction, added] if is_decoupled else [added, direction]
   parts.append(optax.scale_by_learning_rate(learning_rate))
-  return optax.chain(*parts)
+  tx = optax.chain(*parts)
+  # Whatever its parts count.
+  init = step_count.counted_outside(tx.init)
+  return step_count.counted(
+    optax.GradientTransformationExtraArgs(init, tx.update)
+  )
 
 
 def before(
