@@ -145,6 +145,7 @@ def test_every_class_by_all_its_names(name):
     (_ADAM | {"torch_distributed": {}, "maximize_grad_norm": 0.1}, "the loss"),
     (_ADAM | {"torch_distributed": {"x": 1}}, "put optax_dist.cross_shard"),
     (_ADAM | {"global_norm_tag": "x"}, "optax.partition"),
+    (_ADAM | {"reset_updater_vars_mod_step": 9}, "anew with tx.init"),
     (_ADAM | {"extra_updates": {"x": max}}, "after optax.apply_updates"),
     (_ADAM | {"network": {"a": {"updater_opts": {"x": 1}}}}, "layer 'a' has"),
     (_ADAM | {"decouple_constraints": True}, "l2 must be given"),
@@ -403,3 +404,30 @@ def test_state_keeps_its_types_and_passes_none():
   assert updates["none"] is None
   # Adam's first step is the learning rate; the noise decides on other rows.
   np.testing.assert_allclose(updates["table"][1], [-0.1, -0.1], rtol=1e-4)
+
+
+# As optax's own rules need it.
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("name", ["adam", "nadam", "adagrad"])
+def test_dtypes_stay(backend, name):
+  config = {
+    "optimizer": {"class": name},
+    "backend": backend,
+    "accum_grad_multiple_step": 2,
+    "gradient_noise": 0.01,
+    "gradient_clip": 1.0,
+    "gradient_clip_global_norm": 0.5,
+  }
+  make = lambda rate: optimizers.from_returnn_config(config, rate)
+  with jax.enable_x64(True):
+    params = {
+      name: jnp.ones(3, name) for name in ("bfloat16", "float32", "float64")
+    }
+    for rate in (0.1, jnp.float32(0.1), optax.linear_schedule(0.1, 0.2, 9)):
+      tx = make(rate)
+      state = tx.init(params)
+      updates, new = jax.eval_shape(tx.update, params, state, params)
+      kind = lambda x: (x.shape, x.dtype)
+      assert jax.tree.map(kind, updates) == jax.tree.map(kind, params)
+      assert jax.tree.map(kind, new) == jax.tree.map(kind, state)

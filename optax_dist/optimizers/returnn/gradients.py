@@ -77,7 +77,7 @@ def before(
     needs_norm = True
     changes.append(
       lambda updates, norm: map_values(
-        lambda x: _scaled(x, _global_factor(norm, total)), updates
+        lambda x: scaled(x, _global_factor(norm, total)), updates
       )
     )
   if options.flag("gradient_nan_inf_filter"):
@@ -255,6 +255,19 @@ def decayed_before(
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
+def global_norm(updates: optax.Updates) -> jax.Array:
+  """The norm of all updates, of sparse ones of the values as they are."""
+  leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
+  squares = [_sum_of_squares(values_of(x)) for x in leaves]
+  dtype = jnp.result_type(jnp.float32, *(x.dtype for x in squares))
+  return jnp.sqrt(sum((x.astype(dtype) for x in squares), jnp.zeros([], dtype)))
+
+
+def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
+  """Multiplies an update by a scalar, in the update's dtype."""
+  return x * factor.astype(jnp.real(x).dtype)
+
+
 def _finite(options: Options, name: str) -> float:
   """A limit that is finite: of an infinite one, TensorFlow's kernels make NaN."""
   value = options.limit(name)
@@ -297,9 +310,7 @@ def _with_norm(inner):
   """Passes on the norm of the updates as they come."""
 
   def update_fn(updates, state, params=None, **extra_args):
-    leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
-    squares = [_sum_of_squares(values_of(x)) for x in leaves]
-    extra_args[_NORM] = jnp.sqrt(sum(squares, start=jnp.zeros([])))
+    extra_args[_NORM] = global_norm(updates)
     return inner.update(updates, state, params, **extra_args)
 
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
@@ -310,13 +321,9 @@ def _sum_of_squares(x):
   return jnp.sum(jnp.real(square), dtype=hyperparameters.wide_dtype(x.dtype))
 
 
-def _scaled(x, factor):
-  return x * factor.astype(jnp.real(x).dtype)
-
-
 def _clip_norm(x, limit):
   norm = jnp.sqrt(_sum_of_squares(x))
-  return _scaled(x, limit / jnp.maximum(norm, limit))
+  return scaled(x, limit / jnp.maximum(norm, limit))
 
 
 def _global_factor(norm, limit):

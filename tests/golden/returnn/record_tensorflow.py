@@ -149,7 +149,9 @@ def start():
   }
 
 
-def record(config, kind, loss_of=lambda v, fed: v * fed, mark=None):
+def record(
+  config, kind, loss_of=lambda v, fed: v * fed, mark=None, reset_after=None
+):
   """Runs RETURNN's updater on the gradients; the parameters after each step."""
   import tensorflow as tf
   from returnn.config import Config
@@ -186,7 +188,10 @@ def record(config, kind, loss_of=lambda v, fed: v * fed, mark=None):
     updater.init_optimizer_vars(session)
     updater.set_learning_rate(0.1, session)
     trajectory = []
-    for given in gradients(kind):
+    for step, given in enumerate(gradients(kind)):
+      if reset_after and step % reset_after == 0:
+        # As returnn.tf.engine.Runner does.
+        updater.init_optimizer_vars(session)
       session.run(op, {fed[name]: given[name] for name in fed})
       trajectory.append(session.run(variables))
   return trajectory
@@ -293,6 +298,12 @@ def main():
         for name, settings in _SPARSE.items()
       )
     ],
+    "reset": {
+      "steps": 3,
+      "trajectory": _as_lists(
+        record({"optimizer": {"class": "adam"}}, "normal", reset_after=3)
+      ),
+    },
     "maximized": {
       "factor": 0.5,
       "trajectory": _as_lists(record_maximized(0.5)),
