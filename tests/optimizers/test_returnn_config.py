@@ -350,6 +350,27 @@ def test_decouple_constraints_shrinks_weights():
     tx.update(zeros, state)
 
 
+def test_l2_must_fit_the_parameters():
+  make = functools.partial(
+    optimizers.from_returnn_config,
+    {"optimizer": {"class": "adam"}, "decouple_constraints": True},
+    0.1,
+  )
+  with pytest.raises(ValueError, match="l2 must be positive or zero, got -1"):
+    make(l2={"w": -1})
+  with pytest.raises(TypeError, match="l2 must be a finite number"):
+    make(l2="0.1")
+  params = {"w": jnp.ones(2), "b": jnp.ones(2)}
+  tx = make(l2={"w": 0.1})
+  with pytest.raises(ValueError, match=r"l2 must be .* a prefix of the param"):
+    tx.update(params, tx.init(params), params)
+  # One number for all, which may be traced.
+  updates = jax.jit(
+    lambda l2: make(l2=l2).update(params, tx.init(params), params)
+  )
+  np.testing.assert_allclose(updates(0.1)[0]["b"], [-0.3, -0.3], rtol=1e-5)
+
+
 _WHOLE = {
   "optimizer": {"class": "adam"},
   "learning_rate": 0.1,

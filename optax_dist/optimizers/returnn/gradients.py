@@ -212,16 +212,24 @@ def decayed_before(
 
   Source: ``returnn.tf.updater.Updater.get_apply_grads_op``.
   """
+  for value in jax.tree.leaves(l2):
+    hyperparameters.check_not_negative(l2=value)
 
   def decays(params):
     """The change of each parameter, None where there is none."""
 
     def on_part(factor, part):
-      if factor is None or factor == 0:
+      if factor is None or (hyperparameters.is_static(factor) and factor == 0):
         return jax.tree.map(lambda _: None, part)
       return jax.tree.map(lambda w: -(w * (2 * factor)).astype(w.dtype), part)
 
-    return jax.tree.map(on_part, l2, params, is_leaf=lambda x: x is None)
+    try:
+      return jax.tree.map(on_part, l2, params, is_leaf=lambda x: x is None)
+    except ValueError as error:
+      raise ValueError(
+        "l2 must be a number, or a tree that is a prefix of the parameters: a number"
+        f" for each part of them. {error}"
+      ) from error
 
   def update_fn(updates, state, params=None, **extra_args):
     if params is None:
