@@ -57,6 +57,8 @@ class Config:
     policy: makes the policy of a new leader, given `timeout`; a step is then
       open until the policy closes it, and has the policy's weights. None: a
       step closes by itself.
+    wants_inner_state: whether a replica that joins later needs a snapshot even if
+      the log has all means: it has the state of another's own optimizer, too.
   """
 
   process: Process
@@ -84,6 +86,7 @@ class Config:
   progress: ledger.Progress = ledger.NOTHING_DONE
   lineage: Lineage = ()
   policy: Callable[[float], Policy] | None = None
+  wants_inner_state: bool = False
 
   @property
   def inline(self) -> bool:

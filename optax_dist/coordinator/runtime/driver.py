@@ -85,7 +85,7 @@ class Driver:
     deadlines: Deadlines,
     processes: Processes,
     shards: states.Shards | None = None,
-    own: Any = None,
+    inner: Any = None,
   ):
     """Creates the driver; nothing happens before `start`.
 
@@ -103,7 +103,7 @@ class Driver:
       deadlines: how long everybody waits.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
-      own: the initial argument of `lend`; None for none.
+      inner: the initial argument of `keep`; None for none.
     """
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
@@ -123,7 +123,7 @@ class Driver:
     self._background = background.Background(f"{name}-work", self.post)
     self._processes = processes
     self._states = states.States(
-      initial, step, apply, self._background, self.post, shards, own
+      initial, step, apply, self._background, self.post, shards, inner
     )
     self.handover = processes.handover(
       self._states.published, self.feed, deadlines.replica
@@ -197,13 +197,14 @@ class Driver:
     self.check_process()
     return self._transport.allocate(self._layout.nbytes)
 
-  def lend(self, own: Any) -> None:
-    """Sets the local state that is served to a joining replica."""
-    self._states.lent = own
+  def keep(self, inner: Any) -> None:
+    """Sets the state of the replica's own optimizer that goes with its next state."""
+    self._states.keep(inner)
 
-  def take_borrowed(self) -> Any:
-    """Returns, once, the local state received when joining; or None."""
-    return self._states.take_borrowed()
+  @property
+  def kept(self) -> Any:
+    """What `keep` was given last."""
+    return self._states.inner
 
   @property
   def is_far_from_some(self) -> bool:

@@ -98,6 +98,9 @@ class Applier:
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
     self._report = -1
+    # Whether it has never had the run's state, and whether a snapshot is needed for
+    # the state of the replica's own optimizer alone.
+    self._is_new, self._needs_inner = True, False
 
   # Membership of the run.
 
@@ -149,6 +152,16 @@ class Applier:
       self._need("its state is not the run's")
     elif not self._todo and self.step != step:
       self._need(f"it is at step {self.step} of {step}")
+    elif (
+      self._is_new
+      and self._config.wants_inner_state
+      and not view.untouched
+      and len(view.members) > 1
+    ):
+      self._needs_inner = True
+      self._need("it has no state of its own optimizer yet")
+    else:
+      self._is_new = False
     self.pump()
     if self.sound and not self.needs:
       self._tell(Applied(self.step))
@@ -255,6 +268,15 @@ class Applier:
         self._out.append(fx.Release(attempt))
         reason = "it is a member no more"
         self.aggregate_failed(AggregateFailed(attempt, incarnation, reason))
+
+  def left_alone(self) -> None:
+    """No other member is there: none can serve what the log does not have."""
+    if self._needs_inner and self.needs:
+      self._is_new = self._needs_inner = False
+      self.needs, self._fetch = "", None
+      self.pump()
+      if not self.needs:
+        self._tell(Applied(self.step))
 
   def _drop(self, attempt: AttemptId) -> None:
     del self._work[attempt]
@@ -396,6 +418,7 @@ class Applier:
       return
     self._fetch = None
     self.needs, self.sound = "", True
+    self._is_new = self._needs_inner = False
     origin = self._origin
     began = origin is not None and origin.step == found.step
     self.start = origin if began else None

@@ -586,6 +586,8 @@ class Follower:
           self._removed(left, reason, now)
         else:
           self.applier.removed(incarnation)
+          if len(self.view.members) == 1:
+            self.applier.left_alone()
       case Committed():
         self._missing = ""
         if entry.save:
