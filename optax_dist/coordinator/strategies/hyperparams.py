@@ -69,10 +69,7 @@ def change(shared: Any, changes: Mapping[str, float]) -> Any:
 def _positions(state: Any) -> dict[str, list[int]]:
   """Which leaves of a state are which hyperparameter."""
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-  scheduled, given = (
-    GetAttrKey("hyperparams_states"),
-    GetAttrKey("hyperparams"),
-  )
+  given, scheduled = map(GetAttrKey, ("hyperparams", "hyperparams_states"))
   follows = {
     (*path[:i], path[i + 1])
     for path in paths
@@ -81,10 +78,10 @@ def _positions(state: Any) -> dict[str, list[int]]:
   }
   found: dict[str, list[int]] = {}
   for number, path in enumerate(paths):
-    *before, key, last = (None, None, *path)
-    if key == given and isinstance(last, DictKey):
-      if (*before[2:], last) not in follows:
-        found.setdefault(last.key, []).append(number)
+    if path[-2:-1] != (given,) or not isinstance(path[-1], DictKey):
+      continue
+    if (*path[:-2], path[-1]) not in follows:
+      found.setdefault(path[-1].key, []).append(number)
   return found
 
 

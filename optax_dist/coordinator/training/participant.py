@@ -508,4 +508,5 @@ def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:
   words = list(map(trees.words_of, jax.tree.leaves(given)))
   trees.check_like("inner_state", words, list(map(trees.words_of, leaves)))
   pairs = zip(words, leaves, strict=True)
-  return tree.unflatten([trees.restored_like(a, leaf) for a, leaf in pairs])
+  restored = [trees.restored_like(a, leaf) for a, leaf in pairs]
+  return jax.tree.unflatten(tree, restored)

@@ -67,7 +67,7 @@ class Held:
     }
     self.counts = []
     self._world = endpoint.World()
-    self._go = threading.Event()
+    self._both, self._go = threading.Barrier(2), threading.Event()
     self._results, self._threads = [], []
     for number in range(2):
       self._start(number, self._train)
@@ -76,6 +76,7 @@ class Held:
     assert not errors()
 
   def _train(self, replica, result):
+    self._both.wait(60.0)
     train(replica, 2)
     self.counts.append(count_of(replica))
     assert self._go.wait(60.0)
@@ -125,14 +126,16 @@ def test_a_restarted_replica_goes_on_with_the_schedule(name):
   k = 1 if name == "elastic" else 2
   options = {"k": k, "n": 2, "strategy": STRATEGIES[name], "opt": OPT}
   results = [runs.Result() for _ in range(3)]
-  back = threading.Event()
+  both, back = threading.Barrier(2), threading.Event()
 
   def survivor(replica, result):
+    both.wait(60.0)
     train(replica, 2)
     assert back.wait(60.0)
     return count_of(replica)
 
   def dies(replica, result):
+    both.wait(60.0)
     train(replica, 2)
     raise runs.Killed
 

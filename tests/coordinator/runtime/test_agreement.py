@@ -15,7 +15,9 @@ from optax_dist.coordinator.runtime import agreement, endpoint
 _SGD = optax.sgd(0.1)
 
 
-def agreed(opt=_SGD, params=runs.PARAMS, k=2, inner=None, data=None, **settings):
+def agreed(
+  opt=_SGD, params=runs.PARAMS, k=2, inner=None, data=None, **settings
+):
   strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
   told = options.Options(**settings)
   return dict(

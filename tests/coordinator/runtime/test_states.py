@@ -4,7 +4,6 @@ import weakref
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.shards import LocalShards
