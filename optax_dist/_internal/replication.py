@@ -29,6 +29,8 @@ Origins = frozenset[tuple[axes.AxisName, Hashable]]
 _EQUAL: Origins = frozenset()
 #: Where the index of a replica comes from, which is no argument.
 _INDEX = "axis_index"
+#: The same for what Python computes for each device, which may draw or count.
+_HOST = "io_callback"
 #: What a sum in groups adds to the origins of values that differ.
 GROUPS = "axis_index_groups"
 
@@ -223,6 +225,8 @@ class _Walk:
     self, name: str, params: Any, operands: Origins, control: Origins
   ) -> Origins:
     """Returns the origins of an operation without a program in it."""
+    if name == "io_callback":
+      return operands | {(axis, _HOST) for axis in axes.bound_axes()}
     over = set() if name in _CASTS else _axes_of(params)
     if not over:
       return operands

@@ -198,26 +198,33 @@ class TrainStep:
       is_leaf=is_per_replica,
     )
     form, trained, carried = _variables.split(_USER, params)
-    kept = self._placed((trained, opt_state, carried))
-    kept, loss = self._step(kept)(form, kept, batch.value, extra_args)
+    step, kept = self._step((trained, opt_state, carried))
+    kept, loss = step(form, kept, batch.value, extra_args)
     trained, opt_state, carried = kept
     return form.merge(trained, carried), opt_state, loss
 
-  def _step(self, kept: Any) -> Callable[..., Any]:
-    """Returns the jitted step, whose results are sharded like its arguments."""
+  def _step(self, kept: Any) -> tuple[Callable[..., Any], Any]:
+    """Returns the jitted step, whose results are sharded like its arguments, and these.
+
+    Arrays that don't come from a step, but from the host or a checkpoint, are placed.
+    """
     treedef: Any
     leaves, treedef = jax.tree.flatten(kept)
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
-      return self._mapped
-    key = treedef, tuple(x.sharding for x in leaves)
+      return self._mapped, kept
+    key = treedef, tuple(getattr(x, "sharding", None) for x in leaves)
     if key not in self._steps:
-      self._steps[key] = jax.jit(
-        self._mapped,
-        static_argnums=0,
-        donate_argnums=1,
-        out_shardings=(treedef.unflatten(key[1]), None),
-      )
-    return self._steps[key]
+      kept = self._placed(kept)
+      shardings = jax.tree.map(lambda x: x.sharding, kept)
+      key = treedef, tuple(jax.tree.leaves(shardings))
+      if key not in self._steps:
+        self._steps[key] = jax.jit(
+          self._mapped,
+          static_argnums=0,
+          donate_argnums=1,
+          out_shardings=(shardings, None),
+        )
+    return self._steps[key], kept
 
   @functools.cached_property
   def _steps(self) -> dict[Any, Callable[..., Any]]:
@@ -353,17 +360,23 @@ class TrainStep:
     return self._spec(own), of_state, PartitionSpec()
 
   def _placed(self, kept: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Places what does not come from a step: arrays of the host, or of a checkpoint."""
+    """Places what is not sharded over the replicas as it has to be."""
 
-    def is_placed(x: Any) -> bool:
-      if isinstance(x, jax.core.Tracer):
-        return True
-      mesh = getattr(getattr(x, "sharding", None), "mesh", None)
-      return mesh == self.mesh
+    def over_replicas(spec: PartitionSpec) -> list[tuple[int, axes.AxisName]]:
+      each = [axes.names_in([entry]) for entry in spec]
+      return [
+        (i, n) for i, of in enumerate(each) for n in of if n in self.names
+      ]
 
-    if all(map(is_placed, jax.tree.leaves(kept))):
-      return kept
-    return place(kept, self.mesh, self._specs(kept))
+    def put(x: Any, spec: PartitionSpec) -> Any:
+      sharding: Any = getattr(x, "sharding", None)
+      on_mesh = getattr(sharding, "mesh", None) == self.mesh
+      if on_mesh and over_replicas(sharding.spec) == over_replicas(spec):
+        return x
+      return place(x, self.mesh, spec)
+
+    specs = jax.tree.broadcast(self._specs(kept), kept, is_leaf=is_spec)
+    return jax.tree.map(put, kept, specs)
 
   def _model_spec(self, x: Any) -> PartitionSpec:
     """Returns how a parameter is sharded over the mesh's further axes."""

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pairwise
 import pytest
+from jax.experimental import io_callback
 from jax.sharding import AxisType
 from optax import contrib
 
@@ -153,6 +154,10 @@ REFUSED = {
         _GRADIENT_OF_ALL(x), AXIS, [(i, i + 1) for i in range(N - 1)]
       )
     ),
+    "parameters .* differ",
+  ),
+  "host": (
+    lambda: _from(lambda x: io_callback(np.asarray, x, _GRADIENT_OF_ALL(x))),
     "parameters .* differ",
   ),
   "scan": (lambda: _from(_delayed), "parameters .* differ"),

@@ -257,13 +257,14 @@ def test_it_compiles_once_even_for_arrays_that_it_has_to_place(name, explicit):
   step = optax_dist.train_step(loss, tx, maps.mesh(N, explicit), AXIS)
   first = step.init(_params())
   unplaced = jax.device_get(first)
+  replicated = optax_dist.states.place(unplaced, maps.mesh(N, explicit), P())
   results = []
-  for kept in (first, unplaced):
+  for kept in (first, unplaced, replicated):
     for batch in _batches():
       *kept, value = step(*kept, batch)
     results.append((kept, value))
   assert len(compiled) == 1
-  chex.assert_trees_all_equal(*map(jax.device_get, results))
+  chex.assert_trees_all_equal(*jax.device_get(results))
 
 
 @pytest.mark.parametrize("name", ["cross_shard", "sharded", "diloco"])
