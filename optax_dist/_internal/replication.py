@@ -36,8 +36,8 @@ GROUPS = "axis_index_groups"
 
 # Collectives whose result is equal along their axes.
 _REDUCES = frozenset(
-  """psum psum_invariant unreduced_psum pmax pmin pbroadcast all_gather
-  all_gather_invariant all_gather_reduced""".split()  # noqa: SIM905
+  """psum psum_invariant unreduced_psum pmax unreduced_pmax pmin unreduced_pmin
+  pbroadcast all_gather all_gather_invariant all_gather_reduced""".split()  # noqa: SIM905
 )
 # Casts between types, which have axes but don't communicate.
 _CASTS = frozenset(
@@ -281,18 +281,23 @@ class _Walk:
   def _scan(
     self, params: Any, operands: list[Origins], control: Origins
   ) -> list[Origins]:
-    first = params["num_consts"]
-    last = first + params["num_carry"]
-    consts, xs = operands[:first], operands[last:]
+    if "ft_in" in params:  # From JAX 0.11 on.
+      parts = params["ft_in"].unpack()
+      sizes = [len(part) for part in parts]
+    else:
+      sizes = [params["num_consts"], params["num_carry"]]
+    first, count = sizes[:2]
+    consts, carry = operands[:first], operands[first : first + count]
+    xs = operands[first + count :]
     ys: list[Origins] = []
 
     def again(carry: list[Origins]) -> list[Origins]:
       nonlocal ys
       found = self.results(params["jaxpr"], [*consts, *carry, *xs], control)
-      ys = found[last - first :]
-      return found[: last - first]
+      ys = found[count:]
+      return found[:count]
 
-    return [*_until_settled(again, operands[first:last]), *ys]
+    return [*_until_settled(again, carry), *ys]
 
 
 def _until_settled(
