@@ -34,6 +34,9 @@ _HOST = "io_callback"
 #: What a sum in groups adds to the origins of values that differ.
 GROUPS = "axis_index_groups"
 
+#: What only JAX's types show: it can't tell that values are equal.
+TYPES = "types"
+
 # Collectives whose result is equal along their axes.
 _REDUCES = frozenset(
   """psum psum_invariant unreduced_psum pmax unreduced_pmax pmin unreduced_pmin
@@ -102,7 +105,12 @@ def shard_map(
 
   def checked(*args: Any) -> tuple[Any, ...]:
     whole = jax.jit(fun)
-    traced: Any = whole.trace(*args)
+    try:
+      traced: Any = whole.trace(*args)
+    except TypeError as error:
+      if "manual axis types do not match" not in str(error):
+        raise
+      refuse([Divergence(TYPES, (), frozenset())], [])
     leaves = [
       frozenset(
         (name, label) for name in axes.names_in(spec) if name in axis_names
@@ -120,8 +128,9 @@ def shard_map(
     paths = jax.tree_util.tree_leaves_with_path(traced.out_info)
     declared = _by_leaf(out_specs, traced.out_info)
     differences = []
-    for (path, _), origins, spec in zip(paths, found, declared, strict=True):
-      wrong = {o for o in origins if o[0] not in axes.names_in(spec)}
+    for (path, x), origins, spec in zip(paths, found, declared, strict=True):
+      typed = {(name, TYPES) for name in axes.varying_axes(x)}
+      wrong = {o for o in origins or typed if o[0] not in axes.names_in(spec)}
       if wrong:
         at, *rest = path
         differences.append(

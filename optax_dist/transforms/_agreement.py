@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from optax_dist._internal import axes
-from optax_dist._internal.replication import GROUPS, Difference, Divergence
+from optax_dist._internal.replication import (
+  GROUPS,
+  TYPES,
+  Difference,
+  Divergence,
+)
 
 #: What the results of a step are, for messages and remedies.
 PARAMS, STATE, VARIABLES = "parameters", "parts of the state", "variables"
@@ -35,6 +40,13 @@ def refusal(
     raise ValueError(_differs(outputs[found[0].output], found))
 
   def _diverges(found: Divergence) -> str:
+    if found.collective == TYPES:
+      return (
+        f"{user}: a branch or a loop mixes values that differ between replicas or"
+        " shards with values that don't, as optax.apply_if_finite or"
+        " optax.MultiSteps around cross_shard does. Reduce before it:"
+        f" optax.chain({reduction}, optax.apply_if_finite(...))."
+      )
     return (
       f"{user}: there is communication over axis {axes.listed(found.axes)}"
       f" ({found.collective}) in a branch or a loop that each replica takes by"
@@ -53,6 +65,19 @@ def refusal(
     differ = (
       f"{user}: {what} {which}{more} differ between replicas along axis {over}"
     )
+    if origins == {TYPES}:
+      return (
+        f"{differ} after `tx`, as far as JAX can tell: reduce all that they are"
+        f" computed from, as in optax.chain({reduction}, optax.partition(...))."
+      )
+    shards = {name for d in found for name in d.axes} - set(names)
+    if shards:
+      return (
+        f"{differ} after `tx`, though they are not sharded over it: something in `tx`"
+        " takes one shard for the whole, as optax.clip_by_global_norm does. Use"
+        " optax_dist.clip_by_global_norm over all axes, or sum what it computes over"
+        f" {axes.listed(shards)}."
+      )
     given = _arguments(origins)
     if given and all(map(_argument, origins - {GROUPS})):
       return (

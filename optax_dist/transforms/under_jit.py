@@ -85,9 +85,10 @@ def under_jit(
     a leading replica axis; all others are passed to every replica whole.
 
   Raises:
-    ValueError: if there is no mesh, or it lacks an axis; in ``update``, if a
-      per-replica array has another leading axis, or if an array is not placed
-      on a mesh with Explicit axes.
+    ValueError: if there is no mesh, it lacks an axis, or jax.set_mesh has another
+      one; in ``update``, if a per-replica array has another leading axis, if an
+      array is not placed on a mesh with Explicit axes, or if what all replicas share
+      would differ between them, see :func:`train_step`.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
@@ -122,7 +123,9 @@ def under_jit(
       out_specs=out_specs,
       axis_names=manual_axes(checked_mesh()),
       labels=labels,
-      refuse=refusal(_USER, names, (PARAMS, STATE)[-len(out_specs) :]),
+      refuse=refusal(
+        _USER, tuple(sum(levels, ())), (PARAMS, STATE)[-len(out_specs) :]
+      ),
       # With more axes than the replicas', transforms ask what varies over them.
       check_vma=param_specs is not None or len(levels) > 1,
     )

@@ -10,6 +10,7 @@ import pairwise
 import pytest
 from jax.experimental import io_callback
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from optax import contrib
 
 import optax_dist
@@ -202,6 +203,36 @@ def test_a_step_is_refused_whose_replicas_would_differ(name):
       _by_under_jit(make(), maps.mesh(N))
 
 
+_OF_SHARDS = {
+  "nothing": (lambda: optax.sgd(0.1), r"parameters .* along axis 'data'"),
+  "apply_if_finite around": (
+    lambda: optax.apply_if_finite(_reduced(), 3),
+    r"branch or a loop mixes.*optax\.chain\(optax_dist\.cross_shard",
+  ),
+  "frozen": (
+    lambda: optax.partition(
+      {"train": _reduced(), "rest": optax.set_to_zero()}, _LABELS
+    ),
+    "as far as JAX can tell: reduce all",
+  ),
+  "norm of a shard": (
+    lambda: optax.chain(_reduced(), optax.clip_by_global_norm(1.0)),
+    r"along axis 'model'.*optax_dist\.clip_by_global_norm over all axes",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", _OF_SHARDS)
+def test_with_parameters_sharded_over_a_model_axis(name):
+  make, message = _OF_SHARDS[name]
+  mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+  specs = {"w": P(None, "model"), "b": P()}
+  tx = optax_dist.under_jit(make(), AXIS, mesh=mesh, param_specs=specs)
+  gradients = jax.tree.map(lambda x: np.stack([x] * 2), PARAMS)
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(tx.update, gradients, tx.init(PARAMS), PARAMS)
+
+
 @pytest.mark.parametrize("name", ["nothing", "momentum before"])
 def test_with_explicit_axes_before_anything_is_computed(name):
   make, message = REFUSED[name]
@@ -284,6 +315,7 @@ _OWN = {
     cross_shard(AXIS, axis_index_groups=[[0, 2], [1, 3]]),
     cross_shard(AXIS),
   ),
+  "averages": lambda: optax.chain(_reduced(), optax_dist.params_ema(0.9)),
   "adasum": lambda: _reduced(reduction="adasum"),
   "compressed": lambda: _reduced(
     compression=optax_dist.compression.top_k(0.3, bits=4)
