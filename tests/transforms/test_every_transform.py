@@ -358,7 +358,7 @@ def test_a_learning_rate_is_set_for_each_replica(name):
       optax.tree.set(state, learning_rate=jnp.float32(0.25))
     )
   step = optax_dist.train_step(
-    lambda w, x: jnp.sum(w * x), tx, maps.mesh(2), maps.AXIS
+    lambda w, x: jnp.sum(x @ w), tx, maps.mesh(2), maps.AXIS
   )
   params, state = step.init(jnp.zeros(3))
   rates = jnp.array([0.25, 0.125])
