@@ -157,6 +157,8 @@ class Driver:
     self._deletions = itertools.count(-1, -1)
     # Why a request to the store failed; "" once it has answered with a value.
     self._unanswered = ""
+    # Why another replica could not be called; "" once this one is admitted.
+    self._unreached = ""
     self._gradients: dict[int, gradient.Gradient] = {}
     self._wakes = False
     # The core's deadline, as of the last `_proceed`.
@@ -256,8 +258,8 @@ class Driver:
       waits = answer.get(timeout=1.0)
     except queue.Empty:
       return "Its event loop does not answer."
-    store = f" ({self._unanswered})" if self._unanswered else ""
-    return f"It waits {waits}{store}."
+    why = "; ".join(filter(None, (self._unanswered, self._unreached)))
+    return f"It waits {waits}{f' ({why})' if why else ''}."
 
   def stalled(self) -> bool:
     """Whether other replicas wait; callable from any thread."""
@@ -402,6 +404,8 @@ class Driver:
             reason,
           )
         self._far.discard(peer)
+        if how == "unreachable":
+          self._could_not_reach(peer, reason)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp(peer, near):
         if not near:
@@ -410,6 +414,9 @@ class Driver:
         # An unknown attempt was abandoned.
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
+
+  def _could_not_reach(self, peer: str, why: str) -> None:
+    self._unreached = f"Process {peer} could not be reached: {why}"
 
   def _answered(self, answer: inputs.Input) -> None:
     """An aggregation or a snapshot has ended."""
@@ -504,6 +511,9 @@ class Driver:
       case fx.Connect(peer, address):
         self._transport.connect(peer, address)
       case fx.Disconnect(peer, reason):
+        trouble = self._transport.trouble(peer)
+        if trouble:
+          self._could_not_reach(peer, trouble)
         self._transport.disconnect(peer, reason)
         self._far.discard(peer)
       case fx.Get(request, key):
@@ -539,7 +549,7 @@ class Driver:
         self._take_fingerprint(step, self._states.published)
       case fx.Admitted():
         # What it asked while it searched does not matter any more.
-        self._unanswered = ""
+        self._unanswered = self._unreached = ""
         self._notify(effect)
       case (
         fx.Leased()
@@ -557,6 +567,8 @@ class Driver:
           reason = (
             f"{reason} The last request to the store: {self._unanswered}."
           )
+        if self._unreached:
+          reason = f"{reason} {self._unreached}."
         self.handover.fail(getattr(errors, error)(reason))
         self._wakes = True
       case fx.LeadershipChanged(leads, commits):

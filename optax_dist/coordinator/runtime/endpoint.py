@@ -12,7 +12,7 @@ from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.store import in_process as local_store
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.store import urls
-from optax_dist.coordinator.transport import addresses, channels, sockets
+from optax_dist.coordinator.transport import channels, sockets
 from optax_dist.coordinator.transport import interface as transports
 
 
@@ -86,8 +86,6 @@ def connect(
   """
   name = process_name(replica)
   host = place.host
-  if bind is None and not addresses.is_loopback(host):
-    bind = "::" if ":" in host else "0.0.0.0"
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
     name,
