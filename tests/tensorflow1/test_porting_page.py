@@ -363,3 +363,70 @@ def test_elastic_averages_start_at_the_center(after):
   expected = -0.1 * _own_gradients(space["batch"])
   np.testing.assert_allclose(space["replicas"]["w"], expected, rtol=1e-5)
   np.testing.assert_array_equal(space["evaluated"]["w"], np.zeros(3))
+
+
+def test_without_total_num_replicas_it_is_the_size_of_the_axis():
+  """TensorFlow takes `replicas_to_aggregate`: no backup replicas."""
+
+  def step(gradient):
+    tx = optax_dist.sync_replicas(
+      optax.sgd(1.0), "data", replicas_to_aggregate=2
+    )
+    updates, state = tx.update(gradient, tx.init(gradient), gradient)
+    return updates, state.global_step
+
+  updates, steps = jax.vmap(step, axis_name="data")(jnp.arange(4.0))
+  np.testing.assert_array_equal(updates, [-1.5] * 4)
+  np.testing.assert_array_equal(steps, [1] * 4)
+
+
+def test_what_the_graph_held_is_in_the_state(after):
+  space = after("replicas_to_aggregate=max(1, N - 2)")
+  own = space["state"].replica.value
+  late = np.arange(N) == N - 1
+  np.testing.assert_array_equal(own.local_step, np.where(late, 0, 1))
+  np.testing.assert_array_equal(own.gradient_sum["w"], np.zeros((N, 3)))
+  np.testing.assert_array_equal(own.absent, late)
+  restored = optax_dist.states.resize_replicas(
+    space["state"], N + 1, departed="fold"
+  )
+  assert restored.replica.value.local_step[-1] == 1
+
+
+def test_what_the_custom_getter_made_is_in_the_state(after):
+  space = after("optax_dist.elastic_average(")
+  state = space["state"]
+  np.testing.assert_array_equal(state.replica.value.local_step, [1] * N)
+  np.testing.assert_array_equal(state.center["w"], np.zeros(3))
+  local_center = state.replica.value.local_center["w"]
+  np.testing.assert_array_equal(local_center, np.zeros((N, 3)))
+  assert optax.tree.get(state, "global_step") == 0
+
+
+@pytest.mark.parametrize("inner", ["optax", "optimizers"])
+def test_the_global_step_in_any_chain(inner):
+  """Of `sync_replicas` and `elastic_average`, whatever is in them."""
+  opt = {
+    "optax": optax.adam(0.1),
+    "optimizers": optax_dist.optimizers.adam(0.1),
+  }[inner]
+  wrapped = [
+    optax_dist.sync_replicas(
+      opt, "data", replicas_to_aggregate=2, total_num_replicas=2
+    ),
+    optax_dist.elastic_average(
+      opt, "data", num_replicas=2, learning_rate=0.1, communication_period=1
+    ),
+  ]
+  for tx in wrapped:
+    tx = optax.chain(optax.clip(1.0), tx)
+    params = jnp.ones((2, 3))
+    state = tx.init(params[0])
+    axes = optax_dist.states.state_axes(state)
+    update = jax.vmap(
+      tx.update, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name="data"
+    )
+    with jax.numpy_dtype_promotion("standard"):
+      for _ in range(2):
+        _, state = update(params, state, params)
+    assert optax.tree.get(state, "global_step") == 2
