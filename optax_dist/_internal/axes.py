@@ -124,6 +124,21 @@ def varying_axes(x: Any) -> frozenset[AxisName]:
   return frozenset(getattr(aval, "vma", None) or ())
 
 
+def known_to_vary(x: Any) -> frozenset[AxisName]:
+  """Returns the axes over which the type of ``x`` varies, or ``vmap`` batches it.
+
+  Under ``pmap``, with ``check_vma=False`` and in a function that is traced separately
+  inside of ``vmap``, JAX does not show that a value varies.
+  """
+  found = set(varying_axes(x)) if hasattr(x, "dtype") else set()
+  # JAX has no public way to ask. vmap and grad wrap the values that they trace.
+  while isinstance(x, jax.core.Tracer):
+    if getattr(x, "batch_dim", None) is not None:
+      found.add(x._trace.axis_data.name)
+    x = getattr(x, "primal", getattr(x, "val", None))
+  return frozenset(found)
+
+
 def tracked_axes(names: Iterable[AxisName]) -> frozenset[AxisName]:
   """Returns those of the (bound) axes that are tracked."""
   return frozenset(name for name in names if is_tracked(name))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision, update_leaves
+from optax_dist._internal.replica_blocks import has_center
 from optax_dist._internal.replicas import Replica, Replicas
 from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
@@ -99,6 +100,23 @@ def strong(params: Any) -> Any:
   Otherwise the first update would change the types.
   """
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+
+
+def check_inner(user: str, inner_state: Any) -> Any:
+  """Returns the state of an inner transformation, which must have no center.
+
+  Raises:
+    ValueError: if it has one: there would be two sets of replicas, and the center of
+      the outer ones would differ between the inner ones.
+  """
+  if has_center(inner_state):
+    raise ValueError(
+      f"{user}: `inner` has a center of its own, as that of elastic_average or"
+      " local_updates, but they can't be nested. Give one of them both axes,"
+      " axis_name=('outer', 'inner'); or use cross_shard, sync_replicas or sharded"
+      " over the inner axis."
+    )
+  return inner_state
 
 
 def unmoved(center: Any) -> Any:

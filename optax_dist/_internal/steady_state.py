@@ -50,7 +50,16 @@ def with_steady_state(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
-    updates, new = inner.update(updates, state, params, **extra_args)
+    try:
+      updates, new = inner.update(updates, state, params, **extra_args)
+    except TypeError as error:
+      if "missing" not in str(error) or "required" not in str(error):
+        raise
+      what = "" if name == "inner" else ", which gets no keyword arguments,"
+      raise TypeError(
+        f"`{name}`{what} needs an argument: {error}. Pass it to update, as in"
+        " update(gradients, state, params, value=loss), or use it as `inner`."
+      ) from error
     return updates, _keep(state, new)
 
   init_fn = (

@@ -70,6 +70,49 @@ def unpack(data: jax.Array, width: int, count: int) -> jax.Array:
   return jnp.sum(bits, axis=-1, dtype=jnp.uint32)
 
 
+@jax.jit
+def pack_signs(x: jax.Array) -> jax.Array:
+  """Packs the signs of numbers, five of them in a byte.
+
+  Args:
+    x: floating-point numbers, of shape (n,). NaN has the sign 0.
+
+  Returns:
+    uint8, of shape (ceil(n / 5),).
+
+  Example:
+    >>> pack_signs(jnp.array([0.5, 0.0, -2.0, 3.0])).tolist()
+    [140]
+  """
+  signs = (x > 0).astype(jnp.uint8) + (x >= 0).astype(jnp.uint8)
+  signs = jnp.where(jnp.isnan(x), jnp.uint8(1), signs)
+  rows = jnp.pad(signs, (0, -x.size % 5)).reshape(-1, 5)
+  return jnp.sum(rows * _powers_of_3(), axis=-1, dtype=jnp.uint8)
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def unpack_signs(data: jax.Array, count: int) -> jax.Array:
+  """Undoes :func:`pack_signs`.
+
+  Args:
+    data: uint8, of shape (bytes,).
+    count: the number of signs.
+
+  Returns:
+    int32, of shape (count,): -1, 0 or 1.
+
+  Example:
+    >>> unpack_signs(jnp.array([140], jnp.uint8), 4).tolist()
+    [1, 0, -1, 1]
+  """
+  digits = data[:, None] // _powers_of_3() % jnp.uint8(3)
+  return digits.reshape(-1)[:count].astype(jnp.int32) - 1
+
+
+def _powers_of_3() -> jax.Array:
+  return jnp.array([[1, 3, 9, 27, 81]], jnp.uint8)
+
+
 def _low_width(count: int, bound: int) -> int:
   return max(0, (bound // count).bit_length() - 1)
 

@@ -11,6 +11,38 @@ def rows_of(x: jax.Array, length: int) -> jax.Array:
   return jnp.pad(x, (0, -x.size % length)).reshape(-1, length)
 
 
+def within(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """Returns finite numbers as the nearest that a dtype has, and others as they are.
+
+  Args:
+    x: floating-point numbers of any dtype, which the result has too.
+    dtype: a floating-point dtype.
+  """
+  most = jnp.asarray(jnp.finfo(dtype).max, x.dtype)
+  return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x)
+
+
+def mean_along(x: jax.Array, axis: int, count: int) -> jax.Array:
+  """Returns a mean of numbers of which the sum may be too large for their dtype.
+
+  Args:
+    x: floating-point numbers.
+    axis: the axis that is summed over.
+    count: the number that the sum is divided by.
+  """
+  smaller, divisor = mean_factors(count)
+  return jnp.sum(x * smaller, axis) / divisor
+
+
+def mean_factors(count: int) -> tuple[float, float]:
+  """Returns what to multiply each of ``count`` numbers by, and to divide their sum by.
+
+  Both are exact, and no sum is larger than the largest of the numbers.
+  """
+  smaller = 2.0 ** -(count - 1).bit_length()
+  return smaller, count * smaller
+
+
 def by_scale(x: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns numbers divided by the scales of their blocks, and these to send.
 

@@ -11,6 +11,7 @@ from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import update_leaves
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_params import Leaves
+from optax_dist.compression import _codec
 from optax_dist.compression.interface import Compression, CompressionState
 
 
@@ -54,7 +55,9 @@ def gathered(
     )
 
   def reduce(updates, state, names):
-    there, leaves = taking_part(name, updates, state.residual, error_feedback)
+    there, wanted, leaves = taking_part(
+      name, updates, state.residual, error_feedback
+    )
     key = jax.random.fold_in(jax.random.key(seed), state.num_updates)
     for axis in names:
       key = jax.random.fold_in(key, jax.lax.axis_index(axis))
@@ -75,7 +78,7 @@ def gathered(
         kept[i] = None if x is None else x.reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
-      residual = there.put(residual, map(not_sent, leaves, kept))
+      residual = there.put(residual, map(not_sent, wanted, kept))
     return like_updates(there, updates, means), CompressionState(
       residual, None, state.num_updates + 1
     )
@@ -94,15 +97,17 @@ def gathered(
     if combine is not None:
       return combine(jnp.split(everyones, ends, axis=1), sizes), own
 
+    smaller, divisor = _codec.mean_factors(everyones.shape[0])
+
     # One replica at a time: the updates are never all decoded at once.
     def add(sums, data):
-      return [a + b for a, b in zip(sums, decode_all(data), strict=True)], None
+      new = zip(sums, decode_all(data), strict=True)
+      return [total + x * smaller for total, x in new], None
 
     zeros = [jnp.zeros(n, jnp.float32) for n in sizes]
     zeros = axes.cast_to_varying(zeros, axes.varying_axes(everyones))
     sums, _ = jax.lax.scan(add, zeros, everyones)
-    count = everyones.shape[0]
-    return [total / count for total in sums], own
+    return [total / divisor for total in sums], own
 
   def sent(updates):
     sizes = [leaf.size for leaf in jax.tree.leaves(updates)]
@@ -144,7 +149,7 @@ def residuals_like(updates: Any, error_feedback: float | None) -> Any:
 
 def taking_part(
   name: str, updates: Any, residual: Any, error_feedback: float | None
-) -> tuple[Leaves, list[jax.Array]]:
+) -> tuple[Leaves, list[jax.Array], list[jax.Array]]:
   """Returns the leaves that are not None, and what is to be sent of them.
 
   Args:
@@ -154,7 +159,8 @@ def taking_part(
     error_feedback: its decay, or None.
 
   Returns:
-    The leaves; and a list of these, in float32, with the residuals added.
+    The leaves; a list of these, in float32, with the residuals added; and what can
+    be sent of that, as far as it is not too large for the leaf's dtype.
 
   Raises:
     TypeError: if a leaf is not floating-point.
@@ -166,10 +172,16 @@ def taking_part(
   at = [i for i, (_, leaf) in enumerate(paths_and_leaves) if leaf is not None]
   there = Leaves(treedef, at)
   leaves = [_as_float32(name, *paths_and_leaves[i]) for i in at]
-  if error_feedback is not None:
-    left = there.of(residual)
-    leaves = [x + error_feedback * e for x, e in zip(leaves, left, strict=True)]
-  return there, leaves
+  if error_feedback is None:
+    return there, leaves, leaves
+  most = jnp.finfo(jnp.float32).max
+  wanted = [
+    # Two finite numbers may have an infinite sum.
+    jnp.where(jnp.isfinite(x), jnp.clip(x + error_feedback * e, -most, most), x)
+    for x, e in zip(leaves, there.of(residual), strict=True)
+  ]
+  dtypes = [jnp.result_type(paths_and_leaves[i][1]) for i in at]
+  return there, wanted, list(map(_codec.within, wanted, dtypes))
 
 
 def like_updates(there: Leaves, updates: Any, results: list[jax.Array]) -> Any:
@@ -177,7 +189,7 @@ def like_updates(there: Leaves, updates: Any, results: list[jax.Array]) -> Any:
   return there.put(
     updates,
     [
-      cast_like(x, jnp.asarray(old))
+      cast_like(_codec.within(x, jnp.result_type(old)), jnp.asarray(old))
       for x, old in zip(results, there.of(updates), strict=True)
     ],
   )
@@ -194,11 +206,11 @@ def _as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
   return leaf.astype(jnp.float32)
 
 
-def not_sent(leaf: jax.Array, sent: jax.Array) -> jax.Array:
+def not_sent(wanted: jax.Array, sent: jax.Array) -> jax.Array:
   """Returns what was not sent of a leaf, for error feedback.
 
   Numbers that are not finite were sent as such, and are not kept: they would be
   sent again in every later update.
   """
-  left = leaf - sent
+  left = wanted - sent
   return jnp.where(jnp.isfinite(left), left, jnp.zeros_like(left))

@@ -125,7 +125,7 @@ def power_sgd(
     return jnp.where(usable, factor / jnp.where(usable, largest, 1), before)
 
   def reduce(updates, state, names):
-    there, leaves = taking_part(
+    there, wanted, leaves = taking_part(
       "power_sgd", updates, state.residual, error_feedback
     )
     thin = [i for i, leaf in enumerate(leaves) if sides(leaf)]
@@ -135,27 +135,33 @@ def power_sgd(
     starts = [befores[i] for i in thin]
     size = jax.lax.axis_size(names)
 
+    smaller, divisor = _codec.mean_factors(size)
+
     def mean(values):
+      values = [x * smaller for x in values]
       totals = collectives.sum_leaves(values, [names] * len(values))
-      return [total / size for total in totals]
+      return [total / divisor for total in totals]
 
     # Leaves that are sent whole go with the first of the two messages.
     first = mean(
-      [m @ q for m, q in zip(matrices, starts, strict=True)]
+      [_not_huge(m) @ q for m, q in zip(matrices, starts, strict=True)]
       + [leaves[i] for i in whole]
     )
     bases = [jnp.linalg.qr(p)[0] for p in first[: len(thin)]]
-    own = [m.T @ p for m, p in zip(matrices, bases, strict=True)]
+    # A sum along a column may be larger than each of its numbers.
+    shrink = [_codec.mean_factors(p.shape[0])[0] for p in bases]
+    own = [
+      (m * s).T @ p for m, p, s in zip(matrices, bases, shrink, strict=True)
+    ]
     factors = mean(own) if own else []
     results = list(leaves)
     kept = [jnp.zeros_like(leaf) for leaf in leaves]
     for i, result in zip(whole, first[len(thin) :], strict=True):
       results[i] = result
-    for i, m, p, q, mine in zip(
-      thin, matrices, bases, factors, own, strict=True
-    ):
-      results[i] = (p @ q.T).reshape(leaves[i].shape)
-      kept[i] = not_sent(m, p @ mine.T).reshape(leaves[i].shape)
+    for i, p, q, mine, s in zip(thin, bases, factors, own, shrink, strict=True):
+      results[i] = _product(p, q, s).reshape(leaves[i].shape)
+      sent = _product(p, mine, s).reshape(leaves[i].shape)
+      kept[i] = not_sent(wanted[i], sent)
     residual = state.residual
     if error_feedback is not None:
       residual = there.put(residual, kept)
@@ -177,3 +183,15 @@ def power_sgd(
   return Compression(
     "power_sgd", init, reduce, sent, error_feedback, is_mean=False
   )
+
+
+def _not_huge(m: jax.Array) -> jax.Array:
+  """Returns a matrix whose products are finite; only their directions matter."""
+  is_huge = jnp.max(jnp.abs(m)) > 2.0**80
+  return m * jnp.where(is_huge, 2.0**-80, 1.0)
+
+
+def _product(p: jax.Array, q: jax.Array, smaller: float) -> jax.Array:
+  """Returns ``p qᵀ / smaller``, as far as float32 has such numbers."""
+  most = float(jnp.finfo(jnp.float32).max) * smaller
+  return jnp.clip(p @ q.T, -most, most) / smaller

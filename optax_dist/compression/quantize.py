@@ -23,7 +23,8 @@ def quantize(
 
   With s the largest magnitude in a block and ``m = 2**(bits - 1) - 1``, a
   number x is sent as the integer nearest to ``m * x / s``; zeros stay zeros.
-  With one bit, its sign is sent, and s is the mean magnitude of the block. A
+  With one bit, its sign is sent, and s is the mean magnitude of the block; there is
+  no zero then, and a zero gets a random sign, unless its whole block is zero. A
   number that is not finite makes its block NaN.
 
   ``stochastic=True`` rounds up or down at random, so that the result is
@@ -73,17 +74,20 @@ def quantize(
     if bits == 1 and not stochastic:
       # Padding must not reduce the mean.
       here = _codec.rows_of(jnp.ones_like(x), rows.shape[1])
-      scales = jnp.sum(magnitude, -1) / jnp.sum(here, -1)
+      smaller, _ = _codec.mean_factors(rows.shape[1])
+      counts = jnp.sum(here * smaller, -1)
+      scales = jnp.sum(magnitude * smaller, -1) / counts
     else:
       scales = jnp.max(magnitude, -1)
     levels, scales = _codec.by_scale(rows, scales[:, None])
     levels *= most
-    noise = jax.random.uniform(key, rows.shape) if stochastic else 0.5
+    is_random = stochastic or bits == 1
+    noise = jax.random.uniform(key, rows.shape) if is_random else 0.5
     if bits == 1:
       # The levels are -1 and 1: the probability of rounding up grows linearly
-      # from one to the other.
-      up = noise * 2 - 1 <= levels if stochastic else levels >= 0
-      codes = up.astype(jnp.uint8)
+      # from one to the other. A zero must not drift if it is not fed back.
+      target = levels if stochastic else jnp.sign(levels)
+      codes = (noise * 2 - 1 < target).astype(jnp.uint8)
     else:
       whole = jnp.clip(jnp.floor(levels + noise), -most, most)
       codes = (whole + most).astype(jnp.uint8)
@@ -96,6 +100,8 @@ def quantize(
     codes = _bits.unpack(data[:, :width], bits, length(n)).astype(jnp.float32)
     whole = codes * 2 - 1 if bits == 1 else codes - most
     scales = _bits.bytes_to_floats(data[:, width:])
-    return (whole / most * scales).reshape(-1)[:n]
+    # Not above the scale by rounding, which may be the largest number there is.
+    levels = jnp.clip(whole / most, -1, 1)
+    return (levels * scales).reshape(-1)[:n]
 
   return gathered("quantize", encode, decode, error_feedback, seed)

@@ -1,4 +1,4 @@
-"""Majority vote on signs: one bit for each number."""
+"""Majority vote on signs: 1.6 bits for each number."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,9 @@ def sign(*, error_feedback: float | None = None) -> Compression:
 
   Without error feedback the result is -1, 1, or 0 if the vote is a tie, as in
   signSGD with majority vote: the step size depends only on the learning rate. A
-  number that is zero votes for 1, and one that is NaN for -1: a replica that is
-  not finite can't make the result NaN.
+  number that is zero or NaN does not vote: what no replica wants to move stays, and
+  a replica that is not finite can't make the result NaN. For the three signs five
+  numbers share a byte.
 
   With error feedback a leaf's mean magnitude is sent along with its signs. The
   result is the vote times the mean of these magnitudes, and a replica keeps for
@@ -57,15 +58,14 @@ def sign(*, error_feedback: float | None = None) -> Compression:
 
   def encode(x, key):
     del key
-    data = jnp.packbits(x >= 0, bitorder="little")
+    data = _bits.pack_signs(x)
     if scaled:
-      scale = jnp.sum(jnp.abs(x)) / max(1, x.size)
+      scale = _codec.mean_along(jnp.abs(x), 0, x.size)
       data = jnp.concatenate([data, _bits.floats_to_bytes(scale[None])])
     return data
 
   def signs_of(data, n):
-    bits = jnp.unpackbits(data, count=n, bitorder="little")
-    return bits.astype(jnp.int32) * 2 - 1
+    return _bits.unpack_signs(data[:-4] if scaled else data, n)
 
   def decode(data, n):
     signs = signs_of(data, n).astype(jnp.float32)
@@ -78,7 +78,8 @@ def sign(*, error_feedback: float | None = None) -> Compression:
     votes = jax.vmap(lambda data: signs_of(data, n))(rows)
     result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
     if scaled and n:
-      result *= jnp.mean(_bits.bytes_to_floats(rows[:, -4:]))
+      scales = _bits.bytes_to_floats(rows[:, -4:])
+      result *= _codec.mean_along(scales, 0, len(rows))
     return result
 
   return gathered("sign", encode, decode, error_feedback, combine=vote)

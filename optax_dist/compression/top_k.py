@@ -25,7 +25,8 @@ def top_k(
   magnitudes are kept. Their positions take about ``log2(1 / density) + 2`` bits
   each, and their values ``bits``: below 32, a value is rounded to the nearest
   of ``2**bits`` evenly spaced levels between minus and plus the chunk's largest
-  magnitude. If that is not finite, all that is sent of the chunk is NaN.
+  magnitude, or of one level less, with zero among them, if there are zeros among
+  the values. If that magnitude is not finite, all that is sent of the chunk is NaN.
 
   SparseLoCo is ``diloco`` without outer momentum and with
   ``compression=top_k(0.03, bits=2, error_feedback=0.95)``.
@@ -84,8 +85,12 @@ def top_k(
       return jnp.concatenate([where, _bits.floats_to_bytes(values)], -1)
     scales = jnp.max(jnp.abs(values), -1, keepdims=True)
     quotients, scales = _codec.by_scale(values, scales)
-    levels = jnp.round((quotients + 1) * 0.5 * most)
-    codes = jnp.clip(levels, 0, most).astype(jnp.uint8)
+    # The sign of a scale says which levels it is for.
+    has_zero = jnp.any(values == 0, -1, keepdims=True)
+    last = jnp.where(has_zero, most - 1.0, most)
+    scales = jnp.where(has_zero, -scales, scales)
+    levels = jnp.round((quotients + 1) * 0.5 * last)
+    codes = jnp.clip(levels, 0, last).astype(jnp.uint8)
     parts = [where, _bits.pack(codes, bits), _bits.floats_to_bytes(scales)]
     return jnp.concatenate(parts, -1)
 
@@ -98,7 +103,11 @@ def top_k(
       values = _bits.bytes_to_floats(data[:, split:])
     else:
       codes = _bits.unpack(data[:, split:-4], bits, kept).astype(jnp.float32)
-      values = (codes * (2.0 / most) - 1) * _bits.bytes_to_floats(data[:, -4:])
+      scales = _bits.bytes_to_floats(data[:, -4:])
+      last = jnp.where(jnp.signbit(scales), most - 1.0, most)
+      # Not above the scale by rounding, which may be the largest number there is.
+      levels = jnp.clip((codes * 2 - last) / last, -1, 1)
+      values = levels * jnp.abs(scales)
     rows = jnp.zeros((data.shape[0], length), jnp.float32)
     put = lambda row, at, value: row.at[at].set(value)
     return jax.vmap(put)(rows, positions, values).reshape(-1)[:n]

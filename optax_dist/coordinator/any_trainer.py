@@ -39,6 +39,7 @@ _REFUSED = {
   ),
   "staleness_weight": "only fresh gradients count",
   "opt_state": "it is in the state of the transformation",
+  "inner_state": "no strategy that trains locally can be used",
   "global_step": "it is in the state of the transformation",
   "lineage": "it is of checkpoint.restore, and a trainer has its own checkpoints",
   "on_sigterm": "until_finished leaves on SIGTERM, and there is no Outcome to save at",

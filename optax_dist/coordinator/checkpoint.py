@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import msgspec
+import numpy as np
 
 from optax_dist import ledger
 from optax_dist._internal import checks
 from optax_dist.coordinator import checkpoint_folder, phases
 from optax_dist.coordinator.replica import Outcome, Replica
-from optax_dist.coordinator.runtime import processes
+from optax_dist.coordinator.runtime import processes, trees
 
 # Which samples are in committed steps, stored beside the files orbax writes.
 _PROGRESS = "progress.json"
@@ -26,6 +27,9 @@ _PROGRESS = "progress.json"
 
 def save(path: str | os.PathLike[str], replica: Replica) -> int:
   """Writes the parameters, optimizer state and step that all replicas share.
+
+  With a strategy that trains locally, also the state of this replica's own
+  optimizer at its last exchange, from which any number of replicas can resume.
 
   After an `Outcome` with `save`, the common step is written, even by a replica
   that has moved past it meanwhile. The folder appears once it is complete on
@@ -57,6 +61,9 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
     "opt_state": shared.opt_state,
     "global_step": step,
   }
+  inner = jax.tree.leaves(replica.inner_state)
+  if inner:
+    tree["inner_state"] = list(map(trees.words_of, inner))
   first = replica.processes.index == 0
   taken: FileExistsError | None = None
   try:
@@ -194,7 +201,8 @@ def restore(
 
   Returns:
     Arguments for `join` and `run_embedded`: `params`, `opt_state`, `global_step`
-    and `lineage`; and `progress`, if samples were leased.
+    and `lineage`; `inner_state`, its leaves, if replicas have an optimizer of their
+    own; and `progress`, if samples were leased.
 
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
@@ -207,10 +215,15 @@ def restore(
   about = checkpoint_folder.read(pathlib.Path(path))
 
   like = {"params": params, "opt_state": opt_state, "global_step": 0}
+  path = pathlib.Path(os.path.abspath(path))
   with ocp.StandardCheckpointer() as checkpointer:
-    restored = checkpointer.restore(
-      os.path.abspath(path), jax.tree.map(_abstract, like)
-    )
+    held = checkpointer.metadata(path).item_metadata
+    if held is not None and "inner_state" in held:
+      # `join` knows its structure, and where to put it.
+      like["inner_state"] = [
+        np.empty(x.shape, x.dtype) for x in held["inner_state"]
+      ]
+    restored = checkpointer.restore(path, jax.tree.map(_abstract, like))
   restored["lineage"] = about.line
   if done is not None:
     restored["progress"] = done

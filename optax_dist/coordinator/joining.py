@@ -53,6 +53,7 @@ def join(
   lower_on_leave: bool = True,
   lower_on_loss: bool | None = None,
   opt_state: Any = None,
+  inner_state: Any = None,
   global_step: int = 0,
   data: ledger.Batches | None = None,
   progress: ledger.Progress | None = None,
@@ -97,7 +98,11 @@ def join(
       the quorum to the remaining ones.
     lower_on_loss: whether lost replicas lower it, too; by default true if
       OPTAX_DIST_MIN_REPLICAS is less than `replicas_to_aggregate`.
-    opt_state: optimizer state of a checkpoint; by default `opt.init(params)`.
+    opt_state: optimizer state of a checkpoint; by default `opt.init(params)`. With
+      a strategy that trains locally, that of its outer optimizer.
+    inner_state: with such a strategy, the state of this replica's own optimizer
+      from a checkpoint. A replica that joins later gets that of the replica that
+      serves the state; "fresh" for `opt.init(params)` in any case.
     global_step: step of a checkpoint.
     data: the samples that are leased to replicas (`Replica.batches`), with
       local steps those of a whole exchange; None: each replica reads its own
@@ -190,6 +195,7 @@ def join(
     lower_on_leave=lower_on_leave,
     lower_on_loss=lower_on_loss,
     opt_state=opt_state,
+    inner_state=inner_state,
     global_step=global_step,
     progress=progress,
     lineage=lineage,
@@ -284,7 +290,8 @@ def run_embedded(
     data: see `join`.
     **options: others of `join` that concern the job and not this process:
       `max_staleness`, `staleness_weight`, `lower_on_leave`, `lower_on_loss`,
-      `opt_state`, `global_step`, `progress`, `lineage`; and fields of `Options`.
+      `opt_state`, `inner_state`, `global_step`, `progress`, `lineage`; and fields of
+      `Options`.
 
   Returns:
     What `fn` returned, by replica.
@@ -333,9 +340,10 @@ def run_embedded(
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
   target = threads.in_this_precision(run)
-  with world, futures.ThreadPoolExecutor(
-    num_replicas, "optax-dist-embedded"
-  ) as pool:
+  with (
+    world,
+    futures.ThreadPoolExecutor(num_replicas, "optax-dist-embedded") as pool,
+  ):
     running = [pool.submit(target, index) for index in range(num_replicas)]
     try:
       futures.wait(running)
@@ -418,6 +426,7 @@ def _job(
   lineage: entries.Lineage | None = None,
   processes: processes.Processes | None = None,
   opt_state: Any = None,
+  inner_state: Any = None,
   probe: probes.Probe | None = None,
   **settings: Any,
 ) -> functools.partial[participant.Participant]:
@@ -436,6 +445,8 @@ def _job(
     raise ValueError(
       f"staleness_weight must be None or 'inverse', got {staleness_weight!r}."
     )
+  if isinstance(inner_state, str):
+    checks.one_of("inner_state", inner_state, ("fresh",))
   checks.flag("lower_on_leave", lower_on_leave)
   checks.flag("lower_on_loss", lower_on_loss)
   quorum = strategies.Quorum(
@@ -459,6 +470,7 @@ def _job(
     strategy=strategy,
     settings=options.of(user, settings),
     opt_state=opt_state,
+    inner_state=inner_state,
     global_step=global_step,
     processes=processes,
     data=data,

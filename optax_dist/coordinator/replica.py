@@ -102,6 +102,16 @@ class Replica:
     return self._participant.shared.opt_state
 
   @property
+  def inner_state(self) -> Any:
+    """The state of this replica's own optimizer at its last exchange.
+
+    With a strategy that trains locally; None with sync replicas. It is what goes
+    with `state_to_save` into a checkpoint, and to replicas that join.
+    """
+    participant = self._participant
+    return (participant.to_save or participant.submission.base).inner
+
+  @property
   def global_step(self) -> int:
     """The number of committed steps that `params` includes."""
     return self._participant.submission.base.step

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist.states.specs import is_spec
 
@@ -21,7 +21,9 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     tree: a pytree of arrays: parameters, a batch, a state.
     mesh: the mesh.
     specs: a pytree of ``PartitionSpec`` like ``tree``, or a prefix of it: one
-      spec for all, or the result of :func:`optax_dist.states.state_specs`.
+      spec for all, or the result of :func:`optax_dist.states.state_specs`. On a mesh
+      with Explicit axes an array gets one that names all of its dimensions, as the
+      results of a step do, so that the next call finds the compiled program.
 
   Returns:
     The same values as sharded ``jax.Array``s. As with ``jax.device_put``, an
@@ -39,13 +41,13 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     >>> mesh = jax.make_mesh((1,), ("data",))
     >>> batch = optax_dist.states.place({"x": jnp.ones((4, 2))}, mesh, P("data"))
     >>> batch["x"].sharding.spec
-    P('data',)
+    P('data', None)
   """
 
   def put(path: Any, x: Any, spec: Any) -> Any:
     where = f"place: {jax.tree_util.keystr(path) or 'the array'}"
     try:
-      sharding = NamedSharding(mesh, spec)
+      sharding = NamedSharding(mesh, _as_typed(spec, np.ndim(x), mesh))
       sharding.shard_shape(np.shape(x))
     except (ValueError, IndexError) as error:
       raise ValueError(
@@ -66,3 +68,9 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
 
   by_leaf = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
   return jax.tree_util.tree_map_with_path(put, tree, by_leaf)
+
+
+def _as_typed(spec: Any, ndim: int, mesh: jax.sharding.Mesh) -> Any:
+  if not mesh.explicit_axes:
+    return spec
+  return PartitionSpec(*spec, *[None] * (ndim - len(spec)))

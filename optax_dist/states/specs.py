@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
@@ -136,7 +137,10 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
           is_leaf=is_per_replica,
         )
       )
-    return 0 if level > depth else None
+    if level <= depth:
+      return None
+    _check_rows(node, 1)
+    return 0
 
   return jax.tree.map(lambda x: mark(x, 0), state, is_leaf=is_per_replica)
 
@@ -207,6 +211,17 @@ def _check_wrappers(state: Any) -> None:
     _check_wrappers(inner)
 
 
+def _check_rows(leaf: Any, depth: int) -> None:
+  """Raises an error for a number in the place of one for each replica."""
+  if jnp.ndim(leaf) < depth:
+    raise ValueError(
+      f"state_specs, state_axes: a part of the state is {leaf}, but each replica has"
+      " its own: give an array with a leading replica axis. To change a learning"
+      " rate, that is optax.tree.set(state, learning_rate=jnp.full(num_replicas,"
+      " 0.1))."
+    )
+
+
 def _joint(names: Sequence[axes.AxisName]) -> Any:
   return tuple(names) if len(names) > 1 else names[0]
 
@@ -227,6 +242,7 @@ def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
       )
     return PerReplica(_walk(node.value, levels, depth + 1, mirrors))
   if jax.tree_util.all_leaves([node]):
+    _check_rows(node, depth)
     return PartitionSpec(*replica)
   parts, treedef = children(node)
   return treedef.unflatten(

@@ -69,6 +69,10 @@ def cross_shard(
   (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. See
   :mod:`optax_dist._internal.collectives` for how leaves share messages.
 
+  Keyword arguments of ``update`` reach the other transformations of a chain as they
+  are. These share their state, so pass ``value=jax.lax.pmean(loss, axis_name)``, not
+  each replica's own, to ``optax.contrib.reduce_on_plateau`` and line searches.
+
   Args:
     axis_name: the axis, or a sequence of axes to reduce together, over the
       replicas.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, replica_params
-from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.extra_args import check_used, explained
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
@@ -199,7 +199,12 @@ def elastic_average(
     center = replica_params.common(params, replicas.names, center_dtype)
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    own = ElasticReplica(zero(), center, inner.init(params), zero())
+    own = ElasticReplica(
+      zero(),
+      center,
+      replica_params.check_inner(_USER, inner.init(params)),
+      zero(),
+    )
     return ElasticAverageState(
       zero(), zero(), center, replicas.start(own, size)
     )
@@ -237,9 +242,11 @@ def elastic_average(
       ]
 
     # 2. A step of this replica.
-    steps, inner_state = inner.update(
-      leaves.put(updates, gradients), own.inner_state, params, **extra_args
-    )
+    pulled = leaves.put(updates, gradients)
+    with explained(_USER, replicas.names):
+      steps, inner_state = inner.update(
+        pulled, own.inner_state, params, **extra_args
+      )
     u = leaves.of(steps)
 
     # 3. The exchange, eq. 2 and 3: a replica moves by -pull, with pull = rate *

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, replica_params
-from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.extra_args import check_used, explained
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
@@ -108,7 +108,9 @@ def local_updates(
   :func:`optax_dist.states.reset_to_center` removes them.
 
   Args:
-    inner: the transformation that updates each replica's parameters.
+    inner: the transformation that updates each replica's parameters. It must not
+      have a center of its own: to nest replicas, use ``cross_shard`` or
+      ``sync_replicas`` in it, over another axis.
     outer: the transformation that updates their common start, equal on all
       replicas. It gets no keyword arguments.
     axis_name: the axis, or a sequence of axes, over the replicas.
@@ -197,7 +199,12 @@ def local_updates(
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     kept = outer_gradient.init(center)
-    own = LocalReplica(zero(), inner.init(params), zero(), kept.residual)
+    own = LocalReplica(
+      zero(),
+      replica_params.check_inner(_USER, inner.init(params)),
+      zero(),
+      kept.residual,
+    )
     return LocalUpdatesState(
       global_step=zero(),
       iterations=zero(),
@@ -221,7 +228,8 @@ def local_updates(
     check_used(_USER, inner.update, args, extra_args)
 
     # An inner step of this replica.
-    steps, inner_state = inner.update(*args, **extra_args)
+    with explained(_USER, replicas.names):
+      steps, inner_state = inner.update(*args, **extra_args)
     u = replica_params.dense(leaves.of(steps))
     iterations = state.iterations + 1
     ends = True if period == 1 else iterations >= state.period

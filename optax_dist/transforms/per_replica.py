@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks
+from optax_dist._internal import extra_args as arguments
 from optax_dist._internal.replica_blocks import (
   PerReplica,
   as_block,
@@ -69,7 +70,10 @@ def per_replica(
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with the state of ``tx``, in
-    which each marked part is a :class:`PerReplica` of an :class:`OwnState`.
+    which each marked part is a :class:`PerReplica` of an :class:`OwnState`. With
+    ``fields`` the rest of the state is equal on all replicas, so ``value`` is
+    averaged over them, and others must be equal, as in
+    :func:`optax_dist.sync_replicas`.
 
   Raises:
     ValueError: at construction, if ``num_replicas`` is not a positive integer;
@@ -95,7 +99,8 @@ def per_replica(
   """
   replicas = Replicas.of(_USER, axis_name, num_replicas, ())
   if isinstance(tx, optax.MultiSteps):
-    tx = tx.gradient_transformation()
+    # Its gradient_transformation() does not pass keyword arguments on.
+    tx = optax.GradientTransformationExtraArgs(tx.init, tx.update)
   checks.transformation("tx", tx)
   tx = optax.with_extra_args_support(tx)
 
@@ -134,9 +139,13 @@ def per_replica(
       own = axes.cast_to_varying(OwnState(step, part), replicas.names)
       return as_block(own, leading)
 
-    updates, state = tx.update(
-      updates, _on_parts(take, state, fields), params, **extra_args
-    )
+    if fields:
+      arguments.check_equal(_USER, replicas.names, extra_args)
+      extra_args = arguments.of_all(replicas.names, extra_args)
+    with arguments.explained(_USER, replicas.names):
+      updates, state = tx.update(
+        updates, _on_parts(take, state, fields), params, **extra_args
+      )
     return updates, _on_parts(put_back, state, fields)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

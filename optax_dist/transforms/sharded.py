@@ -14,7 +14,7 @@ from optax_dist._internal import (
   replica_params,
   shard_scope,
 )
-from optax_dist._internal.extra_args import check_used
+from optax_dist._internal import extra_args as arguments
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
 from optax_dist._internal.replica_blocks import (
   PASS_STATE,
@@ -93,7 +93,9 @@ def sharded(
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
     :class:`ShardedState`. Keyword arguments of ``update`` are passed to
-    ``inner`` unchanged. To change the number of replicas, see
+    ``inner``. Numbers in its state are equal on all replicas, so ``value`` is
+    averaged over them, and others must be equal, as in
+    :func:`optax_dist.sync_replicas`. To change the number of replicas, see
     :func:`optax_dist.states.resize_sharded`.
 
   Raises:
@@ -189,6 +191,8 @@ def sharded(
     if params is not None:
       update_leaves.check_like(_USER, updates, params)
     leaves = [leaf for _, leaf in paths_and_leaves]
+    arguments.check_equal(_USER, names, extra_args)
+    extra_args = arguments.of_all(names, extra_args)
     check(params, updates, count, extra_args)
     own = parts.reduce_scatter(
       [precision.for_sums(x) for x in leaves],
@@ -209,8 +213,9 @@ def sharded(
     )
     with shard_scope.inside(Scope(names)):
       args = treedef.unflatten(own), inner_state, params
-      check_used(_USER, inner.update, args, extra_args)
-      own_updates, inner_state = inner.update(*args, **extra_args)
+      arguments.check_used(_USER, inner.update, args, extra_args)
+      with arguments.explained(_USER, names):
+        own_updates, inner_state = inner.update(*args, **extra_args)
     new = parts.all_gather(
       treedef.flatten_up_to(own_updates),
       leaves,
@@ -222,6 +227,9 @@ def sharded(
       state.inner_state,
       inner_state,
       is_leaf=is_per_replica,
+    )
+    arguments.check_state(
+      _USER, names, _equal(state.inner_state), _equal(inner_state)
     )
     return treedef.unflatten(new), ShardedState(inner_state)
 
@@ -253,6 +261,13 @@ def _put_back(node: Any, x: Any, names: tuple[axes.AxisName, ...]) -> Any:
     return x
   x = axes.cast_to_varying(x, names)
   return PerReplica(x.reshape(jnp.shape(node.value)))
+
+
+def _equal(state: Any) -> Any:
+  """Returns a state without the replicas' parts."""
+  return jax.tree.map(
+    lambda x: None if is_per_replica(x) else x, state, is_leaf=is_per_replica
+  )
 
 
 def _check_dense(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, replica_params
-from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.extra_args import check_used, explained
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
@@ -179,7 +179,12 @@ def streaming_updates(
       outer_gradient.init(_only(center, at, like=center)) for at in members
     ]
     residuals = tuple(of_fragment.residual for of_fragment in kept)
-    own = LocalReplica(zero(), inner.init(params), zero(), residuals)
+    own = LocalReplica(
+      zero(),
+      replica_params.check_inner(_USER, inner.init(params)),
+      zero(),
+      residuals,
+    )
     return StreamingUpdatesState(
       iterations=zero(),
       syncs=jnp.zeros([len(members)], jnp.int32),
@@ -283,7 +288,8 @@ def streaming_updates(
       )
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
-    steps, inner_state = inner.update(*args, **extra_args)
+    with explained(_USER, replicas.names):
+      steps, inner_state = inner.update(*args, **extra_args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     iterations, syncs, turns = count(state.iterations, state.syncs)
 

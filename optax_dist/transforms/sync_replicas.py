@@ -15,7 +15,7 @@ from optax_dist._internal import (
   provenance,
   replica_params,
 )
-from optax_dist._internal.extra_args import check_used
+from optax_dist._internal import extra_args as arguments
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replica, Replicas
@@ -179,7 +179,12 @@ def sync_replicas(
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
     :class:`SyncReplicasState`. Further keyword arguments of ``update`` are
-    passed to ``inner``.
+    passed to ``inner``, which all replicas share. So what optax names is averaged:
+    ``value`` and ``grad``, and the results of ``value_fn``, ``obj_fn`` and
+    ``grad_fn``, over the replicas whose gradient counts on the iteration of the step.
+    Others must be equal on all replicas. This is checked where JAX shows it: with
+    ``check_vma=True`` and under ``vmap``, not under ``pmap`` or with
+    ``check_vma=False``.
 
   Raises:
     ValueError, TypeError: at construction, if an argument is invalid; in
@@ -285,7 +290,9 @@ def sync_replicas(
       all_in = at_most if all_arrive else all_in
       enough = True if all_arrive else all_in >= needed
       mean = gradient_sum.divide(sums, updates, all_in, sparse_average)
-      new = lambda: step(mean, state, params, kept, extra_args)
+      counts = None if all_arrive else verdict.accepted
+      shared = arguments.of_all(names, extra_args, counts)
+      new = lambda: step(mean, state, params, kept, shared)
       return _when(enough, new, before, fuse)
 
     # Nothing is communicated while there can't be enough, which all agree on.
@@ -313,9 +320,11 @@ def sync_replicas(
     mean: Any, state: SyncReplicasState, params: Any, kept: Any, extra_args: Any
   ) -> tuple[Any, ...]:
     """The updates and the new state of a step, with empty sums."""
-    new_updates, inner_state = inner.update(
-      mean, state.inner_state, params, **extra_args
-    )
+    with arguments.explained(_USER, names):
+      new_updates, inner_state = inner.update(
+        mean, state.inner_state, params, **extra_args
+      )
+    arguments.check_state(_USER, names, state.inner_state, inner_state)
     empty = gradient_sum.empty(kept)
     return new_updates, inner_state, empty, jnp.asarray(True)
 
@@ -378,7 +387,8 @@ def sync_replicas(
     if accumulates:
       gradient_sum.check(updates, me.own.gradient_sum)
     args = updates, state.inner_state, params
-    check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
+    arguments.check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
+    arguments.check_equal(_USER, names, extra_args)
     return me
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

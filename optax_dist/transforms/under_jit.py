@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +10,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from optax_dist._internal import axes, checks
+from optax_dist._internal import axes, checks, replication
 from optax_dist._internal.replica_blocks import is_per_replica
 from optax_dist.states.specs import is_spec, state_specs
+from optax_dist.transforms._agreement import (
+  PARAMS,
+  STATE,
+  argument,
+  refusal,
+)
 
 _USER = "under_jit"
 
@@ -79,9 +85,10 @@ def under_jit(
     a leading replica axis; all others are passed to every replica whole.
 
   Raises:
-    ValueError: if there is no mesh, or it lacks an axis; in ``update``, if a
-      per-replica array has another leading axis, or if an array is not placed
-      on a mesh with Explicit axes.
+    ValueError: if there is no mesh, it lacks an axis, or jax.set_mesh has another
+      one; in ``update``, if a per-replica array has another leading axis, if an
+      array is not placed on a mesh with Explicit axes, or if what all replicas share
+      would differ between them, see :func:`train_step`.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
@@ -107,19 +114,27 @@ def under_jit(
   params_by_replica = PartitionSpec(entries[0])
 
   def over(
-    fun: Callable[..., Any], in_specs: Any, out_specs: Any
+    fun: Callable[..., Any], in_specs: Any, out_specs: Any, labels: Any
   ) -> Callable[..., Any]:
-    return jax.shard_map(
+    return replication.shard_map(
       fun,
       mesh=mesh,
       in_specs=in_specs,
       out_specs=out_specs,
       axis_names=manual_axes(checked_mesh()),
+      labels=labels,
+      refuse=refusal(
+        _USER, tuple(sum(levels, ())), (PARAMS, STATE)[-len(out_specs) :]
+      ),
+      # With more axes than the replicas', transforms ask what varies over them.
+      check_vma=param_specs is not None or len(levels) > 1,
     )
 
   def checked_mesh() -> Any:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    check_mesh(_USER, where, [name for names in levels for name in names])
+    every = [name for names in levels for name in names]
+    check_mesh(_USER, where, every)
+    check_context(_USER, mesh, every)
     return where
 
   def manual_axes(mesh: Any) -> set[axes.AxisName]:
@@ -156,7 +171,7 @@ def under_jit(
   def init_fn(params: optax.Params) -> optax.OptState:
     where = checked_mesh()
     if own_params:
-      _check_rows("params", params, where, levels[:1])
+      check_rows(_USER, "params", params, where, levels[:1])
     one = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
         jnp.shape(x)[int(own_params) :], jnp.result_type(x)
@@ -166,11 +181,13 @@ def under_jit(
     abstract: Any = getattr(where, "abstract_mesh", where)
     with jax.sharding.use_abstract_mesh(abstract):
       shapes = jax.eval_shape(tx.init, one)
-    return over(
-      lambda params: tx.init(take_params(params)),
+    (state,) = over(
+      lambda params: (tx.init(take_params(params)),),
       (specs_of(own_spec),),
-      specs_of_state(shapes, params),
+      (specs_of_state(shapes, params),),
+      ("parameters",),
     )(params)
+    return state
 
   def update_fn(
     updates: optax.Updates,
@@ -179,10 +196,12 @@ def under_jit(
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
     where = checked_mesh()
-    _check_rows("updates", updates, where, levels)
+    check_rows(_USER, "updates", updates, where, levels)
     if own_params:
-      _check_rows("params", params, where, levels[:1])
-    arrays, specs, rebuild = split_arguments(extra_args, by_replica, take)
+      check_rows(_USER, "params", params, where, levels[:1])
+    arrays, specs, labels, rebuild = split_arguments(
+      extra_args, by_replica, take
+    )
     of_state = specs_of_state(state, params)
     of_params = specs_of(own_spec)
     explicit = set(getattr(where, "explicit_axes", ())) & manual_axes(where)
@@ -202,6 +221,7 @@ def under_jit(
       one_replica,
       (specs_of(by_replica), of_state, of_params, specs),
       (of_params, of_state),
+      ("gradients", "state", "parameters", labels),
     )(updates, state, params, arrays)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -211,8 +231,13 @@ def check_mesh(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
   """Checks that a mesh has all axes.
 
   Raises:
-    ValueError: if it lacks one.
+    ValueError: if it lacks one, or is no mesh.
   """
+  if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+    raise ValueError(
+      f"{user}: `mesh` must be a jax.sharding.Mesh, as from"
+      f" jax.make_mesh((jax.device_count(),), ('data',)), got {mesh!r}."
+    )
   missing = [name for name in names if name not in mesh.shape]
   if missing:
     raise ValueError(
@@ -221,12 +246,47 @@ def check_mesh(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
     )
 
 
-def _check_rows(what: str, tree: Any, mesh: Any, levels: list) -> None:
+def check_context(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
+  """Checks that a map over the axes ``names`` of ``mesh`` may begin here.
+
+  Raises:
+    ValueError: if it is in a map over one of them, or jax.set_mesh has another mesh.
+  """
+  again = set(names) & axes.bound_axes().keys()
+  if again:
+    raise ValueError(
+      f"{user}: it is in a map over axis {axes.listed(again)} already, such as"
+      " train_step, under_jit or jax.shard_map. Give that the transformation"
+      f" itself, without {user}."
+    )
+  context = jax.sharding.get_abstract_mesh()
+  here = getattr(mesh, "abstract_mesh", mesh)
+  if context.empty or mesh is None:
+    return
+  types = zip(context.axis_types, here.axis_types, strict=False)
+  manual = jax.sharding.AxisType.Manual
+  if dict(context.shape) != dict(here.shape) or any(
+    a not in (b, manual) for a, b in types
+  ):
+    raise ValueError(
+      f"{user}: jax.set_mesh has another mesh, {context}, than `mesh`, {here}:"
+      " give this one to jax.set_mesh, or call it outside of jax.set_mesh."
+    )
+
+
+def check_rows(
+  user: str, what: str, tree: Any, mesh: Any, levels: Sequence
+) -> None:
+  """Checks the leading axes of arrays of each replica.
+
+  Raises:
+    ValueError: if one has others; names it.
+  """
   expected = tuple(math.prod(mesh.shape[n] for n in names) for names in levels)
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     if jnp.shape(leaf)[: len(levels)] != expected:
       raise ValueError(
-        f"{_USER}: {what}{jax.tree_util.keystr(path)} has shape"
+        f"{user}: {what}{jax.tree_util.keystr(path)} has shape"
         f" {jnp.shape(leaf)}, but must have leading axes of {expected}, the"
         " replicas: give each replica's own."
       )
@@ -268,7 +328,7 @@ def _blocks(depth: int, tree: Any) -> Any:
 
 
 def split_arguments(extra_args: dict, by_replica: Any, take: Any) -> Any:
-  """Returns the arrays in keyword arguments, their specs, and the inverse.
+  """Returns the arrays in keyword arguments, their specs and labels, and the inverse.
 
   Args:
     extra_args: the keyword arguments of ``update``.
@@ -276,11 +336,15 @@ def split_arguments(extra_args: dict, by_replica: Any, take: Any) -> Any:
     take: takes one replica's block of it, inside the map.
   """
   treedef: Any
-  leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_per_replica)
+  paths, treedef = jax.tree_util.tree_flatten_with_path(
+    extra_args, is_leaf=is_per_replica
+  )
+  leaves = [x for _, x in paths]
   at = [
     i for i, x in enumerate(leaves) if is_per_replica(x) or hasattr(x, "shape")
   ]
   arrays = [leaves[i] for i in at]
+  labels = [argument(paths[i][0][0].key) for i in at]
   specs = [by_replica if is_per_replica(x) else PartitionSpec() for x in arrays]
 
   def rebuild(arrays: list[Any]) -> dict[str, Any]:
@@ -289,4 +353,4 @@ def split_arguments(extra_args: dict, by_replica: Any, take: Any) -> Any:
       given[i] = take(x.value) if is_per_replica(x) else x
     return treedef.unflatten(given)
 
-  return arrays, specs, rebuild
+  return arrays, specs, labels, rebuild

@@ -34,6 +34,6 @@ def test_with_feedback_the_vote_has_the_mean_magnitude():
   )
 
 
-def test_sign_sends_one_bit_for_each_number():
-  assert compression.sign().sent(jnp.zeros((10, 8))) == 10
-  assert compression.sign(error_feedback=0.5).sent(jnp.zeros((10, 8))) == 14
+def test_sign_sends_a_byte_for_five_numbers():
+  assert compression.sign().sent(jnp.zeros((10, 8))) == 16
+  assert compression.sign(error_feedback=0.5).sent(jnp.zeros((10, 8))) == 20

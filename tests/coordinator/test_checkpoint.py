@@ -120,6 +120,7 @@ def _saved_by_two(path, monkeypatch, progress_at):
       run_id="a run",
       lineage=(),
       processes=_Group(index, texts, together),
+      inner_state=None,
       state_to_save=lambda: (runs.strategies.SharedState({}, {}), 4),
       has_data=True,
       progress_at=lambda step: progress_at(index),

@@ -302,6 +302,36 @@ def test_a_store_whose_name_is_unknown_is_named_at_the_timeout(monkeypatch):
   assert "advertise" not in said
 
 
+def test_a_replica_that_can_not_be_reached_is_not_called_absent(monkeypatch):
+  """It has told the others an address at which nobody listens."""
+  monkeypatch.setattr(addresses, "has_unix", lambda: False)
+  (nobody,) = addresses.free_ports()
+  with contextlib.closing(served.Served()) as store:
+    options = {
+      "coordinator_address": f"127.0.0.1:{store.port}",
+      "secret": served.SECRET,
+      "total_num_replicas": 2,
+    }
+    first = coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      replica=0,
+      advertise=f"127.0.0.1:{nobody}",
+      bind="127.0.0.1",
+      **options,
+    )
+    with (
+      contextlib.closing(first),
+      pytest.raises(coordinator.CoordinatorError) as caught,
+    ):
+      coordinator.join(
+        optax.sgd(0.1), jnp.zeros(2), replica=1, timeout=3.0, **options
+      )
+  said = str(caught.value)
+  at = f"127.0.0.1:{nobody}"
+  assert f"could not be reached: {at}: Connection refused" in said
+
+
 def test_waiting_for_a_store_is_warned_of(caplog, monkeypatch):
   """The store comes once that is done, however long it takes."""
   missing = driver.Driver.missing

@@ -51,6 +51,144 @@ _ORIGINALS = {
 }
 
 
+_PAGE_TEST = "tensorflow1/test_porting_page.py"
+_EMA_TEST = "transforms/test_params_ema.py"
+_ELASTIC = "transforms/elastic_average/test_scenarios.py::test_"
+_SYNC = (
+  "transforms/sync_replicas/test_replay.py::test_sync_replicas_does_as_recorded"
+)
+_SEQUENCES = f"{_PAGE_TEST}::test_each_sequence_of_calls_has_its_chain"
+_SLOTS = f"{_PAGE_TEST}::test_slots_and_the_step_are_read_from_the_state"
+_GRAPH = f"{_PAGE_TEST}::test_what_the_graph_held_is_in_the_state"
+_GETTER = f"{_PAGE_TEST}::test_what_the_custom_getter_made_is_in_the_state"
+_TAKES_MEAN = (
+  f"{_PAGE_TEST}::test_sync_replicas_takes_the_mean_of_those_that_arrived"
+)
+
+#: By section, the beginning of each row that says what to write: the test that runs
+#: it, and has the numbers of the original.
+_PROGRAMS = {
+  "CrossShardOptimizer": {
+    "minimize(loss), or compute_gradients": _SEQUENCES,
+    "compute_gradients(loss), tf.clip": _SEQUENCES,
+    "tf.gradients(loss, tvars), apply": _SEQUENCES,
+    "tf.gradients(loss, tvars), tf.clip": _SEQUENCES,
+    "any of these with reduction": _SEQUENCES,
+    "any of these with group": f"{_PAGE_TEST}::test_groups",
+    "AdamWeightDecay": f"{_PAGE_TEST}::test_bert_without_bias_correction",
+    "LARSOptimizer": f"{_PAGE_TEST}::test_lars",
+    "AdafactorOptimizer": f"{_PAGE_TEST}::test_adafactor_of_tensor2tensor",
+    "opt": f"{_PAGE_TEST}::test_the_first_example_trains_as_tensorflow_does",
+    "reduction=": "transforms/cross_shard/test_replay.py::test_trajectories",
+    "group_assignment": f"{_PAGE_TEST}::test_groups",
+    "the shards of": "transforms/cross_shard/test_replay.py::test_trajectories",
+    "compute_gradients(loss, var_list": _SEQUENCES,
+    "apply_gradients": _SEQUENCES,
+    "get_slot(": _SLOTS,
+    "get_slot_names": _SLOTS,
+    "variables()": _SLOTS,
+  },
+  "SyncReplicasOptimizer": {
+    "opt": _SYNC,
+    "replicas_to_aggregate": _SYNC,
+    "total_num_replicas": (
+      f"{_PAGE_TEST}::test_without_total_num_replicas_it_is_the_size_of_the_axis"
+    ),
+    "variable_averages": f"{_EMA_TEST}::test_inside_other_transforms",
+    "variables_to_average": (
+      "transforms/sync_replicas/test_sync_replicas.py::test_variable_averages"
+    ),
+    "compute_gradients": _TAKES_MEAN,
+    "apply_gradients": _TAKES_MEAN,
+    "get_slot(": "states/test_slots.py::test_slots_inside_wrappers",
+    "get_slot_names": "states/test_slots.py::test_slots_inside_wrappers",
+    "variables()": _GRAPH,
+    "local_step_init_op": _GRAPH,
+    "chief_init_op": _SYNC,
+    "ready_for_local": _GRAPH,
+    "sync_rep_local_step": _GRAPH,
+    "a ConditionalAccumulator": (
+      "tensorflow1/test_accumulator.py::test_recording_under_jit"
+    ),
+    "a SparseConditionalAccumulator": (
+      "tensorflow1/test_sparse_accumulator.py::test_recording_under_jit"
+    ),
+    "the queue": _GRAPH,
+  },
+  "ElasticAverageOptimizer": {
+    "opt": f"{_ELASTIC}recorded_steps",
+    "num_worker": f"{_ELASTIC}recorded_steps",
+    "communication_period": f"{_ELASTIC}recorded_steps",
+    "moving_rate": f"{_ELASTIC}defaults",
+    "rho": f"{_ELASTIC}defaults",
+    "synchronous": f"{_ELASTIC}a_restarted_worker_does_not_wait",
+    "the class's constant": f"{_ELASTIC}defaults",
+    "compute_gradients": f"{_ELASTIC}recorded_steps",
+    "apply_gradients": f"{_PAGE_TEST}::test_the_global_step_in_any_chain",
+    "get_init_op": f"{_ELASTIC}replicas_that_start_apart",
+    "swapping_saver": f"{_ELASTIC}what_is_saved_is_the_center",
+    "get_slot(": (
+      "states/test_slots.py::test_slots_that_each_replica_has_of_its_own"
+    ),
+    "the variable, local": (
+      f"{_PAGE_TEST}::test_elastic_averages_start_at_the_center"
+    ),
+    "local_center_variable": _GETTER,
+    "global_center_variable": _GETTER,
+    "local_step": _GETTER,
+  },
+  "What all three inherit": {
+    "minimize": _SEQUENCES,
+    "var_list": f"{_PAGE_TEST}::test_parameters_out_of_var_list_stay",
+    "grad_loss": f"{_PAGE_TEST}::test_grad_loss_is_a_cotangent",
+    "global_step": (
+      "optimizers/test_global_step.py::test_the_global_step_is_in_any_chain"
+    ),
+    "get_slot": _SLOTS,
+  },
+  "ExponentialMovingAverage": {
+    "decay": f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter",
+    "num_updates": f"{_PAGE_TEST}::test_averages_with_num_updates",
+    "apply(var_list) after": (
+      f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter"
+    ),
+    "apply(var_list) before": (
+      f"{_EMA_TEST}::test_slims_averages_move_before_the_step"
+    ),
+    "var_list": f"{_EMA_TEST}::test_a_mask_says_which",
+    "averages of moving_mean": (
+      f"{_EMA_TEST}::test_statistics_are_averaged_by_the_same_rule"
+    ),
+    "average(var)": f"{_PAGE_TEST}::test_averages_with_num_updates",
+  },
+}
+
+
+def _rows(title):
+  """Returns the rows of a section's tables that say what to write."""
+  rows = []
+  for line in _tables(_section(title)).splitlines():
+    first, *_, last = (x.strip() for x in line.strip("|").split(" | "))
+    is_head = last == "here" or set(line) <= set("| -")
+    if not is_head and last.split(":")[0] not in ("none", "", "|"):
+      rows.append(first.replace("`", "").strip())
+  return rows
+
+
+@pytest.mark.parametrize("title", _PROGRAMS)
+def test_each_row_is_a_program(title):
+  programs, used = _PROGRAMS[title], set()
+  for row in _rows(title):
+    found = [start for start in programs if row.startswith(start)]
+    assert found, f"no test runs the row {row!r}"
+    used.add(max(found, key=len))
+  assert used == programs.keys()
+  for place in programs.values():
+    file, name = place.split("::")
+    text = (_PAGE.parents[1] / "tests" / file).read_text("utf-8")
+    assert f"\ndef {name}(" in text, place
+
+
 def _section(title):
   parts = re.split(r"^## (.*)$", _PAGE.read_text("utf-8"), flags=re.MULTILINE)
   return dict(zip(parts[1::2], parts[2::2], strict=True))[title]

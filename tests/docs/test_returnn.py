@@ -23,6 +23,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGE = (_ROOT / "docs/returnn.md").read_text("utf-8")
 _GOLDEN = _ROOT / "tests/golden/returnn"
 _TENSORFLOW = json.loads((_GOLDEN / "tensorflow.json").read_text())
+_JAX = json.loads((_GOLDEN / "jax.json").read_text())
 _TORCH = json.loads((_GOLDEN / "torch.json").read_text())
 _RATES = json.loads((_GOLDEN / "learning_rates.json").read_text())
 _SGD = {"class": "GradientDescent"}
@@ -81,7 +82,8 @@ gradient_noise gradient_clip_global_norm_tag global_norm_tag updater_opts
 extra_updates horovod_scale_lr learning_rate_control_error_measure amsgrad dampening
 adafactor asgd lbfgs muon rprop sparseadam returnn.torch.optim.lion.lion nadam
 num_allowed_consec_invalid_gradient_steps grad_clip param_groups_custom
-torch_distributed""".split()  # noqa: SIM905
+torch_distributed reset_updater_vars_mod_step pretrain
+pretrain_learning_rate""".split()  # noqa: SIM905
 
 
 def test_every_row_has_a_program():
@@ -110,12 +112,13 @@ def _given(kind="normal"):
   ]
 
 
-def _compare(tx, recorded, grad=lambda params, given: given):
+def _compare(tx, recorded, grad=lambda params, given: given, before=None):
   params = {key: _start()[key] for key in recorded["trajectory"]}
   state = tx.init(params)
   update = jax.jit(tx.update)
   for step, given in enumerate(_given()):
     given = {key: given[key] for key in params}
+    state = before(step, state, params) if before else state
     updates, state = update(grad(params, given), state, params)
     params = optax.apply_updates(params, updates)
     for key, steps in recorded["trajectory"].items():
@@ -133,6 +136,20 @@ def test_maximize_grad_norm():
 
   tx = optimizers.from_returnn_config({"optimizer": _SGD}, 0.1)
   _compare(tx, recorded, grad)
+
+
+def test_a_state_that_is_made_anew():
+  recorded = _TENSORFLOW["reset"]
+  code = _call(_row("reset_updater_vars_mod_step"), "state = ")
+  tx = optimizers.from_returnn_config("adam", 0.1)
+
+  def before(step, state, params):
+    names = {"tx": tx, "params": params, "state": state}
+    if step % recorded["steps"] == 0:
+      exec(code, names)
+    return names["state"]
+
+  _compare(tx, recorded, before=before)
 
 
 def test_updater_opts_of_a_layer():
@@ -219,6 +236,42 @@ def test_horovod():
   np.testing.assert_allclose(after_five, mean - 0.1 * given[:, 4], rtol=1e-5)
 
 
+def test_distributed_pytorch():
+  header = ("RETURNN", "what its PyTorch backend does", "here")
+  code = _call(_row("torch_distributed", header), "optax.chain")
+  tx = optimizers.from_returnn_config({"class": "sgd"}, 0.1, backend="torch")
+  tx = eval(code, {"optax": optax, "optax_dist": optax_dist, "tx": tx})
+  given = np.random.RandomState(1).randn(2, 3, 3).astype("float32")
+  for params in _on_replicas(tx, given, jnp.ones(3)):
+    want = 1 - 0.1 * given.mean(axis=0).sum(axis=0)
+    np.testing.assert_allclose(params, want, rtol=1e-5)
+
+
+def test_accumulation_by_sync_replicas():
+  """A step for every two gradients of each replica, with the mean of the four."""
+  code = _call(_row("accum_grad_multiple_step = n"), "optax_dist.sync")
+  tx = optimizers.from_returnn_config({"optimizer": _SGD}, 0.1)
+  tx = eval(code, {"optax_dist": optax_dist, "tx": tx, "n": 2, "N": 2})
+  given = np.random.RandomState(1).randn(2, 4, 3).astype("float32")
+  total = given.sum(axis=(0, 1))
+  for params in _on_replicas(tx, given, jnp.ones(3)):
+    np.testing.assert_allclose(params, 1 - 0.1 * total / 4, rtol=1e-5)
+
+
+@jax.numpy_dtype_promotion("standard")  # As optax's own rules need it.
+@pytest.mark.parametrize("recorded", _JAX["cases"])
+def test_the_jax_backend_is_optax(recorded):
+  """The calls that the page names, against RETURNN's own backend."""
+  arguments = dict(recorded["config"]["optimizer"])
+  name = arguments.pop("class")
+  learning_rate = _TENSORFLOW["learning_rate"]
+  assert f"`optax.{name}" in _PAGE
+  tx = getattr(optax, name)(learning_rate, **arguments)
+  if limit := recorded["config"].get("gradient_clip_global_norm"):
+    tx = optax.chain(optax.clip_by_global_norm(limit), tx)
+  _compare(tx, recorded)
+
+
 def test_learning_rates_are_a_table():
   """The page's schedule: RETURNN's rates, in a program of the same size."""
   code = _call(_row("learning_rates", ("RETURNN", "here")), "jnp.asarray")
@@ -273,6 +326,17 @@ def test_newbob_of_a_common_configuration():
     np.testing.assert_allclose(rate, recorded["rates"][epochs], rtol=1e-12)
 
 
+def test_pretraining():
+  """The page's list: the rates of two epochs, and of the first after them."""
+  row = _row("pretrain`", ("RETURNN", "here"))
+  config = eval("{" + _call(row, '"learning_rates"') + "}")
+  config |= {"learning_rate": 0.001, "learning_rate_control": "newbob"}
+  rates = optimizers.returnn_learning_rates(config, [2.0, 2.0, 2.0])
+  np.testing.assert_allclose(rates, [0.0001, 0.0001, 0.001, 0.0005])
+  config |= {"pretrain": "default", "use_learning_rate_control_always": True}
+  assert optimizers.returnn_learning_rates(config, [2.0, 2.0, 2.0]) == rates
+
+
 def test_a_decay_may_be_a_function():
   config = {
     "learning_rate": 1.0,
@@ -292,6 +356,7 @@ def test_a_decay_may_be_a_function():
     ({"newbob_relative_error_grow_threshold": 0.1}, "must be at most"),
     ({"learning_rates": "[0.1]"}, "a list or a mapping by epoch"),
     ({"learning_rate_control": "newbob_rel"}, "scores must not be 0"),
+    ({"pretrain": "default"}, "list the rate of each of its epochs"),
   ],
 )
 def test_learning_rate_errors(change, message):

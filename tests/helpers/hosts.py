@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import switch
 
 _COUNTER = itertools.count()
 _NETWORK = "10.203.0"
+# A folder of files for each namespace, which stand in place of those in /etc.
+_ETC = pathlib.Path("/etc/netns")
 
 
 @functools.cache
@@ -62,6 +65,8 @@ class Hosts:
     bridged: whether the kernel joins them, at full speed: then nothing can be
       delayed, lost or cut, only `rate` is kept.
     rate: with `bridged`, bits per second out of each host; 0 for no bound.
+    versions: of IP, that they have addresses of; each knows all of them as host0,
+      host1 and so on, by addresses of the first of these versions.
   """
 
   def __init__(
@@ -71,7 +76,9 @@ class Hosts:
     seed: int = 0,
     bridged: bool = False,
     rate: float = 0.0,
+    versions: Sequence[int] = (4, 6),
   ):
+    self.versions = versions
     prefix = f"od{os.getpid() % 100000}x{next(_COUNTER)}"
     self.names = [f"{prefix}n{i}" for i in range(count)]
     self._bridge = f"{prefix}b"
@@ -81,6 +88,7 @@ class Hosts:
       for name in self.names:
         _must("ip", "netns", "add", name)
         _must("ip", "-n", name, "link", "set", "lo", "up")
+        self._name_all(name)
       if bridged:
         self._join_by_bridge(rate)
       else:
@@ -163,7 +171,17 @@ class Hosts:
       self._switch = None
     for name in self.names:
       _run("ip", "netns", "del", name)
+      shutil.rmtree(_ETC / name, ignore_errors=True)
     _run("ip", "link", "del", self._bridge)
+
+  def _name_all(self, name: str) -> None:
+    """Writes what `ip netns exec` puts in place of /etc/hosts."""
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+    for host in range(len(self.names)):
+      lines.append(f"{self.address(host, self.versions[0])} host{host}")
+    folder = _ETC / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
 
   def _join_by_switch(self, seed: int) -> None:
     self._switch = subprocess.Popen(
@@ -195,7 +213,8 @@ class Hosts:
       self._configure(name, switch.DEVICE, host)
 
   def _configure(self, name: str, device: str, host: int) -> None:
-    for version, bits in ((4, 24), (6, 64)):
+    for version in self.versions:
+      bits = 24 if version == 4 else 64
       address = f"{self.address(host, version)}/{bits}"
       # Without "nodad" an address of version 6 can't be bound for a second.
       how = ["nodad"] if version == 6 else []

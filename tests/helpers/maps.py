@@ -25,7 +25,7 @@ NAMES = (
   "plain_jit",
 )
 #: The maps under which JAX tracks, in types, what varies over the axis.
-TRACKED = ("shard_map_vma", "shard_map_explicit_vma", "plain_jit")
+TRACKED = ("shard_map_vma", "shard_map_explicit_vma")
 
 every_map = pytest.mark.parametrize("map_name", NAMES)
 tracked_map = pytest.mark.parametrize("map_name", TRACKED)

@@ -1,6 +1,8 @@
 """Tests of the properties of every optimizer."""
 
 import functools
+import pathlib
+import re
 
 import every_optimizer
 import hypothesis
@@ -18,6 +20,7 @@ from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 from optax_dist.states import slots
 
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/optimizers.md"
 ROWS = 7
 _PARAMS = {
   "table": np.linspace(-1, 1, 2 * ROWS, dtype=np.float32).reshape(ROWS, 2),
@@ -81,6 +84,29 @@ def test_the_tables_are_complete():
     "returnn_learning_rates",
   }
   assert functions == {x for x in optimizers.__all__ if x.islower()} - others
+
+
+def test_the_page_says_the_same():
+  """The last column but one of the page's table of rules, and Keras's last."""
+  text = _PAGE.read_text("utf-8")
+  kinds = {
+    "lazy": "lazy",
+    "norm of the values as given": "lazy",
+    "equal to dense": "dense",
+    "all rows' averages decay": "moves",
+    "as `neural_optimizer1`": "moves",
+    "μ ≠ 0: lazy; else all rows' averages decay": "moves",
+  }
+  for name, kind in _SPARSE.items():
+    code = f'`"{name[6:]}", ' if name.startswith("keras_") else f"`{name}("
+    rows = [x for x in text.splitlines() if x.lower().startswith(f"| {code}")]
+    assert len(rows) == 1, name
+    # The rows of Keras end without a source.
+    place = -2 if name.startswith("keras_") else -3
+    cell = re.split(r"(?<!\\)\|", rows[0])[place].strip()
+    said = next(x for x in sorted(kinds, reverse=True) if cell.startswith(x))
+    assert kinds[said] == kind, name
+    assert name in _LAZY_IS_DENSE or "= dense" not in cell, name
 
 
 @functools.cache

@@ -88,6 +88,13 @@ def test_old_nadam_is_that_of_keras():
   assert _updates(got).tolist() == _updates(want).tolist()
 
 
+def test_a_decay_of_zero_is_a_decay():
+  """RETURNN asks whether `rmsprop` is a float."""
+  got = optimizers.from_returnn_config({"rmsprop": 0.0}, 0.1)
+  want = optimizers.rmsprop(0.1, decay=0.0, epsilon=1e-16)
+  assert _updates(got).tolist() == _updates(want).tolist()
+
+
 def test_multiplier_of_a_schedule():
   got = optimizers.from_returnn_config(
     {"class": "GradientDescent", "learning_rate_multiplier": 0.5},
@@ -138,6 +145,7 @@ def test_every_class_by_all_its_names(name):
     (_ADAM | {"torch_distributed": {}, "maximize_grad_norm": 0.1}, "the loss"),
     (_ADAM | {"torch_distributed": {"x": 1}}, "put optax_dist.cross_shard"),
     (_ADAM | {"global_norm_tag": "x"}, "optax.partition"),
+    (_ADAM | {"reset_updater_vars_mod_step": 9}, "anew with tx.init"),
     (_ADAM | {"extra_updates": {"x": max}}, "after optax.apply_updates"),
     (_ADAM | {"network": {"a": {"updater_opts": {"x": 1}}}}, "layer 'a' has"),
     (_ADAM | {"decouple_constraints": True}, "l2 must be given"),
@@ -209,7 +217,13 @@ def test_arguments_of_the_other_backend():
 
 
 @pytest.mark.parametrize(
-  "change", [{"learning_rates": [1.0]}, {"learning_rate_control": "newbob"}, {}]
+  "change",
+  [
+    {"learning_rates": [1.0]},
+    {"learning_rates": np.ones(2)},
+    {"learning_rate_control": "newbob"},
+    {},
+  ],
 )
 def test_a_learning_rate_that_changes_must_be_given(change):
   config = _ADAM | change | ({"learning_rate": 0.1} if change else {})
@@ -298,6 +312,24 @@ def test_dynamic_learning_rate_that_python_decides():
     _rates_of(tx, 1)
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "nadam", "sgd"])
+def test_the_global_step_counts_the_optimizers_steps(backend, name):
+  config = {
+    "optimizer": {"class": name},
+    "backend": backend,
+    "accum_grad_multiple_step": 2,
+    "gradient_noise": 0.1,
+  }
+  tx = optimizers.from_returnn_config(config, 0.1)
+  params = jnp.ones(2)
+  state = tx.init(params)
+  with jax.numpy_dtype_promotion("standard"):  # For optax.
+    for _ in range(5):
+      _, state = tx.update(params, state, params)
+  assert optax.tree.get(state, "global_step") == 2
+
+
 def test_decouple_constraints_shrinks_weights():
   """Without gradients, by 1 - 2 L2 in each step, and only where there is L2."""
   tx = optimizers.from_returnn_config(
@@ -316,6 +348,27 @@ def test_decouple_constraints_shrinks_weights():
   assert params["bias"] == 1.0
   with pytest.raises(ValueError, match=r"update\(grads, state, params\)"):
     tx.update(zeros, state)
+
+
+def test_l2_must_fit_the_parameters():
+  make = functools.partial(
+    optimizers.from_returnn_config,
+    {"optimizer": {"class": "adam"}, "decouple_constraints": True},
+    0.1,
+  )
+  with pytest.raises(ValueError, match="l2 must be positive or zero, got -1"):
+    make(l2={"w": -1})
+  with pytest.raises(TypeError, match="l2 must be a finite number"):
+    make(l2="0.1")
+  params = {"w": jnp.ones(2), "b": jnp.ones(2)}
+  tx = make(l2={"w": 0.1})
+  with pytest.raises(ValueError, match=r"l2 must be .* a prefix of the param"):
+    tx.update(params, tx.init(params), params)
+  # One number for all, which may be traced.
+  updates = jax.jit(
+    lambda l2: make(l2=l2).update(params, tx.init(params), params)
+  )
+  np.testing.assert_allclose(updates(0.1)[0]["b"], [-0.3, -0.3], rtol=1e-5)
 
 
 _WHOLE = {
@@ -372,3 +425,30 @@ def test_state_keeps_its_types_and_passes_none():
   assert updates["none"] is None
   # Adam's first step is the learning rate; the noise decides on other rows.
   np.testing.assert_allclose(updates["table"][1], [-0.1, -0.1], rtol=1e-4)
+
+
+# As optax's own rules need it.
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("name", ["adam", "nadam", "adagrad"])
+def test_dtypes_stay(backend, name):
+  config = {
+    "optimizer": {"class": name},
+    "backend": backend,
+    "accum_grad_multiple_step": 2,
+    "gradient_noise": 0.01,
+    "gradient_clip": 1.0,
+    "gradient_clip_global_norm": 0.5,
+  }
+  make = lambda rate: optimizers.from_returnn_config(config, rate)
+  with jax.enable_x64(True):
+    params = {
+      name: jnp.ones(3, name) for name in ("bfloat16", "float32", "float64")
+    }
+    for rate in (0.1, jnp.float32(0.1), optax.linear_schedule(0.1, 0.2, 9)):
+      tx = make(rate)
+      state = tx.init(params)
+      updates, new = jax.eval_shape(tx.update, params, state, params)
+      kind = lambda x: (x.shape, x.dtype)
+      assert jax.tree.map(kind, updates) == jax.tree.map(kind, params)
+      assert jax.tree.map(kind, new) == jax.tree.map(kind, state)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.sparse import apply_updates
+from optax_dist.sparse import IndexedSlices, apply_updates
 
 _FOLDER = pathlib.Path(__file__).parents[1] / "golden" / "returnn"
 _RATES = json.loads((_FOLDER / "learning_rates.json").read_text())
@@ -61,6 +61,29 @@ def test_tensorflow(case):
     config, _TENSORFLOW["learning_rate"], l2=l2
   )
   _compare(_trajectory(tx, case["gradients"]), case, 2e-6)
+
+
+@pytest.mark.parametrize(
+  "case",
+  _TENSORFLOW["sparse"],
+  ids=lambda case: case["config"]["optimizer"]["class"],
+)
+def test_sparse_gradients(case):
+  """Norms are those of the values as they are, with a row that comes twice."""
+  tx = optimizers.from_returnn_config(
+    case["config"], _TENSORFLOW["learning_rate"]
+  )
+  params = _arrays(_TENSORFLOW["start"])
+  state, rows = tx.init(params), jnp.array(_TENSORFLOW["rows"])
+  for step, given in enumerate(_TENSORFLOW["gradients"]["normal"]):
+    given = _arrays(given)
+    slices = IndexedSlices(given["w"], rows, params["w"].shape)
+    updates, state = tx.update(given | {"w": slices}, state, params)
+    params = apply_updates(params, updates)
+    for key, recorded in case["trajectory"].items():
+      np.testing.assert_allclose(
+        params[key], recorded[step], rtol=2e-6, atol=2e-6
+      )
 
 
 def _dynamic(*, global_train_step, learning_rate, **_):

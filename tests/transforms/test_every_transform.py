@@ -328,3 +328,40 @@ def test_inner_transformations_are_checked_by_every_transform(bad):
     for call in calls:
       with pytest.raises(ValueError, match=f"`{name}` must be an optax"):
         call()
+
+
+_WITH_CENTER = ["elastic_average", "local_updates", "streaming_updates"]
+
+
+@pytest.mark.parametrize("outer", _WITH_CENTER)
+@pytest.mark.parametrize("inner", _WITH_CENTER)
+def test_centers_can_not_be_nested(outer, inner):
+  """JAX's error came from the map, and named neither."""
+  tx = optax.chain(
+    optax.clip(1.0), every_transform.make(inner, optax.sgd(0.1), 2)
+  )
+  with pytest.raises(ValueError, match=f"{outer}: `inner` has a center"):
+    every_transform.make(outer, tx, 4).init(jnp.zeros(2))
+
+
+@pytest.mark.parametrize("name", _WITH_CENTER)
+def test_a_learning_rate_is_set_for_each_replica(name):
+  inner = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
+  tx = every_transform.make(name, inner, 2)
+  state = tx.init(jnp.zeros(3))
+  with pytest.raises(ValueError, match=r"optax.tree.set\(.*jnp.full"):
+    optax_dist.states.state_specs(
+      optax.tree.set(state, learning_rate=0.25), maps.AXIS
+    )
+  with pytest.raises(ValueError, match=r"optax.tree.set\(.*jnp.full"):
+    optax_dist.states.state_axes(
+      optax.tree.set(state, learning_rate=jnp.float32(0.25))
+    )
+  step = optax_dist.train_step(
+    lambda w, x: jnp.sum(x @ w), tx, maps.mesh(2), maps.AXIS
+  )
+  params, state = step.init(jnp.zeros(3))
+  rates = jnp.array([0.25, 0.125])
+  state = optax.tree.set(state, learning_rate=rates)
+  params, _, _ = step(params, state, jnp.ones((2, 3)))
+  np.testing.assert_array_equal(params, -rates[:, None] * np.ones((1, 3)))

@@ -133,6 +133,15 @@ def test_slims_averages_move_before_the_step():
     np.testing.assert_allclose(params["w"], case["w"][t], rtol=1e-5, atol=1e-6)
 
 
+def test_zero_debias_has_no_effect_on_variables():
+  for when in ("before", "after"):
+    with_it, without = (
+      _RECORDED["cases"][f"{name}_{when}"]
+      for name in ("zero_debias", "num_updates")
+    )
+    assert with_it == without
+
+
 @pytest.mark.parametrize("num_updates", [False, True])
 def test_statistics_are_averaged_by_the_same_rule(num_updates):
   ema = _ema(num_updates=num_updates)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -160,16 +161,144 @@ def test_further_axes_are_left_to_the_compiler():
     chex.assert_trees_all_close(params, expected, rtol=1e-6)
 
 
-def test_what_the_loss_returns_besides_is_averaged():
+@pytest.mark.parametrize("explicit", [False, True])
+def test_what_the_loss_returns_besides_is_each_replicas(explicit):
   tx, _ = CASES["cross_shard"]
 
   def loss(params, batch):
-    return _loss(params, batch), {"first": batch["x"][0, 0]}
+    aux = {"first": batch["x"][0, 0], "positive": (batch["y"] > 0).sum()}
+    return _loss(params, batch), aux
 
-  step = optax_dist.train_step(loss, tx, maps.mesh(N), AXIS, has_aux=True)
+  step = optax_dist.train_step(
+    loss, tx, maps.mesh(N, explicit), AXIS, has_aux=True
+  )
   batch = _batches()[0]
-  *_, (_, aux) = step(*step.init(_params()), batch)
-  np.testing.assert_allclose(aux["first"], batch["x"][::2, 0].mean(), rtol=1e-6)
+  *_, (value, aux) = step(*step.init(_params()), batch)
+  np.testing.assert_array_equal(aux["first"], batch["x"][::2, 0])
+  # The caller chooses the reduction.
+  assert aux["positive"].sum() == (batch["y"] > 0).sum()
+  np.testing.assert_allclose(value, _loss(_params(), batch), rtol=1e-6)
+
+
+def _with_a_nan(rows, batch):
+  return batch | {
+    "x": np.where(np.isin(np.arange(2 * N), rows)[:, None], np.nan, batch["x"])
+  }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mean_loss_where_a_replica_is_not_finite(name):
+  """NaN only if it reached the parameters, or if there is no other replica."""
+  tx, own = CASES[name]
+  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  params, state = step.init(_params())
+  batch = _batches()[0]
+  rows_of = lambda i: jax.tree.map(lambda x: x[2 * i : 2 * i + 2], batch)
+  good = [_loss(_params(), rows_of(i)) for i in (0, 2, 3)]
+  params, state, value = step(params, state, _with_a_nan([2], batch))
+  dropped = own or name == "sync_replicas"
+  expected = np.mean(good) if dropped else np.nan
+  np.testing.assert_allclose(value, expected, rtol=1e-6)
+  *_, value = step(params, state, _with_a_nan(range(2 * N), batch))
+  assert np.isnan(value)
+
+
+_BY_LOSS = {
+  # The rate is so large that the loss grows, and the rate falls.
+  "reduce_on_plateau": lambda: optax.chain(
+    optax.sgd(3.0), optax.contrib.reduce_on_plateau(0.1, patience=1)
+  ),
+  "polyak_sgd": optax.polyak_sgd,
+  "lbfgs": optax.lbfgs,
+}
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("name", _BY_LOSS)
+def test_an_optimizer_gets_the_mean_loss_and_what_a_line_search_needs(name):
+  """The numbers of one device with the whole batch."""
+  inner, batch = _BY_LOSS[name](), _batches()[0]
+  mean_loss = lambda params: _loss(params, batch)
+
+  @jax.jit
+  def alone(params, state):
+    value, grads = jax.value_and_grad(mean_loss)(params)
+    updates, state = inner.update(
+      grads, state, params, value=value, grad=grads, value_fn=mean_loss
+    )
+    return optax.apply_updates(params, updates), state
+
+  tx = optax.chain(optax_dist.cross_shard(AXIS), inner)
+  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  expected = _params(), inner.init(_params())
+  params, state = step.init(_params())
+  for _ in range(4):
+    expected = alone(*expected)
+    params, state, _ = step(params, state, batch)
+  chex.assert_trees_all_close(params, expected[0], rtol=1e-3)
+
+
+def test_a_line_search_needs_common_parameters():
+  tx = optax_dist.diloco(optax.lbfgs(), AXIS, communication_period=2)
+  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  with pytest.raises(ValueError, match="train_step: `tx` has a line search"):
+    step(*step.init(_params()), _batches()[0])
+
+
+@pairwise.every_value(name=list(CASES), explicit=[False, True])
+def test_it_compiles_once_even_for_arrays_that_it_has_to_place(name, explicit):
+  tx, _ = CASES[name]
+  compiled = []
+
+  def loss(params, batch):
+    compiled.append(True)
+    return _loss(params, batch)
+
+  step = optax_dist.train_step(loss, tx, maps.mesh(N, explicit), AXIS)
+  first = step.init(_params())
+  unplaced = jax.device_get(first)
+  replicated = optax_dist.states.place(unplaced, maps.mesh(N, explicit), P())
+  results = []
+  for kept in (first, unplaced, replicated):
+    for batch in _batches():
+      *kept, value = step(*kept, batch)
+    results.append((kept, value))
+  assert len(compiled) == 1
+  chex.assert_trees_all_equal(*jax.device_get(results))
+
+
+@pytest.mark.parametrize("name", ["cross_shard", "sharded", "diloco"])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_parameters_stay_sharded_over_further_axes(name, kind):
+  tx, own = CASES[name]
+  mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(kind,) * 2)
+  loss = lambda params, batch: jnp.mean(
+    (batch["x"] @ params["w"] + params["b"][None]) ** 2
+  )
+  step = optax_dist.train_step(loss, tx, mesh, AXIS)
+  specs = {"w": P(None, "model"), "b": P("model")}
+  kept = step.init(optax_dist.states.place(_params(), mesh, specs))
+  replica = (AXIS,) if own else ()
+  start = jax.tree.map(lambda x: x.sharding.spec, kept)
+  assert start[0] == {
+    "w": P(*replica, None, "model"),
+    "b": P(*replica, "model"),
+  }
+  (trace,) = optax.tree.get_all_with_path(start[1], "trace")[:1]
+  of_trace = jax.tree.leaves(trace[1], is_leaf=lambda x: isinstance(x, P))
+  assert all("model" in spec for spec in of_trace)
+  for batch in _batches():
+    *kept, _ = step(*kept, batch)
+  assert jax.tree.map(lambda x: x.sharding.spec, tuple(kept)) == start
+
+
+def test_parameters_without_their_replica_axis():
+  tx, _ = CASES["diloco"]
+  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  _, state = step.init(_params())
+  message = r"params\['b'\] has shape \(4,\).*|params\['w'\] has shape \(3, 4\)"
+  with pytest.raises(ValueError, match=message):
+    step(_params(), state, _batches()[0])
 
 
 def test_the_module_of_a_model():
@@ -191,6 +320,52 @@ def test_the_module_of_a_model():
   assert losses[-1] < losses[0]
   nnx.update(model, optax_dist.center_params(state))
   assert model.kernel.shape == (3, 4)
+
+
+@pytest.mark.parametrize("mesh", [None, maps.mesh(N).abstract_mesh, "data"])
+def test_what_is_no_mesh_of_devices(mesh):
+  with pytest.raises(ValueError, match="train_step: `mesh` must"):
+    optax_dist.train_step(_loss, CASES["cross_shard"][0], mesh, AXIS)
+
+
+def test_another_mesh_of_set_mesh():
+  step = optax_dist.train_step(
+    _loss, CASES["cross_shard"][0], maps.mesh(N), AXIS
+  )
+  kept = step.init(_params())
+  with jax.set_mesh(maps.mesh(2)):
+    with pytest.raises(ValueError, match=r"jax\.set_mesh has another mesh"):
+      step.init(_params())
+    with pytest.raises(ValueError, match=r"jax\.set_mesh has another mesh"):
+      step(*kept, _batches()[0])
+  with jax.set_mesh(maps.mesh(N)):
+    step(*kept, _batches()[0])
+
+
+def test_under_jit_in_it():
+  tx = optax_dist.under_jit(CASES["cross_shard"][0], AXIS, mesh=maps.mesh(N))
+  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  with pytest.raises(ValueError, match="under_jit: it is in a map over axis"):
+    step.init(_params())
+
+
+def test_replicas_that_consist_of_replicas():
+  mesh = jax.make_mesh((2, 2), (AXIS, "ici"), axis_types=(AxisType.Auto,) * 2)
+  inner = optax_dist.sync_replicas(INNER, "ici", replicas_to_aggregate=2)
+  tx = optax_dist.diloco(inner, AXIS, communication_period=2)
+  step = optax_dist.train_step(_loss, tx, mesh, (AXIS, "ici"))
+  with pytest.raises(ValueError, match=r"replicas that consist.*inner_axes"):
+    step.init(_params())
+
+
+def test_a_state_that_changes_its_structure():
+  tx = optax.GradientTransformation(
+    lambda _: (), lambda updates, state, params=None: (updates, (updates,))
+  )
+  tx = optax.chain(optax_dist.cross_shard(AXIS), tx)
+  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  with pytest.raises(ValueError, match="a state of another structure"):
+    step(*step.init(_params()), _batches()[0])
 
 
 def test_errors():

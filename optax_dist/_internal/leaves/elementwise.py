@@ -76,7 +76,11 @@ def check(
   Raises:
     NotElementwise: if it does not, or if that can't be determined.
   """
-  whole, part = (jax.make_jaxpr(fun)(*args) for args in (wholes, parts))
+  whole = jax.make_jaxpr(fun)(*wholes)
+  try:
+    part = jax.make_jaxpr(fun)(*parts)
+  except Exception as error:
+    raise NotElementwise(f"it fails with parts ({error})") from error
   kinds: list[_Kind] = [
     _PART if split else _kind_alone(v.aval.shape)
     for v, split in zip(part.jaxpr.invars, is_part, strict=True)

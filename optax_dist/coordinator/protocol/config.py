@@ -130,6 +130,8 @@ class Me:
     start: the state that it starts with.
     coordinator: name of the coordinator's process.
     coordinator_address: address of its transport.
+    wants_inner: whether it takes the state of another's own optimizer if it joins a
+      run that goes on.
   """
 
   process: Process
@@ -138,3 +140,4 @@ class Me:
   start: Start
   coordinator: Process = "coordinator"
   coordinator_address: str = ""
+  wants_inner: bool = False

@@ -20,6 +20,7 @@ from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
+
 class Started(Struct):
   """The process starts: a replica calls its coordinator."""
 

@@ -213,6 +213,7 @@ class Welcome(Struct):
       it needs a snapshot, unless it has the state of this step.
     anew: whether it needs one in any case, unless it has the state that the run
       began from: what it has is not of this run, or not any more.
+    alone: whether there is no other member.
   """
 
   epoch: Natural
@@ -224,6 +225,7 @@ class Welcome(Struct):
   progress: Progress
   whole: bool
   anew: bool
+  alone: bool
 
 
 class Round(Struct):

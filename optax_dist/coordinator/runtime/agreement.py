@@ -23,7 +23,7 @@ def agreement(
   params: Any,
   settings: options.Options,
   data: ledger.Batches | None = None,
-  own: Any = None,
+  inner: Any = None,
 ) -> tuple[tuple[str, str], ...]:
   """What replicas must agree on, as pairs of a name and a text.
 
@@ -46,7 +46,7 @@ def agreement(
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
     ("strategy's numbers", f"{strategy.name}: {rules}"),
     ("optimizer state", _digest(state)),
-    ("own optimizer's state", _digest("\n".join(_leaves(own)))),
+    ("inner optimizer's state", _digest("\n".join(_leaves(inner)))),
     ("wire", settings.wire),
     ("inline_bytes", str(settings.inline_bytes)),
     ("fingerprint_every", str(settings.fingerprint_every)),

@@ -76,7 +76,7 @@ class Driver:
     deadlines: Deadlines,
     processes: Processes,
     shards: states.Shards | None = None,
-    own: Any = None,
+    inner: Any = None,
   ):
     """Creates the driver; nothing happens before `start`.
 
@@ -92,7 +92,7 @@ class Driver:
       deadlines: how long everybody waits.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
-      own: the initial argument of `lend`; None for none.
+      inner: the initial argument of `keep`; None for none.
     """
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.RoundId, int, float] | None = None
@@ -106,7 +106,7 @@ class Driver:
     self._background = background.Background(f"{name}-work", self.post)
     self._processes = processes
     self._states = states.States(
-      initial, step, apply, self._background, self.post, shards, own
+      initial, step, apply, self._background, self.post, shards, inner
     )
     self.handover = processes.handover(
       self._states.published, self.feed, deadlines.replica
@@ -134,6 +134,8 @@ class Driver:
     self._lost: collections.Counter[str] = collections.Counter()
     # Peers to which arrays are sent, not lent.
     self._far: set[str] = set()
+    # Why another replica could not be called; "" once this one is admitted.
+    self._unreached = ""
     self._gradients: dict[int, gradient.Gradient] = {}
     self._wakes = False
     # The core's deadline, as of the last `_proceed`.
@@ -174,13 +176,14 @@ class Driver:
     self.check_process()
     return self._transport.allocate(self._layout.nbytes)
 
-  def lend(self, own: Any) -> None:
-    """Sets the local state that is served to a joining replica."""
-    self._states.lent = own
+  def keep(self, inner: Any) -> None:
+    """Sets the state of the replica's own optimizer that goes with its next state."""
+    self._states.keep(inner)
 
-  def take_borrowed(self) -> Any:
-    """Returns, once, the local state received when joining; or None."""
-    return self._states.take_borrowed()
+  @property
+  def kept(self) -> Any:
+    """What `keep` was given last."""
+    return self._states.inner
 
   @property
   def is_far_from_some(self) -> bool:
@@ -232,7 +235,8 @@ class Driver:
       waits = answer.get(timeout=1.0)
     except queue.Empty:
       return "Its event loop does not answer."
-    return f"It waits {waits}."
+    why = f" ({self._unreached})" if self._unreached else ""
+    return f"It waits {waits}{why}."
 
   def stalled(self) -> bool:
     """Whether other replicas wait; callable from any thread."""
@@ -365,6 +369,8 @@ class Driver:
         self._far.discard(peer)
         if peer == endpoint.COORDINATOR:
           self._place.revive(how)
+        elif how == "unreachable":
+          self._could_not_reach(peer, reason)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp(peer, near):
         if not near:
@@ -373,6 +379,9 @@ class Driver:
         # An unknown attempt was abandoned.
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
+
+  def _could_not_reach(self, peer: str, why: str) -> None:
+    self._unreached = f"Process {peer} could not be reached: {why}"
 
   def _answered(self, answer: inputs.Input) -> None:
     """An aggregation or a snapshot has ended."""
@@ -422,6 +431,9 @@ class Driver:
       case fx.Connect(peer, address):
         self._place.connect(peer, address)
       case fx.Disconnect(peer, reason):
+        trouble = self._transport.trouble(peer)
+        if trouble:
+          self._could_not_reach(peer, trouble)
         self._transport.disconnect(peer, reason)
         self._far.discard(peer)
       case fx.Aggregate():
@@ -449,6 +461,8 @@ class Driver:
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
       case fx.Admitted():
+        # What it asked while it searched does not matter any more.
+        self._unreached = ""
         self._notify(effect)
       case (
         fx.Leased()
@@ -462,6 +476,8 @@ class Driver:
       ):
         self._notify(effect)
       case fx.Fail(error, reason):
+        if self._unreached:
+          reason = f"{reason} {self._unreached}."
         self.handover.fail(getattr(errors, error)(reason))
         self._wakes = True
       case fx.Log(level, text):

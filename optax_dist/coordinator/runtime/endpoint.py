@@ -124,8 +124,6 @@ def connect(
   """
   (place,) = addresses.parse(coordinator)
   host = place.host
-  if bind is None and not addresses.is_loopback(host):
-    bind = "::" if ":" in host else "0.0.0.0"
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
     process_name(replica),

@@ -44,13 +44,15 @@ class Parts(NamedTuple):
 
   Attributes:
     shared: the state to start from, on the devices of all processes.
+    inner: the state of the replica's own optimizer, likewise; None for none.
     apply: the strategy's `apply`, compiled for it.
     gradient: the shards of gradients; None if this process has all of them.
-    state: the shards of the shared state, likewise.
+    state: the shards of both states, likewise.
     agreement: what replicas must agree on besides, as pairs of name and text.
   """
 
   shared: Any
+  inner: Any
   apply: Callable[..., Any]
   gradient: Shards | None = None
   state: Shards | None = None
@@ -94,7 +96,11 @@ class Processes:
     return Client(config, me)
 
   def parts(
-    self, strategy: strategies.Strategy, params: Any, shared: Any
+    self,
+    strategy: strategies.Strategy,
+    params: Any,
+    shared: Any,
+    inner: Any = None,
   ) -> Parts:
     """What this process has of the arrays.
 
@@ -102,11 +108,12 @@ class Processes:
       strategy: computes the update.
       params: the initial parameters.
       shared: the initial state.
+      inner: that of the replica's own optimizer; None for none.
 
     Raises:
       ValueError: parameters are sharded in a way that can't be exchanged.
     """
-    return Parts(shared, strategy.apply)
+    return Parts(shared, inner, strategy.apply)
 
   def handover(
     self, published: State, feed: Callable[[Any], None], patience: float

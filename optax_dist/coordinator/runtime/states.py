@@ -51,11 +51,13 @@ class State:
 
   Attributes:
     step: its step.
+    inner: the state of a replica's own optimizer that goes with it: of this
+      replica, or of the one that served it; None without a strategy that has one.
   """
 
-  def __init__(self, step: int, value: Any = None):
+  def __init__(self, step: int, value: Any = None, inner: Any = None):
     """Creates a state that is ready, or one to be computed (None)."""
-    self.step = step
+    self.step, self.inner = step, inner
     self._found: futures.Future[Any] = futures.Future()
     if value is not None:
       self._found.set_result(value)
@@ -117,7 +119,7 @@ class States:
   Attributes:
     published: the state that the log has decided.
     nbytes: size of a state in a snapshot.
-    lent: the local state served along with a snapshot; any thread may set it.
+    inner: the state of this replica's own optimizer, as `keep` sets it.
   """
 
   def __init__(
@@ -128,7 +130,7 @@ class States:
     background: Background | None,
     post: Callable[[Callable[[], None]], None],
     shards: Shards | None = None,
-    own: Any = None,
+    inner: Any = None,
   ):
     """Starts with an initial state.
 
@@ -140,25 +142,20 @@ class States:
       background: runs slow work; small states are computed at once, and all
         are without it.
       post: schedules a function on the event loop.
-      shards: of a state whose arrays span several processes. The first thread
-        that gets a state computes it then: the training loop's, where all
-        processes of a replica launch the same programs in the same order.
-      own: the initial value of `lent`, a tree of arrays; None for none.
+      shards: of a state (and what is in `inner`) whose arrays span several
+        processes. The first thread that gets a state computes it then: the
+        training loop's, where all processes of a replica launch the same
+        programs in the same order.
+      inner: the initial value of `inner`, a tree of arrays; None for none.
     """
-    self.published = State(step, initial)
+    self.published = State(step, initial, inner)
     self._ahead: State | None = None
     self._apply = apply
-    leaves, self._tree = jax.tree.flatten(initial)
+    leaves, self._tree = jax.tree.flatten((initial, inner))
     self._likes, self._shards, self._post = leaves, shards, post
-    self.lent = own
-    self._own_likes, self._own_tree = jax.tree.flatten(own)
-    # What the first snapshot has of the lender's `lent`; no later one is used.
-    self._borrowed: Any = None
-    self._borrows = bool(self._own_likes)
+    self.inner, self._is_own = inner, False
     blocks = shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
-    self._place = layout.layout(
-      [*blocks, *(as_numpy(leaf) for leaf in self._own_likes)]
-    )
+    self._place = layout.layout(blocks)
     self.nbytes = self._place.nbytes
     self._background = background if self.nbytes > _SMALL else None
 
@@ -170,7 +167,11 @@ class States:
     """
     base = self.published
     after = self._ahead = State(base.step + 1)
-    work = lambda: self._apply(base.get(), read())
+
+    def work() -> Any:
+      after.inner = self.inner
+      return self._apply(base.get(), read())
+
     self._compute(after, work)
 
   def publish(self, step: int) -> None:
@@ -183,20 +184,29 @@ class States:
     """Continues from the bytes that `write` wrote on another replica."""
     self._ahead = None
     after = self.published = State(step)
-    self._compute(after, lambda: self._read(raw))
 
-  def take_borrowed(self) -> Any:
-    """The `lent` of the replica that served the first snapshot, once; or None."""
-    borrowed, self._borrowed = self._borrowed, None
-    self._borrows = False
-    return borrowed
+    def work() -> Any:
+      value, theirs = self._read(raw)
+      if not self._is_own:
+        self.inner = theirs
+      after.inner = self.inner
+      return value
+
+    self._compute(after, work)
+
+  def keep(self, inner: Any) -> None:
+    """Sets what goes with states from now on; from any thread.
+
+    Until then it is what the replica was created with, or what a snapshot has.
+    """
+    self.inner, self._is_own = inner, True
 
   def write(self, state: State, out: np.ndarray) -> None:
     """Writes a state's bytes."""
-    leaves = jax.tree.leaves(state.get())
+    value = state.get()
+    leaves = jax.tree.leaves((value, state.inner))
     if self._shards is not None:
       leaves = self._shards.split(leaves)
-    leaves = [*leaves, *jax.tree.leaves(self.lent)]
     means.write([as_numpy(leaf) for leaf in leaves], self._place, out)
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
@@ -224,31 +234,13 @@ class States:
 
   def _read(self, raw: np.ndarray) -> Any:
     arrays = means.read(self._place, raw)
-    first = len(arrays) - len(self._own_likes)
-    arrays, theirs = arrays[:first], arrays[first:]
-    if self._borrows:
-      pairs = zip(theirs, self._own_likes, strict=True)
-      self._borrowed = jax.tree.unflatten(
-        self._own_tree, [_like(a, leaf) for a, leaf in pairs]
-      )
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     found = [
-      _like(a, leaf) for a, leaf in zip(arrays, self._likes, strict=True)
+      trees.restored_like(a, leaf)
+      for a, leaf in zip(arrays, self._likes, strict=True)
     ]
     return jax.tree.unflatten(self._tree, found)
-
-
-def _like(array: np.ndarray, leaf: Any) -> Any:
-  """Puts an array on the devices of a leaf; a key becomes a key."""
-  if not isinstance(leaf, jax.Array):
-    return array.copy()
-  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    implementation = jax.random.key_impl(leaf)
-    key = jax.random.wrap_key_data(jax.numpy.array(array), impl=implementation)
-    return trees.placed_like(key, leaf)
-  # A copy, since JAX may take over the memory, which must not be a view.
-  return trees.placed_like(array.copy(), leaf)
 
 
 def digest_of(shared: Any) -> str:

@@ -49,6 +49,27 @@ def placed_like(array: Any, leaf: jax.Array) -> jax.Array:
   return jax.device_put(array, leaf.sharding if leaf.committed else None)
 
 
+def words_of(leaf: Any) -> Any:
+  """A leaf; of a random key, its words."""
+  if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+    leaf.dtype, jax.dtypes.prng_key
+  ):
+    return jax.random.key_data(leaf)
+  return leaf
+
+
+def restored_like(array: Any, leaf: Any) -> Any:
+  """Puts a copy of an array on the devices of a leaf; a key's words become a key."""
+  if not isinstance(leaf, jax.Array):
+    return array.copy()
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    implementation = jax.random.key_impl(leaf)
+    key = jax.random.wrap_key_data(jnp.array(array), impl=implementation)
+    return placed_like(key, leaf)
+  # A copy, since JAX may take over the memory, which must not be a view.
+  return placed_like(array.copy(), leaf)
+
+
 def check_like(name: str, found: Any, wanted: Any) -> None:
   """Checks that a tree has the leaves of another, with their shapes and dtypes.
 

@@ -152,7 +152,9 @@ def start(
     raise TimeoutError(
       f"The coordinator was not ready in {_START_SECONDS:g} s. {said}"
     )
-  raise RuntimeError(said or f"The coordinator ended with {process.returncode}.")
+  raise RuntimeError(
+    said or f"The coordinator ended with {process.returncode}."
+  )
 
 
 def default_log(port: int) -> pathlib.Path:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from optax_dist.coordinator.strategies import strategy
+from optax_dist.coordinator.strategies import hyperparams, strategy
 
 
 class LocalState(NamedTuple):
@@ -62,13 +62,23 @@ class LocalSteps(strategy.WaitingStrategy):
     self.name, self.period, self.quorum = name, period, quorum
     self.alone, self.apply = alone, apply
     self._shared, self._payload, self._pull = shared, payload, pull
-    self._init, self._update = inner.init, strategy.applied_by(inner)
+    self._init = strategy.initialized_by(inner)
+    self._update = strategy.applied_by(inner)
 
   def shared(self, params: Any) -> strategy.SharedState:
-    return self._shared(params)
+    own = hyperparams.find(self._init(params))
+    return self._shared(params)._replace(hyperparams=own)
 
-  def local(self, shared: strategy.SharedState) -> LocalState:
-    return LocalState(shared.params, self._init(shared.params), 0)
+  def local(
+    self, shared: strategy.SharedState, inner_state: Any = None
+  ) -> LocalState:
+    if inner_state is None:
+      inner_state = self._init(shared.params)
+    inner_state = hyperparams.put(inner_state, shared.hyperparams)
+    return LocalState(shared.params, inner_state, 0)
+
+  def inner_state(self, local: LocalState) -> Any:
+    return local.opt_state
 
   def params(self, shared: strategy.SharedState, local: LocalState) -> Any:
     return local.params
@@ -91,14 +101,9 @@ class LocalSteps(strategy.WaitingStrategy):
     local: LocalState,
     mine: bool,
   ) -> LocalState:
+    new = self.local(after, local.opt_state)
     if self._pull is None:
-      return self.forget(after, local)
+      return new
     if not mine:
-      return local
-    params = self._pull(local.params, before.params)
-    return LocalState(params, local.opt_state, 0)
-
-  def forget(
-    self, shared: strategy.SharedState, local: LocalState
-  ) -> LocalState:
-    return LocalState(shared.params, local.opt_state, 0)
+      return local._replace(opt_state=new.opt_state)
+    return new._replace(params=self._pull(local.params, before.params))

@@ -69,16 +69,25 @@ class Strategy:
     """The structure of what is sent, and of its mean: shapes and dtypes."""
     return params
 
-  def local(self, shared: Any) -> Any:
-    """The local state of a joining replica."""
+  def local(self, shared: Any, inner_state: Any = None) -> Any:
+    """The local state of a replica that starts from a shared state.
+
+    Args:
+      shared: the shared state.
+      inner_state: of its own optimizer; None for a fresh one.
+    """
     return ()
 
   def params(self, shared: Any, local: Any) -> Any:
     """The parameters to compute the next gradient on."""
     return shared.params
 
-  def lent(self, local: Any) -> Any:
-    """The arrays of the local state that joining replicas get; None for none."""
+  def inner_state(self, local: Any) -> Any:
+    """The state of a replica's own optimizer; None if it has none.
+
+    It is the part of a local state that outlives the replica: replicas that join
+    get it, and checkpoints hold it.
+    """
     return None
 
 
@@ -93,13 +102,6 @@ class WaitingStrategy(Strategy):
     """The local state after a commit, with or without this replica's part."""
     return local
 
-  def forget(self, shared: Any, local: Any) -> Any:
-    """The local state without the steps since the last exchange.
-
-    For leased samples, which go to another replica then.
-    """
-    return local
-
 
 class SharedState(NamedTuple):
   """The state that all replicas share.
@@ -107,10 +109,20 @@ class SharedState(NamedTuple):
   Attributes:
     params: the model's parameters, or the center.
     opt_state: state of the optimizer that is applied at commits.
+    hyperparams: of the replicas' own optimizers, as `hyperparams.find` returns
+      them; () if they have none.
   """
 
   params: Any
   opt_state: Any
+  hyperparams: Any = ()
+
+
+def initialized_by(
+  optimizer: optax.GradientTransformation,
+) -> Callable[[Any], Any]:
+  """Initializes the state of a replica's own optimizer, as arrays."""
+  return lambda params: jax.tree.map(jnp.asarray, optimizer.init(params))
 
 
 def applied_by(
@@ -122,7 +134,8 @@ def applied_by(
   def apply(state: SharedState, grads: Any) -> SharedState:
     grads = owned(grads, state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    return SharedState(optax.apply_updates(state.params, updates), opt_state)
+    params = optax.apply_updates(state.params, updates)
+    return state._replace(params=params, opt_state=opt_state)
 
   return jax.jit(apply)
 

@@ -40,6 +40,7 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime.processes import Processes
+from optax_dist.coordinator.strategies import hyperparams
 from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -97,7 +98,6 @@ class Participant:
     settings: the options of the run.
     processes: the processes of the replica, of which this is one.
     config: the configuration of the protocol core.
-    lends: whether joining replicas get a part of the local state.
     template: what gradients must be like.
     data: the samples that are leased; None if none are.
     slots: the micro-batches of deterministic data; None without.
@@ -123,6 +123,7 @@ class Participant:
     replica: quorum.Replica,
     settings: options.Options,
     opt_state: Any = None,
+    inner_state: Any = None,
     global_step: int = 0,
     on_stuck: Callable[[str], None] | None = None,
     processes: Processes | None = None,
@@ -140,6 +141,7 @@ class Participant:
       replica: its id.
       settings: the options of the run.
       opt_state: the optimizer state of a checkpoint.
+      inner_state: that of the replica's own optimizer, or "fresh"; see `join`.
       global_step: the step of a checkpoint.
       on_stuck: called when the watchdog evicts the replica.
       processes: the processes of the replica; None: this one.
@@ -157,10 +159,13 @@ class Participant:
       trees.check_like("opt_state", opt_state, shared.opt_state)
       shared = shared._replace(opt_state=opt_state)
     self.template = trees.Template(params)
-    own = strategy.lent(strategy.local(shared))
-    self.lends = own is not None
-    alike = agreement.agreement(strategy, shared, params, settings, data, own)
-    parts = self.processes.parts(strategy, params, shared)
+    inner = strategy.inner_state(strategy.local(shared))
+    begins_fresh = isinstance(inner_state, str)
+    if inner_state is not None and not begins_fresh:
+      inner = _restored(inner_state, inner, strategy)
+      shared = shared._replace(hyperparams=hyperparams.find(inner))
+    alike = agreement.agreement(strategy, shared, params, settings, data, inner)
+    parts = self.processes.parts(strategy, params, shared, inner)
     shared = parts.shared
     self.update = update.Update(strategy, params, parts)
     self.layout = layout.layout(self.update.blocks, settings.wire)
@@ -251,6 +256,7 @@ class Participant:
       ),
       endpoint.COORDINATOR,
       place.coordinator,
+      inner is not None and not begins_fresh,
     )
     self.driver = driver.Driver(
       self.processes.core(self.config, me),
@@ -264,8 +270,10 @@ class Participant:
       deadlines=self.config.deadlines,
       processes=self.processes,
       shards=parts.state,
-      own=own,
+      inner=parts.inner,
     )
+    if begins_fresh:
+      self.driver.keep(parts.inner)
     self.handover = self.driver.handover
     self.submission = Submission(
       self.handover.published,
@@ -326,6 +334,7 @@ class Participant:
       )
     self.wait(admitted, "for admission to the run")
     self.resume()
+    self.driver.keep(self.driver.kept)
 
   def close(self) -> None:
     """Stops the threads and waits for them, but for those of a parent process."""
@@ -358,6 +367,14 @@ class Participant:
     """The state all replicas share, as of the last `step`."""
     shared: strategies.SharedState = self.submission.base.get()
     return shared
+
+  def fresh_local(self) -> Any:
+    """The local state of a replica that starts from the shared state.
+
+    Its own optimizer starts from what it had at its last exchange; before the first
+    one from a checkpoint, or from what came with a snapshot.
+    """
+    return self.strategy.local(self.shared, self.driver.kept)
 
   def resume(self) -> None:
     """Continues from the current shared state."""
@@ -407,10 +424,11 @@ class Participant:
     if not self.is_over:
       self.watchdog.steps.begin()
 
-  def submit(self, work: bytes = b"") -> None:
+  def submit(self, inner_state: Any, work: bytes = b"") -> None:
     """Submits the sum, or reports stale gradients.
 
     Args:
+      inner_state: of the replica's own optimizer; None for none.
       work: see `inputs.Submitted`.
     """
     submission = self.submission
@@ -432,6 +450,8 @@ class Participant:
       finite = written is not None
       if written is not None:
         parts = written
+    if finite and submission.total is not None:
+      self.driver.keep(inner_state)
     if self._inline:
       payload, parts = b"".join(parts), ()
     exchanged, seconds = self.driver.exchanged
@@ -480,3 +500,27 @@ class Participant:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
+
+
+def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:
+  """The state of a replica's own optimizer, from a tree like it or its leaves.
+
+  Args:
+    given: the argument `inner_state` of `join`.
+    fresh: what the strategy begins with.
+    strategy: named in errors.
+
+  Raises:
+    ValueError: it is not like the fresh one.
+  """
+  if fresh is None:
+    raise ValueError(
+      "inner_state= is the state of a replica's own optimizer, with a strategy that"
+      f" trains locally; {strategy.name!r} has none. Leave it out."
+    )
+  leaves, tree = jax.tree.flatten(fresh)
+  words = list(map(trees.words_of, jax.tree.leaves(given)))
+  trees.check_like("inner_state", words, list(map(trees.words_of, leaves)))
+  pairs = zip(words, leaves, strict=True)
+  restored = [trees.restored_like(a, leaf) for a, leaf in pairs]
+  return jax.tree.unflatten(tree, restored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
+from optax_dist import quorum
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.training.participant import Participant
@@ -25,7 +26,7 @@ class WaitingLoop:
     self.local: Any = None
 
   def begin(self) -> None:
-    self.local = self._strategy.local(self._participant.shared)
+    self.local = self._participant.fresh_local()
     self._compute()
 
   def _compute(self) -> None:
@@ -74,7 +75,7 @@ class WaitingLoop:
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
     if submission.is_complete:
-      participant.submit()
+      participant.submit(self._strategy.inner_state(self.local))
     if submission.pending < 0:
       return None if submission.ended is None else self._go_on()
     self._wait()
@@ -102,8 +103,13 @@ class WaitingLoop:
       before = participant.handover.before(applied.sequence).get()
     self._wait()
     participant.resume()
-    if result.forgets and result.reason not in ("", "finished"):
-      self.local = strategy.forget(participant.shared, self.local)
+    if result.reason == quorum.Reason.NON_FINITE:
+      # So are its own numbers, perhaps.
+      self.local = participant.fresh_local()
+    elif result.forgets and result.reason not in ("", "finished"):
+      # Its samples go to another replica.
+      inner = strategy.inner_state(self.local)
+      self.local = strategy.local(participant.shared, inner)
     else:
       self.local = strategy.settle(
         before, participant.shared, self.local, mine=applied is not None

@@ -1,5 +1,7 @@
 """The address a process listens on, and the one it advertises.
 
+Families and loopback are what names resolve to, and that is asked only here.
+
 An address is text such as ``10.0.0.3:29400,unix:3f9a``: a list of endpoints, of
 which a peer uses the first one that works. A ``unix:`` name is an abstract
 socket of Linux: it is reachable only from the same network namespace, so
@@ -8,17 +10,43 @@ whether two processes share a host is tested, never guessed.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import random
 import socket
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Below the ephemeral ports of common systems, and below this library's
 # defaults.
 _QUIET_PORTS = range(10000, 29000)
 # A documentation range: only a route is looked up, and no packet is sent.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+_EVERYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+
+class Ip(NamedTuple):
+  """An IP address.
+
+  Attributes:
+    family: of IPv4 or IPv6.
+    text: the address; a link-local one has its interface (fe80::1%eth0).
+  """
+
+  family: socket.AddressFamily
+  text: str
+
+  def place(self, port: int) -> Any:
+    """What `socket.connect` and `bind` take.
+
+    Raises:
+      OSError: there is no such interface.
+    """
+    if "%" not in self.text:
+      return self.text, port
+    flags = socket.AI_NUMERICHOST
+    found = socket.getaddrinfo(self.text, port, self.family, flags=flags)
+    return found[0][4]
 
 
 class Endpoint(NamedTuple):
@@ -103,14 +131,56 @@ def is_ip(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-  """Whether a host name or address always means this host."""
+  """Whether a host name or address always means this host; nothing is looked up."""
   if not is_ip(host):
     return host == "localhost"
-  return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+  return _plain(host).is_loopback
 
 
-def bound(host: str) -> tuple[socket.AddressFamily, str]:
-  """The family and IP address to listen on.
+def resolve(host: str) -> list[Ip]:
+  """The IP addresses of a host, in the order of the system.
+
+  An IPv4 address in the form of IPv6 (::ffff:10.0.0.3) is that IPv4 address. A
+  link-local one keeps its interface (fe80::1%eth0).
+
+  Raises:
+    ValueError: it is unknown.
+
+  Example:
+    >>> resolve("::ffff:127.0.0.1")
+    [Ip(family=<AddressFamily.AF_INET: 2>, text='127.0.0.1')]
+  """
+  if is_ip(host):
+    return [_ip_of((host,))]
+  try:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+  except (
+    OSError,
+    UnicodeError,
+  ) as error:  # Unicode: a label is empty, or too long.
+    raise ValueError(f"the name {host!r} can't be resolved: {error}") from None
+  return list(dict.fromkeys(_ip_of(one[4]) for one in found))
+
+
+def is_here(host: str) -> bool:
+  """Whether a store at this host serves only this host: it is at loopback.
+
+  On many hosts, their own name means loopback to themselves (127.0.1.1, or
+  127.0.0.1), and their address to others: that does not count.
+
+  Raises:
+    ValueError: the host is unknown.
+  """
+  if is_ip(host) or is_loopback(host):
+    return is_loopback(host)
+  found = {ip.text for ip in resolve(host)}
+  mine = socket.gethostname()
+  is_mine = host.lower() in (mine.lower(), mine.partition(".")[0].lower())
+  return found <= {"127.0.0.1", "::1"} and not is_mine
+
+
+def bound(host: str) -> Ip:
+  """The IP address to listen on.
 
   On many hosts, their own name resolves to loopback (127.0.1.1), which other
   hosts could not reach; then all addresses are used.
@@ -119,25 +189,68 @@ def bound(host: str) -> tuple[socket.AddressFamily, str]:
     ValueError: the host is unknown.
   """
   try:
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-  except (OSError, UnicodeError) as error:
+    found = resolve(host)
+  except ValueError as error:
     raise ValueError(f"bind={host!r} is no address here: {error}.") from None
-  far = [f for f in found if not is_loopback(str(f[4][0]))]
-  if far or is_loopback(host):
-    family, _, _, _, place = (far or found)[0]
-    return socket.AddressFamily(family), str(place[0])
-  return socket.AF_INET, "0.0.0.0"
+  far = [ip for ip in found if not is_loopback(ip.text)]
+  if far or is_here(host):
+    return (far or found)[0]
+  return everywhere()
+
+
+def everywhere(towards: str | None = None) -> Ip:
+  """The wildcard address to listen on, of the family in which hosts are reached.
+
+  Args:
+    towards: a host that all replicas reach; None for any.
+
+  Raises:
+    ValueError: the host is unknown.
+  """
+  targets = [] if towards is None else resolve(towards)
+  targets += [Ip(family, ip) for family, ip in _ANYWHERE.items()]
+  for family, target in targets:
+    if not is_loopback(_source(family, target) or "localhost"):
+      return Ip(family, _EVERYWHERE[family])
+  return Ip(socket.AF_INET, _EVERYWHERE[socket.AF_INET])
 
 
 def is_own(host: str) -> bool:
   """Whether this process can listen on a host's address."""
   try:
-    family, ip = bound(host)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-      probe.bind((ip, 0))
+    ip = bound(host)
+    with socket.socket(ip.family, socket.SOCK_STREAM) as probe:
+      probe.bind(ip.place(0))
   except (OSError, ValueError):
     return False
   return True
+
+
+def own(bind: str | None, towards: str | None) -> Ip | None:
+  """Where a process of a job listens; everybody who listens asks here.
+
+  Args:
+    bind: host name or address that was chosen; None: loopback if the store is
+      there, and all addresses otherwise.
+    towards: the host of the store, which all replicas reach.
+
+  Returns:
+    The address; None if only this host is to connect.
+
+  Raises:
+    ValueError: a host is unknown.
+  """
+  if bind is not None:
+    return bound(bind)
+  if towards is None:
+    return None
+  try:
+    return None if is_here(towards) else everywhere(towards)
+  except ValueError as error:
+    raise ValueError(
+      f"The store is not found: {error}. Is its address right, and does this host"
+      " know the name?"
+    ) from None
 
 
 def advertised(ip: str, towards: str | None = None) -> str:
@@ -149,25 +262,27 @@ def advertised(ip: str, towards: str | None = None) -> str:
       store's. The address from which this host reaches it is advertised.
 
   Raises:
-    ValueError: this host has only loopback addresses.
+    ValueError: this host has only loopback addresses, or `towards` is unknown.
   """
-  if not ipaddress.ip_address(ip.partition("%")[0]).is_unspecified:
+  if not _plain(ip).is_unspecified:
     return ip
-  families = [socket.AF_INET, socket.AF_INET6]
-  if ip == "::":
-    families.reverse()
-  for target in (towards, None):
-    for family in families:
-      found = _source(family, target or _ANYWHERE[family])
+  targets, unknown = [], ""
+  try:
+    targets += [] if towards is None else resolve(towards)
+  except ValueError as error:
+    unknown = str(error)
+  targets += [Ip(family, some) for family, some in _ANYWHERE.items()]
+  # Nobody reaches a listener of IPv4 at an address of IPv6.
+  families = [socket.AF_INET6] if ":" in ip else [socket.AF_INET]
+  if ":" in ip and socket.has_dualstack_ipv6():
+    families.append(socket.AF_INET)
+  for family in families:
+    for target in targets:
+      found = target.family == family and _source(family, target.text)
       if found and not is_loopback(found):
         return found
-  if towards is not None and not is_ip(towards):
-    try:
-      socket.getaddrinfo(towards, None)
-    except (OSError, UnicodeError) as error:
-      raise ValueError(
-        f"The store's host name {towards!r} can't be resolved: {error}."
-      ) from None
+  if unknown:
+    raise ValueError(f"The store is not found: {unknown}.")
   raise ValueError(
     f"This host has no address that others could reach (listening on {ip})."
     " Pass its address as others see it: advertise=, or launch --local-addr."
@@ -215,9 +330,28 @@ def _source(family: socket.AddressFamily, target: str) -> str | None:
   """The address from which this host reaches the target, without a packet."""
   try:
     with socket.socket(family, socket.SOCK_DGRAM) as s:
-      place = socket.getaddrinfo(target, 9, family, socket.SOCK_DGRAM)[0][4]
-      s.connect(place)
-      found = str(s.getsockname()[0])
-  except (OSError, UnicodeError):  # Unicode: a label is empty, or too long.
+      s.connect(Ip(family, target).place(9))
+      found = _ip_of(s.getsockname()).text
+  except (OSError, ValueError):
     return None
-  return None if ipaddress.ip_address(found).is_unspecified else found
+  return None if _plain(found).is_unspecified else found
+
+
+def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+  """An IP address without its interface; one of IPv4 in the form of IPv6 as such."""
+  found = ipaddress.ip_address(ip.partition("%")[0])
+  mapped = found.ipv4_mapped if found.version == 6 else None
+  return mapped or found
+
+
+def _ip_of(place: Any) -> Ip:
+  """The IP address in what the `socket` module calls an address."""
+  text = str(place[0])
+  ip = _plain(text)
+  if ip.version == 4:
+    return Ip(socket.AF_INET, str(ip))
+  scope = place[3] if len(place) > 3 else 0
+  if scope and "%" not in text:
+    with contextlib.suppress(OSError):
+      text += f"%{socket.if_indextoname(scope)}"
+  return Ip(socket.AF_INET6, text)

@@ -20,6 +20,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.transport import (
@@ -429,15 +430,19 @@ class Connections:
       return
     if way.unix:
       family = socket.AF_UNIX
-      place: str | tuple[str, int] = "\0" + way.unix
+      place: Any = "\0" + way.unix
       if not addresses.has_unix():
         self._failed(
           peer, dial, "unreachable", "this system has no abstract Unix sockets"
         )
         return
     else:
-      family = socket.AF_INET6 if ":" in way.host else socket.AF_INET
-      place = (way.host, way.port)
+      try:
+        (ip,) = addresses.resolve(way.host)  # It is one already.
+        family, place = ip.family, ip.place(way.port)
+      except (OSError, ValueError) as error:
+        self._failed(peer, dial, "unreachable", f"{way}: {error}")
+        return
     memory = self._memories.get(peer)
     last = memory.last if memory is not None else handshake.NO_SESSION
     key = dial.key or self.key

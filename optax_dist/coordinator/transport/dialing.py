@@ -6,7 +6,6 @@ sockets here; the only thread looks up host names, since that may take long.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Sequence
 
@@ -111,12 +110,10 @@ class Dial:
           found.append(way)
           continue
         try:
-          for info in socket.getaddrinfo(
-            way.host, way.port, type=socket.SOCK_STREAM
-          ):
-            found.append(addresses.Endpoint(str(info[4][0]), way.port))
-        except (OSError, UnicodeError) as error:  # Unicode: an empty label.
-          self.reason = f"the name {way.host!r} can't be resolved: {error}"
+          ips = addresses.resolve(way.host)
+          found += [addresses.Endpoint(ip.text, way.port) for ip in ips]
+        except ValueError as error:
+          self.reason = str(error)
       self._found = found
       self.at = 0.0
       looked_up()

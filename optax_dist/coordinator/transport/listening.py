@@ -35,7 +35,7 @@ def listen(
   """Starts to listen; see `sockets.Transport`.
 
   Args:
-    bind: host name or IP address, or None for this host only.
+    bind: host name or IP address; None: see `addresses.own`.
     ports: the first one that is free is used.
     advertise: what other hosts use instead of `bind`.
     towards: a host that all replicas reach.
@@ -48,10 +48,11 @@ def listen(
   ways: list[addresses.Endpoint] = []
   listeners: list[socket.socket] = []
   port = None
-  if bind is None and not addresses.has_unix():
-    bind = "127.0.0.1"
-  if bind is not None:
-    family, ip = addresses.bound(bind)
+  own = addresses.own(bind, towards)
+  if own is None and not addresses.has_unix():
+    own = addresses.bound("127.0.0.1")
+  if own is not None:
+    ip = own.text
     if not (addresses.is_loopback(ip) or secured):
       raise ValueError(
         f"A secret or certificates are needed to listen on {ip}, where"
@@ -69,7 +70,7 @@ def listen(
         "advertise must be a host that others reach, such as 10.0.0.3, or"
         f" host:port, such as 10.0.0.3:29400; got {advertised!r:.200}."
       ) from None
-    listeners.append(_bound(family, ip, ports))
+    listeners.append(_bound(own, ports))
     port = listeners[0].getsockname()[1]
     if is_host:
       ways = [addresses.Endpoint(advertised, port)]
@@ -82,19 +83,17 @@ def listen(
   return Listeners(listeners, ",".join(map(str, ways)), port)
 
 
-def _bound(
-  family: socket.AddressFamily, ip: str, ports: Sequence[int]
-) -> socket.socket:
+def _bound(ip: addresses.Ip, ports: Sequence[int]) -> socket.socket:
   for port in ports:
     try:
       return socket.create_server(
-        (ip, port),
-        family=family,
+        ip.place(port),
+        family=ip.family,
         backlog=256,
-        dualstack_ipv6=ip == "::" and socket.has_dualstack_ipv6(),
+        dualstack_ipv6=ip.text == "::" and socket.has_dualstack_ipv6(),
       )
     except OSError as error:
       if error.errno != errno.EADDRINUSE:
         raise
   some = f"{ports[0]} to {ports[-1]}" if ports else "(none)"
-  raise OSError(errno.EADDRINUSE, f"No free port on {ip} of {some}.")
+  raise OSError(errno.EADDRINUSE, f"No free port on {ip.text} of {some}.")

@@ -66,7 +66,8 @@ class Transport:
         certificates it is required if other hosts can connect.
       run: a nonce of this run; peers of other runs are refused.
       bind: host name or IP address to listen on, such as "0.0.0.0" or "::" for
-        all addresses. None: only this host can connect.
+        all addresses. None: only this host can connect if `towards` is on
+        loopback, or None; otherwise all addresses.
       ports: the first one that is free is used; 0 is any.
       advertise: what other hosts use instead of `bind`: a host, or
         ``host:port`` if ports are mapped.

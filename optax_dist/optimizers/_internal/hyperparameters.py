@@ -51,7 +51,7 @@ def rounded(value: Any) -> Any:
 
   TensorFlow's hyperparameters are float32 tensors, and its kernels compute ``1
   - beta`` from them in float32. For beta = 0.999 the float64 result has a
-  relative difference of 5e-5, which is visible in trajectories. The difference
+  relative difference of 1.3e-5, which is visible in trajectories. The difference
   of 1 and a float32 number is exact in Python's floats, so rounding first gives
   the kernel's value in any later arithmetic.
 

@@ -40,6 +40,10 @@ _REFUSED = {
     " in optax.partition"
   ),
   "extra_updates": "must be off here: call it after optax.apply_updates",
+  "reset_updater_vars_mod_step": (
+    "must be off here: after so many steps of an epoch, make the state anew with"
+    " tx.init(params)"
+  ),
 }
 
 

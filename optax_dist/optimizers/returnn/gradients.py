@@ -77,7 +77,7 @@ def before(
     needs_norm = True
     changes.append(
       lambda updates, norm: map_values(
-        lambda x: _scaled(x, _global_factor(norm, total)), updates
+        lambda x: scaled(x, _global_factor(norm, total)), updates
       )
     )
   if options.flag("gradient_nan_inf_filter"):
@@ -212,16 +212,24 @@ def decayed_before(
 
   Source: ``returnn.tf.updater.Updater.get_apply_grads_op``.
   """
+  for value in jax.tree.leaves(l2):
+    hyperparameters.check_not_negative(l2=value)
 
   def decays(params):
     """The change of each parameter, None where there is none."""
 
     def on_part(factor, part):
-      if factor is None or factor == 0:
+      if factor is None or (hyperparameters.is_static(factor) and factor == 0):
         return jax.tree.map(lambda _: None, part)
       return jax.tree.map(lambda w: -(w * (2 * factor)).astype(w.dtype), part)
 
-    return jax.tree.map(on_part, l2, params, is_leaf=lambda x: x is None)
+    try:
+      return jax.tree.map(on_part, l2, params, is_leaf=lambda x: x is None)
+    except ValueError as error:
+      raise ValueError(
+        "l2 must be a number, or a tree that is a prefix of the parameters: a number"
+        f" for each part of them. {error}"
+      ) from error
 
   def update_fn(updates, state, params=None, **extra_args):
     if params is None:
@@ -253,6 +261,19 @@ def decayed_before(
     return jax.tree.unflatten(treedef, leaves), state
 
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def global_norm(updates: optax.Updates) -> jax.Array:
+  """The norm of all updates, of sparse ones of the values as they are."""
+  leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
+  squares = [_sum_of_squares(values_of(x)) for x in leaves]
+  dtype = jnp.result_type(jnp.float32, *(x.dtype for x in squares))
+  return jnp.sqrt(sum((x.astype(dtype) for x in squares), jnp.zeros([], dtype)))
+
+
+def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
+  """Multiplies an update by a scalar, in the update's dtype."""
+  return x * factor.astype(jnp.real(x).dtype)
 
 
 def _finite(options: Options, name: str) -> float:
@@ -297,9 +318,7 @@ def _with_norm(inner):
   """Passes on the norm of the updates as they come."""
 
   def update_fn(updates, state, params=None, **extra_args):
-    leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
-    squares = [_sum_of_squares(values_of(x)) for x in leaves]
-    extra_args[_NORM] = jnp.sqrt(sum(squares, start=jnp.zeros([])))
+    extra_args[_NORM] = global_norm(updates)
     return inner.update(updates, state, params, **extra_args)
 
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
@@ -310,13 +329,9 @@ def _sum_of_squares(x):
   return jnp.sum(jnp.real(square), dtype=hyperparameters.wide_dtype(x.dtype))
 
 
-def _scaled(x, factor):
-  return x * factor.astype(jnp.real(x).dtype)
-
-
 def _clip_norm(x, limit):
   norm = jnp.sqrt(_sum_of_squares(x))
-  return _scaled(x, limit / jnp.maximum(norm, limit))
+  return scaled(x, limit / jnp.maximum(norm, limit))
 
 
 def _global_factor(norm, limit):

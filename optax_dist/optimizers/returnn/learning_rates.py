@@ -54,6 +54,14 @@ def returnn_learning_rates(
     raise ValueError(
       f"learning_rate_control must be one of {', '.join(_KINDS)}, got {kind!r}"
     )
+  if options.is_on("pretrain") and not options.flag(
+    "use_learning_rate_control_always"
+  ):
+    raise ValueError(
+      "pretrain must be off here, or use_learning_rate_control_always on: leave it"
+      " out, and list the rate of each of its epochs in `learning_rates`, {epoch:"
+      " pretrain_learning_rate}, and learning_rate for the first one after them"
+    )
   history = _History(options, scores)
   rule = {"constant": _constant, "newbob_abs": _absolute}.get(kind, _relative)
   if kind == "newbob_multi_epoch":

@@ -71,4 +71,4 @@ class Options:
     value = self.get(name)
     if isinstance(value, str):
       return value.lower() not in ("", "0", "0.0", "false", "none", "no", "off")
-    return bool(value)
+    return bool(np.any(value)) if isinstance(value, np.ndarray) else bool(value)

@@ -123,11 +123,11 @@ def by_old_names(options: Options) -> dict[str, Any] | None:
       if options.number("momentum"):
         raise ValueError(f"momentum must be 0 with {name}, as in RETURNN")
       return {"class": of_class}
+  decay = options.get("rmsprop")
+  if isinstance(decay, float):  # Also 0.
+    return {"class": "rmsprop", "decay": decay}
   if options.is_on("rmsprop"):
-    # True for the default decay.
-    decay = options.get("rmsprop")
-    has_decay = not isinstance(decay, bool | int | str)
-    return {"class": "rmsprop"} | ({"decay": decay} if has_decay else {})
+    return {"class": "rmsprop"}
   return {"class": "momentum"} if options.number("momentum") else None
 
 

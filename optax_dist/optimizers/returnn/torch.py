@@ -5,9 +5,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import step_count
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -99,8 +101,14 @@ def optimizer(
       weight_decay, None if mask is True else mask
     )
     parts += [direction, added] if is_decoupled else [added, direction]
-  parts.append(optax.scale_by_learning_rate(learning_rate))
-  return optax.chain(*parts)
+  rate = hyperparameters.checked_rate(learning_rate)
+  parts.append(optax.scale_by_learning_rate(rate))
+  tx = optax.chain(*parts)
+  # Whatever its parts count.
+  init = step_count.counted_outside(tx.init)
+  return step_count.counted(
+    optax.GradientTransformationExtraArgs(init, tx.update)
+  )
 
 
 def before(
@@ -141,8 +149,9 @@ def _clip_global_norm(limit: float) -> optax.GradientTransformation:
 
   def clip(updates, params):
     del params
-    factor = jnp.minimum(limit / (optax.tree.norm(updates) + 1e-6), 1)
-    return optax.tree.scale(factor, updates)
+    norm = gradients.global_norm(updates)
+    factor = jnp.minimum(limit / (norm + 1e-6), 1)
+    return jax.tree.map(lambda x: gradients.scaled(x, factor), updates)
 
   return optax.stateless(clip)
 

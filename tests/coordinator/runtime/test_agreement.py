@@ -15,12 +15,14 @@ from optax_dist.coordinator.runtime import agreement, endpoint
 _SGD = optax.sgd(0.1)
 
 
-def agreed(opt=_SGD, params=runs.PARAMS, k=2, own=None, data=None, **settings):
+def agreed(
+  opt=_SGD, params=runs.PARAMS, k=2, inner=None, data=None, **settings
+):
   strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
   told = options.Options(**settings)
   return dict(
     agreement.agreement(
-      strategy, strategy.shared(params), params, told, data, own=own
+      strategy, strategy.shared(params), params, told, data, inner=inner
     )
   )
 
@@ -32,7 +34,7 @@ def test_differing_values_have_different_digests():
     "parameters": agreed(params={"b": jnp.zeros(3), "w": jnp.ones((5, 30))}),
     "strategy's numbers": agreed(k=1),
     "optimizer state": agreed(opt=optax.sgd(0.1, momentum=0.9)),
-    "own optimizer's state": agreed(own=optax.adam(0.1).init(runs.PARAMS)),
+    "inner optimizer's state": agreed(inner=optax.adam(0.1).init(runs.PARAMS)),
     "optimizer": agreed(opt=optax.sgd(0.2)),
     "wire": agreed(wire="int8"),
     "inline_bytes": agreed(inline_bytes=0),

@@ -4,7 +4,6 @@ import weakref
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.shards import LocalShards
@@ -86,7 +85,7 @@ def test_a_snapshot_takes_the_place_of_what_was_not_computed():
   assert not found.computed
 
 
-def test_lent_state_travels_with_a_snapshot():
+def test_the_inner_state_travels_with_a_snapshot():
   own = {"count": jnp.zeros([], jnp.int32), "mean": jnp.zeros(5)}
   initial = {"w": jnp.zeros(3)}
   made = lambda: states.States(
@@ -95,15 +94,15 @@ def test_lent_state_travels_with_a_snapshot():
   lender, borrower = made(), made()
   alone = states.States(initial, 0, None, None, None)
   assert lender.nbytes > alone.nbytes
-  lender.lent = {"count": jnp.asarray(7, jnp.int32), "mean": jnp.arange(5.0)}
+  inner = {"count": jnp.asarray(7, jnp.int32), "mean": jnp.arange(5.0)}
   raw = np.zeros(lender.nbytes, np.uint8)
-  lender.write(states.State(4, {"w": jnp.ones(3)}), raw)
+  lender.write(states.State(4, {"w": jnp.ones(3)}, inner), raw)
   borrower.restore(4, raw)
   found = borrower.published
   assert found.step == 4
   assert list(found.get()) == ["w"]
   np.testing.assert_array_equal(found.get()["w"], np.ones(3))
-  borrowed = borrower.take_borrowed()
+  borrowed = found.inner
   assert borrowed["count"].dtype == jnp.int32
   assert int(borrowed["count"]) == 7
   np.testing.assert_array_equal(borrowed["mean"], np.arange(5.0))
@@ -112,17 +111,13 @@ def test_lent_state_travels_with_a_snapshot():
   np.testing.assert_array_equal(borrowed["mean"], np.arange(5.0))
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_lent_state_of_a_later_snapshot_is_not_kept(first):
-  """It is as large as the optimizer's state, and nobody takes it."""
-  own = {"mean": jnp.zeros(5)}
+def test_a_replica_that_has_an_inner_state_keeps_it_after_a_snapshot():
+  inner = {"mean": jnp.zeros(5)}
   made = states.States(
-    {"w": jnp.zeros(3)}, 0, None, None, lambda action: None, None, own
+    {"w": jnp.zeros(3)}, 0, None, None, lambda action: None, None, inner
   )
-  raw = np.zeros(made.nbytes, np.uint8)
-  if first:
-    made.restore(4, raw)
-  assert (made.take_borrowed() is not None) == first
-  made.restore(9, raw)
+  own = {"mean": jnp.ones(5)}
+  made.keep(own)
+  made.restore(9, np.zeros(made.nbytes, np.uint8))
   assert list(made.published.get()) == ["w"]
-  assert made.take_borrowed() is None
+  assert made.published.inner is own

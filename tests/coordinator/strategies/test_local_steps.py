@@ -55,7 +55,7 @@ def test_a_rejected_change_is_sent_again_unchanged(steps):
 def test_steps_that_are_forgotten_leave_the_momentum(steps):
   local = steps.local(_SHARED)
   _, local = steps.contribute(_SHARED, local, jnp.ones(2))
-  forgot = steps.forget(_SHARED, local)
+  forgot = steps.local(_SHARED, steps.inner_state(local))
   np.testing.assert_array_equal(forgot.params, _SHARED.params)
   assert (forgot.steps, forgot.opt_state) == (0, local.opt_state)
   # A whole period comes before the next exchange.

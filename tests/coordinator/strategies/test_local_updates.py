@@ -39,7 +39,7 @@ def test_all_go_on_from_the_new_center_with_their_own_momentum(mine):
   after = strategy.apply(shared, jnp.full(2, 0.25))
   settled = strategy.settle(shared, after, local, mine=mine)
   np.testing.assert_array_equal(settled.params, after.params)
-  assert settled.opt_state is local.opt_state
+  assert settled.opt_state == local.opt_state
   assert settled.steps == 0
 
 

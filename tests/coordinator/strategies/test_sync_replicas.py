@@ -24,7 +24,7 @@ def test_gradients_are_sent_and_their_mean_applied_and_nothing_is_its_own():
     params = optax.apply_updates(params, updates)
     for mine in (True, False):
       assert made.settle(before, shared, local, mine) == local
-    assert made.params(shared, made.forget(shared, local)) is shared.params
+    assert made.params(shared, made.local(shared)) is shared.params
   # One that joins later needs nothing else.
   assert made.local(shared) == local
   expected = strategy.SharedState(params, state)

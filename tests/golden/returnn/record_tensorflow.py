@@ -110,6 +110,18 @@ def cases():
     )
 
 
+#: Row 0 isn't looked up.
+_ROWS = [1, 1]
+_SPARSE = {
+  "adagrad": {"gradient_clip_norm": 0.5, "gradient_nan_inf_filter": True},
+  "momentum": {"momentum": 0.9, "gradient_clip": 0.3},
+  "adam": {"gradient_clip_global_norm": 1.0, "gradient_clip_norm": 1.5},
+  "adadelta": {"gradient_clip_avg_norm": 0.1},
+  "rmsprop": {"grad_norm_to_clip_to_zero": 3.0},
+  "ftrl": {"accum_grad_multiple_step": 2, "gradient_clip_global_norm": 1.0},
+}
+
+
 def gradients(kind):
   """The gradients of each step."""
   rng = np.random.RandomState(7)
@@ -137,7 +149,9 @@ def start():
   }
 
 
-def record(config, kind, loss_of=lambda v, fed: v * fed, mark=None):
+def record(
+  config, kind, loss_of=lambda v, fed: v * fed, mark=None, reset_after=None
+):
   """Runs RETURNN's updater on the gradients; the parameters after each step."""
   import tensorflow as tf
   from returnn.config import Config
@@ -174,7 +188,10 @@ def record(config, kind, loss_of=lambda v, fed: v * fed, mark=None):
     updater.init_optimizer_vars(session)
     updater.set_learning_rate(0.1, session)
     trajectory = []
-    for given in gradients(kind):
+    for step, given in enumerate(gradients(kind)):
+      if reset_after and step % reset_after == 0:
+        # As returnn.tf.engine.Runner does.
+        updater.init_optimizer_vars(session)
       session.run(op, {fed[name]: given[name] for name in fed})
       trajectory.append(session.run(variables))
   return trajectory
@@ -224,6 +241,17 @@ def record_decay_of_2021(l2, rates):
   return trajectory
 
 
+def record_sparse(config):
+  """Gradients of rows of a table, of which one comes twice."""
+  import tensorflow as tf
+
+  return record(
+    config,
+    "normal",
+    lambda v, fed: tf.gather(v, _ROWS) * fed if len(v.shape) > 1 else v * fed,
+  )
+
+
 def _as_lists(trajectory):
   return {
     key: [step[key].tolist() for step in trajectory] for key in trajectory[0]
@@ -262,6 +290,20 @@ def main():
       for kind in ("normal", "zero", "broken")
     },
     "cases": recorded,
+    "rows": _ROWS,
+    "sparse": [
+      {"config": config, "trajectory": _as_lists(record_sparse(config))}
+      for config in (
+        {"optimizer": {"class": name}} | settings
+        for name, settings in _SPARSE.items()
+      )
+    ],
+    "reset": {
+      "steps": 3,
+      "trajectory": _as_lists(
+        record({"optimizer": {"class": "adam"}}, "normal", reset_after=3)
+      ),
+    },
     "maximized": {
       "factor": 0.5,
       "trajectory": _as_lists(record_maximized(0.5)),

@@ -11,8 +11,12 @@ import pathlib
 import numpy as np
 
 STEPS = 12
-#: Each as an image model writes it: the decay, and whether `num_updates` is the step.
-CASES = {"constant": (0.9999, False), "num_updates": (0.9999, True)}
+#: The decay, whether `num_updates` is the step, and `zero_debias`.
+CASES = {
+  "constant": (0.9999, False, False),
+  "num_updates": (0.9999, True, False),
+  "zero_debias": (0.9999, True, True),
+}
 LEARNING_RATE = 0.5
 
 
@@ -25,12 +29,13 @@ def gradients():
   )
 
 
-def run(decay, with_step, before):
+def run(decay, with_step, zero_debias, before):
   """Returns the averages after each step, and the parameters.
 
   Args:
     decay: of the averages.
     with_step: whether `num_updates` is the global step.
+    zero_debias: of the averages, which start as their variables.
     before: whether the averages move before the step (slim's `update_ops`), or
       after it (`control_dependencies([train_op])`).
   """
@@ -47,7 +52,9 @@ def run(decay, with_step, before):
     grad = tf1.placeholder(tf.float32, [3])
     stat = tf1.placeholder(tf.float32, [2])
     averages = tf1.train.ExponentialMovingAverage(
-      decay, num_updates=step if with_step else None
+      decay,
+      num_updates=step if with_step else None,
+      zero_debias=zero_debias,
     )
     optimizer = tf1.train.GradientDescentOptimizer(LEARNING_RATE)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from optax_dist import quorum
 from optax_dist.coordinator.extras.decoupled_diloco.rounds import WORK
 from optax_dist.coordinator.outcome import Outcome
@@ -35,12 +32,7 @@ class Learner:
 
   def begin(self) -> None:
     participant = self._participant
-    self.local = self._strategy.local(participant.shared)
-    lent = participant.driver.take_borrowed()
-    # The replica that served it may have had non-finite numbers.
-    if lent is not None and _is_finite(lent):
-      participant.driver.lend(lent)
-      self.local = self.local._replace(opt_state=lent)
+    self.local = participant.fresh_local()
     self._compute()
 
   def _compute(self) -> None:
@@ -49,8 +41,6 @@ class Learner:
   def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
     self._batches.append(batch)
     self.local = self._strategy.train(self.local, grads, tokens)
-    if self._participant.lends:
-      self._participant.driver.lend(self._strategy.lent(self.local))
     return self.abandon()
 
   def abandon(self) -> Outcome:
@@ -96,8 +86,8 @@ class Learner:
     outcome = self._settle(admission)
     participant.resume()
     # All end with the same parameters.
-    fresh = self._strategy.local(participant.shared)
-    self.local = fresh._replace(opt_state=self.local.opt_state)
+    inner = self.local.opt_state
+    self.local = self._strategy.local(participant.shared, inner)
     step = submission.base.step
     return outcome._replace(global_step=step, finished=True)
 
@@ -110,7 +100,7 @@ class Learner:
     participant.forget()
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
-      self.local = self._strategy.local(participant.shared)
+      self.local = participant.fresh_local()
     applied = result.applied
     if applied is None:
       return participant.outcome(result.reason)
@@ -129,12 +119,6 @@ class Learner:
       # It has waited for others over many steps.
       batches = "null"
     participant.submission.add(participant.handover, payload, batches, seconds)
-    participant.submit(WORK.encode(work))
+    inner = self._strategy.inner_state(self.local)
+    participant.submit(inner, WORK.encode(work))
     self._batches.clear()
-
-
-def _is_finite(tree: Any) -> bool:
-  floats = [
-    x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)
-  ]
-  return all(bool(jnp.isfinite(x).all()) for x in floats)

@@ -19,7 +19,7 @@ from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
   Work,
 )
 from optax_dist.coordinator.protocol.entries import Fragments
-from optax_dist.coordinator.strategies import strategy
+from optax_dist.coordinator.strategies import hyperparams, strategy
 
 # After missing this many rounds in a row, a learner doesn't wait to be called.
 _MISSED = 2
@@ -111,7 +111,7 @@ class DecoupledDiloco(strategy.Strategy):
     self.quorum, self.rules = quorum, rules
     self.fragments = Fragments(*rules)
     self._radial = merge == "radial"
-    self._init = inner.init
+    self._init = strategy.initialized_by(inner)
     self._update = strategy.applied_by(inner)
     self._outer = optax.with_extra_args_support(
       outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
@@ -130,7 +130,8 @@ class DecoupledDiloco(strategy.Strategy):
       self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
     )
     state = FragmentsState(jnp.zeros([], jnp.int32), outer)
-    return strategy.SharedState(params, state)
+    own = hyperparams.find(self._init(params))
+    return strategy.SharedState(params, state, own)
 
   def exchanged(self, params: Any) -> Any:
     """The largest fragment; what learners send of another one is shorter.
@@ -146,13 +147,17 @@ class DecoupledDiloco(strategy.Strategy):
       return (fragment,)
     return fragment, jax.ShapeDtypeStruct((norms,), jnp.float32)
 
-  def local(self, shared: strategy.SharedState) -> LearnerState:
+  def local(
+    self, shared: strategy.SharedState, inner_state: Any = None
+  ) -> LearnerState:
     """The state of a learner that has just joined."""
     params, round_ = shared.params, int(shared.opt_state.round)
     none = np.zeros(self.rules.fragments, int)
+    if inner_state is None:
+      inner_state = self._init(params)
     return LearnerState(
       params,
-      self._init(params),
+      hyperparams.put(inner_state, shared.hyperparams),
       round_,
       taken=self._versions(round_),
       steps=none,
@@ -163,11 +168,9 @@ class DecoupledDiloco(strategy.Strategy):
       missed=0,
     )
 
-  def lent(self, local: LearnerState) -> Any:
-    """The optimizer's state if it is all arrays, of which a layout is made."""
-    leaves = jax.tree.leaves(local.opt_state)
-    arrays = all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
-    return local.opt_state if arrays else None
+  def inner_state(self, local: LearnerState) -> Any:
+    """The state of the learner's own optimizer."""
+    return local.opt_state
 
   def params(self, shared: strategy.SharedState, local: LearnerState) -> Any:
     """The learner's own parameters."""
@@ -275,6 +278,7 @@ class DecoupledDiloco(strategy.Strategy):
     missed = 0 if merged else local.missed + round_ - local.round
     return local._replace(
       params=params,
+      opt_state=hyperparams.put(local.opt_state, shared.hyperparams),
       round=round_,
       taken=np.where(takes, versions, local.taken),
       steps=np.where(takes, 0, local.steps),
@@ -352,9 +356,9 @@ class DecoupledDiloco(strategy.Strategy):
     )
     new = optax.apply_updates(mine, updates)
     states = (*state.outer[:fragment], outer, *state.outer[fragment + 1 :])
-    return strategy.SharedState(
-      self._with(fragment, params, new),
-      FragmentsState(state.round + 1, states),
+    return shared._replace(
+      params=self._with(fragment, params, new),
+      opt_state=FragmentsState(state.round + 1, states),
     )
 
 

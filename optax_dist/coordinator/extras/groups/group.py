@@ -82,7 +82,11 @@ class Group(processes.Processes):
     return Speaker(client, others, patience=config.deadlines.replica)
 
   def parts(
-    self, strategy: strategies.Strategy, params: Any, shared: Any
+    self,
+    strategy: strategies.Strategy,
+    params: Any,
+    shared: Any,
+    inner: Any = None,
   ) -> processes.Parts:
     if strategy.loop is not None:
       raise ValueError(
@@ -98,16 +102,18 @@ class Group(processes.Processes):
     )
     if not trees.is_local(params):
       agreement += shards.agreement(params)
-      shared = shards.spread(shared, shards.mesh_of(params))
+      mesh = shards.mesh_of(params)
+      shared, inner = shards.spread((shared, inner), mesh)
       apply = jax.jit(
         strategy.apply,
         out_shardings=jax.tree.map(lambda x: x.sharding, shared),
       )
     return processes.Parts(
       shared,
+      inner,
       apply,
       shards.LocalShards(jax.tree.leaves(params)),
-      shards.LocalShards(jax.tree.leaves(shared)),
+      shards.LocalShards(jax.tree.leaves((shared, inner))),
       agreement,
     )
 

@@ -59,16 +59,15 @@ def gather(text: str) -> list[str]:
 def _bind_address(place: addresses.Endpoint) -> str:
   """The address itself; all addresses if a name resolves to loopback only."""
   if not addresses.is_ip(place.host):
-    place = place._replace(host=addresses.bound(place.host)[1])
+    place = place._replace(host=addresses.bound(place.host).text)
   return str(place)
 
 
 def _own_address(host: str) -> str | None:
   """The address from which this process reaches process 0; None if unknown."""
-  if addresses.is_loopback(host):
-    return host
   try:
-    return addresses.advertised("::" if ":" in host else "0.0.0.0", host)
+    own = addresses.own(None, host)
+    return host if own is None else addresses.advertised(own.text, host)
   except ValueError:
     return None
 

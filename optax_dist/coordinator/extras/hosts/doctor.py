@@ -19,13 +19,12 @@ from optax_dist.coordinator.extras.hosts import board, nodes
 from optax_dist.coordinator.extras.hosts.notices import Checkup, Notice
 from optax_dist.coordinator.extras.hosts.peers import Peers
 from optax_dist.coordinator.extras.hosts.placement import (
-  own_address,
   start_store,
   unreached,
 )
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import urls
-from optax_dist.coordinator.transport import addresses, sockets
+from optax_dist.coordinator.transport import addresses, listening, sockets
 
 _CONNECT = 3.0  # Seconds to connect to another host.
 # A notice is read up to a second after it was written.
@@ -99,15 +98,17 @@ def check(
 
 
 def _listen(node: nodes.Node, host: str, stack: contextlib.ExitStack) -> str:
-  """Listens as a replica would; returns the address for others."""
-  family, ip = own_address(node.local_addr, host)
-  listener = stack.enter_context(socket.socket(family))
-  for port in sockets.DEFAULT_PORTS:
-    with contextlib.suppress(OSError):
-      listener.bind((ip, port))
-      listener.listen()
-      return str(addresses.Endpoint(ip, port))
-  raise RuntimeError(f"No port of {_PORTS} is free at {ip}.")
+  """Listens as a replica does; returns the address for other hosts."""
+  bind = node.local_addr
+  if bind is None and addresses.own(None, host) is None:
+    bind = host  # A replica has no need of a port then, and a host has.
+  try:
+    made = listening.listen(bind, sockets.DEFAULT_PORTS, None, host, True)
+  except OSError as error:
+    raise RuntimeError(str(error)) from None
+  for one in made.sockets:
+    stack.callback(one.close)
+  return made.address.partition(",")[0]
 
 
 def _meet(

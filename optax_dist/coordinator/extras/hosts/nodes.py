@@ -107,7 +107,7 @@ class Node:
     # service, a mapped port) leads to one of its addresses.
     host = place.host
     if not addresses.is_own(host):
-      host = "::" if ":" in host else "0.0.0.0"
+      host = addresses.everywhere(host).text
     return host, place.port
 
 

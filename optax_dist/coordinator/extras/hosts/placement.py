@@ -40,10 +40,8 @@ _FAREWELL, _LAST_CLIENTS = 3.0, 30.0
 MEETING_PORTS = range(29500, 29600)
 
 
-def own_address(
-  local_addr: str | None, store_host: str
-) -> tuple[socket.AddressFamily, str]:
-  """The family and IP address of this host that other hosts use.
+def own_address(local_addr: str | None, store_host: str) -> addresses.Ip:
+  """The IP address of this host that other hosts use.
 
   Args:
     local_addr: the one that was chosen; None for that from which this host
@@ -53,12 +51,10 @@ def own_address(
   Raises:
     ValueError: there is none.
   """
-  if local_addr is None and addresses.is_loopback(store_host):
-    local_addr = store_host
-  if local_addr is None:
-    every = "::" if ":" in store_host else "0.0.0.0"
-    local_addr = addresses.advertised(every, store_host)
-  return addresses.bound(local_addr)
+  own = addresses.own(local_addr, store_host)
+  if own is None:
+    return addresses.bound(store_host)
+  return addresses.bound(addresses.advertised(own.text, store_host))
 
 
 def start_store(node: nodes.Node, secret: bytes) -> store_process.StoreProcess:
@@ -235,18 +231,18 @@ class HostPlacement(placement.Placement):
 
   def _meeting_address(self, store: urls.Place) -> str:
     """An address of this host for process 0 of a replica on several hosts."""
-    if self._node.local_addr is None and addresses.is_loopback(store.host):
-      return f"127.0.0.1:{addresses.free_ports()[0]}"
     try:
-      family, ip = own_address(self._node.local_addr, store.host)
+      if addresses.own(self._node.local_addr, store.host) is None:
+        return f"127.0.0.1:{addresses.free_ports()[0]}"
+      ip = own_address(self._node.local_addr, store.host)
     except ValueError as error:
       raise LaunchError(str(error)) from error
     for port in itertools.islice(self._ports, len(MEETING_PORTS)):
-      with contextlib.suppress(OSError), socket.socket(family) as probe:
-        probe.bind((ip, port))
-        return str(addresses.Endpoint(ip, port))
+      with contextlib.suppress(OSError), socket.socket(ip.family) as probe:
+        probe.bind(ip.place(port))
+        return str(addresses.Endpoint(ip.text, port))
     raise LaunchError(
-      f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip} is"
+      f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip.text} is"
       " free, where processes of a replica would meet.",
     )
 

@@ -71,6 +71,7 @@ class Applier:
     self,
     start: Start,
     fingerprint_every: int,
+    wants_inner: bool,
     submissions: Submissions,
     out: list[Effect],
     tell: Tell,
@@ -80,6 +81,8 @@ class Applier:
     Args:
       start: the state.
       fingerprint_every: steps between fingerprints; 0 for none.
+      wants_inner: whether a replica that joins later needs a snapshot even if the
+        log has all means: it has the state of another's own optimizer, too.
       submissions: told which steps are published.
       out: the list to which effects are appended.
       tell: sends a message to the coordinator; returns whether it could.
@@ -103,6 +106,8 @@ class Applier:
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
     self._report = -1
+    # Whether it has never had the run's state.
+    self._is_new, self._wants_inner = True, wants_inner
 
   # Membership of the run.
 
@@ -139,13 +144,14 @@ class Applier:
     runs = work is not None and work.status == "runs"
     return not runs and self._todo[0].mean is None
 
-  def begin(self, origin: Start, step: int, known: int) -> None:
+  def begin(self, origin: Start, step: int, known: int, alone: bool) -> None:
     """Takes part from a step of the run on, or needs a snapshot.
 
     Args:
       origin: the state that the run began from.
       step: the step that the run is at.
       known: the step after the last commit that was queued here.
+      alone: whether there is no other member, which could serve a snapshot.
     """
     self._origin = origin if step == origin.step else None
     if self.start is not None:
@@ -154,6 +160,12 @@ class Applier:
       self.lack("its state is not the run's")
     elif (known if self._todo else self.step) != step:
       self.lack(f"it is at step {self.step} of {step}")
+    elif (
+      self._is_new and self._wants_inner and not alone and self._origin is None
+    ):
+      self.lack("it has no state of its own optimizer yet")
+    else:
+      self._is_new = False
     self.pump()
 
   def skip(self) -> None:
@@ -398,6 +410,7 @@ class Applier:
       return
     self._fetch = None
     self.needs, self.sound = "", True
+    self._is_new = False
     origin = self._origin
     began = origin is not None and origin.step == found.step
     self.start = origin if began else None

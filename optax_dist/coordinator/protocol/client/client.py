@@ -1,9 +1,9 @@
 """A replica's side of the protocol: one coordinator, and what it decides.
 
-    the coordinator -> Link         whether it is connected, when it is called
-                    -> Assignment   what to compute next
-                    -> Applier      the state: means, updates, snapshots
-    the loop        -> Submissions  until each has its outcome
+the coordinator -> Link         whether it is connected, when it is called
+                -> Assignment   what to compute next
+                -> Applier      the state: means, updates, snapshots
+the loop        -> Submissions  until each has its outcome
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Client:
     self.applier = Applier(
       me.start,
       config.rules.fingerprint_every,
+      me.wants_inner,
       self.submissions,
       self._out,
       self._tell,
@@ -269,7 +270,8 @@ class Client:
     origin = self._origin = welcome.origin
     if origin.is_same(self._offered) and origin.step == self.applier.step:
       self.applier.start = self._offered
-    self.applier.begin(origin, welcome.step, known if welcome.whole else -1)
+    known = known if welcome.whole else -1
+    self.applier.begin(origin, welcome.step, known, welcome.alone)
     self.applier.tell_state()
     if self.submissions.pending is not None:
       self._arrive()
@@ -354,9 +356,7 @@ class Client:
       case _:
         assert_never(message)
 
-  def _asked(
-    self, step: int, sequence: int, count: int, lease: Spans
-  ) -> None:
+  def _asked(self, step: int, sequence: int, count: int, lease: Spans) -> None:
     """Takes what to compute next, unless a commit has said otherwise since."""
     deterministic = self._config.deterministic
     if lease or deterministic:

@@ -286,9 +286,7 @@ class Rounds:
 
   def _is_essential(self, current: Round) -> bool:
     """Whether only the witness has the state that the step is applied to."""
-    states = [
-      self._members.get(p.incarnation) for p in current.message.parts
-    ]
+    states = [self._members.get(p.incarnation) for p in current.message.parts]
     return not any(s is not None and s.has(current.id.step) for s in states)
 
   def deadline(self, patience: float) -> float:

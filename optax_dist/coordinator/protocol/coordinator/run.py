@@ -65,9 +65,7 @@ class Run:
       None if it goes on.
   """
 
-  def __init__(
-    self, config: Config, history: History, out: Outbox, now: float
-  ):
+  def __init__(self, config: Config, history: History, out: Outbox, now: float):
     """Continues where the log ends.
 
     Args:
@@ -96,7 +94,9 @@ class Run:
       for replica in lost:
         self._absent.expect(replica, now + self._config.deadlines.pace)
     for member in history.members.values():
-      self._members.add(MemberState(member, until=now + self._config.deadlines.pace))
+      self._members.add(
+        MemberState(member, until=now + self._config.deadlines.pace)
+      )
     self._steps.at(now)
     self._steps.begin(history.departed, expected=fresh)
     # The step at which this coordinator has started, and at which it has asked
@@ -268,15 +268,11 @@ class Run:
         self._addresses.pop(process, None)
         state.until = self._now + self._config.deadlines.pace
     self._members.changed()
-    self._steps = Steps(
-      self._config, self._history, self._members, self._out
-    )
+    self._steps = Steps(self._config, self._history, self._members, self._out)
     self._steps.at(self._now)
     self._steps.begin(self._history.departed, expected=False)
 
-  def _welcome(
-    self, peer: Process, hello: msg.Hello, incarnation: int
-  ) -> None:
+  def _welcome(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Sends what a process has missed, and from where it takes part."""
     history = self._history
     anew = self._is_of_another_history(hello)
@@ -295,6 +291,7 @@ class Run:
         history.progress,
         missed is not None,
         anew,
+        len(history.members) < 2,
       ),
     )
     if history.ended is not None:

@@ -254,20 +254,15 @@ def test_at_the_end_only_a_contribution_without_an_outcome_is_left_over(
   assert driven.numbers() == {"a": [0.0] * 3, "b": [0.0] * 2}
 
 
-def test_an_optimizer_whose_state_is_not_all_arrays_is_not_lent(drive):
-  """Nor later: the layout of what is served was fixed at the start."""
+def test_a_learner_keeps_its_optimizer_state_at_each_contribution(drive):
+  """A count that is no array is made one: the layout of what is served needs it."""
   count = optax.GradientTransformation(
     lambda params: 0, lambda g, n, params=None: (g, n + 1)
   )
   driven = drive(opt=optax.chain(count, OPT))
-  lent = []
-  driven.participant.driver.lend = lent.append
   driven.step(2)
-  assert lent == []
-  driven = drive()
-  driven.participant.driver.lend = lent.append
-  driven.step()
-  assert lent[0] is driven.one._loop.local.opt_state
+  assert len(driven.given) == 1
+  assert driven.participant.driver.kept[0] == 2
 
 
 def test_a_learner_of_several_processes_is_refused():

@@ -1,0 +1,128 @@
+"""Errors for replicas that would not agree on what is declared equal."""
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from optax_dist._internal import axes
+from optax_dist._internal.replication import (
+  GROUPS,
+  TYPES,
+  Difference,
+  Divergence,
+)
+
+#: What the results of a step are, for messages and remedies.
+PARAMS, STATE, VARIABLES = "parameters", "parts of the state", "variables"
+
+_MOST = 3
+
+
+def refusal(
+  user: str, names: tuple[axes.AxisName, ...], outputs: Sequence[str]
+) -> Callable[[list[Divergence], list[Difference]], NoReturn]:
+  """Returns what raises the error for a step whose replicas would not agree.
+
+  Args:
+    user: the function with the step, for the message.
+    names: names of the axes over the replicas.
+    outputs: by result of the step, what it is.
+  """
+  axis = names[0] if len(names) == 1 else names
+  reduction = f"optax_dist.cross_shard({axis!r})"
+
+  def refuse(
+    divergences: list[Divergence], differences: list[Difference]
+  ) -> NoReturn:
+    if divergences:
+      raise ValueError(_diverges(divergences[0]))
+    of = lambda what: [d for d in differences if outputs[d.output] == what]
+    found = next(filter(None, map(of, (PARAMS, STATE, VARIABLES))))
+    raise ValueError(_differs(outputs[found[0].output], found))
+
+  def _diverges(found: Divergence) -> str:
+    if found.collective == TYPES:
+      return (
+        f"{user}: a branch or a loop mixes values that differ between replicas or"
+        " shards with values that don't, as optax.apply_if_finite or"
+        " optax.MultiSteps around cross_shard does. Reduce before it:"
+        f" optax.chain({reduction}, optax.apply_if_finite(...))."
+      )
+    return (
+      f"{user}: there is communication over axis {axes.listed(found.axes)}"
+      f" ({found.collective}) in a branch or a loop that each replica takes by"
+      f" values of its own{_arguments(found.origins)}, as with optax.apply_if_finite"
+      " around cross_shard. Replicas that disagree would wait for each other"
+      f" forever. Reduce before it: optax.chain({reduction},"
+      " optax.apply_if_finite(...)). sync_replicas drops gradients that are not"
+      " finite itself."
+    )
+
+  def _differs(what: str, found: list[Difference]) -> str:
+    which = ", ".join(d.path for d in found[:_MOST])
+    more = f" and {len(found) - _MOST} more" * (len(found) > _MOST)
+    over = axes.listed({name for d in found for name in d.axes})
+    origins = frozenset[object]().union(*(d.origins for d in found))
+    differ = (
+      f"{user}: {what} {which}{more} differ between replicas along axis {over}"
+    )
+    if origins == {TYPES}:
+      return (
+        f"{differ} after `tx`, as far as JAX can tell: reduce all that they are"
+        f" computed from, as in optax.chain({reduction}, optax.partition(...))."
+      )
+    shards = {name for d in found for name in d.axes} - set(names)
+    if shards:
+      return (
+        f"{differ} after `tx`, though they are not sharded over it: something in `tx`"
+        " takes one shard for the whole, as optax.clip_by_global_norm does. Use"
+        " optax_dist.clip_by_global_norm over all axes, or sum what it computes over"
+        f" {axes.listed(shards)}."
+      )
+    given = _arguments(origins)
+    if given and all(map(_argument, origins - {GROUPS})):
+      return (
+        f"{differ} after `tx`{given}, though all replicas share them: give one"
+        " value for all, such as the mean over the replicas."
+      )
+    if what == VARIABLES:
+      return (
+        f"{differ} after the loss, and can't be averaged, because they are not"
+        " floating-point. Compute them from what is equal on all replicas, or"
+        " return them with has_aux=True."
+      )
+    groups = (
+      " (`axis_index_groups` makes only the replicas of a group equal)"
+      * (GROUPS in origins)
+    )
+    if what == PARAMS:
+      return (
+        f"{differ} after `tx`, though all replicas share them{groups}: put"
+        f" {reduction} in front of it, for all parameters, as in"
+        f" optax.chain({reduction}, optax.adam(1e-3))."
+      )
+    # The last field in a path such as [1][0].trace['w'].
+    field = found[0].path.rpartition(".")[2].partition("[")[0]
+    by_field = f", {field!r}" * bool(field)
+    return (
+      f"{differ} after `tx`, though all replicas share them{groups}: put"
+      f" {reduction} in front of what they belong to. If it is meant to see each"
+      " replica's own gradient, say that it has a state of each replica:"
+      f" optax_dist.per_replica(..., {axis!r}{by_field})."
+    )
+
+  return refuse
+
+
+def argument(name: str) -> str:
+  """Returns the label of a keyword argument of each replica."""
+  return f"`{name}`"
+
+
+def _argument(origin: object) -> bool:
+  return isinstance(origin, str) and origin.startswith("`")
+
+
+def _arguments(origins: frozenset) -> str:
+  """Returns which keyword arguments are among the origins, for a message."""
+  given = sorted(filter(_argument, origins))
+  return f" (because of argument {', '.join(given)} of each)" if given else ""
