@@ -22,7 +22,7 @@ from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.data import arguments as data_arguments
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.launch import channel, cluster, environment, faults
-from optax_dist.coordinator.protocol import entries
+from optax_dist.coordinator.protocol import entries, inputs
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -256,6 +256,8 @@ def join(
         on_stuck=_end if line or chosen.step_timeout else None,
       )
       tell = None if line is None else line.say
+      if line is not None and program.index == 0:
+        line.hear(lambda event: _hear(part, event))
       made = replicas.Replica(part, preempted=preempted, tell=tell)
     try:
       return made.start()
@@ -376,6 +378,12 @@ def _start_store(
       idle=_IDLE,
     )
   return None
+
+
+def _hear(part: participant.Participant, event: channel.Event) -> None:
+  """Takes a message of the launcher."""
+  if event["event"] == "absent":
+    part.driver.feed(inputs.NeverJoined(tuple(event["replicas"])))
 
 
 def _end(reason: str) -> None:

@@ -56,6 +56,7 @@ class Replica:
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
+    participant.handover.on_finished = lambda: self._tell("finished")
 
   def start(self) -> Replica:
     """Asks to join, and waits until the replica is admitted.
@@ -446,6 +447,7 @@ class Replica:
     participant.driver.feed(inputs.LeaveWanted())
     left = lambda: participant.handover.left
     participant.wait(left, "for the confirmation that it may leave")
+    self._tell("left")
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
@@ -474,11 +476,7 @@ class Replica:
       return
     if self._preempted is not None:
       self._preempted.remove()
-    if self.has_left:
-      return
-    if self._participant.is_over:
-      self._tell("finished")
-    elif self.failure is not None:
+    if not self._participant.is_over and self.failure is not None:
       # A program that catches the error may exit with code 0.
       self._tell("failed", reason=str(self.failure))
 
@@ -491,8 +489,8 @@ class Replica:
     try:
       if self._participant.driver.is_forked:
         pass  # A child that was forked inside of the block has come to its end.
-      elif kind is None:
-        self.leave()
+      elif kind is None or (isinstance(error, SystemExit) and not error.code):
+        self.leave()  # An exit with success is no failure either.
       elif self.failure is None:
         # Tell the others, so that they need not wait for a timeout.
         reason = f"it has raised {error!r:.200}"

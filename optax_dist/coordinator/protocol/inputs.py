@@ -15,6 +15,7 @@ from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Incarnation,
   Process,
+  ReplicaId,
   StoreValue,
 )
 from optax_dist.coordinator.protocol.messages import Message
@@ -208,6 +209,16 @@ class SaveWanted(Struct):
   """All should save after the next commit; shown by `Publish.save`."""
 
 
+class NeverJoined(Struct):
+  """Replicas have ended before they ever joined; they count as lost.
+
+  Attributes:
+    replicas: all of them, so far.
+  """
+
+  replicas: tuple[ReplicaId, ...]
+
+
 class Aborted(Struct):
   """The training loop ends with an exception, but the process continues.
 
@@ -247,6 +258,7 @@ Input: TypeAlias = (
   | LeaveWanted
   | FinishWanted
   | SaveWanted
+  | NeverJoined
   | Aborted
   | FingerprintTaken
 )

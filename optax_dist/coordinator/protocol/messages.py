@@ -175,6 +175,15 @@ class Save(Struct):
   """A member asks all to save after the next commit (`Committed.save`)."""
 
 
+class NeverJoined(Struct):
+  """Replicas that the run expects have ended before they ever joined.
+
+  A member has heard that from its launcher.
+  """
+
+  replicas: tuple[ReplicaId, ...]
+
+
 class Fingerprint(Struct):
   """A digest of the sender's state; the leader ends the run if two differ.
 
@@ -416,6 +425,7 @@ ToLeader: TypeAlias = (
   | Leave
   | Finish
   | Save
+  | NeverJoined
   | Fingerprint
 )
 FromLeader: TypeAlias = (

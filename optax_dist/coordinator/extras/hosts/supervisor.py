@@ -138,8 +138,27 @@ class HostSupervisor:
   def notice(self) -> Notice:
     """The notice for the others; the writer adds the beat."""
     return codec.replace(
-      self.peers.own, over=self.over, signal=self._signal, part=self._part
+      self.peers.own,
+      over=self.over,
+      signal=self._signal,
+      part=self._part,
+      # Host 0 reads all, and is read by all: what the others have from it is not
+      # passed on.
+      never_joined=tuple(
+        sorted(self._own.never_joined if self.peers.host else self.never_joined)
+      ),
     )
+
+  @property
+  def never_joined(self) -> frozenset[int]:
+    """Replicas that have ended before they ever joined, on any host."""
+    found = self._own.never_joined
+    for host in self.peers.hosts:
+      notice = self.peers.notice(host)
+      if notice is not None and host != self.peers.host:
+        # One that never changed may be of an earlier launch.
+        found |= set(notice.never_joined) if self.peers.came(host) else set()
+    return found
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""

@@ -64,7 +64,13 @@ from optax_dist.ledger import spans as sp
 
 # What a replica may want of its leader, in the order in which a new one is told.
 # Of fingerprints it is the last one: others may tell theirs of the same step.
-_WISHES = (msg.Leave, msg.Finish, msg.Save, msg.Fingerprint)
+_WISHES = (
+  msg.Leave,
+  msg.Finish,
+  msg.Save,
+  msg.NeverJoined,
+  msg.Fingerprint,
+)
 
 
 class Follower:
@@ -239,6 +245,8 @@ class Follower:
         self._wish(msg.Finish(reason), now)
       case ins.SaveWanted():
         self._wish(msg.Save(), now)
+      case ins.NeverJoined(replicas):
+        self._wish(msg.NeverJoined(replicas), now)
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()

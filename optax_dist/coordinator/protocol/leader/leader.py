@@ -303,6 +303,8 @@ class Leader:
           self._step(quorum.Finish())
       case msg.Save():
         self._saving = True
+      case msg.NeverJoined(replicas):
+        self._never_joined(replicas)
       case msg.Fingerprint():
         self._fingerprint(state, message)
       case _:
@@ -504,6 +506,14 @@ class Leader:
       self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
       self._step(self._departure(False)(replica))
       self._members_changed()
+
+  def _never_joined(self, replicas: Iterable[ReplicaId]) -> None:
+    """Counts replicas as lost that have died before they joined."""
+    for replica in replicas:
+      # Of any other the log says what it is.
+      if replica not in self._quorum.replicas:
+        self._step(self._departure(False)(replica))
+        self._members_changed()
 
   # What members compute next.
 
