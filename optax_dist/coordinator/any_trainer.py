@@ -16,7 +16,7 @@ import optax
 from jax.experimental import io_callback
 
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, joining
+from optax_dist.coordinator import joining, memberships
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
@@ -128,6 +128,7 @@ class Behind:
     self.replica: Replica | None = None
     self._optimizer, self._options = optimizer, options
     self._total_steps = total_steps
+    self._owner = memberships.top_frame()
     # Under jit, JAX is called in this thread and not in the callback.
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
     self._lock = threading.Lock()
@@ -196,7 +197,7 @@ class Behind:
   def _at_exit(self) -> None:
     # An error that ends the program keeps the loop's generator until there are no
     # threads any more, and leaving would wait for them.
-    self.close(errors.CoordinatorError("The program ended inside of its loop."))
+    self.close(memberships.last_error())
 
   @contextlib.contextmanager
   def _leaving_on_sigterm(self) -> Iterator[preemption.Preemption]:
@@ -282,13 +283,14 @@ class Behind:
 
   def _join(self, params: Any, state: Any) -> Replica:
     """Joins the run with copies of the trainer's arrays, which it may donate."""
-    replica = joining.join(
-      _reachable(self._optimizer, self._shape),
-      list(map(_copy, params)),
-      opt_state=self._inner_shape.unflatten(map(_copy, state.inner)),
-      global_step=int(state.step),
-      **self._options,
-    )
+    with memberships.owned_by(self._owner):
+      replica = joining.join(
+        _reachable(self._optimizer, self._shape),
+        list(map(_copy, params)),
+        opt_state=self._inner_shape.unflatten(map(_copy, state.inner)),
+        global_step=int(state.step),
+        **self._options,
+      )
     atexit.register(self._at_exit)
     if self._preempted is not None:
       self._preempted.joined()

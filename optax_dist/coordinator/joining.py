@@ -17,7 +17,7 @@ import optax
 from optax_dist import ledger
 from optax_dist import quorum as rules
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, options, strategies
+from optax_dist.coordinator import errors, memberships, options, strategies
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.data import arguments as data_arguments
 from optax_dist.coordinator.data import probe as probes
@@ -148,6 +148,8 @@ def join(
   Raises:
     ValueError, TypeError: an argument is invalid.
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
+    CoordinatorError: this process is that replica of that run already, and its
+      program may still use it; what a notebook's cell has left is replaced.
     CoordinatorError: there is no answer within `timeout` seconds and the time
       in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
@@ -216,61 +218,71 @@ def join(
   if secret is None:
     secret = launched.find_secret()
   key = secret.encode() if isinstance(secret, str) else secret or b""
-  hosted = None
-  if start_store is None:
-    start_store = (
-      launched.channel is None and number == 0 and addresses.is_own(host)
-    )
-  start_store = start_store and program.index == 0
-  if start_store and isinstance(url, urls.Tcp):
-    hosted = _start_store(url.address, key, certificates)
-  try:
-    place = endpoint.connect(
-      url,
-      program.name(number),
-      key,
-      chosen.silence,
-      bind=bind,
-      ports=sockets.DEFAULT_PORTS
-      if ports is None
-      else addresses.parse_ports(ports),
-      advertise=advertise,
-      certificates=certificates,
-    )
-    with place.closed_on_error():
-      line = channel.current()
-      if on_sigterm is None and line is not None and launched.grace:
-        on_sigterm = "leave"
-      preempted = None
-      if on_sigterm is not None:
-        # Replicas get Ctrl-C only from the launcher, which passes it on.
-        preempted = preemption.Preemption(
-          on_sigterm, launched.grace, interrupts=line is not None
-        )
-      if line is not None:
-        faults.install(launched)
-      part = job(
-        place,
-        params=params,
-        replica=number,
-        on_stuck=_end if line or chosen.step_timeout else None,
+  with memberships.begin(
+    f"{url}", chosen.run, f"{program.name(number)}"
+  ) as membership:
+    hosted = None
+    if start_store is None:
+      start_store = (
+        launched.channel is None and number == 0 and addresses.is_own(host)
       )
-      tell = None if line is None else line.say
-      if line is not None and program.index == 0:
-        line.hear(lambda event: _hear(part, event))
-      made = replicas.Replica(part, preempted=preempted, tell=tell)
+    start_store = start_store and program.index == 0
+    if membership.follows is not None and not isinstance(url, urls.Tcp):
+      raise errors.CoordinatorError(
+        f"Run {chosen.run!r} was left without a replica by this process, and nobody"
+        " has its parameters. Give this one a run= of its own."
+      )
+    if start_store and isinstance(url, urls.Tcp):
+      hosted = _start_store(url.address, key, certificates)
     try:
-      return made.start()
-    except SystemExit:
-      _log.warning(
-        "Replica %r ends before it has joined the run: it got a signal.",
-        number,
+      place = endpoint.connect(
+        url,
+        program.name(number),
+        key,
+        chosen.silence,
+        bind=bind,
+        ports=sockets.DEFAULT_PORTS
+        if ports is None
+        else addresses.parse_ports(ports),
+        advertise=advertise,
+        certificates=certificates,
       )
+      with place.closed_on_error():
+        line = channel.current()
+        if on_sigterm is None and line is not None and launched.grace:
+          on_sigterm = "leave"
+        preempted = None
+        if on_sigterm is not None:
+          # Replicas get Ctrl-C only from the launcher, which passes it on.
+          preempted = preemption.Preemption(
+            on_sigterm, launched.grace, interrupts=line is not None
+          )
+        if line is not None:
+          faults.install(launched)
+        part = job(
+          place,
+          params=params,
+          replica=number,
+          on_stuck=_end if line or chosen.step_timeout else None,
+        )
+        tell = None if line is None else line.say
+        if line is not None and program.index == 0:
+          line.hear(lambda event: _hear(part, event))
+        made = replicas.Replica(part, preempted=preempted, tell=tell)
+        ends = preempted.remove if preempted is not None else lambda: None
+        membership.belongs_to(made, part, ends)
+      try:
+        return made.start(membership.follows)
+      except SystemExit:
+        _log.warning(
+          "Replica %r ends before it has joined the run: it got a signal.",
+          number,
+        )
+        raise
+    except BaseException:
+      if hosted is not None:
+        hosted.stop()
       raise
-  except BaseException:
-    if hosted is not None:
-      hosted.stop()
-    raise
 
 
 def run_embedded(

@@ -56,10 +56,15 @@ class Replica:
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
-    participant.handover.on_finished = lambda: self._tell("finished")
+    # Without `self`, which is gone once the program has no use for it.
+    told = self._tell
+    participant.handover.on_finished = lambda: told("finished")
 
-  def start(self) -> Replica:
+  def start(self, follows: int | None = None) -> Replica:
     """Asks to join, and waits until the replica is admitted.
+
+    Args:
+      follows: see `Participant.join`.
 
     Raises:
       JoinRefused: the job differs in parameters, optimizer or strategy.
@@ -71,7 +76,8 @@ class Replica:
     try:
       if preempted is not None:
         preempted.install()
-      self._participant.join(preempted.check if preempted else lambda: None)
+      check = preempted.check if preempted else lambda: None
+      self._participant.join(check, follows)
     except BaseException:
       self.close()
       raise

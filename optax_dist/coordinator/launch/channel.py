@@ -46,12 +46,14 @@ class Channel:
     """
 
     def read() -> None:
-      with contextlib.suppress(OSError, ValueError):
-        with self._socket.makefile("rb") as lines:
-          for line in lines:
-            event = json.loads(line)
-            for one in list(self._takers):
-              one(event)
+      with (
+        contextlib.suppress(OSError, ValueError),
+        self._socket.makefile("rb") as lines,
+      ):
+        for line in lines:
+          event = json.loads(line)
+          for one in list(self._takers):
+            one(event)
 
     self._takers.append(take)
     if len(self._takers) == 1:

@@ -208,6 +208,8 @@ class Launcher:
           told, num_processes=count, process_index=i, group_address=address
         )
       processes.append(self._spawn(told))
+      if restarts:
+        self._record(replica, processes[-1], None)
 
   def _spawn(self, told: Environment) -> child.Child:
     """Starts a process of a replica."""

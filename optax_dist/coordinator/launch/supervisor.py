@@ -302,7 +302,7 @@ class Supervisor:
     if self._stopped is not None:
       return JobEnded(128 + self._stopped)
     places = self._places.values()
-    if not (self.over or any(place.has_joined for place in places)):
+    if not (self.over or any(p.has_joined or p.left for p in places)):
       return GiveUpRun(
         f"{_NOBODY} All replicas of this host have ended with exit code 0, and"
         " whatever they have computed, each has done for itself."
@@ -400,7 +400,8 @@ class Supervisor:
     place, code = self._places[given.replica], given.code
     if place.state in _SETTLED:
       return []
-    if self.over or place.left or self._stopped is not None:
+    left = place.left and not code
+    if self.over or left or self._stopped is not None:
       place.state = State.DONE
       if place.joined:  # The others came too late to take part.
         self._ended_well |= not code

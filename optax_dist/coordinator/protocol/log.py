@@ -41,6 +41,13 @@ def marker_key(position: int, block: int) -> str:
   return f"trimmed/{position // block}"
 
 
+def all_keys(end: int, block: int) -> list[str]:
+  """The keys of a whole run whose log ends there, trimmed or not."""
+  records = [record_key(position) for position in range(end + 1)]
+  markers = [marker_key(position, block) for position in range(0, end, block)]
+  return [RUN_KEY, LEADER_KEY, *markers, *records]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Appended:
   """A record is in the log, and effects held back for it may be sent."""

@@ -11,6 +11,7 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import Process, ReplicaId
 from optax_dist.coordinator.protocol.follower.follower import Follower
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.leader.leader import Leader
@@ -66,6 +67,13 @@ class Node:
   def missing(self, now: float) -> str:
     """What the replica is waiting for, for an error message."""
     return self.follower.missing(now)
+
+  def log_read(self) -> tuple[int, frozenset[Process], frozenset[ReplicaId]]:
+    """Where the log ends, all members' processes, and lost replicas."""
+    position, view = self.follower.read()
+    processes = frozenset(m.process for m in view.members.values())
+    lost = frozenset(r for r, left in view.departed.items() if not left)
+    return position, processes, lost
 
   def _step(self, input_: Input, now: float) -> list[Effect]:
     leader, follower = self.leader, self.follower

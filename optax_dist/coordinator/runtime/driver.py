@@ -169,8 +169,13 @@ class Driver:
 
   # Called by the training loop.
 
-  def start(self) -> None:
-    """Starts the event loop; the replica looks for its run."""
+  def start(self, obsolete: Sequence[str] = ()) -> None:
+    """Starts the event loop; the replica looks for its run.
+
+    Args:
+      obsolete: keys of the store that are deleted first.
+    """
+    self.post(lambda: self._delete(obsolete))
     self._inputs.append(inputs.Started(self._nonce))
     self._thread.start()
 
@@ -260,6 +265,18 @@ class Driver:
       return "Its event loop does not answer."
     why = "; ".join(filter(None, (self._unanswered, self._unreached)))
     return f"It waits {waits}{f' ({why})' if why else ''}."
+
+  def log_read(
+    self,
+  ) -> tuple[int, frozenset[str], frozenset[int | str]] | None:
+    """What it has read of the log, once it is closed; None if that is not known.
+
+    Returns:
+      Where the log ends, the processes of all members, and the replicas that
+      were lost and may come back.
+    """
+    read = getattr(self._core, "log_read", None)
+    return None if read is None else read()
 
   def stalled(self) -> bool:
     """Whether other replicas wait; callable from any thread."""

@@ -26,7 +26,7 @@ from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import config
+from optax_dist.coordinator.protocol import config, inputs, log
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime import (
   agreement,
@@ -298,11 +298,13 @@ class Participant:
 
   # Its beginning and its end.
 
-  def join(self, check: Callable[[], None]) -> None:
+  def join(self, check: Callable[[], None], follows: int | None = None) -> None:
     """Starts the event loop, and waits until the replica is admitted.
 
     Args:
       check: called once the event loop has started; may raise.
+      follows: where the log of this run ends, which nobody can continue: the run
+        begins anew; None if that is not so.
 
     Raises:
       CoordinatorError: see `Replica.start`.
@@ -310,7 +312,10 @@ class Participant:
     seen = self.handover
     admitted = lambda: seen.admission > 0
     seconds = min(self.settings.stall_warning, _JOINS_WITHIN)
-    self.driver.start()
+    obsolete: Sequence[str] = ()
+    if follows is not None:
+      obsolete = log.all_keys(follows, self.config.block)
+    self.driver.start(obsolete)
     check()
     if not (seen.wait(admitted, seconds) or seen.is_over):
       # Only a leader reports stalls, and this replica may never reach one.
@@ -332,6 +337,17 @@ class Participant:
       self.sums.close()
     self.driver.close()
     self.handover.close()
+
+  def abort(self, reason: str, failure: BaseException) -> None:
+    """Ends its part in the run at once, and closes it.
+
+    Args:
+      reason: for the others.
+      failure: what the training loop gets.
+    """
+    self.handover.fail(failure)
+    self.driver.feed(inputs.Aborted(reason))
+    self.close()
 
   def _evict(self, reason: str, stacks: str) -> None:
     """Called by the watchdog: the training loop is stuck."""

@@ -7,7 +7,7 @@ import pytest
 
 from optax_dist.cli import main
 
-_PROGRAM = str(pathlib.Path(__file__).with_name("ending_replica.py"))
+_PROGRAM = str(pathlib.Path(__file__).with_name("ending_program.py"))
 _ONE = ("--replicas", "2", "--min-replicas", "1")
 _NOBODY = "no replica has joined; does the script call coordinator.join?"
 

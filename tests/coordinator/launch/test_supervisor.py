@@ -23,11 +23,22 @@ class _Made:
   def state(self, replica):
     return self.machine.state(replica)
 
+  def leave(self, replica, now):
+    """A replica joins, leaves and ends well."""
+    effects = []
+    for given in (
+      sup.Joined(replica),
+      sup.Left(replica),
+      sup.ReplicaEnded(replica, 0),
+    ):
+      effects += self.step(given, now)
+    return effects
+
 
 def test_all_end_well():
   made = _Made(2)
-  assert made.step(sup.ReplicaEnded(0, 0), 1.0) == []
-  assert made.step(sup.ReplicaEnded(1, 0), 2.0) == [sup.JobEnded(0)]
+  assert made.leave(0, 1.0) == []
+  assert made.leave(1, 2.0) == [sup.JobEnded(0)]
   # Nothing comes after that.
   assert made.step(sup.LauncherStops(15), 3.0) == []
 
@@ -75,13 +86,13 @@ def test_it_goes_on_with_fewer_while_they_are_enough():
   assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
   made = _Made(3, restarts=0, needed=2)
   made.step(sup.ReplicaEnded(0, -9), 5.0)
-  made.step(sup.ReplicaEnded(1, 0), 6.0)
-  assert made.step(sup.ReplicaEnded(2, 0), 6.0) == [sup.JobEnded(0)]
+  made.leave(1, 6.0)
+  assert made.leave(2, 6.0) == [sup.JobEnded(0)]
 
 
 def test_one_that_left_holds_no_parameters():
   made = _Made(2)
-  made.step(sup.ReplicaEnded(0, 0), 1.0)
+  made.leave(0, 1.0)
   [given_up] = made.step(sup.ReplicaEnded(1, -9), 2.0)
   assert given_up.reason.startswith("No replica is left: replica 1")
 

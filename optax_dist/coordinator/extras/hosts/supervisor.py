@@ -35,6 +35,7 @@ from optax_dist.coordinator.launch.supervisor import (
   GiveUpRun,
   KillReplica,
   LauncherStops,
+  Left,
   ReplicaEnded,
   RunOver,
   SignalReplica,
@@ -288,9 +289,9 @@ class HostSupervisor:
         return [*killed, *self._fail(code, words, tail, now)]
     if mine.stage == Stage.DONE:
       return self._finish(now) if done else []
-    return self._pass_on()
+    return self._pass_on(now)
 
-  def _pass_on(self) -> list[Effect]:
+  def _pass_on(self, now: float) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts has to stop."""
     for host in self._others:
       notice = self.peers.notice(host)
@@ -302,7 +303,8 @@ class HostSupervisor:
         and not self._signal
       ):
         self._set(Stage.LEAVES)
-        return [SignalReplica(self._replica, notice.signal)]
+        leaves = self._decide(Left(self._replica), now)
+        return [*leaves, SignalReplica(self._replica, notice.signal)]
     return []
 
   def _part_of(self, host: int) -> Part:

@@ -125,6 +125,10 @@ class Follower:
     # When a leader was last heard from, and by which message.
     self._heard: tuple[float, str] | None = None
 
+  def read(self) -> tuple[int, View]:
+    """The position up to which it has read the log, and what that decides."""
+    return self._position, self.view
+
   @property
   def stalled(self) -> bool:
     """Whether the leader says that a step takes long."""

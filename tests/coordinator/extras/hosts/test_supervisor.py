@@ -81,6 +81,12 @@ class _Hosts:
     assert self.read(0, now) == [_begin(0)]
     assert self.read(1, now) == [_begin(0)]
 
+  def leave(self, now):
+    """The processes on both hosts say that the replica has left."""
+    for host in (0, 1):
+      for given in (sup.Joined(0), sup.Left(0)):
+        assert self.tell(host, given, now) == []
+
   def stage(self, host):
     return self.machines[host].notice.part.stage
 
@@ -96,6 +102,7 @@ _KILL = sup.KillReplica(0)
 def test_a_replica_starts_once_all_hosts_are_ready_and_ends_well():
   two = _Hosts()
   two.start()
+  two.leave(4.0)
   assert two.tell(0, sup.ReplicaEnded(0, 0), 5.0) == []
   assert two.read(1, 5.1) == []  # It waits for its own.
   assert two.tell(1, sup.ReplicaEnded(0, 0), 6.0) == [sup.JobEnded(0)]

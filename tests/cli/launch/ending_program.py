@@ -6,9 +6,6 @@ import signal
 import sys
 import time
 
-REPLICA = os.environ["OPTAX_DIST_REPLICA"]
-RESTARTS = os.environ["OPTAX_DIST_RESTARTS"]
-
 
 def _end(how):
   """Ends this process."""
@@ -30,10 +27,12 @@ def _wait_for(path):
 
 
 def main():
-  """See `ends`: REPLICA WHEN HOW, on its first start only with "once"."""
+  """A replica, or "all", ends at a time in a way; only its first start, if once."""
+  number = os.environ["OPTAX_DIST_REPLICA"]
+  restarts = os.environ["OPTAX_DIST_RESTARTS"]
   folder, which, when, how, *once = sys.argv[1:]
   folder = pathlib.Path(folder)
-  ends = which in (REPLICA, "all") and not (once and int(RESTARTS))
+  ends = which in (number, "all") and not (once and int(restarts))
   if ends and when == "imports":
     _end(how)
 
@@ -44,8 +43,8 @@ def main():
 
   replica = coordinator.join(optax.sgd(0.5), jnp.zeros(2))
   print("joined", flush=True)
-  (folder / f"joined-{REPLICA}-{RESTARTS}").touch()
-  if when == "run" and RESTARTS == "0":
+  (folder / f"joined-{number}-{restarts}").touch()
+  if when == "run" and restarts == "0":
     _wait_for(folder / "joined-0-0")
     _wait_for(folder / "joined-1-0")
   if when == "forgets":
@@ -59,13 +58,13 @@ def main():
       steps += 1
       if ends and when == "run" and steps == 2:
         _end(how)
-      if once and not ends and steps == 4 and RESTARTS == "0":
+      if once and not ends and steps == 4 and restarts == "0":
         # The other one comes back before the end.
         _wait_for(folder / f"joined-{which}-1")
       print("members", *outcome.members, flush=True)
     replica.finish()
     if when == "end":
-      (folder / f"over-{REPLICA}").touch()
+      (folder / f"over-{number}").touch()
       _wait_for(folder / "over-0")
       _wait_for(folder / "over-1")
       time.sleep(0.3)  # The launcher has heard of the end.
