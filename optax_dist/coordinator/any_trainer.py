@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import contextlib
 import threading
@@ -150,6 +149,11 @@ class Behind:
     """Whether the run is over and the trainer has its last parameters."""
     return self._settled or self._closed
 
+  @property
+  def preempted(self) -> bool:
+    """Whether SIGTERM has come, inside `until_finished`; see `Replica.preempted`."""
+    return self._preempted is not None and self._preempted.look()
+
   def until_finished(self, batches: Iterable[T]) -> Iterator[T]:
     """Yields batches until the run is over, then closes the replica.
 
@@ -167,7 +171,7 @@ class Behind:
     self._raises_later = True
     left = iter(batches)
     with self._leaving_on_sigterm() as preempted:
-      while self._failure is None and not (self.finished or preempted.received):
+      while self._failure is None and not (self.finished or preempted.look()):
         try:
           batch = next(left)
         except StopIteration:
@@ -183,7 +187,6 @@ class Behind:
       error: tells the others at once that the replica is lost; without one it
         leaves gracefully.
     """
-    atexit.unregister(self._at_exit)
     error = self._failure or error
     with self._lock:
       if self.replica is not None and not self._closed:
@@ -193,11 +196,6 @@ class Behind:
         )
       self._closed = True
     self._worker.shutdown(wait=False)
-
-  def _at_exit(self) -> None:
-    # An error that ends the program keeps the loop's generator until there are no
-    # threads any more, and leaving would wait for them.
-    self.close(memberships.last_error())
 
   @contextlib.contextmanager
   def _leaving_on_sigterm(self) -> Iterator[preemption.Preemption]:
@@ -291,7 +289,6 @@ class Behind:
         global_step=int(state.step),
         **self._options,
       )
-    atexit.register(self._at_exit)
     if self._preempted is not None:
       self._preempted.joined()
     return replica

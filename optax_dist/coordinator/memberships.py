@@ -81,11 +81,6 @@ class Membership:
     self._remove_handlers = remove_handlers
 
   @property
-  def replica(self) -> Replica | None:
-    """The replica, while the program has it."""
-    return None if self._replica is None else self._replica()
-
-  @property
   def is_ours(self) -> bool:
     """Whether this process has made it, and not the one that it was forked from."""
     return self._process == os.getpid()
@@ -199,14 +194,21 @@ def _abandoned(made: Membership, earlier: Membership | None) -> int | None:
 
 
 def _leave_all() -> None:
-  """Ends the program's replicas, when it has come to its end without doing so."""
+  """Ends the program's replicas, when it has come to its end without doing so.
+
+  Later there are no threads any more that could do it.
+  """
   error = last_error()
   for made in list(_known.values()):
-    replica = made.replica
-    if replica is not None and made.is_open:
-      with contextlib.suppress(errors.CoordinatorError):
-        kind = None if error is None else type(error)
-        replica.__exit__(kind, error, None)
+    part = made.part
+    if part is None or not made.is_open:
+      continue
+    with contextlib.suppress(errors.CoordinatorError):
+      if error is None:
+        part.leave()
+        part.close()
+      else:
+        part.abort(f"it has raised {error!r:.200}", error)
 
 
 def last_error() -> BaseException | None:

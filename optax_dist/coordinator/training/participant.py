@@ -111,6 +111,7 @@ class Participant:
     submission: what is summed and submitted.
     stopwatch: measures the training loop.
     watchdog: finds a training loop that is stuck.
+    tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
     to_save: the state to save; None: that of the parameters.
   """
@@ -261,6 +262,8 @@ class Participant:
     if begins_fresh:
       self.driver.keep(parts.inner)
     self.handover = self.driver.handover
+    self.tell: Callable[..., None] = lambda event, **fields: None
+    self.handover.on_finished = lambda: self.tell("finished")
     self.submission = Submission(
       self.handover.published,
       add,
@@ -337,6 +340,18 @@ class Participant:
       self.sums.close()
     self.driver.close()
     self.handover.close()
+
+  def leave(self) -> None:
+    """Leaves the run gracefully; the others go on.
+
+    Raises:
+      CoordinatorError: no acknowledgement came within `timeout` seconds.
+    """
+    self.raise_failure()
+    self.driver.feed(inputs.LeaveWanted())
+    left = lambda: self.handover.left
+    self.wait(left, "for the confirmation that it may leave")
+    self.tell("left")
 
   def abort(self, reason: str, failure: BaseException) -> None:
     """Ends its part in the run at once, and closes it.
