@@ -295,6 +295,41 @@ def test_a_host_that_waits_for_others_can_be_stopped(stopped):
   assert one.step(sup.LauncherStops(2), 1.0) == [sup.JobEnded(130)]
 
 
+def test_all_hosts_know_of_replicas_that_died_before_they_joined():
+  """Host 0 reads all notices, and the others its."""
+  share = lambda host: Share(
+    range(host, host + 1), range(1), range(host, host + 1)
+  )
+  hosts = [
+    HostSupervisor(
+      share(host),
+      sup.Policy(whole=False),
+      Peers(host, Notice(f"launcher {host}"), known, 0.0, _SILENCE),
+      lambda: "",
+    )
+    for host, known in ((0, range(3)), (1, (0, 1)), (2, (0, 2)))
+  ]
+  beats = iter(range(1, 100))
+
+  def exchange(reader, writer, now):
+    for _ in range(2):  # A first one could be of an earlier launch.
+      notice = codec.replace(hosts[writer].notice, beat=next(beats))
+      hosts[reader].step(NoticeRead(writer, notice), now)
+
+  for host in hosts:
+    host.start(0.0)
+  hosts[2].step(sup.ReplicaEnded(2, 1, "failed"), 1.0)
+  exchange(0, 2, 1.0)
+  exchange(1, 0, 1.0)
+  assert [host.never_joined for host in hosts] == [{2}] * 3
+  # It joins at its second start, and the news passes on in the same way.
+  hosts[2].step(sup.Joined(2), 5.0)
+  exchange(0, 1, 5.0)
+  exchange(0, 2, 5.0)
+  exchange(1, 0, 5.0)
+  assert [host.never_joined for host in hosts] == [set()] * 3
+
+
 def test_a_launcher_that_ends_says_so():
   two = _Hosts()
   two.start()
