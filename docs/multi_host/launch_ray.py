@@ -1,6 +1,6 @@
 """Launches a job on the hosts of a Ray cluster: an actor on each runs a launcher.
 
-  python launch_ray.py --hosts 4 -- --output /shared/runs/first --resume train.py
+  python launch_ray.py --hosts 4 -- --output /shared/first --resume train_replica.py
 
 An actor whose host is lost is started again on another one. (With the store on host
 0 that one is the exception; with `--store etcd://...` there is none.) Ctrl-C or SIGTERM

@@ -24,4 +24,4 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # --no-kill, srun ends the launchers of all hosts when one host fails.
 srun --no-kill --kill-on-bad-exit=0 .venv/bin/optax-dist launch \
   --replicas-to-aggregate 3 --min-replicas 2 --grace 60 \
-  --output "runs/$SLURM_JOB_ID" --resume train.py
+  --output "runs/$SLURM_JOB_ID" --resume train_replica.py

@@ -1,6 +1,6 @@
 """Launches a job on hosts that are reached by ssh.
 
-  python launch_ssh.py host0 host1 host2 -- --output runs/first train.py --steps 300
+  python launch_ssh.py host0 host1 host2 -- --output first train_replica.py --steps 300
 
 Each host has the same folder at the same path, with .venv in it. Ctrl-C here stops
 all of them; so does the end of a connection.

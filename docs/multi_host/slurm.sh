@@ -10,4 +10,4 @@
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # One process per GPU. Do not add --gpus-per-task or --gpu-bind: each process has
 # to see all GPUs of its node, and JAX picks the one of its SLURM_LOCALID.
-srun --kill-on-bad-exit=1 .venv/bin/python train.py
+srun --kill-on-bad-exit=1 .venv/bin/python train_one_program.py

@@ -12,4 +12,4 @@ on_all() {
 gcloud compute tpus tpu-vm scp --zone="$zone" --worker=all --recurse \
   optax-dist "$name":
 on_all "python3 -m venv venv && venv/bin/pip install -q 'jax[tpu]' './optax-dist[train]'"
-on_all "venv/bin/python optax-dist/docs/multi_host/train.py"
+on_all "venv/bin/python optax-dist/docs/multi_host/train_one_program.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import contextlib
 import threading
@@ -16,7 +15,7 @@ import optax
 from jax.experimental import io_callback
 
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, joining
+from optax_dist.coordinator import joining, memberships
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
@@ -128,6 +127,7 @@ class Behind:
     self.replica: Replica | None = None
     self._optimizer, self._options = optimizer, options
     self._total_steps = total_steps
+    self._owner = memberships.top_frame()
     # Under jit, JAX is called in this thread and not in the callback.
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
     self._lock = threading.Lock()
@@ -149,6 +149,11 @@ class Behind:
     """Whether the run is over and the trainer has its last parameters."""
     return self._settled or self._closed
 
+  @property
+  def preempted(self) -> bool:
+    """Whether SIGTERM has come, inside `until_finished`; see `Replica.preempted`."""
+    return self._preempted is not None and self._preempted.look()
+
   def until_finished(self, batches: Iterable[T]) -> Iterator[T]:
     """Yields batches until the run is over, then closes the replica.
 
@@ -166,7 +171,7 @@ class Behind:
     self._raises_later = True
     left = iter(batches)
     with self._leaving_on_sigterm() as preempted:
-      while self._failure is None and not (self.finished or preempted.received):
+      while self._failure is None and not (self.finished or preempted.look()):
         try:
           batch = next(left)
         except StopIteration:
@@ -182,7 +187,6 @@ class Behind:
       error: tells the others at once that the replica is lost; without one it
         leaves gracefully.
     """
-    atexit.unregister(self._at_exit)
     error = self._failure or error
     with self._lock:
       if self.replica is not None and not self._closed:
@@ -192,11 +196,6 @@ class Behind:
         )
       self._closed = True
     self._worker.shutdown(wait=False)
-
-  def _at_exit(self) -> None:
-    # An error that ends the program keeps the loop's generator until there are no
-    # threads any more, and leaving would wait for them.
-    self.close(errors.CoordinatorError("The program ended inside of its loop."))
 
   @contextlib.contextmanager
   def _leaving_on_sigterm(self) -> Iterator[preemption.Preemption]:
@@ -282,14 +281,14 @@ class Behind:
 
   def _join(self, params: Any, state: Any) -> Replica:
     """Joins the run with copies of the trainer's arrays, which it may donate."""
-    replica = joining.join(
-      _reachable(self._optimizer, self._shape),
-      list(map(_copy, params)),
-      opt_state=self._inner_shape.unflatten(map(_copy, state.inner)),
-      global_step=int(state.step),
-      **self._options,
-    )
-    atexit.register(self._at_exit)
+    with memberships.owned_by(self._owner):
+      replica = joining.join(
+        _reachable(self._optimizer, self._shape),
+        list(map(_copy, params)),
+        opt_state=self._inner_shape.unflatten(map(_copy, state.inner)),
+        global_step=int(state.step),
+        **self._options,
+      )
     if self._preempted is not None:
       self._preempted.joined()
     return replica

@@ -17,12 +17,12 @@ import optax
 from optax_dist import ledger
 from optax_dist import quorum as rules
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, options, strategies
+from optax_dist.coordinator import errors, memberships, options, strategies
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.data import arguments as data_arguments
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.launch import channel, cluster, environment, faults
-from optax_dist.coordinator.protocol import entries
+from optax_dist.coordinator.protocol import entries, inputs
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -145,6 +145,8 @@ def join(
   Raises:
     ValueError, TypeError: an argument is invalid.
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
+    CoordinatorError: this process is that replica of that run already, and its
+      program may still use it; what a notebook's cell has left is replaced.
     CoordinatorError: there is no answer within `timeout` seconds and the time
       in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
@@ -214,56 +216,63 @@ def join(
     start_coordinator = launched.channel is None and addresses.is_own(
       where.host
     )
-  starter = None
-  if start_coordinator and program.index == 0:
-    starter = _Starter(where, key, certificates)
-    starter.start()
-  try:
-    place = endpoint.connect(
-      address,
-      program.name(number),
-      key,
-      chosen.silence,
-      bind=bind,
-      ports=sockets.DEFAULT_PORTS
-      if ports is None
-      else addresses.parse_ports(ports),
-      advertise=advertise,
-      certificates=certificates,
-      restart=None if starter is None else starter.start_later,
-    )
-    with place.closed_on_error():
-      line = channel.current()
-      if on_sigterm is None and line is not None and launched.grace:
-        on_sigterm = "leave"
-      preempted = None
-      if on_sigterm is not None:
-        # Replicas get Ctrl-C only from the launcher, which passes it on.
-        preempted = preemption.Preemption(
-          on_sigterm, launched.grace, interrupts=line is not None
-        )
-      if line is not None:
-        faults.install(launched)
-      part = job(
-        place,
-        params=params,
-        replica=number,
-        on_stuck=_end if line or chosen.step_timeout else None,
-      )
-      tell = None if line is None else line.say
-      made = replicas.Replica(part, preempted=preempted, tell=tell)
+  with memberships.begin(
+    address, chosen.run, f"{program.name(number)}"
+  ) as membership:
+    starter = None
+    if start_coordinator and program.index == 0:
+      starter = _Starter(where, key, certificates)
+      starter.start()
     try:
-      return made.start()
-    except SystemExit:
-      _log.warning(
-        "Replica %r ends before it has joined the run: it got a signal.",
-        number,
+      place = endpoint.connect(
+        address,
+        program.name(number),
+        key,
+        chosen.silence,
+        bind=bind,
+        ports=sockets.DEFAULT_PORTS
+        if ports is None
+        else addresses.parse_ports(ports),
+        advertise=advertise,
+        certificates=certificates,
+        restart=None if starter is None else starter.start_later,
       )
+      with place.closed_on_error():
+        line = channel.current()
+        if on_sigterm is None and line is not None and launched.grace:
+          on_sigterm = "leave"
+        preempted = None
+        if on_sigterm is not None:
+          # Replicas get Ctrl-C only from the launcher, which passes it on.
+          preempted = preemption.Preemption(
+            on_sigterm, launched.grace, interrupts=line is not None
+          )
+        if line is not None:
+          faults.install(launched)
+        part = job(
+          place,
+          params=params,
+          replica=number,
+          on_stuck=_end if line or chosen.step_timeout else None,
+        )
+        tell = None if line is None else line.say
+        if line is not None and program.index == 0:
+          line.hear(lambda event: _hear(part, event))
+        made = replicas.Replica(part, preempted=preempted, tell=tell)
+        ends = preempted.remove if preempted is not None else lambda: None
+        membership.belongs_to(made, part, ends)
+      try:
+        return made.start()
+      except SystemExit:
+        _log.warning(
+          "Replica %r ends before it has joined the run: it got a signal.",
+          number,
+        )
+        raise
+    except BaseException:
+      if starter is not None:
+        starter.stop()
       raise
-  except BaseException:
-    if starter is not None:
-      starter.stop()
-    raise
 
 
 def run_embedded(
@@ -403,6 +412,12 @@ class _Starter:
     """Stops it, if it was started here."""
     if self._started is not None:
       self._started.stop()
+
+
+def _hear(part: participant.Participant, event: channel.Event) -> None:
+  """Takes a message of the launcher."""
+  if event["event"] == "absent":
+    part.driver.feed(inputs.NeverJoined(tuple(event["replicas"])))
 
 
 def _end(reason: str) -> None:

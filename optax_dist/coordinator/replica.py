@@ -51,7 +51,8 @@ class Replica:
     """
     self.replica, self.processes = participant.replica, participant.processes
     self._participant, self._preempted = participant, preempted
-    self._tell = tell or (lambda event, **fields: None)
+    if tell is not None:
+      participant.tell = tell
     self._has_stepped = False
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
@@ -70,7 +71,8 @@ class Replica:
     try:
       if preempted is not None:
         preempted.install()
-      self._participant.join(preempted.check if preempted else lambda: None)
+      check = preempted.check if preempted else lambda: None
+      self._participant.join(check)
     except BaseException:
       self.close()
       raise
@@ -79,7 +81,7 @@ class Replica:
     self._loop.begin()
     if self._participant.settings.step_timeout != 0:
       self._participant.watchdog.start()
-    self._tell("joined", step=self.global_step)
+    self._participant.tell("joined", step=self.global_step)
     return self
 
   # Read by the training loop.
@@ -166,6 +168,15 @@ class Replica:
         # Others may have taken the last steps since this one's last call.
         self._loop.ended(0)
     return participant.is_over
+
+  @property
+  def preempted(self) -> bool:
+    """Whether this process got SIGTERM, or a launcher's Ctrl-C.
+
+    The next `step` leaves the run then (`on_sigterm` of `join`). A loop without
+    `step`, such as an evaluation, looks here, and ends early.
+    """
+    return self._preempted is not None and self._preempted.look()
 
   @property
   def has_left(self) -> bool:
@@ -381,7 +392,7 @@ class Replica:
         outcome = self._loop.add(grads, text, count)
       if outcome.members and not self._has_stepped:
         self._has_stepped = True
-        self._tell("stepped")
+        participant.tell("stepped")
       return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:
@@ -439,19 +450,15 @@ class Replica:
     Raises:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
-    if self.finished:
-      return
-    participant = self._participant
-    participant.raise_failure()
-    participant.driver.feed(inputs.LeaveWanted())
-    left = lambda: participant.handover.left
-    participant.wait(left, "for the confirmation that it may leave")
+    if not self.finished:
+      self._participant.leave()
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
     preempted = self._preempted
     if preempted is None or outcome.finished:
       return outcome
+    preempted.look()
     if preempted.wants_save():
       self.save_soon()
     decided = bool(outcome.members or outcome.reason)
@@ -474,13 +481,9 @@ class Replica:
       return
     if self._preempted is not None:
       self._preempted.remove()
-    if self.has_left:
-      return
-    if self._participant.is_over:
-      self._tell("finished")
-    elif self.failure is not None:
+    if not self._participant.is_over and self.failure is not None:
       # A program that catches the error may exit with code 0.
-      self._tell("failed", reason=str(self.failure))
+      self._participant.tell("failed", reason=str(self.failure))
 
   def __enter__(self) -> Replica:
     return self
@@ -491,8 +494,10 @@ class Replica:
     try:
       if self._participant.driver.is_forked:
         pass  # A child that was forked inside of the block has come to its end.
-      elif kind is None:
-        self.leave()
+      elif self._participant.closed:
+        pass  # It has ended before, for instance at the end of the program.
+      elif kind is None or (isinstance(error, SystemExit) and not error.code):
+        self.leave()  # An exit with success is no failure either.
       elif self.failure is None:
         # Tell the others, so that they need not wait for a timeout.
         reason = f"it has raised {error!r:.200}"

@@ -212,23 +212,35 @@ class TrainStep:
     leaves, treedef = jax.tree.flatten(kept)
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
       return self._mapped, kept
-    key = treedef, tuple(getattr(x, "sharding", None) for x in leaves)
-    if key not in self._steps:
-      kept = self._placed(kept)
-      shardings = jax.tree.map(lambda x: x.sharding, kept)
-      key = treedef, tuple(jax.tree.leaves(shardings))
-      if key not in self._steps:
-        self._steps[key] = jax.jit(
-          self._mapped,
-          static_argnums=0,
-          donate_argnums=1,
-          out_shardings=(shardings, None),
-        )
-    return self._steps[key], kept
+    given = treedef, [getattr(x, "sharding", None) for x in leaves]
+    step = self._step_for(given)
+    if step is not None:
+      return step, kept
+    kept = self._placed(kept)
+    shardings = jax.tree.map(lambda x: x.sharding, kept)
+    placed = treedef, jax.tree.leaves(shardings)
+    step = self._step_for(placed)
+    if step is None:
+      step = jax.jit(
+        self._mapped,
+        static_argnums=0,
+        donate_argnums=1,
+        out_shardings=(shardings, None),
+      )
+      self._steps.append((placed, step))
+    return step, kept
+
+  def _step_for(self, arguments: Any) -> Callable[..., Any] | None:
+    found = (step for of, step in self._steps if of == arguments)
+    return next(found, None)
 
   @functools.cached_property
-  def _steps(self) -> dict[Any, Callable[..., Any]]:
-    return {}
+  def _steps(self) -> list[tuple[Any, Callable[..., Any]]]:
+    """The jitted steps, after the structure and the shardings of what they keep.
+
+    Usually there is one, and comparing is faster than hashing many shardings.
+    """
+    return []
 
   def _mapped(
     self,

@@ -184,7 +184,7 @@ def test_slurm(place, monkeypatch):
   made, args = found[0]
   assert made.node.address.startswith("node03:")
   assert (made.settings.replicas_to_aggregate, made.needed) == (3, 2)
-  assert args.program == ["train.py"]
+  assert args.program == ["train_replica.py"]
   # The secret is gone with the job.
   assert list(place.glob(".secret*")) == []
   text = (_FILES / "launch_slurm.sh").read_text()
@@ -200,7 +200,13 @@ def test_ssh(place):
   process = _start(
     place,
     *(sys.executable, _FILES / "launch_ssh.py", *hosts, "--"),
-    *("--replicas-to-aggregate", "2", "train.py", "--name", "it's a run"),
+    *(
+      "--replicas-to-aggregate",
+      "2",
+      "train_replica.py",
+      "--name",
+      "it's a run",
+    ),
   )
   assert process.wait(300) == 0
   assert sorted((place / "hosts").read_text().split()) == hosts
@@ -212,7 +218,7 @@ def test_ssh(place):
   _check_hosts(found, 3)
   made, args = found[0]
   assert made.node.address == "host0:29300"
-  assert args.program == ["train.py", "--name", "it's a run"]
+  assert args.program == ["train_replica.py", "--name", "it's a run"]
   assert {folder for _, _, folder in told} == {str(place)}
   assert made.settings.secret not in (place / "commands").read_text()
 
@@ -221,7 +227,7 @@ def test_ssh_stops_all_hosts(place):
   process = _start(
     place,
     *(sys.executable, _FILES / "launch_ssh.py", "host0", "host1", "--"),
-    *("train.py", "--wait"),
+    *("train_replica.py", "--wait"),
   )
   waiting.until(lambda: len(_told(place)) >= 2)
   process.send_signal(signal.SIGTERM)
@@ -249,7 +255,7 @@ def test_ssh_stops_the_hosts_that_it_has_started_so_far(monkeypatch):
   monkeypatch.setattr(subprocess, "Popen", Process)
   monkeypatch.setattr(signal, "signal", lambda *_: None)
   monkeypatch.setattr(
-    sys, "argv", ["launch_ssh.py", "host0", "host1", "--", "train.py"]
+    sys, "argv", ["launch_ssh.py", "host0", "host1", "--", "train_replica.py"]
   )
   assert program.main() == 143
 
@@ -270,18 +276,18 @@ def _start_ray(place, *arguments):
 
 def test_ray(place):
   flags = ("--output", "/shared/run", "--resume")
-  assert _start_ray(place, *flags, "train.py").wait(300) == 0
+  assert _start_ray(place, *flags, "train_replica.py").wait(300) == 0
   found = sorted(
     (_job(arguments, environ) for arguments, environ, _ in _told(place)),
     key=lambda one: one[0].node.rank,
   )
   _check_hosts(found, 3)
   assert found[0][0].node.address == "10.0.0.7:29300"
-  assert found[0][1].program == ["train.py"]
+  assert found[0][1].program == ["train_replica.py"]
 
 
 def test_ray_stops_all_hosts(place):
-  process = _start_ray(place, "train.py", "--wait")
+  process = _start_ray(place, "train_replica.py", "--wait")
   waiting.until(lambda: len(_told(place)) >= 3)
   process.send_signal(signal.SIGTERM)
   assert process.wait(300) == 143

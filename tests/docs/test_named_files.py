@@ -27,8 +27,15 @@ _ENTRIES = [
   if "__pycache__" not in path.parts and "_build" not in path.parts
 ]
 
-#: Of a run's output, of other projects, or an example in an address.
-_ELSEWHERE = {"checkpoints", "team", "step.py", "returnn/tf/updater.py"}
+#: Of a run's output, of readers, of other projects, or an example in an address.
+_ELSEWHERE = {
+  "checkpoints",
+  "train.py",
+  "train_replica.py",
+  "team",
+  "step.py",
+  "returnn/tf/updater.py",
+}
 
 
 def _missing(text):

@@ -1,4 +1,4 @@
-"""docs/multi_host/train.py over two processes, as its page says."""
+"""docs/multi_host/train_one_program.py over two processes, as its page says."""
 
 import importlib.util
 import pathlib
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 _PROGRAM = pathlib.Path(__file__).resolve().parents[2] / (
-  "docs/multi_host/train.py"
+  "docs/multi_host/train_one_program.py"
 )
 
 

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import launch
 import maps
 import numpy as np
+import optax
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
@@ -58,3 +60,27 @@ def test_random_keys_are_placed_over_processes():
   by_process = launch.run(_place_keys, processes=2, devices=1)
   expected = jax.random.key_data(jax.random.split(jax.random.key(0), 2))
   np.testing.assert_array_equal(np.concatenate(by_process), expected)
+
+
+@jax.numpy_dtype_promotion("standard")  # As optax needs.
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_step_gets_back_what_it_was_given(kind):
+  """Otherwise its second call would compile again."""
+  mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+  tx = optax.chain(optax_dist.cross_shard("data"), optax.adam(0.1))
+
+  @jax.jit
+  @jax.shard_map(
+    mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=(P(), P())
+  )
+  def step(params, state, batch):
+    grads = jax.grad(lambda w: (batch @ w).mean())(params)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  kept = jnp.zeros((3, 2)), tx.init(jnp.zeros((3, 2)))
+  kept = optax_dist.states.place(kept, mesh, P())
+  batch = optax_dist.states.place(jnp.ones((4, 3)), mesh, P("data"))
+  for _ in range(3):
+    kept = step(*kept, batch)
+  assert step._cache_size() == 1

@@ -116,6 +116,8 @@ class Launcher:
     self._running: dict[int, list[child.Child]] = {}
     # Why replicas had to stop before the end of the run, by replica.
     self._failures: dict[int, str] = {}
+    # Those that have joined, with what each was told of replicas that never did.
+    self._told_absent: dict[int, frozenset[int]] = {}
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -184,12 +186,6 @@ class Launcher:
         case supervisor.Say(line):
           self._echo("launch", line, True)
         case supervisor.JobEnded(code):
-          if not code and self._failures and not self._supervisor.over:
-            replica, reason = min(self._failures.items())
-            raise LaunchError(
-              f"The run has failed, though all replicas ended with exit code 0:"
-              f" replica {replica}: {reason}",
-            )
           self._code = code
         case supervisor.GiveUpRun(reason, code):
           raise LaunchError(reason, code)
@@ -212,6 +208,8 @@ class Launcher:
           told, num_processes=count, process_index=i, group_address=address
         )
       processes.append(self._spawn(told))
+      if restarts:
+        self._record(replica, processes[-1], None)
 
   def _spawn(self, told: Environment) -> child.Child:
     """Starts a process of a replica."""
@@ -247,10 +245,26 @@ class Launcher:
     self._execute(self._placement.poll())
     if self._code is None:
       self._step(supervisor.Tick())
+      self._tell_absent()
       self._check_store()
     if self._stop_at is not None and time.monotonic() > self._stop_at:
       for process in self._live():
+        if not process.has_ended():
+          killed = f"{process.name} is killed: it has not ended within --grace"
+          self._echo("launch", f"{killed} ({self._grace:g} s)", True)
         process.kill()
+
+  def _tell_absent(self) -> None:
+    """Tells replicas in the run which others have ended before they joined.
+
+    The run knows only those that have: it would wait for the others.
+    """
+    absent = self._supervisor.never_joined
+    for replica, told in self._told_absent.items():
+      if absent != told and replica in self._running:
+        for process in self._running[replica]:
+          process.tell("absent", replicas=sorted(absent))
+        self._told_absent[replica] = absent
 
   def _live(self) -> list[child.Child]:
     """All processes of running replicas."""
@@ -275,16 +289,18 @@ class Launcher:
     for process in processes:
       process.kill()
     del self._running[replica]
-    given = supervisor.ReplicaEnded(replica, 0)
+    self._told_absent.pop(replica, None)
+    last = failed or processes[0]
     if failed is not None:
       self._record(replica, failed, child.ending(failed.popen))
-      given = supervisor.ReplicaEnded(
-        replica,
-        failed.popen.returncode,
-        child.ending(failed.popen),
-        failed.printed.tail(),
-        failed.name,
-      )
+    given = supervisor.ReplicaEnded(
+      replica,
+      last.popen.returncode,
+      child.ending(last.popen),
+      last.printed.tail(),
+      last.name,
+      self._failures.pop(replica, ""),
+    )
     self._step(given)
 
   def _take(
@@ -294,8 +310,11 @@ class Launcher:
     match event.get("event"):
       case "joined":
         self._failures.pop(replica, None)
+        self._told_absent[replica] = frozenset()
         self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
+      case "left":
+        self._step(supervisor.Left(replica))
       case "stepped":
         self._step(supervisor.Stepped())
       case "failed":

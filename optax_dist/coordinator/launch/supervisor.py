@@ -25,6 +25,13 @@ class Stepped:
 
 
 @dataclasses.dataclass(frozen=True)
+class Left:
+  """Input: a replica has left the run gracefully."""
+
+  replica: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RunOver:
   """Input: the run has finished successfully."""
 
@@ -39,6 +46,8 @@ class ReplicaEnded:
     words: how that process ended.
     tail: the last lines of its output.
     process: the name of that process.
+    failure: the error that ended its part in the run, if its program has hidden
+      it by ending with 0.
   """
 
   replica: int
@@ -46,6 +55,7 @@ class ReplicaEnded:
   words: str = ""
   tail: str = ""
   process: str = ""
+  failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +84,14 @@ class Tick:
 
 
 Input: TypeAlias = (
-  Joined | Stepped | RunOver | ReplicaEnded | LauncherStops | CannotStart | Tick
+  Joined
+  | Left
+  | Stepped
+  | RunOver
+  | ReplicaEnded
+  | LauncherStops
+  | CannotStart
+  | Tick
 )
 
 
@@ -156,6 +173,13 @@ _HEALTHY = 60.0
 # Seconds without any replica that has joined, after which the parameters are
 # lost: one that has just received them may not have said so.
 _PATIENCE = 10.0
+# Seconds after which a job in which nobody has joined is asked about.
+_USUALLY_JOINED = 120.0
+# Seconds without a failure after which all restarts are allowed again: a job of
+# weeks meets more than ten failures that have nothing to do with each other.
+_FORGIVEN = 3600.0
+
+_NOBODY = "no replica has joined; does the script call coordinator.join?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +188,8 @@ class Policy:
 
   Attributes:
     needed: how many replicas the run needs to continue.
-    restarts: how many restarts are allowed in all.
+    restarts: how many restarts are allowed, until an hour without a failure has
+      passed.
     pauses: shortest and longest pause before a restart, in seconds: it doubles
       while a replica keeps failing; the first restart after a signal is
       immediate.
@@ -197,7 +222,12 @@ class _Place:
   began: float = 0.0
   due: float = 0.0
   failures: int = 0
+  # Since it was started last: whether it has joined, and left.
   joined: bool = False
+  left: bool = False
+  # Ever.
+  has_joined: bool = False
+  has_ended: bool = False
   # The first of its failures in a row, and when it came.
   first: tuple[float, ReplicaEnded] | None = None
 
@@ -223,14 +253,29 @@ class Supervisor:
     # When the parameters count as lost, unless a replica joins before.
     self._lost_at = self._end_late_at = math.inf
     self._stopped: int | None = None
-    self._code = 0
+    # The first error after the run, the first signal that killed a replica
+    # then, and whether any replica has ended well.
+    self._code = self._killed = 0
+    self._ended_well = False
     self._ended = False
     self._start = 0.0
+    self._asked = False
+    # Restarts since the last hour without a failure, and the last failure.
     self._restarts = 0
+    self._failed = -math.inf
 
   def state(self, replica: int) -> State:
     """The state of a replica."""
     return self._places[replica].state
+
+  @property
+  def never_joined(self) -> frozenset[int]:
+    """Replicas that have ended before they ever joined the run."""
+    return frozenset(
+      replica
+      for replica, place in self._places.items()
+      if place.has_ended and not place.has_joined
+    )
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""
@@ -249,15 +294,34 @@ class Supervisor:
       return effects
     if all(p.state in _SETTLED for p in self._places.values()):
       self._ended = True
-      stopped = self._stopped
-      effects.append(JobEnded(self._code if stopped is None else 128 + stopped))
+      effects.append(self._end())
     return effects
+
+  def _end(self) -> Effect:
+    """How the job ends, once all replicas have."""
+    if self._stopped is not None:
+      return JobEnded(128 + self._stopped)
+    places = self._places.values()
+    if not (self.over or any(p.has_joined or p.left for p in places)):
+      return GiveUpRun(
+        f"{_NOBODY} All replicas of this host have ended with exit code 0, and"
+        " whatever they have computed, each has done for itself."
+      )
+    # One that was killed after the run, with all steps committed, changes nothing
+    # if another one has come to the end of its program.
+    return JobEnded(self._code or (0 if self._ended_well else self._killed))
 
   def _process(self, given: Input, now: float) -> list[Effect]:
     match given:
       case Joined(replica):
-        self._places[replica].joined = True
+        place = self._places[replica]
+        place.joined = place.has_joined = True
+        place.left = False
         self._lost_at = math.inf
+        # Some may have ended well before anybody joined.
+        return self._check_enough()
+      case Left(replica):
+        self._places[replica].left = True
       case Stepped():
         self._has_stepped = True
       case RunOver():
@@ -274,8 +338,18 @@ class Supervisor:
           # Those that run were started too late, or again: for nothing.
           what = "No replica is left that has the run's parameters"
           return [self._explain(what, tuple(State))]
-        return self._restart_due(now) + self._end_late(now)
+        return self._restart_due(now) + self._end_late(now) + self._ask(now)
     return []
+
+  def _ask(self, now: float) -> list[Effect]:
+    """Asks once about a job in which nobody has joined."""
+    if self._asked or now - self._start < _USUALLY_JOINED:
+      return []
+    self._asked = True
+    places = self._places.values()
+    if self.over or any(place.has_joined for place in places):
+      return []
+    return [Say(f"after {now - self._start:.0f} s {_NOBODY}")]
 
   def _run_over(self, now: float) -> None:
     if not self.over:
@@ -294,9 +368,13 @@ class Supervisor:
       for replica, place in self._places.items()
       if place.state is State.RUNNING and not place.joined
     ]
+    effects: list[Effect] = []
     for replica in late:
       self._places[replica].state = State.DONE
-    return [KillReplica(replica) for replica in late]
+      why = "the run has ended, and it had not joined"
+      effects.append(Say(f"replica {replica} is stopped: {why}"))
+      effects.append(KillReplica(replica))
+    return effects
 
   def _settle_waiting(self) -> None:
     for place in self._places.values():
@@ -304,10 +382,16 @@ class Supervisor:
         place.state = State.DONE
 
   def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    effects = self._decide(given, now)
+    place = self._places[given.replica]
+    place.has_ended = True
+    if not given.code:
+      given = dataclasses.replace(given, words=_ended_with_0(given, place))
     # Those that came too late for the run are no news.
-    took_part = self._places[given.replica].joined or not self.over
-    if given.code and took_part and self._stopped is None:
+    took_part = place.joined or not self.over
+    is_news = bool(given.code) or not (self.over or place.left)
+    says = is_news and took_part and self._stopped is None
+    effects = self._decide(given, now)
+    if says:
       effects.insert(0, Say(f"replica {given.replica} {given.words}"))
     return effects
 
@@ -316,15 +400,23 @@ class Supervisor:
     place, code = self._places[given.replica], given.code
     if place.state in _SETTLED:
       return []
-    if code == 0 or self._stopped is not None:
-      place.state = State.DONE
-      return []
-    if self.over:
+    left = place.left and not code
+    if self.over or left or self._stopped is not None:
       place.state = State.DONE
       if place.joined:  # The others came too late to take part.
-        self._code = self._code or exit_code(code)
+        self._ended_well |= not code
+        self._code = self._code or max(0, code)
+        self._killed = self._killed or exit_code(min(0, code))
       return []
+    if not (code or place.joined or given.failure):
+      # If it were started again, it would end in the same way.
+      place.state, place.first = State.ABSENT, (now, given)
+      joined = any(p.has_joined for p in self._places.values())
+      return self._check_enough() if joined else []
     place.state = State.WAITING
+    if now - self._failed >= _FORGIVEN:
+      self._restarts = 0
+    self._failed = now
     if now - place.began > _HEALTHY:
       place.failures = 0
     place.failures += 1
@@ -341,7 +433,7 @@ class Supervisor:
 
   def _pause(self, place: _Place, code: int) -> float:
     least, most = self._policy.pauses
-    settle = _SETTLE_TIME if code > 0 else 0.0
+    settle = _SETTLE_TIME if code >= 0 else 0.0
     if place.failures == 1:
       return settle
     pause = least * 2.0 ** min(place.failures - 2, 30)
@@ -356,7 +448,7 @@ class Supervisor:
         self._restarts += 1
         place.restarts += 1
         place.state, place.began = State.RUNNING, now
-        place.joined = False
+        place.joined = place.left = False
         count = f"restart {self._restarts} of {self._policy.restarts}"
         effects.append(Say(f"replica {replica} starts again ({count})"))
         effects.append(StartReplica(replica, place.restarts))
@@ -371,6 +463,10 @@ class Supervisor:
   def _give_up(self, replica: int, words: str = "") -> list[Effect]:
     """Goes on without a replica, if enough are left."""
     self._places[replica].state = State.ABSENT
+    return self._check_enough(words)
+
+  def _check_enough(self, words: str = "") -> list[Effect]:
+    """Ends a run of which too few replicas are left."""
     left = sum(p.state is not State.ABSENT for p in self._places.values())
     needed = self._policy.needed
     if left >= needed or self.over or self._stopped is not None:
@@ -394,7 +490,7 @@ class Supervisor:
     if cause.tail:
       told += f" The last lines of its output:\n{cause.tail}"
     told += "\nTo go on, start the job again from its last checkpoint."
-    return GiveUpRun(told, exit_code(cause.code))
+    return GiveUpRun(told, exit_code(cause.code) or 1)
 
 
 def _cause(
@@ -415,6 +511,17 @@ def _cause(
     ):
       return when, ended
   return start, first
+
+
+def _ended_with_0(given: ReplicaEnded, place: _Place) -> str:
+  """How a replica has ended, as seen from the run."""
+  if given.failure:
+    return f"has ended with exit code 0 after an error ({given.failure})"
+  if place.joined and not place.left:
+    return "ended with exit code 0, and has not left the run"
+  return "ended with exit code 0" + (
+    "" if place.joined else ", and has not joined the run"
+  )
 
 
 def exit_code(code: int) -> int:

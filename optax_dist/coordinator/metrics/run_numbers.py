@@ -35,7 +35,7 @@ class ReplicaNumbers:
 
   Attributes:
     replica: its index.
-    state: "in", "left" or "lost"; "" before it has joined.
+    state: "in", "left", "lost", or "starting" again; "" before it has joined.
     accepted: gradients in committed steps.
     dropped: gradients that were dropped, by reason.
     losses: how often its process was lost.
@@ -168,6 +168,10 @@ class RunNumbers:
         found = self._one(record["replica"])
         found.host, found.pid = record["host"], record["pid"]
         found.ended = record["ended"] or ""
+        if found.state == "lost" and not found.ended:
+          found.state = "starting"
+        elif found.state == "starting" and found.ended:
+          found.state = "lost"
       case "abandon":
         self.abandoned += 1
       case "stall":

@@ -86,6 +86,8 @@ class _Replica:
     self.now = 0.0
     # The category of the time until its next computation.
     self.then = "start"
+    # Whether its process was started again, and has not joined yet.
+    self.restarts = False
     # When the step that it waits for had all the gradients it needed.
     self.waits_until: float | None = None
 
@@ -107,11 +109,12 @@ class _Replica:
     self.then = "exchanging"
 
   def rest(self, end: float) -> dict[str, float]:
-    """What to book if the run ended: seconds of waiting, and idle."""
+    """What to book if the run ended: seconds of waiting, and of absence."""
     waits = 0.0
     if self.waits_until is not None:
       waits = max(0.0, min(self.waits_until, end) - self.now)
-    return {"waiting": waits, "idle": max(0.0, end - self.now - waits)}
+    absent = "recovery" if self.restarts else "idle"
+    return {"waiting": waits, absent: max(0.0, end - self.now - waits)}
 
 
 class TimeLedger:
@@ -169,6 +172,7 @@ class TimeLedger:
         _book(self._one(record["replica"]), record, record, False, None)
       case "join":
         joined = self._one(record["replica"])
+        joined.restarts = False
         if joined.then in ("idle", "recovery"):
           # It may be lost again before it computes.
           joined.until(now, joined.then)
@@ -187,6 +191,11 @@ class TimeLedger:
         lost.until(now, "dropped")
         replaced = record.get("reason") == "replaced"
         lost.then = "idle" if replaced else "recovery"
+      case "process":
+        started = self._replicas.get(record["replica"])
+        if started is not None:
+          is_lost = started.then == "recovery"
+          started.restarts = is_lost and record["ended"] is None
 
   def _one(self, name: Replica) -> _Replica:
     found = self._replicas.get(name)

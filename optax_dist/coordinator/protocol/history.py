@@ -58,7 +58,7 @@ class History:
   starts: dict[int, int] = dataclasses.field(default_factory=dict)
   beginnings: int = 0
   job: Job | None = None
-  origin: Start = Start()
+  origin: Start = dataclasses.field(default_factory=Start)
   step: int = 0
   next_incarnation: Incarnation = 0
   members: dict[Incarnation, Member] = dataclasses.field(default_factory=dict)

@@ -8,12 +8,13 @@ attempt, those of a state by the transfer, and gradients by the submission.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Process,
+  ReplicaId,
   RoundId,
 )
 from optax_dist.coordinator.protocol.messages import Message
@@ -160,6 +161,16 @@ class SaveWanted(Struct):
   """All should save after the next commit; shown by `Publish.save`."""
 
 
+class NeverJoined(Struct):
+  """Replicas have ended before they ever joined; they count as lost.
+
+  Attributes:
+    replicas: all of them, so far.
+  """
+
+  replicas: tuple[ReplicaId, ...]
+
+
 class Aborted(Struct):
   """The training loop ends with an exception, but the process continues.
 
@@ -196,6 +207,7 @@ Input: TypeAlias = (
   | LeaveWanted
   | FinishWanted
   | SaveWanted
+  | NeverJoined
   | Aborted
   | FingerprintTaken
 )

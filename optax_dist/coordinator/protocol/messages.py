@@ -181,6 +181,15 @@ class Save(Struct):
   """A member asks all to save after the next commit (`Committed.save`)."""
 
 
+class NeverJoined(Struct):
+  """Replicas that the run expects have ended before they ever joined.
+
+  A member has heard that from its launcher.
+  """
+
+  replicas: tuple[ReplicaId, ...]
+
+
 class Fingerprint(Struct):
   """A digest of the sender's state; the run ends if two differ.
 
@@ -389,6 +398,7 @@ ToCoordinator: TypeAlias = (
   | Leave
   | Finish
   | Save
+  | NeverJoined
   | Fingerprint
 )
 FromCoordinator: TypeAlias = (

@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 

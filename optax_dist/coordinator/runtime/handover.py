@@ -67,6 +67,8 @@ class Handover:
     progress: which samples are in committed steps, by step.
     run_id: identifies the run; "" until it is known.
     lineage: the runs that it continues.
+    on_finished: called when the run has finished, before the training loop
+      knows.
   """
 
   def __init__(self, published: State):
@@ -85,6 +87,7 @@ class Handover:
     self.progress: dict[int, Progress] = {}
     self.run_id = ""
     self.lineage: Lineage = ()
+    self.on_finished: Callable[[], None] = lambda: None
     self._changed = threading.Condition()
     # The state before the current one; that one itself if it came as a snapshot
     # of several commits.
@@ -128,6 +131,7 @@ class Handover:
         self.left = True
       case fx.Finished(reason):
         self.finished = reason
+        self.on_finished()
       case _:
         assert_never(event)
 

@@ -27,7 +27,7 @@ from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import config, entries
+from optax_dist.coordinator.protocol import config, entries, inputs
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime import (
   agreement,
@@ -110,6 +110,7 @@ class Participant:
     submission: what is summed and submitted.
     stopwatch: measures the training loop.
     watchdog: finds a training loop that is stuck.
+    tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
     to_save: the state to save; None: that of the parameters.
   """
@@ -275,6 +276,8 @@ class Participant:
     if begins_fresh:
       self.driver.keep(parts.inner)
     self.handover = self.driver.handover
+    self.tell: Callable[..., None] = lambda event, **fields: None
+    self.handover.on_finished = lambda: self.tell("finished")
     self.submission = Submission(
       self.handover.published,
       add,
@@ -346,6 +349,29 @@ class Participant:
       self.sums.close()
     self.driver.close()
     self.handover.close()
+
+  def leave(self) -> None:
+    """Leaves the run gracefully; the others go on.
+
+    Raises:
+      CoordinatorError: no acknowledgement came within `timeout` seconds.
+    """
+    self.raise_failure()
+    self.driver.feed(inputs.LeaveWanted())
+    left = lambda: self.handover.left
+    self.wait(left, "for the confirmation that it may leave")
+    self.tell("left")
+
+  def abort(self, reason: str, failure: BaseException) -> None:
+    """Ends its part in the run at once, and closes it.
+
+    Args:
+      reason: for the others.
+      failure: what the training loop gets.
+    """
+    self.handover.fail(failure)
+    self.driver.feed(inputs.Aborted(reason))
+    self.close()
 
   def _evict(self, reason: str, stacks: str) -> None:
     """Called by the watchdog: the training loop is stuck."""

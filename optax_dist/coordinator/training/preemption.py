@@ -3,22 +3,29 @@
 Schedulers send SIGTERM and, some seconds later, SIGKILL. On SIGTERM a replica
 finishes its step and leaves the run, and its training loop sees
 `Outcome.finished`. If all replicas are to save first, it asks them to, and
-leaves after the common step.
+leaves after the common step. A program that is elsewhere, in an evaluation or a
+warm-up, can ask whether there was a signal; a thread says so if it does not.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import sys
 import threading
 import time
+import traceback
 from types import FrameType
 from typing import Any
 
 from optax_dist._internal import checks
+from optax_dist.coordinator.runtime import last_words
 
 MODES = ("leave", "save")
 DEFAULT_GRACE = 10.0
+# Calls of the program that are shown when it has not seen a signal.
+_CALLS = 8
 
 
 class Preemption:
@@ -57,6 +64,11 @@ class Preemption:
     self._before: dict[int, Any] = {}
     self._joined = False
     self._process = os.getpid()
+    # For the thread that watches: whether a signal has come, or the end. Its
+    # `put` may interrupt itself, as a signal handler does.
+    self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    self._removed = threading.Event()
+    self._seen = False
 
   @property
   def received(self) -> bool:
@@ -75,6 +87,11 @@ class Preemption:
         signal.default_int_handler,
       ):
         self._before[number] = signal.signal(number, self._take)
+    if self._before:
+      self._news, self._removed = queue.SimpleQueue(), threading.Event()
+      threading.Thread(
+        target=self._watch, name="optax-dist-preemption", daemon=True
+      ).start()
 
   def remove(self) -> None:
     """Removes the signal handlers."""
@@ -83,6 +100,8 @@ class Preemption:
       if signal.getsignal(number) == self._take:
         signal.signal(number, before)
     self._before = {}
+    self._removed.set()
+    self._news.put(False)
 
   def joined(self) -> None:
     """The replica is a member: from now on it leaves after a step."""
@@ -97,8 +116,29 @@ class Preemption:
     # Nothing more for a member: the signal may interrupt any code.
     if self._since is None:
       self._since, self._number = time.monotonic(), number
+      self._news.put(True)
     if not self._joined:
       self.check()
+
+  def look(self) -> bool:
+    """Whether a signal has come, for a program that then knows."""
+    self._seen = self._seen or self.received
+    return self.received
+
+  def _watch(self) -> None:
+    """Says that the program does not see a signal, before it is killed."""
+    wait = self._grace / 2
+    if not self._news.get() or self._removed.wait(wait) or self._seen:
+      return
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    calls = traceback.format_stack(frame)[-_CALLS:] if frame else []
+    last_words.say(
+      f"{signal.Signals(self._number).name} came {wait:g} s ago, and this program"
+      " has neither come to the end of a step nor looked at replica.preempted: it"
+      f" will be killed {wait:g} s from now. Look at replica.preempted in loops"
+      " without replica.step, such as an evaluation, and end them if it is true."
+      f" The program is here:\n{''.join(calls)}"
+    )
 
   def check(self) -> None:
     """Ends a program that was told to end before it is a member.

@@ -11,6 +11,11 @@ import time
 _SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
 
 
+def _take_part(line):
+  """Says that it has joined a run, and left it: then it may end."""
+  line.sendall(b'{"event": "joined"}\n{"event": "left"}\n')
+
+
 def _sleep():
   print("sleeps", flush=True)
   time.sleep(300)
@@ -47,10 +52,12 @@ def main():
       for name in ("CHANNEL", "LAUNCH"):
         del told[name]
       print(rest, sorted(told.items()))
+      _take_part(line)
     case ["killed-twice", _] if replica == 0 and restarts < 2:
       os.kill(os.getpid(), signal.SIGKILL)
     case ["killed-twice", sign]:
       _end_together(sign, replica == 0)
+      _take_part(line)
     case ["fail", which] if replica == int(which):
       print("no disk", file=sys.stderr)
       sys.exit(9)
@@ -61,6 +68,7 @@ def main():
       _sleep()
     case ["die-once", sign]:
       _end_together(sign, replica == 1)
+      _take_part(line)
       print("ends")
     case ["fail-quietly"]:
       line.sendall(b'{"event": "failed", "reason": "all were removed"}\n')
@@ -89,9 +97,11 @@ def main():
       _sleep()
     case ["user-signal"]:
       signal.signal(signal.SIGUSR1, _stop)
+      _take_part(line)
       _sleep()
     case _:
       print("does nothing")
+      _take_part(line)
 
 
 if __name__ == "__main__":

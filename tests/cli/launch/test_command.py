@@ -66,15 +66,16 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
 
 
 def test_any_program_and_modules_can_be_launched(tmp_path, capfd, monkeypatch):
+  # Neither joins, so there was no run.
   assert (
     _launch(*_NO_STORE, "--", "sh", "-c", "echo $OPTAX_DIST_REPLICA of one")
-    == 0
+    == 1
   )
   assert capfd.readouterr().out == "[replica 0] 0 of one\n"
   (tmp_path / "mine.py").write_text("import sys; print(sys.argv[1:])")
   monkeypatch.setenv("PYTHONPATH", str(tmp_path))
   assert (
-    _launch(*_NO_STORE, "--replicas=1", "-m", "mine", "--restarts", "no") == 0
+    _launch(*_NO_STORE, "--replicas=1", "-m", "mine", "--restarts", "no") == 1
   )
   assert "[replica 0] ['--restarts', 'no']" in capfd.readouterr().out
 
@@ -150,14 +151,18 @@ def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
     written.write("run", strategy="sync_replicas", step=0)
   flags = ("--replicas", 2, "--output", path.parent, "--resume", *_NO_STORE)
   assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
-  _, *ends = run_journals.whole(path)
-  assert [end["ended"] for end in ends] == ["was ended by SIGKILL"] * 2
-  assert {(end["replica"], end["host"]) for end in ends} == {
-    (0, socket.gethostname())
-  }
-  assert ends[0]["pid"] != ends[1]["pid"]
+  _, *processes = run_journals.whole(path)
+  # Each start after the first is told of, and whoever joins.
+  found = [(p["replica"], p["ended"]) for p in processes]
+  killed = (0, "was ended by SIGKILL")
+  assert found[:4] == [killed, (0, None)] * 2
+  assert sorted(found[4:]) == [(0, None), (1, None)]
+  assert {p["host"] for p in processes} == {socket.gethostname()}
+  first, second, third = (p["pid"] for p in (*processes[:3:2], processes[3]))
+  assert len({first, second, third}) == 3
+  assert processes[1]["pid"] == second
   assert main.main(["watch", str(path), "--once"]) == 0
-  assert f"{socket.gethostname()}: {ends[1]['pid']}" in capfd.readouterr().out
+  assert f"{socket.gethostname()}: {third}" in capfd.readouterr().out
 
 
 def test_the_first_error_is_the_cause_and_not_what_follows_from_it(capfd):
@@ -178,9 +183,10 @@ sys.exit("ValueError: no data" if first else "RunFinished: the run has ended")
 
 def test_a_run_that_failed_is_an_error_though_its_programs_hide_it(capfd):
   assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-quietly") == 1
+  err = capfd.readouterr().err
+  assert "No replica is left: replica " in err
   assert (
-    "The run has failed, though all replicas ended with exit code 0: rep"
-    in (capfd.readouterr().err)
+    "has ended with exit code 0 after an error (all were removed) after" in err
   )
 
 

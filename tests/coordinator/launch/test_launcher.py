@@ -102,6 +102,7 @@ class _Kills:
   """A supervisor that kills the replica as soon as it has joined."""
 
   over = False
+  never_joined = frozenset()
 
   def __init__(self, may_join, running):
     self._may_join, self._running = may_join, running
@@ -182,13 +183,15 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     for _ in range(1024):
       stack.enter_context(open(os.devnull))
-    ends = [sys.executable, "-c", "pass"]
-    assert (
-      launcher.Launcher(
-        ends, placement.Placement(2), supervisor.Policy(), folder=tmp_path
-      ).run()
-      == 0
+    made = launcher.Launcher(
+      [sys.executable, "-c", "pass"],
+      placement.Placement(2),
+      supervisor.Policy(),
+      folder=tmp_path,
     )
+    # As they should: nobody has joined.
+    with pytest.raises(LaunchError, match="no replica has joined"):
+      made.run()
 
 
 def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):

@@ -23,11 +23,22 @@ class _Made:
   def state(self, replica):
     return self.machine.state(replica)
 
+  def leave(self, replica, now):
+    """A replica joins, leaves and ends well."""
+    effects = []
+    for given in (
+      sup.Joined(replica),
+      sup.Left(replica),
+      sup.ReplicaEnded(replica, 0),
+    ):
+      effects += self.step(given, now)
+    return effects
+
 
 def test_all_end_well():
   made = _Made(2)
-  assert made.step(sup.ReplicaEnded(0, 0), 1.0) == []
-  assert made.step(sup.ReplicaEnded(1, 0), 2.0) == [sup.JobEnded(0)]
+  assert made.leave(0, 1.0) == []
+  assert made.leave(1, 2.0) == [sup.JobEnded(0)]
   # Nothing comes after that.
   assert made.step(sup.LauncherStops(15), 3.0) == []
 
@@ -75,13 +86,13 @@ def test_it_goes_on_with_fewer_while_they_are_enough():
   assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
   made = _Made(3, restarts=0, needed=2)
   made.step(sup.ReplicaEnded(0, -9), 5.0)
-  made.step(sup.ReplicaEnded(1, 0), 6.0)
-  assert made.step(sup.ReplicaEnded(2, 0), 6.0) == [sup.JobEnded(0)]
+  made.leave(1, 6.0)
+  assert made.leave(2, 6.0) == [sup.JobEnded(0)]
 
 
 def test_one_that_left_holds_no_parameters():
   made = _Made(2)
-  made.step(sup.ReplicaEnded(0, 0), 1.0)
+  made.leave(0, 1.0)
   [given_up] = made.step(sup.ReplicaEnded(1, -9), 2.0)
   assert given_up.reason.startswith("No replica is left: replica 1")
 
@@ -142,6 +153,8 @@ def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   made.step(sup.Joined(1), 5.1)  # It was said at the same time.
   assert made.step(sup.Tick(), 5.9) == []
   assert made.step(sup.Tick(), 6.0) == [sup.KillReplica(2)]
+  late = "replica 2 is stopped: the run has ended, and it had not joined"
+  assert made.said[-1] == late
   assert made.state(2) is State.DONE
   assert made.step(sup.Tick(), 99.0) == []
   assert made.step(sup.ReplicaEnded(0, 0), 6.2) == []
@@ -221,3 +234,40 @@ def test_one_that_can_not_be_started_is_missed():
   assert made.step(sup.CannotStart(2, "its host is gone"), 1.0) == [
     sup.GiveUpRun("1 replicas are left of 2 needed (its host is gone).")
   ]
+
+
+def test_an_hour_without_a_failure_gives_all_restarts_back():
+  made = _Made(2, restarts=2)
+  made.step(sup.Joined(0), 1.0)
+  now = 10.0
+  for restarts in (1, 2):
+    now += 1000.0
+    again = [sup.StartReplica(1, restarts)]
+    assert made.step(sup.ReplicaEnded(1, -9), now) == again
+  now += 3600.0
+  assert made.step(sup.ReplicaEnded(1, -9), now) == [sup.StartReplica(1, 3)]
+  assert made.said[-1] == "replica 1 starts again (restart 1 of 2)"
+  made.step(sup.ReplicaEnded(1, -9), now + 1000.0)
+  made.step(sup.ReplicaEnded(1, -9), now + 4599.0)  # Almost.
+  assert made.said[-1].endswith("does not start again: no restart is left of 2")
+
+
+def test_a_job_in_which_nobody_joins_is_asked_about_once():
+  made = _Made(2)
+  assert made.step(sup.Tick(), 119.0) == []
+  assert not made.said
+  made.step(sup.Tick(), 120.0)
+  made.step(sup.Tick(), 130.0)
+  question = "no replica has joined; does the script call coordinator.join?"
+  assert made.said == [f"after 120 s {question}"]
+
+
+def test_who_ends_with_0_before_others_join_is_missed_once_they_do():
+  made = _Made(2, needed=2)
+  assert made.step(sup.ReplicaEnded(0, 0), 1.0) == []
+  assert made.machine.never_joined == {0}
+  [given_up] = made.step(sup.Joined(1), 2.0)
+  assert given_up.reason.startswith(
+    "1 replicas are left of 2 needed: replica 0"
+  )
+  assert given_up.code == 1

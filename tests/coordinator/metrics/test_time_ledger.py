@@ -9,7 +9,7 @@ import pytest
 
 from optax_dist import coordinator, simulate
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.metrics import time_ledger
+from optax_dist.coordinator.metrics import run_numbers, time_ledger
 
 
 def _check(found):
@@ -122,6 +122,29 @@ def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
   _check(found)
   seconds = found.goodput(0).seconds
   assert (seconds["dropped"], seconds["recovery"]) == (3.0, 8.0)
+
+
+def test_the_absence_of_one_that_starts_again_is_recovery():
+  """It has not joined yet; before its launcher starts it, nobody knows."""
+  join = {"kind": "join", "replica": 0, "step": 0}
+  process = {"kind": "process", "replica": 0, "host": "a", "pid": 1}
+  records = [
+    {"kind": "run", "time": 0.0, "step": 0},
+    join | {"time": 0.0},
+    {"kind": "lost", "replica": 0, "time": 1.0, "reason": "killed"},
+    process | {"time": 1.0, "ended": "was ended by SIGKILL"},
+    {"kind": "stall", "time": 9.0, "waited": 8.0, "missing": [0]},
+  ]
+  found = time_ledger.of(records).goodput()
+  assert (found.seconds["idle"], found.seconds["recovery"]) == (8.0, 0.0)
+  records.insert(4, process | {"time": 1.0, "ended": None})
+  found = time_ledger.of(records).goodput()
+  assert (found.seconds["idle"], found.seconds["recovery"]) == (0.0, 8.0)
+  numbers = run_numbers.RunNumbers()
+  numbers.update(records)
+  assert numbers.replicas[0].state == "starting"
+  numbers.update([join | {"time": 10.0}])
+  assert numbers.replicas[0].state == "in"
 
 
 def test_a_launchers_line_after_the_run_is_no_time_of_its_replicas():

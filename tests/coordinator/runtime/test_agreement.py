@@ -159,3 +159,14 @@ def test_another_version_of_a_package_is_refused_by_name(
     words = rf"its version of {name}: it has '9\.9\.9', the job '0\."
     with pytest.raises(coordinator.JoinRefused, match=words):
       other.start()
+    # Those that are there go on.
+    assert first.step(runs.PARAMS).accepted
+
+
+def test_another_version_of_optax_may_join(monkeypatch):
+  """What its optimizer computes is compared, and not what it is called."""
+  world = endpoint.World()
+  with runs.make(world, 0, k=1, n=2).start() as first:
+    monkeypatch.setattr(optax, "__version__", "9.9.9")
+    with runs.make(world, 1, k=1, n=2).start():
+      assert first.step(runs.PARAMS).accepted

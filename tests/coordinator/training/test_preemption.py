@@ -173,8 +173,8 @@ def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
   before = runs.coordinator_threads(patience=0.0)
   original = driver.Driver.start
 
-  def start(self):
-    original(self)
+  def start(self, *arguments):
+    original(self, *arguments)
     if dropped:
       dropped_signals.come(signal.SIGTERM, monkeypatch)
     else:

@@ -24,8 +24,8 @@ from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.client.client import Client
+from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.runtime import last_words, processes, trees
 from optax_dist.coordinator.runtime.handover import Handover

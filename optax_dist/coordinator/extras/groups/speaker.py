@@ -17,8 +17,8 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import Member, Process
 from optax_dist.coordinator.protocol.client.client import Client
+from optax_dist.coordinator.protocol.entries import Member, Process
 
 # What a process reports of an order, or of its own program.
 _Answer: TypeAlias = (

@@ -76,6 +76,7 @@ class Notice(codec.Struct):
     over: whether it knows that the run is over.
     signal: the signal that asked it to end; 0 for none.
     part: its part of the replica that it shares with other hosts, if it does.
+    never_joined: replicas that have ended before they joined, as far as it knows.
     checkup: of a host that is checked before a job.
   """
 
@@ -86,6 +87,7 @@ class Notice(codec.Struct):
   over: bool = False
   signal: int = 0
   part: Part = Part()
+  never_joined: tuple[int, ...] = ()
   checkup: Checkup | None = None
 
 

@@ -131,18 +131,19 @@ class Peers:
 
   def is_gone(self, host: int, now: float) -> bool:
     """Whether it is useless to wait for a host any longer."""
-    if self._came(host):
+    if self.came(host):
       return now - self._seen[host].changed > 2 * self._silence
     return now - self._began >= self.meet
 
   def why_silent(self, host: int, now: float) -> str:
     """What is wrong with a silent host, for people."""
     words = f"the launcher of host {host}"
-    if not self._came(host):
+    if not self.came(host):
       return f"{words} has not connected"
     return f"{words} was silent for {now - self._seen[host].changed:.0f} s"
 
-  def _came(self, host: int) -> bool:
+  def came(self, host: int) -> bool:
+    """Whether a host's notice has changed, and so is of this launch."""
     return self._seen[host].changed > -math.inf
 
   def _difference(self, notice: Notice) -> str:

@@ -35,6 +35,7 @@ from optax_dist.coordinator.launch.supervisor import (
   GiveUpRun,
   KillReplica,
   LauncherStops,
+  Left,
   ReplicaEnded,
   RunOver,
   SignalReplica,
@@ -138,8 +139,27 @@ class HostSupervisor:
   def notice(self) -> Notice:
     """The notice for the others; the writer adds the beat."""
     return codec.replace(
-      self.peers.own, over=self.over, signal=self._signal, part=self._part
+      self.peers.own,
+      over=self.over,
+      signal=self._signal,
+      part=self._part,
+      # Host 0 reads all, and is read by all: what the others have from it is not
+      # passed on.
+      never_joined=tuple(
+        sorted(self._own.never_joined if self.peers.host else self.never_joined)
+      ),
     )
+
+  @property
+  def never_joined(self) -> frozenset[int]:
+    """Replicas that have ended before they ever joined, on any host."""
+    found = self._own.never_joined
+    for host in self.peers.hosts:
+      notice = self.peers.notice(host)
+      if notice is not None and host != self.peers.host:
+        # One that never changed may be of an earlier launch.
+        found |= set(notice.never_joined) if self.peers.came(host) else set()
+    return found
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""
@@ -269,9 +289,9 @@ class HostSupervisor:
         return [*killed, *self._fail(code, words, tail, now)]
     if mine.stage == Stage.DONE:
       return self._finish(now) if done else []
-    return self._pass_on()
+    return self._pass_on(now)
 
-  def _pass_on(self) -> list[Effect]:
+  def _pass_on(self, now: float) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts has to stop."""
     for host in self._others:
       notice = self.peers.notice(host)
@@ -283,7 +303,8 @@ class HostSupervisor:
         and not self._signal
       ):
         self._set(Stage.LEAVES)
-        return [SignalReplica(self._replica, notice.signal)]
+        leaves = self._decide(Left(self._replica), now)
+        return [*leaves, SignalReplica(self._replica, notice.signal)]
     return []
 
   def _part_of(self, host: int) -> Part:

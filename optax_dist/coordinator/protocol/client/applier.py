@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -22,7 +23,6 @@ from optax_dist.coordinator.protocol.entries import (
   RoundId,
   Start,
 )
-from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.inputs import (
   Aggregated,
   AggregateFailed,

@@ -24,7 +24,6 @@ from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Ended,
-  Incarnation,
   Removed,
   Start,
 )
@@ -36,7 +35,13 @@ from optax_dist.ledger import spans as sp
 # What a replica may request, in the order in which a coordinator is told when it
 # has started again. Of fingerprints it is the last one: others may tell theirs of
 # the same step.
-_REQUESTS = (msg.Leave, msg.Finish, msg.Save, msg.Fingerprint)
+_REQUESTS = (
+  msg.Leave,
+  msg.Finish,
+  msg.Save,
+  msg.NeverJoined,
+  msg.Fingerprint,
+)
 
 
 class Client:
@@ -176,6 +181,8 @@ class Client:
         self._request(msg.Finish(reason), now)
       case ins.SaveWanted():
         self._request(msg.Save(), now)
+      case ins.NeverJoined(replicas):
+        self._request(msg.NeverJoined(replicas), now)
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()

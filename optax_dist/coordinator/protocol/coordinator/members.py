@@ -43,7 +43,7 @@ class MemberState:
   sequence: int = -1
   leaving: tuple[int, float] | None = None
   reported: int = -1
-  start: Start = Start()
+  start: Start = dataclasses.field(default_factory=Start)
 
   @property
   def is_connected(self) -> bool:

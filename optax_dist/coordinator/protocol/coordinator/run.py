@@ -179,6 +179,8 @@ class Run:
           self._steps.apply(quorum.Finish())
       case msg.Save():
         self._steps.saving = True
+      case msg.NeverJoined(replicas):
+        self._steps.never_joined(replicas)
       case msg.Fingerprint():
         self._fingerprint(state, message)
       case _:

@@ -207,6 +207,14 @@ class Steps:
     if not self.gradients.accepted:
       self._stall.end()
 
+  def never_joined(self, replicas: Iterable[ReplicaId]) -> None:
+    """Counts replicas as lost that have died before they joined."""
+    for replica in replicas:
+      # Of any other the log says what it is.
+      if replica not in self.quorum.replicas:
+        self.apply(self.departure(False)(replica))
+        self.members_changed()
+
   def departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""
     counts_as_left = left or self._config.rules.lower_on_loss

@@ -81,6 +81,12 @@ class _Hosts:
     assert self.read(0, now) == [_begin(0)]
     assert self.read(1, now) == [_begin(0)]
 
+  def leave(self, now):
+    """The processes on both hosts say that the replica has left."""
+    for host in (0, 1):
+      for given in (sup.Joined(0), sup.Left(0)):
+        assert self.tell(host, given, now) == []
+
   def stage(self, host):
     return self.machines[host].notice.part.stage
 
@@ -96,6 +102,7 @@ _KILL = sup.KillReplica(0)
 def test_a_replica_starts_once_all_hosts_are_ready_and_ends_well():
   two = _Hosts()
   two.start()
+  two.leave(4.0)
   assert two.tell(0, sup.ReplicaEnded(0, 0), 5.0) == []
   assert two.read(1, 5.1) == []  # It waits for its own.
   assert two.tell(1, sup.ReplicaEnded(0, 0), 6.0) == [sup.JobEnded(0)]
@@ -286,6 +293,41 @@ def test_a_host_that_is_to_end_has_the_replica_leave(stopped):
 def test_a_host_that_waits_for_others_can_be_stopped(stopped):
   one = _supervisor(stopped)
   assert one.step(sup.LauncherStops(2), 1.0) == [sup.JobEnded(130)]
+
+
+def test_all_hosts_know_of_replicas_that_died_before_they_joined():
+  """Host 0 reads all notices, and the others its."""
+  share = lambda host: Share(
+    range(host, host + 1), range(1), range(host, host + 1)
+  )
+  hosts = [
+    HostSupervisor(
+      share(host),
+      sup.Policy(whole=False),
+      Peers(host, Notice(f"launcher {host}"), known, 0.0, _SILENCE),
+      lambda: "",
+    )
+    for host, known in ((0, range(3)), (1, (0, 1)), (2, (0, 2)))
+  ]
+  beats = iter(range(1, 100))
+
+  def exchange(reader, writer, now):
+    for _ in range(2):  # A first one could be of an earlier launch.
+      notice = codec.replace(hosts[writer].notice, beat=next(beats))
+      hosts[reader].step(NoticeRead(writer, notice), now)
+
+  for host in hosts:
+    host.start(0.0)
+  hosts[2].step(sup.ReplicaEnded(2, 1, "failed"), 1.0)
+  exchange(0, 2, 1.0)
+  exchange(1, 0, 1.0)
+  assert [host.never_joined for host in hosts] == [{2}] * 3
+  # It joins at its second start, and the news passes on in the same way.
+  hosts[2].step(sup.Joined(2), 5.0)
+  exchange(0, 1, 5.0)
+  exchange(0, 2, 5.0)
+  exchange(1, 0, 5.0)
+  assert [host.never_joined for host in hosts] == [set()] * 3
 
 
 def test_a_launcher_that_ends_says_so():

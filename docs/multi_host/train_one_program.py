@@ -1,7 +1,7 @@
 """Trains on scikit-learn's digits, on all devices of all processes of a job.
 
-python train.py                    # one process
-srun python train.py               # as many as SLURM starts; see slurm.sh
+python train_one_program.py                    # one process
+srun python train_one_program.py               # as many as SLURM starts; see slurm.sh
 """
 
 import jax

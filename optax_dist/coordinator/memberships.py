@@ -1,0 +1,219 @@
+"""The replicas that this process is: a second `join` of one number is an error.
+
+Others could not tell the two apart: each would take the other for its own earlier
+process, and wait until that is gone. A notebook's cell that runs again replaces what
+its earlier run has left behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.training import participant
+
+if TYPE_CHECKING:
+  from optax_dist.coordinator.replica import Replica
+
+_REMEDY = (
+  "For several models in one process give each a run= of its own; to take part"
+  " anew, end the earlier one first: its `with` block, its close(), or that of"
+  " behind(...)."
+)
+
+
+class Membership:
+  """One replica of this process, from the beginning of `join` on.
+
+  Attributes:
+    address, run, number: what it takes part in, and as which replica.
+    part: its part in the run; None while it is made.
+  """
+
+  def __init__(self, address: str, run: str, number: object):
+    """Creates it; `begin` makes it known.
+
+    Args:
+      address: the coordinator's.
+      run: the name of the run.
+      number: the replica's.
+    """
+    self.address, self.run, self.number = address, run, number
+    self.part: participant.Participant | None = None
+    self._owner = getattr(_calls, "owner", None) or top_frame()
+    self._since = time.monotonic()
+    self._process = os.getpid()
+    self._replica: weakref.ref[Replica] | None = None
+    self._given_up = False
+    self._remove_handlers: Callable[[], None] = lambda: None
+
+  @property
+  def key(self) -> tuple[str, str, object]:
+    return self.address, self.run, self.number
+
+  def belongs_to(
+    self,
+    replica: Replica,
+    part: participant.Participant,
+    remove_handlers: Callable[[], None],
+  ) -> None:
+    """It is made, and ends when this replica is closed.
+
+    Args:
+      replica: the replica that the program gets.
+      part: its part in the run.
+      remove_handlers: removes its signal handlers.
+    """
+    self._replica, self.part = weakref.ref(replica), part
+    self._remove_handlers = remove_handlers
+
+  @property
+  def is_ours(self) -> bool:
+    """Whether this process has made it, and not the one that it was forked from."""
+    return self._process == os.getpid()
+
+  @property
+  def is_open(self) -> bool:
+    """Whether it takes part in the run, or is about to."""
+    if self._given_up or not self.is_ours:
+      return False
+    part = self.part
+    if part is None:
+      return True
+    return not (part.closed or part.is_over or part.handover.failure)
+
+  def give_up(self) -> None:
+    """`join` has failed."""
+    self._given_up = True
+
+  def is_used(self) -> bool:
+    """Whether the program that it was made for may still use it."""
+    if not _runs(self._owner):
+      return False
+    if self._replica is not None:
+      gc.collect()
+    return self._replica is None or self._replica() is not None
+
+  def refuse(self) -> errors.CoordinatorError:
+    """The error of a second `join`."""
+    seconds = time.monotonic() - self._since
+    run = f"run {self.run!r}" if self.run else "the run"
+    return errors.CoordinatorError(
+      f"This process is replica {self.number} of {run} already, since it called"
+      f" join {seconds:.1f} s ago. {_REMEDY}"
+    )
+
+  def replace(self) -> None:
+    """Ends it, for it is not used any more; others are told that it is lost."""
+    replaced = errors.CoordinatorError(
+      f"Replica {self.number} has been replaced by a later join of its own"
+      f" process. {_REMEDY}"
+    )
+    if self.part is not None and self.is_ours and not self.part.closed:
+      self.part.abort("its process has joined again", replaced)
+      self._remove_handlers()
+
+
+_lock = threading.Lock()
+# For whom this thread calls `join`, if not for its own program or cell.
+_calls = threading.local()
+# The latest of each number, by address and run.
+_known: dict[tuple[str, str, object], Membership] = {}
+
+
+@contextlib.contextmanager
+def begin(address: str, run: str, number: object) -> Iterator[Membership]:
+  """Makes a membership known, while it is made; afterwards it is open.
+
+  Args:
+    address: see `Membership`; likewise the others.
+    run: the name of the run.
+    number: the replica's.
+
+  Yields:
+    The membership.
+
+  Raises:
+    CoordinatorError: this process is that replica already.
+  """
+  made = Membership(address, run, number)
+  with _lock:
+    if not _known:
+      atexit.register(_leave_all)
+    earlier = _known.get(made.key)
+    if earlier is not None and earlier.is_open and earlier.is_used():
+      raise earlier.refuse()
+    _known[made.key] = made
+  if earlier is not None:
+    earlier.replace()
+  try:
+    yield made
+  except BaseException:
+    made.give_up()
+    raise
+
+
+def _leave_all() -> None:
+  """Ends the program's replicas, when it has come to its end without doing so.
+
+  Later there are no threads any more that could do it.
+  """
+  error = last_error()
+  for made in list(_known.values()):
+    part = made.part
+    if part is None or not made.is_open:
+      continue
+    with contextlib.suppress(errors.CoordinatorError):
+      if error is None:
+        part.leave()
+        part.close()
+      else:
+        part.abort(f"it has raised {error!r:.200}", error)
+
+
+def last_error() -> BaseException | None:
+  """The error that has ended the program; None if it has come to its end."""
+  return getattr(sys, "last_value", None)
+
+
+@contextlib.contextmanager
+def owned_by(owner: types.FrameType) -> Iterator[None]:
+  """Memberships that this thread begins are for the program that this frame is."""
+  _calls.owner = owner
+  try:
+    yield
+  finally:
+    _calls.owner = None
+
+
+def top_frame() -> types.FrameType:
+  """The program or notebook cell that the caller belongs to."""
+  frame: types.FrameType | None = sys._getframe(1)
+  assert frame is not None
+  while frame.f_back is not None:
+    # As Python and IPython call them.
+    if frame.f_code.co_name.startswith(("<module>", "<cell line")):
+      break
+    frame = frame.f_back
+  return frame
+
+
+def _runs(wanted: types.FrameType) -> bool:
+  """Whether a frame is on the stack of any thread."""
+  for top in sys._current_frames().values():
+    frame: types.FrameType | None = top
+    while frame is not None:
+      if frame is wanted:
+        return True
+      frame = frame.f_back
+  return False

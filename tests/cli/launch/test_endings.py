@@ -1,0 +1,153 @@
+"""`optax-dist launch` of replicas that end in all ways: its exit codes and lines."""
+
+import os
+import pathlib
+
+import pytest
+
+from optax_dist.cli import main
+from optax_dist.coordinator.launch import supervisor
+
+_PROGRAM = str(pathlib.Path(__file__).with_name("ending_program.py"))
+_ONE = ("--replicas", "2", "--min-replicas", "1")
+_NOBODY = "no replica has joined; does the script call coordinator.join?"
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch):
+  for name in list(os.environ):
+    if name.startswith("OPTAX_DIST_"):
+      monkeypatch.delenv(name)
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+def _launch(capfd, tmp_path, flags, *ending):
+  """Its exit code, its own lines, and those of the replicas."""
+  code = main.main(["launch", *flags, _PROGRAM, str(tmp_path), *ending])
+  out, err = capfd.readouterr()
+  said = [line for line in err.splitlines() if line.startswith("[launch] ")]
+  print(out, err)
+  return code, said, out + err
+
+
+@pytest.mark.parametrize("how", ["killed", "raises", "0"])
+def test_one_that_dies_before_it_joins_is_lost_as_afterwards(
+  capfd, tmp_path, how
+):
+  flags = (*_ONE, "--restarts", "0")
+  code, said, text = _launch(capfd, tmp_path, flags, "1", "imports", how)
+  assert code == 0
+  words = {"killed": "was ended by SIGKILL", "raises": "ended with exit code 1"}
+  default = "ended with exit code 0, and has not joined the run"
+  assert said[0] == f"[launch] replica 1 {words.get(how, default)}"
+  assert "[replica 0] members 0" in text
+
+
+def test_a_replica_that_ends_with_0_inside_of_the_run_starts_again(
+  capfd, tmp_path
+):
+  """It has not left: for the run it is lost, whatever its exit code."""
+  code, said, text = _launch(capfd, tmp_path, _ONE, "1", "run", "exits", "once")
+  assert code == 0
+  assert said == [
+    "[launch] replica 1 ended with exit code 0, and has not left the run",
+    "[launch] replica 1 starts again (restart 1 of 10)",
+  ]
+  assert text.count("[replica 1] joined") == 2
+
+
+def test_who_exits_with_success_inside_of_its_block_has_left(capfd, tmp_path):
+  """Steps need both, unless one leaves."""
+  flags = ("--replicas", "2")
+  code, said, text = _launch(capfd, tmp_path, flags, "1", "run", "0")
+  assert (code, said) == (0, [])
+  assert "[replica 0] members 0\n" in text
+
+
+def test_a_program_that_leaves_at_its_end_needs_no_block(capfd, tmp_path):
+  flags = ("--replicas", "2")
+  assert _launch(capfd, tmp_path, flags, "1", "forgets", "0")[:2] == (0, [])
+
+
+def test_a_script_that_never_joins_is_an_error(capfd, tmp_path):
+  flags = ("--replicas", "2")
+  code, said, text = _launch(capfd, tmp_path, flags, "all", "imports", "0")
+  assert code == 1
+  assert sorted(said) == [
+    f"[launch] replica {i} ended with exit code 0, and has not joined the run"
+    for i in (0, 1)
+  ]
+  assert f"optax-dist: {_NOBODY}" in text
+
+
+def test_a_run_that_needs_who_never_joins_ends_at_once(capfd, tmp_path):
+  flags = ("--replicas", "2")
+  code, _, text = _launch(capfd, tmp_path, flags, "1", "imports", "0")
+  assert code == 1
+  assert (
+    "1 replicas are left of 2 needed: replica 1 ended with exit code 0, and has not"
+    " joined the run after"
+  ) in text
+
+
+@pytest.mark.parametrize(
+  ("which", "how", "expected"),
+  [
+    (
+      "1",
+      "killed",
+      0,
+    ),  # All steps are committed, and replica 0 has ended well.
+    ("1", "3", 3),  # What a program says itself.
+    ("all", "killed", 137),  # None has come to its end.
+  ],
+)
+def test_after_the_end_the_code_is_that_of_the_job(
+  capfd, tmp_path, which, how, expected
+):
+  flags = ("--replicas", "2")
+  code, said, _ = _launch(capfd, tmp_path, flags, which, "end", how)
+  assert code == expected
+  words = (
+    "was ended by SIGKILL" if how == "killed" else "ended with exit code 3"
+  )
+  assert f"[launch] replica 1 {words}" in said
+  assert not any("starts again" in line for line in said)
+
+
+def test_restarts_are_refilled_after_an_hour_without_a_failure(
+  capfd, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(supervisor, "_FORGIVEN", 0.0)  # Of that hour.
+  flags = (*_ONE, "--min-replicas", "2", "--restarts", "1")
+  code, said, _ = _launch(capfd, tmp_path, flags, "1", "thrice", "3")
+  assert code == 0
+  again = "[launch] replica 1 starts again (restart 1 of 1)"
+  assert said.count(again) == 3
+
+
+def test_an_evaluation_that_looks_for_a_preemption_ends_in_time(
+  capfd, tmp_path
+):
+  flags = ("--replicas", "1")
+  code, said, text = _launch(capfd, tmp_path, flags, "0", "evaluation", "looks")
+  assert (code, said) == (143, [])
+  assert "[replica 0] saves" in text
+
+
+def test_an_evaluation_that_does_not_is_named_before_it_is_killed(
+  capfd, tmp_path
+):
+  flags = ("--replicas", "1", "--grace", "2")
+  code, said, text = _launch(
+    capfd, tmp_path, flags, "0", "evaluation", "sleeps"
+  )
+  assert code == 143
+  assert said == [
+    "[launch] replica 0 is killed: it has not ended within --grace (2 s)"
+  ]
+  assert (
+    "[replica 0] SIGTERM came 1 s ago, and this program has neither come to the end"
+    " of a step nor looked at replica.preempted"
+  ) in text
+  assert "in _evaluate" in text

@@ -1,0 +1,153 @@
+"""A process that joins twice as one replica: twins, and cells that run again."""
+
+import contextlib
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import served
+import waiting
+
+from optax_dist import coordinator
+
+_PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
+
+
+@pytest.fixture
+def store():
+  with contextlib.closing(served.Served()) as made:
+    yield made
+
+
+def _options(store, replica=0, total=1, **options):
+  return {
+    "coordinator_address": store.address,
+    "secret": served.SECRET,
+    "total_num_replicas": total,
+    "replica": replica,
+    **_PATIENT,
+    **options,
+  }
+
+
+def _join(store, replica=0, total=1, **options):
+  return coordinator.join(
+    optax.sgd(0.5), jnp.zeros(2), **_options(store, replica, total, **options)
+  )
+
+
+def _run_cell(source, names):
+  """Runs a cell of a notebook."""
+  exec(compile(source, "a cell", "exec"), names)
+
+
+def _is_replaced(replica):
+  with pytest.raises(
+    coordinator.CoordinatorError, match=r"replaced by a later.* a run="
+  ):
+    replica.step(jnp.ones(2))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_twins_are_an_error_and_the_first_goes_on(store, elsewhere):
+  with _join(store) as first:
+    found = []
+
+    def join_again():
+      with pytest.raises(coordinator.CoordinatorError) as caught:
+        _join(store)
+      found.append(str(caught.value))
+
+    if elsewhere:
+      thread = threading.Thread(target=join_again)
+      thread.start()
+      thread.join()
+    else:
+      join_again()
+    [said] = found
+    assert said.startswith("This process is replica 0 of the run already")
+    assert "give each a run= of its own" in said
+    assert first.step(jnp.ones(2)).accepted
+
+
+def test_twins_with_runs_of_their_own_both_train(store):
+  with _join(store, run="a") as first, _join(store, run="b") as second:
+    for replica in (first, second):
+      assert replica.step(jnp.ones(2)).accepted
+
+
+def test_a_cell_that_runs_again_replaces_what_it_has_left(store):
+  names = {"join": lambda: _join(store)}
+  _run_cell("replica = join()", names)
+  first = names["replica"]
+  first.step(jnp.ones(2))
+  _run_cell("replica = join()", names)
+  # Nobody else has the parameters, so the run begins anew.
+  with names["replica"] as second:
+    assert second.global_step == 0
+    assert second.step(jnp.ones(2)).global_step == 1
+  _is_replaced(first)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, None])
+def test_after_its_block_a_replica_that_was_alone_begins_anew(store, ending):
+  """However it ended, and though the store goes on."""
+  for _ in range(2):
+    with (
+      contextlib.suppress(KeyboardInterrupt, ValueError),
+      _join(store) as replica,
+    ):
+      assert replica.global_step == 0
+      assert replica.step(jnp.ones(2)).global_step == 1
+      if ending is not None:
+        raise ending
+  np.testing.assert_array_equal(replica.params, np.full(2, -0.5, np.float32))
+
+
+def test_a_cell_that_was_interrupted_goes_on_where_others_are(store):
+  options = {"total": 2, "replicas_to_aggregate": 1}
+  with _join(store, 1, **options) as other:
+    with contextlib.suppress(KeyboardInterrupt), _join(store, **options) as one:
+      one.step(jnp.ones(2))
+      raise KeyboardInterrupt
+    with _join(store, **options) as again:
+      assert again.global_step == 1
+      again.step(jnp.ones(2))
+    waiting.until(lambda: other.step(jnp.zeros(2)).accepted)
+    np.testing.assert_array_equal(other.params, np.full(2, -1.0, np.float32))
+
+
+def test_what_no_thread_has_any_more_is_replaced(store):
+  made = []
+  thread = threading.Thread(target=lambda: made.append(_join(store)))
+  thread.start()
+  thread.join()
+  with _join(store) as second:
+    assert second.step(jnp.ones(2)).accepted
+  _is_replaced(made[0])
+  _join(store)  # It is gone at once.
+  with _join(store) as fourth:
+    assert fourth.step(jnp.ones(2)).accepted
+
+
+def test_after_a_join_that_failed_another_may_come(store):
+  with pytest.raises(ValueError, match="got 'any'"):
+    _join(store, ports="any")
+  with _join(store) as replica:
+    assert replica.step(jnp.ones(2)).accepted
+
+
+def test_two_behind_one_number_are_an_error(store):
+  params, grads = jnp.zeros(2), jnp.ones(2)
+  first, second = (
+    coordinator.behind(optax.sgd(0.5), total_steps=4, **_options(store))
+    for _ in range(2)
+  )
+  with contextlib.closing(first), contextlib.closing(second):
+    state = first.tx.init(params)
+    _, state = first.tx.update(grads, state, params)
+    with pytest.raises(coordinator.CoordinatorError, match="a run= of its own"):
+      second.tx.update(grads, second.tx.init(params), params)
+    assert int(state.step) == 1
