@@ -130,7 +130,9 @@ def start(
     assert process.stdout is not None
     for line in process.stdout:
       if line.startswith(READY.encode()):
-        made.address = line.decode().removeprefix(READY).strip()
+        # Behind the comma is a socket of this process, not of the next one.
+        told = line.decode().removeprefix(READY)
+        made.address = told.partition(",")[0].strip()
         break
       said += line.decode(errors="replace")
   except BaseException:
