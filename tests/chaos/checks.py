@@ -60,6 +60,17 @@ def check(
   return len(steps), problems
 
 
+def nobody_removed(
+  reports: Iterable[tuple[int, int, dict[str, Any]]],
+) -> list[str]:
+  """Checks that nobody who lived had to join again; see `check`."""
+  return [
+    f"replica {replica} was removed although it lived"
+    for replica, _, seen in reports
+    if seen["stats"]["rejoins"]
+  ]
+
+
 def _odd(steps: list[int]) -> str:
   counts = collections.Counter(steps)
   twice = [s for s, n in counts.items() if n > 1]
