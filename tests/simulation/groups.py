@@ -120,7 +120,7 @@ class GroupWorld(World):
   def close(self, process: Any, how: str, reason: str) -> None:
     lived = process.alive and not process.over
     super().close(process, how, reason)
-    if lived:
+    if lived and process is not self.chief:
       time = self.now + 0.5 * self.random.random()
       self.at(time, self.clear, process.names, process.index)
 
@@ -185,7 +185,25 @@ class GroupWorld(World):
 
 
 class GroupChecker(Checker):
-  """The same guarantees; A4 and A7 hold for every process of a replica."""
+  """The same guarantees; A4 and A7 hold for every process of a replica.
+
+  Attributes:
+    versions_of: after each step, by rank.
+  """
+
+  def __init__(self, world: Any):
+    super().__init__(world)
+    self.versions_of: dict[int, dict[int, int]] = {}
+
+  def began(self, step: int) -> None:
+    super().began(step)
+    self.versions_of.clear()
+
+  def forget_steps(self, step: int) -> None:
+    super().forget_steps(step)
+    for known in self.versions_of.values():
+      for old in [s for s in known if s > step]:
+        del known[old]
 
   def group(self, name: str) -> list[Any]:
     return [self.world.by_name[n] for n in self.world.by_name[name].names]
@@ -217,8 +235,8 @@ class GroupChecker(Checker):
     step, version = process.step, process.version
     if step > len(self.commits):
       self.fail("A7", f"{process.name} is at step {step}, not committed")
-    known = self.versions.setdefault((process.rank, step), version)
-    if known != version:
+    versions = self.versions_of.setdefault(process.rank, {})
+    if versions.setdefault(step, version) != version:
       self.fail("A4", f"{process.name} differs at step {step}")
     if not process.rank:
       self.holders.setdefault(step, set()).add(process.name)
@@ -227,8 +245,8 @@ class GroupChecker(Checker):
     process.settled_at = self.world.now
     current = self.members.get(effect.incarnation) == process.names[0]
     if process.step == 0 and current:
-      key = (process.rank, 0)
-      if self.versions.setdefault(key, process.version) != process.version:
+      versions = self.versions_of.setdefault(process.rank, {})
+      if versions.setdefault(0, process.version) != process.version:
         self.fail("A4", f"{process.name} starts from another state")
     if not process.rank:
       self.holders.setdefault(process.step, set()).add(process.name)
