@@ -12,7 +12,6 @@ from optax_dist._internal import checks
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import deadlines as dl
-from optax_dist.coordinator.transport import interface as transports
 
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
@@ -97,10 +96,7 @@ class Options:
   @property
   def silence(self) -> arrivals.Rule:
     """How long a peer may be silent."""
-    if self.leader_timeout is None:
-      return dl.silence(self.timeout)
-    limits = dl.of(self.timeout, self.attempt_timeout, self.leader_timeout)
-    return transports.fixed(limits.pace)
+    return dl.silence_of_peers(self.timeout, self.leader_timeout)
 
   @property
   def steps(self) -> float | arrivals.Rule:

@@ -107,6 +107,23 @@ def silence(timeout: float) -> Rule:
   return Rule(min(5.0, most), min(30.0, most), min(60.0, most))
 
 
+def silence_of_peers(timeout: float, leader_timeout: float | None) -> Rule:
+  """How long a peer may be silent: by `silence`, or no longer than was chosen.
+
+  Args:
+    timeout: how long the run may make no progress.
+    leader_timeout: see `of`.
+
+  Example:
+    >>> silence_of_peers(300.0, 1.0)
+    Rule(floor=1.0, first=1.0, ceiling=1.0, factor=2.5, least=20)
+  """
+  if leader_timeout is None:
+    return silence(timeout)
+  pace = of(timeout, None, leader_timeout).pace
+  return Rule(pace, pace, pace)
+
+
 def steps(timeout: float) -> Rule:
   """The rule for a step inside a replica, which others may wait for.
 

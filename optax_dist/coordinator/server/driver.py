@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from optax_dist.coordinator.protocol import codec, inputs, notes
+from optax_dist.coordinator.protocol import codec, deadlines, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
 from optax_dist.coordinator.protocol.messages import (
@@ -42,9 +42,13 @@ class _Run:
 
   def __init__(self, log: Log):
     self.log = log
-    self.core = Coordinator(
-      configure.config_of, log.read(), secrets.token_hex(16)
-    )
+    try:
+      history = log.read()
+    except LogError:
+      log.close()  # Another attempt may find it mended.
+      raise
+    nonce = secrets.token_hex(16)
+    self.core = Coordinator(configure.config_of, history, nonce)
     self.journal: journal_lines.JournalLines | None = None
 
 
@@ -137,19 +141,29 @@ class Server:
           self._step(run, inputs.Malformed(peer, str(error)))
           return
         if isinstance(message, Hello):
-          run = self._run_of(peer, message)
-          if run is None:
+          called = self._run_of(peer, message)
+          if called is None:
             return
-          self._called[peer] = run
+          self._called[peer] = called
         elif peer not in self._called:
           return
         self._step(self._called[peer], inputs.Received(peer, message))
+        if isinstance(message, Hello):
+          self._allow(peer)
       case transports.PeerLost(peer, how, reason):
-        run = self._called.pop(peer, None)
-        if run is not None:
+        if peer in self._called:
+          run = self._called.pop(peer)
           self._step(run, inputs.PeerLost(peer, how, reason))
       case _:
         pass  # It exchanges no arrays.
+
+  def _allow(self, peer: str) -> None:
+    """Lets a process be silent for as long as its run says."""
+    job = self._called[peer].core.history.job
+    if job is not None:
+      rules = job.rules
+      silence = deadlines.silence_of_peers(rules.timeout, rules.leader_timeout)
+      self._transport.allow(peer, silence)
 
   def _run_of(self, peer: str, hello: Hello) -> _Run | None:
     """The run that a process calls; None if it can't be had."""

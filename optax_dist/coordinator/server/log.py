@@ -117,9 +117,11 @@ class FileLog:
     data = self.path.read_bytes()
     history = History()
     if not data or _MAGIC.startswith(data):
-      os.ftruncate(self._file, 0)
-      os.write(self._file, _MAGIC)
-      self._size = len(_MAGIC)
+      try:
+        os.ftruncate(self._file, 0)
+        self._write(self._file, _MAGIC)
+      except OSError as error:
+        raise LogError(f"The log can't be written: {error}.") from None
       return history
     if not data.startswith(_MAGIC):
       raise LogError(

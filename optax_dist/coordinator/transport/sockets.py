@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.transport import (
   addresses,
   channels,
@@ -172,6 +173,13 @@ class Transport:
     found.say_goodbye(reason)
     if not self._connections.leave(peer):
       found.close()
+
+  def allow(self, peer: str, silence: arrivals.Rule) -> None:
+    """Sets how long a connected peer may be silent, in place of the limits.
+
+    The peer is expected to allow as much: heartbeats come often enough.
+    """
+    self._connections.allow(peer, silence)
 
   def now(self) -> float:
     """Seconds of a clock that stands still while this process does.
