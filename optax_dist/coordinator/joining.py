@@ -383,10 +383,16 @@ class _Starter:
     self._certificates = certificates
     self._started: process.CoordinatorProcess | None = None
     self._starts = threading.Lock()
+    # Why it could not be started again, as it was last told.
+    self._told = ""
 
   def start(self) -> None:
-    """Starts it, unless something listens there."""
-    with contextlib.suppress(RuntimeError):  # Another process was faster.
+    """Starts it, unless something listens there.
+
+    Raises:
+      CoordinatorError: it can't be started.
+    """
+    try:
       self._started = process.start(
         self._secret,
         bind=self._where.host,
@@ -394,6 +400,12 @@ class _Starter:
         certificates=self._certificates,
         idle=_IDLE,
       )
+    except process.PortTaken:
+      pass  # Another process was faster.
+    except (RuntimeError, TimeoutError) as error:
+      raise errors.CoordinatorError(
+        f"The coordinator at {self._where} can't be started: {error}"
+      ) from None
 
   def start_later(self) -> None:
     """The same without waiting; nothing if that is under way."""
@@ -405,6 +417,10 @@ class _Starter:
   def _start_once(self) -> None:
     try:
       self.start()
+    except errors.CoordinatorError as error:
+      if str(error) != self._told:
+        self._told = str(error)
+        _log.warning("%s", error)
     finally:
       self._starts.release()
 

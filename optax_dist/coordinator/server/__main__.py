@@ -7,6 +7,7 @@ secret in OPTAX_DIST_SECRET.
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import os
 import pathlib
@@ -63,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
   except (OSError, ValueError) as error:
     print(f"The coordinator can't listen: {error}", file=sys.stderr)
-    return 1
+    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return process.TAKEN if taken else 1
   path = options.log or process.default_log(transport.port or options.port)
   if options.log is None:
     logs.forget_if_old(path)

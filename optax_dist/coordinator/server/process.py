@@ -22,6 +22,14 @@ READY = "ready "
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 
 
+#: The exit code of one that finds another process at its port.
+TAKEN = 98
+
+
+class PortTaken(RuntimeError):
+  """Another process has the port: most likely it is the coordinator."""
+
+
 class CoordinatorProcess:
   """A process that runs a coordinator; a context manager that stops it.
 
@@ -102,7 +110,8 @@ def start(
       exits when this process ends, however that happens.
 
   Raises:
-    RuntimeError: it has exited, for example because the port is taken.
+    PortTaken: another process listens there.
+    RuntimeError: it has exited; the message is what it said.
     TimeoutError: it is not ready in time.
   """
   command = [sys.executable, "-m", __package__, "--bind", bind]
@@ -154,9 +163,8 @@ def start(
     raise TimeoutError(
       f"The coordinator was not ready in {_START_SECONDS:g} s. {said}"
     )
-  raise RuntimeError(
-    said or f"The coordinator ended with {process.returncode}."
-  )
+  said = said or f"The coordinator ended with {process.returncode}."
+  raise (PortTaken if process.returncode == TAKEN else RuntimeError)(said)
 
 
 def default_log(port: int) -> pathlib.Path:
