@@ -88,6 +88,17 @@ class Pool:
     assert self._coordinator is not None
     self._coordinator.process.send_signal(number)
 
+  def cut_power(self, lost: int) -> None:
+    """Kills the coordinator as the end of its host does: its logs lack the end.
+
+    Args:
+      lost: bytes that were not on the disk yet.
+    """
+    self.kill_coordinator()
+    for log in self._log.parent.glob(f"{self._log.name}*"):
+      if log.suffix != ".lock":
+        os.truncate(log, max(0, log.stat().st_size - lost))
+
   def lose_coordinator(self) -> None:
     """Kills the coordinator for good: `address` is that of another one then."""
     self.kill_coordinator()
