@@ -62,7 +62,7 @@ def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
 
 
 class _Kill:
-  """Kills this process when it enters a phase."""
+  """Kills this process, or has the coordinator killed, when it enters a phase."""
 
   def __init__(self, channel: workers.Channel, told: Any):
     self._channel = channel
@@ -70,8 +70,9 @@ class _Kill:
     self.arm(told or {"phase": "", "time": 0})
 
   def arm(self, told: dict[str, Any]) -> None:
-    """Sets the phase, and at which occurrence of it to kill."""
+    """Sets the phase, at which occurrence of it to kill, and what."""
     self._left, self._phase = told["time"], told["phase"]
+    self._dies = told.get("victim") != "coordinator"
 
   def __call__(self, phase: str, replica: object) -> None:
     if phase != self._phase:
@@ -79,7 +80,8 @@ class _Kill:
     self._left -= 1
     if self._left == 0:
       self._channel.say("struck", phase=phase, at=time.monotonic())
-      os.kill(os.getpid(), signal.SIGKILL)
+      if self._dies:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(channel: workers.Channel, job: dict[str, Any]) -> None:
@@ -162,7 +164,6 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
         at=time.monotonic(),
         members=list(outcome.members),
         print=prints[outcome.global_step],
-        leader=replica.is_leader,
       )
       if before is None:
         before = (outcome.global_step, replica.stats())

@@ -20,7 +20,7 @@ DEADLINE = 120.0
 
 
 class Groups:
-  """Multi-process replicas, and one store; a context manager.
+  """Multi-process replicas, and their coordinator; a context manager.
 
   Attributes:
     members: all processes that were started.
@@ -69,6 +69,7 @@ class Groups:
     self._join = {
       "total_num_replicas": replicas,
       "lower_on_loss": True,
+      "start_coordinator": False,
       "journal": str(self.journal),
       # Kills are detected immediately; a busy machine is not a fault.
       "timeout": 100.0,
@@ -142,6 +143,11 @@ class Groups:
     for replica in replicas:
       for one in self.live[replica][:1]:  # It decides for all.
         one.process.send(do=what)
+
+  def kill_coordinator(self) -> None:
+    """Kills the coordinator, and starts it again from its log."""
+    self._pool.kill_coordinator()
+    self._pool.address()
 
   def kill(self, replica: int) -> None:
     """Kills the running processes of a replica."""

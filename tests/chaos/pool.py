@@ -6,6 +6,7 @@ import os
 import pathlib
 import secrets
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ class Pool:
     }
     self._everyone: list[workers.Worker] = []
     self._coordinator: server.CoordinatorProcess | None = None
-    self._log, self._logs, self._killed = folder, 0, False
+    self._log, self._killed = folder, False
     self.secret = secrets.token_hex()
 
   def __enter__(self) -> Pool:
@@ -64,8 +65,9 @@ class Pool:
       RuntimeError: it has died by itself.
     """
     if self._coordinator is None:
-      self._logs += 1
-      self._log = self.folder / f"coordinator-{self._logs}.log"
+      # None continues what an earlier one has written.
+      new = tempfile.mkdtemp(prefix="coordinator-", dir=self.folder)
+      self._log = pathlib.Path(new, "coordinator.log")
       self._coordinator = self._start_coordinator(0)
     elif self._coordinator.process.poll() is not None:
       if not self._killed:

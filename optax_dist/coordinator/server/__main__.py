@@ -18,7 +18,7 @@ import time
 
 from optax_dist.coordinator.server import driver, process
 from optax_dist.coordinator.server import log as logs
-from optax_dist.coordinator.transport import channels, sockets
+from optax_dist.coordinator.transport import addresses, channels, sockets
 
 # The longest wait for an event, and the time without a member after which one
 # exits that was told to, in seconds.
@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
       driver.NAME,
       secret=secret,
       bind=options.bind,
-      ports=[options.port],
+      # Whoever starts it again needs the same port.
+      ports=[options.port] if options.port else addresses.free_ports(),
       advertise=options.advertise,
       certificates=options.certificates
       and channels.Certificates(*options.certificates),
