@@ -566,6 +566,8 @@ class Checker:
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
       return
+    if "did not reconnect" in reason and not self.was_away(leader, process):
+      self.fail("A20", f"{process.name} is removed as the coordinator restarts")
     # Two members that can't reach each other, and the leader reaches both.
     others = self.members.values() if "can't reach" in reason else ()
     ends = [leader, *map(self.world.by_name.__getitem__, others)]
@@ -586,6 +588,14 @@ class Checker:
         f"{process.name} is removed, and was silent for {unheard:.1f} s: "
         f"{reason}",
       )
+
+  def was_away(self, leader: Any, process: Any) -> bool:
+    """Whether something kept a process from calling this coordinator."""
+    ends = {process.name, leader.name}
+    return any(
+      end > self.epoch_at and begin < self.world.now and ends >= {*who}
+      for who, begin, end in self.world.absences
+    )
 
   def all_have_the_state(self, what: str, step: int, since: float) -> None:
     """Who stays has the state of a step, or was waited for.
@@ -778,12 +788,12 @@ class Checker:
     current = self.members.get(effect.incarnation) == process.name
     if process.stranger:
       self.fail("A4", f"{process.name} has another optimizer, and is let in")
-    if process.step == 0 and current:
-      known = self.versions.setdefault(0, process.version)
-      if known != process.version and not self.corrupt:
-        self.fail("A4", f"{process.name} starts from another state")
-    if not self.began_anew_without(process):
-      self.holders.setdefault(process.step, set()).add(process.name)
+    if not current or self.began_anew_without(process):
+      return
+    known = self.versions.setdefault(process.step, process.version)
+    if known != process.version and not self.corrupt:
+      self.fail("A4", f"{process.name} starts from another state")
+    self.holders.setdefault(process.step, set()).add(process.name)
 
   # Outcomes.
 

@@ -667,6 +667,10 @@ class World:
       else:
         self.deliver_loss(connection, other, how, reason)
     process.connections.clear()
+    backlog, process.backlog = process.backlog, []
+    for action, args in backlog:
+      if action == self.accept:
+        action(*args)
     if self.checker is not None and process is not self.chief:
       self.checker.died(process)
 
@@ -831,7 +835,11 @@ class World:
   def accept(
     self, connection: Connection, process: Process, other: Process
   ) -> None:
-    if not other.alive:
+    if not other.alive and other.index < 0:
+      # The coordinator's host goes on, and resets it.
+      connection.open[other.name] = False
+      self.deliver_loss(connection, process, "broken", "it was killed")
+    elif not other.alive:
       connection.open[other.name] = False
       time = self.now + CONNECT
       self.at(time, self.lose, connection, process, "unreachable", "no answer")

@@ -23,7 +23,8 @@ class Link:
 
   def __init__(self, limits: Deadlines):
     """Starts without a connection."""
-    self._longest = limits.pace
+    # A coordinator that starts again waits for a call for twice as long.
+    self._longest = limits.pace / 2
     self._patience = limits.patience
     self.status: Literal["lost", "called", "welcomed"] = "lost"
     self.call_at = self._called_at = math.inf

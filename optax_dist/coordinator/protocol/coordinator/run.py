@@ -393,7 +393,8 @@ class Run:
     """Stops waiting for replicas that did not come to a new beginning."""
     for replica in self._absent.overdue(self._now):
       self._steps.apply(quorum.Join(replica))
-      self._steps.apply(self._steps.departure(False)(replica))
+      departure = self._steps.departure(False) if self._members else quorum.Lost
+      self._steps.apply(departure(replica))
       self._steps.members_changed()
 
   # States.

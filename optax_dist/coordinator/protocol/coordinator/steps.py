@@ -310,11 +310,13 @@ class Steps:
 
   def _may_process(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
+    if not self._all_connected():
+      return False
     if self._config.rules.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
-      return self.rounds.current is None and self._all_connected()
-    if not self._latest_state_available():
-      return False
+      return self.rounds.current is None
+    if not self._config.inline and not any(s.has(0) for s in self._members):
+      return False  # There is nothing that the mean could be applied to.
     round_ = self.quorum.attempt
     # If the round fails, the sum that it extends is accepted again.
     return (
@@ -334,25 +336,12 @@ class Steps:
       self._arrive(state, message)
 
   def _all_connected(self) -> bool:
-    """Whether all members have called this coordinator.
+    """Whether all members have called this coordinator, or had time to.
 
-    If one of them is the only one with the state, a step of another one's gradient
-    would be lost with it.
+    One that has yet to call may be the only one with the state, or with steps that
+    the log has lost; and with a single gradient, another one gets the mean too.
     """
     return all(state.is_connected for state in self._members.waiting())
-
-  def _latest_state_available(self) -> bool:
-    """Whether a step taken now can be applied by any replica.
-
-    It can't if the only one with the state may be a replica that has yet to
-    call: it would miss the mean, and the others have nothing to apply it to.
-    """
-    # An inline mean is in the log, where that replica will read it.
-    if self._config.inline:
-      return True
-    # While all are here, who has an earlier state and needs none will reach it.
-    step = 0 if self._all_connected() else self.step
-    return any(s.is_connected and s.has(step) for s in self._members)
 
   # Decisions.
 
