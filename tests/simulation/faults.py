@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from tests.simulation import nonsense
+from tests.simulation import nonsense, outages
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
@@ -91,17 +91,18 @@ _BRIEF = ("kill", "leave", "save", "lag")
 
 
 # Of a seed divided by 16: longer runs with faults further apart, so that a replica
-# can be behind by more records than a new leader tells.
+# can be behind by more steps than the log has kept.
 _LONG = (6, 14)
+# Of a seed divided by 4: with the faults of `outages`.
+_OUTAGES = 3
 
 
-def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
+def schedule(seed: int, steps: int = 0) -> Schedule:
   """The schedule of a seed.
 
   Args:
     seed: it.
     steps: of the run; 0: mostly few, with faults in all of them.
-    aims: whether some aim at a moment.
   """
   if not steps and seed % 16 in _LONG:
     steps = 12
@@ -140,6 +141,8 @@ def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
     setting = dataclasses.replace(setting, leaves=True)
   # Steps take about as long as this, so faults strike amid them.
   pace = max(setting.compute) + 4 * setting.latency
+  if seed % 4 == _OUTAGES:
+    return Schedule(seed, *outages.schedule(seed, setting, pace))
   faults = []
   time = 0.0
   for _ in range(r.choice((0, 1, 2, 3, 4, 6))):
@@ -230,8 +233,10 @@ def _can_spare_one(world: World) -> bool:
 def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen, where there is something for it to strike."""
   index = details[0]
+  if kind == "stranger" and world.checker.commits:
+    world.start(index, stranger=True)  # In the place of one that has just died.
   process = _living(world, index)
-  if process is None:
+  if process is None or kind == "stranger":
     return
   times = [detail for detail in details if isinstance(detail, float)]
   if kind not in _BRIEF:
@@ -340,9 +345,6 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       process.crawls_until = world.now + details[1]
     case "twin":
       world.start(process.index)
-    case "stranger":
-      if world.checker.commits:  # Otherwise the run may be the stranger's.
-        world.start(process.index, stranger=True)
     case "wrong gradients":
       world.tell(f"{process.name} computes wrong gradients")
       process.is_faulty = True

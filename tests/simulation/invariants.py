@@ -160,6 +160,8 @@ class Checker:
     self.taken: set[tuple[int, int, str]] = set()
     # Who has had the mean of which attempt.
     self.means: set[tuple[str, Any]] = set()
+    # The attempts whose mean each process has had, if only to read it.
+    self.collected: dict[str, set[Any]] = collections.defaultdict(set)
     # Gradients that the journal says were dropped, by reason.
     self.drops: collections.Counter[str] = collections.Counter()
     # How each membership has ended.
@@ -296,6 +298,8 @@ class Checker:
         self.counted.pop((name, part.sequence), None)
         for start, stop in part.data:
           self.samples -= {*range(start, stop)}
+      for start, stop in commit.skipped:
+        self.skipped -= {*range(start, stop)}
     del self.commits[step:], self.times[step:], self.written[step:]
     for known in (self.versions, self.holders):
       for old in [s for s in known if s > step]:
@@ -306,6 +310,7 @@ class Checker:
     setting, step = self.setting, commit.round.step
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
+    self.all_could_call(process, step)
     self.commits.append(commit)
     self.no_stall(step)
     self.committed_at = self.world.now
@@ -326,6 +331,7 @@ class Checker:
     if commit.mean is None:
       self.held_by_all(commit)
       self.copied(process, commit)
+      self.followed(commit)
     elif commit.mean != struct.pack("<q", self.mean(commit)):
       what = "its slots" if setting.window else "its parts"
       guarantee = "A19" if setting.window else "A14"
@@ -364,6 +370,16 @@ class Checker:
       # "Lost" says that it isn't known; it was given up, and may count yet.
       if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+
+  def all_could_call(self, chief: Any, step: int) -> None:
+    """No step is taken before all members have called who may have later ones."""
+    if self.world.now >= self.epoch_at + LEADER_TIMEOUT / FASTEST:
+      return
+    for name in self.members.values():
+      process = self.world.by_name[name]
+      there = name in chief.connections or name in chief.losing
+      if process.alive and not process.over and not there:
+        self.fail("A20", f"step {step} is committed before {name} has called")
 
   def no_stall(self, step: int) -> None:
     """Where nothing goes wrong, no step waits for a deadline."""
@@ -449,6 +465,16 @@ class Checker:
     everyone = [p for p in world.all if p.name != name]
     if able and not any(self.has_mean(p, commit) for p in everyone):
       self.fail("A15", f"step {step} is committed with one copy of its mean")
+
+  def followed(self, commit: Committed) -> None:
+    """Some member can reach the state after a commit, as far as anybody knows."""
+    for name in self.members.values():
+      step = self.world.by_name[name].step
+      lacks = {c.round for c in (*self.commits[step:-1], commit)}
+      if lacks <= self.collected[name]:
+        return
+    step = commit.round.step
+    self.fail("A15", f"nobody can apply step {step}, which is committed")
 
   def has_all(self, process: Any, attempt: Any) -> None:
     """A process that takes part in an attempt has the mean of it."""
@@ -640,11 +666,7 @@ class Checker:
       if not there or name in self.members.values():
         continue
       late = world.now > since + _PLACE_TAKEN
-      if (
-        late
-        and self.hears(process, leader)
-        and not process.node.over
-      ):
+      if late and self.hears(process, leader) and not process.node.over:
         self.fail("A6", f"{name} waits, and another process has its number")
 
   def how_it_ended(self, end: Ended) -> None:
@@ -1106,6 +1128,8 @@ class Checker:
       and (self.end is None or self.end.error != "Diverged")
     ):
       self.fail("A4", "states differ, and so do their fingerprints: no one saw")
+    if self.world.chief.alive and len(self.written) < len(self.commits):
+      self.fail("A8", f"the journal lacks step {len(self.written)}")
     living = [p for p in self.world.all if p.alive and not p.over]
     # A replica that computes for longer than the run waits is for its watchdog.
     slow = self.setting.compute

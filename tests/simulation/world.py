@@ -113,6 +113,7 @@ class Setting:
     """Replicas that a step needs: any one can compute all slots."""
     return 1 if self.window else self.needed
 
+
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT = 5.0, 10.0
 HEARTBEAT = 1.0
@@ -630,7 +631,9 @@ class World:
         process.timer = time
         self.at(time + 1e-6, self.ring, process, time)
     elif (
-      self.checker is not None and not process.inbox and process is not self.chief
+      self.checker is not None
+      and not process.inbox
+      and process is not self.chief
     ):
       self.checker.no_deadline(process)
 
@@ -1117,8 +1120,10 @@ class World:
         self.send(process, peer.process, item)
     if len(aggregation.means) == n:
       aggregation.ended = True
-      if me >= 0 and self.checker is not None:
-        self.checker.has_all(process, aggregation.attempt)
+      if self.checker is not None:
+        self.checker.collected[process.name].add(aggregation.attempt)
+        if me >= 0:
+          self.checker.has_all(process, aggregation.attempt)
       self.input(process, ins.Aggregated(aggregation.attempt))
 
   def peer_lost(

@@ -23,8 +23,7 @@ class Link:
 
   def __init__(self, limits: Deadlines):
     """Starts without a connection."""
-    # A coordinator that starts again waits for a call for twice as long.
-    self._longest = limits.pace / 2
+    self._pace = limits.pace
     self._patience = limits.patience
     self.status: Literal["lost", "called", "welcomed"] = "lost"
     self.call_at = self._called_at = math.inf
@@ -55,7 +54,9 @@ class Link:
       removed: whether a membership has ended with it: then the first pause is one,
         or replicas that can't stay would interrupt the others again and again.
     """
-    pause = min(self._longest, _FIRST_PAUSE * 2.0 ** min(self._losses, 16))
+    # A coordinator that starts again removes who hasn't called within a pace.
+    longest = self._pace if removed else self._pace / 8
+    pause = min(longest, _FIRST_PAUSE * 2.0 ** min(self._losses, 16))
     if now >= self._lost_at + _FORGOTTEN_AFTER * pause or not self._losses:
       self._losses, pause = 0, _FIRST_PAUSE if removed else 0.0
     self._losses += 1
