@@ -7,11 +7,11 @@ from tests.simulation import faults, fragments, groups, leases, slots
 # Schedules of each kind that run here, so many at a time, and the steps that
 # each commits at least, on average: most runs come to their end.
 _KINDS = {
-  "": (faults, 800, 200, 6),
-  "--leases": (leases, 300, 150, 5),
-  "--slots": (slots, 300, 150, 4),
-  "--groups": (groups, 200, 100, 6),
-  "--fragments": (fragments, 200, 100, 8),
+  "": (faults, 400, 100, 6),
+  "--leases": (leases, 160, 80, 5),
+  "--slots": (slots, 120, 60, 4),
+  "--groups": (groups, 100, 50, 6),
+  "--fragments": (fragments, 100, 50, 8),
 }
 _BATCHES = [
   (options, first)
