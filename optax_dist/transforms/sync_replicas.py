@@ -277,40 +277,48 @@ def sync_replicas(
     me = validate_and_enter(
       updates, state, params, arrived, local_step, extra_args
     )
-    here = _scalar(arrived, True, "arrived", jnp.bool_)
+    arrived = _scalar(arrived, True, "arrived", jnp.bool_)
     token = _scalar(local_step, me.own.local_step, "local_step", jnp.integer)
     late = state.global_step - token
 
-    # The replica's sum, with its gradient if that is here, fresh and finite.
-    checked, total, count = accumulate(me, updates, here, late)
-    kept = None if me.own.gradient_sum is None else total
+    # The replica's sum and count, with its gradient if that has arrived, is fresh
+    # and finite.
+    before = me.own.gradient_sum
+    weight = None if weight_of is None else weight_of(late)
+    added, fits = gradient_sum.add(before, updates, weight, accumulator_dtype)
+    checked = check_gradient(me, updates, arrived, late, fits)
+    here = checked.accepted
+    total = added if all_arrive else _where(here, added, before)
+    count = me.own.num_accumulated + here.astype(jnp.int32)
 
     # The mean of all replicas' gradients, and a step with it if there are enough.
     def aggregate() -> tuple[Any, ...]:
       sent = None if all_arrive else count
       sums, all_in = gradient_sum.reduce(total, sent, updates, names)
       all_in = at_most if all_arrive else all_in
-      enough = True if all_arrive else all_in >= needed
       mean = gradient_sum.divide(sums, updates, all_in, sparse_average)
-      counts = None if all_arrive else checked.accepted
-      shared = arguments.of_all(names, extra_args, counts)
+      shared = arguments.of_all(names, extra_args, None if all_arrive else here)
       new = lambda: step(mean, state, params, kept, shared)
-      return _cond(enough, new, before, fuse)
+      enough = True if all_arrive else all_in >= needed
+      return _cond(enough, new, no_step, fuse)
 
     # Nothing is communicated while there can't be enough, which all agree on.
     at_most = state.at_most + me.size
     possible = True if needed <= me.size else at_most >= needed
-    before = state.inner_state, kept, jnp.asarray(False)
+    kept = None if before is None else total
+    no_step = state.inner_state, kept, jnp.asarray(False)
     # A branch changes just the rows of a table that have a gradient.
     fuse = not _has_slices(updates)
-    new_updates, inner_state, left, stepped = _cond(possible, aggregate, before)
+    new_updates, inner_state, left, stepped = _cond(
+      possible, aggregate, no_step
+    )
 
     # A replica that arrived takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
     own = checked.count_in(me.own)._replace(
       gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
-      local_step=jnp.where(here, global_step, me.own.local_step),
+      local_step=jnp.where(arrived, global_step, me.own.local_step),
     )
     at_most = jnp.where(stepped, 0, at_most)
     replica = me.as_state(own)
@@ -330,27 +338,15 @@ def sync_replicas(
     empty = gradient_sum.empty(kept)
     return new_updates, inner_state, empty, jnp.asarray(True)
 
-  def accumulate(
-    me: Replica, gradient: Any, here: jax.Array, late: jax.Array
-  ) -> tuple["GradientCheck", Any, jax.Array]:
-    """The sum and number of a replica's gradients, with the new one if it counts."""
-    total = me.own.gradient_sum
-    weight = None if weight_of is None else weight_of(late)
-    added, fits = gradient_sum.add(total, gradient, weight, accumulator_dtype)
-    checked = check_gradient(me, gradient, here, late, fits)
-    total = added if all_arrive else _where(checked.accepted, added, total)
-    count = me.own.num_accumulated + checked.accepted.astype(jnp.int32)
-    return checked, total, count
-
   def check_gradient(
-    me: Replica, gradient: Any, here: jax.Array, late: jax.Array, fits: Any
+    me: Replica, gradient: Any, arrived: jax.Array, late: jax.Array, fits: Any
   ) -> "GradientCheck":
     """Whether a gradient counts: arrived, fresh, finite, and with free slots."""
     yes = jnp.asarray(True)
     if all_arrive:
       return GradientCheck(yes, yes, yes, yes)
     return GradientCheck(
-      here,
+      arrived,
       # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
       # of different runs: a future step counts as fresh.
       yes if max_staleness is None else late <= bound,
@@ -429,23 +425,23 @@ def _with_averages(
 class GradientCheck(NamedTuple):
   """Whether a gradient counts, and why not: boolean scalars."""
 
-  here: Any
+  arrived: Any
   fresh: Any
   finite: Any
   fits: Any
 
   @property
   def accepted(self) -> jax.Array:
-    return self.here & self.fresh & self.finite & self.fits
+    return self.arrived & self.fresh & self.finite & self.fits
 
   def count_in(self, own: SyncReplica) -> SyncReplica:
     """Counts the gradient, as accepted or by the first reason against it."""
     add = lambda counter, what: counter + what.astype(jnp.int32)
-    timely = self.here & self.fresh
+    timely = self.arrived & self.fresh
     return own._replace(
       accepted=add(own.accepted, self.accepted),
-      absent=add(own.absent, ~self.here),
-      dropped_stale=add(own.dropped_stale, self.here & ~self.fresh),
+      absent=add(own.absent, ~self.arrived),
+      dropped_stale=add(own.dropped_stale, self.arrived & ~self.fresh),
       dropped_nonfinite=add(own.dropped_nonfinite, timely & ~self.finite),
       dropped_overflow=add(
         own.dropped_overflow, timely & self.finite & ~self.fits
@@ -493,7 +489,7 @@ def _cond(
     new: returns updates, and a new state.
     old: the old state.
     fuse: whether to choose each element, which the compiler fuses with what is
-      around it, instead of branching. Then ``new`` must not communicate.
+      around it, instead of branching. Then ``new`` is computed anyway.
   """
   if yes is True:
     return new()
