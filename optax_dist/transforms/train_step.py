@@ -12,6 +12,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks, collectives, replication
+from optax_dist._internal.extra_args import of_all
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.replica_blocks import (
   PerReplica,
@@ -334,13 +335,8 @@ class TrainStep:
           " its own, so there is no common line. Use a learning rate instead, as"
           " in optax.lbfgs(1.0, linesearch=None)."
         ) from error
-    pmean = lambda tree: jax.lax.pmean(tree, self.names)
-    value_fn = jax.custom_vjp(lambda params: pmean(loss(params)))
-    value_fn.defvjp(
-      lambda params: pmean(jax.value_and_grad(loss)(params)),
-      lambda grad, of_value: (jax.tree.map(lambda g: g * of_value, grad),),
-    )
-    common = {"value": value, "grad": pmean(grads), "value_fn": value_fn}
+    common = of_all(self.names, {"grad": grads, "value_fn": loss})
+    common["value"] = value
     return update(**common | extra_args)
 
   def _has_own_params(self, params: Any) -> bool:
