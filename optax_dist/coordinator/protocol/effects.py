@@ -14,6 +14,7 @@ from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Hyperparams,
   Incarnation,
   Leased,
   Lineage,
@@ -165,9 +166,11 @@ class Apply(Struct):
 
   Attributes:
     mean: the attempt that has made it, or the bytes of an inline mean.
+    hyperparams: set before it is applied.
   """
 
   mean: AttemptId | bytes
+  hyperparams: Hyperparams = ()
 
 
 class Publish(Struct):

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Hyperparams,
   Incarnation,
   Process,
   ReplicaId,
@@ -219,6 +220,12 @@ class NeverJoined(Struct):
   replicas: tuple[ReplicaId, ...]
 
 
+class HyperparamsWanted(Struct):
+  """All should set hyperparameters; shown by `Apply.hyperparams`."""
+
+  values: Hyperparams
+
+
 class Aborted(Struct):
   """The training loop ends with an exception, but the process continues.
 
@@ -259,6 +266,7 @@ Input: TypeAlias = (
   | FinishWanted
   | SaveWanted
   | NeverJoined
+  | HyperparamsWanted
   | Aborted
   | FingerprintTaken
 )

@@ -60,6 +60,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     terms: positions of records with a `Term`, which trimming must keep.
     applied: how many gradients were part of commits.
     dropped: how many were dropped, by reason, as of the last commit.
+    changes: the number of the last `Change` of each process that was committed.
     ended: how the run has ended; None if it hasn't.
     progress: which samples are in committed steps.
     lineage: the runs that this one continues.
@@ -79,6 +80,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
   terms: list[Natural] = []
   applied: Natural = 0
   dropped: tuple[tuple[str, Natural], ...] = ()
+  changes: dict[Process, Natural] = {}
   ended: Ended | None = None
   progress: Progress = NOTHING_DONE
   lineage: Lineage = ()
@@ -88,7 +90,7 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """An independent copy."""
     new = copy.copy(self)
     new.members, new.departed = dict(self.members), dict(self.departed)
-    new.terms = list(self.terms)
+    new.terms, new.changes = list(self.terms), dict(self.changes)
     return new
 
   @property
@@ -168,6 +170,8 @@ class View(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.step = entry.attempt.step + 1
         self.applied += sum(part.count for part in entry.parts)
         self.dropped = entry.dropped
+        for change in entry.changes:
+          self.changes[change.process] = change.number
         spans = [span for part in entry.parts for span in part.data]
         if entry.skipped:
           self.progress = self.progress.with_(spans, entry.skipped)

@@ -25,6 +25,7 @@ from optax_dist.coordinator.protocol.codec import (
 )
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Hyperparams,
   Incarnation,
   Part,
   Process,
@@ -182,6 +183,18 @@ class NeverJoined(Struct):
   """
 
   replicas: tuple[ReplicaId, ...]
+
+
+class SetHyperparams(Struct):
+  """A member sets hyperparameters for all, with the next commit.
+
+  Attributes:
+    number: see `entries.Change`.
+    values: those that are in no commit yet.
+  """
+
+  number: Natural
+  values: Hyperparams
 
 
 class Fingerprint(Struct):
@@ -426,6 +439,7 @@ ToLeader: TypeAlias = (
   | Finish
   | Save
   | NeverJoined
+  | SetHyperparams
   | Fingerprint
 )
 FromLeader: TypeAlias = (

@@ -186,6 +186,7 @@ class Commit(Record, tag="commit"):
     members: its gradients, in replica order.
     skipped: samples that it gives up because their gradients were never finite;
       with deterministic data they count as zeros.
+    hyperparams: set before the mean was applied (`Replica.set_hyperparams`).
   """
 
   step: int
@@ -193,6 +194,7 @@ class Commit(Record, tag="commit"):
   members: tuple[Member, ...]
   term: int | None = None
   skipped: tuple[Span, ...] | None = None
+  hyperparams: dict[str, Finite] | None = None
 
 
 class Drop(Record, tag="drop"):
@@ -330,4 +332,5 @@ def committed(
     members,
     attempt.term,
     commit.skipped or None,
+    dict(commit.hyperparams) or None,
   )

@@ -19,6 +19,7 @@ from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Committed,
+  Hyperparams,
   Incarnation,
   Member,
   Part,
@@ -315,8 +316,9 @@ class Applier:
     if step > self.step:
       self._need(f"it is at step {self.step} of {step}")
       return False
+    hyperparams = commit.hyperparams
     if commit.mean is not None:
-      self._out.append(fx.Apply(commit.mean))
+      self._out.append(fx.Apply(commit.mean, hyperparams))
       return True
     work = self._work.get(commit.attempt)
     if work is None or work.status == "failed":
@@ -324,13 +326,14 @@ class Applier:
       return False
     if work.status == "runs":
       return False
-    if self._ahead != commit.attempt:
-      self._apply(commit.attempt)
+    # What was applied ahead of the commit could not know of these.
+    if self._ahead != commit.attempt or hyperparams:
+      self._apply(commit.attempt, hyperparams)
     return True
 
-  def _apply(self, attempt: AttemptId) -> None:
+  def _apply(self, attempt: AttemptId, hyperparams: Hyperparams = ()) -> None:
     self._ahead = attempt
-    self._out.append(fx.Apply(attempt))
+    self._out.append(fx.Apply(attempt, hyperparams))
 
   def _publish(self, commit: Committed) -> None:
     self._ahead = None

@@ -17,14 +17,15 @@ import math
 from typing import Literal, assert_never
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import codec, optimistic
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import optimistic
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Change,
   Committed,
   Ended,
   Entry,
@@ -69,6 +70,7 @@ _WISHES = (
   msg.Finish,
   msg.Save,
   msg.NeverJoined,
+  msg.SetHyperparams,
   msg.Fingerprint,
 )
 
@@ -105,6 +107,8 @@ class Follower:
     self._link = Link(config.deadlines)
     # What it wants of its leader, by kind; and when it leaves without an answer.
     self._wishes: dict[type, msg.Message] = {}
+    # How often it has wanted to set hyperparameters.
+    self._changes = 0
     self._leave_by = math.inf
     self._assignment = Assignment(config, self._out)
     # The membership that is tied to the connection to the leader.
@@ -251,6 +255,12 @@ class Follower:
         self._wish(msg.Save(), now)
       case ins.NeverJoined(replicas):
         self._wish(msg.NeverJoined(replicas), now)
+      case ins.HyperparamsWanted(values):
+        old = self._wishes.get(msg.SetHyperparams)
+        if isinstance(old, msg.SetHyperparams):
+          values = tuple((dict(old.values) | dict(values)).items())
+        self._changes += 1
+        self._wish(msg.SetHyperparams(self._changes, values), now)
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()
@@ -604,6 +614,9 @@ class Follower:
         self._missing = ""
         if entry.save:
           self._wishes.pop(msg.Save, None)
+        mine = Change(self._config.process, self._changes, ())
+        if any(codec.replace(c, values=()) == mine for c in entry.changes):
+          self._wishes.pop(msg.SetHyperparams, None)
         self.session.committed(entry, self._last_incarnation)
         self._assignment.committed(entry, self.incarnation)
         self.applier.committed(entry)

@@ -31,6 +31,7 @@ from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Change,
   Committed,
   Details,
   Ended,
@@ -129,6 +130,8 @@ class Leader:
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
     self._saving = False
+    # Hyperparameters to set with the next commit, by the process that asked.
+    self._changes: dict[Process, Change] = {}
     self._prints: dict[int, tuple[str, ReplicaId]] = {}
     self._stall = Stall(config)
     self._ending = Ending()
@@ -305,6 +308,11 @@ class Leader:
         self._saving = True
       case msg.NeverJoined(replicas):
         self._never_joined(replicas)
+      case msg.SetHyperparams(number, values):
+        if number > self._view.changes.get(peer, 0):
+          # The latest request is the last one, and has the earlier values.
+          self._changes.pop(peer, None)
+          self._changes[peer] = Change(peer, number, values)
       case msg.Fingerprint():
         self._fingerprint(state, message)
       case _:
@@ -916,6 +924,7 @@ class Leader:
     following = self._policy.committed(parts, self._present(tokens), seconds)
     if following is not None:
       tokens.clear()
+    leases, skipped = following or ((), ())
     mean = None
     if self._config.inline:
       payloads = [a.message.payload for a in arrivals]
@@ -927,9 +936,12 @@ class Leader:
       self._saving,
       details,
       dropped,
-      *(following or ()),
+      leases,
+      skipped,
+      tuple(self._changes.values()),
     )
     self._saving = False
+    self._changes.clear()
     self._log.add(entry)
     timings = [a.message.timings for a in arrivals]
     self._out.note(notes.committed(entry, timings))
