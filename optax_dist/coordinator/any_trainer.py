@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import inspect
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,8 @@ from jax.experimental import io_callback
 
 from optax_dist._internal import checks
 from optax_dist.coordinator import joining, memberships
+from optax_dist.coordinator import errors, joining
+from optax_dist.coordinator import options as settings
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
@@ -101,6 +104,11 @@ def behind(
         f"behind() can't use {name}={options[name]!r:.100}: {reason}. Leave it out,"
         " or write the loop yourself, with coordinator.join and Replica.step."
       )
+  # `join` comes at the first update, perhaps in a callback.
+  named = inspect.signature(joining.join).parameters
+  settings.of(
+    "behind", {name: x for name, x in options.items() if name not in named}
+  )
   if processes.of_this_program().count > 1:
     raise ValueError(
       "behind() is for replicas of one process, in which a trainer's callback is."

@@ -27,7 +27,8 @@ _ELSEWHERE = {
     " optax.chain(optimizer, optax_dist.params_ema(decay)), and"
     " optax_dist.averaged_params(replica.opt_state, replica.params) reads them"
   ),
-  "variables_to_average": "see variable_averages: params_ema averages all of them",
+  "variables_to_average": "it is optax_dist.params_ema(decay, mask=...)",
+  "num_updates": "it is optax_dist.params_ema(decay, num_updates=True)",
 }
 
 
