@@ -373,7 +373,7 @@ def test_some_of_the_parameters_are_refused(run, around):
     whole = optax.masked(tx, {"b": False, "w": True})
   if around == "named_chain":
     whole = optax.named_chain(("some", whole), ("all", optax.identity()))
-  with pytest.raises(ValueError, match="optax.partition"):
+  with pytest.raises(ValueError, match=r"optax\.partition"):
     whole.init(initial())
 
 
@@ -430,7 +430,7 @@ def test_averages_of_parameters_are_in_the_trainers_state(run, jit):
   found = optax_dist.averaged_params(trainer.opt_state, trainer.params)
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
   jax.tree.map(close, found, average)
-  with pytest.raises(TypeError, match="behind has no .*params_ema"):
+  with pytest.raises(TypeError, match=r"behind has no .*params_ema"):
     run(optax.sgd(0.1), variable_averages=True)
 
 

@@ -106,6 +106,8 @@ class Checker:
     # The position after its latest record.
     self.end_of_log = 0
     self.commits: list[Committed] = []
+    # The last request of each process to set hyperparameters.
+    self.changes: dict[str, int] = {}
     # Where they stand, and when they were put there; and from where on the log is
     # still there.
     self.positions: list[int] = []
@@ -271,6 +273,10 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
+    for change in commit.changes:
+      if change.number <= self.changes.get(change.process, 0):
+        self.fail("A3", f"a request counts twice: {change}")
+      self.changes[change.process] = change.number
     self.no_stall(step)
     self.committed_at = self.world.now
     self.not_finite = 0
@@ -390,7 +396,10 @@ class Checker:
     if self.corrupt or not 0 < process.step <= len(self.commits):
       return
     commit = self.commits[process.step - 1]
-    if process.version != digest(process.before, self.mean(commit, process)):
+    mean = self.mean(commit, process)
+    if process.version != digest(
+      process.before, mean, *dict(commit.hyperparams).values()
+    ):
       guarantee = "A19" if self.setting.window else "A14"
       text = f"{process.name} applied another mean than step {process.step}'s"
       self.fail(guarantee, text)

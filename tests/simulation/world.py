@@ -1244,7 +1244,8 @@ class World:
     else:
       means = process.aggregations[effect.mean].means
       mean = digest(*(means[j] for j in sorted(means)))
-    process.ahead = (process.step + 1, digest(process.version, mean))
+    after = digest(process.version, mean, *dict(effect.hyperparams).values())
+    process.ahead = (process.step + 1, after)
 
   def on_publish(self, process: Process, effect: fx.Publish) -> None:
     assert process.ahead is not None, "nothing to publish"

@@ -132,6 +132,8 @@ class Leader:
     self._saving = False
     # Hyperparameters to set with the next commit, by the process that asked.
     self._changes: dict[Process, Change] = {}
+    # The number of each process's last one in this term.
+    self._requests: dict[Process, int] = {}
     self._prints: dict[int, tuple[str, ReplicaId]] = {}
     self._stall = Stall(config)
     self._ending = Ending()
@@ -309,7 +311,9 @@ class Leader:
       case msg.NeverJoined(replicas):
         self._never_joined(replicas)
       case msg.SetHyperparams(number, values):
-        if number > self._view.changes.get(peer, 0):
+        known = self._view.changes.get(peer, 0)
+        if number > self._requests.get(peer, known):
+          self._requests[peer] = number
           # The latest request is the last one, and has the earlier values.
           self._changes.pop(peer, None)
           self._changes[peer] = Change(peer, number, values)
