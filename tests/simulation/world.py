@@ -328,6 +328,7 @@ class Process:
       block=BLOCK,
       data=setting.data,
       policy=setting.policy,
+      wants_inner_state=setting.policy is not None or setting.alone,
     )
     self.config = config
     self.node = Node(config)
