@@ -17,7 +17,6 @@ from jax.experimental import io_callback
 
 from optax_dist._internal import checks
 from optax_dist.coordinator import joining, memberships
-from optax_dist.coordinator import errors, joining
 from optax_dist.coordinator import options as settings
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
