@@ -66,14 +66,15 @@ def bound_axes() -> dict[AxisName, int]:
 
 
 def check_bound(
-  names: Iterable[AxisName], user: str, remedy: str = ""
+  names: Iterable[AxisName], transform_name: str, remedy: str = ""
 ) -> dict[AxisName, int]:
   """Returns the sizes of the axes ``names``, if all of them are bound.
 
   Args:
-    names: the axis names that ``user`` was built with.
-    user: the transform that needs the axes, for the message: ``"cross_shard"``.
-    remedy: what the message says about plain ``jax.jit``, unless ``user`` is
+    names: the axis names that ``transform_name`` was built with.
+    transform_name: the transform that needs the axes, for the message:
+      ``"cross_shard"``.
+    remedy: what the message says about plain ``jax.jit``, unless ``transform_name`` is
       simply unnecessary there.
 
   Returns:
@@ -95,10 +96,10 @@ def check_bound(
       known = "no axis is bound here"
     under_jit = (
       "Under plain jax.jit with sharded arrays the gradient is global already, and"
-      f" {user} is not needed."
+      f" {transform_name} is not needed."
     )
     raise UnboundAxisError(
-      f"{user}: unbound axis name {what}; {known}. Call it inside"
+      f"{transform_name}: unbound axis name {what}; {known}. Call it inside"
       " jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...) over that axis."
       f" ({remedy or under_jit})"
     )

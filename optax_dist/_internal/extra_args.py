@@ -50,7 +50,7 @@ class _Unusable:
 
 
 def check_used(
-  user: str,
+  transform_name: str,
   update: Any,
   args: tuple,
   extra_args: dict[str, Any],
@@ -59,10 +59,10 @@ def check_used(
   """Checks that the inner transformation uses each of ``extra_args``.
 
   Args:
-    user: the transform that got them, for the message.
+    transform_name: the transform that got them, for the message.
     update: the ``update`` of the inner transformation.
     args: the arguments it is called with.
-    extra_args: the keyword arguments that ``user`` itself does not take.
+    extra_args: the keyword arguments that ``transform_name`` itself does not take.
     known: those that it does take, for the message.
 
   Raises:
@@ -79,17 +79,20 @@ def check_used(
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
     raise TypeError(
-      f"{user}: update got an unexpected keyword argument {name!r}, which neither"
-      f" {user} nor the transformation in it uses.{hint}"
+      f"{transform_name}: update got an unexpected keyword argument {name!r},"
+      " which neither"
+      f" {transform_name} nor the transformation in it uses.{hint}"
     )
 
 
 @contextlib.contextmanager
-def explained(user: str, names: tuple[axes.AxisName, ...]) -> Iterator[None]:
+def explained(
+  transform_name: str, names: tuple[axes.AxisName, ...]
+) -> Iterator[None]:
   """A context in which an inner transformation is called; it explains JAX's errors.
 
   Args:
-    user: the transform that calls it.
+    transform_name: the transform that calls it.
     names: the bound axes over the replicas.
 
   Raises:
@@ -102,7 +105,8 @@ def explained(user: str, names: tuple[axes.AxisName, ...]) -> Iterator[None]:
     if not tracked or "equal" not in str(error) or "{V:" not in str(error):
       raise
     raise TypeError(
-      f"{user}: the transformation in it has a loop or a branch that starts from"
+      f"{transform_name}: the transformation in it has a loop or a branch that"
+      " starts from"
       " numbers that are equal on all replicas, and goes on with those of one"
       f" replica, which JAX refuses where it tracks axis {axes.listed(tracked)}."
       " Pass check_vma=False to jax.shard_map, or use jax.vmap or jax.pmap."
@@ -110,7 +114,9 @@ def explained(user: str, names: tuple[axes.AxisName, ...]) -> Iterator[None]:
 
 
 def check_equal(
-  user: str, names: tuple[axes.AxisName, ...], extra_args: dict[str, Any]
+  transform_name: str,
+  names: tuple[axes.AxisName, ...],
+  extra_args: dict[str, Any],
 ) -> None:
   """Checks the arguments of an optimizer that all replicas share.
 
@@ -134,14 +140,15 @@ def check_equal(
     )
     if varying:
       raise ValueError(
-        f"{user}: `{name}` varies over axis {axes.listed(varying)}, but it is for an"
+        f"{transform_name}: `{name}` varies over axis {axes.listed(varying)}, but"
+        " it is for an"
         " optimizer that all replicas share. Pass the same on all of them, for"
         f" example jax.lax.pmean({name}, axis_name)."
       )
 
 
 def check_state(
-  user: str, names: tuple[axes.AxisName, ...], old: Any, new: Any
+  transform_name: str, names: tuple[axes.AxisName, ...], old: Any, new: Any
 ) -> None:
   """Checks that an optimizer's state is still equal on all replicas, by its type.
 
@@ -153,7 +160,8 @@ def check_state(
     varying = axes.varying_axes(x) & set(names) - before
     if varying:
       raise ValueError(
-        f"{user}: the inner state{jax.tree_util.keystr(path)} is one of all replicas,"
+        f"{transform_name}: the inner state{jax.tree_util.keystr(path)} is one of"
+        " all replicas,"
         f" but this update makes it vary over axis {axes.listed(varying)}: it was"
         " computed from something that each replica has of its own, such as an"
         " argument of update that is a function of its batch."

@@ -25,7 +25,7 @@ import optax
 from optax_dist._internal import axes
 from optax_dist._internal.leaves.elementwise import is_elementwise
 
-_given: contextvars.ContextVar[frozenset[axes.AxisName]] = (
+_known_equal_axes: contextvars.ContextVar[frozenset[axes.AxisName]] = (
   contextvars.ContextVar("given", default=frozenset())
 )
 
@@ -61,11 +61,11 @@ def given_equal(
   """
 
   def update_fn(updates, state, params=None, **extra_args):
-    token = _given.set(_given.get() | set(names))
+    token = _known_equal_axes.set(_known_equal_axes.get() | set(names))
     try:
       return inner.update(updates, state, params, **extra_args)
     finally:
-      _given.reset(token)
+      _known_equal_axes.reset(token)
 
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
@@ -112,7 +112,7 @@ class Known:
         path.pop()
     return max((found[v.key][0] for v in start), default=_NONE)
 
-  def insides(self, value: "_Value") -> list["_Value"]:
+  def definitions_in_branches(self, value: "_Value") -> list["_Value"]:
     """Returns the definitions of a value in the programs (branches) it comes from."""
     outs = value.maker.outvars
     key = id(value.maker), id(value.call), value.in_gradient
@@ -130,7 +130,7 @@ class Known:
     ]
 
 
-def of_invariant(
+def origin_of(
   x: Any, name: axes.AxisName, known: Known | None = None
 ) -> Origin | None:
   """Returns what reduced a value that does not vary over a tracked axis.
@@ -150,8 +150,8 @@ def of_invariant(
   def read(value: _Value, known: Known) -> tuple[int, list[_Value]]:
     if value.is_in(_scope(name)):
       return _CALLER, []
-    if insides := known.insides(value):
-      return _NONE, insides
+    if definitions_in_branches := known.definitions_in_branches(value):
+      return _NONE, definitions_in_branches
     inputs = value.inputs()
     own = [v for v in inputs if v.varies(name)]
     if not own:
@@ -166,7 +166,9 @@ def of_invariant(
   found = (known or Known()).search(x, ("origin", name), read)
   if found == _MOST:
     return "gradient"
-  return "caller" if found == _CALLER or name in _given.get() else None
+  return (
+    "caller" if found == _CALLER or name in _known_equal_axes.get() else None
+  )
 
 
 def is_scattered(
@@ -260,8 +262,8 @@ def _is_made_by(
   def read(value: _Value, known: Known) -> tuple[int, list[_Value]]:
     if makes(value):
       return _MOST, []
-    if insides := known.insides(value):
-      return _NONE, insides
+    if definitions_in_branches := known.definitions_in_branches(value):
+      return _NONE, definitions_in_branches
     if value.primitive in _REARRANGES:
       return _NONE, value.inputs()
     if not is_elementwise(value.maker):

@@ -80,14 +80,16 @@ def has_center(state: Any) -> bool:
   return bool(nodes(state, is_center_state))
 
 
-def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
+def own_block(
+  node: PerReplica, scalar: Any, transform_name: str
+) -> tuple[Any, bool]:
   """Returns one replica's values, and whether they had a leading axis.
 
   Args:
     node: one replica's part of a state, inside a map.
     scalar: an array of ``node`` that is a scalar per replica: its rank tells
       whether there is a leading axis.
-    user: the transform that needs the values, for the message.
+    transform_name: the transform that needs the values, for the message.
 
   Raises:
     ValueError: if the block is not a single replica's.
@@ -96,7 +98,8 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
     return node.value, False
   if jnp.shape(scalar) != (1,):
     raise ValueError(
-      f"{user}: this replica sees the state of {jnp.shape(scalar)[0]} replicas."
+      f"{transform_name}: this replica sees the state of {jnp.shape(scalar)[0]}"
+      " replicas."
       f" {PASS_STATE}"
     )
   return row(node.value), True

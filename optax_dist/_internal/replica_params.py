@@ -70,13 +70,14 @@ def enter(
       type, equal on all replicas, or if a center has another shape.
     TypeError: if an update is not floating-point or complex.
   """
-  axes.check_bound(replicas.names, replicas.user, _NO_REPLICAS)
+  axes.check_bound(replicas.names, replicas.transform_name, _NO_REPLICAS)
   replicas.check_counter(state.iterations)
   if params is None and updates is not None:
     raise ValueError(
-      f"{replicas.user} needs the parameters: call update(updates, state, params)."
+      f"{replicas.transform_name} needs the parameters: call update(updates,"
+      " state, params)."
     )
-  gradients = update_leaves.check_like(replicas.user, updates, params)
+  gradients = update_leaves.check_like(replicas.transform_name, updates, params)
   treedef: Any
   paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
   centers = treedef.flatten_up_to(state.center)
@@ -102,7 +103,7 @@ def strong(params: Any) -> Any:
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
 
 
-def check_inner(user: str, inner_state: Any) -> Any:
+def check_inner(transform_name: str, inner_state: Any) -> Any:
   """Returns the state of an inner transformation, which must have no center.
 
   Raises:
@@ -111,7 +112,8 @@ def check_inner(user: str, inner_state: Any) -> Any:
   """
   if has_center(inner_state):
     raise ValueError(
-      f"{user}: `inner` has a center of its own, as that of elastic_average or"
+      f"{transform_name}: `inner` has a center of its own, as that of"
+      " elastic_average or"
       " local_updates, but they can't be nested. Give one of them both axes,"
       " axis_name=('outer', 'inner'); or use cross_shard, sync_replicas or sharded"
       " over the inner axis."
@@ -173,11 +175,12 @@ def _check_leaf(
   name = f"params{jax.tree_util.keystr(path)}"
   gradient = values_of(gradient)
   if gradient is not None:
-    update_leaves.check_dtype(of.user, path, gradient)
+    update_leaves.check_dtype(of.transform_name, path, gradient)
   missing = axes.tracked_axes(of.names) - axes.varying_axes(x)
   if missing:
     raise ValueError(
-      f"{of.user}: {name} does not vary over axis {axes.listed(missing)}: it is one"
+      f"{of.transform_name}: {name} does not vary over axis"
+      f" {axes.listed(missing)}: it is one"
       " parameter of all replicas, but each must have its own. Give the parameters a"
       " leading replica axis and pass them with in_specs=PartitionSpec(axis_name),"
       " or, where they start out equal inside the map, cast them with"
@@ -185,7 +188,7 @@ def _check_leaf(
     )
   if jnp.shape(x) != jnp.shape(center):
     raise ValueError(
-      f"{of.user}: {name} has shape {jnp.shape(x)}, but the center has"
+      f"{of.transform_name}: {name} has shape {jnp.shape(x)}, but the center has"
       f" {jnp.shape(center)}. Pass one replica's parameters: inside jax.shard_map,"
       " take its block's only row, as in jax.tree.map(lambda x: x[0], params)."
     )

@@ -33,7 +33,7 @@ class Replicas:
   """The replicas of a transform.
 
   Attributes:
-    user: the transform, for messages.
+    transform_name: the transform, for messages.
     names: names of the axes over the replicas.
     number: their number; None for the size of the axes.
     model_axes: further axes, over which each replica's parameters are sharded;
@@ -41,7 +41,7 @@ class Replicas:
     argument: the transform's name for the number.
   """
 
-  user: str
+  transform_name: str
   names: tuple[axes.AxisName, ...]
   number: int | None
   model_axes: tuple[axes.AxisName, ...] | None
@@ -50,7 +50,7 @@ class Replicas:
   @classmethod
   def of(
     cls,
-    user: str,
+    transform_name: str,
     axis_name: axes.AxisNames,
     number: Any,
     model_axes: axes.AxisNames | None,
@@ -70,11 +70,12 @@ class Replicas:
     both = set(names) & set(sharded or ())
     if both:
       raise ValueError(
-        f"{user}: the replicas lie along {sorted(map(str, both))}, so these can't"
+        f"{transform_name}: the replicas lie along {sorted(map(str, both))}, so"
+        " these can't"
         " be `model_axes` too."
       )
     number = checks.count_or_none(argument, number)
-    return cls(user, names, number, sharded, argument)
+    return cls(transform_name, names, number, sharded, argument)
 
   def in_update(self) -> int:
     """Returns their number along the bound axes.
@@ -83,7 +84,7 @@ class Replicas:
       UnboundAxisError: if an axis is not bound.
       ValueError: if the number differs from that of the transform.
     """
-    return self._count(axes.check_bound(self.names, self.user))
+    return self._count(axes.check_bound(self.names, self.transform_name))
 
   def at_init(self) -> int:
     """Returns their number when ``init`` is called, in a map or not.
@@ -98,7 +99,7 @@ class Replicas:
       return self._count(sizes)
     if self.number is None:
       raise ValueError(
-        f"{self.user}: the number of replicas is not known in `init`. Give"
+        f"{self.transform_name}: the number of replicas is not known in `init`. Give"
         f" `{self.argument}`, or call init inside the map or under jax.set_mesh."
       )
     return self.number
@@ -107,7 +108,8 @@ class Replicas:
     count = math.prod(sizes[name] for name in self.names)
     if self.number not in (None, count):
       raise ValueError(
-        f"{self.user}: `{self.argument}` is {self.number}, but there are {count}"
+        f"{self.transform_name}: `{self.argument}` is {self.number}, but there"
+        f" are {count}"
         f" replicas along {self.names!r}. Leave it out to use the size of the axis."
       )
     return count
@@ -155,9 +157,9 @@ class Replicas:
         between replicas, or if the block is not a single replica's.
     """
     size = self.in_update()
-    axes.check_bound(self.model_axes or (), self.user)
+    axes.check_bound(self.model_axes or (), self.transform_name)
     self.check_counter(counter)
-    own, leading = own_block(node, node.value.local_step, self.user)
+    own, leading = own_block(node, node.value.local_step, self.transform_name)
     return Replica(self, size, own, leading, axes.varying_axes(counter))
 
   def check_counter(self, counter: Any) -> None:
@@ -169,12 +171,13 @@ class Replicas:
     """
     if axes.varying_axes(counter) & set(self.names):
       raise ValueError(
-        f"{self.user}: the state's counters vary over axis {self.names!r}, so"
+        f"{self.transform_name}: the state's counters vary over axis {self.names!r}, so"
         f" replicas could disagree on when to communicate. {PASS_STATE}"
       )
     if jnp.ndim(counter):
       raise ValueError(
-        f"{self.user}: the state's counters have shape {jnp.shape(counter)}, which must"
+        f"{self.transform_name}: the state's counters have shape"
+        f" {jnp.shape(counter)}, which must"
         f" be (). {PASS_STATE}"
       )
 
@@ -188,7 +191,7 @@ class Replica:
     size: the number of replicas.
     own: the state of this replica.
     leading: whether its arrays are blocks with a leading axis of size 1.
-    undecided: tracked axes over which decisions may differ, because they belong
+    outer_axes: tracked axes over which decisions may differ, because they belong
       to a transform around this one.
   """
 
@@ -196,9 +199,9 @@ class Replica:
   size: int
   own: Any
   leading: bool
-  undecided: frozenset[axes.AxisName]
+  outer_axes: frozenset[axes.AxisName]
 
-  def leave(self, own: Any) -> PerReplica:
+  def as_state(self, own: Any) -> PerReplica:
     """Returns the replica's part of the new state."""
     return as_block(axes.cast_to_varying(own, self.of.names), self.leading)
 
@@ -220,7 +223,7 @@ class Replica:
     self._check_model_axes()
     over = axes.all_varying_axes((flag, dense_values(like)))
     over = over.union(self.of.model_axes or ())
-    names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
+    names = tuple(sorted(over - set(self.of.names) - self.outer_axes, key=str))
     if not names:
       return flag
     against = axes.cast_to_varying((~flag).astype(jnp.int32), names)
@@ -235,7 +238,7 @@ class Replica:
     }
     if self.of.model_axes is None and unknown:
       raise ValueError(
-        f"{self.of.user}: JAX does not track here (check_vma=False) whether a"
+        f"{self.of.transform_name}: JAX does not track here (check_vma=False) whether a"
         f" replica's parameters are sharded over axis {axes.listed(unknown)}, and"
         " all shards must make the same decision. Give `model_axes`: these axes"
         " if they are, and () if not."

@@ -72,7 +72,7 @@ def aggregate(
   )
 
 
-def check_compression(user: str, compression: Any) -> None:
+def check_compression(transform_name: str, compression: Any) -> None:
   """Checks the argument ``compression`` of a transform.
 
   Raises:
@@ -80,6 +80,7 @@ def check_compression(user: str, compression: Any) -> None:
   """
   if not isinstance(compression, Compression):
     raise TypeError(
-      f"{user}: `compression` must be a method of optax_dist.compression, such as"
+      f"{transform_name}: `compression` must be a method of"
+      " optax_dist.compression, such as"
       f" compression.top_k(0.03), got {compression!r}."
     )

@@ -50,7 +50,7 @@ class CompressedState(NamedTuple):
 
 
 def compressed(
-  user: str,
+  transform_name: str,
   compression: Compression,
   axis_name: axes.AxisNames,
   num_replicas: int | None,
@@ -59,7 +59,7 @@ def compressed(
   """Replaces updates with their compressed mean or sum over the replicas.
 
   Args:
-    user: the transform that this is part of, for messages.
+    transform_name: the transform that this is part of, for messages.
     compression: the method.
     axis_name: the axis, or a sequence of axes, over the replicas.
     num_replicas: the number of replicas; None for the size of the axes.
@@ -68,8 +68,8 @@ def compressed(
   Raises:
     TypeError: at construction, if the method is not a compression.
   """
-  check_compression(user, compression)
-  replicas = Replicas.of(user, axis_name, num_replicas, ())
+  check_compression(transform_name, compression)
+  replicas = Replicas.of(transform_name, axis_name, num_replicas, ())
 
   def init_fn(params):
     size = replicas.at_init()
@@ -82,7 +82,9 @@ def compressed(
   def update_fn(updates, state, params=None, **extra_args):
     del params, extra_args
     me = replicas.enter(state.replica, state.num_updates)
-    update_leaves.check_gradients(user, updates, replicas.names, _SCATTERED)
+    update_leaves.check_gradients(
+      transform_name, updates, replicas.names, _SCATTERED
+    )
     new, method = aggregate(
       compression,
       updates,
@@ -94,7 +96,7 @@ def compressed(
       new = jax.tree.map(lambda x: precision.scaled(x, size), new)
     own = CompressedReplica(me.own.local_step + 1, method.residual)
     return new, CompressedState(
-      method.num_updates, method.shared, me.leave(own)
+      method.num_updates, method.shared, me.as_state(own)
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

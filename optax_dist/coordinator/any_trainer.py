@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import inspect
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -16,10 +17,11 @@ from jax.experimental import io_callback
 
 from optax_dist._internal import checks
 from optax_dist.coordinator import joining, memberships
+from optax_dist.coordinator import options as settings
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import processes, threads
+from optax_dist.coordinator.runtime import processes, threads, trees
 from optax_dist.coordinator.training import preemption
 
 T = TypeVar("T")
@@ -101,6 +103,11 @@ def behind(
         f"behind() can't use {name}={options[name]!r:.100}: {reason}. Leave it out,"
         " or write the loop yourself, with coordinator.join and Replica.step."
       )
+  # `join` comes at the first update, perhaps in a callback.
+  named = inspect.signature(joining.join).parameters
+  settings.of(
+    "behind", {name: x for name, x in options.items() if name not in named}
+  )
   if processes.of_this_program().count > 1:
     raise ValueError(
       "behind() is for replicas of one process, in which a trainer's callback is."
@@ -217,6 +224,7 @@ class Behind:
   # The transformation.
 
   def _init(self, params: Any) -> BehindState:
+    _check_whole(params)
     # Each has a buffer of its own: trainers donate the state.
     step, calls, dropped = (jnp.zeros((), jnp.int32) for _ in range(3))
     finished = jnp.zeros((), jnp.bool_)
@@ -233,6 +241,7 @@ class Behind:
         "The coordinator's transformation needs the parameters: call"
         " update(grads, state, params)."
       )
+    _check_whole(params)
     leaves, self._shape = jax.tree.flatten(params)
     inner, self._inner_shape = jax.tree.flatten(state.inner)
     args = jax.tree.leaves(grads), leaves, state._replace(inner=inner)
@@ -338,11 +347,16 @@ class Behind:
         " behind(..., replicas_to_aggregate=k) with more gradients in a step;"
         " gradients that are not finite are dropped by the coordinator."
       )
-    if (
-      not is_current
-      and (state.step, state.calls) == (last.step, last.calls)
-      and not _rounded(params, self._before, self._after)
-    ):
+    if (state.step, state.calls) != (last.step, last.calls):
+      return
+    if is_current and not _same(*map(_words, (state.inner, last.inner))):
+      raise ValueError(
+        "The optimizer's state was edited on this replica alone. For a"
+        " hyperparameter of optax.inject_hyperparams call"
+        " behind(...).replica.set_hyperparams(learning_rate=...), which sets it on"
+        " all replicas."
+      )
+    if not is_current and not _rounded(params, self._before, self._after):
       raise ValueError(
         "The parameters are not those that the last update of the coordinator's"
         " transformation leads to: something after it in the chain, or the"
@@ -350,6 +364,23 @@ class Behind:
         " chain, and put what scales, decays or clips updates into the optimizer"
         " that behind() gets."
       )
+
+
+def _check_whole(params: Any) -> None:
+  """Refuses parameters of which another transformation has some."""
+  is_masked = lambda x: isinstance(x, optax.MaskedNode)
+  if any(map(is_masked, jax.tree.leaves(params, is_leaf=is_masked))):
+    raise ValueError(
+      "The coordinator's transformation gets some of the parameters, inside of"
+      " optax.partition or optax.masked; the others would differ between replicas."
+      " Put that inside: behind(optax.partition(...), ...), with optax.set_to_zero()"
+      " for what is frozen."
+    )
+
+
+def _words(leaves: Sequence[Any]) -> list[Any]:
+  """Leaves of a state; random keys as the words that they are."""
+  return list(map(trees.words_of, leaves))
 
 
 def _dropped(replica: Replica) -> int:

@@ -19,6 +19,16 @@ _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
 # The store keeps a mean for each of the last 256 records, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
+# Arguments of TensorFlow's optimizers, and what does the same here.
+_ELSEWHERE = {
+  "variable_averages": (
+    "averages of parameters belong to the optimizer, as"
+    " optax.chain(optimizer, optax_dist.params_ema(decay)), and"
+    " optax_dist.averaged_params(replica.opt_state, replica.params) reads them"
+  ),
+  "variables_to_average": "it is optax_dist.params_ema(decay, mask=...)",
+  "num_updates": "it is optax_dist.params_ema(decay, num_updates=True)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +129,8 @@ def of(user: str, settings: Mapping[str, Any]) -> Options:
   """
   known = [field.name for field in dataclasses.fields(Options)]
   for name in settings.keys() - known:
+    if name in _ELSEWHERE:
+      raise TypeError(f"{user} has no argument {name!r}: {_ELSEWHERE[name]}.")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise TypeError(f"{user} got an unexpected argument {name!r}.{hint}")

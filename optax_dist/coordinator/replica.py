@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from optax_dist import ledger
@@ -57,6 +58,8 @@ class Replica:
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
+    # What the training loop was shown of its state, with copies of the containers.
+    self._shown: dict[str, tuple[Any, Any]] = {}
 
   def start(self) -> Replica:
     """Asks to join, and waits until the replica is admitted.
@@ -89,19 +92,21 @@ class Replica:
   @property
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
-    return self._participant.strategy.params(
-      self._participant.shared, self._loop.local
+    participant = self._participant
+    return self._show(
+      "params",
+      participant.strategy.params(participant.shared, self._loop.local),
     )
 
   @property
   def center(self) -> Any:
     """The state all replicas share, as of the last `step`."""
-    return self._participant.shared.params
+    return self._show("center", self._participant.shared.params)
 
   @property
   def opt_state(self) -> Any:
     """The shared state of the optimizer, as of the last `step`."""
-    return self._participant.shared.opt_state
+    return self._show("opt_state", self._participant.shared.opt_state)
 
   @property
   def inner_state(self) -> Any:
@@ -111,7 +116,8 @@ class Replica:
     with `state_to_save` into a checkpoint, and to replicas that join.
     """
     participant = self._participant
-    return (participant.to_save or participant.submission.base).inner
+    state = participant.to_save or participant.submission.base
+    return self._show("inner_state", state.inner)
 
   @property
   def global_step(self) -> int:
@@ -413,6 +419,39 @@ class Replica:
     """
     self._participant.driver.feed(inputs.SaveWanted())
 
+  def set_hyperparams(self, **values: float) -> None:
+    """Sets hyperparameters on all replicas, at the same step.
+
+    They are those of `optax.inject_hyperparams` that are numbers and no schedules, in
+    the shared `opt_state` and in the states of the replicas' own optimizers; of
+    several with one name all are set. The first step to use them is the one that is
+    committed next: the step of this replica's next gradient at the latest, or its
+    next exchange. If several replicas set one at once, the last request that the
+    leader has received counts, for all. It does not wait, and any thread may call it.
+
+    Args:
+      **values: numbers, by name.
+
+    Raises:
+      ValueError: there is no such hyperparameter, it follows a schedule or is no
+        single number, or the value is not finite.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from optax_dist import coordinator
+      >>> def train(replica):
+      ...   for _ in range(2):
+      ...     replica.step(jnp.ones(()))
+      ...     replica.set_hyperparams(learning_rate=0.5)
+      ...   return float(replica.params)
+      >>> opt = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
+      >>> coordinator.run_embedded(train, 1, opt, jnp.zeros(()))
+      [-1.5]
+    """
+    self._participant.check_hyperparams(values)
+    numbers = tuple((name, float(value)) for name, value in values.items())
+    self._participant.driver.feed(inputs.HyperparamsWanted(numbers))
+
   def state_to_save(self) -> tuple[strategies.SharedState, int]:
     """The state to save now, and its step.
 
@@ -516,9 +555,30 @@ class Replica:
         " one training loop: let one thread call step, abandon and batches."
       )
     try:
+      self._check_edits()
       yield
     finally:
       self._lock.release()
+
+  def _show(self, name: str, tree: Any) -> Any:
+    """A state to look at: a copy of its containers, so that edits can be found."""
+    known = self._shown.get(name)
+    if known is None or known[0] is not tree:
+      self._shown[name] = tree, jax.tree.map(lambda leaf: leaf, tree)
+    return self._shown[name][1]
+
+  def _check_edits(self) -> None:
+    """Refuses edits of what was shown: all replicas must have the same state."""
+    for name, (ours, theirs) in list(self._shown.items()):
+      leaves, found = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+      if list(map(id, leaves)) != list(map(id, found)):
+        del self._shown[name]
+        raise ValueError(
+          f"replica.{name} was edited in place, on this replica alone; the edit is"
+          " dropped. For a hyperparameter of optax.inject_hyperparams call"
+          " replica.set_hyperparams(learning_rate=...), which sets it on all"
+          " replicas. For other computations take a copy."
+        )
 
   def _text(self, batch: Any) -> str:
     """A batch as JSON, short enough for a record with those of all gradients."""

@@ -19,7 +19,7 @@ from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record, batches, segments
 from optax_dist.coordinator.protocol import entries
-from optax_dist.coordinator.strategies import SharedState
+from optax_dist.coordinator.strategies import SharedState, hyperparams
 
 
 class Replay(NamedTuple):
@@ -103,6 +103,8 @@ def replay_run(
       exchange.encoded(_state_of(states, member, step), member)
       for member in commit["members"]
     ]
+    changes = commit.get("hyperparams") or {}
+    state = hyperparams.change(state, changes)
     state = strategy.apply(state, exchange.mean(encoded, commit))
     state = jax.block_until_ready(state)
     step += 1

@@ -62,13 +62,13 @@ def resize_replicas(
   return map_nodes(resize, state, is_state)
 
 
-def on_host(user: str, x: Any) -> Any:
+def on_host(transform_name: str, x: Any) -> Any:
   """Takes an array off its mesh, whose size and shardings no longer fit."""
   if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
     return x
   if not x.is_fully_addressable:
     raise ValueError(
-      f"{user} needs the state of all replicas in this process, and some"
+      f"{transform_name} needs the state of all replicas in this process, and some"
       " of it lies on other hosts' devices. Restore it from a checkpoint into host"
       " memory, or gather it with"
       " jax.experimental.multihost_utils.process_allgather(state, tiled=True)."

@@ -16,7 +16,7 @@ from optax_dist.states.specs import (
 )
 from optax_dist.transforms.sharded import ShardedState
 
-_USER = "resize_sharded"
+_NAME = "resize_sharded"
 
 
 def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
@@ -64,7 +64,7 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
   )
   is_state = lambda node: isinstance(node, ShardedState)
   if not nodes(state, is_state):
-    raise ValueError(f"{_USER}: there is no state of sharded in this state.")
+    raise ValueError(f"{_NAME}: there is no state of sharded in this state.")
   resize = lambda node: _resized(node, like, num_replicas)
   return map_nodes(resize, state, is_state)
 
@@ -80,7 +80,7 @@ def _resized(node: Any, like: Any, count: int) -> Any:
     )
   if isinstance(node, PerReplica):
     raise ValueError(
-      f"{_USER}: the state has parts of arrays, of shape"
+      f"{_NAME}: the state has parts of arrays, of shape"
       f" {jnp.shape(node.value)}, that are not in a tree like `params`."
     )
   if jax.tree_util.all_leaves([node]):
@@ -95,7 +95,7 @@ def _cut(leaf: Found, count: int) -> Any:
   old, shape = leaf.leaf.value, leaf.param.spec
   if _is_over_model_axes(old):
     raise ValueError(
-      f"{_USER}: the parts of a parameter of shape {shape} are sharded over model"
+      f"{_NAME}: the parts of a parameter of shape {shape} are sharded over model"
       " axes too, so each has the elements of one shard, and can't be cut anew."
       " Where the map had these axes as Auto ones, and only the compiler sharded"
       " the parts, pass jax.device_get(state)."
@@ -105,13 +105,13 @@ def _cut(leaf: Found, count: int) -> Any:
   )
   if not fits:
     raise ValueError(
-      f"{_USER}: the state has parts of shape {jnp.shape(old)} for a parameter of"
+      f"{_NAME}: the state has parts of shape {jnp.shape(old)} for a parameter of"
       f" shape {shape}. Call it outside of maps, with the parameters that the"
       " state was made for; parts that are sharded over model axes too can't be"
       " cut anew."
     )
-  old = on_host(_USER, old)
-  return PerReplica(on_host(_USER, parts.rows(parts.whole(old, shape), count)))
+  old = on_host(_NAME, old)
+  return PerReplica(on_host(_NAME, parts.rows(parts.whole(old, shape), count)))
 
 
 def _is_over_model_axes(part: Any) -> bool:

@@ -150,11 +150,13 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
-def specs_of_updates(user: str, param_specs: Any, updates: Any) -> list[Any]:
+def specs_of_updates(
+  transform_name: str, param_specs: Any, updates: Any
+) -> list[Any]:
   """Returns the spec of each update, of which a sparse one is one leaf.
 
   Args:
-    user: the transform, for the message.
+    transform_name: the transform, for the message.
     param_specs: a pytree of ``PartitionSpec`` like the updates, or a prefix of
       it; None is equivalent to ``PartitionSpec()``.
     updates: a pytree of gradients, dense or sparse.
@@ -172,7 +174,7 @@ def specs_of_updates(user: str, param_specs: Any, updates: Any) -> list[Any]:
       raise TypeError(f"there is a {type(specs[0]).__name__} in it.")
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f"{user}: `param_specs` must be a pytree of PartitionSpec like the"
+      f"{transform_name}: `param_specs` must be a pytree of PartitionSpec like the"
       f" updates, or a prefix of it, but {error}"
     ) from error
   return specs

@@ -270,7 +270,8 @@ def _check_slots(names: set[str]) -> None:
   if unknown:
     raise ValueError(
       f"TensorFlow has no optimizer with the slots {unknown}, so they are in no"
-      " checkpoint of it"
+      " checkpoint of it. To read the parameters and the step alone, pass () for the"
+      " state, and start the optimizer anew with init(params)."
     )
 
 

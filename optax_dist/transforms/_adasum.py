@@ -20,12 +20,12 @@ _SCATTERED = (
 
 
 def by_adasum(
-  user: str, names: tuple[axes.AxisName, ...]
+  transform_name: str, names: tuple[axes.AxisName, ...]
 ) -> optax.GradientTransformationExtraArgs:
   """Replaces each replica's own updates with their Adasum over the replicas.
 
   Args:
-    user: the transform that this is part of, for messages.
+    transform_name: the transform that this is part of, for messages.
     names: names of the axes over the replicas.
   """
 
@@ -36,10 +36,12 @@ def by_adasum(
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
     del params, extra_args
-    axes.check_bound(names, user)
-    update_leaves.check_gradients(user, updates, names, _SCATTERED)
+    axes.check_bound(names, transform_name)
+    update_leaves.check_gradients(transform_name, updates, names, _SCATTERED)
     if any(map(is_indexed_slices, _leaves(updates))):
-      raise ValueError(f"{user}: reduction='adasum' takes no sparse updates.")
+      raise ValueError(
+        f"{transform_name}: reduction='adasum' takes no sparse updates."
+      )
 
     def total(x: jax.Array) -> jax.Array:
       rows = collectives.gather_replicas(x, names)

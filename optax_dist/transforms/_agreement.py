@@ -18,12 +18,12 @@ _MOST = 3
 
 
 def refusal(
-  user: str, names: tuple[axes.AxisName, ...], outputs: Sequence[str]
+  transform_name: str, names: tuple[axes.AxisName, ...], outputs: Sequence[str]
 ) -> Callable[[list[Divergence], list[Difference]], NoReturn]:
   """Returns what raises the error for a step whose replicas would not agree.
 
   Args:
-    user: the function with the step, for the message.
+    transform_name: the function with the step, for the message.
     names: names of the axes over the replicas.
     outputs: by result of the step, what it is.
   """
@@ -42,13 +42,14 @@ def refusal(
   def _diverges(found: Divergence) -> str:
     if found.collective == TYPES:
       return (
-        f"{user}: a branch or a loop mixes values that differ between replicas or"
+        f"{transform_name}: a branch or a loop mixes values that differ between"
+        " replicas or"
         " shards with values that don't, as optax.apply_if_finite or"
         " optax.MultiSteps around cross_shard does. Reduce before it:"
         f" optax.chain({reduction}, optax.apply_if_finite(...))."
       )
     return (
-      f"{user}: there is communication over axis {axes.listed(found.axes)}"
+      f"{transform_name}: there is communication over axis {axes.listed(found.axes)}"
       f" ({found.collective}) in a branch or a loop that each replica takes by"
       f" values of its own{_arguments(found.origins)}, as with optax.apply_if_finite"
       " around cross_shard. Replicas that disagree would wait for each other"
@@ -63,7 +64,8 @@ def refusal(
     over = axes.listed({name for d in found for name in d.axes})
     origins = frozenset[object]().union(*(d.origins for d in found))
     differ = (
-      f"{user}: {what} {which}{more} differ between replicas along axis {over}"
+      f"{transform_name}: {what} {which}{more} differ between replicas along axis"
+      f" {over}"
     )
     if origins == {TYPES}:
       return (

@@ -26,7 +26,7 @@ Names = tuple[axes.AxisName, ...]
 class Arrays:
   """Parameters without other variables."""
 
-  user: str
+  transform_name: str
 
   def merge(self, trained: Any, carried: Any) -> Any:
     """Returns the model: undoes :func:`split`."""
@@ -68,7 +68,7 @@ class Module(Arrays):
     model = self.merge(trained, carried)
     out = loss(model, batch)
     value, aux = out if has_aux else (out, None)
-    return value, (split(self.user, model)[2], aux)
+    return value, (split(self.transform_name, model)[2], aux)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,8 @@ class Collections(Arrays):
       listed = ", ".join(map(repr, carried))
       returned = "(updates, aux)" if has_aux else "updates"
       raise ValueError(
-        f"{self.user}: the collections {listed} are not trained, so the loss must"
+        f"{self.transform_name}: the collections {listed} are not trained, so the"
+        " loss must"
         f" return (scalar, {returned}), with what"
         f" module.apply(..., mutable=[{listed}]) returns as updates. Leave them out"
         " of the parameters if they don't change."
@@ -99,11 +100,11 @@ class Collections(Arrays):
     return out[0], (carried | dict(new), aux)
 
 
-def split(user: str, params: Any) -> tuple[Arrays, Any, Any]:
+def split(transform_name: str, params: Any) -> tuple[Arrays, Any, Any]:
   """Returns a hashable form of a model, what is trained, and what is carried along.
 
   Args:
-    user: the function that it is passed to, for messages.
+    transform_name: the function that it is passed to, for messages.
     params: arrays; an nnx module; or the collections of a linen module.
 
   Raises:
@@ -116,20 +117,24 @@ def split(user: str, params: Any) -> tuple[Arrays, Any, Any]:
     types = set(map(type, jax.tree.leaves(params, is_leaf=is_node)))
     if any(issubclass(t, nnx.Module) for t in types):
       graph, trained, carried = nnx.split(params, nnx.Param, ...)
-      return Module(user, graph), trained, carried
+      return Module(transform_name, graph), trained, carried
     kinds = tuple(getattr(nnx, name) for name in _NOT_TRAINED)
     wrong = {t.__name__ for t in types if issubclass(t, kinds)}
     if wrong:
       raise ValueError(
-        f"{user}: the parameters have variables of the kinds"
+        f"{transform_name}: the parameters have variables of the kinds"
         f" {', '.join(sorted(wrong))}, which are not trained. Give the module"
         " itself, or only its parameters: nnx.split(model, nnx.Param, ...)."
       )
   if isinstance(params, Mapping) and isinstance(params.get("params"), Mapping):
     carried = {name: x for name, x in params.items() if name != "params"}
     if carried:
-      return Collections(user, type(params)), params["params"], carried
-  return Arrays(user), params, None
+      return (
+        Collections(transform_name, type(params)),
+        params["params"],
+        carried,
+      )
+  return Arrays(transform_name), params, None
 
 
 def of_replica(carried: Any, names: Names) -> Any:
@@ -150,7 +155,11 @@ def of_replica(carried: Any, names: Names) -> Any:
 
 
 def of_all(
-  user: str, old: Any, own: Any, new: Any, mean: Callable[[list, list], list]
+  transform_name: str,
+  old: Any,
+  own: Any,
+  new: Any,
+  mean: Callable[[list, list], list],
 ) -> Any:
   """Returns the new variables, equal on all replicas.
 
@@ -158,7 +167,7 @@ def of_all(
   streams stay, and what counts their draws is equal already.
 
   Args:
-    user: the function, for messages.
+    transform_name: the function, for messages.
     old: the variables before the step.
     own: the same, of this replica: from :func:`of_replica`.
     new: those of this replica after the step.
@@ -170,7 +179,7 @@ def of_all(
   structures: list[Any] = [jax.tree.structure(x) for x in (old, new)]
   if structures[0] != structures[1]:
     raise ValueError(
-      f"{user}: the model has other variables after the loss than before:"
+      f"{transform_name}: the model has other variables after the loss than before:"
       f" {structures[1]} instead of {structures[0]}. Create them before, and"
       " return what is only a result with has_aux=True."
     )
@@ -179,13 +188,14 @@ def of_all(
     at = jax.tree_util.keystr(path)
     if jnp.shape(old) != jnp.shape(new) or old.dtype != new.dtype:
       raise ValueError(
-        f"{user}: variable {at} has another shape or dtype after the loss:"
+        f"{transform_name}: variable {at} has another shape or dtype after the loss:"
         f" {jnp.shape(new)} {new.dtype}, before {jnp.shape(old)} {old.dtype}."
       )
     is_key = jnp.issubdtype(old.dtype, jax.dtypes.prng_key)
     if is_key and new is not own:
       raise ValueError(
-        f"{user}: the loss replaces the random key {at}. Draw from a stream that"
+        f"{transform_name}: the loss replaces the random key {at}. Draw from a"
+        " stream that"
         " counts, as nnx.Rngs does, or pass keys as rows of the batch."
       )
     return old if is_key else new

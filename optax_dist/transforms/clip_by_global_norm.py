@@ -17,7 +17,7 @@ from optax_dist.sparse.indexed_slices import (
 )
 from optax_dist.states.specs import specs_of_updates
 
-_USER = "clip_by_global_norm"
+_NAME = "clip_by_global_norm"
 
 
 def clip_by_global_norm(
@@ -98,12 +98,12 @@ def clip_by_global_norm(
       updates, is_leaf=is_indexed_slices
     )
     for path, leaf in paths_and_leaves:
-      update_leaves.check_dtype(_USER, path, leaf)
+      update_leaves.check_dtype(_NAME, path, leaf)
     leaves = [leaf for _, leaf in paths_and_leaves]
     if shard_scope.current().is_inspection:
       factor = jnp.ones([], jnp.float32)
     else:
-      axes.check_bound(names, _USER)
+      axes.check_bound(names, _NAME)
       factor = _factor(leaves, _sharded_over(updates, leaves))
     return map_values(lambda x: precision.scaled(x, factor), updates), state
 
@@ -142,11 +142,11 @@ def clip_by_global_norm(
       name for name in names if name not in scope and not axes.is_tracked(name)
     ]
     if param_specs is not None:
-      specs = specs_of_updates(_USER, param_specs, updates)
+      specs = specs_of_updates(_NAME, param_specs, updates)
       known = [frozenset(axes.names_in(spec)) for spec in specs]
     elif untracked:
       raise ValueError(
-        f"{_USER}: JAX does not track here which updates vary over axis"
+        f"{_NAME}: JAX does not track here which updates vary over axis"
         f" {', '.join(map(repr, untracked))}. Say how they are sharded with"
         " `param_specs`, a tree of PartitionSpec, or use jax.shard_map with"
         " check_vma=True."

@@ -21,12 +21,12 @@ from optax_dist.sparse.indexed_slices import (
 from optax_dist.states.specs import specs_of_updates
 from optax_dist.transforms._adasum import by_adasum
 
-_USER = "cross_shard"
+_NAME = "cross_shard"
 _REDUCTIONS = ("mean", "sum", "adasum")
 _INVARIANT_UPDATES = ("summed", "reduced", "error")
 _SCATTERED = (
   "so it must not be summed again. Say which parameters are sharded:"
-  f" {_USER}(..., param_specs=...), with the PartitionSpecs that they are passed"
+  f" {_NAME}(..., param_specs=...), with the PartitionSpecs that they are passed"
   " into the map with."
 )
 
@@ -157,9 +157,9 @@ def cross_shard(
   if compression is not None:
     if reduction == "adasum":
       raise ValueError("`compression` has no `reduction` 'adasum'.")
-    return compressed(_USER, compression, names, num_replicas, reduction)
+    return compressed(_NAME, compression, names, num_replicas, reduction)
   if reduction == "adasum":
-    return by_adasum(_USER, names)
+    return by_adasum(_NAME, names)
 
   def update_fn(
     updates: optax.Updates,
@@ -168,7 +168,7 @@ def cross_shard(
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
     del extra_args
-    sizes = axes.check_bound(names, _USER)
+    sizes = axes.check_bound(names, _NAME)
     if groups:
       collectives.check_partition(groups, sizes[names[0]])
       sizes = {names[0]: len(groups[0])}
@@ -181,7 +181,7 @@ def cross_shard(
     known = provenance.Known(is_specified=param_specs is not None)
     leaves, kinds = [], []
     for (path, x), shards in zip(paths_and_leaves, sharded_over, strict=True):
-      update_leaves.check_dtype(_USER, path, x)
+      update_leaves.check_dtype(_NAME, path, x)
       x = x if is_indexed_slices(x) else jnp.asarray(x)
       leaves.append(x)
       kinds.append(kind_of(path, x, shards, param_of.get(path), known))
@@ -294,9 +294,7 @@ def _is_reduced(
 ) -> bool:
   """Whether a value is equal along an axis because it was reduced before."""
   arrays = jax.tree.leaves(leaf)
-  return any(
-    provenance.of_invariant(x, name, known) == "caller" for x in arrays
-  )
+  return any(provenance.origin_of(x, name, known) == "caller" for x in arrays)
 
 
 def _sharded_over(
@@ -305,7 +303,7 @@ def _sharded_over(
   """Returns, by leaf, the ``names`` that its parameter is sharded over."""
   if callable(param_specs):
     param_specs = param_specs(updates)
-  specs = specs_of_updates(_USER, param_specs, updates)
+  specs = specs_of_updates(_NAME, param_specs, updates)
   return [frozenset(axes.names_in(s)) & frozenset(names) for s in specs]
 
 
@@ -318,7 +316,7 @@ def _check_shards(
   known: provenance.Known,
 ) -> None:
   """Raises an error if an update is a shard of a sum without a spec for it."""
-  what = f"{_USER}: {update_leaves.name_of(path)}"
+  what = f"{_NAME}: {update_leaves.name_of(path)}"
   if shards and is_indexed_slices(leaf):
     raise ValueError(
       f"{what} is sparse, but `param_specs` has its parameter sharded over axis"
@@ -349,11 +347,11 @@ def _check_compiles(
   summed = [
     name
     for name in invariant
-    if provenance.of_invariant(values_of(leaf), name, known) == "gradient"
+    if provenance.origin_of(values_of(leaf), name, known) == "gradient"
   ]
   if summed:
     raise NotImplementedError(
-      f"{_USER}: {update_leaves.name_of(path)} is bfloat16, and jax.grad summed it"
+      f"{_NAME}: {update_leaves.name_of(path)} is bfloat16, and jax.grad summed it"
       f" over axis {axes.listed(summed)} of a mesh with further axes that are not"
       " mapped: XLA for CPUs aborts when it compiles such a sum. Differentiate with"
       " respect to optax_dist.local_params(params, axis_name): cross_shard then"
@@ -372,7 +370,7 @@ def _check_invariant(
   """Raises an error if the meaning of an invariant update is unknown."""
   if policy == "reduced" or not invariant:
     return
-  what = f"{_USER}: {update_leaves.name_of(path)}"
+  what = f"{_NAME}: {update_leaves.name_of(path)}"
   axis = axes.listed(invariant)
   remedy = (
     "Differentiate with respect to optax_dist.local_params(params, axis_name)"

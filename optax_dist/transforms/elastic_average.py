@@ -20,7 +20,7 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 
-_USER = "elastic_average"
+_NAME = "elastic_average"
 _EXCHANGES = ("after_step", "same_point")
 
 
@@ -172,7 +172,7 @@ def elastic_average(
     <https://arxiv.org/abs/1412.6651>`_; TensorFlow 1,
     ``tf.contrib.opt.ElasticAverageOptimizer``.
   """
-  replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
+  replicas = Replicas.of(_NAME, axis_name, num_replicas, model_axes)
   period = checks.count("communication_period", communication_period)
   for name, value in (("moving_rate", moving_rate), ("rho", rho)):
     if value is not None:
@@ -186,7 +186,7 @@ def elastic_average(
     rho = 0.0
   if rho is None and learning_rate is None:
     raise ValueError(
-      f"{_USER}: `rho` is moving_rate / learning_rate: give `learning_rate`, or"
+      f"{_NAME}: `rho` is moving_rate / learning_rate: give `learning_rate`, or"
       " `rho`."
     )
   inner = with_steady_state(inner)
@@ -202,7 +202,7 @@ def elastic_average(
     own = ElasticReplica(
       zero(),
       center,
-      replica_params.check_inner(_USER, inner.init(params)),
+      replica_params.check_inner(_NAME, inner.init(params)),
       zero(),
     )
     return ElasticAverageState(
@@ -231,7 +231,7 @@ def elastic_average(
     gradients = replica_params.dense(leaves.of(updates))
     updates = leaves.put(updates, gradients)
     args = updates, own.inner_state, params
-    check_used(_USER, inner.update, args, extra_args)
+    check_used(_NAME, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own.local_step)
 
     # 1. The gradient, with the pull of eq. 2 towards the center: rho * (x - center).
@@ -243,7 +243,7 @@ def elastic_average(
 
     # 2. A step of this replica.
     pulled = leaves.put(updates, gradients)
-    with explained(_USER, replicas.names):
+    with explained(_NAME, replicas.names):
       steps, inner_state = inner.update(
         pulled, own.inner_state, params, **extra_args
       )
@@ -272,7 +272,7 @@ def elastic_average(
       global_step=jnp.where(meets, global_step, state.global_step),
       iterations=jnp.where(meets, 0, state.iterations + 1),
       center=leaves.put(state.center, new_center),
-      replica=me.leave(
+      replica=me.as_state(
         ElasticReplica(
           local_step=optax.safe_increment(own.local_step),
           local_center=leaves.put(own.local_center, local_center),
@@ -309,10 +309,10 @@ def _check_sent(compression: Compression) -> None:
   Raises:
     TypeError, ValueError: if it can't, or if it is not a compression method.
   """
-  check_compression(_USER, compression)
+  check_compression(_NAME, compression)
   if compression.error_feedback is None or not compression.is_mean:
     raise ValueError(
-      f"{_USER}: a replica gives up what was sent of its pull, so `compression` must"
+      f"{_NAME}: a replica gives up what was sent of its pull, so `compression` must"
       " be quantize or top_k, with error_feedback, which tells what was not sent; got"
       f" {compression.name} with error_feedback={compression.error_feedback}."
     )

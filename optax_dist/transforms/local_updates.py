@@ -22,7 +22,7 @@ from optax_dist.compression.interface import (
 from optax_dist.sparse.indexed_slices import apply_updates
 from optax_dist.transforms._outer_gradient import OuterGradient
 
-_USER = "local_updates"
+_NAME = "local_updates"
 
 
 class LocalReplica(NamedTuple):
@@ -176,7 +176,7 @@ def local_updates(
     <https://arxiv.org/abs/2311.08105>`_; Wang et al. 2019, `SlowMo
     <https://arxiv.org/abs/1910.00643>`_.
   """
-  replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
+  replicas = Replicas.of(_NAME, axis_name, num_replicas, model_axes)
   period = communication_period
   if not callable(period):
     period = checks.count("communication_period", period)
@@ -185,7 +185,7 @@ def local_updates(
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
   if compression is not None:
-    check_compression(_USER, compression)
+    check_compression(_NAME, compression)
   outer_gradient = OuterGradient(compression, reject_nonfinite)
 
   def period_after(step: jax.Array) -> jax.Array:
@@ -201,7 +201,7 @@ def local_updates(
     kept = outer_gradient.init(center)
     own = LocalReplica(
       zero(),
-      replica_params.check_inner(_USER, inner.init(params)),
+      replica_params.check_inner(_NAME, inner.init(params)),
       zero(),
       kept.residual,
     )
@@ -225,10 +225,10 @@ def local_updates(
     me, leaves = replica_params.enter(replicas, state, params, updates)
     own, x = me.own, leaves.of(params)
     args = updates, own.inner_state, params
-    check_used(_USER, inner.update, args, extra_args)
+    check_used(_NAME, inner.update, args, extra_args)
 
     # An inner step of this replica.
-    with explained(_USER, replicas.names):
+    with explained(_NAME, replicas.names):
       steps, inner_state = inner.update(*args, **extra_args)
     u = replica_params.dense(leaves.of(steps))
     iterations = state.iterations + 1
@@ -276,6 +276,6 @@ def local_updates(
     own = LocalReplica(
       optax.safe_increment(own.local_step), inner_state, dropped, residual
     )
-    return leaves.put(steps, u), new_state._replace(replica=me.leave(own))
+    return leaves.put(steps, u), new_state._replace(replica=me.as_state(own))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

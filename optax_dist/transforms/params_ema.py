@@ -9,7 +9,7 @@ import optax
 from optax_dist._internal import checks
 from optax_dist._internal.leaves import precision
 
-_USER = "params_ema"
+_NAME = "params_ema"
 
 
 class ParamsEmaState(NamedTuple):
@@ -128,7 +128,7 @@ def params_ema(
     del extra_args
     if params is None and jax.tree.leaves(state.averages):
       raise ValueError(
-        f"{_USER} needs the parameters: call update(updates, state, params)."
+        f"{_NAME} needs the parameters: call update(updates, state, params)."
       )
     n = optax.safe_increment(state.num_updates)
     # In float32, as in TensorFlow: 1 - 0.9999 is 1.00016e-4 there.
@@ -164,7 +164,7 @@ def moved(state: ParamsEmaState, params: optax.Params) -> Any:
       return average
     if jnp.shape(average) != jnp.shape(param):
       raise ValueError(
-        f"{_USER}: params{jax.tree_util.keystr(path)} has shape"
+        f"{_NAME}: params{jax.tree_util.keystr(path)} has shape"
         f" {jnp.shape(param)}, but its average {jnp.shape(average)}. Averages of"
         " parameters that each replica trains by itself go with the parameters of"
         " all replicas, which have a leading replica axis."
@@ -202,5 +202,5 @@ def _start(params: optax.Params, mask: Any, dtype: Any) -> Any:
     )
   except ValueError as error:
     raise ValueError(
-      f"{_USER}: `mask` must be a pytree of booleans like `params`, but {error}"
+      f"{_NAME}: `mask` must be a pytree of booleans like `params`, but {error}"
     ) from error

@@ -19,7 +19,7 @@ from optax_dist._internal.replica_blocks import (
 from optax_dist._internal.replicas import Replicas
 from optax_dist.states.specs import children
 
-_USER = "per_replica"
+_NAME = "per_replica"
 
 
 class OwnState(NamedTuple):
@@ -97,7 +97,7 @@ def per_replica(
     >>> updates, state[0].value.value.trace
     (Array([3., 3.], dtype=float32), Array([2., 4.], dtype=float32))
   """
-  replicas = Replicas.of(_USER, axis_name, num_replicas, ())
+  replicas = Replicas.of(_NAME, axis_name, num_replicas, ())
   if isinstance(tx, optax.MultiSteps):
     # Its gradient_transformation() does not pass keyword arguments on.
     tx = optax.GradientTransformationExtraArgs(tx.init, tx.update)
@@ -110,7 +110,7 @@ def per_replica(
     def mark(part: Any) -> PerReplica:
       if has_replicas(part):
         raise ValueError(
-          f"{_USER}: {fields or 'the state'} has parts of one"
+          f"{_NAME}: {fields or 'the state'} has parts of one"
           " replica in it already, as that of sync_replicas. Name the fields of"
           " the wrapper's own state, as in per_replica(optax.MultiSteps(...),"
           ' axis_name, "acc_grads").'
@@ -130,7 +130,7 @@ def per_replica(
     steps = []
 
     def take(node: PerReplica) -> Any:
-      own, leading = own_block(node, node.value.local_step, _USER)
+      own, leading = own_block(node, node.value.local_step, _NAME)
       steps.append((optax.safe_increment(own.local_step), leading))
       return own.value
 
@@ -140,9 +140,9 @@ def per_replica(
       return as_block(own, leading)
 
     if fields:
-      arguments.check_equal(_USER, replicas.names, extra_args)
+      arguments.check_equal(_NAME, replicas.names, extra_args)
       extra_args = arguments.of_all(replicas.names, extra_args)
-    with arguments.explained(_USER, replicas.names):
+    with arguments.explained(_NAME, replicas.names):
       updates, state = tx.update(
         updates, _on_parts(take, state, fields), params, **extra_args
       )
@@ -183,7 +183,7 @@ def _on_parts(
   state = walk(state)
   if missing:
     raise ValueError(
-      f"{_USER}: the state has no field {', '.join(map(repr, sorted(missing)))};"
+      f"{_NAME}: the state has no field {', '.join(map(repr, sorted(missing)))};"
       f" it has {', '.join(sorted(known)) or 'none'}."
     )
   return state

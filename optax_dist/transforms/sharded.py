@@ -26,7 +26,7 @@ from optax_dist._internal.shard_scope import Scope
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 
-_USER = "sharded"
+_NAME = "sharded"
 _REDUCTIONS = ("mean", "sum")
 _SCATTERED = (
   "so nothing is left to scatter. Use cross_shard(..., param_specs=...) for it"
@@ -133,7 +133,7 @@ def sharded(
     2020, `Automatic Cross-Replica Sharding of Weight Update
     <https://arxiv.org/abs/2004.13336>`_.
   """
-  replicas = Replicas.of(_USER, axis_name, num_replicas, ())
+  replicas = Replicas.of(_NAME, axis_name, num_replicas, ())
   names = replicas.names
   reduction = checks.reduction(reduction, _REDUCTIONS)
   inner = with_steady_state(inner, counts_steps=False)
@@ -187,11 +187,11 @@ def sharded(
       updates, is_leaf=is_indexed_slices
     )
     _check_dense(paths_and_leaves)
-    update_leaves.check_gradients(_USER, updates, names, _SCATTERED)
+    update_leaves.check_gradients(_NAME, updates, names, _SCATTERED)
     if params is not None:
-      update_leaves.check_like(_USER, updates, params)
+      update_leaves.check_like(_NAME, updates, params)
     leaves = [leaf for _, leaf in paths_and_leaves]
-    arguments.check_equal(_USER, names, extra_args)
+    arguments.check_equal(_NAME, names, extra_args)
     extra_args = arguments.of_all(names, extra_args)
     check(params, updates, count, extra_args)
     own = parts.reduce_scatter(
@@ -213,8 +213,8 @@ def sharded(
     )
     with shard_scope.inside(Scope(names)):
       args = treedef.unflatten(own), inner_state, params
-      arguments.check_used(_USER, inner.update, args, extra_args)
-      with arguments.explained(_USER, names):
+      arguments.check_used(_NAME, inner.update, args, extra_args)
+      with arguments.explained(_NAME, names):
         own_updates, inner_state = inner.update(*args, **extra_args)
     new = parts.all_gather(
       treedef.flatten_up_to(own_updates),
@@ -229,7 +229,7 @@ def sharded(
       is_leaf=is_per_replica,
     )
     arguments.check_state(
-      _USER, names, _equal(state.inner_state), _equal(inner_state)
+      _NAME, names, _equal(state.inner_state), _equal(inner_state)
     )
     return treedef.unflatten(new), ShardedState(inner_state)
 
@@ -250,7 +250,7 @@ def _take(node: Any, like: Any) -> Any:
   if jnp.shape(x) == (1, *like.shape):
     return x[0]
   raise ValueError(
-    f"{_USER}: a part of an array of the state has shape {like.shape}, but this"
+    f"{_NAME}: a part of an array of the state has shape {like.shape}, but this"
     f" replica sees {jnp.shape(x)}: the state of several replicas, or of another"
     f" number of them. {PASS_STATE}"
   )
@@ -276,7 +276,7 @@ def _check_dense(
   for path, leaf in paths_and_leaves:
     if is_indexed_slices(leaf):
       raise TypeError(
-        f"{_USER}: {update_leaves.name_of(path)} is sparse, which has no parts."
+        f"{_NAME}: {update_leaves.name_of(path)} is sparse, which has no parts."
         " Make it dense with its to_dense(), or use cross_shard or sync_replicas"
         " for tables."
       )
@@ -352,7 +352,7 @@ def _check_inner(
       )
   except elementwise.NotElementwise as error:
     raise ValueError(
-      f"{_USER}: `inner` can't be sharded: {error}. Each replica has a part"
+      f"{_NAME}: `inner` can't be sharded: {error}. Each replica has a part"
       " of each leaf, so it must work element by element. To clip by the global"
       f" norm, use optax_dist.clip_by_global_norm(max_norm, {names!r}) inside; give"
       " masks and labels by name instead of by shape; use all else unsharded, in"

@@ -23,7 +23,7 @@ from optax_dist.sparse.indexed_slices import apply_updates
 from optax_dist.transforms._outer_gradient import OuterGradient
 from optax_dist.transforms.local_updates import LocalReplica
 
-_USER = "streaming_updates"
+_NAME = "streaming_updates"
 
 Fragments = int | Callable[[optax.Params], Any]
 
@@ -150,7 +150,7 @@ def streaming_updates(
     Douillard et al. 2025, `Streaming DiLoCo with overlapping communication
     <https://arxiv.org/abs/2501.18512>`_.
   """
-  replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
+  replicas = Replicas.of(_NAME, axis_name, num_replicas, model_axes)
   period = checks.count("communication_period", communication_period)
   if not callable(fragments):
     fragments = checks.count("fragments", fragments)
@@ -166,7 +166,7 @@ def streaming_updates(
   inner = with_steady_state(inner)
   outer = with_steady_state(outer, "outer")
   if compression is not None:
-    check_compression(_USER, compression)
+    check_compression(_NAME, compression)
   outer_gradient = OuterGradient(compression, reject_nonfinite, mix)
 
   def init_fn(params: optax.Params) -> StreamingUpdatesState:
@@ -181,7 +181,7 @@ def streaming_updates(
     residuals = tuple(of_fragment.residual for of_fragment in kept)
     own = LocalReplica(
       zero(),
-      replica_params.check_inner(_USER, inner.init(params)),
+      replica_params.check_inner(_NAME, inner.init(params)),
       zero(),
       residuals,
     )
@@ -283,12 +283,12 @@ def streaming_updates(
     members = _members(fragments, params)
     if len(members) != len(state.outer_state):
       raise ValueError(
-        f"{_USER}: the state was made with {len(state.outer_state)} fragments, but"
+        f"{_NAME}: the state was made with {len(state.outer_state)} fragments, but"
         f" there are {len(members)}."
       )
     args = updates, own.inner_state, params
-    check_used(_USER, inner.update, args, extra_args)
-    with explained(_USER, replicas.names):
+    check_used(_NAME, inner.update, args, extra_args)
+    with explained(_NAME, replicas.names):
       steps, inner_state = inner.update(*args, **extra_args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     iterations, syncs, turns = count(state.iterations, state.syncs)
@@ -320,7 +320,7 @@ def streaming_updates(
       center=center,
       pending=pending,
       outer_state=tuple(fragment.outer_state for fragment in after),
-      replica=me.leave(own),
+      replica=me.as_state(own),
       shared=tuple(fragment.kept.shared for fragment in after),
     )
 
@@ -335,13 +335,13 @@ def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:
     numbers = {int(f) for f in of_leaf}
     if len(of_leaf) != len(leaves) or numbers != set(range(len(numbers))):
       raise ValueError(
-        f"{_USER}: `fragments` must return the fragment of each of"
+        f"{_NAME}: `fragments` must return the fragment of each of"
         f" {len(leaves)} parameters, numbered from 0 without gaps, got {of_leaf}."
       )
   else:
     if fragments > max(1, len(leaves)):
       raise ValueError(
-        f"{_USER}: `fragments` is {fragments}, but there are {len(leaves)}"
+        f"{_NAME}: `fragments` is {fragments}, but there are {len(leaves)}"
         " parameters."
       )
     of_leaf = [i % fragments for i in range(len(leaves))]

@@ -26,7 +26,7 @@ from optax_dist.sparse.indexed_slices import (
 )
 from optax_dist.transforms.params_ema import params_ema
 
-_USER = "sync_replicas"
+_NAME = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
 # The number of all replicas' gradients travels as float32, exact up to here.
 _MOST = 2**24
@@ -229,17 +229,17 @@ def sync_replicas(
   )
   checks.at_most("replicas_to_aggregate", needed, _MOST)
   replicas = Replicas.of(
-    _USER, axis_name, total_num_replicas, model_axes, "total_num_replicas"
+    _NAME, axis_name, total_num_replicas, model_axes, "total_num_replicas"
   )
   names = replicas.names
   weight_of = _weight_function(staleness_weight)
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.flag("all_arrive", all_arrive)
   if all_arrive and sparse_capacity is not None:
-    raise ValueError(f"{_USER}: {_DENSE}")
+    raise ValueError(f"{_NAME}: {_DENSE}")
   if all_arrive and weight_of is not None:
     raise ValueError(
-      f"{_USER}: `all_arrive` has no late gradients, which `staleness_weight` is"
+      f"{_NAME}: `all_arrive` has no late gradients, which `staleness_weight` is"
       " for."
     )
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
@@ -274,44 +274,54 @@ def sync_replicas(
     local_step: Any = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, SyncReplicasState]:
-    me = enter(updates, state, params, arrived, local_step, extra_args)
-    here = _scalar(arrived, True, "arrived", jnp.bool_)
+    me = validate_and_enter(
+      updates, state, params, arrived, local_step, extra_args
+    )
+    arrived = _scalar(arrived, True, "arrived", jnp.bool_)
     token = _scalar(local_step, me.own.local_step, "local_step", jnp.integer)
     late = state.global_step - token
 
-    # The replica's sum, with its gradient if that is here, fresh and finite.
-    verdict, total, count = accumulate(me, updates, here, late)
-    kept = None if me.own.gradient_sum is None else total
+    # The replica's sum and count, with its gradient if that has arrived, is fresh
+    # and finite.
+    before = me.own.gradient_sum
+    weight = None if weight_of is None else weight_of(late)
+    added, fits = gradient_sum.add(before, updates, weight, accumulator_dtype)
+    checked = check_gradient(me, updates, arrived, late, fits)
+    here = checked.accepted
+    total = added if all_arrive else _where(here, added, before)
+    count = me.own.num_accumulated + here.astype(jnp.int32)
 
     # The mean of all replicas' gradients, and a step with it if there are enough.
     def aggregate() -> tuple[Any, ...]:
       sent = None if all_arrive else count
       sums, all_in = gradient_sum.reduce(total, sent, updates, names)
       all_in = at_most if all_arrive else all_in
-      enough = True if all_arrive else all_in >= needed
       mean = gradient_sum.divide(sums, updates, all_in, sparse_average)
-      counts = None if all_arrive else verdict.accepted
-      shared = arguments.of_all(names, extra_args, counts)
+      shared = arguments.of_all(names, extra_args, None if all_arrive else here)
       new = lambda: step(mean, state, params, kept, shared)
-      return _when(enough, new, before, fuse)
+      enough = True if all_arrive else all_in >= needed
+      return _cond(enough, new, no_step, fuse)
 
     # Nothing is communicated while there can't be enough, which all agree on.
     at_most = state.at_most + me.size
     possible = True if needed <= me.size else at_most >= needed
-    before = state.inner_state, kept, jnp.asarray(False)
+    kept = None if before is None else total
+    no_step = state.inner_state, kept, jnp.asarray(False)
     # A branch changes just the rows of a table that have a gradient.
     fuse = not _has_slices(updates)
-    new_updates, inner_state, left, stepped = _when(possible, aggregate, before)
+    new_updates, inner_state, left, stepped = _cond(
+      possible, aggregate, no_step
+    )
 
     # A replica that arrived takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
-    own = verdict.tally(me.own)._replace(
+    own = checked.count_in(me.own)._replace(
       gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
-      local_step=jnp.where(here, global_step, me.own.local_step),
+      local_step=jnp.where(arrived, global_step, me.own.local_step),
     )
     at_most = jnp.where(stepped, 0, at_most)
-    replica = me.leave(own)
+    replica = me.as_state(own)
     return new_updates, SyncReplicasState(
       global_step, at_most, inner_state, replica
     )
@@ -320,35 +330,23 @@ def sync_replicas(
     mean: Any, state: SyncReplicasState, params: Any, kept: Any, extra_args: Any
   ) -> tuple[Any, ...]:
     """The updates and the new state of a step, with empty sums."""
-    with arguments.explained(_USER, names):
+    with arguments.explained(_NAME, names):
       new_updates, inner_state = inner.update(
         mean, state.inner_state, params, **extra_args
       )
-    arguments.check_state(_USER, names, state.inner_state, inner_state)
+    arguments.check_state(_NAME, names, state.inner_state, inner_state)
     empty = gradient_sum.empty(kept)
     return new_updates, inner_state, empty, jnp.asarray(True)
 
-  def accumulate(
-    me: Replica, gradient: Any, here: jax.Array, late: jax.Array
-  ) -> tuple["_Verdict", Any, jax.Array]:
-    """The sum and number of a replica's gradients, with the new one if it counts."""
-    total = me.own.gradient_sum
-    weight = None if weight_of is None else weight_of(late)
-    added, fits = gradient_sum.add(total, gradient, weight, accumulator_dtype)
-    verdict = judge(me, gradient, here, late, fits)
-    total = added if all_arrive else _where(verdict.accepted, added, total)
-    count = me.own.num_accumulated + verdict.accepted.astype(jnp.int32)
-    return verdict, total, count
-
-  def judge(
-    me: Replica, gradient: Any, here: jax.Array, late: jax.Array, fits: Any
-  ) -> "_Verdict":
+  def check_gradient(
+    me: Replica, gradient: Any, arrived: jax.Array, late: jax.Array, fits: Any
+  ) -> "GradientCheck":
     """Whether a gradient counts: arrived, fresh, finite, and with free slots."""
     yes = jnp.asarray(True)
     if all_arrive:
-      return _Verdict(yes, yes, yes, yes)
-    return _Verdict(
-      here,
+      return GradientCheck(yes, yes, yes, yes)
+    return GradientCheck(
+      arrived,
       # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
       # of different runs: a future step counts as fresh.
       yes if max_staleness is None else late <= bound,
@@ -356,7 +354,7 @@ def sync_replicas(
       yes if fits is True else me.agree(fits, gradient),
     )
 
-  def enter(
+  def validate_and_enter(
     updates: Any,
     state: SyncReplicasState,
     params: Any,
@@ -370,25 +368,25 @@ def sync_replicas(
     accumulates = me.own.gradient_sum is not None or updates is None
     if all_arrive and not (arrived is None and local_step is None):
       raise ValueError(
-        f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
+        f"{_NAME}: with `all_arrive` neither `arrived` nor `local_step` may be"
         " given to update."
       )
     if all_arrive and _has_slices(updates):
-      raise ValueError(f"{_USER}: {_DENSE}")
+      raise ValueError(f"{_NAME}: {_DENSE}")
     if needed > me.size and not accumulates:
       raise ValueError(
-        f"{_USER}: {needed} gradients of {me.size} replicas need a sum, and this"
+        f"{_NAME}: {needed} gradients of {me.size} replicas need a sum, and this"
         " state holds none: it was made where every iteration was a step. Take a new"
         " one from init, with the global_step and inner_state of the old."
       )
-    update_leaves.check_gradients(_USER, updates, names, _SCATTERED)
+    update_leaves.check_gradients(_NAME, updates, names, _SCATTERED)
     if params is not None:
-      update_leaves.check_like(_USER, updates, params)
+      update_leaves.check_like(_NAME, updates, params)
     if accumulates:
       gradient_sum.check(updates, me.own.gradient_sum)
     args = updates, state.inner_state, params
-    arguments.check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
-    arguments.check_equal(_USER, names, extra_args)
+    arguments.check_used(_NAME, inner.update, args, extra_args, _ARGUMENTS)
+    arguments.check_equal(_NAME, names, extra_args)
     return me
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -416,7 +414,7 @@ def _with_averages(
     }
     for name in (name for name, is_given in given.items() if is_given):
       raise ValueError(
-        f"{_USER}: `{name}` needs `variable_averages`, the decay, got None."
+        f"{_NAME}: `{name}` needs `variable_averages`, the decay, got None."
       )
     return inner
   checks.fraction("variable_averages", decay, "a decay ")
@@ -424,26 +422,26 @@ def _with_averages(
   return optax.chain(inner, ema)
 
 
-class _Verdict(NamedTuple):
+class GradientCheck(NamedTuple):
   """Whether a gradient counts, and why not: boolean scalars."""
 
-  here: Any
+  arrived: Any
   fresh: Any
   finite: Any
   fits: Any
 
   @property
   def accepted(self) -> jax.Array:
-    return self.here & self.fresh & self.finite & self.fits
+    return self.arrived & self.fresh & self.finite & self.fits
 
-  def tally(self, own: SyncReplica) -> SyncReplica:
+  def count_in(self, own: SyncReplica) -> SyncReplica:
     """Counts the gradient, as accepted or by the first reason against it."""
     add = lambda counter, what: counter + what.astype(jnp.int32)
-    timely = self.here & self.fresh
+    timely = self.arrived & self.fresh
     return own._replace(
       accepted=add(own.accepted, self.accepted),
-      absent=add(own.absent, ~self.here),
-      dropped_stale=add(own.dropped_stale, self.here & ~self.fresh),
+      absent=add(own.absent, ~self.arrived),
+      dropped_stale=add(own.dropped_stale, self.arrived & ~self.fresh),
       dropped_nonfinite=add(own.dropped_nonfinite, timely & ~self.finite),
       dropped_overflow=add(
         own.dropped_overflow, timely & self.finite & ~self.fits
@@ -481,7 +479,7 @@ def _weight_function(weight: Any) -> Callable[[Any], Any] | None:
   return lambda late: 1.0 / jnp.maximum(late, 1).astype(jnp.float32)
 
 
-def _when(
+def _cond(
   yes: Any, new: Callable[[], Any], old: tuple[Any, ...], fuse: bool = False
 ) -> Any:
   """Returns ``new()`` if ``yes``, and otherwise updates of zero and the ``old`` state.
@@ -491,15 +489,15 @@ def _when(
     new: returns updates, and a new state.
     old: the old state.
     fuse: whether to choose each element, which the compiler fuses with what is
-      around it, instead of branching. Then ``new`` must not communicate.
+      around it, instead of branching. Then ``new`` is computed anyway.
   """
   if yes is True:
     return new()
   if fuse:
     result = new()
-    return _where(yes, result, (_nothing(result[0]), *old))
+    return _where(yes, result, (_zeros_like_updates(result[0]), *old))
   types = jax.eval_shape(new)
-  return axes.when(yes, new, lambda: (_nothing(types[0]), *old))
+  return axes.when(yes, new, lambda: (_zeros_like_updates(types[0]), *old))
 
 
 def _where(yes: jax.Array, new: Any, old: Any) -> Any:
@@ -517,14 +515,14 @@ def _scalar(value: Any, default: Any, name: str, kind: Any) -> jax.Array:
   value = jnp.asarray(default if value is None else value)
   if value.shape not in ((), (1,)) or not jnp.issubdtype(value.dtype, kind):
     raise ValueError(
-      f"{_USER}: `{name}` must be a scalar of each replica, of kind"
+      f"{_NAME}: `{name}` must be a scalar of each replica, of kind"
       f" {kind.__name__}, got shape {value.shape} and dtype {value.dtype}."
     )
   value = value.reshape(())
   return value if kind is jnp.bool_ else value.astype(jnp.int32)
 
 
-def _nothing(updates: Any) -> Any:
+def _zeros_like_updates(updates: Any) -> Any:
   """Returns zeros with the structure of updates, or of their types."""
 
   def zeros(x: Any) -> Any:

@@ -12,6 +12,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks, collectives, replication
+from optax_dist._internal.extra_args import of_all
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.replica_blocks import (
   PerReplica,
@@ -41,7 +42,7 @@ from optax_dist.transforms.under_jit import (
   under_jit,
 )
 
-_USER = "train_step"
+_NAME = "train_step"
 
 
 def train_step(
@@ -120,9 +121,9 @@ def train_step(
   checks.transformation("tx", tx)
   checks.flag("has_aux", has_aux)
   names = axes.canonical_names(axis_name)
-  check_mesh(_USER, mesh, names)
+  check_mesh(_NAME, mesh, names)
   if isinstance(mesh, jax.sharding.AbstractMesh):
-    raise ValueError(f"{_USER}: `mesh` must have devices, got {mesh}.")
+    raise ValueError(f"{_NAME}: `mesh` must have devices, got {mesh}.")
   tx = optax.with_extra_args_support(tx)
   return TrainStep(loss, tx, mesh, names, has_aux)
 
@@ -145,8 +146,8 @@ class TrainStep:
         If they are sharded over further axes of the mesh, they stay so, and the
         state is sharded like them.
     """
-    check_context(_USER, self.mesh, self.names)
-    form, params, carried = _variables.split(_USER, params)
+    check_context(_NAME, self.mesh, self.names)
+    form, params, carried = _variables.split(_NAME, params)
     own = self._has_own_params(params)
     of_model = jax.tree.map(self._model_spec, params)
     of_params = jax.tree.map(
@@ -183,12 +184,12 @@ class TrainStep:
         a :class:`optax_dist.PerReplica` with a leading replica axis. ``value``, the
         mean loss, and what a line search needs are passed without being given.
     """
-    check_context(_USER, self.mesh, self.names)
+    check_context(_NAME, self.mesh, self.names)
     for path, x in jax.tree_util.tree_leaves_with_path(batch):
       count = self._count()
       if not jnp.ndim(x) or x.shape[0] % count:
         raise ValueError(
-          f"{_USER}: batch{jax.tree_util.keystr(path)} has shape {jnp.shape(x)},"
+          f"{_NAME}: batch{jax.tree_util.keystr(path)} has shape {jnp.shape(x)},"
           f" but its rows must be a multiple of {count} replicas."
         )
     by_replica = jax.NamedSharding(self.mesh, self._spec(True))
@@ -197,7 +198,7 @@ class TrainStep:
       (PerReplica(batch), extra_args),
       is_leaf=is_per_replica,
     )
-    form, trained, carried = _variables.split(_USER, params)
+    form, trained, carried = _variables.split(_NAME, params)
     step, kept = self._step((trained, opt_state, carried))
     kept, loss = step(form, kept, batch.value, extra_args)
     trained, opt_state, carried = kept
@@ -272,7 +273,7 @@ class TrainStep:
       counts = _all_finite((value, new)) if drops else None
       mean = functools.partial(_mean, counts, self.names)
       (value,) = mean([value], [jnp.full_like(value, jnp.nan)])
-      carried = _variables.of_all(_USER, carried, variables, new, mean)
+      carried = _variables.of_all(_NAME, carried, variables, new, mean)
       searched = None if own else lambda params: loss(params)[0]
       updates, state = self._update(
         searched, value, grads, opt_state, params, rebuild(arrays)
@@ -280,7 +281,7 @@ class TrainStep:
       treedefs: list[Any] = [jax.tree.structure(x) for x in (opt_state, state)]
       if treedefs[0] != treedefs[1]:
         raise ValueError(
-          f"{_USER}: `tx` returns a state of another structure than it was given:"
+          f"{_NAME}: `tx` returns a state of another structure than it was given:"
           f" {treedefs[1]} instead of {treedefs[0]}. Use a transformation that"
           " keeps it."
         )
@@ -296,7 +297,7 @@ class TrainStep:
       out_specs=(*of_kept, PartitionSpec(), self._spec(True)),
       axis_names=set(self.names),
       labels=("parameters", "state", "variables", "batch", labels),
-      refuse=refusal(_USER, self.names, (PARAMS, STATE, VARIABLES)),
+      refuse=refusal(_NAME, self.names, (PARAMS, STATE, VARIABLES)),
     )(*kept, batch, arrays)
     return (params, opt_state, carried), (value, aux) if self.has_aux else value
 
@@ -330,17 +331,12 @@ class TrainStep:
         raise
       if loss is None:
         raise ValueError(
-          f"{_USER}: `tx` has a line search, and each replica has parameters of"
+          f"{_NAME}: `tx` has a line search, and each replica has parameters of"
           " its own, so there is no common line. Use a learning rate instead, as"
           " in optax.lbfgs(1.0, linesearch=None)."
         ) from error
-    pmean = lambda tree: jax.lax.pmean(tree, self.names)
-    value_fn = jax.custom_vjp(lambda params: pmean(loss(params)))
-    value_fn.defvjp(
-      lambda params: pmean(jax.value_and_grad(loss)(params)),
-      lambda grad, of_value: (jax.tree.map(lambda g: g * of_value, grad),),
-    )
-    common = {"value": value, "grad": pmean(grads), "value_fn": value_fn}
+    common = of_all(self.names, {"grad": grads, "value_fn": loss})
+    common["value"] = value
     return update(**common | extra_args)
 
   def _has_own_params(self, params: Any) -> bool:
@@ -349,7 +345,7 @@ class TrainStep:
       state = jax.eval_shape(self.tx.init, params)
     if any(has_replicas(x.value) for x in nodes(state, is_per_replica)):
       raise ValueError(
-        f"{_USER}: `tx` has replicas that consist of replicas, as with"
+        f"{_NAME}: `tx` has replicas that consist of replicas, as with"
         " sync_replicas inside of diloco. Use optax_dist.under_jit(...,"
         " inner_axes=...) in a step of your own."
       )
@@ -367,7 +363,7 @@ class TrainStep:
     params, opt_state, _ = kept
     own = has_center(opt_state)
     if own:
-      check_rows(_USER, "params", params, self.mesh, [self.names])
+      check_rows(_NAME, "params", params, self.mesh, [self.names])
     of_state = state_specs(opt_state, self.names)
     return self._spec(own), of_state, PartitionSpec()
 

@@ -20,7 +20,7 @@ from optax_dist.transforms._agreement import (
   refusal,
 )
 
-_USER = "under_jit"
+_NAME = "under_jit"
 
 
 def under_jit(
@@ -124,7 +124,7 @@ def under_jit(
       axis_names=manual_axes(checked_mesh()),
       labels=labels,
       refuse=refusal(
-        _USER, tuple(sum(levels, ())), (PARAMS, STATE)[-len(out_specs) :]
+        _NAME, tuple(sum(levels, ())), (PARAMS, STATE)[-len(out_specs) :]
       ),
       # With more axes than the replicas', transforms ask what varies over them.
       check_vma=param_specs is not None or len(levels) > 1,
@@ -133,8 +133,8 @@ def under_jit(
   def checked_mesh() -> Any:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     every = [name for names in levels for name in names]
-    check_mesh(_USER, where, every)
-    check_context(_USER, mesh, every)
+    check_mesh(_NAME, where, every)
+    check_context(_NAME, mesh, every)
     return where
 
   def manual_axes(mesh: Any) -> set[axes.AxisName]:
@@ -171,7 +171,7 @@ def under_jit(
   def init_fn(params: optax.Params) -> optax.OptState:
     where = checked_mesh()
     if own_params:
-      check_rows(_USER, "params", params, where, levels[:1])
+      check_rows(_NAME, "params", params, where, levels[:1])
     one = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
         jnp.shape(x)[int(own_params) :], jnp.result_type(x)
@@ -196,9 +196,9 @@ def under_jit(
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
     where = checked_mesh()
-    check_rows(_USER, "updates", updates, where, levels)
+    check_rows(_NAME, "updates", updates, where, levels)
     if own_params:
-      check_rows(_USER, "params", params, where, levels[:1])
+      check_rows(_NAME, "params", params, where, levels[:1])
     arrays, specs, labels, rebuild = split_arguments(
       extra_args, by_replica, take
     )
@@ -227,7 +227,9 @@ def under_jit(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def check_mesh(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
+def check_mesh(
+  transform_name: str, mesh: Any, names: Iterable[axes.AxisName]
+) -> None:
   """Checks that a mesh has all axes.
 
   Raises:
@@ -235,18 +237,20 @@ def check_mesh(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
   """
   if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
     raise ValueError(
-      f"{user}: `mesh` must be a jax.sharding.Mesh, as from"
+      f"{transform_name}: `mesh` must be a jax.sharding.Mesh, as from"
       f" jax.make_mesh((jax.device_count(),), ('data',)), got {mesh!r}."
     )
   missing = [name for name in names if name not in mesh.shape]
   if missing:
     raise ValueError(
-      f"{user}: the mesh has no axis {axes.listed(missing)}; it has"
+      f"{transform_name}: the mesh has no axis {axes.listed(missing)}; it has"
       f" {dict(mesh.shape) or 'none: give `mesh`, or use jax.set_mesh(mesh)'}."
     )
 
 
-def check_context(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
+def check_context(
+  transform_name: str, mesh: Any, names: Iterable[axes.AxisName]
+) -> None:
   """Checks that a map over the axes ``names`` of ``mesh`` may begin here.
 
   Raises:
@@ -255,9 +259,10 @@ def check_context(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
   again = set(names) & axes.bound_axes().keys()
   if again:
     raise ValueError(
-      f"{user}: it is in a map over axis {axes.listed(again)} already, such as"
+      f"{transform_name}: it is in a map over axis {axes.listed(again)} already,"
+      " such as"
       " train_step, under_jit or jax.shard_map. Give that the transformation"
-      f" itself, without {user}."
+      f" itself, without {transform_name}."
     )
   context = jax.sharding.get_abstract_mesh()
   here = getattr(mesh, "abstract_mesh", mesh)
@@ -269,13 +274,14 @@ def check_context(user: str, mesh: Any, names: Iterable[axes.AxisName]) -> None:
     a not in (b, manual) for a, b in types
   ):
     raise ValueError(
-      f"{user}: jax.set_mesh has another mesh, {context}, than `mesh`, {here}:"
+      f"{transform_name}: jax.set_mesh has another mesh, {context}, than `mesh`,"
+      f" {here}:"
       " give this one to jax.set_mesh, or call it outside of jax.set_mesh."
     )
 
 
 def check_rows(
-  user: str, what: str, tree: Any, mesh: Any, levels: Sequence
+  transform_name: str, what: str, tree: Any, mesh: Any, levels: Sequence
 ) -> None:
   """Checks the leading axes of arrays of each replica.
 
@@ -286,7 +292,7 @@ def check_rows(
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     if jnp.shape(leaf)[: len(levels)] != expected:
       raise ValueError(
-        f"{user}: {what}{jax.tree_util.keystr(path)} has shape"
+        f"{transform_name}: {what}{jax.tree_util.keystr(path)} has shape"
         f" {jnp.shape(leaf)}, but must have leading axes of {expected}, the"
         " replicas: give each replica's own."
       )
@@ -308,7 +314,7 @@ def _check_placed(
     if over_explicit(found, ndim) != over_explicit(spec, ndim):
       name = f"{what}{jax.tree_util.keystr(path)}"
       raise ValueError(
-        f"{_USER}: {name} is sharded as {found}, but must be sharded as {spec}"
+        f"{_NAME}: {name} is sharded as {found}, but must be sharded as {spec}"
         f" over the mesh's Explicit axes: use optax_dist.states.place({what}, mesh,"
         " specs), with the specs of optax_dist.states.state_specs for a state."
       )

@@ -57,7 +57,7 @@ _SUM = lambda x: jax.lax.psum(x, AXIS)
   ],
 )  # fmt: skip
 def test_the_origin_of_a_reduction_is_found(make, origin):
-  said = _in_map(lambda w, x: (provenance.of_invariant(make(w, x), AXIS),))
+  said = _in_map(lambda w, x: (provenance.origin_of(make(w, x), AXIS),))
   assert said == (origin,)
 
 
@@ -66,7 +66,7 @@ def test_a_scope_of_another_axis_does_not_count():
     def fn(w, x):
       with provenance.reduced_over((name,)):
         scaled = 2 * w
-      return provenance.of_invariant(scaled + 1, AXIS)
+      return provenance.origin_of(scaled + 1, AXIS)
 
     return fn
 
@@ -81,12 +81,12 @@ def test_two_calls_of_one_program_are_distinguished(order):
   def fn(w, x):
     mean, gradient = jax.lax.pmean(x, AXIS), jax.grad(_loss)(w, x)
     a, b = [mean, gradient][::order]
-    return provenance.of_invariant(double(a) + double(b), AXIS)
+    return provenance.origin_of(double(a) + double(b), AXIS)
 
   assert _in_map(fn) == "gradient"
 
 
-@pytest.mark.parametrize("question", ["of_invariant", "is_scattered"])
+@pytest.mark.parametrize("question", ["origin_of", "is_scattered"])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
 def test_an_equation_that_many_values_depend_on_is_read_once(
   wrap, question, monkeypatch

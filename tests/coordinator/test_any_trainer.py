@@ -362,6 +362,78 @@ def test_an_optimizer_may_treat_parameters_differently_by_name(run, jit):
   assert bits(trainer.opt_state.inner) == bits(k_of_n.replica.opt_state)
 
 
+@pytest.mark.parametrize("around", ["partition", "masked", "named_chain"])
+def test_some_of_the_parameters_are_refused(run, around):
+  """The others would differ between replicas, without a word."""
+  tx = run(optax.sgd(0.1)).tx
+  if around == "partition":
+    labels = {"b": "own", "w": "shared"}
+    whole = optax.partition({"own": optax.sgd(0.1), "shared": tx}, labels)
+  else:
+    whole = optax.masked(tx, {"b": False, "w": True})
+  if around == "named_chain":
+    whole = optax.named_chain(("some", whole), ("all", optax.identity()))
+  with pytest.raises(ValueError, match=r"optax\.partition"):
+    whole.init(initial())
+
+
+@jit
+def test_an_edit_of_the_trainers_optimizer_state_is_refused(run, jit):
+  opt = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
+  k_of_n = run(opt, total_steps=20)
+  trainer = Trainer(k_of_n.tx, jit)
+
+  def batches():
+    for number, batch in enumerate(numbers(100)):
+      if number == 2:
+        inner = trainer.opt_state.inner
+        inner.hyperparams["learning_rate"] = jnp.asarray(0.25)
+      yield batch
+
+  with pytest.raises(ValueError, match="set_hyperparams"):
+    trainer.train(k_of_n.until_finished(batches()))
+
+
+@jit
+def test_a_trainers_rate_is_set_by_the_replica(run, jit):
+  opt = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
+  k_of_n = run(opt, total_steps=3)
+  trainer = Trainer(k_of_n.tx, jit)
+
+  def batches():
+    for number, batch in enumerate(numbers(100)):
+      if number == 2:
+        k_of_n.replica.set_hyperparams(learning_rate=0.25)
+      yield batch
+
+  trainer.train(k_of_n.until_finished(batches()))
+  wanted = initial()
+  for batch, rate in enumerate([0.5, 0.5, 0.25]):
+    grads = gradient(wanted, jnp.float32(batch))
+    wanted = jax.tree.map(lambda p, g, r=rate: p - r * g, wanted, grads)
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
+  jax.tree.map(close, trainer.params, wanted)
+  assert trainer.opt_state.inner.hyperparams["learning_rate"] == 0.25
+
+
+@jit
+def test_averages_of_parameters_are_in_the_trainers_state(run, jit):
+  opt = optax.chain(optax.sgd(0.5), optax_dist.params_ema(0.5))
+  k_of_n = run(opt, total_steps=2)
+  trainer = Trainer(k_of_n.tx, jit)
+  trainer.train(k_of_n.until_finished(numbers(100)))
+  wanted = average = initial()
+  for batch in range(2):
+    grads = gradient(wanted, jnp.float32(batch))
+    wanted = jax.tree.map(lambda p, g: p - 0.5 * g, wanted, grads)
+    average = jax.tree.map(lambda a, p: (a + p) / 2, average, wanted)
+  found = optax_dist.averaged_params(trainer.opt_state, trainer.params)
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
+  jax.tree.map(close, found, average)
+  with pytest.raises(TypeError, match=r"behind has no .*params_ema"):
+    run(optax.sgd(0.1), variable_averages=True)
+
+
 def test_what_scales_updates_after_it_is_refused(run):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(optax.chain(k_of_n.tx, optax.scale(0.5)))

@@ -19,7 +19,7 @@ def note(seen: dict[str, Any], number: int, outcome: Any) -> None:
 
   Args:
     seen: ``accepted``, ``reasons`` of dropped ones, ``summed``, the ones of a
-      sum that goes on, and ``undecided``, those of sums whose end was not told.
+      sum that goes on, and ``outer_axes``, those of sums whose end was not told.
     number: number of the gradient.
     outcome: what `step` returned.
   """

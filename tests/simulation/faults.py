@@ -326,6 +326,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "save":
       world.checker.save_wanted(process)
       world.input(process, ins.SaveWanted())
+      world.input(process, ins.HyperparamsWanted((("rate", world.now),)))
     case "all stop":
       for one in (*world.all, world.chief):
         world.pause(one, details[1])

@@ -406,6 +406,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       if first.alive:
         world.checker.save_wanted(first)
         world.input(first, ins.SaveWanted())
+        world.input(first, ins.HyperparamsWanted((("rate", world.now),)))
     case "abort":
       world.tell(f"{process.name} aborts")
       world.by_name[process.names[0]].aborted = True

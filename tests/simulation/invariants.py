@@ -104,6 +104,8 @@ class Checker:
     self.world = world
     self.setting = world.setting
     self.commits: list[Committed] = []
+    # The last request of each process to set hyperparameters.
+    self.changes: dict[str, int] = {}
     # When each was appended.
     self.times: list[float] = []
     self.epochs: list[int] = []
@@ -312,6 +314,10 @@ class Checker:
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.all_could_call(process, step)
     self.commits.append(commit)
+    for change in commit.changes:
+      if change.number <= self.changes.get(change.process, 0):
+        self.fail("A3", f"a request counts twice: {change}")
+      self.changes[change.process] = change.number
     self.no_stall(step)
     self.committed_at = self.world.now
     self.not_finite = 0
@@ -440,7 +446,10 @@ class Checker:
     if self.corrupt or not 0 < process.step <= len(self.commits):
       return
     commit = self.commits[process.step - 1]
-    if process.version != digest(process.before, self.mean(commit, process)):
+    mean = self.mean(commit, process)
+    if process.version != digest(
+      process.before, mean, *dict(commit.hyperparams).values()
+    ):
       guarantee = "A19" if self.setting.window else "A14"
       text = f"{process.name} applied another mean than step {process.step}'s"
       self.fail(guarantee, text)

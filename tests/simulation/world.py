@@ -296,6 +296,7 @@ class Process:
       Start(0, str(start)),
       COORDINATOR,
       "at the coordinator",
+      wants_inner=setting.policy is not None or setting.alone,
     )
     self.config = config
     self.node = Client(config, self.me)
@@ -1250,7 +1251,8 @@ class World:
     else:
       means = process.aggregations[effect.mean].means
       mean = digest(*(means[j] for j in sorted(means)))
-    process.ahead = (process.step + 1, digest(process.version, mean))
+    after = digest(process.version, mean, *dict(effect.hyperparams).values())
+    process.ahead = (process.step + 1, after)
 
   def on_publish(self, process: Process, effect: fx.Publish) -> None:
     assert process.ahead is not None, "nothing to publish"

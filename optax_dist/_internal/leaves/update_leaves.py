@@ -28,7 +28,9 @@ def name_of(path: jax.tree_util.KeyPath) -> str:
   return "updates" + jax.tree_util.keystr(path)
 
 
-def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
+def check_dtype(
+  transform_name: str, path: jax.tree_util.KeyPath, leaf: Any
+) -> None:
   """Checks that a leaf has a dtype that can be averaged.
 
   Raises:
@@ -37,13 +39,13 @@ def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
   dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
   if not jnp.issubdtype(dtype, jnp.inexact):
     raise TypeError(
-      f"{user} aggregates floating-point and complex updates, but"
+      f"{transform_name} aggregates floating-point and complex updates, but"
       f" {name_of(path)} is {dtype}. Leave it out (None, or optax.masked), or"
       " cast it."
     )
 
 
-def check_like(user: str, updates: Any, params: Any) -> list[Any]:
+def check_like(transform_name: str, updates: Any, params: Any) -> list[Any]:
   """Checks that updates have the structure and the shapes of their parameters.
 
   Returns:
@@ -58,7 +60,7 @@ def check_like(user: str, updates: Any, params: Any) -> list[Any]:
     leaves = treedef.flatten_up_to(updates)
   except ValueError as error:
     raise ValueError(
-      f"{user}: `updates` must have the structure of `params`, but {error}"
+      f"{transform_name}: `updates` must have the structure of `params`, but {error}"
     ) from error
   for (path, param), leaf in zip(paths_and_leaves, leaves, strict=True):
     if leaf is None:
@@ -66,19 +68,22 @@ def check_like(user: str, updates: Any, params: Any) -> list[Any]:
     shape = leaf.dense_shape if is_indexed_slices(leaf) else jnp.shape(leaf)
     if shape != jnp.shape(param):
       raise ValueError(
-        f"{user}: {name_of(path)} must have the shape of its parameter,"
+        f"{transform_name}: {name_of(path)} must have the shape of its parameter,"
         f" {jnp.shape(param)}, got {shape}."
       )
   return leaves
 
 
 def check_gradients(
-  user: str, updates: Any, names: tuple[axes.AxisName, ...], remedy: str
+  transform_name: str,
+  updates: Any,
+  names: tuple[axes.AxisName, ...],
+  remedy: str,
 ) -> None:
   """Checks that updates are a replica's own gradients, not summed yet.
 
   Args:
-    user: the transform that needs them, for the message.
+    transform_name: the transform that needs them, for the message.
     updates: a pytree of gradients, dense or sparse.
     names: names of the bound axes over the replicas.
     remedy: see :func:`provenance.check_whole`.
@@ -94,11 +99,11 @@ def check_gradients(
   )
   for path, leaf in leaves:
     leaf = values_of(leaf)
-    check_dtype(user, path, leaf)
-    what = f"{user}: {name_of(path)}"
+    check_dtype(transform_name, path, leaf)
+    what = f"{transform_name}: {name_of(path)}"
     missing = tracked - axes.varying_axes(leaf)
     if missing:
-      origins = {provenance.of_invariant(leaf, n, known) for n in missing}
+      origins = {provenance.origin_of(leaf, n, known) for n in missing}
       raise ValueError(
         f"{what} does not vary over axis {axes.listed(missing)}: "
         + (_REDUCED_BEFORE if origins == {"caller"} else _SUMMED)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
+  Hyperparams,
   Incarnation,
   Leased,
   Lineage,
@@ -138,9 +139,11 @@ class Apply(Struct):
 
   Attributes:
     mean: the round that has made it, or the bytes of an inline mean.
+    hyperparams: set before it is applied.
   """
 
   mean: RoundId | bytes
+  hyperparams: Hyperparams = ()
 
 
 class Publish(Struct):

@@ -273,6 +273,24 @@ class Removed(Struct):
   reason: str
 
 
+# Numbers of hyperparameters, by name.
+Hyperparams: TypeAlias = tuple[tuple[str, Finite], ...]
+
+
+class Change(Struct):
+  """Hyperparameters that one process sets for all replicas.
+
+  Attributes:
+    process: the process.
+    number: its requests so far; each counts once.
+    values: the numbers.
+  """
+
+  process: Process
+  number: Natural
+  values: Hyperparams
+
+
 class Committed(Struct):
   """A step: all replicas apply the mean over `parts`, in this order.
 
@@ -288,6 +306,8 @@ class Committed(Struct):
       they are not in a committed step.
     skipped: samples that are given up because their gradients were never
       finite; those of a deterministic step count as zeros in it.
+    changes: hyperparameters that all replicas set, in this order, before they apply
+      the mean.
   """
 
   round: RoundId
@@ -298,6 +318,15 @@ class Committed(Struct):
   dropped: tuple[tuple[str, Natural], ...]
   leases: tuple[Leased, ...] = ()
   skipped: Spans = ()
+  changes: tuple[Change, ...] = ()
+
+  @property
+  def hyperparams(self) -> Hyperparams:
+    """The numbers that they are set to: the last change of a name decides."""
+    found: dict[str, float] = {}
+    for change in self.changes:
+      found.update(change.values)
+    return tuple(found.items())
 
 
 class Ended(Struct):
@@ -344,6 +373,7 @@ class Compacted(Struct):
   departed: tuple[tuple[ReplicaId, bool], ...]
   applied: Natural
   dropped: tuple[tuple[str, Natural], ...]
+  changes: tuple[tuple[Process, Natural], ...]
   progress: Progress
   recent: tuple[Committed, ...]
   ended: Ended | None

@@ -48,6 +48,7 @@ class History:
     departed: former members by id, and whether they left gracefully.
     applied: how many gradients were part of commits.
     dropped: how many were dropped, by reason, as of the last commit.
+    changes: the number of the last `Change` of each process that was committed.
     progress: which samples are in committed steps.
     recent: the last commits, in order and without a gap.
     ended: how the run has ended; None if it hasn't.
@@ -65,6 +66,7 @@ class History:
   departed: dict[ReplicaId, bool] = dataclasses.field(default_factory=dict)
   applied: int = 0
   dropped: tuple[tuple[str, int], ...] = ()
+  changes: dict[Process, int] = dataclasses.field(default_factory=dict)
   progress: Progress = NOTHING_DONE
   recent: collections.deque[Committed] = dataclasses.field(
     default_factory=lambda: collections.deque(maxlen=RECENT)
@@ -139,6 +141,8 @@ class History:
         self.step = step + 1
         self.applied += sum(part.count for part in entry.parts)
         self.dropped = entry.dropped
+        for change in entry.changes:
+          self.changes[change.process] = change.number
         self.progress = after(self.progress, entry)
         self.recent.append(entry)
       case Recovered(step, progress):
@@ -170,6 +174,7 @@ class History:
       tuple(self.departed.items()),
       self.applied,
       self.dropped,
+      tuple(self.changes.items()),
       self.progress,
       tuple(self.recent),
       self.ended,
@@ -184,6 +189,7 @@ class History:
     self.members = {member.incarnation: member for member in entry.members}
     self.departed = dict(entry.departed)
     self.applied, self.dropped = entry.applied, entry.dropped
+    self.changes = dict(entry.changes)
     self.progress, self.ended = entry.progress, entry.ended
     self.recent.clear()
     self.recent.extend(entry.recent)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
+  Hyperparams,
   Incarnation,
   Process,
   ReplicaId,
@@ -171,6 +172,12 @@ class NeverJoined(Struct):
   replicas: tuple[ReplicaId, ...]
 
 
+class HyperparamsWanted(Struct):
+  """All should set hyperparameters; shown by `Apply.hyperparams`."""
+
+  values: Hyperparams
+
+
 class Aborted(Struct):
   """The training loop ends with an exception, but the process continues.
 
@@ -208,6 +215,7 @@ Input: TypeAlias = (
   | FinishWanted
   | SaveWanted
   | NeverJoined
+  | HyperparamsWanted
   | Aborted
   | FingerprintTaken
 )

@@ -26,6 +26,7 @@ from optax_dist.coordinator.protocol.codec import (
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Ended,
+  Hyperparams,
   Incarnation,
   Job,
   Member,
@@ -188,6 +189,18 @@ class NeverJoined(Struct):
   """
 
   replicas: tuple[ReplicaId, ...]
+
+
+class SetHyperparams(Struct):
+  """A member sets hyperparameters for all, with the next commit.
+
+  Attributes:
+    number: see `entries.Change`.
+    values: those that are in no commit yet.
+  """
+
+  number: Natural
+  values: Hyperparams
 
 
 class Fingerprint(Struct):
@@ -399,6 +412,7 @@ ToCoordinator: TypeAlias = (
   | Finish
   | Save
   | NeverJoined
+  | SetHyperparams
   | Fingerprint
 )
 FromCoordinator: TypeAlias = (

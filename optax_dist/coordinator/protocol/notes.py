@@ -189,6 +189,7 @@ class Commit(Record, tag="commit"):
     members: its gradients, in replica order.
     skipped: samples that it gives up because their gradients were never finite;
       with deterministic data they count as zeros.
+    hyperparams: set before the mean was applied (`Replica.set_hyperparams`).
   """
 
   step: int
@@ -196,6 +197,7 @@ class Commit(Record, tag="commit"):
   members: tuple[Member, ...]
   epoch: int | None = None
   skipped: tuple[Span, ...] | None = None
+  hyperparams: dict[str, Finite] | None = None
 
 
 class Drop(Record, tag="drop"):
@@ -333,4 +335,5 @@ def committed(
     members,
     round_.epoch,
     commit.skipped or None,
+    dict(commit.hyperparams) or None,
   )

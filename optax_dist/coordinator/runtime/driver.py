@@ -516,13 +516,14 @@ class Driver:
   def _apply(self, effect: fx.Apply) -> None:
     # The others compute the same meanwhile.
     self._transport.flush()
+    raw: bytes | np.ndarray
     if isinstance(effect.mean, bytes):
       raw = effect.mean
       self._inline_in += len(raw)
-      self._states.apply(lambda: means.read(self._layout, raw))
-      return
-    mean = self._aggregations.mean(effect.mean)
-    self._states.apply(lambda: means.read(self._layout, mean))
+    else:
+      raw = self._aggregations.mean(effect.mean)
+    changes = dict(effect.hyperparams)
+    self._states.apply(lambda: means.read(self._layout, raw), changes)
 
   def _notify(self, event: handover.Event) -> None:
     """Notifies the training loop, which may continue with it."""

@@ -12,7 +12,8 @@ reads it first, which is the training loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
 from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
 from optax_dist.coordinator.runtime import trees
+from optax_dist.coordinator.strategies import hyperparams
 
 # States with more bytes are computed in the background.
 _SMALL = 256 << 10
@@ -159,18 +161,23 @@ class States:
     self.nbytes = self._place.nbytes
     self._background = background if self.nbytes > _SMALL else None
 
-  def apply(self, read: Callable[[], Sequence[np.ndarray]]) -> None:
+  def apply(
+    self,
+    read: Callable[[], Sequence[np.ndarray]],
+    changes: Mapping[str, float] = types.MappingProxyType({}),
+  ) -> None:
     """Computes the state after the published one.
 
     Args:
       read: returns the leaves of the mean.
+      changes: hyperparameters to set before, by name.
     """
     base = self.published
     after = self._ahead = State(base.step + 1)
 
     def work() -> Any:
       after.inner = self.inner
-      return self._apply(base.get(), read())
+      return self._apply(hyperparams.change(base.get(), changes), read())
 
     self._compute(after, work)
 

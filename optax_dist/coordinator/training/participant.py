@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -433,6 +433,37 @@ class Participant:
       return outcome
     self._saved = kept.step
     return outcome._replace(save=kept.step)
+
+  def check_hyperparams(self, values: Mapping[str, float]) -> None:
+    """Checks what `Replica.set_hyperparams` is given.
+
+    Raises:
+      ValueError: see there.
+    """
+    own = hyperparams.find(self.shared.opt_state)
+    known = {**self.shared.hyperparams} if self.shared.hyperparams else {}
+    for name, arrays in own.items():
+      known[name] = (*known.get(name, ()), *arrays)
+    for name, value in values.items():
+      if name not in known:
+        raise ValueError(
+          f"set_hyperparams({name}=...) needs a number that the optimizer has in its"
+          f" state; it has {', '.join(sorted(known)) or 'none'}. Give it as one, and"
+          f" not as a schedule: optax.inject_hyperparams(optax.sgd)({name}=0.1)."
+        )
+      for array in known[name]:
+        if np.shape(array):
+          raise ValueError(
+            f"set_hyperparams({name}=...) is for single numbers, and {name} is"
+            f" {array.dtype}{list(array.shape)}."
+          )
+        with np.errstate(over="ignore", invalid="ignore"):
+          number = float(np.asarray(value).astype(array.dtype))
+        whole = not jnp.issubdtype(array.dtype, jnp.floating)
+        if not np.isfinite(number) or (whole and number != value):
+          raise ValueError(
+            f"{name} must be a finite {array.dtype}, got {value!r}."
+          )
 
   # Submissions.
 

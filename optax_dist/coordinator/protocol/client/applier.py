@@ -19,6 +19,7 @@ from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   Committed,
+  Hyperparams,
   Incarnation,
   RoundId,
   Start,
@@ -306,8 +307,9 @@ class Applier:
     if step > self.step:
       self._need(f"it is at step {self.step} of {step}")
       return False
+    hyperparams = commit.hyperparams
     if commit.mean is not None:
-      self._out.append(fx.Apply(commit.mean))
+      self._out.append(fx.Apply(commit.mean, hyperparams))
       return True
     work = self._work.get(commit.round)
     if work is None or work.status == "failed":
@@ -315,13 +317,14 @@ class Applier:
       return False
     if work.status == "runs":
       return False
-    if self._ahead != commit.round:
-      self._apply(commit.round)
+    # What was applied ahead of the commit could not know of these.
+    if self._ahead != commit.round or hyperparams:
+      self._apply(commit.round, hyperparams)
     return True
 
-  def _apply(self, round_: RoundId) -> None:
+  def _apply(self, round_: RoundId, hyperparams: Hyperparams = ()) -> None:
     self._ahead = round_
-    self._out.append(fx.Apply(round_))
+    self._out.append(fx.Apply(round_, hyperparams))
 
   def _publish(self, commit: Committed) -> None:
     self._ahead = None

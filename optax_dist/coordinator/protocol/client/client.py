@@ -40,6 +40,7 @@ _REQUESTS = (
   msg.Finish,
   msg.Save,
   msg.NeverJoined,
+  msg.SetHyperparams,
   msg.Fingerprint,
 )
 
@@ -89,6 +90,8 @@ class Client:
     # What it requests of its coordinator, by kind; and when it leaves without an
     # answer.
     self._requests: dict[type, msg.Message] = {}
+    # How often it has asked to set hyperparameters.
+    self._changes = 0
     self._leave_by = math.inf
     # Whether it has requested the final state, and the deadline for it.
     self._asked_for_end, self._end_by = False, math.inf
@@ -183,6 +186,12 @@ class Client:
         self._request(msg.Save(), now)
       case ins.NeverJoined(replicas):
         self._request(msg.NeverJoined(replicas), now)
+      case ins.HyperparamsWanted(values):
+        old = self._requests.get(msg.SetHyperparams)
+        if isinstance(old, msg.SetHyperparams):
+          values = tuple((dict(old.values) | dict(values)).items())
+        self._changes += 1
+        self._request(msg.SetHyperparams(self._changes, values), now)
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()
@@ -386,6 +395,9 @@ class Client:
     self._tell_progress()
     if commit.save:
       self._requests.pop(msg.Save, None)
+    latest = self._me.process, self._changes
+    if latest in [(c.process, c.number) for c in commit.changes]:
+      self._requests.pop(msg.SetHyperparams, None)
     self.submissions.committed(commit, self._last_incarnation)
     self._assignment.committed(commit, self.incarnation)
     self.applier.committed(commit)

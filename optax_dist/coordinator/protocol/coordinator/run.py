@@ -39,6 +39,7 @@ from optax_dist.coordinator.protocol.coordinator.steps import (
 )
 from optax_dist.coordinator.protocol.entries import (
   Began,
+  Change,
   Ended,
   Joined,
   Member,
@@ -181,6 +182,8 @@ class Run:
         self._steps.saving = True
       case msg.NeverJoined(replicas):
         self._steps.never_joined(replicas)
+      case msg.SetHyperparams(number, values):
+        self._steps.set_hyperparams(Change(peer, number, values))
       case msg.Fingerprint():
         self._fingerprint(state, message)
       case _:

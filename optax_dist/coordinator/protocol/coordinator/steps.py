@@ -30,6 +30,7 @@ from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.rounds import Rounds
 from optax_dist.coordinator.protocol.coordinator.stall import Stall
 from optax_dist.coordinator.protocol.entries import (
+  Change,
   Committed,
   Details,
   Incarnation,
@@ -99,6 +100,8 @@ class Steps:
     self.policy = config.make_policy(history.progress)
     self._stall = Stall(config.rules)
     self.saving = False
+    # Hyperparameters to set with the next commit, by the process that asked.
+    self._changes: dict[Process, Change] = {}
     self.consequences: list[Consequence] = []
     self._now = 0.0
 
@@ -214,6 +217,18 @@ class Steps:
       if replica not in self.quorum.replicas:
         self.apply(self.departure(False)(replica))
         self.members_changed()
+
+  def set_hyperparams(self, change: Change) -> None:
+    """Sets them with the next commit, unless a commit has done so."""
+    process = change.process
+    known = self._changes.get(process)
+    latest = (
+      self._history.changes.get(process, 0) if known is None else known.number
+    )
+    if change.number > latest:
+      # The latest request is the last one, and has the earlier values.
+      self._changes.pop(process, None)
+      self._changes[process] = change
 
   def departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""
@@ -533,9 +548,11 @@ class Steps:
       self.saving,
       details,
       dropped,
-      *(following or ()),
+      *(following or ((), ())),
+      tuple(self._changes.values()),
     )
     self.saving = False
+    self._changes.clear()
     self._out.append(entry)
     self._out.tell_all(self._members, entry)
     timings = [a.message.timings for a in arrivals]
