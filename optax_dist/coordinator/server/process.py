@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 
 from optax_dist.coordinator.transport import channels
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
@@ -51,9 +53,8 @@ class CoordinatorProcess:
       self.process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
       self.kill()
-    for stream in (self.process.stdin, self.process.stdout):
-      if stream is not None:
-        stream.close()
+    if self.process.stdin is not None:
+      self.process.stdin.close()
 
   def kill(self) -> None:
     """Ends it at once, as if it had died."""
@@ -132,7 +133,13 @@ def start(
     start_new_session=True,  # Ctrl-C is handled by the parent.
   )
   made = CoordinatorProcess("", process)
-  watchdog = threading.Timer(_START_SECONDS, process.kill)
+  late = threading.Event()
+
+  def give_up() -> None:
+    late.set()
+    process.kill()
+
+  watchdog = threading.Timer(_START_SECONDS, give_up)
   watchdog.start()
   said = ""
   try:
@@ -150,21 +157,32 @@ def start(
   finally:
     watchdog.cancel()
   if made.address:
-    # Nobody reads what it says from now on, and a full pipe would block it.
-    process.stdout.close()
-    if idle is not None:
-      # Nobody stops it, so its exit status is awaited here.
-      threading.Thread(target=process.wait, daemon=True).start()
+    threading.Thread(
+      target=_pass_on,
+      args=(process,),
+      name="optax-dist-coordinator-output",
+      daemon=True,
+    ).start()
     return made
-  late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
+  process.wait()
   made.stop()
+  process.stdout.close()
   said = said.strip()
-  if late:
+  if late.is_set():
     raise TimeoutError(
       f"The coordinator was not ready in {_START_SECONDS:g} s. {said}"
     )
   said = said or f"The coordinator ended with {process.returncode}."
   raise (PortTaken if process.returncode == TAKEN else RuntimeError)(said)
+
+
+def _pass_on(process: subprocess.Popen[bytes]) -> None:
+  """Logs what it says until it ends, and takes its exit status."""
+  assert process.stdout is not None
+  with process.stdout as said:
+    for line in said:
+      _log.warning("Coordinator: %s", line.decode(errors="replace").rstrip())
+  process.wait()
 
 
 def default_log(port: int) -> pathlib.Path:
