@@ -23,7 +23,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, phases
-from optax_dist.coordinator.extras.groups import jax_program
 from optax_dist.coordinator.launch import environment
 
 # What process 0 decides before a step, for all processes of its replica.
@@ -104,14 +103,16 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
 
   channel.obey(obey)
   phases.listen(kill)
-  jax_program.initialize(
-    environment.Environment(
-      num_processes=job["processes"],
-      process_index=job["rank"],
-      group_address=job["meet"],
-    )
+  told = environment.Environment(
+    coordinator_address=job["join"]["coordinator_address"],
+    secret=job["secret"],
+    num_replicas=job["join"]["total_num_replicas"],
+    replica=job["replica"],
+    num_processes=job["processes"],
+    process_index=job["rank"],
   )
-  coordinator.initialize_processes(job["processes"])
+  os.environ.update(told.variables())
+  coordinator.initialize_processes()
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])
   start: dict[str, Any] = {"params": params}

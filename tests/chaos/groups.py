@@ -11,7 +11,6 @@ from typing import Any
 
 import workers
 
-from optax_dist.coordinator.transport import addresses
 from tests.chaos import group_process
 from tests.chaos.members import Member, Members
 from tests.chaos.pool import Pool
@@ -96,9 +95,8 @@ class Groups:
       faults: by process index: the phase in which it is killed, and at which
         occurrence of it.
     """
-    (port,) = addresses.free_ports()
     join = {**self._join, "coordinator_address": self._pool.address()}
-    job = {**self.job, "join": join, "meet": f"127.0.0.1:{port}"}
+    job = {**self.job, "join": join}
     self.live[replica] = group = [
       self.members.add(
         replica, {**job, "fault": (faults or {}).get(rank)}, rank

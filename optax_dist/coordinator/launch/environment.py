@@ -44,8 +44,6 @@ class Environment:
     restarts: how often this replica was started before.
     num_processes: processes of each replica.
     process_index: index of this process in its replica, from 0.
-    group_address: ``host:port`` of this replica's process 0, for
-      `jax.distributed.initialize`; set if there are several processes.
     nodes: number of hosts of the job, for their launchers.
     node_rank: the index of this host, from 0, for its launcher.
     address: ``host:port`` of the store that host 0 starts, for the launchers.
@@ -78,7 +76,6 @@ class Environment:
   restarts: Natural | None = None
   num_processes: Positive | None = None
   process_index: Natural | None = None
-  group_address: str | None = None
   nodes: Positive | None = None
   node_rank: Natural | None = None
   address: str | None = None
@@ -101,13 +98,10 @@ class Environment:
           f"{variable(name)} must be from 0 to {count - 1}, because"
           f" {variable(of)} is {count}; got {value}."
         )
-    if (self.num_processes or 1) > 1 and (
-      self.process_index is None or self.group_address is None
-    ):
+    if (self.num_processes or 1) > 1 and self.process_index is None:
       raise ValueError(
         f"{variable('num_processes')} is {self.num_processes}; then"
-        f" {variable('process_index')} and {variable('group_address')} must be"
-        " set, too."
+        f" {variable('process_index')} must be set, too."
       )
 
   @classmethod

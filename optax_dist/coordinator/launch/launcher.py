@@ -32,7 +32,6 @@ from optax_dist.coordinator.launch import placement as placements
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.supervisor import Effect
 from optax_dist.coordinator.store import process as store_process
-from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -194,19 +193,11 @@ class Launcher:
     """Starts the processes of a replica that belong on this host."""
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
     count = self._placement.processes
-    if count > 1:
-      if not address:
-        # The process that listens there has to import JAX first.
-        (port,) = addresses.free_ports()
-        address = f"127.0.0.1:{port}"
-      _log.info("replica %d meets at %s", replica, address)
     # Those that have started are ended if another one can't be started.
     processes = self._running[replica] = []
     for i in self._placement.processes_here:
       if count > 1:
-        told = dataclasses.replace(
-          told, num_processes=count, process_index=i, group_address=address
-        )
+        told = dataclasses.replace(told, num_processes=count, process_index=i)
       processes.append(self._spawn(told))
       if restarts:
         self._record(replica, processes[-1], None)

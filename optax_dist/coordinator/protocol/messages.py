@@ -401,6 +401,53 @@ class Rejected(Struct):
   reason: str
 
 
+# Between the coordinator and a process of a replica of several that has yet to join.
+
+
+class Meet(Struct):
+  """The first message on a connection: looks for the others of its replica.
+
+  Attributes:
+    run: name of the run.
+    replica: id of the replica.
+    index: which of its processes the sender is, from 0.
+    count: how many processes it has.
+    address: ``host:port`` of process 0, where they meet; "" in others.
+    generation: of the `Met` that it had from an earlier coordinator; "" for none.
+  """
+
+  run: str
+  replica: ReplicaId
+  index: Natural
+  count: Positive
+  address: str
+  generation: str = ""
+
+
+class Awaited(Struct):
+  """The answer to `Meet` as long as these processes have not come."""
+
+  missing: tuple[Natural, ...]
+
+
+class Met(Struct):
+  """The answer to `Meet` once all have come.
+
+  Attributes:
+    generation: which start of the replica it is.
+    address: that of process 0.
+  """
+
+  generation: str
+  address: str
+
+
+class Parted(Struct):
+  """The receiver's replica can't go on as it is: its processes end, for this reason."""
+
+  reason: str
+
+
 ToCoordinator: TypeAlias = (
   Hello
   | Arrive
@@ -432,6 +479,8 @@ FromCoordinator: TypeAlias = (
   | Refused
   | Rejected
 )
-Message: TypeAlias = ToCoordinator | FromCoordinator
+Message: TypeAlias = (
+  ToCoordinator | FromCoordinator | Meet | Awaited | Met | Parted
+)
 
 MESSAGES: Codec[Message] = Codec(Message)

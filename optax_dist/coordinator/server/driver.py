@@ -10,16 +10,18 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from optax_dist.coordinator.protocol import codec, deadlines, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
+from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
 from optax_dist.coordinator.protocol.messages import (
   MESSAGES,
   Hello,
+  Meet,
   Refused,
 )
 from optax_dist.coordinator.server import configure, journal_lines
@@ -80,6 +82,7 @@ class Server:
     self._runs: dict[str, _Run] = {}
     # Which run a process has called.
     self._called: dict[str, _Run] = {}
+    self._meetings = Meetings()
     self._warned_at = -_AGAIN
     self.idle_since = time.monotonic()
     self._open("")
@@ -140,6 +143,9 @@ class Server:
           run = self._called.get(peer) or self._runs[""]
           self._step(run, inputs.Malformed(peer, str(error)))
           return
+        if isinstance(message, Meet):
+          self._say(self._meetings.called(peer, message))
+          return
         if isinstance(message, Hello):
           called = self._run_of(peer, message)
           if called is None:
@@ -151,11 +157,16 @@ class Server:
         if isinstance(message, Hello):
           self._allow(peer)
       case transports.PeerLost(peer, how, reason):
+        self._say(self._meetings.lost(peer, how, reason))
         if peer in self._called:
           run = self._called.pop(peer)
           self._step(run, inputs.PeerLost(peer, how, reason))
       case _:
         pass  # It exchanges no arrays.
+
+  def _say(self, effects: Sequence[fx.Send]) -> None:
+    for effect in effects:
+      self._transport.send(effect.peer, [MESSAGES.encode(effect.message)])
 
   def _allow(self, peer: str) -> None:
     """Lets a process be silent for as long as its run says."""
