@@ -92,7 +92,7 @@ def test_groups_start_again_as_a_whole(tmp_path, capfd):
   assert lines.count("[replica 1.1] ends") == 1
 
 
-def test_processes_of_a_group_are_told_where_they_meet(capfd):
+def test_processes_of_a_group_are_told_which_they_are(capfd):
   flags = ("--replicas", 2, "--processes-per-replica", 2, *_NO_STORE)
   assert _launch(*flags, _LIGHT, "environment") == 0
   found = {}
@@ -103,10 +103,6 @@ def test_processes_of_a_group_are_told_where_they_meet(capfd):
   for name, told in found.items():
     assert f"{told['REPLICA']}.{told['PROCESS_INDEX']}" == name
     assert told["NUM_PROCESSES"] == "2"
-  meet = [found[name]["GROUP_ADDRESS"] for name in sorted(found)]
-  assert meet[0] == meet[1] != meet[2] == meet[3]
-  # None that some connection may have by the time that they listen there.
-  assert all(int(one.rpartition(":")[2]) < 29_000 for one in meet)
 
 
 @pytest.mark.parametrize(
