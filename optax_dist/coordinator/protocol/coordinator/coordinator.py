@@ -115,14 +115,14 @@ class Coordinator:
   def _begin(self, began: Began, now: float) -> None:
     """Begins a run, perhaps again: all that are connected call again."""
     again = self._run is not None
-    config = self._configure(began.job)
+    config, step = self._configure(began.job), self.history.step
     self._out.append(began)
     self._out.note(notes.Run(notes.VERSION, "", began.start.step))
     if again:
       self._out.add(
         fx.Log(
           "warning",
-          f"no replica has the state of step {self.history.step}: the run begins"
+          f"no replica has the state of step {step}: the run begins"
           f" again from step {began.start.step}",
         )
       )
