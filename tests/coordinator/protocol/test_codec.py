@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
+from optax_dist import ledger
 from optax_dist.coordinator.protocol import codec, entries, messages
 
 
@@ -32,6 +33,8 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     return st.binary(max_size=8)
   if kind is bool:
     return st.booleans()
+  if kind is ledger.Batches:  # Which not all numbers make.
+    return st.builds(kind, st.integers(8, 99), st.integers(1, 8))
   if kind is types.NoneType:
     return st.none()
   arguments = typing.get_args(kind)
