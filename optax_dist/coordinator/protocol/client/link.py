@@ -11,6 +11,9 @@ from optax_dist.coordinator.protocol.deadlines import Deadlines
 # the last one without a loss, the next is the first again.
 _FIRST_PAUSE = 0.05
 _FORGOTTEN_AFTER = 10
+# The longest pause while a coordinator is away: one that has started again is to be
+# found soon.
+_LONGEST_PAUSE = 0.2
 
 
 class Link:
@@ -55,7 +58,8 @@ class Link:
         or replicas that can't stay would interrupt the others again and again.
     """
     # A coordinator that starts again removes who hasn't called within a pace.
-    longest = self._pace if removed else self._pace / 8
+    away = min(self._pace / 8, _LONGEST_PAUSE)
+    longest = self._pace if removed else away
     pause = min(longest, _FIRST_PAUSE * 2.0 ** min(self._losses, 16))
     if now >= self._lost_at + _FORGOTTEN_AFTER * pause or not self._losses:
       self._losses, pause = 0, _FIRST_PAUSE if removed else 0.0
