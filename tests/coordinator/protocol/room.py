@@ -7,6 +7,9 @@ those of a process that is held. A script's lines are commands:
     start a b c                                replicas, whose processes start
     submit a | submit a 1 | submit a nan       a gradient (on an earlier step)
     submit a sum=2 | submit a sum=3 more       a sum (that extends the one taken)
+    submit a long                              a gradient with a byte too many
+    stranger c                                 a replica of another job starts
+    absent a 1 2                               a hears that these never joined
     means | means b                            means that are under way are there
     fail b a                                   b gets nothing of a
     snapshots                                  snapshots that are fetched are there
@@ -158,10 +161,22 @@ class Room:
       replica = "abcdefgh".index(name[0])
       start = Start(0, "start")
       me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
-      self.clients[name] = Client(self.config(Job((), self.rules)), me)
+      self.clients[name] = Client(
+        self.config(Job((("optimizer", "the one"),), self.rules)), me
+      )
       self.rounds[name], self.steps[name] = {}, 0
       self.give(name, ins.Started())
       self.deliver()
+
+  def do_stranger(self, name: str) -> None:
+    replica, start = "abcdefgh".index(name[0]), Start(0, "start")
+    me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
+    job = Job((("optimizer", "another one"),), self.rules)
+    self.clients[name] = Client(self.config(job), me)
+    self.give(name, ins.Started())
+
+  def do_absent(self, name: str, *replicas: str) -> None:
+    self.give(name, ins.NeverJoined(tuple(map(int, replicas))))
 
   def do_submit(self, name: str, *how: str) -> None:
     total, step = 1, self.steps[name]
@@ -171,7 +186,7 @@ class Room:
       elif word.startswith("sum="):
         total = int(word[4:])
     finite = "nan" not in how
-    size = self.rules.inline_bytes or 0
+    size = (self.rules.inline_bytes or 0) + ("long" in how)
     self.sequences[name] += 1
     extends = self.taken.get(name, -1) if "more" in how else -1
     submitted = ins.Submitted(

@@ -10,14 +10,16 @@ import pathlib
 
 import pytest
 
+from optax_dist.coordinator.protocol.entries import RECORDS
+from optax_dist.coordinator.protocol.history import History
 from tests.coordinator.protocol.room import Room
 
 _FILES = sorted((pathlib.Path(__file__).parent / "transcripts").glob("*.txt"))
 
 
-def played(text: str) -> str:
+def played(text: str, room: Room) -> str:
   """The transcript of the same commands and comments, as it is now."""
-  room, lines = Room(), []
+  lines: list[str] = []
   for line in text.splitlines():
     if line.startswith("> "):
       lines += ["", line]
@@ -29,7 +31,20 @@ def played(text: str) -> str:
 
 @pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)
 def test_a_transcript_is_what_happens(file):
-  found = played(file.read_text())
+  found = played(file.read_text(), Room())
   if os.environ.get("TRANSCRIPTS") == "write":
     file.write_text(found)
   assert found == file.read_text()
+
+
+@pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)
+def test_what_a_coordinator_knows_is_in_its_log(file):
+  """Read again, as bytes, or as one entry in place of all."""
+  room = Room()
+  played(file.read_text(), room)
+  assert room.chief is not None
+  read, compacted = History(), History()
+  for record in room.log:
+    read.apply(RECORDS.decode(RECORDS.encode(record)))
+  compacted.add(read.compacted())
+  assert read == compacted == room.chief.history
