@@ -189,11 +189,13 @@ class GroupChecker(Checker):
 
   Attributes:
     versions_of: after each step, by rank.
+    progress: what each process 0 was told of samples, by its name.
   """
 
   def __init__(self, world: Any):
     super().__init__(world)
     self.versions_of: dict[int, dict[int, int]] = {}
+    self.progress: dict[str, list[fx.Progressed]] = {}
 
   def began(self, step: int) -> None:
     super().began(step)
@@ -250,6 +252,15 @@ class GroupChecker(Checker):
         self.fail("A4", f"{process.name} starts from another state")
     if not process.rank:
       self.holders.setdefault(process.step, set()).add(process.name)
+
+  def progressed(self, process: Any, effect: fx.Progressed) -> None:
+    told = self.progress.setdefault(process.name, [])
+    told.append(effect)
+    if not process.rank:
+      super().progressed(process, effect)
+    # The run may have begun again since process 0 was told.
+    elif self.progress[process.names[0]][len(told) - 1] != effect:
+      self.fail("A10", f"{process.name} is told another {effect}")
 
   def fingerprint(self, process: Any, taken: Any) -> None:
     super().fingerprint(process, taken)
