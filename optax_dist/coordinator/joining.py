@@ -148,7 +148,7 @@ def join(
     CoordinatorError: this process is that replica of that run already, and its
       program may still use it; what a notebook's cell has left is replaced.
     CoordinatorError: there is no answer within `timeout` seconds and the time
-      in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
+      in which a lost coordinator must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
   probe = data_arguments.check_probe(probe, data)

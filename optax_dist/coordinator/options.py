@@ -16,7 +16,7 @@ from optax_dist.coordinator.protocol import deadlines as dl
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
 _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
-# The store keeps a mean for each of the last 256 records, and a message has some 20
+# The coordinator keeps the mean of each of the last 64 steps, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
 # Arguments of TensorFlow's optimizers, and what does the same here.
@@ -41,7 +41,7 @@ class Options:
     timeout: how long the run may make no progress while a replica waits.
     attempt_timeout: how long a transfer of a gradient, mean or snapshot may
       make no progress; None: 10 s. At most an eighth of `timeout` is used.
-    leader_timeout: silence of the leader after which another replica takes
+    leader_timeout: silence of the coordinator after which another replica takes
       over, and of any replica after which it is lost; None: two and a half
       times the 99th percentile of its silences, at least 5 s. At most half of
       `timeout` is used.
@@ -54,10 +54,10 @@ class Options:
       most 128 KiB.
     wire: wire format of gradients and means; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
-    journal: path that the leader writes events to; None for no journal.
+    journal: path that the coordinator writes events to; None for no journal.
     config: any JSON object to record in the journal.
-    run: a name that keeps runs on one store apart: two models that train at the
-      same time, or a job that starts again while its store stays up.
+    run: a name that keeps runs of one coordinator apart: two models that train at the
+      same time, say.
   """
 
   timeout: float = 300.0

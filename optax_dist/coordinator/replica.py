@@ -150,7 +150,7 @@ class Replica:
 
   @property
   def is_leader(self) -> bool:
-    """Whether this process is the leader."""
+    """Whether this process is the coordinator."""
     return self._participant.handover.leads
 
   @property
@@ -427,7 +427,8 @@ class Replica:
     several with one name all are set. The first step to use them is the one that is
     committed next: the step of this replica's next gradient at the latest, or its
     next exchange. If several replicas set one at once, the last request that the
-    leader has received counts, for all. It does not wait, and any thread may call it.
+    coordinator has received counts, for all. It does not wait, and any thread may call
+    it.
 
     Args:
       **values: numbers, by name.
@@ -586,7 +587,7 @@ class Replica:
     if len(text) > most:
       raise ValueError(
         f"batch must have at most {most} bytes of JSON, since all those of a step"
-        f" are one record of the store; got {len(text)}."
+        f" are one record of the log; got {len(text)}."
       )
     return text
 

@@ -225,12 +225,12 @@ def test_a_new_leader_continues_the_time(path):
   began = time.monotonic()
   written_at(path, ago=3.0)
   with journal.Journal(path, clock=Clock(1.0)) as second:
-    second.write("leader", replica=1, term=2, step=0)
+    second.write("coordinator", epoch=2, step=0)
     paused = time.monotonic() - began
     second.write("run", strategy="sync_replicas", step=4)
   parts = journal.segments(run_journals.whole(path))
   assert [[r["kind"] for r in part] for part in parts] == [
-    ["run", "leader"],
+    ["run", "coordinator"],
     ["run"],
   ]
   # A file system's clock may have coarse ticks.

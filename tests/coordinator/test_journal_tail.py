@@ -14,11 +14,11 @@ def test_lines_come_once_they_are_whole(tmp_path):
   assert tail.read() == []
   with journal.Journal(path) as written:
     written.write("run", strategy="sync_replicas", step=0)
-    written.write("leader", replica=0, term=0, step=0)
+    written.write("coordinator", epoch=0, step=0)
     written.write("join", replica=0, incarnation=0, step=0)
   whole = path.read_bytes()
   path.write_bytes(whole[:-5])
-  assert [r["kind"] for r in tail.read()] == ["run", "leader"]
+  assert [r["kind"] for r in tail.read()] == ["run", "coordinator"]
   assert tail.read() == []
   path.write_bytes(whole + b"nonsense\n")
   assert [r["kind"] for r in tail.read()] == ["join"]

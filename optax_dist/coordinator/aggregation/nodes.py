@@ -27,7 +27,7 @@ class Nodes(NamedTuple):
   Attributes:
     spans: the nodes of the tree, sorted; see `ledger.tree`.
     arrays: the encoded sum of each, uint8.
-    work: what the leader must know of the micro-batches; opaque here.
+    work: what the coordinator must know of the micro-batches; opaque here.
   """
 
   spans: tuple[Span, ...]

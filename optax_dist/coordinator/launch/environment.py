@@ -50,7 +50,7 @@ class Environment:
     local_addr: the address of this host that its processes listen on, and that
       processes on other hosts use.
     output: output folder of the job, for example for checkpoints.
-    journal: the file that the leader writes events to.
+    journal: the file that the coordinator writes events to.
     grace: seconds from SIGTERM to SIGKILL.
     step_timeout: seconds after which a stuck step is ended; 0 for never.
     faults: faults to inject, for tests; see `launch.faults`.

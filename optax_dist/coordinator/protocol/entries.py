@@ -145,7 +145,7 @@ class Details(Struct):
   Attributes:
     batches: the batches it was computed on, as JSON text; "" for none.
     compute: seconds that computing it took, if known.
-    age: seconds from its arrival at the leader until the commit.
+    age: seconds from its arrival at the coordinator until the commit.
   """
 
   batches: str

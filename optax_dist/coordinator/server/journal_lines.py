@@ -30,7 +30,7 @@ class _Line(NamedTuple):
   Attributes:
     time: when it was noted, in seconds of this process's clock.
     note: what it says.
-    old: whether an earlier leader may have written it.
+    old: whether an earlier coordinator may have written it.
   """
 
   time: float
@@ -39,7 +39,7 @@ class _Line(NamedTuple):
 
 
 class JournalLines:
-  """Writes what the leader notes; a failing file never ends training.
+  """Writes what the coordinator notes; a failing file never ends training.
 
   What can't be written, as on a disk that is full, is tried again with the next
   line. Of what waits too long only the number is written.
@@ -60,7 +60,7 @@ class JournalLines:
       ValueError: a field is not a JSON value.
     """
     if path is not None:
-      # Otherwise it would fail in the leader's event loop, and end the run.
+      # Otherwise it would fail in the coordinator's event loop, and end the run.
       for name, value in describe.items():
         journal.to_json(name, value)
     self._path = path

@@ -234,7 +234,7 @@ class DecoupledDiloco(strategy.Strategy):
 
     Returns:
       What is exchanged, with the structure of `exchanged`; what it is for the
-      leader's rules; and the state of a learner that has contributed it.
+      coordinator's rules; and the state of a learner that has contributed it.
     """
     fragment = self.fragment(local)
     payload = self._pack(

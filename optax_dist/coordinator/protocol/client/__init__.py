@@ -1,1 +1,1 @@
-"""A replica: what it submits, applies and reads, and how it finds the leader."""
+"""A replica: what it submits and applies, and its connection to the coordinator."""

@@ -1,1 +1,1 @@
-"""The leader: members, gradients and attempts in, decisions out."""
+"""The coordinator: members, gradients and rounds in, decisions out."""

@@ -73,7 +73,7 @@ class Gradients:
       arriving: the gradient that the rules were asked about, if any.
 
     Returns:
-      The dropped one, None if it came to an earlier leader; and the reason.
+      The dropped one, None if it came to an earlier coordinator; and the reason.
     """
     new = drop.reason is not quorum.Reason.SUPERSEDED
     if new and arriving and arriving.incarnation == drop.incarnation:
