@@ -223,7 +223,7 @@ FAULTS = (
     "a member calls too late after the coordinator has started again",
     f"{_CLIENT}.link",
     "Link.lose",
-    "self._pace / 8",
+    "min(self._pace / 8, _LONGEST_PAUSE)",
     "4 * self._pace",
   ),
   Planted(
