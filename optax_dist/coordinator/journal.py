@@ -61,6 +61,7 @@ class Journal:
   Attributes:
     path: the file.
     step: the last committed step of the last run that it had when it was opened.
+    ended: whether it had the end of that run.
 
   Example:
     >>> import tempfile
@@ -96,6 +97,7 @@ class Journal:
     self._file = self.path.open("a+b", buffering=0)
     records = _last_records(self._file)
     self._start, self.step = clock() - _now(self._file, records), -1
+    self.ended = bool(records) and records[-1]["kind"] == "finish"
     for record in records:
       if record["kind"] == "run":
         self.step = record["step"] - 1

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from optax_dist.coordinator.protocol.codec import Finite
-from optax_dist.coordinator.protocol.entries import Committed
+from optax_dist.coordinator.protocol.entries import Committed, Ended
 from optax_dist.ledger import Span
 
 #: Of the journal's format.
@@ -298,6 +298,17 @@ class Finish(Record, tag="finish"):
 RECORDS: dict[str, type[Record]] = {
   str(kind.__struct_config__.tag): kind for kind in Record.__subclasses__()
 }
+
+
+def finished(ended: Ended, applied: int) -> Finish:
+  """The record of the run's end in the log.
+
+  Args:
+    ended: its entry.
+    applied: how many gradients were part of commits.
+  """
+  counts = {"applied": applied, "dropped": dict(ended.dropped)}
+  return Finish(ended.step, ended.reason, None if ended.error else counts)
 
 
 def committed(

@@ -146,11 +146,14 @@ class JournalLines:
   def _write(self, file: journal.Journal, line: _Line) -> None:
     fields = msgspec.to_builtins(line.note)
     kind = fields.pop("kind")
+    if isinstance(line.note, notes.Finish) and file.ended:
+      return  # The last coordinator has written it.
     if isinstance(line.note, notes.Run):
       fields = {**self._describe, "step": line.note.step}
     elif isinstance(line.note, notes.Finish):
       fields["load"] = _load()
     file.write(kind, ago=time.monotonic() - line.time, **fields)
+    file.ended = isinstance(line.note, notes.Finish)
 
 
 def _load() -> float | None:

@@ -257,6 +257,24 @@ def test_it_is_killed_when_the_run_ends(place):
   assert records[-1]["kind"] == "finish"
 
 
+def test_the_journal_has_the_end_of_the_run_once(place):
+  """Whether or not the coordinator had time to write it."""
+  start = lambda: process.start(
+    _SECRET.encode(), port=place.port, log=place.log
+  )
+  with start():
+    loops, ending = _begin(place, 1, start_coordinator=False)
+    _wait(loops)
+    whole = [r["kind"] for r in _finish(place, loops, ending)]
+  lines = place.journal.read_bytes().splitlines(keepends=True)
+  place.journal.write_bytes(b"".join(lines[:-1]))
+  for _ in range(2):
+    with start():
+      pass
+    assert [r["kind"] for r in place.records()] == whole
+  assert whole[-1] == "finish"
+
+
 def test_it_is_stopped_and_goes_on(place):
   """Nobody has replaced it: two of them at once would be worse than a pause."""
   loops, ending = _begin(place, 2, leader_timeout=1.0)

@@ -106,7 +106,12 @@ class Coordinator:
   def _start(self, now: float) -> None:
     """Begins another epoch: whatever came before is in the log."""
     self._out.append(Epoch(self.history.epoch + 1, self._nonce))
-    self._out.note(notes.Coordinator(self.history.step, self.history.epoch))
+    history = self.history
+    if history.ended is None:
+      self._out.note(notes.Coordinator(history.step, history.epoch))
+    else:
+      # The last one may have had no time for it.
+      self._out.note(notes.finished(history.ended, history.applied))
     job = self.history.job
     if job is not None:
       config = self._configure(job)

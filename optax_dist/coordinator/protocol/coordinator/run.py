@@ -455,8 +455,7 @@ class Run:
     self._out.append(ended)
     if self._addresses:
       self._out.add(fx.SendAll(tuple(self._addresses), ended))
-    counts = {"applied": gradients.applied, "dropped": dict(dropped)}
-    self._out.note(notes.Finish(step, reason, None if error else counts))
+    self._out.note(notes.finished(ended, gradients.applied))
 
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""
