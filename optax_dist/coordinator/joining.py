@@ -29,7 +29,7 @@ from optax_dist.coordinator.runtime import (
   processes,
   threads,
 )
-from optax_dist.coordinator.server import process
+from optax_dist.coordinator.server import places, process
 from optax_dist.coordinator.training import participant, preemption
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
@@ -87,7 +87,9 @@ def join(
       OPTAX_DIST_REPLICAS_TO_AGGREGATE, or all. If it exceeds
       `total_num_replicas`, replicas sum several gradients each.
     total_num_replicas: replicas expected at the start.
-    coordinator_address: ``host:port`` of the coordinator.
+    coordinator_address: ``host:port`` of the coordinator; or, with coordinators
+      in etcd, ``etcd://host:2379,host:2379,host:2379`` (docs/log.md), where it is
+      looked up whenever it is called.
     replica: the index of this replica, from 0.
     strategy: `elastic_average(...)`, `local_updates(...)` or
       `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
@@ -129,7 +131,8 @@ def join(
       reaches the coordinator.
     start_coordinator: whether this replica starts the coordinator if nothing
       listens at its address, and starts it again if it dies; by default true if
-      the address belongs to this host and no launcher has started one.
+      the address belongs to this host and no launcher has started one. Not with
+      one in etcd, for which `optax-dist coordinator` waits on several hosts.
     on_sigterm: "leave" makes the replica leave gracefully after its step when
       it gets SIGTERM (or a launcher's SIGINT): `Outcome.finished` is then set.
       With "save" all replicas see `Outcome.save` first. Defaults to "leave" if
@@ -211,16 +214,12 @@ def join(
   if secret is None:
     secret = launched.find_secret()
   key = secret.encode() if isinstance(secret, str) else secret or b""
-  (where,) = addresses.parse(address)
-  if start_coordinator is None:
-    start_coordinator = launched.channel is None and addresses.is_own(
-      where.host
-    )
+  where = _where_to_start(address, launched, start_coordinator)
   with memberships.begin(
     address, chosen.run, f"{program.name(number)}"
   ) as membership:
     starter = None
-    if start_coordinator and program.index == 0:
+    if where is not None and program.index == 0:
       starter = _Starter(where, key, certificates)
       starter.start()
     try:
@@ -368,6 +367,32 @@ def run_embedded(
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
+
+
+def _where_to_start(
+  address: str, launched: environment.Environment, wanted: bool | None
+) -> addresses.Endpoint | None:
+  """Where this process starts the coordinator; None if it does not.
+
+  Args:
+    address: of the coordinator.
+    launched: the environment.
+    wanted: `join`'s start_coordinator.
+
+  Raises:
+    ValueError: it can't start one for this address.
+  """
+  if places.in_etcd(address) is not None:
+    if wanted:
+      raise ValueError(
+        "start_coordinator=True is for a coordinator at host:port. Those in etcd are"
+        " started by optax-dist launch, or by optax-dist coordinator."
+      )
+    return None
+  (where,) = addresses.parse(address)
+  if wanted is None:
+    wanted = launched.channel is None and addresses.is_own(where.host)
+  return where if wanted else None
 
 
 class _Starter:

@@ -13,7 +13,7 @@ from optax_dist.cli import errors
 from optax_dist.coordinator.extras.hosts import nodes
 from optax_dist.coordinator.launch import environment, faults
 from optax_dist.coordinator.launch import placement as placements
-from optax_dist.coordinator.store import urls
+from optax_dist.coordinator.server import places
 
 _SHORTEST = 16  # Bytes of a secret.
 
@@ -54,7 +54,7 @@ class Job:
         faults.Faults.parse(settings.faults).check(self.replicas)
       secret = settings.find_secret()
       if settings.store is not None:
-        urls.parse(settings.store)
+        places.in_etcd(settings.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
     aggregate = settings.replicas_to_aggregate or self.replicas

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from optax_dist.coordinator.protocol import arrivals
-from optax_dist.coordinator.server import driver
+from optax_dist.coordinator.server import driver, places
 from optax_dist.coordinator.transport import addresses, channels, sockets
 from optax_dist.coordinator.transport import interface as transports
 
@@ -23,19 +24,23 @@ class Endpoint:
 
   Attributes:
     transport: to the other replicas.
-    coordinator: address of the coordinator.
+    coordinator: address of the coordinator, or where it is found.
     restart: starts the coordinator again, if this process may; it must not wait.
+    find: asks for its address, if it is not always the same.
   """
 
   transport: sockets.Transport
   coordinator: str
   restart: Callable[[], None] | None = None
+  find: Callable[[], str] | None = None
 
   def connect(self, peer: str, address: str) -> None:
     """Connects to a peer, or to the coordinator."""
-    # A coordinator does not know the run before it has read its log.
-    run = b"" if peer == COORDINATOR else None
-    self.transport.connect(peer, address, run)
+    if peer == COORDINATOR:
+      # It does not know the run before it has read its log.
+      self.transport.connect(peer, self.find or address, b"")
+    else:
+      self.transport.connect(peer, address)
 
   def revive(self, how: transports.How) -> None:
     """Starts the coordinator again if it has died, and this process may."""
@@ -107,7 +112,7 @@ def connect(
   """Creates an endpoint over sockets.
 
   Args:
-    coordinator: address of the coordinator, ``host:port``.
+    coordinator: address of the coordinator, ``host:port``, or a URL of etcd.
     replica: the replica's id.
     secret: of the job; may be empty if only this host can connect.
     silence: the rule for the seconds without a byte after which a peer is lost.
@@ -122,8 +127,12 @@ def connect(
     ValueError: an option is invalid; the message says why.
     OSError: no port is free.
   """
-  (place,) = addresses.parse(coordinator)
-  host = place.host
+  place = places.in_etcd(coordinator)
+  if place is None:
+    (way,) = addresses.parse(coordinator)
+    host, find = way.host, None
+  else:
+    host, find = place.host, functools.partial(place.find, secret)
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
     process_name(replica),
@@ -135,7 +144,8 @@ def connect(
     certificates=certificates,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
-  return Endpoint(transport, coordinator, restart)
+  shown = coordinator if place is None else str(place)
+  return Endpoint(transport, shown, restart, find)
 
 
 def process_name(replica: object) -> str:

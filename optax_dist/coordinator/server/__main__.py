@@ -15,8 +15,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
-from optax_dist.coordinator.server import driver, process
+from optax_dist.coordinator.server import driver, places, process
 from optax_dist.coordinator.server import log as logs
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
@@ -31,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     prog=f"python -m {__package__}",
     description="Coordinate the replicas of a job, until asked to end.",
   )
-  parser.add_argument("--bind", default="127.0.0.1")
-  parser.add_argument("--port", type=int, default=process.PORT)
+  parser.add_argument("--bind")
+  parser.add_argument("--port", type=int)
   parser.add_argument("--advertise")
   parser.add_argument("--log", help="the file that outlives this process")
   parser.add_argument("--journal", help="the file to write events to")
@@ -46,19 +48,95 @@ def main(arguments: list[str] | None = None) -> int:
     "--lifeline", action="store_true", help="exit when standard input ends"
   )
   parser.add_argument("--hex-secret", action="store_true")
+  parser.add_argument(
+    "--store",
+    help="etcd://a,b,c, where log, lease and address are; one with a password is"
+    f" in {process.STORE_VARIABLE}",
+  )
   options = parser.parse_args(arguments)
   text = os.environ.get(process.SECRET_VARIABLE, "")
   secret = bytes.fromhex(text) if options.hex_secret else text.encode()
   ended = threading.Event()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: ended.set())
+  drained = threading.Event()
+  if options.lifeline:
+    threading.Thread(
+      target=_end_with_stdin, args=(drained,), daemon=True
+    ).start()
+  standby = None
+  try:
+    url = places.of_coordinator(options.store)
+    if url:
+      standby = places.load("standby").Standby(url, secret)
+      print(f"{process.READY}{standby}", flush=True)
+      if not _acquire(standby, lambda: ended.is_set() or drained.is_set()):
+        standby.release()
+        return 0
+  except (OSError, ValueError, logs.LogError) as error:
+    print(f"The coordinator can't start: {error}", file=sys.stderr)
+    return 1
+  try:
+    return _coordinate(options, secret, standby, ended, drained)
+  except logs.LogError as error:
+    print(f"The coordinator ends: {error}", file=sys.stderr)
+    return 1
+  finally:
+    if standby is not None:
+      standby.release()
+
+
+def _acquire(standby: Any, ends: Callable[[], bool]) -> bool:
+  """Waits for the lease of the coordinator; returns False if `ends` says so."""
+  told = ""
+  while not ends():
+    if standby.acquire():
+      return True
+    if standby.trouble and standby.trouble != told:
+      print(
+        f"It waits for etcd: {standby.trouble}", file=sys.stderr, flush=True
+      )
+    told = standby.trouble
+    time.sleep(_SLICE)
+  return False
+
+
+def _coordinate(
+  options: argparse.Namespace,
+  secret: bytes,
+  standby: Any,
+  ended: threading.Event,
+  drained: threading.Event,
+) -> int:
+  """Coordinates until it is told to end.
+
+  Args:
+    options: those of `main`.
+    secret: the job's.
+    standby: has the lease in etcd; None for a log in a file.
+    ended: set when it is to end.
+    drained: set when it is to end once it has no members.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    LogError: another coordinator may have the lease.
+  """
+  port = options.port
+  if port is None:
+    port = process.PORT if standby is None else 0
+  bind = options.bind
+  if bind is None and standby is None:
+    bind = "127.0.0.1"
   try:
     transport = sockets.Transport(
       driver.NAME,
       secret=secret,
-      bind=options.bind,
+      bind=bind,
+      towards=None if standby is None else standby.host,
       # Whoever starts it again needs the same port.
-      ports=[options.port] if options.port else addresses.free_ports(),
+      ports=[port] if port else addresses.free_ports(),
       advertise=options.advertise,
       certificates=options.certificates
       and channels.Certificates(*options.certificates),
@@ -67,11 +145,15 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"The coordinator can't listen: {error}", file=sys.stderr)
     taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     return process.TAKEN if taken else 1
-  path = options.log or process.default_log(transport.port or options.port)
-  if options.log is None:
+  path = options.log or process.default_log(transport.port or port)
+  if options.log is None and standby is None:
     logs.forget_if_old(path)
 
-  def open_log(name: str) -> logs.FileLog:
+  def open_log(name: str) -> logs.Log:
+    if standby is not None:
+      standby.on_lost = transport.wake
+      log: logs.Log = standby.log(name)
+      return log
     if not name:
       return logs.FileLog(path)
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -82,13 +164,13 @@ def main(arguments: list[str] | None = None) -> int:
   except logs.LogError as error:
     print(f"The coordinator can't start: {error}", file=sys.stderr)
     return 1
-  drained = threading.Event()
-  if options.lifeline:
-    threading.Thread(
-      target=_end_with_stdin, args=(drained,), daemon=True
-    ).start()
-  print(f"{process.READY}{transport.address}", flush=True)
+  if standby is None:
+    print(f"{process.READY}{transport.address}", flush=True)
+  else:
+    standby.announce(transport.address)
   while not ended.is_set() and not server.outdated:
+    if standby is not None:
+      standby.check()
     server.poll(_SLICE)
     idle = options.idle
     if drained.is_set() or (server.is_over and idle is not None):
@@ -97,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
       break
   over = server.is_over
   server.close()
-  if over and options.log is None:
+  if over and options.log is None and standby is None:
     pathlib.Path(path).unlink(missing_ok=True)
   return 0
 

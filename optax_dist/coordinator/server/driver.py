@@ -115,6 +115,9 @@ class Server:
 
     Args:
       timeout: the longest time to wait, in seconds.
+
+    Raises:
+      LogError: another coordinator may write the log.
     """
     runs = [*self._runs.values()]
     due = min(run.core.deadline() for run in runs) - self._transport.now()

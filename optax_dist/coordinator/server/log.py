@@ -50,6 +50,9 @@ class Log(Protocol):
     Args:
       record: the record.
       history: what the log says with it.
+
+    Raises:
+      LogError: another coordinator may write it, so this one must end.
     """
     ...
 

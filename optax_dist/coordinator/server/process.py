@@ -18,6 +18,7 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
+STORE_VARIABLE = "OPTAX_DIST_STORE"
 # Printed before its address.
 READY = "ready "
 # Seconds until it is ready, and until it has ended.
@@ -36,7 +37,7 @@ class CoordinatorProcess:
   """A process that runs a coordinator; a context manager that stops it.
 
   Attributes:
-    address: address that its members connect to.
+    address: address that its members connect to, or the URL of etcd.
     process: the process.
   """
 
@@ -90,40 +91,48 @@ class CoordinatorProcess:
 def start(
   secret: bytes,
   *,
-  bind: str = "127.0.0.1",
-  port: int = PORT,
+  bind: str | None = None,
+  port: int | None = None,
   advertise: str | None = None,
   log: str | os.PathLike[str] | None = None,
   certificates: channels.Certificates | None = None,
   idle: float | None = None,
+  store: str | None = None,
 ) -> CoordinatorProcess:
   """Starts a coordinator, and waits until it is ready.
 
   Args:
     secret: the job's secret; without one it listens on loopback only.
-    bind: the host or address to listen on.
-    port: the port; 0 for any free one.
+    bind: the host or address to listen on; None for loopback, or with a `store`
+      for what its servers reach.
+    port: the port; 0 for any free one; None for `PORT`, or with a `store` for any.
     advertise: the host that others connect to, if it isn't `bind`.
     log: its log, which it continues if there is one; None for a file in the
       folder of temporary files that belongs to the port.
     certificates: encrypts all traffic that leaves this host.
     idle: seconds without a member after which it exits by itself; None: it
       exits when this process ends, however that happens.
+    store: a URL of etcd: it is ready at once, and coordinates as soon as it has
+      the lease there.
 
   Raises:
     PortTaken: another process listens there.
     RuntimeError: it has exited; the message is what it said.
     TimeoutError: it is not ready in time.
   """
-  command = [sys.executable, "-m", __package__, "--bind", bind]
-  command += ["--port", str(port)]
+  command = [sys.executable, "-m", __package__]
+  command += [] if bind is None else ["--bind", bind]
+  command += [] if port is None else ["--port", str(port)]
   command += [] if advertise is None else ["--advertise", advertise]
   command += [] if log is None else ["--log", os.fspath(log)]
   if certificates is not None:
     command += ["--certificates", *dataclasses.astuple(certificates)]
   command += ["--lifeline"] if idle is None else ["--idle", str(idle)]
   # Not on the command line, which other users of the host can read.
-  env = os.environ | {SECRET_VARIABLE: secret.hex()}
+  env = os.environ | {
+    SECRET_VARIABLE: secret.hex(),
+    STORE_VARIABLE: store or "",
+  }
   process = subprocess.Popen(
     [*command, "--hex-secret"],
     env=env,
@@ -146,9 +155,10 @@ def start(
     assert process.stdout is not None
     for line in process.stdout:
       if line.startswith(READY.encode()):
-        # Behind the comma is a socket of this process, not of the next one.
-        told = line.decode().removeprefix(READY)
-        made.address = told.partition(",")[0].strip()
+        made.address = line.decode().removeprefix(READY).strip()
+        if store is None:
+          # Behind the comma is a socket of this process, not of the next one.
+          made.address = made.address.partition(",")[0]
         break
       said += line.decode(errors="replace")
   except BaseException:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Protocol
 
 from optax_dist.coordinator.store import client, interface
 from optax_dist.coordinator.transport import addresses, sockets
-
-_ETCD = "optax_dist.coordinator.extras.etcd.parsing"
 
 
 class Place(Protocol):
@@ -63,17 +60,10 @@ def parse(url: str) -> Place:
   Example:
     >>> parse("tcp://[::1]:29300")
     Tcp(address='[::1]:29300')
-    >>> parse("etcd://a:2379,b:2379").host
-    'a'
   """
   scheme, mark, _ = url.partition("://")
   if mark and scheme == "tcp":
     return _parse_tcp(url)
-  if mark and scheme in ("etcd", "etcds"):
-    # Only then, for most runs have no need of it.
-    parsing = importlib.import_module(_ETCD)
-    place: Place = parsing.parse(url)
-    return place
   raise wrong(url, "it begins with none of these")
 
 

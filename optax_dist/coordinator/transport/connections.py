@@ -19,7 +19,7 @@ import selectors
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from optax_dist.coordinator.protocol import arrivals
@@ -131,14 +131,14 @@ class Connections:
   def dial(
     self,
     peer: str,
-    ways: list[addresses.Endpoint],
+    ways: Sequence[addresses.Endpoint] | Callable[[], str],
     key: bytes | None,
   ) -> None:
     """Starts to connect to a peer; calls `up` or `lost` in the end.
 
     Args:
       peer: name of the peer.
-      ways: its endpoints.
+      ways: its endpoints, or what finds its address.
       key: of its run, if it belongs to another one.
     """
     now = self._now()

@@ -1,26 +1,14 @@
 """Tests of the guarantees of every store."""
 
 import contextlib
-import itertools
 import threading
 
-import etcd_cluster
 import owners
 import pytest
 import served
 import waiting
 
-from optax_dist.coordinator.extras.etcd import client as etcd
-from optax_dist.coordinator.store import in_process, interface, urls
-
-_runs = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"), 1)
-  yield made
-  made.close()
+from optax_dist.coordinator.store import in_process, interface
 
 
 class _Clients(contextlib.ExitStack):
@@ -42,7 +30,6 @@ class _Clients(contextlib.ExitStack):
   params=[
     "in-process",
     "server",
-    pytest.param("etcd", marks=etcd_cluster.needs_etcd),
   ]
 )
 def connect(request):
@@ -50,16 +37,10 @@ def connect(request):
   if request.param == "in-process":
     store = in_process.InProcessStore()
     made = _Clients(lambda name, wake: store.connect(name))
-  elif request.param == "server":
+  else:
     store = served.Served()
     made = _Clients(store.connect)
     made.callback(store.close)
-  else:
-    url = request.getfixturevalue("cluster").url
-    place = urls.parse(f"{url}?prefix=test{next(_runs)}")
-    made = _Clients(
-      lambda name, wake: etcd.EtcdStore(place, served.SECRET, wake)
-    )
   with made:
     yield made
 

@@ -43,7 +43,7 @@ class Cluster:
 
   @property
   def url(self) -> str:
-    """As `urls.parse` reads it."""
+    """As `join` takes it."""
     return f"etcd://{','.join(self.endpoints)}"
 
   def start(self, index: int) -> None:

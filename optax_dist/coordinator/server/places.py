@@ -1,0 +1,80 @@
+"""Where members find the coordinator: at an address, or by asking etcd."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Protocol
+
+from optax_dist.coordinator.server import process
+
+_ETCD = "optax_dist.coordinator.extras.etcd"
+_SCHEMES = ("etcd", "etcds")
+
+
+class Place(Protocol):
+  """The keys of a run in etcd; `str` is their URL without a password."""
+
+  @property
+  def host(self) -> str:
+    """The host of an etcd server."""
+    ...
+
+  def find(self, secret: bytes) -> str:
+    """The address of the coordinator at present.
+
+    Args:
+      secret: the job's.
+
+    Raises:
+      ValueError: it is not known; the message says why.
+    """
+    ...
+
+
+def in_etcd(address: str) -> Place | None:
+  """The place in etcd that an address names; None for ``host:port``.
+
+  Raises:
+    ValueError: it is a URL, but none of etcd.
+
+  Example:
+    >>> str(in_etcd("etcd://me:word@a,b"))
+    'etcd://a:2379,b:2379'
+    >>> in_etcd("10.0.0.1:29300")
+  """
+  scheme, mark, _ = address.partition("://")
+  if not mark:
+    return None
+  if scheme not in _SCHEMES:
+    shown = address.rpartition("@")[2]
+    raise ValueError(
+      "A coordinator is at host:port, or found by etcd://host:2379,host:2379,"
+      f"host:2379; got {shown!r}."
+    )
+  place: Place = load("place").parse(address)
+  return place
+
+
+def of_coordinator(option: str | None) -> str:
+  """The URL of etcd that a coordinator's process is told; "" for none.
+
+  Args:
+    option: that of its command line.
+
+  Raises:
+    ValueError: others could read its password there.
+  """
+  url = option or os.environ.get(process.STORE_VARIABLE, "")
+  if option and in_etcd(option) and load("place").has_password(option):
+    raise ValueError(
+      "Others can read the password on a command line: put the URL into"
+      f" {process.STORE_VARIABLE}, or the password into a file and"
+      " ?password_file= into the URL."
+    )
+  return url
+
+
+def load(module: str) -> Any:
+  """A module of the optional part, for most runs have no need of it."""
+  return importlib.import_module(f"{_ETCD}.{module}")

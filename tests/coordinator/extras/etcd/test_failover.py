@@ -1,0 +1,166 @@
+"""Coordinators in etcd: one has the lease, and another one takes over."""
+
+import itertools
+import signal
+import threading
+import time
+
+import etcd_cluster
+import jax.numpy as jnp
+import optax
+import pytest
+import waiting
+
+from optax_dist import coordinator
+from optax_dist.coordinator.extras.etcd import place
+from optax_dist.coordinator.server import process
+
+SECRET = "a secret of enough bytes"
+PARAMS = {"w": jnp.ones(100)}
+_LEASE = 2.0
+
+pytestmark = etcd_cluster.needs_etcd
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"), 1)
+  yield made
+  made.close()
+
+
+@pytest.fixture
+def url(cluster):
+  return f"{cluster.url}?lease={_LEASE:g}&prefix=test/{next(_numbers)}"
+
+
+@pytest.fixture
+def start(url):
+  """A function that starts a coordinator."""
+  started = []
+
+  def make():
+    started.append(process.start(SECRET.encode(), store=url))
+    return started[-1]
+
+  yield make
+  for one in started:
+    one.process.send_signal(signal.SIGCONT)
+    one.stop()
+
+
+def _address(url):
+  """Where members find the coordinator; "" if there is none."""
+  try:
+    return place.parse(url).find(SECRET.encode())
+  except ValueError:
+    return ""
+
+
+class _Replicas:
+  """Two replicas, in threads, that train until they are told to end."""
+
+  def __init__(self, url):
+    self.steps, self.found, self.errors = [0, 0], {}, []
+    self._last = None
+    self._threads = [
+      threading.Thread(target=self._run, args=(i, url)) for i in (0, 1)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def _run(self, number, url):
+    try:
+      with coordinator.join(
+        optax.sgd(0.1),
+        PARAMS,
+        replica=number,
+        total_num_replicas=2,
+        coordinator_address=url,
+        secret=SECRET,
+        timeout=120.0,
+      ) as replica:
+        while self._last is None or replica.global_step < self._last:
+          replica.step(PARAMS)
+          self.steps[number] = replica.global_step
+          time.sleep(0.01)
+        self.found[number] = replica.global_step, float(replica.params["w"][0])
+    except BaseException as error:
+      self.errors.append(error)
+
+  def wait(self, steps):
+    """Waits until both have come to a step."""
+    waiting.until(
+      lambda: self.errors or min(self.steps) >= steps, lambda: self.steps
+    )
+    assert not self.errors
+
+  def end(self):
+    """Ends them; checks that no step is lost or was taken twice."""
+    self._last = max(self.steps) + 5
+    for thread in self._threads:
+      thread.join(200.0)
+    assert not self.errors
+    assert self.found[0] == self.found[1]
+    step, value = self.found[0]
+    expected = jnp.float32(1.0)
+    for _ in range(step):
+      expected = expected - jnp.float32(0.1)
+    assert step == self._last
+    assert value == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_standby_takes_over_from_a_coordinator_that_is_killed(start, url):
+  first, second = start(), start()
+  assert (
+    first.address
+    == f"{url.partition('?')[0]}?prefix={url.partition('prefix=')[2]}"
+  )
+  replicas = _Replicas(url)
+  replicas.wait(5)
+  for killed, other in ((first, second), (second, start())):
+    address = _address(url)
+    assert address
+    killed.kill()
+    waiting.until(lambda: _address(url) not in ("", address))
+    assert other.process.poll() is None
+    replicas.wait(max(replicas.steps) + 5)
+  replicas.end()
+
+
+def test_of_one_that_was_stopped_nothing_is_heard_afterwards(start, url):
+  """As for a host that is cut off: only the lease says that it is gone."""
+  first, _ = start(), start()
+  replicas = _Replicas(url)
+  replicas.wait(5)
+  address = _address(url)
+  first.process.send_signal(signal.SIGSTOP)
+  waiting.until(lambda: _address(url) not in ("", address))
+  replicas.wait(max(replicas.steps) + 5)
+  first.process.send_signal(signal.SIGCONT)
+  assert first.process.wait(60.0) == 1
+  replicas.wait(max(replicas.steps) + 5)
+  replicas.end()
+
+
+def test_one_that_ends_gives_the_lease_back(start, url):
+  first = start()
+  waiting.until(lambda: _address(url))
+  address = _address(url)
+  second = start()
+  first.stop()
+  assert first.process.returncode == 0
+  waiting.until(lambda: _address(url) not in ("", address))
+  second.stop()
+  waiting.until(lambda: not _address(url))
+
+
+def test_a_job_with_another_secret_is_told_so(start, url):
+  start()
+  waiting.until(lambda: _address(url))
+  with pytest.raises(RuntimeError, match="no process of this job wrote"):
+    with process.start(b"another secret of 16 bytes", store=url) as other:
+      # It is ready before it asks for the lease.
+      other.process.wait(60.0)
+      raise RuntimeError(other.process.returncode)
