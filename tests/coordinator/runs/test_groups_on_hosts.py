@@ -172,6 +172,14 @@ def test_replicas_over_two_hosts_outlive_their_processes_and_coordinator(
     job.start_coordinator()
     job.wait_for(1, together, 20)
     assert job.codes == codes  # Nobody has ended with it.
+    # Whoever can't be heard is lost with its replica; once it can, both are back.
+    hosts.vanish(3)
+    job.wait_for(0, r"step \d+ of 1")
+    until(lambda: job.look() or len(job.codes[2]) > len(codes[2]), job.texts)
+    hosts.heal()
+    job.joins(4, (2, 3))
+    job.wait_for(0, together, 5)
+    assert job.codes[:2] == [[], []]
     job.end.touch()
     until(job.look, job.texts, 240.0)
     assert [found[-1] for found in job.codes] == [0] * 4, job.texts()

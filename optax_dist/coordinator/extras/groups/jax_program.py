@@ -42,7 +42,6 @@ def meet(
     CoordinatorError: the other processes do not come.
   """
   address, _, number = cluster.detect(None, None, None)
-  (where,) = addresses.parse(address)
   index, count = launched.process_index, launched.num_processes
   assert index is not None
   assert count is not None
@@ -56,7 +55,7 @@ def meet(
     advertise=launched.local_addr,
     certificates=certificates,
   )
-  own = "" if index else _meeting_address(launched.local_addr, where.host)
+  own = "" if index else _meeting_address(place.transport.address)
   call = messages.Meet(launched.run or "", number, index, count, own)
   made = meeting.Meeting(place, call, on_loss)
   initialize(made.wait(), index, count, launched.local_addr)
@@ -107,21 +106,20 @@ def gather(text: str) -> list[str]:
   return [bytes(np.asarray(row)).decode().rstrip() for row in rows]
 
 
-def _meeting_address(local_addr: str | None, towards: str) -> str:
+def _meeting_address(transport: str) -> str:
   """An address of this host, the process 0 of a replica, for the others.
 
   Args:
-    local_addr: the host's address that was chosen; None for that from which it
-      reaches the coordinator.
-    towards: the coordinator's host.
+    transport: the address of its transport, which has one that others reach,
+      unless all of them are on this host.
 
   Raises:
-    ValueError: the host has no such address, or no port of `MEETING_PORTS` is free.
+    ValueError: no port of `MEETING_PORTS` is free.
   """
-  own = addresses.own(local_addr, towards)
-  if own is None:
+  hosts = [way.host for way in addresses.parse(transport) if way.host]
+  if not hosts or addresses.is_loopback(hosts[0]):
     return f"127.0.0.1:{addresses.free_ports()[0]}"
-  ip = addresses.bound(addresses.advertised(own.text, towards))
+  ip = addresses.bound(hosts[0])
   for port in random.sample(MEETING_PORTS, len(MEETING_PORTS)):
     with contextlib.suppress(OSError), socket.socket(ip.family) as probe:
       probe.bind(ip.place(port))
