@@ -21,7 +21,7 @@ from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.runtime import driver
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
 
@@ -92,9 +92,9 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
   secret = "a secret of enough bytes"
   (tmp_path / "secret").write_text(secret)
   journal = tmp_path / "journal.jsonl"
-  with process.start(secret.encode(), port=0) as store:
+  with process.start(secret.encode(), port=0) as place:
     told = Environment(
-      coordinator_address=store.address.partition(",")[0],
+      coordinator_address=place.address,
       secret_file=str(tmp_path / "secret"),
       run="of two",
       num_replicas=2,
@@ -150,7 +150,7 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
   tmp_path, monkeypatch
 ):
   secret, journal = b"a secret of enough bytes", tmp_path / "journal.jsonl"
-  with process.start(secret, port=0) as store:
+  with process.start(secret, port=0) as place:
     made = []
     for number, own in enumerate(("127.0.0.2", "127.0.0.3")):
       told = Environment(local_addr=own, num_replicas=2, replica=number)
@@ -161,7 +161,7 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
           optax.sgd(0.5),
           jnp.zeros(2),
           # By TCP, as from another host.
-          coordinator_address=store.address.partition(",")[0],
+          coordinator_address=place.address,
           secret=secret,
           journal=journal,
           replicas_to_aggregate=1,
@@ -195,7 +195,7 @@ def test_invalid_numbers_are_refused(argument, said):
       optax.sgd(0.1),
       jnp.zeros(2),
       coordinator_address="127.0.0.1:1",
-      start_store=False,
+      start_coordinator=False,
       **told,
     )
 
@@ -306,7 +306,7 @@ def test_a_replica_that_can_not_be_reached_is_not_called_absent(monkeypatch):
   """It has told the others an address at which nobody listens."""
   monkeypatch.setattr(addresses, "has_unix", lambda: False)
   (nobody,) = addresses.free_ports()
-  with contextlib.closing(served.Served()) as store:
+  with contextlib.closing(served.Served()) as place:
     options = {
       "coordinator_address": f"127.0.0.1:{store.port}",
       "secret": served.SECRET,
@@ -380,7 +380,7 @@ def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
       pass
 
   monkeypatch.setattr(channel, "current", Line)
-  with contextlib.closing(served.Served()) as store:
+  with contextlib.closing(served.Served()) as place:
     replica = coordinator.join(
       optax.sgd(0.1),
       jnp.zeros(2),

@@ -146,8 +146,8 @@ class History:
         self.progress = after(self.progress, entry)
         self.recent.append(entry)
       case Recovered(step, progress):
-        for number, start in self.starts.items():
-          if start == self.step:  # None was committed since.
+        for number, begun in self.starts.items():
+          if begun == self.step:  # None was committed since.
             self.starts[number] = step
         self.step, self.progress = step, progress
         self.recent.clear()

@@ -66,7 +66,7 @@ class JournalLines:
     self._path = path
     self._describe = describe
     self._file: journal.Journal | None = None
-    self._leads = False
+    self._opened = False
     self._waiting: collections.deque[_Line] = collections.deque()
     self._lost = 0
     # When the file could last be written; None while it can.
@@ -74,7 +74,7 @@ class JournalLines:
 
   def open(self, commits: Sequence[notes.Commit]) -> None:
     """Opens the file, if possible, and writes the commits missing from it."""
-    self._leads = self._path is not None
+    self._opened = self._path is not None
     for commit in commits:
       self._add(commit, old=True)
     self._flush()
@@ -92,11 +92,11 @@ class JournalLines:
     if self._file is not None:
       self._file.close()
     self._file, self._failing, self._lost = None, None, 0
-    self._leads = False
+    self._opened = False
     self._waiting.clear()
 
   def _add(self, note: notes.Record, old: bool = False) -> None:
-    if self._leads:
+    if self._opened:
       self._waiting.append(_Line(time.monotonic(), note, old))
       if len(self._waiting) > _MOST_WAITING:
         self._waiting.popleft()
@@ -104,7 +104,7 @@ class JournalLines:
 
   def _flush(self) -> None:
     """Writes what waits, as far as the file takes it."""
-    if not self._leads:
+    if not self._opened:
       return
     try:
       if self._file is None:

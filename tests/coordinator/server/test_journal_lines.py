@@ -1,4 +1,4 @@
-"""Lines of the journal that the leader's driver adds to."""
+"""Lines of the journal that the coordinator writes."""
 
 import contextlib
 import math
@@ -11,7 +11,8 @@ import run_journals
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
-from optax_dist.coordinator.runtime import journal_lines, timings
+from optax_dist.coordinator.runtime import timings
+from optax_dist.coordinator.server import journal_lines
 
 
 def _commit(step, name="a", weight=1 / 3):
@@ -24,7 +25,7 @@ def _commit(step, name="a", weight=1 / 3):
     entries.Details("", None, None),
   )
   commit = entries.Committed(
-    entries.AttemptId(0, step, 1, 0),
+    entries.RoundId(0, step, 1),
     parts,
     None,
     False,
@@ -38,7 +39,7 @@ def _commit(step, name="a", weight=1 / 3):
 
 
 def _begun(tmp_path):
-  """A run's journal, and its leader."""
+  """A run's journal, and its writer."""
   path = tmp_path / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.open([])
@@ -85,16 +86,16 @@ def test_each_line_is_written_at_once(tmp_path):
   written = lambda: [r["kind"] for r in journal.read(path).records]
   lines.write(_commit(0))
   assert written() == ["run", "commit"]
-  lines.write(notes.Leader("a", 1, 1))
-  assert written() == ["run", "commit", "leader"]
+  lines.write(notes.Coordinator(1, 1))
+  assert written() == ["run", "commit", "coordinator"]
   lines.write(_commit(1))
   lines.close()
-  assert written() == ["run", "commit", "leader", "commit"]
+  assert written() == ["run", "commit", "coordinator", "commit"]
   times = [r["time"] for r in run_journals.whole(path)]
   assert times == sorted(times)
 
 
-def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
+def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
   path, first = _begun(tmp_path)
   first.write(_commit(0))
   first.close()  # It is killed before it writes the next one.
@@ -109,10 +110,10 @@ def test_a_step_that_was_written_twice_counts_once(tmp_path):
   path, stopped = _begun(tmp_path)
   stopped.write(_commit(0))
   # It is stopped before it writes the next line.
-  leads = journal_lines.JournalLines(path, {"strategy": "s"})
-  leads.open([_commit(step) for step in (0, 1)])
-  leads.write(_commit(2))
-  leads.close()
+  second = journal_lines.JournalLines(path, {"strategy": "s"})
+  second.open([_commit(step) for step in (0, 1)])
+  second.write(_commit(2))
+  second.close()
   stopped.write(_commit(1))
   stopped.write(notes.Finish(3, "its last line"))
   stopped.close()
@@ -156,11 +157,11 @@ def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
   assert len(journal.read(path).problems) == 1
 
 
-def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
+def test_a_coordinator_writes_on_where_others_have_written_less(tmp_path):
   path, lines = _begun(tmp_path)
   lines.write(_commit(0))
   with journal.Journal(path) as other:
-    other.write("leader", replica=0, term=1, step=1)
+    other.write("coordinator", step=1, epoch=1)
   lines.write(_commit(1))
   lines.close()
   found = journal.read(path).records
@@ -171,7 +172,7 @@ def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
   "config", [{"x": object()}, {(1, 2): 3}, {"rate": math.inf}, {"s": {1}}]
 )
 def test_values_that_are_not_json_are_refused(tmp_path, config):
-  """The leader's event loop failed on it, and then the next leader's."""
+  """The event loop that writes it failed on it."""
   with pytest.raises(ValueError, match="config must be a JSON value"):
     journal_lines.JournalLines(tmp_path / "run.jsonl", {"config": config})
   journal_lines.JournalLines(None, {"config": config})
@@ -188,7 +189,7 @@ def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
 
 
 def test_forged_details_do_not_end_training(tmp_path):
-  """It is on the leader's event loop that this is written."""
+  """It is on the coordinator's event loop that this is written."""
   path, lines = _begun(tmp_path)
   deep = "[" * 320 + "]" * 320
   lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, deep))
@@ -259,7 +260,7 @@ def test_a_file_that_can_not_be_opened_is_tried_again(tmp_path, caplog):
   lines.write(_commit(4))
   assert caplog.text.count("training goes on without it") == 1
   path.parent.mkdir()
-  # Meanwhile another leader has written what this one was told of.
+  # Meanwhile another coordinator has written what this one was told of.
   with journal.Journal(path) as other:
     other.write("run", strategy="s", step=3)
     fields = msgspec.to_builtins(_commit(3))
