@@ -381,7 +381,10 @@ class Driver:
           self._snapshots.handle(event)
 
   def _could_not_reach(self, peer: str, why: str) -> None:
-    self._unreached = f"Process {peer} could not be reached: {why}"
+    who = f"Process {peer}"
+    if peer == endpoint.COORDINATOR:
+      who = "The coordinator"
+    self._unreached = f"{who} could not be reached: {why}"
 
   def _answered(self, answer: inputs.Input) -> None:
     """An aggregation or a snapshot has ended."""

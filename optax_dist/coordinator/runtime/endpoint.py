@@ -16,6 +16,8 @@ from optax_dist.coordinator.transport import interface as transports
 
 #: The name of the coordinator's process.
 COORDINATOR = driver.NAME
+# Seconds to wait for a closing thread.
+_PATIENCE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,26 +71,29 @@ class World:
     self._address = ""
     self._ended = threading.Event()
     self._transport: sockets.Transport | None = None
+    self._thread: threading.Thread | None = None
 
   def connect(self, name: str) -> Endpoint:
     """An endpoint for one replica."""
     with self._lock:
       if self._transport is None:
         self._transport = sockets.Transport(COORDINATOR)
-        threading.Thread(
+        self._thread = threading.Thread(
           target=driver.serve,
           args=(self._transport, self._ended),
           name="optax-dist-coordinator",
           daemon=True,
-        ).start()
+        )
+        self._thread.start()
       address = self._transport.address
     return Endpoint(sockets.Transport(process_name(name)), address)
 
   def close(self) -> None:
-    """Ends the coordinator."""
+    """Ends the coordinator, and waits for its thread."""
     self._ended.set()
-    if self._transport is not None:
+    if self._transport is not None and self._thread is not None:
       self._transport.wake()
+      self._thread.join(_PATIENCE)
 
   def __enter__(self) -> World:
     return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
@@ -85,6 +86,10 @@ class Absent:
         yield peer, hello
 
 
+# What each replica may choose for itself.
+_TIMES = ("timeout", "attempt_timeout", "leader_timeout", "stall_warning")
+
+
 def difference(ours: Job, theirs: Job) -> str:
   """Names the difference between two jobs; "" if there is none."""
   other = dict(theirs.agreement)
@@ -94,6 +99,8 @@ def difference(ours: Job, theirs: Job) -> str:
       return _differs(name, _shown(found), _shown(text))
   for name in ("rules", "leaves", "wire", "data", "fragments"):
     found, text = getattr(theirs, name), getattr(ours, name)
+    if name == "rules":  # Those of the first to come are the coordinator's.
+      found = codec.replace(found, **{x: getattr(text, x) for x in _TIMES})
     if found != text:
       return _differs(name, repr(found), repr(text))
   return ""
