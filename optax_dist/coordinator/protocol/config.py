@@ -53,6 +53,8 @@ class Config:
     block: records of the log that are deleted together; one to two blocks stay.
     data: the data that is leased; None: replicas have their own data.
     progress: the samples in committed steps before the first step.
+    max_skipped: samples that may be skipped because gradients on them are not
+      finite, before the end of the data is an error; None for those of a step.
     lineage: the runs that the start state comes from.
     policy: makes the policy of a new leader, given `timeout`; a step is then
       open until the policy closes it, and has the policy's weights. None: a
@@ -84,6 +86,7 @@ class Config:
   block: int = 128
   data: ledger.Batches | None = None
   progress: ledger.Progress = ledger.NOTHING_DONE
+  max_skipped: int | None = None
   lineage: Lineage = ()
   policy: Callable[[float], Policy] | None = None
   wants_inner_state: bool = False

@@ -228,6 +228,7 @@ class Participant:
       fingerprint_every=settings.fingerprint_every,
       data=data,
       progress=progress,
+      max_skipped=settings.max_skipped,
       lineage=lineage or (),
       policy=strategy.policy,
       wants_inner_state=inner is not None and not begins_fresh,

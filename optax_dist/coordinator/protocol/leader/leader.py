@@ -46,7 +46,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
-from optax_dist.coordinator.protocol.leader import candidates, stall
+from optax_dist.coordinator.protocol.leader import candidates
 from optax_dist.coordinator.protocol.leader.attempt import (
   Aggregation,
   announcement,
@@ -75,6 +75,8 @@ from optax_dist.ledger import Spans
 _ASK_LAG = 4
 # Bytes of all means in a record: a store takes 1 MiB, of which half is for texts.
 _MOST_MEANS = 256 << 10
+# Gradients in a row of a member that are not finite, after which that is said.
+_SAID_NOT_FINITE = tuple(3 * 10**n for n in range(9))
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 
@@ -504,8 +506,7 @@ class Leader:
     self._step(departure(replica, incarnation))
     self._reclaim(incarnation)
     self._members_changed()
-    if not self._gradients.accepted:
-      self._stall.end()
+    self._stall.removed(incarnation, bool(self._gradients.accepted))
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""
@@ -574,6 +575,10 @@ class Leader:
       and not self._ending.has_begun
       and not self._ending.is_decided
     ):
+      wrong = self._policy.lost_samples(self._config.max_skipped)
+      if wrong:
+        self._give_up(wrong)
+        return
       self._ending.reason = "all data is used"
       self._step(quorum.Finish())
 
@@ -670,7 +675,7 @@ class Leader:
     fresh = quorum.accepts(
       local_step, self._quorum.step, self._config.max_staleness
     )
-    finite = message.finite
+    finite = is_finite = self._policy.is_finite(incarnation, message)
     if fresh and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
       finite = self._policy.fits(incarnation, message)
@@ -687,7 +692,8 @@ class Leader:
       replica, local_step, finite, incarnation, message.count
     )
     self._quorum, decisions = quorum.step(self._quorum, event)
-    self._decide(decisions, Arrival(incarnation, message, self._now))
+    arrival = Arrival(incarnation, message, self._now, is_finite)
+    self._decide(decisions, arrival)
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
@@ -758,6 +764,7 @@ class Leader:
           assert arriving is not None
           incarnation, message = arriving.incarnation, arriving.message
           self._gradients.accepted[incarnation] = arriving
+          self._roster[incarnation].not_finite = 0
           if self._policy.accepted(incarnation, message):
             self._call_others(message.local_step)
           waits = self._policy.has_begun(message.local_step)
@@ -806,7 +813,11 @@ class Leader:
     lease: Spans = ()
     if arrival is not None:
       token = asked if incarnation in self._roster else None
-      lease = self._policy.dropped(incarnation, arrival.message, is_new, token)
+      lease = self._policy.dropped(
+        incarnation, arrival.message, is_new, token, reason
+      )
+      if is_new and state is not None and not self._ending.has_begun:
+        self._delivered(state, reason, drop.count)
     # That the run has finished is told by the log alone: until it says so, the
     # next leader may go on.
     ends = drop.reason is quorum.Reason.FINISHED
@@ -829,6 +840,37 @@ class Leader:
         arrival.message.timings if arrival else None,
       )
     )
+
+  def _delivered(self, state: MemberState, reason: str, count: int) -> None:
+    """A member has delivered what was dropped."""
+    member, step = state.member, self._quorum.step
+    self._stall.dropped(
+      member.incarnation, member.replica, reason, count, self._now
+    )
+    if self._policy.has_begun(step):
+      self._stall.waits()
+    if reason != quorum.Reason.NON_FINITE:
+      return
+    before, times = state.not_finite, state.not_finite + count
+    state.not_finite = times
+    # Said rarely: it may go on for as long as the run does.
+    if any(before < said <= times for said in _SAID_NOT_FINITE):
+      self._out.note(
+        notes.NotFinite(member.replica, step, times, member.incarnation)
+      )
+      text = (
+        f"replica {member.replica}: {times} gradients in a row are not finite"
+      )
+      self._out.add(fx.Log("warning", text))
+
+  def _swap(self) -> None:
+    """Has a member try samples on which others' gradients were not finite."""
+    if self._aggregation.attempt is not None or self._ending.has_begun:
+      return
+    incarnation = self._policy.swap()
+    state = None if incarnation is None else self._roster.get(incarnation)
+    if state is not None:
+      self._step(quorum.Return(state.member.replica, state.member.incarnation))
 
   # Attempts and commits.
 
@@ -1056,6 +1098,7 @@ class Leader:
     self._check_window()
     self._check_attempt()
     self._check_waiting()
+    self._swap()
     self._end_of_data()
     if not self._ending.is_decided:
       step, attempt = self._quorum.step, self._aggregation.attempt
@@ -1108,6 +1151,7 @@ class Leader:
     here = len(self._gradients.accepted) == len(self._roster)
     if policy.begins(self._quorum, first, here):
       # Its members have waited since they contributed; others only from now on.
+      first = min(first, self._now)
       self._stall.begin(first, excused=self._now - first)
       self._call_others(step)
     first = min(first, self._now)
@@ -1130,12 +1174,13 @@ class Leader:
     if found is None:
       return
     waited, too_long = found
-    text = stall.missing(self._quorum)
+    text = self._stall.text(self._quorum)
     if too_long:
       self._give_up(f"Step {step} made no progress for {waited:.1f} s: {text}.")
     else:
       missing = quorum.missing(self._quorum)
-      self._out.note(notes.Stall(step, waited, missing._asdict()))
+      counts = self._stall.counts() or None
+      self._out.note(notes.Stall(step, waited, missing._asdict(), counts))
       self._stalled(step, waited, text)
 
   def _stalled(self, step: int, waited: float, text: str) -> None:

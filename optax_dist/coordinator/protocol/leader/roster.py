@@ -31,6 +31,7 @@ class MemberState:
       has joined since.
     reported: the step of the last `Report` to it.
     store_delay: seconds that the store takes to answer it; 0.0 if unknown.
+    not_finite: how many gradients in a row were not finite.
   """
 
   member: Member
@@ -43,6 +44,7 @@ class MemberState:
   leaving: tuple[int, float] | None = None
   reported: int = -1
   store_delay: float = 0.0
+  not_finite: int = 0
 
   @property
   def is_connected(self) -> bool:
