@@ -29,15 +29,17 @@ def replica_of(state: State, holder: Holder) -> Holder:
 def trusted(state: State) -> set[Holder]:
   """The holders whose gradients that are not finite speak against samples.
 
-  If there is none, all are trusted: the run diverges. But nobody is while others
-  may still come.
+  If there is none, all are trusted: the run diverges. But not while others may
+  still come; nor is, until then, one alone that has had no finite gradient.
   """
   live = set(state.replicas)
   if not live:
     live = {*state.held, *(holder for holder, _ in state.waiting)}
     live |= state.streaks.keys()
   good = {holder for holder in live if not _is_suspect(state, holder)}
-  return good if good or state.expected else live
+  if not state.expected:
+    return good or live
+  return good if len(good) > 1 else good & state.sound
 
 
 def _is_suspect(state: State, holder: Holder) -> bool:
@@ -46,6 +48,9 @@ def _is_suspect(state: State, holder: Holder) -> bool:
 
 def finite(draft: State, holder: Holder, spans: Spans) -> None:
   """A gradient of this holder on these samples was finite."""
+  if not spans:
+    return
+  draft.sound |= {holder}
   if not (draft.streaks or draft.strikes):
     return
   streaks = dict(draft.streaks)

@@ -107,7 +107,7 @@ def _accept(draft: State, event: ev.Accept) -> None:
   if not fits(draft, holder, spans):
     raise ValueError(f"{spans} are not leased to {holder!r}.")
   held = _held(draft, holder)
-  if draft.streaks or draft.strikes:
+  if holder not in draft.sound or draft.streaks or draft.strikes:
     not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
   if event.zeros:
     not_finite.strike(draft, holder, event.zeros)
@@ -163,6 +163,7 @@ def _drop(draft: State, event: ev.Drop) -> None:
 
 def _gone(draft: State, event: ev.Gone) -> None:
   _stop_waiting(draft, event.holder)
+  draft.sound -= {event.holder}
   if event.holder in draft.streaks:
     draft.streaks = {**draft.streaks}
     del draft.streaks[event.holder]
@@ -332,10 +333,11 @@ def _settle_doubts(draft: State) -> None:
 
 def _to_copy(draft: State, holder: ev.Holder, count: int) -> Spans:
   """Samples that another replica computes on: the first gradient counts."""
+  avoided = not_finite.avoided(draft, holder)
   found = [
     (held.copied, held.out[0], held.number, other)
     for other, held in draft.held.items()
-    if held.out and other != holder
+    if held.out and other != holder and not sp.overlap(held.out, avoided)
   ]
   if not found:
     return ()

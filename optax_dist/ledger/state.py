@@ -65,6 +65,7 @@ class State:
     expected: replicas that may still come.
     strikes: the gradients that were not finite.
     streaks: by holder, which of its latest gradients were not finite.
+    sound: holders that have had a finite gradient.
     proven: samples on which one was finite since the last commit.
     pool: sorted spans before `cursor` that no replica holds.
     doubtful: sorted spans with a non-finite gradient; leased again only if
@@ -86,6 +87,7 @@ class State:
   expected: int = 0
   strikes: tuple[Strike, ...] = ()
   streaks: dict[Holder, Streak] = dataclasses.field(default_factory=dict)
+  sound: frozenset[Holder] = frozenset()
   proven: Spans = ()
   pool: Spans = ()
   doubtful: Spans = ()

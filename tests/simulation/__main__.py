@@ -10,6 +10,7 @@ python -m tests.simulation --leases --schedules 20000
 python -m tests.simulation --slots --schedules 20000
 python -m tests.simulation --fragments --schedules 20000
 python -m tests.simulation --groups --leases --schedules 20000
+python -m tests.simulation --leases --bad --schedules 20000
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from typing import Any
 
 from tests.simulation import (
+  bad,
   faults,
   fragments,
   group_leases,
@@ -41,7 +43,7 @@ _BATCH = 100
 
 
 # Replicas of one process, of several, with samples that are leased, with steps of
-# fixed micro-batches, and learners that merge fragments.
+# fixed micro-batches, and learners that merge fragments; with a bad replica or not.
 _KINDS: dict[str, Any] = {
   "": faults,
   "--groups": groups,
@@ -49,6 +51,11 @@ _KINDS: dict[str, Any] = {
   "--slots": slots,
   "--groups --leases": group_leases,
   "--fragments": fragments,
+  "--bad": bad.plain,
+  "--leases --bad": bad.leased,
+  "--slots --bad": bad.of_slots,
+  "--fragments --bad": bad.of_fragments,
+  "--groups --bad": bad.of_groups,
 }
 
 
@@ -178,6 +185,7 @@ def main(argv: list[str] | None = None) -> int:
   add("--leases", action="store_true", help="samples that are leased")
   add("--slots", action="store_true", help="steps of fixed micro-batches")
   add("--fragments", action="store_true", help="learners that never wait")
+  add("--bad", action="store_true", help="a replica does something wrong")
   options = parser.parse_args(argv)
   for what, count in (
     ("--schedules", options.schedules),
@@ -196,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
       f"no small run has {options.exhaustive!r} in its name; there are:"
       f" {'; '.join(spaces)}"
     )
-  kinds = ("groups", "leases", "slots", "fragments")
+  kinds = ("groups", "leases", "slots", "fragments", "bad")
   name = " ".join(f"--{kind}" for kind in kinds if getattr(options, kind))
   if name not in _KINDS:
     parser.error(f"there are no schedules with {name}")

@@ -86,7 +86,15 @@ _KINDS = (
   ("kill amid lag", 3),
 )
 # What is over in a moment, but for those that are killed.
-_BRIEF = ("kill", "kill leader", "kill amid lag", "leave", "save", "lag")
+_BRIEF = (
+  "ends",
+  "kill",
+  "kill leader",
+  "kill amid lag",
+  "leave",
+  "save",
+  "lag",
+)
 
 _STORE = ("answer lost", "request lost", "late")
 
@@ -234,6 +242,15 @@ def _can_spare_one(world: World) -> bool:
   joined = set(world.checker.processes.values())
   known = {p.index for p in world.all if p.name in joined}
   return setting.lower_on_loss and len(known) == setting.replicas
+
+
+def _can_spare_one_of(world: World) -> bool:
+  """Whether steps continue without a replica that is about to end."""
+  setting = world.setting
+  living = {p.index for p in world.all if p.alive and not p.over}
+  if len(living) < setting.replicas or any(p.wants_leave for p in world.all):
+    return False
+  return setting.least < setting.replicas
 
 
 def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
@@ -385,6 +402,12 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         if process.ahead is not None:
           step, version = process.ahead
           process.ahead = (step, digest(version, _DAMAGE))
+    case "ends":
+      # With exit code 0, and without having left.
+      if _can_spare_one_of(world):
+        world.tell(f"{process.name} ends without leaving")
+        world.spared = True
+        world.quit(process)
     case "abort" | "leader aborts":
       world.tell(f"{process.name} aborts")
       process.aborted = True

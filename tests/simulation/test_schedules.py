@@ -3,6 +3,7 @@
 import pytest
 
 from tests.simulation import (
+  bad,
   faults,
   fragments,
   group_leases,
@@ -19,6 +20,9 @@ _KINDS = {
   "--slots": (slots, 600, 150, 5),
   "--groups": (groups, 300, 100, 6),
   "--fragments": (fragments, 300, 100, 8),
+  "--bad": (bad.plain, 100, 50, 5),
+  "--leases --bad": (bad.leased, 300, 100, 4),
+  "--slots --bad": (bad.of_slots, 300, 100, 4),
 }
 _BATCHES = [
   (options, first)

@@ -138,6 +138,8 @@ class Leader:
     self._requests: dict[Process, int] = {}
     self._prints: dict[int, tuple[str, ReplicaId]] = {}
     self._stall = Stall(config)
+    # Members with gradients that are not finite, of which nothing was said yet.
+    self._unnamed: set[Incarnation] = set()
     self._ending = Ending()
     self._heartbeat = Heartbeat(config, view.term, count)
     self._bad = 0
@@ -855,13 +857,33 @@ class Leader:
     state.not_finite = times
     # Said rarely: it may go on for as long as the run does.
     if any(before < said <= times for said in _SAID_NOT_FINITE):
-      self._out.note(
-        notes.NotFinite(member.replica, step, times, member.incarnation)
-      )
-      text = (
-        f"replica {member.replica}: {times} gradients in a row are not finite"
-      )
-      self._out.add(fx.Log("warning", text))
+      self._name(state)
+    elif not before:
+      self._unnamed.add(member.incarnation)
+
+  def _name(self, state: MemberState) -> None:
+    """Says that a member's gradients are not finite."""
+    member, times = state.member, state.not_finite
+    self._unnamed.discard(member.incarnation)
+    step = self._quorum.step
+    self._out.note(
+      notes.NotFinite(member.replica, step, times, member.incarnation)
+    )
+    text = (
+      f"replica {member.replica}: {times} gradients in a row are not finite"
+    )
+    if self._policy.is_blocked(member.incarnation):
+      text += "; it gets no more samples that others can take"
+    self._out.add(fx.Log("warning", text))
+
+  def _name_blocked(self) -> None:
+    """Names members that get no more samples, if that was not said yet."""
+    for incarnation in sorted(self._unnamed):
+      state = self._roster.get(incarnation)
+      if state is None or not state.not_finite:
+        self._unnamed.discard(incarnation)
+      elif self._policy.is_blocked(incarnation):
+        self._name(state)
 
   def _swap(self) -> None:
     """Has a member try samples on which others' gradients were not finite."""
@@ -1099,6 +1121,7 @@ class Leader:
     self._check_attempt()
     self._check_waiting()
     self._swap()
+    self._name_blocked()
     self._end_of_data()
     if not self._ending.is_decided:
       step, attempt = self._quorum.step, self._aggregation.attempt

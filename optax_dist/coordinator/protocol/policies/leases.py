@@ -153,6 +153,15 @@ class LeaseManager(Policy):
     return sp.head(rest, self.state.unit)[0]
 
   @property
+  def _able(self) -> set[Incarnation]:
+    """Members that get samples."""
+    blocked = ledger.is_blocked
+    live = self.state.replicas
+    return {
+      i for i in live if isinstance(i, int) and not blocked(self.state, i)
+    }
+
+  @property
   def _idle(self) -> list[Incarnation]:
     """Members that have nothing to compute in this step."""
     waiting = self.state.waiting if self._deterministic else ()
@@ -233,15 +242,22 @@ class LeaseManager(Policy):
     audit = self._audit
     # Others may be compiling yet.
     alone = self._sharing.measured < 2
-    return audit is not None and has_all and (alone or audit.is_settled)
+    return (
+      audit is not None and has_all and (alone or audit.is_settled(self._able))
+    )
 
   def verdict(self) -> Verdict | None:
     audit = self._audit
-    return None if audit is None else audit.verdict(self._live)
+    return None if audit is None else audit.verdict(self._able)
 
   def is_finite(self, incarnation: Incarnation, message: Arrive) -> bool:
     bad = self._zeros_in(incarnation, message)
-    return message.finite and ledger.are_bad(self.state, incarnation, bad)
+    if not bad:
+      return message.finite
+    return ledger.are_bad(self.state, incarnation, bad)
+
+  def is_blocked(self, incarnation: Incarnation) -> bool:
+    return ledger.is_blocked(self.state, incarnation)
 
   def _zeros_in(self, incarnation: Incarnation, message: Arrive) -> Spans:
     """The slots of a gradient of which its member says that they are zeros."""

@@ -83,6 +83,10 @@ class Policy:
     """Whether a gradient counts as finite."""
     return message.finite
 
+  def is_blocked(self, incarnation: Incarnation) -> bool:
+    """Whether a member gets no samples, since its gradients are not finite."""
+    return False
+
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be accepted."""
     return True
