@@ -1109,7 +1109,7 @@ class Checker:
     never = any(way == "never joins" for _, way in setting.bad)
     if never and not setting.window and setting.needed >= setting.replicas:
       return "a replica that is needed never joins"
-    least = min(needed, len(there))
+    least = min(needed, len(there)) if setting.lower_on_loss else needed
     if setting.bad and (
       setting.shared or len(there - self.bad) < max(1, least)
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation import faults, fragments, groups, leases, slots
+from tests.simulation import bad, faults, fragments, groups, leases, slots
 from tests.simulation.planted import Planted
 
 
@@ -593,10 +593,10 @@ FAULTS = (
   _one(
     "a step may have more than its slots",
     "leader.leader",
-    "    finite = message.finite\n",
-    "    finite = message.finite\n"
+    "    local_step = message.local_step\n",
+    "    local_step = message.local_step\n"
     "    config = self._quorum.config._replace(exact=False)\n"
-    "    self._quorum = self._quorum._replace(config=config)\n",
+    "    self._quorum = dataclasses.replace(self._quorum, config=config)\n",
     slots,
   ),
   _one(
@@ -630,7 +630,7 @@ FAULTS = (
   _one(
     "a slot counts as compared once it is computed",
     "policies.leases",
-    "and has_all and (alone or audit.is_settled)",
+    "and has_all and (alone or audit.is_settled(self._able))",
     "and has_all",
     slots,
   ),
@@ -781,5 +781,58 @@ FAULTS = (
     "follower.search",
     "return self._heard + (2 * silence if situation.position else 0.0)",
     "return self._heard",
+  ),
+  # A replica that is bad.
+  Planted(
+    "samples are given up whoever's gradients are not finite",
+    (
+      ("ledger.not_finite", " and len(set(by)) >= needed:", ":"),
+      (
+        "ledger.not_finite",
+        "  good = {holder for holder in live",
+        "  return live\n  good = {holder for holder in live",
+      ),
+      (
+        "ledger.rules",
+        "  avoided = not_finite.avoided(draft, holder)\n  later",
+        "  avoided = ()\n  later",
+      ),
+    ),
+    bad.leased,
+  ),
+  _one(
+    "strikes of a replica that is not trusted count",
+    "ledger.not_finite",
+    "  return holder in good and all(\n    not others or ",
+    "  return True or all(\n    not others or ",
+    bad.of_slots,
+  ),
+  _one(
+    "a slot counts as zeros because one replica says so",
+    "policies.leases",
+    "    return ledger.are_bad(self.state, incarnation, bad)\n",
+    "    return message.finite\n",
+    bad.of_slots,
+  ),
+  _one(
+    "a step that takes no gradient is no stall",
+    "leader.leader",
+    "    if self._policy.has_begun(step):\n      self._stall.waits()\n",
+    "    pass\n",
+    bad.plain,
+  ),
+  _one(
+    "data that was skipped ends a run well",
+    "leader.leader",
+    "      if wrong:\n        self._give_up(wrong)\n        return\n",
+    "",
+    leases,
+  ),
+  _one(
+    "who has only bad samples left waits for ever",
+    "leader.leader",
+    "    incarnation = self._policy.swap()\n",
+    "    incarnation = None\n",
+    bad.leased,
   ),
 )
