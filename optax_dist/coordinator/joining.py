@@ -521,10 +521,16 @@ def _job(
   strategy = factory(opt, quorum)
   count = 1 if processes is None else processes.count
   data_arguments.check(data, progress, strategy, global_step, count)
+  chosen = options.of(user, settings)
+  if chosen.max_skipped is not None and data is None:
+    raise ValueError(
+      f"max_skipped={chosen.max_skipped} needs data=Batches(...): without it no"
+      " samples are leased, and none are skipped."
+    )
   return functools.partial(
     participant.Participant,
     strategy=strategy,
-    settings=options.of(user, settings),
+    settings=chosen,
     opt_state=opt_state,
     inner_state=inner_state,
     global_step=global_step,

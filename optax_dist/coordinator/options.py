@@ -54,6 +54,9 @@ class Options:
       most 128 KiB.
     wire: wire format of gradients and means; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
+    max_skipped: with `data`, samples that may be skipped because gradients on
+      them are not finite, before the end of the data is an error; None: as many
+      as a step has.
     journal: path that the coordinator writes events to; None for no journal.
     config: any JSON object to record in the journal.
     run: a name that keeps runs of one coordinator apart: two models that train at the
@@ -68,6 +71,7 @@ class Options:
   inline_bytes: int = 64 << 10
   wire: str = "float32"
   fingerprint_every: int = 0
+  max_skipped: int | None = None
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   run: str = ""
@@ -84,6 +88,8 @@ class Options:
     checks.count("inline_bytes", self.inline_bytes, least=0)
     checks.at_most("inline_bytes", self.inline_bytes, _MOST_INLINE)
     checks.count("fingerprint_every", self.fingerprint_every, least=0)
+    if self.max_skipped is not None:
+      checks.count("max_skipped", self.max_skipped, least=0)
     checks.one_of("wire", self.wire, wires.WIRES)
     journal = self.journal
     path = isinstance(journal, str | os.PathLike) and bool(os.fspath(journal))

@@ -46,8 +46,11 @@ from optax_dist.ledger.events import (
   Gone,
   Holder,
   Lease,
+  Members,
   Need,
+  Swap,
 )
+from optax_dist.ledger.not_finite import are_bad, is_blocked, swap
 from optax_dist.ledger.progress import (
   NOTHING_DONE,
   EpochReport,
@@ -74,14 +77,19 @@ __all__ = [
   "Held",
   "Holder",
   "Lease",
+  "Members",
   "Need",
   "Progress",
   "Span",
   "Spans",
   "State",
+  "Swap",
+  "are_bad",
   "fits",
   "init",
+  "is_blocked",
   "read",
   "report",
   "step",
+  "swap",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from optax_dist.ledger.spans import Spans
@@ -37,10 +38,17 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Accept:
-  """A gradient on leased samples was accepted; see `fits`."""
+  """A gradient on leased samples was accepted; see `fits`.
+
+  Attributes:
+    holder: its holder.
+    spans: its samples.
+    zeros: those of them that count as zeros in a deterministic step (`are_bad`).
+  """
 
   holder: Holder
   spans: Spans
+  zeros: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,13 +58,13 @@ class Drop:
   Attributes:
     holder: its holder.
     spans: its samples, whether or not it was accepted before.
-    finite: whether all its numbers were finite; samples whose gradients were
-      non-finite three times are given up.
+    finite: whether all its numbers were finite; None if that is not known. What
+      follows if they weren't is in `ledger.not_finite`.
   """
 
   holder: Holder
   spans: Spans
-  finite: bool = True
+  finite: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,6 +93,13 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Swap:
+  """An accepted gradient is returned: its replica tries other samples (`swap`)."""
+
+  holder: Holder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Commit:
   """A step with these gradients is committed.
 
@@ -104,7 +119,24 @@ class Need:
   gradients: int
 
 
-Event: TypeAlias = Ask | Claim | Accept | Drop | Gone | Copy | Commit | Need
+@dataclasses.dataclass(frozen=True, slots=True)
+class Members:
+  """Who takes part from now on.
+
+  Without this event, each holder is a replica of its own.
+
+  Attributes:
+    replicas: the replica of each holder.
+    expected: other replicas that may still come.
+  """
+
+  replicas: Mapping[Holder, Holder]
+  expected: int = 0
+
+
+Event: TypeAlias = (
+  Ask | Claim | Accept | Drop | Gone | Copy | Swap | Commit | Need | Members
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -180,5 +180,26 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
   return tuple(found)
 
 
+def described(data: Batches, spans: Spans, most: int = 20) -> str:
+  """Names the samples at some positions, for people.
+
+  Example:
+    >>> data = Batches(num_samples=4, global_batch=2, epochs=2, shuffle=False)
+    >>> described(data, ((1, 2), (4, 8)), most=3)
+    'sample 1 of epoch 0; samples 0, 1 of epoch 1 and 2 others'
+  """
+  texts, size = [], data.per_epoch
+  shown, rest = sp.head(spans, most)
+  for epoch in range(shown[0][0] // size, (shown[-1][1] - 1) // size + 1):
+    whole = ((epoch * size, (epoch + 1) * size),)
+    numbers = _numbers(data, sp.common(shown, whole))
+    if numbers:
+      plural = "s" if len(numbers) > 1 else ""
+      listed = ", ".join(map(str, numbers))
+      texts.append(f"sample{plural} {listed} of epoch {epoch}")
+  more = f" and {sp.size(rest)} others" if rest else ""
+  return "; ".join(texts) + more
+
+
 def _numbers(data: Batches, spans: Spans) -> tuple[int, ...]:
   return tuple(sorted(data.indices(spans).tolist()))

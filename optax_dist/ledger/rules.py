@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from optax_dist.ledger import events as ev
+from optax_dist.ledger import not_finite
 from optax_dist.ledger import spans as sp
 from optax_dist.ledger.spans import Spans
 from optax_dist.ledger.state import Held, State, limit_of
@@ -106,6 +107,10 @@ def _accept(draft: State, event: ev.Accept) -> None:
   if not fits(draft, holder, spans):
     raise ValueError(f"{spans} are not leased to {holder!r}.")
   held = _held(draft, holder)
+  if holder not in draft.sound or draft.streaks or draft.strikes:
+    not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
+  if event.zeros:
+    not_finite.strike(draft, holder, event.zeros)
   rest = () if held.out == spans else _minus(held.out, spans)
   inside = sp.join(held.inside, spans) if held.inside else spans
   copied = held.copied
@@ -128,6 +133,8 @@ def _copy(draft: State, event: ev.Copy) -> None:
 
 def _drop(draft: State, event: ev.Drop) -> None:
   holder, spans = event.holder, event.spans
+  if event.finite:
+    not_finite.finite(draft, holder, sp.union(spans))
   held = _held(draft, holder)
   mine = sp.union(held.out, held.inside)
   spans = sp.common(sp.union(spans), mine)
@@ -135,37 +142,47 @@ def _drop(draft: State, event: ev.Drop) -> None:
     return
   out, inside = _minus(held.out, spans), _minus(held.inside, spans)
   _hold(draft, holder, held._replace(out=out, inside=inside))
-  if event.finite:
+  given_up: Spans = ()
+  if event.finite is False:
+    given_up = not_finite.strike(draft, holder, spans)
+  if event.finite is not False or draft.data.deterministic:
     _give_back(draft, holder, spans, held.copied)
     return
   for other, theirs in list(draft.held.items()):
-    if held.copied and other != holder:
+    if held.copied and given_up and other != holder:
       # No other replica should compute on them in vain.
-      _hold(draft, other, theirs._replace(out=_minus(theirs.out, spans)))
-  given_up = _strike(draft, spans)
-  draft.doubtful = sp.union(draft.doubtful, sp.minus(spans, given_up))
+      _hold(draft, other, theirs._replace(out=_minus(theirs.out, given_up)))
+  rest = sp.minus(spans, given_up)
+  if held.copied:
+    rest = _held_by_nobody(draft, holder, rest)
+  draft.doubtful = sp.union(draft.doubtful, rest)
   if given_up:
     draft.giving_up = sp.union(draft.giving_up, given_up)
     draft.limit = limit_of(draft)
 
 
-def _strike(draft: State, spans: Spans) -> Spans:
-  """Counts a non-finite gradient; returns the samples to give up for it."""
-  moved = sp.minus(spans, sp.union(*draft.strikes))
-  after: list[Spans] = []
-  for before in draft.strikes:
-    after.append(sp.union(sp.minus(before, spans), moved))
-    moved = sp.common(before, spans)
-  draft.strikes = tuple(after)
-  return moved
-
-
 def _gone(draft: State, event: ev.Gone) -> None:
   _stop_waiting(draft, event.holder)
+  draft.sound -= {event.holder}
+  if event.holder in draft.streaks:
+    draft.streaks = {**draft.streaks}
+    del draft.streaks[event.holder]
   held = _held(draft, event.holder)
   _hold(draft, event.holder, Held((), event.keep))
   returned = sp.minus(sp.union(held.out, held.inside), event.keep)
   _give_back(draft, event.holder, returned, held.copied)
+
+
+def _swap(draft: State, event: ev.Swap) -> None:
+  holder, back = event.holder, _held(draft, event.holder).inside
+  left = not_finite.to_try(draft, holder)
+  most = min(sp.size(back), sp.size(left)) // draft.unit * draft.unit
+  spans, _ = sp.head(left, most)
+  not_finite.finite(draft, holder, sp.union(back))
+  draft.pool = sp.minus(sp.union(draft.pool, back), spans)
+  draft.doubtful = sp.minus(draft.doubtful, spans)
+  _hold(draft, holder, Held())
+  _lend(draft, holder, spans, False)
 
 
 def _commit(draft: State, event: ev.Commit) -> None:
@@ -182,9 +199,9 @@ def _commit(draft: State, event: ev.Commit) -> None:
   draft.progress = draft.progress.commit(spans, event.skipped)
   if event.skipped:
     draft.giving_up = sp.minus(draft.giving_up, event.skipped)
-  if any(draft.strikes):
-    done = sp.union(spans, event.skipped)
-    draft.strikes = tuple([sp.minus(few, done) for few in draft.strikes])
+  draft.proven = ()
+  if draft.strikes:
+    not_finite.forget(draft, sp.union(spans, event.skipped))
   _settle_doubts(draft)
   draft.limit = limit_of(draft)
   if draft.data.deterministic:
@@ -195,6 +212,10 @@ def _need(draft: State, event: ev.Need) -> None:
   if event.gradients != draft.need:
     draft.need = event.gradients
     draft.limit = limit_of(draft)
+
+
+def _members(draft: State, event: ev.Members) -> None:
+  draft.replicas, draft.expected = dict(event.replicas), event.expected
 
 
 def _held(draft: State, holder: ev.Holder) -> Held:
@@ -213,13 +234,18 @@ def _give_back(
 ) -> None:
   """Returns samples that no other replica holds to the pool."""
   if copied:
-    for other, held in draft.held.items():
-      if other != holder:
-        spans = sp.minus(sp.union(spans), held.out)
-        spans = sp.minus(spans, held.inside)
-    spans = sp.minus(sp.union(spans), draft.pool)
+    spans = _held_by_nobody(draft, holder, spans)
   if spans:
     draft.pool = sp.union(draft.pool, spans)
+
+
+def _held_by_nobody(draft: State, holder: ev.Holder, spans: Spans) -> Spans:
+  """The samples, of those of a copied lease, that are not elsewhere, too."""
+  for other, held in draft.held.items():
+    if other != holder:
+      spans = sp.minus(sp.union(spans), held.out)
+      spans = sp.minus(spans, held.inside)
+  return sp.minus(sp.union(spans), sp.union(draft.pool, draft.doubtful))
 
 
 def _return_out(draft: State, holder: ev.Holder) -> None:
@@ -246,7 +272,8 @@ def _serve(draft: State) -> None:
     return
   deterministic = draft.data.deterministic
   for holder, count in draft.waiting:
-    spans = _take(draft, count)
+    blocked = not_finite.is_blocked(draft, holder)
+    spans = () if blocked else _take(draft, holder, count)
     copied = False
     if not spans and not deterministic:
       spans, copied = _to_copy(draft, holder, count), True
@@ -263,7 +290,7 @@ def _lend(draft: State, holder: ev.Holder, spans: Spans, copied: bool) -> None:
   draft.leases.append(ev.Lease(holder, spans))
 
 
-def _take(draft: State, count: int) -> Spans:
+def _take(draft: State, holder: ev.Holder, count: int) -> Spans:
   """Takes free samples: returned ones first, then new ones."""
   unit = draft.unit
   pool, cursor, limit = draft.pool, draft.cursor, draft.limit
@@ -271,9 +298,11 @@ def _take(draft: State, count: int) -> Spans:
   if not pool and (limit is None or cursor + most <= limit):
     draft.cursor = cursor + most
     return ((cursor, cursor + most),)
-  later: Spans = ()
+  avoided = not_finite.avoided(draft, holder)
+  later = sp.common(pool, avoided) if avoided else ()
   if limit is not None and pool and pool[-1][1] > limit:
-    later = sp.minus(pool, ((0, limit),))
+    later = sp.union(later, sp.minus(pool, ((0, limit),)))
+  if later:
     pool = sp.minus(pool, later)
   free = sp.size(pool) if pool else 0
   new = max(most - free, 0)
@@ -286,12 +315,15 @@ def _take(draft: State, count: int) -> Spans:
     new = most - min(free, most)
     if new:
       first = sp.join(first, ((cursor, cursor + new),))
-    draft.pool, draft.cursor = sp.join(rest, later), cursor + new
+    draft.pool = sp.union(rest, later) if later else rest
+    draft.cursor = cursor + new
     return first
-  if not draft.doubtful:
+  doubts = sp.minus(draft.doubtful, avoided)
+  if not doubts:
     return ()
-  _settle_doubts(draft)
-  return _take(draft, count)
+  draft.pool = sp.union(draft.pool, doubts)
+  draft.doubtful = sp.minus(draft.doubtful, doubts)
+  return _take(draft, holder, count)
 
 
 def _settle_doubts(draft: State) -> None:
@@ -301,10 +333,11 @@ def _settle_doubts(draft: State) -> None:
 
 def _to_copy(draft: State, holder: ev.Holder, count: int) -> Spans:
   """Samples that another replica computes on: the first gradient counts."""
+  avoided = not_finite.avoided(draft, holder)
   found = [
     (held.copied, held.out[0], held.number, other)
     for other, held in draft.held.items()
-    if held.out and other != holder
+    if held.out and other != holder and not sp.overlap(held.out, avoided)
   ]
   if not found:
     return ()
@@ -327,6 +360,8 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
   ev.Drop: _drop,
   ev.Gone: _gone,
   ev.Copy: _copy,
+  ev.Swap: _swap,
   ev.Commit: _commit,
   ev.Need: _need,
+  ev.Members: _members,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from optax_dist.ledger import spans as sp
@@ -28,6 +29,25 @@ class Held(NamedTuple):
   copied: bool = False
 
 
+class Strike(NamedTuple):
+  """A gradient that was not finite, as evidence against its samples."""
+
+  replica: Holder
+  spans: Spans
+
+
+class Streak(NamedTuple):
+  """The gradients of a holder that were not finite, since its last finite one.
+
+  Attributes:
+    times: how many there were on different samples.
+    spans: their samples, sorted.
+  """
+
+  times: int = 0
+  spans: Spans = ()
+
+
 @dataclasses.dataclass
 class State:
   """The state of a ledger: a value, for `step` changes a copy of it.
@@ -40,8 +60,13 @@ class State:
     cursor: the first position that was never leased.
     limit: the end of the positions that may be leased now; None for no limit.
     held: what each replica holds.
-    strikes: sorted spans with one non-finite gradient, and with two; those with
-      three are given up.
+    replicas: the replica of each holder that takes part; empty if nobody has said
+      so (`Members`).
+    expected: replicas that may still come.
+    strikes: the gradients that were not finite.
+    streaks: by holder, which of its latest gradients were not finite.
+    sound: holders that have had a finite gradient.
+    proven: samples on which one was finite since the last commit.
     pool: sorted spans before `cursor` that no replica holds.
     doubtful: sorted spans with a non-finite gradient; leased again only if
       there is nothing else, or after the next commit.
@@ -58,7 +83,12 @@ class State:
   cursor: int
   limit: int | None
   held: dict[Holder, Held]
-  strikes: tuple[Spans, ...] = ((), ())
+  replicas: Mapping[Holder, Holder] = dataclasses.field(default_factory=dict)
+  expected: int = 0
+  strikes: tuple[Strike, ...] = ()
+  streaks: dict[Holder, Streak] = dataclasses.field(default_factory=dict)
+  sound: frozenset[Holder] = frozenset()
+  proven: Spans = ()
   pool: Spans = ()
   doubtful: Spans = ()
   giving_up: Spans = ()

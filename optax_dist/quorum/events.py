@@ -119,11 +119,22 @@ class Close:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Return:
+  """An accepted gradient is dropped, and its replica computes another one.
+
+  It has no effect on a gradient that is in an attempt.
+  """
+
+  replica: Replica
+  incarnation: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finish:
   """The run is over: nothing more will be committed."""
 
 
-Event = Join | Arrive | Leave | Lost | Done | Failed | Close | Finish
+Event = Join | Arrive | Leave | Lost | Done | Failed | Close | Return | Finish
 
 
 # Decisions.

@@ -260,6 +260,20 @@ def _close(draft: State, event: ev.Close) -> None:
     draft.advance()
 
 
+def _return(draft: State, event: ev.Return) -> None:
+  replica, inside = event.replica, draft.inside.get(event.replica)
+  record = draft.replicas.get(replica)
+  if record is None or event.incarnation not in (None, record.incarnation):
+    return
+  if inside is None or draft.finished:
+    return
+  draft.withdraw(replica, ev.Reason.RETURNED)
+  # The same step may be tried again.
+  counted = inside.local_step - 1
+  draft.replicas[replica] = record._replace(counted=counted)
+  draft.ask(replica, draft.quota(replica))
+
+
 def _finish(draft: State, event: ev.Finish | None = None) -> None:
   """Drops all accepted gradients; `finished` is a state, not an error."""
   if draft.finished:
@@ -282,5 +296,6 @@ _handlers: dict[type, Callable[[State, Any], None]] = {
   ev.Done: _done,
   ev.Failed: _failed,
   ev.Close: _close,
+  ev.Return: _return,
   ev.Finish: _finish,
 }

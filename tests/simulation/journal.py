@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.policies import audit
 from tests.simulation.world import FASTEST, LEADER_TIMEOUT
 
 
@@ -53,6 +55,17 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
       who = {r for some in missing.values() for r in some}
       if waited <= 0 or not who <= {*range(checker.setting.replicas)}:
         return "nobody is waited for"
+    case notes.NotFinite(replica, _, gradients, incarnation):
+      member = _member(checker, incarnation)
+      if member is None or replica != member.index:
+        return "it is not that replica's"
+      bad = [
+        found.submitted.total
+        for (name, _), found in checker.submissions.items()
+        if name == member.name and not is_finite(checker, found.submitted)
+      ]
+      if not 1 <= gradients <= sum(bad):
+        return f"it has delivered {bad} that are not finite"
     case notes.CannotProceed(_, have, needed, missing):
       if not 0 <= have < needed <= checker.setting.needed:
         return "there are enough"
@@ -112,7 +125,7 @@ def _dropped(checker: Any, note: notes.Drop) -> str:
   # Each process of the replica has a part of the gradient.
   numbers = {submitted.sequence for submitted in found}
   finite = all(
-    submission.submitted.finite
+    is_finite(checker, submission.submitted)
     for (name, sequence), submission in checker.submissions.items()
     if name.partition(".")[0] == member.name and sequence in numbers
   )
@@ -126,6 +139,12 @@ def _dropped(checker: Any, note: notes.Drop) -> str:
   if note.local_step not in steps or note.count > max(totals, default=0):
     return f"it was submitted as {found}"
   return ""
+
+
+def is_finite(checker: Any, submitted: ins.Submitted) -> bool:
+  """Whether all of a submission is finite, slot by slot if it is of slots."""
+  sent = audit.unpack(submitted.work) if checker.setting.window else {}
+  return submitted.finite and audit.NOT_FINITE not in sent.values()
 
 
 def _reason(checker: Any, note: notes.Drop, finite: bool) -> str:

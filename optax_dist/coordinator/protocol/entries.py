@@ -171,6 +171,8 @@ class Rules(Struct):
     leader_timeout: how long a peer may be silent.
     stall_warning: time to wait before the missing replicas are reported.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
+    max_skipped: samples that may be skipped because gradients on them are not
+      finite, before the end of the data is an error; None for those of a step.
   """
 
   replicas_to_aggregate: Positive = 1
@@ -186,6 +188,7 @@ class Rules(Struct):
   leader_timeout: Finite | None = None
   stall_warning: Finite = 10.0
   fingerprint_every: Natural = 0
+  max_skipped: Natural | None = None
 
 
 class Fragments(Struct):

@@ -230,11 +230,27 @@ class Stall(Record, tag="stall"):
   Attributes:
     missing: the replicas that it waits for, by what they do: computing,
       reporting, absent.
+    dropped: how many gradients were dropped since the last step, by replica and
+      reason.
   """
 
   step: int
   waited: Finite
   missing: dict[str, Any]
+  dropped: dict[str, dict[str, int]] | None = None
+
+
+class NotFinite(Record, tag="not_finite"):
+  """A replica's gradients are not finite, again and again.
+
+  Attributes:
+    gradients: how many in a row.
+  """
+
+  replica: _Id
+  step: int
+  gradients: int
+  incarnation: int | None = None
 
 
 class CannotProceed(Record, tag="cannot_proceed"):

@@ -51,6 +51,7 @@ def agreement(
     ("inline_bytes", str(settings.inline_bytes)),
     ("fingerprint_every", str(settings.fingerprint_every)),
     ("data", str(data)),
+    ("max_skipped", str(settings.max_skipped)),
     ("version of JAX", jax.__version__),
     # The text of a program has scalars of Python's and NumPy's, and no arrays.
     ("optimizer", _digest(program + fingerprint([*_constants(update)]))),

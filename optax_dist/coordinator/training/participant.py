@@ -231,6 +231,7 @@ class Participant:
         leader_timeout=settings.leader_timeout,
         stall_warning=float(settings.stall_warning),
         fingerprint_every=settings.fingerprint_every,
+        max_skipped=settings.max_skipped,
       ),
       leaves=tuple(
         [(tuple(x.shape), str(x.dtype)) for x in self.update.blocks]

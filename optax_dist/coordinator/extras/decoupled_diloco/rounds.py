@@ -85,6 +85,8 @@ class Rounds(Policy):
     # has come.
     self._closes = self._begins_by = math.inf
     self._step, self._began = -1, 0.0
+    # The latest step in which a learner's contribution was not finite in its turn.
+    self._bad = -1
     self._merge_seconds = 0.0
     # What is in the latest contribution of each learner.
     self._work: dict[Incarnation, Work] = {}
@@ -111,12 +113,31 @@ class Rounds(Policy):
     self._step, self._began = step, self.now
     return True
 
+  def dropped(
+    self,
+    incarnation: Incarnation,
+    message: Arrive,
+    arriving: bool,
+    asked: int | None,
+    reason: str,
+  ) -> Spans:
+    work = self._work.get(incarnation)
+    if reason == quorum.Reason.NON_FINITE and work is not None and work.begins:
+      self._bad = message.local_step
+    return ()
+
   def begins(self, state: quorum.State, first: float, all_in: bool) -> bool:
     # If all contributions came before their turn, their learners can't begin
     # the round any more, since each has contributed. So it begins once no other
     # learner is left to, or after some time.
     self._begins_by = math.inf
-    if self.has_begun(state.step) or not state.gathered or state.finished:
+    if self.has_begun(state.step) or state.finished:
+      return False
+    if self._bad == state.step:
+      # It would have begun the round, and the others are called all the same.
+      self._step, self._began = state.step, self.now
+      return True
+    if not state.gathered:
       return False
     if not all_in and self.now < first + self._patience:
       self._begins_by = first + self._patience

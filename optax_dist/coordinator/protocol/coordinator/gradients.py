@@ -18,11 +18,12 @@ from optax_dist.coordinator.protocol.messages import Arrive
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrival:
-  """A member's gradient, and when it came."""
+  """A member's gradient, when it came, and whether it counts as finite."""
 
   incarnation: Incarnation
   message: Arrive
   at: float
+  finite: bool
 
 
 class Gradients:
@@ -81,7 +82,7 @@ class Gradients:
     else:
       arrival = self.accepted.pop(drop.incarnation, None)
     reason = drop.reason
-    finite = arrival is not None and arrival.message.finite
+    finite = arrival is not None and arrival.finite
     if reason is quorum.Reason.NON_FINITE and finite:
       reason = quorum.Reason.RETURNED
     count = self.dropped.get(reason.value, 0) + drop.count

@@ -32,6 +32,7 @@ class MemberState:
       has joined since.
     reported: the step of the last `Report` to it.
     start: the state that it had when it called.
+    not_finite: how many gradients in a row were not finite.
   """
 
   member: Member
@@ -44,6 +45,7 @@ class MemberState:
   leaving: tuple[int, float] | None = None
   reported: int = -1
   start: Start = dataclasses.field(default_factory=Start)
+  not_finite: int = 0
 
   @property
   def is_connected(self) -> bool:

@@ -464,6 +464,10 @@ class Run:
       and self._steps.rounds.current is None
       and not self._shutdown.has_begun
     ):
+      wrong = self._steps.policy.lost_samples(self._config.rules.max_skipped)
+      if wrong:
+        self._record_end(wrong, "CoordinatorError")
+        return
       self._shutdown.reason = "all data is used"
       self._steps.apply(quorum.Finish())
 

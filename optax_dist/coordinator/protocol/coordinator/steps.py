@@ -17,7 +17,6 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator import stall
 from optax_dist.coordinator.protocol.coordinator.gradients import (
   Arrival,
   Gradients,
@@ -26,6 +25,7 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
 )
+from optax_dist.coordinator.protocol.coordinator.not_finite import NotFinite
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.rounds import Rounds
 from optax_dist.coordinator.protocol.coordinator.stall import Stall
@@ -76,6 +76,7 @@ class Steps:
     rounds: the aggregation of a step.
     policy: decides what the rules don't.
     saving: whether all are to save the next state.
+    is_ending: whether no more steps are taken.
     consequences: what the run has to do, in order; the run empties it.
   """
 
@@ -99,7 +100,8 @@ class Steps:
     self.rounds = Rounds(history.epoch, members, out)
     self.policy = config.make_policy(history.progress)
     self._stall = Stall(config.rules)
-    self.saving = False
+    self._not_finite = NotFinite(members, self.policy, out)
+    self.saving = self.is_ending = False
     # Hyperparameters to set with the next commit, by the process that asked.
     self._changes: dict[Process, Change] = {}
     self.consequences: list[Consequence] = []
@@ -162,9 +164,12 @@ class Steps:
     if self._now >= self.rounds.deadline(self._config.deadlines.attempt):
       self.rounds.repeat_early(self._now)
     self._check_stall()
+    self._swap()
+    self._not_finite.name_blocked(self.step)
 
   def end(self) -> None:
     """No more steps are taken."""
+    self.is_ending = True
     self._stall.end()
     self.rounds.void_early()
     self.rounds.end(cancel=True)
@@ -207,8 +212,7 @@ class Steps:
     self._announce_asks()
     if changed:
       self.members_changed()
-    if not self.gradients.accepted:
-      self._stall.end()
+    self._stall.removed(incarnation, bool(self.gradients.accepted))
 
   def never_joined(self, replicas: Iterable[ReplicaId]) -> None:
     """Counts replicas as lost that have died before they joined."""
@@ -293,7 +297,7 @@ class Steps:
     fresh = quorum.accepts(
       local_step, self.step, self._config.rules.max_staleness
     )
-    finite = message.finite
+    finite = is_finite = self.policy.is_finite(incarnation, message)
     if fresh and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
       finite = self.policy.fits(incarnation, message)
@@ -309,7 +313,8 @@ class Steps:
       replica, local_step, finite, incarnation, message.count
     )
     self.quorum, decisions = quorum.step(self.quorum, event)
-    self._decide(decisions, Arrival(incarnation, message, self._now))
+    arrival = Arrival(incarnation, message, self._now, is_finite)
+    self._decide(decisions, arrival)
 
   def _refusal(self, state: MemberState, message: msg.Arrive) -> str:
     """What is wrong with a submission; "" for nothing."""
@@ -398,11 +403,32 @@ class Steps:
   def _accept(self, arriving: Arrival) -> None:
     incarnation, message = arriving.incarnation, arriving.message
     self.gradients.accepted[incarnation] = arriving
+    self._members[incarnation].not_finite = 0
     if self.policy.accepted(incarnation, message):
       self._request_gradients(message.local_step)
     waits = self.policy.has_begun(message.local_step)
     if self._stall.since is None and waits:
       self._stall.begin(self._now)
+
+  def _delivered(self, state: MemberState, reason: str, count: int) -> None:
+    """A member has delivered what was dropped."""
+    member = state.member
+    self._stall.dropped(
+      member.incarnation, member.replica, reason, count, self._now
+    )
+    if self.policy.has_begun(self.step):
+      self._stall.waits()
+    if reason == quorum.Reason.NON_FINITE:
+      self._not_finite.delivered(state, count, self.step)
+
+  def _swap(self) -> None:
+    """Has a member try samples on which others' gradients were not finite."""
+    if self.rounds.current is not None or self.is_ending:
+      return
+    incarnation = self.policy.swap()
+    state = None if incarnation is None else self._members.get(incarnation)
+    if state is not None:
+      self.apply(quorum.Return(state.member.replica, state.member.incarnation))
 
   def _request_gradients(self, step: int) -> None:
     """Calls all members that have no gradient in a step that begins."""
@@ -429,7 +455,11 @@ class Steps:
     lease: Spans = ()
     if arrival is not None:
       token = asked if incarnation in self._members else None
-      lease = self.policy.dropped(incarnation, arrival.message, is_new, token)
+      lease = self.policy.dropped(
+        incarnation, arrival.message, is_new, token, reason
+      )
+      if is_new and state is not None and not self.is_ending:
+        self._delivered(state, reason, drop.count)
     # That the run has finished is told by its end alone.
     ends = drop.reason is quorum.Reason.FINISHED
     if state is not None and arrival is not None and not ends:
@@ -625,6 +655,7 @@ class Steps:
     first = self.gradients.first
     here = len(self.gradients.accepted) == len(self._members)
     if policy.begins(self.quorum, first, here):
+      first = min(first, self._now)
       # Its members have waited since they contributed; others only from now on.
       self._stall.begin(first, excused=self._now - first)
       self._request_gradients(step)
@@ -638,13 +669,14 @@ class Steps:
     if found is None:
       return
     waited, too_long = found
-    text = stall.missing(self.quorum)
+    text = self._stall.text(self.quorum)
     if too_long:
       why = f"Step {step} made no progress for {waited:.1f} s: {text}."
       self.consequences.append(Fail(why))
     else:
       missing = quorum.missing(self.quorum)
-      self._out.note(notes.Stall(step, waited, missing._asdict()))
+      counts = self._stall.counts() or None
+      self._out.note(notes.Stall(step, waited, missing._asdict(), counts))
       self._out.tell_all(self._members, msg.Stalled(step, waited, text))
 
   def _cannot_proceed(self, decision: quorum.CannotProceed) -> None:

@@ -125,23 +125,31 @@ class Audit:
     """Whether a member's digest of an audited slot would be another one."""
     return incarnation not in self._votes[slot[0][0]]
 
-  @property
-  def is_settled(self) -> bool:
-    """Whether no slot of the step has to be computed again."""
-    return all(self._is_settled(votes) for votes in self._votes.values())
+  def is_settled(self, members: set[Incarnation]) -> bool:
+    """Whether no slot of the step has to be computed again.
 
-  def verdict(self, members: int) -> Verdict | None:
+    Args:
+      members: those that can compute one.
+    """
+    return all(
+      self._is_settled(votes)
+      or (len(set(_finite(votes).values())) == 1 and members <= votes.keys())
+      for votes in self._votes.values()
+    )
+
+  def verdict(self, members: set[Incarnation]) -> Verdict | None:
     """A slot of which somebody has sent a wrong digest; None if there is none.
 
     Args:
-      members: how many take part now.
+      members: those that can compute one.
     """
-    for position, votes in self._votes.items():
+    for position, every in self._votes.items():
+      votes = _finite(every)
       times = collections.Counter(votes.values())
       if len(times) < 2:
         continue
       ((right, most),) = times.most_common(1)
-      if most < 2 and len(votes) < members:
+      if most < 2 and not members <= every.keys():
         continue  # Another one decides.
       wrong = [i for i, digest in votes.items() if digest != right]
       return Verdict(
@@ -157,12 +165,22 @@ class Audit:
 
   def _lacks(self, votes: dict[Incarnation, bytes]) -> int:
     """How many more digests a slot needs."""
+    votes = _finite(votes)
     if len(set(votes.values())) > 1:
       return 1
     return 2 - len(votes)
 
   def _is_settled(self, votes: dict[Incarnation, bytes]) -> bool:
+    votes = _finite(votes)
     return len(votes) > 1 and len(set(votes.values())) == 1
+
+
+def _finite(votes: dict[Incarnation, bytes]) -> dict[Incarnation, bytes]:
+  """The digests to compare: of gradients that are finite, if any are.
+
+  What is not finite is no number to compare, and `ledger.not_finite` is for it.
+  """
+  return {i: d for i, d in votes.items() if d != NOT_FINITE} or votes
 
 
 def _is_in(position: int, spans: Spans) -> bool:

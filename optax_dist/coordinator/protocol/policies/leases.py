@@ -9,16 +9,22 @@ replica, and are not in an earlier accepted gradient.
 
 from __future__ import annotations
 
+import collections
 import math
 
 from optax_dist import ledger, quorum
-from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.entries import (
+  Incarnation,
+  Leased,
+  Part,
+  ReplicaId,
+)
 from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.protocol.policies.audit import Audit, Verdict
 from optax_dist.coordinator.protocol.policies.policy import Ask, Next, Policy
 from optax_dist.coordinator.protocol.policies.sharing import Sharing, Theft
-from optax_dist.ledger import Spans
+from optax_dist.ledger import Spans, progress
 from optax_dist.ledger import spans as sp
 
 
@@ -33,7 +39,7 @@ class LeaseManager(Policy):
     self,
     data: ledger.Batches,
     replicas_to_aggregate: int,
-    progress: ledger.Progress,
+    done: ledger.Progress,
     timeout: float,
   ):
     """Starts with no leases: members claim those they know.
@@ -41,11 +47,11 @@ class LeaseManager(Policy):
     Args:
       data: what is leased.
       replicas_to_aggregate: gradients of a step.
-      progress: the samples in committed steps.
+      done: the samples in committed steps.
       timeout: how long a run may make no progress, in seconds.
     """
     super().__init__()
-    self.state = ledger.init(data, replicas_to_aggregate, progress)
+    self.state = ledger.init(data, replicas_to_aggregate, done)
     # Members whose leases are not announced yet, in order.
     self._pending: dict[Incarnation, None] = {}
     self._deterministic = data.deterministic
@@ -53,9 +59,11 @@ class LeaseManager(Policy):
     self._sharing = Sharing(self.state.unit, timeout / 16)
     # The slots of this step that count as zeros, as each member has found.
     self._zeros: dict[Incarnation, Spans] = {}
+    # How many gradients of each replica were not finite.
+    self._not_finite: collections.Counter[ReplicaId] = collections.Counter()
     self._audit: Audit | None = None
     if data.audit:
-      self._audit = Audit(data, progress.done // data.global_batch)
+      self._audit = Audit(data, done.done // data.global_batch)
 
   @property
   def exhausted(self) -> bool:  # type: ignore[override]
@@ -145,11 +153,25 @@ class LeaseManager(Policy):
     return sp.head(rest, self.state.unit)[0]
 
   @property
+  def _able(self) -> set[Incarnation]:
+    """Members that get samples."""
+    blocked = ledger.is_blocked
+    live = self.state.replicas
+    return {
+      i for i in live if isinstance(i, int) and not blocked(self.state, i)
+    }
+
+  @property
   def _idle(self) -> list[Incarnation]:
     """Members that have nothing to compute in this step."""
     waiting = self.state.waiting if self._deterministic else ()
     found = [holder for holder, _ in waiting if isinstance(holder, int)]
-    return [incarnation for incarnation in found if not self.lease(incarnation)]
+    return [
+      incarnation
+      for incarnation in found
+      if not self.lease(incarnation)
+      and not ledger.is_blocked(self.state, incarnation)
+    ]
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member is to compute on."""
@@ -168,7 +190,15 @@ class LeaseManager(Policy):
 
   def members_changed(self, state: quorum.State) -> None:
     self._live = state.live
-    self._step(ledger.Need(quorum.needed(state)))
+    live: dict[ledger.Holder, ReplicaId] = {
+      member.incarnation: replica
+      for replica, member in state.replicas.items()
+      if member.live
+    }
+    self._step(
+      ledger.Need(quorum.needed(state)),
+      ledger.Members(live, state.awaited + state.lost),
+    )
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
     count = self._share(max(1, count))
@@ -212,11 +242,27 @@ class LeaseManager(Policy):
     audit = self._audit
     # Others may be compiling yet.
     alone = self._sharing.measured < 2
-    return audit is not None and has_all and (alone or audit.is_settled)
+    return (
+      audit is not None and has_all and (alone or audit.is_settled(self._able))
+    )
 
   def verdict(self) -> Verdict | None:
     audit = self._audit
-    return None if audit is None else audit.verdict(self._live)
+    return None if audit is None else audit.verdict(self._able)
+
+  def is_finite(self, incarnation: Incarnation, message: Arrive) -> bool:
+    bad = self._zeros_in(incarnation, message)
+    if not bad:
+      return message.finite
+    return ledger.are_bad(self.state, incarnation, bad)
+
+  def is_blocked(self, incarnation: Incarnation) -> bool:
+    return ledger.is_blocked(self.state, incarnation)
+
+  def _zeros_in(self, incarnation: Incarnation, message: Arrive) -> Spans:
+    """The slots of a gradient of which its member says that they are zeros."""
+    zeros = self._zeros.get(incarnation, ())
+    return sp.common(zeros, sp.union(message.data)) if zeros else ()
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     if sp.size(message.data) != message.count * self.state.unit:
@@ -224,7 +270,10 @@ class LeaseManager(Policy):
     return ledger.fits(self.state, incarnation, message.data)
 
   def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
-    self._step(ledger.Accept(incarnation, message.data))
+    zeros = self._zeros_in(incarnation, message)
+    if zeros:
+      self._count(incarnation, sp.size(zeros) // self.state.unit)
+    self._step(ledger.Accept(incarnation, message.data, zeros))
     for other in self._sharing.members if self._deterministic else ():
       self._leave_out(other, message.data)
     return False
@@ -235,14 +284,60 @@ class LeaseManager(Policy):
     message: Arrive,
     arriving: bool,
     asked: int | None,
+    reason: str,
   ) -> Spans:
+    returned = reason == quorum.Reason.RETURNED
+    if returned and not arriving and asked is not None:
+      self._sharing.lend(incarnation, (), self.now)
+      self._step(ledger.Swap(incarnation))
+      self._pending.pop(incarnation, None)
+      return self.lease(incarnation)
     spans = message.data if arriving else self.data(incarnation)
-    if spans:
-      self._step(ledger.Drop(incarnation, spans, message.finite))
+    bad = () if message.finite else spans
+    if reason == quorum.Reason.NON_FINITE:
+      bad = bad or self._zeros_in(incarnation, message)
+      zeros = sp.size(bad) // self.state.unit if message.finite else 1
+      self._count(incarnation, zeros)
+    rest = sp.minus(sp.union(spans), bad)
+    if bad:
+      self._step(ledger.Drop(incarnation, bad, finite=False))
+    if rest:
+      self._step(ledger.Drop(incarnation, rest, True if returned else None))
     if asked is not None:
       self.ask(incarnation, asked)
     self._pending.pop(incarnation, None)
     return self.lease(incarnation)
+
+  def _count(self, incarnation: Incarnation, gradients: int) -> None:
+    replica = self.state.replicas.get(incarnation)
+    if replica is not None:
+      self._not_finite[replica] += gradients
+
+  def swap(self) -> Incarnation | None:
+    found = ledger.swap(self.state)
+    return found if isinstance(found, int) else None
+
+  def lost_samples(self, most: int | None) -> str:
+    state, data = self.state, self.state.data
+    skipped = sp.union(state.progress.skipped, state.giving_up)
+    count = sp.size(skipped)
+    none = state.progress.done == sp.size(state.progress.skipped)
+    if most is None:
+      most = data.global_batch
+    if not count or (count <= most and not none):
+      return ""
+    what = "no sample is in a step" if none else f"max_skipped is {most}"
+    who = ", ".join(
+      f"replica {replica} ({times})"
+      for replica, times in sorted(self._not_finite.items(), key=str)
+    )
+    return (
+      f"All data is used, but {count} samples were skipped, because gradients on"
+      f" them were not finite, and {what}: {progress.described(data, skipped)}."
+      f" Gradients that were not finite, by replica: {who or 'unknown'}. Look at"
+      " these samples, at the learning rate and at these replicas; max_skipped="
+      " allows more."
+    )
 
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
     self._sharing.removed(incarnation)
@@ -263,7 +358,10 @@ class LeaseManager(Policy):
     inside = [p.incarnation for p in parts if p.incarnation in tokens]
     order = [*inside, *(i for i in tokens if i not in inside)]
     if self._deterministic:
-      tokens = self._sharing.share(sorted(order), self.state.need)
+      able = [i for i in order if not ledger.is_blocked(self.state, i)]
+      tokens = dict.fromkeys(order, 0) | self._sharing.share(
+        sorted(able), self.state.need
+      )
       order = sorted(tokens, key=lambda i: (not tokens[i], i))
     asks = [ledger.Ask(i, max(1, tokens[i])) for i in order]
     if self._audit is not None:

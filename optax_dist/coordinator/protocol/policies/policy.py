@@ -79,6 +79,14 @@ class Policy:
     """A member has submitted; returns why that is refused, "" if it isn't."""
     return ""
 
+  def is_finite(self, incarnation: Incarnation, message: Arrive) -> bool:
+    """Whether a gradient counts as finite."""
+    return message.finite
+
+  def is_blocked(self, incarnation: Incarnation) -> bool:
+    """Whether a member gets no samples, since its gradients are not finite."""
+    return False
+
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be accepted."""
     return True
@@ -97,6 +105,7 @@ class Policy:
     message: Arrive,
     arriving: bool,
     asked: int | None,
+    reason: str,
   ) -> Spans:
     """A gradient was dropped.
 
@@ -104,12 +113,25 @@ class Policy:
       incarnation: its member.
       message: the gradient.
       arriving: whether it was never accepted.
+      reason: why, a value of `quorum.Reason`.
       asked: the token that its member gets with the answer, if any.
 
     Returns:
       The samples that it computes on next.
     """
     return ()
+
+  def swap(self) -> Incarnation | None:
+    """Whose accepted gradient should be returned (`ledger.swap`); None: no one's."""
+    return None
+
+  def lost_samples(self, most: int | None) -> str:
+    """What is wrong with ending now that the data is used; "" for nothing.
+
+    Args:
+      most: how many samples may be skipped; None for the default.
+    """
+    return ""
 
   def data(self, incarnation: Incarnation) -> Spans:
     """The samples of a member's accepted gradient."""

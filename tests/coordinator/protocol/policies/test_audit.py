@@ -39,29 +39,29 @@ def test_a_gradient_has_a_digest_of_each_slot_that_is_audited():
 def test_a_slot_is_computed_twice_and_by_another_member():
   made = audited({0: {0: RIGHT}})
   assert list(made.assign([0, 1, 2], [SECOND])) == [(0, SECOND), (1, FIRST)]
-  assert not made.is_settled
+  assert not made.is_settled({*range(3)})
   assert made.wants(FIRST, 1)
   assert not made.wants(FIRST, 0)
   both = audited({p: {0: RIGHT, 1: RIGHT} for p in (0, 2)})
-  assert both.is_settled
+  assert both.is_settled({*range(3)})
   assert not list(both.assign([2], []))
 
 
 def test_one_more_member_computes_a_slot_on_which_two_differ():
   made = audited({0: {0: RIGHT, 1: WRONG}, 2: {0: RIGHT, 1: RIGHT}})
-  assert not made.is_settled
+  assert not made.is_settled({*range(3)})
   assert list(made.assign([2, 3], [])) == [(2, FIRST)]
   assert not list(made.assign([2, 3], [FIRST]))
 
 
 def test_two_that_agree_decide_who_is_wrong():
   votes = {0: RIGHT, 1: RIGHT}
-  assert audited({0: votes, 2: votes}).verdict(3) is None
+  assert audited({0: votes, 2: votes}).verdict({*range(3)}) is None
   made = audited({0: votes, 2: {0: RIGHT, 1: WRONG}})
-  assert made.verdict(3) is None  # The third one decides.
+  assert made.verdict({*range(3)}) is None  # The third one decides.
   digests = {0: RIGHT.hex(), 1: WRONG.hex()}
-  assert made.verdict(2) == (1, digests, ())
+  assert made.verdict({*range(2)}) == (1, digests, ())
   made.arrived(2, (), {2: WRONG})
-  assert made.verdict(3) == (1, digests | {2: WRONG.hex()}, (0,))
+  assert made.verdict({*range(3)}) == (1, digests | {2: WRONG.hex()}, (0,))
   made.removed(0)
-  assert made.verdict(2) is None
+  assert made.verdict({*range(2)}) is None

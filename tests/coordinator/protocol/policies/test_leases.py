@@ -40,7 +40,7 @@ def test_a_sum_that_is_dropped_after_it_was_accepted_returns_all_its_samples():
   for spans in (first, second):
     lends.accepted(0, arrive(spans))
   assert lends.data(0) == ask.lease
-  lends.dropped(0, arrive(second, count=2), False, None)
+  lends.dropped(0, arrive(second, count=2), False, None, "stale")
   assert lends.data(0) == ()
   lends.ask(1, 2)
   (again,) = lends.announcements()

@@ -1,0 +1,176 @@
+"""What one replica does wrong takes no sample and no step from the others.
+
+And a run whose gradients are never finite ends, with an error that says so.
+"""
+
+import itertools
+import re
+import time
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import journal as journals
+
+PARAMS = jnp.zeros(4)
+GOOD, BAD = jnp.ones(4), jnp.full(4, jnp.nan)
+SLOTS = {"micro_batch": 3, "deterministic": True}
+_KINDS = {
+  "leased": ({}, {"replicas_to_aggregate": 2}),
+  "streaming": ({"mode": "streaming"}, {"replicas_to_aggregate": 2}),
+  "one is enough": ({}, {"replicas_to_aggregate": 1}),
+  "local steps": (
+    {},
+    {
+      "replicas_to_aggregate": 2,
+      "strategy": coordinator.local_updates(communication_period=2),
+    },
+  ),
+  "elastic": (
+    {},
+    {
+      "replicas_to_aggregate": 1,
+      "strategy": coordinator.elastic_average(
+        moving_rate=0.5, communication_period=2
+      ),
+    },
+  ),
+  "slots": (SLOTS, {"probe": None}),
+}
+
+
+def train(replica, is_finite, pause=0.002, seen=None):
+  """Steps until the data is used; a replica may be wrong."""
+  wrong = 0
+  slots = replica._participant.slots is not None
+  for item in replica.micro_batches() if slots else replica.batches():
+    samples = item.indices if slots else item
+    if seen is not None:
+      seen.append(set(samples.tolist()))
+    good = is_finite(replica, samples)
+    if good:
+      time.sleep(pause)
+    wrong += replica.step(GOOD if good else BAD).reason == "non_finite"
+  return replica.global_step, replica.report_data(), wrong
+
+
+def run(data, is_finite, replicas=3, **options):
+  return coordinator.run_embedded(
+    lambda replica: train(replica, is_finite),
+    replicas,
+    optax.sgd(0.1),
+    PARAMS,
+    data=data,
+    **options,
+  )
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_replica_that_yields_nan_takes_nothing_from_the_others(
+  kind, tmp_path
+):
+  """Though it is faster than they are."""
+  more, options = _KINDS[kind]
+  data = coordinator.Batches(240, 12, epochs=2, **more)
+  journal = tmp_path / "journal.jsonl"
+  found = run(
+    data,
+    lambda replica, samples: replica.replica != 1,
+    journal=journal,
+    **options,
+  )
+  for step, reports, _ in found:
+    assert step == 40
+    assert [r.committed for r in reports] == [240, 240]
+    assert all(r.skipped == r.open == () for r in reports)
+  records = journals.read(journal).records
+  named = [r for r in records if r["kind"] == "not_finite"]
+  _, _, wrong = found[1]
+  assert {r["replica"] for r in named} == ({1} if wrong else set()), wrong
+
+
+@pytest.mark.parametrize("kind", ["leased", "slots"])
+def test_a_replica_that_yields_nan_at_times_is_used_in_between(kind):
+  more, options = _KINDS[kind]
+  data = coordinator.Batches(240, 12, epochs=2, **more)
+  count = itertools.count()
+  at_times = lambda replica, samples: (
+    replica.replica != 1 or next(count) % 4 != 0
+  )
+  for step, reports, _ in run(data, at_times, **options):
+    assert step == 40
+    assert all(r.skipped == r.open == () for r in reports)
+
+
+@pytest.mark.parametrize("kind", ["leased", "one is enough", "slots"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_sample_that_is_bad_for_all_is_skipped_and_reported(kind, replicas):
+  more, options = _KINDS[kind]
+  if "replicas_to_aggregate" in options:
+    k = min(replicas, options["replicas_to_aggregate"])
+    options = {**options, "replicas_to_aggregate": k}
+  data = coordinator.Batches(48, 12, **more)
+  is_finite = lambda replica, samples: 7 not in samples
+  for _, (report,), _ in run(data, is_finite, replicas, **options):
+    assert 7 in report.skipped + report.open
+    assert len(report.skipped + report.open) <= 12
+  with pytest.raises(coordinator.CoordinatorError, match="max_skipped is 0"):
+    run(data, is_finite, replicas, max_skipped=0, **options)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_end_of_data_that_was_never_finite_is_an_error(kind):
+  more, options = _KINDS[kind]
+  data = coordinator.Batches(48, 12, seed=1, **more)
+  with pytest.raises(coordinator.CoordinatorError) as raised:
+    run(data, lambda replica, samples: False, max_skipped=48, **options)
+  text = str(raised.value)
+  assert "no sample is in a step" in text
+  assert re.search(r"samples \d+, \d+, .* of epoch 0", text)
+  assert re.search(r"by replica: .*replica \d \(\d+\)", text)
+
+
+def test_one_that_is_needed_and_bad_ends_the_run_and_is_named():
+  data = coordinator.Batches(240, 12)
+  with pytest.raises(coordinator.CoordinatorError) as raised:
+    run(data, lambda replica, samples: replica.replica != 1, timeout=1.5)
+  assert re.match(
+    r"Step 0 made no progress for 1\.\d s: replica 1 delivered \d+ gradients that"
+    r" are not finite",
+    str(raised.value),
+  )
+
+
+@pytest.mark.parametrize("bad", [{0, 1}, {1}])
+@pytest.mark.parametrize(
+  "strategy",
+  [
+    None,
+    coordinator.elastic_average(moving_rate=0.5, communication_period=2),
+    coordinator.local_updates(communication_period=2),
+    coordinator.decoupled_diloco(period=4, fragments=1),
+  ],
+)
+def test_a_step_that_is_not_taken_is_a_stall_whatever_arrives(strategy, bad):
+  """Without leased data: nothing else would ever end it."""
+  if strategy is not None and len(bad) == 1:
+    pytest.skip("One replica is enough for an exchange.")
+
+  def endless(replica):
+    while not replica.finished:
+      time.sleep(0.001)
+      replica.step(BAD if replica.replica in bad else GOOD)
+
+  with pytest.raises(coordinator.CoordinatorError) as raised:
+    coordinator.run_embedded(
+      endless, 2, optax.sgd(0.1), PARAMS, strategy=strategy, timeout=1.5
+    )
+  text = str(raised.value)
+  for replica in bad:
+    assert re.search(
+      rf"replica {replica} delivered \d+ gradients? that (are|is) not finite",
+      text,
+    )
+  assert "computing: replica 1" not in text

@@ -1,0 +1,55 @@
+"""Schedules with a replica that is bad; the faults are those of another kind.
+
+It yields NaN always or at times, never joins, or ends without leaving. What it does
+wrong takes no sample and no step from the others (A22).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from tests.simulation import faults, fragments, groups, leases, slots
+
+WAYS = ("always", "always", "at times", "never joins", "ends")
+
+
+class Bad:
+  """Schedules of a kind, with a bad replica in each."""
+
+  def __init__(self, kind: Any):
+    self._kind = kind
+    self.run = kind.run
+
+  def schedule(self, seed: int) -> faults.Schedule:
+    """The schedule of a seed."""
+    return with_bad(self._kind.schedule(seed), seed)
+
+
+def with_bad(found: faults.Schedule, seed: int) -> faults.Schedule:
+  """The same schedule, with a bad replica."""
+  r = random.Random(f"bad of {seed}")
+  setting = found.setting
+  index, way = r.randrange(setting.replicas), r.choice(WAYS)
+  struck = found.faults
+  enough = r.random() < 0.8
+  if enough and setting.data is None and setting.needed >= setting.replicas:
+    setting = dataclasses.replace(setting, needed=setting.replicas - 1)
+  compute = list(setting.compute)
+  good = setting.replicas - 1
+  if way == "always" and (good < setting.least or setting.shared):
+    # All wait for it, and it need not be so often in vain.
+    compute[index] = 2.0
+  elif way == "always" and r.random() < 0.6:
+    compute[index] /= r.choice((2, 5))
+  if way == "ends":
+    struck = (*struck, (r.uniform(0.0, 1.0), "ends", (index,)))
+  setting = dataclasses.replace(
+    setting, bad=((index, way),), compute=tuple(compute)
+  )
+  return dataclasses.replace(found, setting=setting, faults=struck)
+
+
+plain, leased, of_slots = Bad(faults), Bad(leases), Bad(slots)
+of_fragments, of_groups = Bad(fragments), Bad(groups)
