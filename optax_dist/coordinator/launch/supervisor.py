@@ -48,6 +48,7 @@ class ReplicaEnded:
     process: the name of that process.
     failure: the error that ended its part in the run, if its program has hidden
       it by ending with 0.
+    refused: whether the run has refused it, as it would again.
   """
 
   replica: int
@@ -56,6 +57,7 @@ class ReplicaEnded:
   tail: str = ""
   process: str = ""
   failure: str = ""
+  refused: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,32 +68,12 @@ class LauncherStops:
 
 
 @dataclasses.dataclass(frozen=True)
-class CannotStart:
-  """Input: a replica can't be started again.
-
-  Attributes:
-    replica: its index.
-    words: the reason.
-  """
-
-  replica: int
-  words: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Tick:
   """Input: some time has passed."""
 
 
 Input: TypeAlias = (
-  Joined
-  | Left
-  | Stepped
-  | RunOver
-  | ReplicaEnded
-  | LauncherStops
-  | CannotStart
-  | Tick
+  Joined | Left | Stepped | RunOver | ReplicaEnded | LauncherStops | Tick
 )
 
 
@@ -102,12 +84,10 @@ class StartReplica:
   Attributes:
     replica: its index.
     restarts: how often it was started before.
-    address: where its processes meet; "" for a free port of this host.
   """
 
   replica: int
   restarts: int
-  address: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +95,6 @@ class KillReplica:
   """Effect: kill a replica's processes; no `ReplicaEnded` follows."""
 
   replica: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SignalReplica:
-  """Effect: pass a signal on to a replica's processes."""
-
-  replica: int
-  number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +132,7 @@ class JobEnded:
   code: int
 
 
-Effect: TypeAlias = (
-  StartReplica | KillReplica | SignalReplica | Say | GiveUpRun | JobEnded
-)
+Effect: TypeAlias = StartReplica | KillReplica | Say | GiveUpRun | JobEnded
 
 
 # Seconds to wait for news of the others, once the run is over or a replica has
@@ -331,8 +301,6 @@ class Supervisor:
         self._settle_waiting()
       case ReplicaEnded():
         return self._replica_ended(given, now)
-      case CannotStart(replica, words):
-        return self._give_up(replica, words)
       case Tick():
         if now >= self._lost_at and not self.over and self._stopped is None:
           # Those that run were started too late, or again: for nothing.
@@ -408,6 +376,9 @@ class Supervisor:
         self._code = self._code or max(0, code)
         self._killed = self._killed or exit_code(min(0, code))
       return []
+    if given.refused:
+      place.state, place.first = State.ABSENT, (now, given)
+      return [self._explain("The run refuses a replica of this host")]
     if not (code or place.joined or given.failure):
       # If it were started again, it would end in the same way.
       place.state, place.first = State.ABSENT, (now, given)
@@ -460,19 +431,18 @@ class Supervisor:
         return effects + given_up
     return effects
 
-  def _give_up(self, replica: int, words: str = "") -> list[Effect]:
+  def _give_up(self, replica: int) -> list[Effect]:
     """Goes on without a replica, if enough are left."""
     self._places[replica].state = State.ABSENT
-    return self._check_enough(words)
+    return self._check_enough()
 
-  def _check_enough(self, words: str = "") -> list[Effect]:
+  def _check_enough(self) -> list[Effect]:
     """Ends a run of which too few replicas are left."""
     left = sum(p.state is not State.ABSENT for p in self._places.values())
     needed = self._policy.needed
     if left >= needed or self.over or self._stopped is not None:
       return []
-    why = f" ({words})" if words else ""
-    return [self._explain(f"{left} replicas are left of {needed} needed{why}")]
+    return [self._explain(f"{left} replicas are left of {needed} needed")]
 
   def _explain(
     self, what: str, states: Sequence[State] = (State.WAITING, State.ABSENT)

@@ -65,7 +65,7 @@ def train(seconds, trained=None) -> None:
   with coordinator.join(
     optax.sgd(0.1),
     jnp.ones(8),
-    start_store=False,
+    start_coordinator=False,
     replicas_to_aggregate=1,
     timeout=60.0,
   ) as replica:

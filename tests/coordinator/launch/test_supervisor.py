@@ -227,13 +227,20 @@ def test_codes_are_those_of_shells(code, shells):
   assert sup.exit_code(code) == shells
 
 
-def test_one_that_can_not_be_started_is_missed():
-  made = _Made(3, needed=2)
-  assert made.step(sup.CannotStart(1, "its host is gone"), 1.0) == []
-  assert made.state(1) is State.ABSENT
-  assert made.step(sup.CannotStart(2, "its host is gone"), 1.0) == [
-    sup.GiveUpRun("1 replicas are left of 2 needed (its host is gone).")
-  ]
+def test_one_that_the_run_refuses_ends_the_launcher_at_once():
+  """It would be refused again, whatever others do."""
+  for code, shells in ((1, 1), (0, 1)):
+    made = _Made(3)
+    made.step(sup.Joined(0), 1.0)
+    refused = sup.ReplicaEnded(
+      1, code, "failed", "JoinRefused: no", refused=True
+    )
+    [given_up] = made.step(refused, 2.0)
+    assert given_up.code == shells
+    assert given_up.reason.startswith(
+      "The run refuses a replica of this host: replica 1 "
+    )
+    assert "JoinRefused: no" in given_up.reason
 
 
 def test_an_hour_without_a_failure_gives_all_restarts_back():
