@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     lock = None
     if journal is not None:
       lock = stack.enter_context(_locked(journal.parent, job.node.rank))
-      if job.coordinates:
+      if not job.node.rank:
         # Elsewhere the run may have begun before this launcher has started.
         _check_journal(args, journal)
     launched = launcher.Launcher(

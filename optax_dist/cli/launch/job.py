@@ -107,11 +107,6 @@ class Job:
 
     return placement.HostPlacement(self.node, *places, external=self.external)
 
-  @property
-  def coordinates(self) -> bool:
-    """Whether the coordinator of the job runs on this host."""
-    return not (self.node.rank or self.external or self.settings.store)
-
 
 def _settings(
   args: argparse.Namespace, environ: Mapping[str, str]

@@ -150,8 +150,10 @@ class Keeper:
     """Passes on what it prints, until it has ended or hangs; whether it hangs."""
     assert watched.stdout is not None
     file, rest, silent = watched.stdout.fileno(), b"", 0
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
     while silent < _SILENCE / _SLICE:
-      if not select.select([file], [], [], _SLICE)[0]:
+      if not poll.poll(1000 * _SLICE):
         silent += 1
         continue
       more = os.read(file, 1 << 16)

@@ -185,12 +185,12 @@ class Launcher:
       if not (self._continues and server_log.goes_on(log, replicas)):
         server_log.forget(log)
       path = self._folder and self._folder / "coordinator.log"
-      printed = output.Printed("coordinator", file=path, echo=self._echo)
+      self._printed = output.Printed("coordinator", file=path, echo=self._echo)
       self._keeper = keeper.Keeper(
         listens,
         self._told.secret.encode(),
         log,
-        lambda line: printed.take(f"{line}\n".encode(), True),
+        lambda line: self._printed.take(f"{line}\n".encode(), True),
         self._env,
       )
       address = address or f"{listens.bind}:{listens.port}"
@@ -354,8 +354,6 @@ class Launcher:
         self._step(supervisor.Joined(replica))
       case "left":
         self._step(supervisor.Left(replica))
-      case "stepped":
-        self._step(supervisor.Stepped())
       case "failed":
         self._failures[replica] = str(event["reason"])
       case "refused":
@@ -394,6 +392,7 @@ class Launcher:
     with contextlib.ExitStack() as stack:
       stack.callback(self._watcher.stop)
       if self._keeper is not None:
+        stack.callback(self._printed.end)
         stack.callback(self._keeper.stop)
       for process in self._live():
         stack.callback(process.kill)

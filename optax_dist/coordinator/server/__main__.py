@@ -126,9 +126,7 @@ def run(options: argparse.Namespace, secret: bytes) -> int:
       standby.release()
 
 
-def _acquire(
-  standby: Any, ends: Callable[[], bool], beats: _Beats
-) -> bool:
+def _acquire(standby: Any, ends: Callable[[], bool], beats: _Beats) -> bool:
   """Waits for the lease of the coordinator; returns False if `ends` says so."""
   told = ""
   while not ends():

@@ -142,7 +142,7 @@ def start(
     stdin=subprocess.PIPE if idle is None else subprocess.DEVNULL,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
-    bufsize=0,  # What was not read yet must be seen by `select`.
+    bufsize=0,  # What was not read yet must be seen by `poll`.
     start_new_session=True,  # Ctrl-C is handled by the parent.
   )
   made = CoordinatorProcess("", process)

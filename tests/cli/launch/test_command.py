@@ -358,7 +358,7 @@ def test_a_coordinator_that_is_never_ready_is_an_error(capsys, monkeypatch):
       ("--nodes", "2", "--node-rank", "0", _LIGHT),
       "what address (OPTAX_DIST_ADDRESS) of the job should be",
     ),
-    (("--store", "redis://x", _LIGHT), "A store is"),
+    (("--store", "redis://x", _LIGHT), "A coordinator is at host:port"),
     (("--resume", _LIGHT), "--resume needs --output"),
     (("--grace", "-1", _LIGHT), "--grace"),
   ],
