@@ -268,6 +268,10 @@ def join(
           number,
         )
         raise
+      except errors.JoinRefused:
+        if line is not None:
+          line.say("refused")
+        raise
     except BaseException:
       if starter is not None:
         starter.stop()

@@ -54,7 +54,6 @@ class Replica:
     self._participant, self._preempted = participant, preempted
     if tell is not None:
       participant.tell = tell
-    self._has_stepped = False
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
@@ -396,9 +395,6 @@ class Replica:
         text = self._text(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
-      if outcome.members and not self._has_stepped:
-        self._has_stepped = True
-        participant.tell("stepped")
       return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:

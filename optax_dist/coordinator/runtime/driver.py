@@ -297,6 +297,11 @@ class Driver:
 
   def _proceed(self) -> None:
     """Does everything that needs no waiting."""
+    if self._place.has_moved():
+      why = "another process is the coordinator now"
+      self._transport.disconnect(endpoint.COORDINATOR, why)
+      lost = transports.PeerLost(endpoint.COORDINATOR, "broken", why)
+      self._on_event(lost)
     self._aggregations.check()
     self._snapshots.check()
     timed = False
@@ -340,7 +345,7 @@ class Driver:
       return
     self._closed = True
     try:
-      self._transport.close(self._closing)
+      self._place.close(self._closing)
     except Exception:
       _log.exception("replica %r could not close all", self._replica)
     self._posted.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -28,19 +27,20 @@ class Endpoint:
     transport: to the other replicas.
     coordinator: address of the coordinator, or where it is found.
     restart: starts the coordinator again, if this process may; it must not wait.
-    find: asks for its address, if it is not always the same.
+    finder: asks for its address, if it is not always the same.
   """
 
   transport: sockets.Transport
   coordinator: str
   restart: Callable[[], None] | None = None
-  find: Callable[[], str] | None = None
+  finder: places.Finder | None = None
 
   def connect(self, peer: str, address: str) -> None:
     """Connects to a peer, or to the coordinator."""
     if peer == COORDINATOR:
       # It does not know the run before it has read its log.
-      self.transport.connect(peer, self.find or address, b"")
+      finds = address if self.finder is None else self.finder.find
+      self.transport.connect(peer, finds, b"")
     else:
       self.transport.connect(peer, address)
 
@@ -49,9 +49,15 @@ class Endpoint:
     if self.restart is not None and how in ("broken", "unreachable"):
       self.restart()
 
-  def close(self) -> None:
-    """Closes the transport."""
-    self.transport.close()
+  def has_moved(self) -> bool:
+    """Whether another process is the coordinator now; true once for each."""
+    return self.finder is not None and self.finder.has_moved()
+
+  def close(self, reason: str = "") -> None:
+    """Closes the transport; peers are told why."""
+    if self.finder is not None:
+      self.finder.close()
+    self.transport.close(reason)
 
   @contextlib.contextmanager
   def closed_on_error(self) -> Iterator[None]:
@@ -135,9 +141,9 @@ def connect(
   place = places.in_etcd(coordinator)
   if place is None:
     (way,) = addresses.parse(coordinator)
-    host, find = way.host, None
+    host = way.host
   else:
-    host, find = place.host, functools.partial(place.find, secret)
+    host = place.host
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
     process_name(replica),
@@ -149,8 +155,14 @@ def connect(
     certificates=certificates,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
-  shown = coordinator if place is None else str(place)
-  return Endpoint(transport, shown, restart, find)
+  if place is None:
+    return Endpoint(transport, coordinator, restart)
+  try:
+    finder = places.finder(place, secret, transport.wake)
+  except BaseException:
+    transport.close()
+    raise
+  return Endpoint(transport, str(place), restart, finder)
 
 
 def process_name(replica: object) -> str:

@@ -7,8 +7,10 @@ secret in OPTAX_DIST_SECRET.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import hashlib
+import math
 import os
 import pathlib
 import signal
@@ -22,9 +24,29 @@ from optax_dist.coordinator.server import driver, places, process
 from optax_dist.coordinator.server import log as logs
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
-# The longest wait for an event, and the time without a member after which one
-# exits that was told to, in seconds.
-_SLICE, _DRAINED = 0.5, 1.0
+# The longest wait for an event, in seconds.
+_SLICE = 0.5
+# Seconds without a member after which one exits that was told to: if the run is
+# over or has not begun, and if its members may only be cut off.
+_DRAINED, _CUT_OFF = 1.0, 60.0
+
+
+class _Beats:
+  """What it prints for whoever watches it."""
+
+  def __init__(self, wanted: bool):
+    self._next = 0.0 if wanted else math.inf
+    if wanted:
+      os.set_blocking(sys.stdout.fileno(), False)
+
+  def beat(self) -> None:
+    """Prints a line, unless one was printed a moment ago."""
+    if time.monotonic() < self._next:
+      return
+    self._next = time.monotonic() + _SLICE
+    # Not while it is full: whoever reads it may have been stopped.
+    with contextlib.suppress(OSError):
+      os.write(sys.stdout.fileno(), f"{process.BEAT}\n".encode())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
   parser.add_argument(
     "--lifeline", action="store_true", help="exit when standard input ends"
   )
+  parser.add_argument(
+    "--beats", action="store_true", help="print a line while it is alive"
+  )
   parser.add_argument("--hex-secret", action="store_true")
   parser.add_argument(
     "--store",
@@ -56,6 +81,19 @@ def main(arguments: list[str] | None = None) -> int:
   options = parser.parse_args(arguments)
   text = os.environ.get(process.SECRET_VARIABLE, "")
   secret = bytes.fromhex(text) if options.hex_secret else text.encode()
+  return run(options, secret)
+
+
+def run(options: argparse.Namespace, secret: bytes) -> int:
+  """Runs a coordinator until it is told to end.
+
+  Args:
+    options: those of `main`.
+    secret: the job's secret.
+
+  Returns:
+    The exit code.
+  """
   ended = threading.Event()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: ended.set())
@@ -70,7 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
     if url:
       standby = places.load("standby").Standby(url, secret)
       print(f"{process.READY}{standby}", flush=True)
-      if not _acquire(standby, lambda: ended.is_set() or drained.is_set()):
+      beats = _Beats(options.beats)
+      ends = lambda: ended.is_set() or drained.is_set()
+      if not _acquire(standby, ends, beats):
         standby.release()
         return 0
   except (OSError, ValueError, logs.LogError) as error:
@@ -86,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
       standby.release()
 
 
-def _acquire(standby: Any, ends: Callable[[], bool]) -> bool:
+def _acquire(standby: Any, ends: Callable[[], bool], beats: _Beats) -> bool:
   """Waits for the lease of the coordinator; returns False if `ends` says so."""
   told = ""
   while not ends():
@@ -97,6 +137,7 @@ def _acquire(standby: Any, ends: Callable[[], bool]) -> bool:
         f"It waits for etcd: {standby.trouble}", file=sys.stderr, flush=True
       )
     told = standby.trouble
+    beats.beat()
     time.sleep(_SLICE)
   return False
 
@@ -168,20 +209,30 @@ def _coordinate(
     print(f"{process.READY}{transport.address}", flush=True)
   else:
     standby.announce(transport.address)
+  beats = _Beats(options.beats)
   while not ended.is_set() and not server.outdated:
     if standby is not None:
       standby.check()
     server.poll(_SLICE)
-    idle = options.idle
-    if drained.is_set() or (server.is_over and idle is not None):
-      idle = _DRAINED  # The next job may have the same address.
-    if idle is not None and time.monotonic() - server.idle_since > idle:
+    beats.beat()
+    if _is_left(server, options.idle, drained.is_set()):
       break
   over = server.is_over
+  if server.outdated:
+    print(f"The coordinator ends: {server.outdated}.", file=sys.stderr)
   server.close()
   if over and options.log is None and standby is None:
     pathlib.Path(path).unlink(missing_ok=True)
   return 0
+
+
+def _is_left(server: driver.Server, idle: float | None, drained: bool) -> bool:
+  """Whether it has had no member for so long that it ends."""
+  if server.is_over and (drained or idle is not None):
+    idle = _DRAINED  # The next job may have the same address.
+  elif drained:
+    idle = _CUT_OFF if server.has_begun else _DRAINED
+  return idle is not None and time.monotonic() - server.idle_since > idle
 
 
 def _end_with_stdin(drained: threading.Event) -> None:

@@ -98,6 +98,12 @@ class Server:
     return len(self._transport.peers())
 
   @property
+  def has_begun(self) -> bool:
+    """Whether any run has begun."""
+    cores = (run.core for run in self._runs.values())
+    return any(core.history.job is not None for core in cores)
+
+  @property
   def is_over(self) -> bool:
     """Whether a run has ended, and none goes on."""
     cores = [run.core for run in self._runs.values()]

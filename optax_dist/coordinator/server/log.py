@@ -245,3 +245,29 @@ def forget_if_old(path: str | os.PathLike[str]) -> None:
     os.unlink(path)
   except (OSError, LogError):
     pass  # There is none, or it is in use.
+
+
+def forget(path: pathlib.Path) -> None:
+  """Deletes a log that nobody has, and those of named runs beside it."""
+  for one in (path, *path.parent.glob(f"{path.name}.????????????????")):
+    one.unlink(missing_ok=True)
+
+
+def goes_on(path: pathlib.Path, replicas: int) -> bool:
+  """Whether a log has a run of so many replicas that has not ended.
+
+  Raises:
+    LogError: it can't be continued.
+  """
+  if not path.exists():
+    return False
+  log = FileLog(path)
+  try:
+    said = log.read()
+  finally:
+    log.close()
+  return (
+    said.job is not None
+    and said.ended is None
+    and said.job.rules.total_num_replicas == replicas
+  )

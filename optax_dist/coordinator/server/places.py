@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from optax_dist.coordinator.server import process
@@ -20,15 +21,24 @@ class Place(Protocol):
     """The host of an etcd server."""
     ...
 
-  def find(self, secret: bytes) -> str:
-    """The address of the coordinator at present.
 
-    Args:
-      secret: the job's.
+class Finder(Protocol):
+  """Knows where the coordinator is by now."""
+
+  def find(self) -> str:
+    """The address of the coordinator at present.
 
     Raises:
       ValueError: it is not known; the message says why.
     """
+    ...
+
+  def has_moved(self) -> bool:
+    """Whether it is elsewhere than `find` has said; true once for each time."""
+    ...
+
+  def close(self) -> None:
+    """Asks no more."""
     ...
 
 
@@ -54,6 +64,22 @@ def in_etcd(address: str) -> Place | None:
     )
   place: Place = load("place").parse(address)
   return place
+
+
+def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
+  """Makes what finds the coordinator in etcd.
+
+  Args:
+    place: the keys.
+    secret: the job's.
+    wake: called from another thread when the coordinator is elsewhere than it has
+      said last.
+
+  Raises:
+    OSError: a certificate can't be read.
+  """
+  made: Finder = load("finder").Finder(place, secret, wake)
+  return made
 
 
 def of_coordinator(option: str | None) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 
 from optax_dist.coordinator.transport import channels
 
@@ -19,8 +20,8 @@ _log = logging.getLogger("optax_dist.coordinator")
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
 STORE_VARIABLE = "OPTAX_DIST_STORE"
-# Printed before its address.
-READY = "ready "
+# Printed before its address, and again and again while its event loop turns.
+READY, BEAT = "ready ", "beat"
 # Seconds until it is ready, and until it has ended.
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 
@@ -57,29 +58,23 @@ class CoordinatorProcess:
     if self.process.stdin is not None:
       self.process.stdin.close()
 
-  def kill(self) -> None:
-    """Ends it at once, as if it had died."""
+  def kill(self, patience: float = 0.0) -> None:
+    """Ends it at once, as if it had died.
+
+    Args:
+      patience: seconds in which it may end by itself.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self.process.wait(patience)
     self.process.kill()
     self.process.wait()
 
-  def drain(self, timeout: float) -> bool:
-    """Makes it exit once it has no members; not if it was started with `idle`.
-
-    Args:
-      timeout: seconds to wait for the exit.
-
-    Returns:
-      Whether it has exited.
-    """
+  def drain(self) -> None:
+    """Makes it exit once it has no members; not if it was started with `idle`."""
     assert self.process.stdin is not None
     with contextlib.suppress(OSError):
       self.process.stdin.write(b"drain\n")
       self.process.stdin.flush()
-    try:
-      self.process.wait(timeout)
-    except subprocess.TimeoutExpired:
-      return False
-    return True
 
   def __enter__(self) -> CoordinatorProcess:
     return self
@@ -98,6 +93,8 @@ def start(
   certificates: channels.Certificates | None = None,
   idle: float | None = None,
   store: str | None = None,
+  beats: bool = False,
+  env: Mapping[str, str] | None = None,
 ) -> CoordinatorProcess:
   """Starts a coordinator, and waits until it is ready.
 
@@ -114,6 +111,9 @@ def start(
       exits when this process ends, however that happens.
     store: a URL of etcd: it is ready at once, and coordinates as soon as it has
       the lease there.
+    beats: whether it prints a line `BEAT` again and again, as long as its event
+      loop turns, and whatever else it has to say; the caller reads its output.
+    env: variables to add to this process's own.
 
   Raises:
     PortTaken: another process listens there.
@@ -128,17 +128,21 @@ def start(
   if certificates is not None:
     command += ["--certificates", *dataclasses.astuple(certificates)]
   command += ["--lifeline"] if idle is None else ["--idle", str(idle)]
+  command += ["--beats"] if beats else []
   # Not on the command line, which other users of the host can read.
-  env = os.environ | {
+  variables = {
+    **os.environ,
+    **(env or {}),
     SECRET_VARIABLE: secret.hex(),
     STORE_VARIABLE: store or "",
   }
   process = subprocess.Popen(
     [*command, "--hex-secret"],
-    env=env,
+    env=variables,
     stdin=subprocess.PIPE if idle is None else subprocess.DEVNULL,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
+    bufsize=0,  # What was not read yet must be seen by `poll`.
     start_new_session=True,  # Ctrl-C is handled by the parent.
   )
   made = CoordinatorProcess("", process)
@@ -167,12 +171,13 @@ def start(
   finally:
     watchdog.cancel()
   if made.address:
-    threading.Thread(
-      target=_pass_on,
-      args=(process,),
-      name="optax-dist-coordinator-output",
-      daemon=True,
-    ).start()
+    if not beats:
+      threading.Thread(
+        target=_pass_on,
+        args=(process,),
+        name="optax-dist-coordinator-output",
+        daemon=True,
+      ).start()
     return made
   process.wait()
   made.stop()

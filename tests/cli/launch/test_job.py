@@ -20,7 +20,8 @@ def _job(environ=None, journal=None, **given):
     "num_replicas replicas_to_aggregate min_replicas faults output nodes node_rank"
     " address local_addr store run secret_file step_timeout"
   )
-  args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
+  args = dict.fromkeys(names.split()) | {"processes_per_replica": 1}
+  args |= {"external": False} | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
 
 

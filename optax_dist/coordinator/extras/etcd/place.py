@@ -1,4 +1,4 @@
-"""Where the keys of a run are in etcd, and how members find its coordinator."""
+"""Where the keys of a run are in etcd, and how they are written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import base64
 import dataclasses
 import hmac
 import pathlib
-import time
 import urllib.parse
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,8 +20,6 @@ _PLAIN = frozenset(
   "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"
 )
 _TAG = 32
-# Seconds that a look-up may take.
-_PATIENCE = 5.0
 
 
 class Foreign(RuntimeError):
@@ -83,36 +79,6 @@ class Etcd:
   def folder(self, run: str) -> str:
     """The beginning of the keys of a run's log."""
     return f"{self.prefix}/log/{urllib.parse.quote(run, safe='')}/"
-
-  def find(self, secret: bytes) -> str:
-    """The address of the coordinator at present.
-
-    Args:
-      secret: the job's.
-
-    Raises:
-      ValueError: it is not known; the message says why.
-    """
-    try:
-      with client.Client(self.servers) as asked:
-        found = asked.ask(
-          "kv/range",
-          {"key": encoded(self.holder_key)},
-          time.monotonic() + _PATIENCE,
-        )
-        pairs = found.get("kvs")
-        if not pairs:
-          raise ValueError(f"no coordinator has the lease in {self}")
-        holder = self.read_holder(secret, pairs[0])
-    except (client.NoAnswer, client.Rejected, OSError, Foreign) as error:
-      raise ValueError(str(error)) from None
-    if not holder.address:
-      raise ValueError(f"the coordinator in {self} still reads its log")
-    return holder.address
-
-  def finder(self, secret: bytes) -> Callable[[], str]:
-    """`find`, for a transport that connects."""
-    return lambda: self.find(secret)
 
   def read_holder(self, secret: bytes, pair: dict[str, Any]) -> Holder:
     """Who has the lease.

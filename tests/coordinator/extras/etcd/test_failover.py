@@ -1,5 +1,6 @@
 """Coordinators in etcd: one has the lease, and another one takes over."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 import waiting
 
 from optax_dist import coordinator
-from optax_dist.coordinator.extras.etcd import place
+from optax_dist.coordinator.extras.etcd import finder, place
 from optax_dist.coordinator.server import process
 
 SECRET = "a secret of enough bytes"
@@ -53,10 +54,18 @@ def start(url):
     one.stop()
 
 
+def _find(url):
+  """Where members find the coordinator."""
+  with contextlib.closing(
+    finder.Finder(place.parse(url), SECRET.encode())
+  ) as asks:
+    return asks.find()
+
+
 def _address(url):
-  """Where members find the coordinator; "" if there is none."""
+  """The same; "" if there is none."""
   try:
-    return place.parse(url).find(SECRET.encode())
+    return _find(url)
   except ValueError:
     return ""
 
@@ -186,4 +195,4 @@ def test_a_key_without_a_value_is_named(cluster, url):
   cluster.post(0, "kv/put", {"key": place.encoded(key)})
   assert f"etcd's key {key!r} has a value that no process" in _says(url, SECRET)
   with pytest.raises(ValueError, match="no process of this job wrote"):
-    place.parse(url).find(SECRET.encode())
+    _find(url)
