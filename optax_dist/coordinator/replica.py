@@ -148,11 +148,6 @@ class Replica:
     return self._participant.submission.is_late(seen)
 
   @property
-  def is_leader(self) -> bool:
-    """Whether this process is the coordinator."""
-    return self._participant.handover.leads
-
-  @property
   def failure(self) -> BaseException | None:
     """The error that ended this replica's part in the run; None for none."""
     return self._participant.handover.failure

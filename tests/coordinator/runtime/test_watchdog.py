@@ -191,7 +191,7 @@ def test_the_others_go_on_without_a_stuck_replica(tmp_path, capfd):
     ones = np.ones(4, np.float32)
     while replica.global_step < 3:
       replica.step(ones)
-    if replica.index == 0:
+    if replica.replica == 0:
       blocked_data_loader(replica)
       replica.step(ones)
     try:

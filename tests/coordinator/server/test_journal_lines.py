@@ -106,23 +106,6 @@ def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
   assert [r.get("step") for r in records] == [0, 0, 1]
 
 
-def test_a_step_that_was_written_twice_counts_once(tmp_path):
-  path, stopped = _begun(tmp_path)
-  stopped.write(_commit(0))
-  # It is stopped before it writes the next line.
-  second = journal_lines.JournalLines(path, {"strategy": "s"})
-  second.open([_commit(step) for step in (0, 1)])
-  second.write(_commit(2))
-  second.close()
-  stopped.write(_commit(1))
-  stopped.write(notes.Finish(3, "its last line"))
-  stopped.close()
-  assert _written(path) == [0, 1, 2, 1]
-  assert _steps(path) == [0, 1, 2]
-  found = run_journals.whole(path)
-  assert found[-1]["reason"] == "its last line"
-
-
 def _halves(path, step):
   """A line that another process is still writing."""
   other = path.with_suffix(".other")
