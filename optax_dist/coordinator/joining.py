@@ -253,6 +253,7 @@ def join(
           params=params,
           replica=number,
           on_stuck=_end if line or chosen.step_timeout else None,
+          follows=membership.follows,
         )
         tell = None if line is None else line.say
         if line is not None and program.index == 0:

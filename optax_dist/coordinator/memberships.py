@@ -38,6 +38,8 @@ class Membership:
   Attributes:
     address, run, number: what it takes part in, and as which replica.
     part: its part in the run; None while it is made.
+    follows: closed memberships of this process in that run (`messages.Hello`); none
+      if its number had none.
   """
 
   def __init__(self, address: str, run: str, number: object):
@@ -50,6 +52,7 @@ class Membership:
     """
     self.address, self.run, self.number = address, run, number
     self.part: participant.Participant | None = None
+    self.follows: tuple[tuple[str, int], ...] = ()
     self._owner = getattr(_calls, "owner", None) or top_frame()
     self._since = time.monotonic()
     self._process = os.getpid()
@@ -157,10 +160,28 @@ def begin(address: str, run: str, number: object) -> Iterator[Membership]:
   if earlier is not None:
     earlier.replace()
   try:
+    made.follows = _followed(made, earlier)
     yield made
   except BaseException:
     made.give_up()
     raise
+
+
+def _followed(
+  made: Membership, earlier: Membership | None
+) -> tuple[tuple[str, int], ...]:
+  if earlier is None:
+    return ()
+  with _lock:
+    ours = [m for m in _known.values() if m.key[:2] == made.key[:2]]
+  found: set[tuple[str, int]] = set()
+  for one in (*ours, earlier):
+    if one is not made and one.is_ours and not one.is_open:
+      found.update(one.follows)
+      if one.part is not None:
+        seen = one.part.handover
+        found.add((seen.run_id, seen.incarnation))
+  return tuple(sorted(found))
 
 
 def _leave_all() -> None:

@@ -106,6 +106,14 @@ def test_after_its_block_a_replica_that_was_alone_begins_anew(address, ending):
   np.testing.assert_array_equal(replica.params, np.full(2, -0.5, np.float32))
 
 
+def test_one_that_was_never_there_does_not_begin_an_ended_run_anew(address):
+  options = {"total": 2, "replicas_to_aggregate": 1, "attempt_timeout": 0.2}
+  with _join(address, 0, **options) as replica:
+    assert replica.step(jnp.ones(2)).accepted
+  with pytest.raises(coordinator.RunFinished):
+    _join(address, 1, **options)
+
+
 def test_a_cell_that_was_interrupted_goes_on_where_others_are(address):
   options = {"total": 2, "replicas_to_aggregate": 1}
   with _join(address, 1, **options) as other:

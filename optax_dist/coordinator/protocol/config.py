@@ -132,6 +132,7 @@ class Me:
     coordinator_address: address of its transport.
     wants_inner: whether it takes the state of another's own optimizer if it joins a
       run that goes on.
+    follows: earlier memberships of its program (`messages.Hello`).
   """
 
   process: Process
@@ -141,3 +142,4 @@ class Me:
   coordinator: Process = "coordinator"
   coordinator_address: str = ""
   wants_inner: bool = False
+  follows: tuple[tuple[str, int], ...] = ()

@@ -7,6 +7,7 @@ communication is in `messages`.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -227,6 +228,11 @@ class Job(Struct):
   about: str = "{}"
   journal: str = ""
   run: str = ""
+
+
+def run_id(nonce: str) -> str:
+  """What people see of a run's nonce, for that is part of signatures."""
+  return hashlib.sha256(nonce.encode()).hexdigest()[:12]
 
 
 class Epoch(Struct):

@@ -61,6 +61,8 @@ class Hello(Struct):
     read_progress: the samples in these.
     applied: the step of its state; -1 if that is not the run's.
     lease: samples that it computes on, or whose gradient has no answer yet.
+    follows: earlier memberships of its program, which are closed, each as the
+      digest of its run and its incarnation.
   """
 
   job: Job
@@ -74,6 +76,7 @@ class Hello(Struct):
   read_progress: Progress
   applied: Integer
   lease: Spans = ()
+  follows: tuple[tuple[str, Integer], ...] = ()
 
 
 class Arrive(Struct):

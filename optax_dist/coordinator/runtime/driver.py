@@ -14,7 +14,6 @@ training loop is notified through the `Handover`.
 from __future__ import annotations
 
 import collections
-import hashlib
 import logging
 import math
 import os
@@ -434,8 +433,7 @@ class Driver:
         self._apply(effect)
       case fx.UseRun(nonce):
         self._transport.use_run(nonce.encode())
-        # A digest, for the nonce is part of signatures.
-        self.handover.run_id = hashlib.sha256(nonce.encode()).hexdigest()[:12]
+        self.handover.run_id = entries.run_id(nonce)
       case fx.Connect(peer, address):
         self._place.connect(peer, address)
       case fx.Disconnect(peer, reason):

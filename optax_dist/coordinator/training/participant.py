@@ -132,6 +132,7 @@ class Participant:
     progress: ledger.Progress | None = None,
     lineage: Lineage | None = None,
     probe: probes.Probe | None = None,
+    follows: tuple[tuple[str, int], ...] = (),
   ):
     """Prepares it; the event loop is started by `join`.
 
@@ -150,6 +151,7 @@ class Participant:
       progress: which of them are in committed steps.
       lineage: of a checkpoint: the runs that it comes from.
       probe: computes a gradient, to compare bits with other replicas.
+      follows: earlier memberships of this program, which are closed.
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
     self.processes = processes or Processes()
@@ -259,6 +261,7 @@ class Participant:
       endpoint.COORDINATOR,
       place.coordinator,
       inner is not None and not begins_fresh,
+      follows,
     )
     self.driver = driver.Driver(
       self.processes.core(self.config, me),

@@ -220,6 +220,7 @@ class Client:
       self._progress,
       self.applier.step if self.applier.sound else -1,
       self._assignment.lease,
+      me.follows,
     )
     self._out.append(fx.Send(me.coordinator, hello))
 

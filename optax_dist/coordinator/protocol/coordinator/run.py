@@ -47,6 +47,7 @@ from optax_dist.coordinator.protocol.entries import (
   Recovered,
   Removed,
   ReplicaId,
+  run_id,
 )
 from optax_dist.coordinator.protocol.history import History
 
@@ -221,6 +222,9 @@ class Run:
       self._welcome(peer, hello, hello.incarnation)
       self._steps.reconnected(state, hello.lease)
       return
+    if self._history.ended is not None and self._is_of_one_program(hello):
+      self.begins_again = Began(hello.start, hello.job)
+      return
     if self._shutdown.has_begun:
       self._welcome(peer, hello, -1)
       return
@@ -240,6 +244,15 @@ class Run:
       self._out.send(peer, Removed(hello.incarnation, True, "left"))
       return
     self._admit(peer, hello)
+
+  def _is_of_one_program(self, hello: msg.Hello) -> bool:
+    """Whether all replicas that there were are closed ones of a process's program.
+
+    As when a notebook's cell runs again: it means another run.
+    """
+    run, count = run_id(self._history.nonce), self._history.next_incarnation
+    known = {(run, number) for number in range(count)}
+    return bool(known) and known <= {*hello.follows}
 
   def _is_of_another_history(self, hello: msg.Hello) -> bool:
     """Whether a process has followed steps that are not in this log."""
