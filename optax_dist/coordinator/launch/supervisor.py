@@ -378,10 +378,10 @@ class Supervisor:
       place.first = now, given
     place.due = now + self._pause(place, code)
     place.fails = code >= 0
-    left = [p for p in self._places.values() if p.state is not State.DONE]
+    others = [p for p in self._places.values() if p.state is not State.DONE]
     if self._policy.whole and all(
       p.state is State.ABSENT or (p.state is State.WAITING and p.fails)
-      for p in left
+      for p in others
     ):
       return [self._explain("No replica is left")]
     return self._restart_due(now)

@@ -46,6 +46,7 @@ class Dial:
     self.reason = "no attempt has ended yet"
     self.refusals = 0
     self._ways: Sequence[addresses.Endpoint]
+    self._find: Callable[[], str] | None
     self._ways, self._find = ((), ways) if callable(ways) else (ways, None)
     self._index = 0
     self._pause = _PAUSES[0]

@@ -566,6 +566,7 @@ class Steps:
     following = self.policy.committed(parts, present, seconds)
     if following is not None:
       tokens.clear()
+    leases, skipped = following or ((), ())
     mean = None
     if self._config.inline:
       assert self._config.average is not None
@@ -578,7 +579,8 @@ class Steps:
       self.saving,
       details,
       dropped,
-      *(following or ((), ())),
+      leases,
+      skipped,
       tuple(self._changes.values()),
     )
     self.saving = False
