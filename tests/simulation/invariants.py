@@ -1092,6 +1092,9 @@ class Checker:
         excuse = self.excuse() or self.why_it_ended
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
+        skipped = self.given_up() + len(self.skipped)
+        if skipped and "samples were skipped" in reason:
+          excuse = "samples were never finite"
         if not excuse:
           self.fail("A9", f"{process.name} fails: {reason}")
         self.excuses.add(excuse)
