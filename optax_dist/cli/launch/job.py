@@ -54,8 +54,7 @@ class Job:
       if settings.faults is not None:
         faults.Faults.parse(settings.faults).check(self.replicas)
       secret = settings.find_secret()
-      if settings.store is not None:
-        places.in_etcd(settings.store)
+      store = places.of_coordinator(args.store, settings.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
     aggregate = settings.replicas_to_aggregate or self.replicas
@@ -82,7 +81,7 @@ class Job:
       run = run or secrets.token_hex(8)
     output = args.output and args.output.resolve()
     self.settings = environment.Environment(
-      store=settings.store,
+      store=store and places.below(store, run or ""),
       secret=secret,
       run=run,
       replicas_to_aggregate=aggregate,

@@ -169,7 +169,9 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
   add(
     "--store",
     metavar="URL",
-    help="another store, such as etcd://a:2379,b:2379,c:2379 (default:"
+    help="keeps log and address of the coordinator in etcd, where each launcher"
+    " stands by: etcd://a:2379,b:2379,c:2379; one with a password only in the"
+    " variable (default:"
     " OPTAX_DIST_STORE)",
   )
   add(

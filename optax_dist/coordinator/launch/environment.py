@@ -32,8 +32,9 @@ class Environment:
   A field's variable is its name in capitals, prefixed by ``OPTAX_DIST_``.
 
   Attributes:
-    coordinator_address: ``host:port`` of the store process.
-    store: another kind of store, ``etcd://a:2379,b:2379,c:2379``.
+    coordinator_address: ``host:port`` of the coordinator, or a URL of etcd.
+    store: for launchers and coordinators, that URL, such as
+      ``etcd://a:2379,b:2379,c:2379``.
     secret: secret of the job, at least 16 bytes.
     secret_file: a file with the secret, if it is not in the environment.
     run: a name that keeps runs on one store apart.
@@ -64,7 +65,7 @@ class Environment:
     True
   """
 
-  coordinator_address: str | None = None
+  coordinator_address: str | None = dataclasses.field(default=None, repr=False)
   store: str | None = dataclasses.field(default=None, repr=False)
   secret: str | None = dataclasses.field(default=None, repr=False)
   secret_file: str | None = None

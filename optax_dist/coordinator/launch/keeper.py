@@ -34,14 +34,16 @@ class Listens(NamedTuple):
   """Where a coordinator listens.
 
   Attributes:
-    bind: an address of this host.
-    port: the port.
+    bind: an address of this host; None for the one that reaches `store`.
+    port: the port; None for any one, which members find in `store`.
     advertise: the host that others connect to, if it is not `bind`.
+    store: a URL of etcd, where it stands by; None for one with a log in a file.
   """
 
-  bind: str
-  port: int
+  bind: str | None = None
+  port: int | None = None
   advertise: str | None = None
+  store: str | None = None
 
 
 class Keeper:
@@ -51,7 +53,7 @@ class Keeper:
     self,
     listens: Listens,
     secret: bytes,
-    log: str | os.PathLike[str],
+    log: str | os.PathLike[str] | None,
     say: Callable[[str], None],
     env: Mapping[str, str] | None = None,
   ):
@@ -60,7 +62,7 @@ class Keeper:
     Args:
       listens: where it listens.
       secret: the job's secret.
-      log: its log, which it continues if there is one.
+      log: its log, which it continues if there is one; None for one in etcd.
       say: called with what it prints, and with what happens to it.
       env: variables to add to this process's own.
 

@@ -167,23 +167,32 @@ class Launcher:
         self._end_all()
 
   def _launch(self) -> None:
-    if self._told.store is None:
-      self._start_coordinator()
+    self._start_coordinator()
     self._supervisor = supervisor.Supervisor(
       self._placement.replicas_here, self._placement.policy(self._policy)
     )
     self._execute(self._supervisor.start(time.monotonic()))
 
   def _start_coordinator(self) -> None:
-    """Starts the coordinator of the job, if it belongs on this host."""
+    """Starts the coordinator of the job, if it belongs on this host.
+
+    With one in etcd, each host starts one, and all but one stand by.
+    """
     assert self._told.secret is not None
-    address = self._placement.address
-    listens = self._placement.listens()
+    store = self._told.store
+    address = self._placement.address if store is None else store
+    listens = (
+      self._placement.listens()
+      if store is None
+      else keeper.Listens(self._told.local_addr, store=store)
+    )
     if listens is not None:
-      log = self._log or server_process.default_log(listens.port)
-      replicas = self._placement.replicas
-      if not (self._continues and server_log.goes_on(log, replicas)):
-        server_log.forget(log)
+      log = None
+      if listens.port is not None:
+        log = self._log or server_process.default_log(listens.port)
+        replicas = self._placement.replicas
+        if not (self._continues and server_log.goes_on(log, replicas)):
+          server_log.forget(log)
       path = self._folder and self._folder / "coordinator.log"
       self._printed = output.Printed("coordinator", file=path, echo=self._echo)
       self._keeper = keeper.Keeper(

@@ -104,7 +104,9 @@ def run(options: argparse.Namespace, secret: bytes) -> int:
     ).start()
   standby = None
   try:
-    url = places.of_coordinator(options.store)
+    url = places.of_coordinator(
+      options.store, os.environ.get(process.STORE_VARIABLE)
+    )
     if url:
       standby = places.load("standby").Standby(url, secret)
       print(f"{process.READY}{standby}", flush=True)

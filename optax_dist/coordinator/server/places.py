@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -82,16 +81,19 @@ def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
   return made
 
 
-def of_coordinator(option: str | None) -> str:
-  """The URL of etcd that a coordinator's process is told; "" for none.
+def of_coordinator(option: str | None, told: str | None) -> str | None:
+  """The URL of etcd that a coordinator is told; None for none.
 
   Args:
-    option: that of its command line.
+    option: that of a command line.
+    told: that of the environment.
 
   Raises:
-    ValueError: others could read its password there.
+    ValueError: it is not one, or others could read its password there.
   """
-  url = option or os.environ.get(process.STORE_VARIABLE, "")
+  url = option or told or None
+  if url and in_etcd(url) is None:
+    raise ValueError(f"{process.STORE_VARIABLE} is no URL of etcd: {url!r}.")
   if option and in_etcd(option) and load("place").has_password(option):
     raise ValueError(
       "Others can read the password on a command line: put the URL into"
@@ -99,6 +101,12 @@ def of_coordinator(option: str | None) -> str:
       " ?password_file= into the URL."
     )
   return url
+
+
+def below(url: str, run: str) -> str:
+  """The URL of the keys of a run, below those of another URL."""
+  found: str = load("place").below(url, run)
+  return found
 
 
 def load(module: str) -> Any:
