@@ -196,3 +196,58 @@ def test_a_key_without_a_value_is_named(cluster, url):
   assert f"etcd's key {key!r} has a value that no process" in _says(url, SECRET)
   with pytest.raises(ValueError, match="no process of this job wrote"):
     _find(url)
+
+
+@pytest.mark.nightly
+def test_a_run_survives_the_loss_of_one_of_three_servers(tmp_path):
+  cluster = etcd_cluster.Cluster(tmp_path)
+  where = f"{cluster.url}?lease={_LEASE:g}"
+  try:
+    with process.start(SECRET.encode(), store=where) as first:
+      waiting.until(lambda: _address(where))
+      with process.start(SECRET.encode(), store=where):
+        replicas = _Replicas(where)
+        replicas.wait(5)
+        cluster.kill(cluster.leader())
+        replicas.wait(max(replicas.steps) + 5)
+        address = _address(where)
+        first.kill()
+        _wait_for_another(where, address)
+        replicas.wait(max(replicas.steps) + 5)
+        replicas.end()
+  finally:
+    cluster.close()
+
+
+_PROGRAM = """
+import jax.numpy as jnp, optax
+from optax_dist import coordinator
+with coordinator.join(optax.sgd(0.1), jnp.ones(100), timeout=60.0) as replica:
+  while replica.global_step < 20:
+    replica.step(jnp.ones(100))
+  print("at step", replica.global_step, flush=True)
+"""
+
+
+def test_each_launcher_stands_by(url, tmp_path):
+  program = tmp_path / "program.py"
+  program.write_text(_PROGRAM)
+  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: SECRET}
+  launchers = [
+    subprocess.Popen(
+      [
+        *(sys.executable, "-m", "optax_dist", "launch", "--run", "mine"),
+        *("--replicas", "2", "--nodes", "2", "--node-rank", str(rank)),
+        str(program),
+      ],
+      env=os.environ | told,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for rank in (0, 1)
+  ]
+  said = [launcher.communicate(timeout=200.0)[0] for launcher in launchers]
+  assert [launcher.returncode for launcher in launchers] == [0, 0], said
+  for rank in (0, 1):
+    assert f"[replica {rank}] at step 20" in said[rank]
