@@ -380,7 +380,7 @@ class Driver:
         if not near:
           self._far.add(peer)
       case _:
-        # An unknown attempt was abandoned.
+        # An unknown round was abandoned.
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout, reducer
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import Job
+
+_DILOCO = "optax_dist.coordinator.extras.decoupled_diloco"
 
 
 class _Leaf(NamedTuple):
@@ -21,7 +24,8 @@ def config_of(job: Job) -> Config:
   policy = None
   if job.fragments is not None:
     # Optional: few runs need it.
-    from optax_dist.coordinator.extras.decoupled_diloco import rounds, rules
+    rounds = importlib.import_module(f"{_DILOCO}.rounds")
+    rules = importlib.import_module(f"{_DILOCO}.rules")
 
     fragments = job.fragments
     policy = rounds.MakeRounds(

@@ -177,7 +177,7 @@ class Participant:
     nbytes = self.layout.nbytes
     whole = parts.gradient is None
     self._inline = whole and nbytes <= settings.inline_bytes
-    # Compiles the update early, so that no attempt has to wait for it.
+    # Compiles the update early, so that no round has to wait for it.
     nothing = means.read(self.layout, np.zeros(nbytes, np.uint8))
     after = self.update.apply(shared, nothing)
     # Placed as by an update: otherwise programs would be compiled anew after it.
