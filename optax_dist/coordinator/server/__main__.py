@@ -49,8 +49,15 @@ class _Beats:
       os.write(sys.stdout.fileno(), f"{process.BEAT}\n".encode())
 
 
-def main(arguments: list[str] | None = None) -> int:
-  """Runs a coordinator until it is told to end."""
+def main(
+  arguments: list[str] | None = None, secret: bytes | None = None
+) -> int:
+  """Runs a coordinator until it is told to end.
+
+  Args:
+    arguments: None for those of the process.
+    secret: the job's secret; None for that of the environment.
+  """
   parser = argparse.ArgumentParser(
     prog=f"python -m {__package__}",
     description="Coordinate the replicas of a job, until asked to end.",
@@ -80,7 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
   )
   options = parser.parse_args(arguments)
   text = os.environ.get(process.SECRET_VARIABLE, "")
-  secret = bytes.fromhex(text) if options.hex_secret else text.encode()
+  if secret is None:
+    secret = bytes.fromhex(text) if options.hex_secret else text.encode()
   return run(options, secret)
 
 
