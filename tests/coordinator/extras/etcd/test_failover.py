@@ -174,7 +174,7 @@ def _says(url, secret):
   """What a coordinator says that can't have the lease."""
   told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: secret}
   ended = subprocess.run(
-    [sys.executable, "-m", "optax_dist.coordinator.server"],
+    [sys.executable, "-m", "optax_dist", "coordinator"],
     env=os.environ | told,
     capture_output=True,
     text=True,
