@@ -34,7 +34,13 @@ from optax_dist.coordinator.aggregation import (
   reducer,
   snapshots,
 )
-from optax_dist.coordinator.protocol import codec, entries, inputs, messages
+from optax_dist.coordinator.protocol import (
+  arrivals,
+  codec,
+  entries,
+  inputs,
+  messages,
+)
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.runtime import (
@@ -73,6 +79,7 @@ class Driver:
     step: int,
     apply: Callable[[Any, Sequence[np.ndarray]], Any],
     deadlines: Deadlines,
+    silence: arrivals.Rule,
     processes: Processes,
     shards: states.Shards | None = None,
     inner: Any = None,
@@ -89,6 +96,7 @@ class Driver:
       step: the step of the initial state.
       apply: see `states.States`.
       deadlines: how long everybody waits.
+      silence: how long it and its coordinator may be silent to each other.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
       inner: the initial argument of `keep`; None for none.
@@ -97,6 +105,7 @@ class Driver:
     self._exchange: tuple[entries.RoundId, int, float] | None = None
     self._core, self._replica, self._layout = core, replica, gradients
     self._transport, self._place = place.transport, place
+    self._silence = silence
     # A transfer that is stuck is noticed so much later.
     self._check_every = deadlines.patience / 8
     name = f"optax-dist-{replica}"
@@ -379,6 +388,8 @@ class Driver:
       case transports.PeerUp(peer, near):
         if not near:
           self._far.add(peer)
+        if peer == endpoint.COORDINATOR:
+          self._transport.allow(peer, self._silence)
       case _:
         # An unknown round was abandoned.
         if not self._aggregations.handle(event):

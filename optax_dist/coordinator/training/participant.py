@@ -273,6 +273,7 @@ class Participant:
       step=global_step,
       apply=self.update.apply,
       deadlines=self.config.deadlines,
+      silence=settings.silence,
       processes=self.processes,
       shards=parts.state,
       inner=parts.inner,

@@ -61,6 +61,7 @@ def drive(place, core):
     step=3,
     apply=lambda state, mean, parts: state,
     deadlines=deadlines.of(600.0, 60.0, 60.0),
+    silence=deadlines.silence(600.0),
     processes=Processes(),
   )
 
