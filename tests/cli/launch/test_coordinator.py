@@ -1,11 +1,13 @@
-"""A coordinator by itself, at the front door."""
+"""The coordinator's process as a victim, and by itself, at the front door."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
+import run_journals
 import waiting
 
 from optax_dist.coordinator.transport import addresses
@@ -58,8 +60,56 @@ def start(tmp_path):
     one.wait()
 
 
+def _coordinator(launcher):
+  """The process that coordinates for a launcher at present; None if none does."""
+  path = f"/proc/{launcher.pid}/task"
+  for task in os.listdir(path):
+    with open(f"{path}/{task}/children") as file:
+      for pid in file.read().split():
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+          if b"optax_dist.coordinator.server" in command.read():
+            return int(pid)
+  return None
+
+
 def _steps(text):
   return max(map(int, re.findall(r"step (\d+)", text())), default=0)
+
+
+def _check_journal(path, steps):
+  """Each step is there once, in order."""
+  commits = [
+    line["step"]
+    for line in run_journals.whole(path)
+    if line["kind"] == "commit"
+  ]
+  assert commits == list(range(commits[0], commits[0] + len(commits)))
+  assert commits[0] in (0, 1)
+  assert len(commits) == steps
+
+
+def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
+  start, tmp_path
+):
+  """Twice killed and once stopped: no step is lost, and none counts twice."""
+  output, steps = tmp_path / "out", 250
+  launcher, text = start(
+    *("launch", "--replicas", 2, "--output", output, "train.py", steps)
+  )
+  before = None
+  for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+    reached = _steps(text)
+    waiting.until(lambda low=reached: _steps(text) > low, text, 180.0)
+    victim = _coordinator(launcher)
+    assert victim not in (None, before)
+    os.kill(victim, number)
+    before = victim
+  assert launcher.wait(180.0) == 0, text()
+  assert text().count("was ended by SIGKILL; it starts again") == 2
+  assert text().count("has not answered for 5 s, and is replaced") == 1
+  ends = re.findall(r"ends at (\d+) (\w+)", text())
+  assert ends == [(str(steps), ends[0][1])] * 2
+  _check_journal(output / "journal.jsonl", steps)
 
 
 def test_one_by_itself_goes_on_with_its_log(start, tmp_path):

@@ -176,6 +176,7 @@ class _Meeting:
     self._known: dict[int, Checkup] = {}
     if self._is_first:
       at = listens(node)
+      assert at.port is not None
       self._transport = sockets.Transport(
         _MEETING,
         secret=secret,
