@@ -60,12 +60,14 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
       member = _member(checker, incarnation)
       if member is None or replica != member.index:
         return "it is not that replica's"
-      bad = [
-        found.submitted.total
-        for (name, _), found in checker.submissions.items()
-        if name == member.name and not is_finite(checker, found.submitted)
-      ]
-      if not 1 <= gradients <= sum(bad):
+      # Of several processes, any one may have a part that is not finite.
+      bad = {
+        sequence: found.submitted.total
+        for (name, sequence), found in checker.submissions.items()
+        if name.partition(".")[0] == member.name
+        and not is_finite(checker, found.submitted)
+      }
+      if not 1 <= gradients <= sum(bad.values()):
         return f"it has delivered {bad} that are not finite"
     case notes.CannotProceed(_, have, needed, missing):
       if not 0 <= have < needed <= checker.setting.needed:
