@@ -126,6 +126,11 @@ class Checker:
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
+    # The same by what they say of their data, and by the replica's number.
+    self.by_batches: dict[tuple[str, str], list[ins.Submitted]]
+    self.by_batches = collections.defaultdict(list)
+    self.by_sequence: dict[tuple[str, int], list[ins.Submitted]]
+    self.by_sequence = collections.defaultdict(list)
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
@@ -886,6 +891,9 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
+    self.by_batches[process.name, submitted.batches].append(submitted)
+    name = process.name.partition(".")[0]
+    self.by_sequence[name, submitted.sequence].append(submitted)
     if not journal.is_finite(self, submitted):
       self.fruitless(process, submitted)
     if submitted.data:
