@@ -179,6 +179,9 @@ class Behind:
     left = iter(batches)
     with self._leaving_on_sigterm() as preempted:
       while self._failure is None and not (self.finished or preempted.look()):
+        # A loop that starts the next step while the callback of the last one waits
+        # takes the thread of XLA's that the callback needs.
+        jax.effects_barrier()
         try:
           batch = next(left)
         except StopIteration:

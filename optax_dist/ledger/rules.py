@@ -174,7 +174,9 @@ def _gone(draft: State, event: ev.Gone) -> None:
 
 
 def _swap(draft: State, event: ev.Swap) -> None:
-  holder, back = event.holder, _held(draft, event.holder).inside
+  holder = event.holder
+  _return_out(draft, holder)  # What was to be added to a sum.
+  back = _held(draft, holder).inside
   left = not_finite.to_try(draft, holder)
   most = min(sp.size(back), sp.size(left)) // draft.unit * draft.unit
   spans, _ = sp.head(left, most)

@@ -1,8 +1,10 @@
 """The coordinator as an optax transformation, as trainers call it."""
 
 import functools
+import itertools
 import os
 import pathlib
+import re
 import secrets
 import subprocess
 import sys
@@ -468,6 +470,18 @@ def test_errors_under_jit_keep_their_type_and_cause(run, monkeypatch):
   # The trainer has what it had before.
   assert bits(trainer.params) == kept
   assert trainer.opt_state.step == 1
+
+
+def test_gradients_that_are_never_finite_end_the_run_and_say_so(run):
+  k_of_n = run(optax.sgd(0.1), timeout=2.0)
+  trainer = Trainer(k_of_n.tx)
+  with pytest.raises(coordinator.CoordinatorError) as raised:
+    trainer.train(k_of_n.until_finished(itertools.repeat(np.float32("nan"))))
+  assert re.match(
+    r"Step 0 made no progress for .* s: replica 0 delivered \d+ gradients that are"
+    r" not finite",
+    str(raised.value),
+  )
 
 
 def test_errors_of_joining_leave_the_trainers_state_alone(run):

@@ -1,7 +1,11 @@
 """The Python in README.md and docs/, run as it stands."""
 
+import os
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 import textwrap
 import warnings
 
@@ -58,3 +62,28 @@ def test_the_blocks_of_a_file_run_in_order(file):
   with warnings.catch_warnings():
     for block in _blocks(file.read_text("utf-8")):
       exec(compile(block, file, "exec"), namespace)
+
+
+def test_the_readmes_program_with_the_coordinator_is_complete(tmp_path):
+  """It starts a step while the callback of the last one waits for others."""
+  text = (_ROOT / "README.md").read_text("utf-8")
+  program, command = re.search(
+    r"as `train\.py`:\n\n```py\n(.*?)^```\n\n```sh\n(.*?)\n```$",
+    text,
+    re.MULTILINE | re.DOTALL,
+  ).groups()
+  (tmp_path / "train.py").write_text(program)
+  words = shlex.split(command)
+  assert words[:2] == [".venv/bin/optax-dist", "launch"]
+  ran = subprocess.run(
+    [sys.executable, "-m", "optax_dist", *words[1:]],
+    cwd=tmp_path,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert ran.returncode == 0, ran.stdout + ran.stderr
+  losses = re.findall(r"loss (\d\.\d{4})", ran.stdout)
+  assert len(losses) == 3
+  assert all(float(loss) < 0.5 for loss in losses)

@@ -3,12 +3,17 @@
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 
+import pytest
 import yaml
 
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "monitoring"
+# Series for each alert, in which it fires, and in which it doesn't.
+_FIRE = pathlib.Path(__file__).with_name("alerts_fire.yaml")
 _NAME = re.compile(r"\boptax_dist_\w+")
 
 
@@ -57,3 +62,29 @@ def test_the_alerts_watch_metrics_that_exist():
   _check(alert["expr"] for alert in alerts)
   for alert in alerts:
     assert alert["annotations"]["summary"]
+
+
+def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not():
+  rules = yaml.safe_load((_FOLDER / "alerts.yaml").read_text("utf-8"))
+  alerts = {
+    rule["alert"] for group in rules["groups"] for rule in group["rules"]
+  }
+  cases = yaml.safe_load(_FIRE.read_text("utf-8"))["tests"]
+  checks = [check for case in cases for check in case["alert_rule_test"]]
+  for fires in (True, False):
+    found = {c["alertname"] for c in checks if bool(c["exp_alerts"]) is fires}
+    assert found == alerts
+  series = [s["series"] for case in cases for s in case["input_series"]]
+  _check(series)
+
+
+@pytest.mark.skipif(
+  shutil.which("promtool") is None,
+  reason="needs promtool, of Debian's package prometheus",
+)
+def test_alerts_fire_when_they_should(tmp_path):
+  for path in (_FOLDER / "alerts.yaml", _FIRE):
+    shutil.copy(path, tmp_path)
+  command = ["promtool", "test", "rules", _FIRE.name]
+  ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+  assert ran.returncode == 0, ran.stdout + ran.stderr

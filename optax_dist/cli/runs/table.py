@@ -32,6 +32,8 @@ def table(numbers: RunNumbers, width: int, reported: str) -> str:
       important columns.
     reported: what the run's own script reports.
   """
+  if numbers.is_empty:
+    return "nothing has been written to this journal yet"
   title = f"step {numbers.step:,}, {numbers.rate():.1f} steps/s"
   if reported:
     title += f", {reported}"
@@ -64,7 +66,7 @@ def table(numbers: RunNumbers, width: int, reported: str) -> str:
     rows.append(cells)
   names = [name for name, needs in _COLUMNS.items() if width >= needs]
   shown = tables.text(title, names, rows, _WORDS)
-  awaited = numbers.waiting_for()
-  if awaited:
-    shown += f"\nwaiting for {parser.plain(awaited)}"
+  trouble = numbers.trouble()
+  if trouble:
+    shown += f"\n{parser.plain(trouble)}"
   return shown

@@ -96,7 +96,7 @@ class View:
       "reported": self.reported,
       "strategy": numbers.run["strategy"] if numbers.run else "",
       "restarts": numbers.restarts,
-      "awaited": numbers.waiting_for(),
+      "trouble": numbers.trouble(),
       "ended": (numbers.finish or {}).get("reason") or "",
       "members": [
         dataclasses.asdict(one)

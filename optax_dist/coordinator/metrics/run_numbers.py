@@ -18,6 +18,9 @@ _STEP_SECONDS = (
   *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0),
 )
 _STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# Seconds without a line after which the writer may be gone: one that waits says so
+# more often.
+_SILENT = 30.0
 # Number of commits over which rates are computed.
 _WINDOW = 50
 
@@ -106,6 +109,9 @@ class RunNumbers:
       keep: see `TimeLedger`.
     """
     self.times = TimeLedger(keep=keep)
+    # When the last record was written, by the clock of this process; None if there
+    # was none.
+    self._written: float | None = None
     self._begin(None)
 
   def _begin(self, run: journal.Record | None) -> None:
@@ -124,7 +130,6 @@ class RunNumbers:
     self._changes = dict.fromkeys(("joined", "left", "lost"), 0)
     self._moved = {"in": 0, "out": 0}
     self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
-    self._read_at = 0.0
 
   @property
   def restarts(self) -> int:
@@ -141,7 +146,7 @@ class RunNumbers:
     for record in records:
       if record["kind"] == "run":
         self._begin(record)
-      self._read_at = time.monotonic() - age
+      self._written = time.monotonic() - age
       self._count(record)
       self.times.update(record)
 
@@ -225,11 +230,36 @@ class RunNumbers:
   def _one(self, replica: Replica) -> ReplicaNumbers:
     return self.replicas.setdefault(replica, ReplicaNumbers(replica))
 
+  @property
+  def is_empty(self) -> bool:
+    """Whether there was no record yet."""
+    return self._written is None
+
+  @property
+  def silence(self) -> float:
+    """Seconds since the last record; 0 before the first one, and at the end."""
+    if self._written is None or self.finish is not None:
+      return 0.0
+    return max(0.0, time.monotonic() - self._written)
+
   def now(self) -> float:
     """Seconds since the run's start: now, or at its end."""
-    if self.run is None or self.finish is not None:
-      return self.times.end
-    return self.times.end + time.monotonic() - self._read_at
+    return self.times.end + self.silence
+
+  @property
+  def commit_age(self) -> float:
+    """Seconds since the last commit, or since the start; 0 at the end."""
+    if self.is_empty or self.finish is not None:
+      return 0.0
+    began = self.run["time"] if self.run else 0.0
+    return max(0.0, self.now() - max(began, self.committed))
+
+  @property
+  def stalled(self) -> float:
+    """How long the present step has stalled; 0 if it goes on."""
+    if not self._stalled or self.stall is None:
+      return self._stalled
+    return self._stalled + max(0.0, self.now() - self.stall["time"])
 
   def rate(self) -> float:
     """Steps per second, over the last commits."""
@@ -241,14 +271,18 @@ class RunNumbers:
       return 0.0
     return (len(self._commits) - 1) / max(until - self._commits[0], 1e-9)
 
-  def waiting_for(self) -> str:
-    """The replicas that the run waits for; "" if it makes progress."""
-    if self.finish is not None:
-      return ""
-    quiet = self.now() - self.committed
+  def trouble(self) -> str:
+    """What the run waits for, as a sentence; "" if it makes progress."""
+    quiet = self.commit_age
     usual = 1.0 / rate if (rate := self._rate(self.committed)) else 1.0
     if quiet < max(3.0, 5 * usual):
       return ""
+    silence = self.silence
+    if silence > max(_SILENT, 5 * usual):
+      return (
+        f"Nothing was written for {silence:.1f} s: the job is gone, or computes for"
+        " that long."
+      )
     if self.stall is not None:
       found = missing(self.stall)
     else:
@@ -257,11 +291,13 @@ class RunNumbers:
         for r in self.replicas.values()
         if r.state != "left" and r.seen <= self.committed
       ]
+    if not found:
+      return ""
     names = ", ".join(map(str, found))
-    return f"replica {names}, for {quiet:.1f} s" if found else ""
+    return f"Waiting for replica {names}, for {quiet:.1f} s."
 
   def metrics(self) -> list[table.Number]:
-    """The table of all numbers, as of the last record."""
+    """The table of all numbers, now."""
     row = table.Number
     replicas = self.replicas.values()
     applied = sum(one.accepted for one in replicas)
@@ -320,7 +356,19 @@ class RunNumbers:
         "stalled_seconds",
         "gauge",
         "How long the present step has stalled; 0 if it goes on.",
-        self._stalled,
+        self.stalled,
+      ),
+      row(
+        "commit_age_seconds",
+        "gauge",
+        "Time since the last commit, or since the start; 0 once the run has ended.",
+        self.commit_age,
+      ),
+      row(
+        "journal_age_seconds",
+        "gauge",
+        "Time since a line was written; 0 once the run has ended.",
+        self.silence,
       ),
       row(
         "attempts_abandoned",

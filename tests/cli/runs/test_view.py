@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import re
+import time
 
 import pytest
 import run_journals
@@ -25,7 +26,8 @@ def _commit(step, at, *members):
   return {"kind": "commit", "time": at, "step": step, "members": list(members)}
 
 
-def test_the_timeline_has_the_last_minute_only():
+def test_the_timeline_has_the_last_minute_only(monkeypatch):
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   shown = _shown(
     *(
       _commit(step, step + 1.0, run_journals.member(0, step, 0.0, 1.0))

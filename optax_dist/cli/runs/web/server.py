@@ -103,7 +103,9 @@ class Server:
     """The current metrics, in Prometheus' text format."""
     with self._view.lock:
       self._view.read()
-      return prometheus.text(self._view.numbers.metrics())
+      numbers = self._view.numbers
+      # Zeros of a host that has no journal would pass for those of the run.
+      return prometheus.text([] if numbers.is_empty else numbers.metrics())
 
   def answer(self, url: str, host: str) -> tuple[int, str, str]:
     """The answer to a request.
