@@ -161,7 +161,7 @@ def _alone(transform_name, name):
 
 
 @pytest.mark.parametrize(
-  ("user", "name", "check_vma"),
+  ("transform_name", "name", "check_vma"),
   [
     ("cross_shard", "quantize", True),
     ("cross_shard", "stochastic", True),
@@ -180,7 +180,7 @@ def test_each_shard_is_compressed_on_its_own(transform_name, name, check_vma):
       np.testing.assert_allclose(x, expected[k], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("user", ["local_updates", "streaming_late"])
+@pytest.mark.parametrize("transform_name", ["local_updates", "streaming_late"])
 def test_error_feedback_is_sharded_like_the_parameters(transform_name):
   tx = MAKE[transform_name](METHODS["power_sgd"])
   # Also a state made outside of the map, where this method doesn't need shards.
@@ -224,7 +224,7 @@ def test_whether_there_is_a_factor_does_not_depend_on_shards():
     assert jax.tree.structure(whole) == jax.tree.structure(part)
 
 
-@pytest.mark.parametrize("user", ["cross_shard", "local_updates"])
+@pytest.mark.parametrize("transform_name", ["cross_shard", "local_updates"])
 def test_under_plain_jit(transform_name):
   method, own = METHODS["top_k"], transform_name != "cross_shard"
   tx = optax_dist.under_jit(
@@ -249,7 +249,7 @@ def test_under_plain_jit(transform_name):
       np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("user", ["local_updates", "streaming_late"])
+@pytest.mark.parametrize("transform_name", ["local_updates", "streaming_late"])
 def test_the_state_is_saved_restored_and_resized(transform_name):
   tx = MAKE[transform_name](METHODS["power_sgd"])
   params, state = _on_mesh(tx, False)
