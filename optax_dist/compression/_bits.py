@@ -82,7 +82,7 @@ def pack_signs(x: jax.Array) -> jax.Array:
 
   Example:
     >>> pack_signs(jnp.array([0.5, 0.0, -2.0, 3.0])).tolist()
-    [140]
+    [59]
   """
   signs = (x > 0).astype(jnp.uint8) + (x >= 0).astype(jnp.uint8)
   signs = jnp.where(jnp.isnan(x), jnp.uint8(1), signs)
@@ -102,7 +102,7 @@ def unpack_signs(data: jax.Array, count: int) -> jax.Array:
     int32, of shape (count,): -1, 0 or 1.
 
   Example:
-    >>> unpack_signs(jnp.array([140], jnp.uint8), 4).tolist()
+    >>> unpack_signs(jnp.array([59], jnp.uint8), 4).tolist()
     [1, 0, -1, 1]
   """
   digits = data[:, None] // _powers_of_3() % jnp.uint8(3)

@@ -138,11 +138,11 @@ def _shard(tree, m, specs=SPECS):
 
 
 @functools.cache
-def _alone(user, name):
+def _alone(transform_name, name):
   """Returns what each shard's training leaves, as a model of its own."""
   results = []
   for m in range(M):
-    tx = MAKE[user](METHODS[name], model_axes=())
+    tx = MAKE[transform_name](METHODS[name], model_axes=())
     start = _shard(_start(), m)
     params, state = stack(start, N), tx.init(start)
     axes = optax_dist.states.state_axes(state)
@@ -161,7 +161,7 @@ def _alone(user, name):
 
 
 @pytest.mark.parametrize(
-  ("user", "name", "check_vma"),
+  ("transform_name", "name", "check_vma"),
   [
     ("cross_shard", "quantize", True),
     ("cross_shard", "stochastic", True),
@@ -173,21 +173,21 @@ def _alone(user, name):
     ("streaming_late", "top_k", True),
   ],
 )
-def test_each_shard_is_compressed_on_its_own(user, name, check_vma):
-  params, _ = _on_mesh(MAKE[user](METHODS[name]), check_vma)
-  for m, (expected, _) in enumerate(_alone(user, name)):
+def test_each_shard_is_compressed_on_its_own(transform_name, name, check_vma):
+  params, _ = _on_mesh(MAKE[transform_name](METHODS[name]), check_vma)
+  for m, (expected, _) in enumerate(_alone(transform_name, name)):
     for k, x in _shard(params, m).items():
       np.testing.assert_allclose(x, expected[k], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("user", ["local_updates", "streaming_late"])
-def test_error_feedback_is_sharded_like_the_parameters(user):
-  tx = MAKE[user](METHODS["power_sgd"])
+@pytest.mark.parametrize("transform_name", ["local_updates", "streaming_late"])
+def test_error_feedback_is_sharded_like_the_parameters(transform_name):
+  tx = MAKE[transform_name](METHODS["power_sgd"])
   # Also a state made outside of the map, where this method doesn't need shards.
   state = jax.eval_shape(tx.init, _start())
   specs = optax_dist.states.state_specs(state, "data", param_specs=SPECS)
   residuals, shared = specs.replica.value.residual, specs.shared
-  if user == "local_updates":
+  if transform_name == "local_updates":
     residuals, shared = (residuals,), (shared,)
   parts = {k: P("data", *spec) for k, spec in SPECS.items()}
   found = [k for part in residuals for k in parts if part[k] == parts[k]]
@@ -224,11 +224,11 @@ def test_whether_there_is_a_factor_does_not_depend_on_shards():
     assert jax.tree.structure(whole) == jax.tree.structure(part)
 
 
-@pytest.mark.parametrize("user", ["cross_shard", "local_updates"])
-def test_under_plain_jit(user):
-  method, own = METHODS["top_k"], user != "cross_shard"
+@pytest.mark.parametrize("transform_name", ["cross_shard", "local_updates"])
+def test_under_plain_jit(transform_name):
+  method, own = METHODS["top_k"], transform_name != "cross_shard"
   tx = optax_dist.under_jit(
-    MAKE[user](method),
+    MAKE[transform_name](method),
     "data",
     mesh=_mesh(),
     own_params=own,
@@ -243,15 +243,15 @@ def test_under_plain_jit(user):
     gradients = optax_dist.states.place(_gradients(i), _mesh(), over)
     params, state = run(state, params, gradients)
   params = jax.device_get(params)
-  for m, (expected, _) in enumerate(_alone(user, "top_k")):
+  for m, (expected, _) in enumerate(_alone(transform_name, "top_k")):
     for k, x in _shard(params, m).items():
       want = expected[k] if own else expected[k][0]
       np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("user", ["local_updates", "streaming_late"])
-def test_the_state_is_saved_restored_and_resized(user):
-  tx = MAKE[user](METHODS["power_sgd"])
+@pytest.mark.parametrize("transform_name", ["local_updates", "streaming_late"])
+def test_the_state_is_saved_restored_and_resized(transform_name):
+  tx = MAKE[transform_name](METHODS["power_sgd"])
   params, state = _on_mesh(tx, False)
   restored = serialization.from_bytes(
     tx.init(_start()), serialization.to_bytes(state)
