@@ -8,13 +8,13 @@ import pytest
 from tests.mutants import __main__ as mutants
 from tests.mutants import making
 
-_SOURCE = '''
+_SOURCE = """
 def least(a, b):
   if a < b:
     return a
   forget()
   return b
-'''
+"""
 
 
 def test_what_changes_nothing_is_there():
