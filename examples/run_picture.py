@@ -113,10 +113,10 @@ def draw_timeline(axes, records, ledger):
       label="lost",
     )
   for record in records:
-    if record["kind"] == "leader":
+    if record["kind"] == "coordinator":
       axes.axvline(record["time"], color="#4a5568", linewidth=1, linestyle=":")
   axes.set_title("What each replica did")
-  axes.set_xlabel("seconds (dotted: a leader takes the role)")
+  axes.set_xlabel("seconds (dotted: the coordinator starts)")
   axes.set_xlim(0, ledger.end)
   _name_rows(axes, ledger)
 

@@ -87,7 +87,6 @@ _WAITING = (
   "tests/coordinator/launch",
   "tests/coordinator/runs",
   "tests/coordinator/runtime",
-  "tests/coordinator/store",
   "tests/coordinator/transport",
   "tests/examples",
   "tests/processes",

@@ -1,4 +1,4 @@
-"""Draws the picture of docs/coordinator.md: the core, its inputs, its effects.
+"""Draws the picture of docs/coordinator.md: one step, from a gradient to its commit.
 
 python docs/images/coordinator_core.py
 """
@@ -12,167 +12,94 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from optax_dist.coordinator.protocol import effects, inputs
+from optax_dist.coordinator.protocol import entries, messages
 
-_CORE, _AROUND, _INPUT, _EFFECT = "#4C78A8", "#D9DEE5", "#59A14F", "#F2A541"
+_REPLICA, _COORDINATOR, _LOG = "#4C78A8", "#59A14F", "#F2A541"
 _HERE = pathlib.Path(__file__).parent
 
-# What is around the core, with the inputs that it makes and the effects that it
-# carries out; each name is checked to be one.
-_ROWS = (
-  (
-    "transport/\nconnections",
-    ("Received", "Malformed", "PeerLost"),
-    ("Send", "SendAll", "Connect", "Disconnect", "UseRun"),
-  ),
-  (
-    "store/\nkeys",
-    ("PutAnswered", "GetAnswered", "StoreLost"),
-    ("Put", "Get", "Delete"),
-  ),
-  (
-    "aggregation/\narrays",
-    (
-      "Aggregated",
-      "AggregateFailed",
-      "SnapshotFetched",
-      "SnapshotFailed",
-    ),
-    (
-      "Aggregate",
-      "LimitWait",
-      "Release",
-      "ServeSnapshot",
-      "FetchSnapshot",
-    ),
-  ),
-  (
-    "runtime/\nthe state",
-    ("FingerprintTaken",),
-    ("Apply", "Publish", "Restore", "TakeFingerprint"),
-  ),
-  (
-    "replica.py\ntraining loop",
-    (
-      "Started",
-      "Submitted",
-      "LeaveWanted",
-      "FinishWanted",
-      "SaveWanted",
-      "Aborted",
-    ),
-    (
-      "Admitted",
-      "Suspended",
-      "SetAsked",
-      "Taken",
-      "Resolved",
-      "Leased",
-      "Progressed",
-      "Called",
-      "Left",
-      "Finished",
-      "Fail",
-    ),
-  ),
-  ("clock", ("TimePassed",), ()),
-  (
-    "journal, log",
-    (),
-    ("LeadershipChanged", "WriteJournal", "Log"),
-  ),
+# Where (column, row), colour, text.
+_BOXES = (
+  ((0, 0), _REPLICA, "each replica\nstep(gradient)"),
+  ((1, 0), _COORDINATOR, "coordinator\nquorum: k of N?"),
+  ((2, 0), _REPLICA, "the k members\naverage slices,\nreplica to replica"),
+  ((2, 1), _COORDINATOR, "coordinator\nall have the mean"),
+  ((1, 1), _LOG, "its log\nthe step counts"),
+  ((0, 1), _REPLICA, "all replicas\napply the mean"),
 )
+# From, to, and what is sent.
+_ARROWS = (
+  ((0, 0), (1, 0), "Arrive"),
+  ((1, 0), (2, 0), "Round"),
+  ((2, 0), (2, 1), "Done"),
+  ((2, 1), (1, 1), "append"),
+  ((1, 1), (0, 1), "Committed"),
+  ((0, 1), (0, 0), "next step"),
+)
+_WIDTH, _HEIGHT, _DX, _DY = 3.0, 1.3, 5.0, 2.9
 
 
 def _check():
-  """Every input and every effect is in the picture, and nothing else."""
-  for union, column in ((inputs.Input, 1), (effects.Effect, 2)):
-    drawn = sorted(name for row in _ROWS for name in row[column])
-    there = sorted(kind.__name__ for kind in union.__args__)
-    assert drawn == there, set(drawn) ^ set(there)
+  """The names of messages in the picture are those in the code."""
+  for *_, text in _ARROWS:
+    if text[0].isupper():
+      assert hasattr(messages, text) or hasattr(entries, text), text
 
 
-def _box(ax, x, y, width, height, color, text, ink="black", size=10.5):
-  ax.add_patch(
-    FancyBboxPatch(
-      (x, y - height / 2),
-      width,
-      height,
-      boxstyle="round,pad=0,rounding_size=0.08",
-      facecolor=color,
-      edgecolor="none",
-    )
-  )
-  ax.text(
-    x + width / 2, y, text, ha="center", va="center", fontsize=size, color=ink
-  )
-
-
-def _arrow(ax, start, stop, color):
-  ax.add_patch(
-    FancyArrowPatch(
-      start,
-      stop,
-      arrowstyle="-|>",
-      mutation_scale=13,
-      linewidth=1.8,
-      color=color,
-      shrinkA=0,
-      shrinkB=0,
-    )
-  )
-
-
-def _lines(names, most=3):
-  return ",\n".join(
-    ", ".join(names[i : i + most]) for i in range(0, len(names), most)
-  )
+def _at(place):
+  return place[0] * _DX, -place[1] * _DY
 
 
 def main():
   _check()
-  figure, ax = plt.subplots(figsize=(10.4, 7.4), layout="constrained")
-  ax.set_xlim(0, 15.6)
-  ax.set_ylim(-8.3, 1.2)
+  figure, ax = plt.subplots(figsize=(10.4, 4.4), layout="constrained")
+  ax.set_xlim(-0.3, 2 * _DX + _WIDTH + 0.3)
+  ax.set_ylim(-_DY - _HEIGHT, _HEIGHT)
   ax.axis("off")
-  ax.text(3.9, 0.85, "inputs", ha="center", fontsize=13, color=_INPUT)
-  ax.text(11.7, 0.85, "effects", ha="center", fontsize=13, color="#B8741A")
-  ax.text(7.8, 0.85, "protocol/", ha="center", fontsize=13, color=_CORE)
-  _box(
-    ax,
-    6.35,
-    -3.25,
-    2.9,
-    7.2,
-    _CORE,
-    "the core, pure\n\nNode.step(input, now)\n→ effects\n\nNode.deadline()\n"
-    "→ time\n\n\nfollower\n(always)\n\nleader\n(while it is one)\n\n\nno"
-    " threads, clocks,\nsockets, arrays",
-    "white",
-    11,
-  )
-  for i, (name, into, out) in enumerate(_ROWS):
-    y = -1.08 * i
-    if into:
-      _box(ax, 0, y, 2.0, 0.86, _AROUND, name, size=9)
-      ax.text(
-        4.1, y + 0.1, _lines(into, 2), ha="center", va="bottom", fontsize=8
+  for place, color, text in _BOXES:
+    x, y = _at(place)
+    ax.add_patch(
+      FancyBboxPatch(
+        (x, y - _HEIGHT / 2),
+        _WIDTH,
+        _HEIGHT,
+        boxstyle="round,pad=0,rounding_size=0.1",
+        facecolor=color,
+        edgecolor="none",
       )
-      _arrow(ax, (2.05, y), (6.3, y), _INPUT)
-    if out:
-      _box(ax, 13.6, y, 2.0, 0.86, _AROUND, name, size=9)
-      ax.text(11.45, y + 0.1, _lines(out), ha="center", va="bottom", fontsize=8)
-      _arrow(ax, (9.3, y), (13.55, y), _EFFECT)
-  ax.text(
-    7.8,
-    -7.85,
-    "Around it: the driver (runtime/driver.py) in threads and processes,\n"
-    "or the simulation (tests/simulation), which replaces transport, store,"
-    " arrays and clock.",
-    ha="center",
-    va="center",
-    fontsize=11,
-  )
+    )
+    ax.text(
+      *(x + _WIDTH / 2, y, text),
+      ha="center",
+      va="center",
+      fontsize=12,
+      color="white",
+    )
+  for start, stop, text in _ARROWS:
+    (x0, y0), (x1, y1) = _at(start), _at(stop)
+    middle = _WIDTH / 2
+    if y0 == y1:
+      right = x1 > x0
+      begin = (x0 + (_WIDTH + 0.08 if right else -0.08), y0)
+      end = (x1 + (-0.08 if right else _WIDTH + 0.08), y1)
+      where, align = ((begin[0] + end[0]) / 2, y0 + 0.18), "center"
+    else:
+      down = y1 < y0
+      gap = _HEIGHT / 2 + 0.08
+      begin = (x0 + middle, y0 + (-gap if down else gap))
+      end = (x1 + middle, y1 + (gap if down else -gap))
+      where, align = (x0 + middle + 0.15, (y0 + y1) / 2), "left"
+    ax.add_patch(
+      FancyArrowPatch(
+        *(begin, end),
+        arrowstyle="-|>",
+        mutation_scale=15,
+        linewidth=1.8,
+        color="#555555",
+        shrinkA=0,
+        shrinkB=0,
+      )
+    )
+    ax.text(*where, text, ha=align, va="bottom", fontsize=11)
   figure.savefig(_HERE / "coordinator_core.png", dpi=110)
 
 

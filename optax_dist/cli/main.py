@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import command as launch
-from optax_dist.cli.launch import doctor
+from optax_dist.cli.launch import coordinator, doctor
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import plan, simulate
 
@@ -25,7 +25,7 @@ def commands() -> parser.Parser:
   added = root.add_subparsers(
     title="commands", metavar="COMMAND", dest="command"
   )
-  for command in (launch, doctor, watch, report, simulate, plan):
+  for command in (launch, coordinator, doctor, watch, report, simulate, plan):
     command.add_parser(added)
   return root
 

@@ -29,13 +29,13 @@ from optax_dist.coordinator.runtime import (
   processes,
   threads,
 )
-from optax_dist.coordinator.store import process, urls
+from optax_dist.coordinator.server import places, process
 from optax_dist.coordinator.training import participant, preemption
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Seconds after which a store that `join` started exits if it has no clients.
+# Seconds after which a coordinator that `join` started exits without members.
 _IDLE = 60.0
 
 
@@ -46,7 +46,6 @@ def join(
   replicas_to_aggregate: int | None = None,
   total_num_replicas: int | None = None,
   coordinator_address: str | None = None,
-  store: str | None = None,
   replica: int | None = None,
   strategy: strategies.Factory | None = None,
   max_staleness: int = 0,
@@ -65,14 +64,14 @@ def join(
   bind: str | None = None,
   ports: str | None = None,
   advertise: str | None = None,
-  start_store: bool | None = None,
+  start_coordinator: bool | None = None,
   on_sigterm: str | None = None,
   **settings: Any,
 ) -> replicas.Replica:
   """Makes this process a replica of a run, and waits until it is admitted.
 
-  The replicas find each other through the store at `coordinator_address`, the
-  environment variables that `optax-dist launch` sets (OPTAX_DIST_REPLICA and
+  The replicas find each other through the coordinator at `coordinator_address`,
+  the environment variables that `optax-dist launch` sets (OPTAX_DIST_REPLICA and
   others: `launch.environment.Environment`), or the cluster that JAX detects
   (SLURM, GKE, TPU pods, Open MPI). Inside a replica, `shard_map` and `jit` over
   its own devices work as usual; only this coordinator communicates between
@@ -88,9 +87,9 @@ def join(
       OPTAX_DIST_REPLICAS_TO_AGGREGATE, or all. If it exceeds
       `total_num_replicas`, replicas sum several gradients each.
     total_num_replicas: replicas expected at the start.
-    coordinator_address: ``host:port`` of the store process.
-    store: URL of another kind of store, ``etcd://a:2379,b:2379,c:2379``; no
-      store process is needed then.
+    coordinator_address: ``host:port`` of the coordinator; or, with coordinators
+      in etcd, ``etcd://host:2379,host:2379,host:2379`` (docs/log.md), where it is
+      looked up whenever it is called.
     replica: the index of this replica, from 0.
     strategy: `elastic_average(...)`, `local_updates(...)` or
       `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
@@ -124,15 +123,16 @@ def join(
       Required if other hosts can connect.
     certificates: files used to encrypt all traffic that leaves this host.
     bind: host name or address that this process listens on; by default
-      OPTAX_DIST_LOCAL_ADDR, or loopback if the store is on loopback, and all
-      addresses otherwise.
+      OPTAX_DIST_LOCAL_ADDR, or loopback if the coordinator is on loopback, and
+      all addresses otherwise.
     ports: range to take a port from, such as "29400-29499".
     advertise: the address that others connect to, as a host or ``host:port``;
       by default OPTAX_DIST_LOCAL_ADDR, or the address from which this host
-      reaches the store.
-    start_store: whether replica 0 starts the store process if nothing listens
-      at its address; by default true if the address belongs to this host and no
-      launcher has started one.
+      reaches the coordinator.
+    start_coordinator: whether this replica starts the coordinator if nothing
+      listens at its address, and starts it again if it dies; by default true if
+      the address belongs to this host and no launcher has started one. Not with
+      one in etcd, for which `optax-dist coordinator` waits on several hosts.
     on_sigterm: "leave" makes the replica leave gracefully after its step when
       it gets SIGTERM (or a launcher's SIGINT): `Outcome.finished` is then set.
       With "save" all replicas see `Outcome.save` first. Defaults to "leave" if
@@ -151,15 +151,13 @@ def join(
     CoordinatorError: this process is that replica of that run already, and its
       program may still use it; what a notebook's cell has left is replaced.
     CoordinatorError: there is no answer within `timeout` seconds and the time
-      in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
+      in which a lost coordinator must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
   probe = data_arguments.check_probe(probe, data)
   launched = environment.Environment.read()
-  if store is None and coordinator_address is None:
-    store = launched.store
   address, total, number = cluster.detect(
-    coordinator_address if store is None else "127.0.0.1:1",
+    coordinator_address,
     checks.count_or_none("total_num_replicas", total_num_replicas),
     None if replica is None else checks.count("replica", replica, least=0),
   )
@@ -211,32 +209,22 @@ def join(
     **settings,
   )
   chosen: options.Options = job.keywords["settings"]
-  url = urls.parse(store or f"tcp://{address}")
-  host = url.host
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   if secret is None:
     secret = launched.find_secret()
   key = secret.encode() if isinstance(secret, str) else secret or b""
+  where = _where_to_start(address, launched, start_coordinator)
   with memberships.begin(
-    f"{url}", chosen.run, f"{program.name(number)}"
+    address, chosen.run, f"{program.name(number)}"
   ) as membership:
-    hosted = None
-    if start_store is None:
-      start_store = (
-        launched.channel is None and number == 0 and addresses.is_own(host)
-      )
-    start_store = start_store and program.index == 0
-    if membership.follows is not None and not isinstance(url, urls.Tcp):
-      raise errors.CoordinatorError(
-        f"Run {chosen.run!r} was left without a replica by this process, and nobody"
-        " has its parameters. Give this one a run= of its own."
-      )
-    if start_store and isinstance(url, urls.Tcp):
-      hosted = _start_store(url.address, key, certificates)
+    starter = None
+    if where is not None and program.index == 0:
+      starter = _Starter(where, key, certificates)
+      starter.start()
     try:
       place = endpoint.connect(
-        url,
+        address,
         program.name(number),
         key,
         chosen.silence,
@@ -246,6 +234,7 @@ def join(
         else addresses.parse_ports(ports),
         advertise=advertise,
         certificates=certificates,
+        restart=None if starter is None else starter.start_later,
       )
       with place.closed_on_error():
         line = channel.current()
@@ -264,6 +253,7 @@ def join(
           params=params,
           replica=number,
           on_stuck=_end if line or chosen.step_timeout else None,
+          follows=membership.follows,
         )
         tell = None if line is None else line.say
         if line is not None and program.index == 0:
@@ -272,16 +262,20 @@ def join(
         ends = preempted.remove if preempted is not None else lambda: None
         membership.belongs_to(made, part, ends)
       try:
-        return made.start(membership.follows)
+        return made.start()
       except SystemExit:
         _log.warning(
           "Replica %r ends before it has joined the run: it got a signal.",
           number,
         )
         raise
+      except errors.JoinRefused:
+        if line is not None:
+          line.say("refused")
+        raise
     except BaseException:
-      if hosted is not None:
-        hosted.stop()
+      if starter is not None:
+        starter.stop()
       raise
 
 
@@ -359,7 +353,10 @@ def run_embedded(
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
   target = threads.in_this_precision(run)
-  with futures.ThreadPoolExecutor(num_replicas, "optax-dist-embedded") as pool:
+  with (
+    world,
+    futures.ThreadPoolExecutor(num_replicas, "optax-dist-embedded") as pool,
+  ):
     running = [pool.submit(target, index) for index in range(num_replicas)]
     try:
       futures.wait(running)
@@ -377,19 +374,90 @@ def run_embedded(
   return results
 
 
-def _start_store(
-  address: str, secret: bytes, certificates: channels.Certificates | None
-) -> process.StoreProcess | None:
-  (place,) = addresses.parse(address)
-  with contextlib.suppress(RuntimeError):  # It runs already.
-    return process.start(
-      secret,
-      bind=place.host,
-      port=place.port,
-      certificates=certificates,
-      idle=_IDLE,
-    )
-  return None
+def _where_to_start(
+  address: str, launched: environment.Environment, wanted: bool | None
+) -> addresses.Endpoint | None:
+  """Where this process starts the coordinator; None if it does not.
+
+  Args:
+    address: of the coordinator.
+    launched: the environment.
+    wanted: `join`'s start_coordinator.
+
+  Raises:
+    ValueError: it can't start one for this address.
+  """
+  if places.in_etcd(address) is not None:
+    if wanted:
+      raise ValueError(
+        "start_coordinator=True is for a coordinator at host:port. Those in etcd are"
+        " started by optax-dist launch, or by optax-dist coordinator."
+      )
+    return None
+  (where,) = addresses.parse(address)
+  if wanted is None:
+    wanted = launched.channel is None and addresses.is_own(where.host)
+  return where if wanted else None
+
+
+class _Starter:
+  """Starts the coordinator on this host, and starts it again if it dies."""
+
+  def __init__(
+    self,
+    where: addresses.Endpoint,
+    secret: bytes,
+    certificates: channels.Certificates | None,
+  ):
+    self._where, self._secret = where, secret
+    self._certificates = certificates
+    self._started: process.CoordinatorProcess | None = None
+    self._starts = threading.Lock()
+    # Why it could not be started again, as it was last told.
+    self._told = ""
+
+  def start(self) -> None:
+    """Starts it, unless something listens there.
+
+    Raises:
+      CoordinatorError: it can't be started.
+    """
+    try:
+      self._started = process.start(
+        self._secret,
+        bind=self._where.host,
+        port=self._where.port,
+        certificates=self._certificates,
+        idle=_IDLE,
+      )
+    except process.PortTaken:
+      pass  # Another process was faster.
+    except (RuntimeError, TimeoutError) as error:
+      raise errors.CoordinatorError(
+        f"The coordinator at {self._where} can't be started: {error}"
+      ) from None
+
+  def start_later(self) -> None:
+    """The same without waiting; nothing if that is under way."""
+    if self._starts.acquire(blocking=False):
+      threading.Thread(
+        target=self._start_once, name="optax-dist-starter", daemon=True
+      ).start()
+
+  def _start_once(self) -> None:
+    try:
+      self.start()
+    except errors.CoordinatorError as error:
+      if str(error) != self._told:
+        self._told = str(error)
+        _log.warning("%s", error)
+    finally:
+      self._starts.release()
+
+  def stop(self) -> None:
+    """Stops it, if it was started here."""
+    if self._started is not None:
+      self._started.stop()
 
 
 def _hear(part: participant.Participant, event: channel.Event) -> None:

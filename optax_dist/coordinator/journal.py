@@ -1,6 +1,6 @@
 """The journal of a run: one line of JSON per event.
 
-The leader writes it; replay, plots and the simulator read it. docs/simulate.md
+The coordinator writes it; replay, plots and the simulator read it. docs/simulate.md
 describes the records. Times are seconds since the run's start, on the writer's
 clock.
 """
@@ -51,43 +51,17 @@ class Contents(NamedTuple):
   problems: list[str]
 
 
-class Once:
-  """Tells which records are new: all but a commit's second line.
-
-  A leader that is stopped right before it writes a commit's line does so when it
-  goes on; by then the next leader has written that line, too.
-
-  Example:
-    >>> once = Once()
-    >>> [once({"kind": "commit", "step": step}) for step in (0, 1, 0, 2)]
-    [True, True, False, True]
-  """
-
-  def __init__(self) -> None:
-    self._step = 0
-
-  def __call__(self, record: Record) -> bool:
-    """Whether this is the first line of what the record tells."""
-    if record["kind"] == "run":  # A resumed job repeats steps.
-      self._step = record["step"]
-    if record["kind"] != "commit":
-      return True
-    if record["step"] < self._step:
-      return False
-    self._step = record["step"] + 1
-    return True
-
-
 class Journal:
   """Appends records to a file, each immediately, so that none is ever lost.
 
   Any thread may write. A line that a killed writer left incomplete is
-  terminated first, so that it doesn't corrupt the next. A new leader continues
-  the run's time, by the clock of the file system.
+  terminated first, so that it doesn't corrupt the next. A coordinator that starts
+  again continues the run's time, by the clock of the file system.
 
   Attributes:
     path: the file.
     step: the last committed step of the last run that it had when it was opened.
+    ended: whether it had the end of that run.
 
   Example:
     >>> import tempfile
@@ -123,12 +97,12 @@ class Journal:
     self._file = self.path.open("a+b", buffering=0)
     records = _last_records(self._file)
     self._start, self.step = clock() - _now(self._file, records), -1
+    self.ended = bool(records) and records[-1]["kind"] == "finish"
     for record in records:
       if record["kind"] == "run":
         self.step = record["step"] - 1
       elif record["kind"] == "commit":
-        # A leader that was stopped may write an earlier step once more.
-        self.step = max(self.step, record["step"])
+        self.step = record["step"]
 
   def time(self) -> float:
     """Seconds since the run's start."""
@@ -217,8 +191,7 @@ def _now(file: io.FileIO, records: list[Record]) -> float:
 def read(path: str | os.PathLike[str]) -> Contents:
   """Reads a journal, tolerating invalid lines.
 
-  Unknown kinds and fields are kept: a later version may have more. A commit that
-  two leaders wrote is taken once.
+  Unknown kinds and fields are kept: a later version may have more.
 
   Args:
     path: the file.
@@ -232,7 +205,6 @@ def read(path: str | os.PathLike[str]) -> Contents:
   """
   records: list[Record] = []
   problems: list[str] = []
-  once = Once()
   text = pathlib.Path(path).read_bytes()
   *lines, rest = text.split(b"\n")
   if rest:
@@ -245,7 +217,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
       wrong += "; it is the last, and was cut short"
     if wrong:
       problems.append(f"line {number}: {wrong}")
-    if record is not None and once(record):
+    if record is not None:
       records.append(record)
   if not records or records[0]["kind"] != "run":
     problems.insert(0, "line 1: the journal does not begin with a run")
@@ -253,10 +225,10 @@ def read(path: str | os.PathLike[str]) -> Contents:
 
 
 def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
-  """Appends a record of a process that does not lead the run.
+  """Appends a record of another process than the coordinator.
 
-  Its time continues the run's as that of a new leader does. Nothing happens
-  before a run has begun.
+  Its time continues the run's as that of a coordinator that starts again does. Nothing
+  happens before a run has begun.
 
   Args:
     path: the file.
@@ -290,7 +262,7 @@ def segments(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def arrived(record: Record, gradient: Record) -> float | None:
-  """When a gradient of a record arrived at the leader; None if unknown.
+  """When a gradient of a record arrived at the coordinator; None if unknown.
 
   Args:
     record: a commit or drop.

@@ -34,16 +34,12 @@ class Tail:
     """Names the file, which need not exist yet."""
     self.path = pathlib.Path(path)
     self._offset = 0
-    self._once = journal.Once()
     self._read_at: float | None = None
     self.age = 0.0
     self.bad_lines = 0
 
   def read(self) -> list[journal.Record]:
-    """The valid records in complete lines that were not read before.
-
-    A commit that two leaders wrote is returned once.
-    """
+    """The valid records in complete lines that were not read before."""
     now = time.monotonic()
     before, self._read_at = self._read_at, now
     try:
@@ -51,7 +47,7 @@ class Tail:
         age = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
         if file.seek(0, os.SEEK_END) < self._offset:
           # The file was replaced.
-          self._offset, self._once = 0, journal.Once()
+          self._offset = 0
         file.seek(self._offset)
         text = file.read()
     except FileNotFoundError:
@@ -64,6 +60,6 @@ class Tail:
       if line.strip():
         record, _ = journal.parse(line)
         self.bad_lines += record is None
-        if record is not None and self._once(record):
+        if record is not None:
           records.append(record)
     return records

@@ -36,23 +36,23 @@ class Membership:
   """One replica of this process, from the beginning of `join` on.
 
   Attributes:
-    store, run, number: what it takes part in, and as which replica.
+    address, run, number: what it takes part in, and as which replica.
     part: its part in the run; None while it is made.
-    follows: where the log ends that was left without any replica, and that it
-      begins anew; None for none.
+    follows: closed memberships of this process in that run (`messages.Hello`); none
+      if its number had none.
   """
 
-  def __init__(self, store: str, run: str, number: object):
+  def __init__(self, address: str, run: str, number: object):
     """Creates it; `begin` makes it known.
 
     Args:
-      store: the store.
+      address: the coordinator's.
       run: the name of the run.
       number: the replica's.
     """
-    self.store, self.run, self.number = store, run, number
+    self.address, self.run, self.number = address, run, number
     self.part: participant.Participant | None = None
-    self.follows: int | None = None
+    self.follows: tuple[tuple[str, int], ...] = ()
     self._owner = getattr(_calls, "owner", None) or top_frame()
     self._since = time.monotonic()
     self._process = os.getpid()
@@ -62,7 +62,7 @@ class Membership:
 
   @property
   def key(self) -> tuple[str, str, object]:
-    return self.store, self.run, self.number
+    return self.address, self.run, self.number
 
   def belongs_to(
     self,
@@ -130,16 +130,16 @@ class Membership:
 _lock = threading.Lock()
 # For whom this thread calls `join`, if not for its own program or cell.
 _calls = threading.local()
-# The latest of each number, by store and run.
+# The latest of each number, by address and run.
 _known: dict[tuple[str, str, object], Membership] = {}
 
 
 @contextlib.contextmanager
-def begin(store: str, run: str, number: object) -> Iterator[Membership]:
+def begin(address: str, run: str, number: object) -> Iterator[Membership]:
   """Makes a membership known, while it is made; afterwards it is open.
 
   Args:
-    store: see `Membership`; likewise the others.
+    address: see `Membership`; likewise the others.
     run: the name of the run.
     number: the replica's.
 
@@ -149,7 +149,7 @@ def begin(store: str, run: str, number: object) -> Iterator[Membership]:
   Raises:
     CoordinatorError: this process is that replica already.
   """
-  made = Membership(store, run, number)
+  made = Membership(address, run, number)
   with _lock:
     if not _known:
       atexit.register(_leave_all)
@@ -160,37 +160,28 @@ def begin(store: str, run: str, number: object) -> Iterator[Membership]:
   if earlier is not None:
     earlier.replace()
   try:
-    made.follows = _abandoned(made, earlier)
+    made.follows = _followed(made, earlier)
     yield made
   except BaseException:
     made.give_up()
     raise
 
 
-def _abandoned(made: Membership, earlier: Membership | None) -> int | None:
-  """Where the log of a run ends that nobody can continue.
-
-  Args:
-    made: a membership that begins.
-    earlier: the one before it; None for none.
-
-  Returns:
-    None, unless all members that the run had were replicas of this process, which
-    are closed, and no other one was lost.
-  """
+def _followed(
+  made: Membership, earlier: Membership | None
+) -> tuple[tuple[str, int], ...]:
+  if earlier is None:
+    return ()
   with _lock:
-    ours = [m for m in _known.values() if (m.store, m.run) == made.key[:2]]
-  closed = [m for m in (*ours, earlier) if m is not None and m is not made]
-  if earlier is None or any(m.is_open or not m.is_ours for m in closed):
-    return None
-  parts = [m.part for m in closed if m.part is not None]
-  read = [known for part in parts if (known := part.driver.log_read())]
-  if not read:
-    return None
-  position, processes, lost = max(read, key=lambda known: known[0])
-  if not processes <= {part.config.process for part in parts}:
-    return None
-  return position if lost <= {part.replica for part in parts} else None
+    ours = [m for m in _known.values() if m.key[:2] == made.key[:2]]
+  found: set[tuple[str, int]] = set()
+  for one in (*ours, earlier):
+    if one is not made and one.is_ours and not one.is_open:
+      found.update(one.follows)
+      if one.part is not None:
+        seen = one.part.handover
+        found.add((seen.run_id, seen.incarnation))
+  return tuple(sorted(found))
 
 
 def _leave_all() -> None:

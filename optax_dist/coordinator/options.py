@@ -12,12 +12,11 @@ from optax_dist._internal import checks
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import deadlines as dl
-from optax_dist.coordinator.transport import interface as transports
 
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
 _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
-# The store keeps a mean for each of the last 256 records, and a message has some 20
+# The coordinator keeps the mean of each of the last 64 steps, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
 # Arguments of TensorFlow's optimizers, and what does the same here.
@@ -42,7 +41,7 @@ class Options:
     timeout: how long the run may make no progress while a replica waits.
     attempt_timeout: how long a transfer of a gradient, mean or snapshot may
       make no progress; None: 10 s. At most an eighth of `timeout` is used.
-    leader_timeout: silence of the leader after which another replica takes
+    leader_timeout: silence of the coordinator after which another replica takes
       over, and of any replica after which it is lost; None: two and a half
       times the 99th percentile of its silences, at least 5 s. At most half of
       `timeout` is used.
@@ -58,10 +57,10 @@ class Options:
     max_skipped: with `data`, samples that may be skipped because gradients on
       them are not finite, before the end of the data is an error; None: as many
       as a step has.
-    journal: path that the leader writes events to; None for no journal.
+    journal: path that the coordinator writes events to; None for no journal.
     config: any JSON object to record in the journal.
-    run: a name that keeps runs on one store apart: two models that train at the
-      same time, or a job that starts again while its store stays up.
+    run: a name that keeps runs of one coordinator apart: two models that train at the
+      same time, say.
   """
 
   timeout: float = 300.0
@@ -113,10 +112,7 @@ class Options:
   @property
   def silence(self) -> arrivals.Rule:
     """How long a peer may be silent."""
-    if self.leader_timeout is None:
-      return dl.silence(self.timeout)
-    limits = dl.of(self.timeout, self.attempt_timeout, self.leader_timeout)
-    return transports.fixed(limits.pace)
+    return dl.silence_of_peers(self.timeout, self.leader_timeout)
 
   @property
   def steps(self) -> float | arrivals.Rule:

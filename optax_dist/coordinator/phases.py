@@ -49,6 +49,6 @@ def slow_down(computed: float | None = None, factor: float = 0.0) -> None:
 
 
 def reach(phase: str, replica: object) -> None:
-  """Reports that a replica enters a phase; the leader enters "committing"."""
+  """Reports that a replica enters a phase; the coordinator enters "committing"."""
   if _listener is not None:
     _listener(phase, replica)

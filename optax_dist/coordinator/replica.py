@@ -54,18 +54,14 @@ class Replica:
     self._participant, self._preempted = participant, preempted
     if tell is not None:
       participant.tell = tell
-    self._has_stepped = False
     make = participant.strategy.loop or WaitingLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
     # What the training loop was shown of its state, with copies of the containers.
     self._shown: dict[str, tuple[Any, Any]] = {}
 
-  def start(self, follows: int | None = None) -> Replica:
+  def start(self) -> Replica:
     """Asks to join, and waits until the replica is admitted.
-
-    Args:
-      follows: see `Participant.join`.
 
     Raises:
       JoinRefused: the job differs in parameters, optimizer or strategy.
@@ -78,7 +74,7 @@ class Replica:
       if preempted is not None:
         preempted.install()
       check = preempted.check if preempted else lambda: None
-      self._participant.join(check, follows)
+      self._participant.join(check)
     except BaseException:
       self.close()
       raise
@@ -150,11 +146,6 @@ class Replica:
     seen = self._participant.handover
     seen.sync()
     return self._participant.submission.is_late(seen)
-
-  @property
-  def is_leader(self) -> bool:
-    """Whether this process is the leader."""
-    return self._participant.handover.leads
 
   @property
   def failure(self) -> BaseException | None:
@@ -399,9 +390,6 @@ class Replica:
         text = self._text(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
-      if outcome.members and not self._has_stepped:
-        self._has_stepped = True
-        participant.tell("stepped")
       return self._leave_if_preempted(participant.announce(outcome))
 
   def abandon(self) -> Outcome:
@@ -430,7 +418,8 @@ class Replica:
     several with one name all are set. The first step to use them is the one that is
     committed next: the step of this replica's next gradient at the latest, or its
     next exchange. If several replicas set one at once, the last request that the
-    leader has received counts, for all. It does not wait, and any thread may call it.
+    coordinator has received counts, for all. It does not wait, and any thread may call
+    it.
 
     Args:
       **values: numbers, by name.
@@ -589,7 +578,7 @@ class Replica:
     if len(text) > most:
       raise ValueError(
         f"batch must have at most {most} bytes of JSON, since all those of a step"
-        f" are one record of the store; got {len(text)}."
+        f" are one record of the log; got {len(text)}."
       )
     return text
 

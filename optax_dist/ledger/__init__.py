@@ -5,7 +5,7 @@ be lost or counted twice. A ledger leases samples along with the quorum's
 tokens: committed samples are done, and samples of a dropped gradient or of a
 lost replica return to the pool. It is pure, like `optax_dist.quorum`: no jax,
 no clock, no I/O. `step(state, event)` returns the next state and the leases.
-The coordinator's leader runs it; see docs/data.md.
+The coordinator runs it; see docs/data.md.
 
 In each epoch each sample is in exactly one committed step; `report` lists the
 exceptions.

@@ -25,7 +25,7 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-  """Tells a new leader which samples a replica computes on.
+  """Tells a coordinator that has started again which samples a replica computes on.
 
   They stay leased to it if no other replica holds them; otherwise it gets
   others.

@@ -85,7 +85,7 @@ def _claim(draft: State, event: ev.Claim) -> None:
     or sp.overlap(state.giving_up, spans)
     or sp.size(spans) % state.unit
     or sp.size(sp.union(spans)) != sp.size(spans)
-    # An earlier leader may have given up samples that are open again.
+    # An earlier coordinator may have given up samples that are open again.
     or (state.limit is not None and max(b for _, b in spans) > state.limit)
   ):
     _wait(draft, holder, event.count)

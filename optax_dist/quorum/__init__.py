@@ -1,7 +1,7 @@
 """The rules of synchronous training with backup replicas, as pure values.
 
 No jax, no clock, no I/O: `step(state, event)` returns the next state and the
-decisions. A live leader, a simulator and the replay of a journal run the same
+decisions. A live coordinator, a simulator and the replay of a journal run the same
 rules. docs/quorum.md describes the events and decisions.
 
 Example:

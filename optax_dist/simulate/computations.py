@@ -16,14 +16,14 @@ class Computation(NamedTuple):
     replica: its id.
     compute: seconds, without compile time.
     gradients: number of gradients summed in it.
-    arrived: when the leader received it, or when it was part of a step if only
+    arrived: when the coordinator received it, or when it was part of a step if only
       that is known.
     since: the event it follows: the last arrival of a step that the replica
       took part in, or that of a dropped gradient; None if it is unknown, or if
       the replica joined in between.
     ready: when the newest parameters were available, except for communication:
       the last arrival of their step.
-    delay: seconds from `since` until it began, as seen by the leader, messages
+    delay: seconds from `since` until it began, as seen by the coordinator, messages
       included; None if unknown.
     after_commit: whether it follows a step, rather than a dropped gradient.
     compiled: seconds of compiling; None if unknown.

@@ -65,7 +65,7 @@ def of(
 
 
 def _crowded(records: Sequence[journal.Record]) -> list[str]:
-  """Whether programs compete for the cores of the leader's host."""
+  """Whether programs compete for the cores of the coordinator's host."""
   cores = [r["cores"] for r in records if r.get("cores")]
   loads = [r["load"] for r in records if r.get("load")]
   if not cores or not loads or max(loads) <= cores[0]:

@@ -116,7 +116,7 @@ print(*(m for m in sys.modules if m.startswith("optax_dist.")))
 """
   loaded = _prints(code)
   assert "optax_dist.coordinator.joining" in loaded
-  assert "optax_dist.coordinator.protocol.leader.leader" in loaded
+  assert "optax_dist.coordinator.protocol.client.client" in loaded
   assert not [m for m in loaded if "coordinator.extras" in m]
 
 
@@ -147,12 +147,12 @@ def test_unknown_names_raise_an_attribute_error(name):
     "optax_dist",
     "optax_dist.cli.main",
     "optax_dist.coordinator.launch.launcher",
-    "optax_dist.coordinator.protocol.node",
+    "optax_dist.coordinator.protocol.client.client",
     "optax_dist.coordinator.training.submission",
     "optax_dist.coordinator.extras.decoupled_diloco.rounds",
     "optax_dist.coordinator.extras.groups.companion",
     "optax_dist.coordinator.extras.groups.speaker",
-    "optax_dist.coordinator.store.__main__",
+    "optax_dist.coordinator.server.__main__",
   ],
 )
 def test_modules_that_do_not_need_jax_do_not_import_it(module):

@@ -5,16 +5,17 @@ python -m tests.chaos --seeds 0:300 --only pause-all   # or stop-one, cut-host
 python -m tests.chaos --processes-per-replica 2
 
 Four of five seeds are the matrix: SIGKILL, SIGSTOP and SIGCONT, delays, broken
-connections and forged messages, in each phase of a step, of a replica or the
-leader. Every fifth is an outage that is longer than deadlines: all processes are
-paused at once, one replica is stopped, or the host of one is cut off again and
-again (network namespaces, which need root; without it these runs fail and say
-why). After each run it is checked that it went on until it was told to finish,
-that steps were committed once and in order, that all replicas held the same
-parameters and optimizer state after each step, that every gradient was applied
-once, dropped for a reason or lost with its process, that each leased sample was in
-one step or is listed among those left over, that no wait passed its deadline, and
-that no process is left. The exit code is 1 if anything was wrong.
+connections and forged messages, in each phase of a step or a replica; they strike
+that replica, or the coordinator, which is started again from its log. Every fifth
+is an outage that is longer than deadlines: all processes are paused at once, one is
+stopped, or the host of one is cut off again and again (network namespaces, which
+need root; without it these runs fail and say why). After each run it is checked
+that it went on until it was told to finish, that steps were committed once and in
+order, that all replicas held the same parameters and optimizer state after each
+step, that every gradient was applied once, dropped for a reason or lost with its
+process, that each leased sample was in one step or is listed among those left over,
+that nobody was removed because the coordinator was killed, that no wait passed its
+deadline, and that no process is left. The exit code is 1 if anything was wrong.
 
 With --processes-per-replica M there are two replicas of M processes, each of which
 runs one JAX program with sharded arrays. In one long run, each seed kills one

@@ -18,10 +18,10 @@ PHASES = (
   "serving",
   "fetching_snapshot",
   "checkpointing",
-  "committing",
+  "ending",
 )
 FAULTS = ("kill", "stop", "delay", "disconnect", "corrupt")
-WHO = ("replica", "leader")
+WHO = ("replica", "coordinator")
 OUTAGE = "outage"  # In place of a phase.
 OUTAGES = ("pause-all", "stop-one", "cut-host")
 # One in so many runs is an outage.
@@ -42,7 +42,7 @@ class Case:
     seed: the seed of the case.
     phase: the phase in which the fault is injected; or `OUTAGE`.
     fault: the kind of fault, or of outage.
-    who: its target: the leader, or another replica.
+    who: its target: the coordinator, or the replica that is in the phase.
     after: steps before the fault.
     seconds: length of a stop, delay or outage.
     inline: whether gradients are sent inline, in the messages.
@@ -51,9 +51,10 @@ class Case:
     aggregate: gradients in a step.
     lowers: whether it takes fewer while replicas are lost.
     data: the mode in which samples are leased; "" for none.
-    times: how often an outage comes.
+    times: how often an outage comes, or the coordinator is killed in a row.
     at: the phase in which a replica must be when an outage begins; "" for any.
     healed: seconds between two cuts.
+    replaced: whether a coordinator that is stopped is killed and started again.
   """
 
   seed: int
@@ -71,6 +72,7 @@ class Case:
   times: int = 1
   at: str = ""
   healed: float = 0.0
+  replaced: bool = False
 
   @property
   def joins(self) -> bool:
@@ -78,11 +80,15 @@ class Case:
     return self.phase in _JOINING
 
   @property
-  def remote(self) -> bool:
-    """Whether the fault hits a process other than the one in the phase."""
-    if self.who == "leader":
-      return self.joins
-    return self.phase == "committing"
+  def ends(self) -> bool:
+    """Whether all must have been told to finish for the phase to occur."""
+    return self.phase == "ending"
+
+  @property
+  def keeps_all(self) -> bool:
+    """Whether nobody who lives may be removed: a new coordinator has its log."""
+    dies = self.fault == "kill" or (self.fault == "stop" and self.replaced)
+    return dies and self.who == "coordinator"
 
   def __str__(self) -> str:
     return f"{self.phase}/{self.fault}/{self.who}"
@@ -94,8 +100,8 @@ def case(seed: int) -> Case:
   Example:
     >>> case(3) == case(3)
     True
-    >>> [str(case(seed)) for seed in (4, 9, 14)]
-    ['outage/pause-all/leader', 'outage/stop-one/leader', 'outage/cut-host/replica']
+    >>> [str(case(seed)) for seed in (1, 14)]
+    ['computing/kill/coordinator', 'outage/cut-host/replica']
   """
   index, rest = divmod(seed, _OUTAGE_EVERY)
   if rest == _OUTAGE_EVERY - 1:
@@ -127,11 +133,13 @@ def _cell(seed: int, index: int) -> Case:
     aggregate=REPLICAS if everyone else REPLICAS - 1,
     lowers=everyone,
     data=rng.choice(("", "exact", "streaming")),
+    times=rng.choice((1, 2)),
+    replaced=rng.random() < 0.5,
   )
 
 
 def _outage(seed: int, index: int) -> Case:
-  """An outage: longer than what replicas and leader wait by default."""
+  """An outage: longer than what replicas and coordinator wait by default."""
   rng = random.Random(seed)
   fault = OUTAGES[index % len(OUTAGES)]
   after, times, shortest, longest = {
@@ -145,7 +153,7 @@ def _outage(seed: int, index: int) -> Case:
     seed,
     OUTAGE,
     fault,
-    # A host that is cut off is a follower's: the others have the leader.
+    # It is a replica's host that is cut off, from the coordinator's too.
     who="replica" if fault == "cut-host" else rng.choice(WHO),
     after=after,
     seconds=rng.uniform(shortest, longest),

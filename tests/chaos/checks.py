@@ -60,6 +60,34 @@ def check(
   return len(steps), problems
 
 
+def in_order(records: Iterable[dict[str, Any]]) -> list[str]:
+  """Checks that commits follow each other, from where the run began last.
+
+  A run begins again if nobody has its state: then steps come once more.
+  """
+  problems: list[str] = []
+  due: int | None = None
+  for record in records:
+    if record["kind"] == "run":
+      due = record["step"]
+    elif record["kind"] == "commit":
+      if due not in (None, record["step"]):
+        problems.append(f"commit {record['step']} comes where {due} is due")
+      due = record["step"] + 1
+  return problems
+
+
+def nobody_removed(
+  reports: Iterable[tuple[int, int, dict[str, Any]]],
+) -> list[str]:
+  """Checks that nobody who lived had to join again; see `check`."""
+  return [
+    f"replica {replica} was removed although it lived"
+    for replica, _, seen in reports
+    if seen["stats"]["rejoins"]
+  ]
+
+
 def _odd(steps: list[int]) -> str:
   counts = collections.Counter(steps)
   twice = [s for s, n in counts.items() if n > 1]

@@ -23,7 +23,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, phases
-from optax_dist.coordinator.extras.groups import jax_program
 from optax_dist.coordinator.launch import environment
 
 # What process 0 decides before a step, for all processes of its replica.
@@ -62,7 +61,7 @@ def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
 
 
 class _Kill:
-  """Kills this process when it enters a phase."""
+  """Kills this process, or has the coordinator killed, when it enters a phase."""
 
   def __init__(self, channel: workers.Channel, told: Any):
     self._channel = channel
@@ -70,8 +69,9 @@ class _Kill:
     self.arm(told or {"phase": "", "time": 0})
 
   def arm(self, told: dict[str, Any]) -> None:
-    """Sets the phase, and at which occurrence of it to kill."""
+    """Sets the phase, at which occurrence of it to kill, and what."""
     self._left, self._phase = told["time"], told["phase"]
+    self._dies = told.get("victim") != "coordinator"
 
   def __call__(self, phase: str, replica: object) -> None:
     if phase != self._phase:
@@ -79,7 +79,8 @@ class _Kill:
     self._left -= 1
     if self._left == 0:
       self._channel.say("struck", phase=phase, at=time.monotonic())
-      os.kill(os.getpid(), signal.SIGKILL)
+      if self._dies:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(channel: workers.Channel, job: dict[str, Any]) -> None:
@@ -102,14 +103,16 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
 
   channel.obey(obey)
   phases.listen(kill)
-  jax_program.initialize(
-    environment.Environment(
-      num_processes=job["processes"],
-      process_index=job["rank"],
-      group_address=job["meet"],
-    )
+  told = environment.Environment(
+    coordinator_address=job["join"]["coordinator_address"],
+    secret=job["secret"],
+    num_replicas=job["join"]["total_num_replicas"],
+    replica=job["replica"],
+    num_processes=job["processes"],
+    process_index=job["rank"],
   )
-  coordinator.initialize_processes(job["processes"])
+  os.environ.update(told.variables())
+  coordinator.initialize_processes()
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])
   start: dict[str, Any] = {"params": params}
@@ -162,7 +165,6 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
         at=time.monotonic(),
         members=list(outcome.members),
         print=prints[outcome.global_step],
-        leader=replica.is_leader,
       )
       if before is None:
         before = (outcome.global_step, replica.stats())

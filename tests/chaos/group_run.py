@@ -1,4 +1,4 @@
-"""Kills processes of multi-process replicas, one after another, in one run."""
+"""Kills processes of multi-process replicas, or the coordinator, in one long run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tests.chaos import cases, checks, groups
 from tests.chaos.members import Stuck, read_journal
@@ -16,11 +16,11 @@ from tests.chaos.members import Stuck, read_journal
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
 REPLICAS = 2
-# All of them except serving: with two replicas, the parameters are lost if one
-# is killed while it serves the other.
-PHASES = tuple(phase for phase in cases.PHASES if phase != "serving")
+# All of them except the end, and serving: with two replicas, the parameters are
+# lost if one is killed while it serves the other.
+PHASES = tuple(p for p in cases.PHASES if p not in ("serving", "ending"))
 # Phases of process 0 only, which represents its replica.
-_SPEAKERS = ("committing", "joining")
+_SPEAKERS = ("joining",)
 # Phases that occur once after a start.
 _AT_START = ("joining", "fetching_snapshot")
 
@@ -31,10 +31,11 @@ class Case:
 
   Attributes:
     seed: the seed of the case.
-    phase: the phase in which the process is killed.
+    phase: the phase of a process in which the kill comes.
     replica: its replica.
     rank: its index in the replica.
-    time: at which occurrence of the phase it is killed.
+    time: at which occurrence of the phase it comes.
+    victim: what is killed: that process, or the coordinator.
   """
 
   seed: int
@@ -42,6 +43,7 @@ class Case:
   replica: int
   rank: int
   time: int
+  victim: Literal["process", "coordinator"]
 
   @property
   def at_start(self) -> bool:
@@ -49,36 +51,27 @@ class Case:
     return self.phase in _AT_START
 
   @property
-  def by_leader(self) -> bool:
-    """Whether only the leader enters the phase."""
-    return self.phase == "committing"
-
-  @property
-  def fault(self) -> str:
-    """The kind of fault."""
-    return "kill"
-
-  @property
   def who(self) -> str:
     """The process, as in outputs: the indices of its replica and its own."""
     return f"{self.replica}.{self.rank}"
 
   def __str__(self) -> str:
-    return f"{self.phase}/{self.fault}/{self.who}"
+    return f"{self.phase}/{self.victim}/{self.who}"
 
 
-def cells(processes: int) -> list[tuple[str, int, int]]:
-  """The whole matrix: phase, replica and process.
+def cells(processes: int) -> list[tuple[str, int, int, str]]:
+  """The whole matrix: phase, replica, process, and what is killed.
 
   Example:
     >>> len(cells(2))
-    36
+    68
   """
   return [
-    (phase, replica, rank)
+    (phase, replica, rank, victim)
     for phase in PHASES
     for replica in range(REPLICAS)
     for rank in range(1 if phase in _SPEAKERS else processes)
+    for victim in ("process", "coordinator")
   ]
 
 
@@ -86,14 +79,14 @@ def case(seed: int, processes: int) -> Case:
   """The case of a seed; consecutive seeds go through all cells.
 
   Example:
-    >>> str(case(3, processes=2))
-    'computing/kill/0.1'
+    >>> str(case(7, processes=2))
+    'computing/coordinator/0.1'
   """
   every = cells(processes)
-  phase, replica, rank = every[seed % len(every)]
+  phase, replica, rank, victim = every[seed % len(every)]
   once = phase in (*_AT_START, "checkpointing")
   time = 1 if once else random.Random(seed).randint(1, 30)
-  return Case(seed, phase, replica, rank, time)
+  return Case(seed, phase, replica, rank, time, victim)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass
@@ -102,11 +95,11 @@ class Result:
 
   Attributes:
     case: the case.
-    seconds: how long it took until the replica was back.
+    seconds: how long it took until all went on.
     steps: the run's step at that time.
     problems: violations; empty in a good run.
-    struck: whether the process was killed.
-    next_commit: seconds from the kill to the next commit of the other replica.
+    struck: whether the kill came.
+    next_commit: seconds from the kill to the next commit of a replica that lives.
   """
 
   case: Case
@@ -235,45 +228,74 @@ class Strikes:
 
   def _strike(self, case: Case, result: Result) -> None:
     run = self._running()
-    victim, other = case.replica, REPLICAS - 1 - case.replica
-    if case.by_leader and not run.live[victim][0].is_leader:
-      # The remaining one becomes the leader.
-      run.kill(other)
-      since = time.monotonic()
-      run.start(other)
-      self._wait_for_both(run, since, "the other replica does not come back")
-    fault = {"phase": case.phase, "time": case.time}
+    fault = {"phase": case.phase, "time": case.time, "victim": case.victim}
     if case.at_start:
-      run.kill(victim)
-      group = run.start(victim, {case.rank: fault})
+      run.kill(case.replica)
+      group = run.start(case.replica, {case.rank: fault})
     else:
-      group = run.live[victim]
+      group = run.live[case.replica]
       group[case.rank].process.send(do="arm", **fault)
       heard = lambda: group[case.rank].said("armed")
       run.wait(heard, f"{group[case.rank]} does not hear", self._deadline)
       if case.phase == "checkpointing":
-        run.tell("save", victim)
+        run.tell("save", case.replica)
     one = group[case.rank]
-    ended = lambda: one.said("struck") and one.killed
-    run.wait(ended, f"{one} does not come to {case.phase}", self._deadline)
+    before = len(one.said("struck"))
+    struck = lambda: len(one.said("struck")) > before
+    run.wait(struck, f"{one} does not come to {case.phase}", self._deadline)
     result.struck = True
-    killed = one.said("struck")[0]["at"]
+    if case.victim == "process":
+      self._restart(run, case.replica, one, result)
+    else:
+      self._restart_coordinator(run, case.at_start, result)
+    result.steps = run.live[case.replica][0].step
+
+  def _restart(
+    self, run: groups.Groups, victim: int, one: Any, result: Result
+  ) -> None:
+    """Starts a replica again of which a process has died."""
+    other = REPLICAS - 1 - victim
+    run.wait(lambda: one.killed, f"{one} does not end", self._deadline)
+    killed = one.said("struck")[-1]["at"]
     alone = lambda: run.live[other][0].steps_of(other, after=killed)
     run.wait(alone, f"nobody goes on after {one}", self._deadline)
     result.next_commit = alone()[0]["at"] - killed
     run.kill(victim)  # The replica's other processes.
     started = time.monotonic()
-    again = run.start(victim)[0]
+    run.start(victim)
     self._wait_for_both(
       run, started, f"the replica of {one} does not come back"
     )
-    result.steps = again.step
+
+  def _restart_coordinator(
+    self, run: groups.Groups, joins: bool, result: Result
+  ) -> None:
+    """Kills the coordinator, and starts it again: nobody else may be lost."""
+    removed = _removals(run)
+    killed = time.monotonic()
+    run.kill_coordinator()
+    self._wait_for_both(run, killed, "they do not go on with the coordinator")
+    first = min(
+      run.live[r][0].steps_of(*range(REPLICAS), after=killed)[0]["at"]
+      for r in range(REPLICAS)
+    )
+    result.next_commit = first - killed
+    # One that was about to join may have to do it once more.
+    if not joins and _removals(run) != removed:
+      result.problems.append(
+        "a replica was removed with the coordinator's death"
+      )
+
+
+def _removals(run: groups.Groups) -> int:
+  found, _ = read_journal(run.journal)
+  return sum(record["kind"] == "lost" for record in found)
 
 
 def run(
   folder: pathlib.Path, seeds: Sequence[int] | None, processes: int
 ) -> bool:
-  """Kills processes of two replicas, and prints the results.
+  """Kills processes of two replicas or the coordinator, and prints the results.
 
   Args:
     folder: an existing folder for journals and outputs.
@@ -304,7 +326,7 @@ def run(
     print(f"the run: {problem}")
   if stalls := [r.next_commit for r in results if r.next_commit]:
     print(
-      "next commit of the other replica:"
+      "next commit of who lives:"
       f" median {statistics.median(stalls):.3f} s, longest {max(stalls):.3f} s"
     )
   return bool(problems) or good < len(results)

@@ -11,7 +11,6 @@ from typing import Any
 
 import workers
 
-from optax_dist.coordinator.transport import addresses
 from tests.chaos import group_process
 from tests.chaos.members import Member, Members
 from tests.chaos.pool import Pool
@@ -20,7 +19,7 @@ DEADLINE = 120.0
 
 
 class Groups:
-  """Multi-process replicas, and one store; a context manager.
+  """Multi-process replicas, and their coordinator; a context manager.
 
   Attributes:
     members: all processes that were started.
@@ -69,6 +68,7 @@ class Groups:
     self._join = {
       "total_num_replicas": replicas,
       "lower_on_loss": True,
+      "start_coordinator": False,
       "journal": str(self.journal),
       # Kills are detected immediately; a busy machine is not a fault.
       "timeout": 100.0,
@@ -95,9 +95,8 @@ class Groups:
       faults: by process index: the phase in which it is killed, and at which
         occurrence of it.
     """
-    (port,) = addresses.free_ports()
     join = {**self._join, "coordinator_address": self._pool.address()}
-    job = {**self.job, "join": join, "meet": f"127.0.0.1:{port}"}
+    job = {**self.job, "join": join}
     self.live[replica] = group = [
       self.members.add(
         replica, {**job, "fault": (faults or {}).get(rank)}, rank
@@ -142,6 +141,11 @@ class Groups:
     for replica in replicas:
       for one in self.live[replica][:1]:  # It decides for all.
         one.process.send(do=what)
+
+  def kill_coordinator(self) -> None:
+    """Kills the coordinator, and starts it again from its log."""
+    self._pool.kill_coordinator()
+    self._pool.address()
 
   def kill(self, replica: int) -> None:
     """Kills the running processes of a replica."""

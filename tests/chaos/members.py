@@ -61,11 +61,6 @@ class Member:
     """The last step that it has seen; 0 before."""
     return self.steps[-1]["step"] if self.steps else 0
 
-  @property
-  def is_leader(self) -> bool:
-    """Whether it led after that."""
-    return bool(self.steps and self.steps[-1]["leader"])
-
   def said(self, event: str) -> list[workers.Event]:
     """Its messages of this kind."""
     return [e for e in self.events if e["event"] == event]

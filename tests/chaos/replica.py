@@ -21,7 +21,7 @@ import workers
 
 from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, phases
-from optax_dist.coordinator.store import wire
+from optax_dist.coordinator.runtime import endpoint
 from tests.chaos import samples
 
 _PERIOD = 0.01  # Shortest time of a gradient, in seconds.
@@ -103,7 +103,7 @@ class _Work:
         self._params,
         replica=job["replica"],
         secret=job["secret"],
-        start_store=False,
+        start_coordinator=False,
         **job["join"],
       ) as replica:
         self._replica = replica
@@ -135,7 +135,6 @@ class _Work:
             at=time.monotonic(),
             step=outcome.global_step,
             members=list(outcome.members),
-            leader=replica.is_leader,
           )
           if (
             job.get("checkpoints")
@@ -145,6 +144,7 @@ class _Work:
             step = f"step-{outcome.global_step}"
             with contextlib.suppress(FileExistsError):  # Another one has.
               checkpoint.save(pathlib.Path(job["checkpoints"], step), replica)
+        phases.reach("ending", job["replica"])
         replica.finish()
         seen["prints"][replica.global_step] = replica.fingerprint()
         seen["step"] = replica.global_step
@@ -161,11 +161,8 @@ class _Work:
     fault = self._fault
     if self._over or phase != fault["phase"] or not self._is_time():
       return
-    leader = self._replica is not None and self._replica.is_leader
-    if not fault["remote"] and leader != (fault["who"] == "leader"):
-      return
     with self._lock:
-      self._channel.say("reached", phase=phase, leader=leader)
+      self._channel.say("reached", phase=phase)
       reply = self._replies.get(timeout=_REPLY)
     if reply == "strike":
       self._inflict()
@@ -182,32 +179,46 @@ class _Work:
       case "delay":
         time.sleep(self._fault["seconds"])
       case "disconnect":
-        _drop_connections()
+        port = self._job["join"]["coordinator_address"].rpartition(":")[2]
+        _drop_connections(int(port) if self._is_of_coordinator else None)
       case "corrupt" if self._replica is not None:
-        _send_nonsense(self._replica, self._fault["seed"])
+        _send_nonsense(
+          self._replica, self._fault["seed"], self._is_of_coordinator
+        )
+
+  @property
+  def _is_of_coordinator(self) -> bool:
+    return self._fault["who"] == "coordinator"
 
 
-def _drop_connections() -> None:
-  """Cuts every TCP connection of this process, as a network failure would."""
+def _drop_connections(port: int | None) -> None:
+  """Cuts TCP connections of this process, as a network failure would.
+
+  Args:
+    port: only those to this port; None for all.
+  """
   for name in os.listdir("/proc/self/fd"):
     try:
       if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
         continue
       with socket.socket(fileno=os.dup(int(name))) as found:
-        if found.family in (socket.AF_INET, socket.AF_INET6):
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+          continue
+        if port is None or found.getpeername()[1] == port:
           found.shutdown(socket.SHUT_RDWR)
     except OSError:
       continue  # A listener, or already closed.
 
 
-def _send_nonsense(replica: Any, seed: int) -> None:
-  """Sends all other replicas invalid messages."""
+def _send_nonsense(replica: Any, seed: int, to_coordinator: bool) -> None:
+  """Sends the coordinator, or all other replicas, invalid messages."""
   driver = replica._participant.driver
   rng = np.random.default_rng(seed)
 
   def send() -> None:
-    # The store would refuse this client permanently, which is another fault.
-    for peer in set(driver._transport.peers()) - {wire.STORE}:
+    for peer in driver._transport.peers():
+      if (peer == endpoint.COORDINATOR) != to_coordinator:
+        continue
       for size in rng.integers(200, size=4):
         driver._transport.send(peer, [rng.bytes(int(size))])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
+import signal
 
 from optax_dist.coordinator.options import Options
 from tests.chaos import checks as chaos_checks
@@ -99,13 +101,15 @@ class _Run:
         **dataclasses.asdict(case),
         "phase": case.at or case.phase,
         "joins": case.joins,
-        "remote": case.remote,
       },
     }
     self._primed = not case.joins
     self._struck_at: int | None = None
     self._finishing = False
     self._outages = case.times if outage else 0
+    # How often the coordinator is killed once more, and when it goes on that is
+    # stopped, or is replaced.
+    self._kills, self._stopped_until = 0, math.inf
 
   def run(self) -> Result:
     """Runs the case."""
@@ -122,12 +126,10 @@ class _Run:
           case "result":
             self._ended(member, event["error"])
       self._advance()
+      self._look_after_coordinator()
       if self._members.seconds > self._limit:
         where = self._members.where()
         self._result.problems.append(f"hang: not over in time; {where}")
-        break
-      if self._pool.store_died():
-        self._result.problems.append("the store has died")
         break
     self._result.seconds = self._members.seconds
     self._conclude()
@@ -156,30 +158,48 @@ class _Run:
     ]
     if self._result.struck or not self._primed or absent:
       return "go"
-    victim = member
-    if case.remote:
-      want = case.who == "leader"
-      others = [m for m in live if m.is_leader == want]
-      victim = next((m for m in others if m is not member), member)
-      # A replica that fetches a snapshot has no state: losing the last one with
-      # a state would end the run.
-      lacks = member if case.phase == "fetching_snapshot" else None
-      held = [m for m in live if m not in (lacks, victim) and m.step]
-      last = case.fault in ("kill", "disconnect") and not held
-      if last or (victim is member and member.is_leader != want):
-        return "go"
     self._result.struck = True
     self._struck_at = max(m.step for m in self._members.everyone)
     self._members.tell(do="disarm")
-    if case.fault == "kill":
-      self._members.kill(victim)
-    elif case.fault == "stop" or (case.fault == "delay" and case.remote):
-      self._members.stop([victim], case.seconds)
-    elif victim is member:
+    if case.fault == "corrupt" or (
+      case.fault in ("delay", "disconnect") and case.who == "replica"
+    ):
       return "strike"
+    if case.who == "coordinator":
+      self._strike_coordinator()
+    elif case.fault == "kill":
+      self._members.kill(member)
     else:
-      victim.process.send(do="inflict")
+      self._members.stop([member], case.seconds)
     return "go"
+
+  def _strike_coordinator(self) -> None:
+    match self._case.fault:
+      case "kill":
+        self._pool.kill_coordinator()
+        self._kills = self._case.times - 1
+      case "disconnect":
+        # All lose it, and it loses all.
+        self._members.tell(do="inflict")
+      case _:
+        self._stop_coordinator()
+
+  def _stop_coordinator(self) -> None:
+    self._pool.signal_coordinator(signal.SIGSTOP)
+    self._stopped_until = self._members.seconds + self._case.seconds
+
+  def _look_after_coordinator(self) -> None:
+    """Starts it again, as a launcher does, or lets it go on."""
+    if self._members.seconds > self._stopped_until:
+      self._stopped_until = math.inf
+      if self._case.replaced:
+        self._pool.kill_coordinator()
+      else:
+        self._pool.signal_coordinator(signal.SIGCONT)
+    self._pool.address()
+    if self._kills:
+      self._kills -= 1
+      self._pool.kill_coordinator()
 
   def _replace(self, member: Member) -> None:
     if member.incarnation + 1 < _LIVES:
@@ -195,39 +215,48 @@ class _Run:
     furthest = max(m.step for m in live)
     all_there = all(m.step for m in live)
     if not self._primed and all_there and furthest >= self._case.after:
-      others = [m for m in live if not m.is_leader]
-      if others and any(m.is_leader for m in live):
-        self._primed = True
-        self._members.kill(others[-1])
+      self._primed = True
+      self._members.kill(live[-1])
     if self._primed and self._case.joins and self._struck_at is None:
-      # The leader may have served the joining replica, or none did: try
-      # another.
+      # None may have served the joining replica: try another.
       last = self._members.everyone[-1]
       if last.incarnation and len(last.steps) > 5:
         self._primed = False
     if self._outages and not self._case.at:
       self._begin_outage(live)
+    ready = self._case.ends and furthest >= self._case.after and all_there
+    if ready and not self._finishing:
+      self._finish()
     if self._finishing or self._struck_at is None or self._outages:
       return
     aim = self._struck_at + _STEPS_AFTER
-    if all(m.step >= aim for m in live) and not self._members.any_stopped:
-      self._finishing = True
-      self._members.tell(do="finish")
+    if all(m.step >= aim for m in live) and not self._is_any_stopped:
+      self._finish()
+
+  def _finish(self) -> None:
+    self._finishing = True
+    self._members.tell(do="finish")
+
+  @property
+  def _is_any_stopped(self) -> bool:
+    return self._members.any_stopped or self._stopped_until < math.inf
 
   def _begin_outage(self, live: list[Member]) -> None:
     """Stops all, or one, once they have got so far since the last time."""
     case = self._case
-    if not self._outages or self._members.any_stopped:
+    if not self._outages or self._is_any_stopped:
       return
+    of_coordinator = case.who == "coordinator"
     victims = live
     if case.fault == "stop-one":
-      leads = case.who == "leader"
-      victims = [m for m in live if m.is_leader == leads][-1:] or live[:1]
+      victims = [] if of_coordinator else live[-1:]
     aim = case.after + (self._struck_at or 0)
-    ready = all(m.joined for m in victims)
+    ready = all(m.joined for m in victims or live)
     if not ready or (aim and any(m.step < aim for m in live)):
       return
     self._members.stop(victims, case.seconds)
+    if of_coordinator:
+      self._stop_coordinator()
     self._result.struck = True
     self._struck_at = max(m.step for m in live)
     self._outages -= 1
@@ -248,4 +277,6 @@ class _Run:
     result.steps, problems = chaos_checks.check(
       found, reports, TIMEOUT, self._data
     )
+    if self._case.keeps_all:
+      problems += chaos_checks.nobody_removed(reports)
     result.problems += problems

@@ -182,3 +182,15 @@ def test_a_dropped_sum_is_not_taken_for_part_of_the_next_one():
   outcomes.note(seen, 3, Outcome(True, "", 1, members=(0, 1)))
   assert seen["accepted"] == [2, 3]
   assert (seen["reasons"], seen["undecided"]) == ({"1": "lost"}, [0])
+
+
+def test_steps_may_come_once_more_where_a_run_begins_again():
+  run = lambda step: {"kind": "run", "step": step}
+  commit = lambda step: {"kind": "commit", "step": step}
+  good = [run(0), commit(0), commit(1), run(1), commit(1)]
+  assert chaos_checks.in_order(good) == []
+  bad = [run(0), commit(0), commit(2), run(1), commit(2)]
+  assert chaos_checks.in_order(bad) == [
+    "commit 2 comes where 1 is due",
+    "commit 2 comes where 1 is due",
+  ]

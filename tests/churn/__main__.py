@@ -4,9 +4,10 @@ python -m tests.churn --seeds 0:300
 
 Each run trains a small model (digits, or a transformer with dropout) with
 deterministic data, while replicas are killed in a phase of a step, stopped, join
-and leave, the leader is killed, the store is lost, or all processes are killed at
-once; the job then goes on from its last checkpoint, with another number of replicas
-from 1 to 5. With --width 2048 it is always the transformer, with 34 million
+and leave, the coordinator is killed, also with the end of its log as when its host
+loses power, or lost for good, or all replicas are killed at once; after these two
+the job goes on from its last checkpoint, with another number of replicas from 1 to
+5. With --width 2048 it is always the transformer, with 34 million
 parameters. Checked is that all replicas had, after each step, the parameters and
 optimizer state of an undisturbed run of one replica, bit for bit; that each sample
 was in exactly one slot of each committed step; and that no process is left. The

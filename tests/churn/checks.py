@@ -7,6 +7,7 @@ from typing import Any
 
 from optax_dist import ledger
 from optax_dist.ledger import spans as sp
+from tests.chaos import checks as chaos_checks
 from tests.churn.plans import STEPS
 
 
@@ -54,12 +55,10 @@ def slots(
     data: its data.
     last: whether it came to its end; another one may lack its last lines.
   """
-  problems = []
+  records = list(records)
+  problems = chaos_checks.in_order(records)
   commits = [r for r in records if r["kind"] == "commit"]
   steps = [commit["step"] for commit in commits]
-  first = steps[0] if steps else 0
-  if steps != list(range(first, first + len(steps))):
-    problems.append(f"commits are not each once and in order: {steps}")
   if last and steps[-1:] != [STEPS - 1]:
     problems.append(f"the journal ends with step {steps[-1:]}")
   for commit in commits:

@@ -17,7 +17,14 @@ _PHASES = ("computing", "computing", "arrived", "applied", "")
 _EXCHANGES = ("reduce_scatter", "gather", "done")
 
 Kind = Literal[
-  "kill", "kill-leader", "stop", "join", "leave", "kill-all", "lose-store"
+  "kill",
+  "kill-coordinator",
+  "cut-power",
+  "stop",
+  "join",
+  "leave",
+  "kill-all",
+  "lose-coordinator",
 ]
 
 
@@ -67,6 +74,7 @@ class Event:
     after: how often it enters the phase before.
     seconds: how long it is stopped.
     replicas: how many go on from a checkpoint, after the end of all.
+    lost: bytes of the coordinator's log that were not on the disk yet.
   """
 
   step: int
@@ -75,6 +83,7 @@ class Event:
   after: int = 0
   seconds: float = 0.0
   replicas: int = 0
+  lost: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +145,7 @@ def plan(seed: int, width: int | None = None) -> Plan:
     # The end of all takes long, for all processes are started again.
     ended = any(event.replicas for event in events)
     event = _event(rng, step, live, inline, ended)
-    live += {"join": 1, "leave": -1, "kill": -1, "kill-leader": -1}.get(
-      event.kind, 0
-    )
+    live += {"join": 1, "leave": -1, "kill": -1}.get(event.kind, 0)
     live = event.replicas or live
     events.append(event)
   return Plan(seed, setting, inline, replicas, tuple(events))
@@ -147,16 +154,15 @@ def plan(seed: int, width: int | None = None) -> Plan:
 def _event(
   rng: random.Random, step: int, live: int, inline: bool, ended: bool
 ) -> Event:
-  kinds: list[Kind] = ["stop"]
+  kinds: list[Kind] = ["stop", *["kill-coordinator"] * 3, "cut-power"]
   if not ended:
-    kinds += ["kill-all", "lose-store"]
+    kinds += ["kill-all", "lose-coordinator"]
   if live < MOST_REPLICAS:
     kinds += ["join"] * 4
   if live > 1:
-    kinds += ["kill", "kill", "kill", "kill-leader", "kill-leader", "leave"]
+    kinds += ["kill", "kill", "kill", "leave"]
   kind = rng.choice(kinds)
-  phases = (*_PHASES, "committing") if kind == "kill-leader" else _PHASES
-  phases = phases if inline else (*phases, *_EXCHANGES)
+  phases = _PHASES if inline else (*_PHASES, *_EXCHANGES)
   return Event(
     step,
     kind,
@@ -164,6 +170,7 @@ def _event(
     after=rng.randrange(4),
     seconds=rng.uniform(0.1, 3.0),
     replicas=rng.randint(1, MOST_REPLICAS)
-    if kind in ("kill-all", "lose-store")
+    if kind in ("kill-all", "lose-coordinator")
     else 0,
+    lost=rng.choice((1, 100, 1000, 5000)) if kind == "cut-power" else 0,
   )

@@ -94,7 +94,7 @@ class _Work:
         lower_on_loss=True,
         secret=job["secret"],
         run=job["run"],
-        start_store=False,
+        start_coordinator=False,
         inline_bytes=Options.inline_bytes if job["inline"] else 0,
         wire=setting.wire,
         journal=job["journal"],
@@ -138,7 +138,6 @@ class _Work:
       "step",
       step=replica.global_step,
       digest=replica.fingerprint(),
-      leader=replica.is_leader,
     )
 
   def reached(self, phase: str, who: object) -> None:

@@ -48,7 +48,7 @@ def run(pool: Pool, plan: Plan, want: dict[int, str] | None) -> Result:
   """Runs one plan, and checks it.
 
   Args:
-    pool: processes, and the store.
+    pool: processes, and the coordinator.
     plan: what happens.
     want: the digest after each step of a run without events; None: this is it.
   """
@@ -93,6 +93,8 @@ class _Run:
         event, self._ended_by = self._ended_by, None
         self._begin(event.replicas)
       self._advance()
+      # A launcher starts it again.
+      self._pool.address()
     self._result.seconds = self._members.seconds
     self._conclude()
     return self._result
@@ -137,8 +139,9 @@ class _Run:
       case "done" if member not in self._leaving:
         self._done.append(said)
       case "result":
-        # Without its store a job ends with an error, in the end.
-        lost = self._ended_by and self._ended_by.kind == "lose-store"
+        # Without its coordinator a job ends with an error, in the end.
+        ended = self._ended_by
+        lost = ended is not None and ended.kind == "lose-coordinator"
         if said["error"] is not None and not lost:
           self._result.problems.append(f"{member}: {said['error']}")
 
@@ -182,17 +185,15 @@ class _Run:
       case "kill-all":
         self._ended_by = event
         self._end_at = time.monotonic()
-      case "lose-store":
+      case "lose-coordinator":
         self._ended_by = event
-        self._pool.kill_store()
+        self._pool.lose_coordinator()
         self._end_at = time.monotonic() + event.seconds
-      case "kill" | "kill-leader" | "stop":
-        leads = event.kind == "kill-leader"
-        fitting = [m for m in live if m.is_leader == leads] or live
-        self._arm(fitting[-1], event)
+      case _:
+        self._arm(live[-1], event)
 
   def _arm(self, member: Member, event: Event) -> None:
-    """Has a process killed or stopped in a phase, or does it at once."""
+    """Has a fault wait for a phase of a process, or injects it at once."""
     self._armed = member, event, time.monotonic() + _PATIENCE
     if event.phase:
       member.process.send(do="fault", phase=event.phase, after=event.after)
@@ -200,15 +201,22 @@ class _Run:
       self._strike(member)
 
   def _strike(self, member: Member) -> None:
-    """Kills or stops a process that may have been armed for it."""
+    """Injects the fault that waits for a phase of this process."""
     if self._armed is None or self._armed[0] is not member:
       return  # It came to the phase after all.
     event = self._armed[1]
-    if event.kind == "stop":
-      self._armed = None
-      self._members.stop([member], event.seconds)
-    elif not member.doomed:
-      self._members.kill(member)
+    if event.kind == "kill":
+      if not member.doomed:
+        self._members.kill(member)
+      return
+    self._armed = None
+    match event.kind:
+      case "stop":
+        self._members.stop([member], event.seconds)
+      case "kill-coordinator":
+        self._pool.kill_coordinator()
+      case "cut-power":
+        self._pool.cut_power(event.lost)
 
   # The end.
 

@@ -22,16 +22,16 @@ from optax_dist import coordinator
 from optax_dist.coordinator import any_trainer
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import processes
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 
 _SECRET = "a secret of enough bytes"
 _TARGET = {"b": np.float32(0.5), "w": np.linspace(-1, 1, 12, dtype=np.float32)}
 
 
 @pytest.fixture(scope="module")
-def store():
+def address():
   with process.start(_SECRET.encode(), port=0) as started:
-    yield started.address.partition(",")[0]
+    yield started.address
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def as_users_have_it():
 
 
 @pytest.fixture
-def run(store, monkeypatch):
+def run(address, monkeypatch):
   """Makes the replicas of one run."""
   # Each program of these tests is of one of the devices.
   monkeypatch.setattr(any_trainer, "_check_devices", lambda: None)
@@ -57,10 +57,10 @@ def run(store, monkeypatch):
           "total_steps": 20,
           "replica": replica,
           "total_num_replicas": n,
-          "coordinator_address": store,
+          "coordinator_address": address,
           "run": name,
           "secret": _SECRET,
-          "start_store": False,
+          "start_coordinator": False,
           "timeout": 60.0,
         }
         | options,
@@ -291,7 +291,7 @@ def test_a_restored_checkpoint_sends_nothing_before_it_has_caught_up(run, jit):
   assert bits(trainer.params) == bits(k_of_n.replica.params)
 
 
-def test_a_trainers_checkpoint_is_enough_to_resume(run, store):
+def test_a_trainers_checkpoint_is_enough_to_resume(run):
   schedule = optax.adam(optax.linear_schedule(0.1, 0.0, 20))
   whole = run(schedule)
   trainer = Trainer(whole.tx)

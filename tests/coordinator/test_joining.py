@@ -1,6 +1,7 @@
 """`join`, as a user calls it."""
 
 import contextlib
+import re
 import signal
 import socket
 import threading
@@ -20,8 +21,7 @@ from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.runtime import driver
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
 
@@ -30,8 +30,8 @@ _PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
 
 
 @pytest.fixture
-def stores(monkeypatch):
-  """The stores that `join` has started."""
+def coordinators(monkeypatch):
+  """The coordinators that `join` has started."""
   started, original = [], process.start
 
   def start(*args, **kwargs):
@@ -42,8 +42,8 @@ def stores(monkeypatch):
   return started
 
 
-def test_a_store_that_join_starts_has_the_same_certificates(
-  tmp_path, monkeypatch, stores
+def test_a_coordinator_that_join_starts_has_the_same_certificates(
+  tmp_path, monkeypatch, coordinators
 ):
   monkeypatch.setattr(joining, "_IDLE", 120.0)
   files = worlds.certificates(tmp_path)
@@ -58,11 +58,13 @@ def test_a_store_that_join_starts_has_the_same_certificates(
     **_PATIENT,
   ) as replica:
     assert replica.step(jnp.ones(2)).accepted
-  (store,) = stores
-  store.stop()
+  (started,) = coordinators
+  started.stop()
 
 
-def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(stores):
+def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(
+  coordinators,
+):
   with coordinator.join(
     optax.sgd(0.5),
     jnp.zeros(2),
@@ -73,8 +75,8 @@ def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(stores):
     **_PATIENT,
   ) as replica:
     assert replica.step(jnp.ones(2)).accepted
-  (store,) = stores
-  store.stop()
+  (started,) = coordinators
+  started.stop()
 
 
 def test_beyond_loopback_a_secret_is_needed():
@@ -92,9 +94,9 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
   secret = "a secret of enough bytes"
   (tmp_path / "secret").write_text(secret)
   journal = tmp_path / "journal.jsonl"
-  with process.start(secret.encode(), port=0) as store:
+  with process.start(secret.encode(), port=0) as place:
     told = Environment(
-      coordinator_address=store.address.partition(",")[0],
+      coordinator_address=place.address,
       secret_file=str(tmp_path / "secret"),
       run="of two",
       num_replicas=2,
@@ -150,7 +152,7 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
   tmp_path, monkeypatch
 ):
   secret, journal = b"a secret of enough bytes", tmp_path / "journal.jsonl"
-  with process.start(secret, port=0) as store:
+  with process.start(secret, port=0) as place:
     made = []
     for number, own in enumerate(("127.0.0.2", "127.0.0.3")):
       told = Environment(local_addr=own, num_replicas=2, replica=number)
@@ -161,7 +163,7 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
           optax.sgd(0.5),
           jnp.zeros(2),
           # By TCP, as from another host.
-          coordinator_address=store.address.partition(",")[0],
+          coordinator_address=place.address,
           secret=secret,
           journal=journal,
           replicas_to_aggregate=1,
@@ -195,7 +197,7 @@ def test_invalid_numbers_are_refused(argument, said):
       optax.sgd(0.1),
       jnp.zeros(2),
       coordinator_address="127.0.0.1:1",
-      start_store=False,
+      start_coordinator=False,
       **told,
     )
 
@@ -224,49 +226,52 @@ def test_invalid_options_are_refused_by_name(argument, error, said):
 
 
 def _join_at(address, **options):
-  """Joins as the second of two replicas."""
+  """Joins as the second of two replicas, and starts no coordinator."""
   return coordinator.join(
     optax.sgd(0.1),
     jnp.zeros(2),
     coordinator_address=address,
     total_num_replicas=2,
     replica=1,
+    start_coordinator=False,
     **options,
   )
 
 
-def test_the_address_of_an_absent_store_is_reported():
+def test_the_address_of_an_absent_coordinator_is_reported():
   address = f"127.0.0.1:{addresses.free_ports()[0]}"
   with pytest.raises(coordinator.CoordinatorError) as caught:
     _join_at(
       address,
-      # Its first request has failed by then, though the machine stalls.
+      # A connection has failed by then, though the machine stalls.
       timeout=3.0,
       attempt_timeout=0.1,
       leader_timeout=0.1,
     )
-  assert f"tcp://{address}: no answer" in str(caught.value)
+  said = str(caught.value)
+  assert f"the coordinator at {address} is not connected" in said
+  assert f"The coordinator could not be reached: {address}: Connection" in said
 
 
-# The deadline of the store's first answer; requests end well before.
+# A connection has failed well before.
 _IMPATIENT = {"timeout": 3.0, "attempt_timeout": 0.1, "leader_timeout": 0.1}
-_NO_STORE = (
-  "Replica 1 has waited 3.0 s for the job's store, which has not answer"
+_NOBODY = re.compile(
+  r"Replica 1 has waited [34]\.\d s for admission to the run; the coordinator at"
 )
 
 
-def test_a_silent_stranger_at_the_stores_address_is_named_at_the_timeout():
+def test_a_silent_stranger_at_the_coordinators_address_is_named_at_the_timeout():
   with socket.create_server(("127.0.0.1", 0)) as stranger:
     address = f"127.0.0.1:{stranger.getsockname()[1]}"
     with pytest.raises(coordinator.CoordinatorError) as caught:
       _join_at(address, **_IMPATIENT)
   said = str(caught.value)
-  assert said.startswith(_NO_STORE)
-  assert f"what listens at {address} is not 'store' of this job" in said
+  assert _NOBODY.match(said)
+  assert f"what listens at {address} is not 'coordinator' of this job" in said
   assert "died" not in said
 
 
-def test_a_stranger_that_talks_is_not_the_jobs_store():
+def test_a_stranger_that_talks_is_not_the_jobs_coordinator():
   with socket.create_server(("127.0.0.1", 0)) as stranger:
     address = f"127.0.0.1:{stranger.getsockname()[1]}"
 
@@ -276,50 +281,56 @@ def test_a_stranger_that_talks_is_not_the_jobs_store():
         caller.recv(1000)
 
     threading.Thread(target=talk, daemon=True).start()
-    with pytest.raises(coordinator.CoordinatorError, match="not this job's"):
+    with pytest.raises(coordinator.CoordinatorError, match="does not speak"):
       _join_at(address, **_PATIENT)
 
 
-def test_a_store_whose_name_is_unknown_is_named_at_the_timeout(monkeypatch):
+def test_a_coordinator_whose_name_is_unknown_is_named_at_the_timeout(
+  monkeypatch,
+):
   known = socket.getaddrinfo
 
   def look_up(host, *rest, **options):
-    if host == "stor.example":
+    if host == "coord.example":
       raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     return known(host, *rest, **options)
 
   monkeypatch.setattr(socket, "getaddrinfo", look_up)
   with pytest.raises(coordinator.CoordinatorError) as caught:
     _join_at(
-      "stor.example:29300",
+      "coord.example:29300",
       bind="127.0.0.1",
       secret=served.SECRET,
       **_IMPATIENT,
     )
   said = str(caught.value)
-  assert said.startswith(_NO_STORE)
-  assert "the name 'stor.example' can't be resolved" in said
+  assert _NOBODY.match(said)
+  assert "the name 'coord.example' can't be resolved" in said
   assert "advertise" not in said
 
 
-def test_a_replica_that_can_not_be_reached_is_not_called_absent(monkeypatch):
-  """It has told the others an address at which nobody listens."""
+def test_replicas_that_can_not_be_reached_are_not_called_absent(monkeypatch):
+  """They have told each other an address at which nobody listens."""
   monkeypatch.setattr(addresses, "has_unix", lambda: False)
   (nobody,) = addresses.free_ports()
-  with contextlib.closing(served.Served()) as store:
+  with served.served() as address:
     options = {
-      "coordinator_address": f"127.0.0.1:{store.port}",
+      "coordinator_address": address,
       "secret": served.SECRET,
       "total_num_replicas": 2,
+      "replicas_to_aggregate": 1,
+      "inline_bytes": 0,
+      "advertise": f"127.0.0.1:{nobody}",
+      "bind": "127.0.0.1",
     }
     first = coordinator.join(
       optax.sgd(0.1),
       jnp.zeros(2),
       replica=0,
-      advertise=f"127.0.0.1:{nobody}",
-      bind="127.0.0.1",
       **options,
     )
+    # The next one needs its state.
+    assert first.step(jnp.ones(2)).accepted
     with (
       contextlib.closing(first),
       pytest.raises(coordinator.CoordinatorError) as caught,
@@ -329,26 +340,22 @@ def test_a_replica_that_can_not_be_reached_is_not_called_absent(monkeypatch):
       )
   said = str(caught.value)
   at = f"127.0.0.1:{nobody}"
-  assert f"could not be reached: {at}: Connection refused" in said
+  assert "the snapshot failed" in said
+  assert f"{at}: Connection refused" in said
 
 
-def test_waiting_for_a_store_is_warned_of(caplog, monkeypatch):
-  """The store comes once that is done, however long it takes."""
-  missing = driver.Driver.missing
-
-  def missing_an_answer(one):
-    waiting.until(lambda: one._unanswered)
-    return missing(one)
-
-  monkeypatch.setattr(driver.Driver, "missing", missing_an_answer)
+def test_waiting_for_a_coordinator_is_warned_of(caplog):
+  """It comes once that is done, however long it takes."""
   (port,) = addresses.free_ports()
-  address, stores = f"127.0.0.1:{port}", []
-  waits = "Replica 1 has not joined the run after 0.2 s. It waits for the job's"
+  address = f"127.0.0.1:{port}"
+  waits = "Replica 1 has not joined the run after 0.2 s. It waits for admission"
   warnings = lambda: [text for text in caplog.messages if waits in text]
+  joined = threading.Event()
 
   def serve():
     waiting.until(warnings)
-    stores.append(served.Served(port=port))
+    with served.served(port):
+      joined.wait(120.0)
 
   thread = threading.Thread(target=serve)
   thread.start()
@@ -362,11 +369,10 @@ def test_waiting_for_a_store_is_warned_of(caplog, monkeypatch):
       stall_warning=0.2,
     ).close()
   finally:
+    joined.set()
     thread.join()
-    for store in stores:
-      store.close()
   (text,) = warnings()
-  assert f"tcp://{address}: no answer" in text
+  assert f"the coordinator at {address} is not connected" in text
 
 
 def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
@@ -380,24 +386,26 @@ def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
       pass
 
   monkeypatch.setattr(channel, "current", Line)
-  with contextlib.closing(served.Served()) as store:
+  with served.served() as address:
     replica = coordinator.join(
       optax.sgd(0.1),
       jnp.zeros(2),
-      coordinator_address=store.address,
+      coordinator_address=address,
       secret=served.SECRET,
       total_num_replicas=1,
       replica=0,
-      **_PATIENT,
+      start_coordinator=False,
+      timeout=3.0,
     )
-  waiting.until(lambda: replica.failure)
+  # The first gradient may be lost with it.
+  train = lambda: [replica.step(jnp.ones(2)) for _ in range(2)]
   with pytest.raises(coordinator.CoordinatorError):
-    replica.step(jnp.ones(2))
+    train()
   replica.close()
   joined, failed = said
   assert joined == ("joined", {"step": 0})
   assert failed[0] == "failed"
-  assert "the store has ended" in failed[1]["reason"]
+  assert f"coordinator at {address} is not connected" in failed[1]["reason"]
 
 
 def test_integers_of_numpy_are_integers():

@@ -3,8 +3,6 @@
 import os
 import time
 
-import run_journals
-
 from optax_dist.coordinator import journal, journal_tail
 
 
@@ -14,11 +12,11 @@ def test_lines_come_once_they_are_whole(tmp_path):
   assert tail.read() == []
   with journal.Journal(path) as written:
     written.write("run", strategy="sync_replicas", step=0)
-    written.write("leader", replica=0, term=0, step=0)
+    written.write("coordinator", epoch=0, step=0)
     written.write("join", replica=0, incarnation=0, step=0)
   whole = path.read_bytes()
   path.write_bytes(whole[:-5])
-  assert [r["kind"] for r in tail.read()] == ["run", "leader"]
+  assert [r["kind"] for r in tail.read()] == ["run", "coordinator"]
   assert tail.read() == []
   path.write_bytes(whole + b"nonsense\n")
   assert [r["kind"] for r in tail.read()] == ["join"]
@@ -49,22 +47,3 @@ def test_new_records_are_as_recent_as_the_last_read(tmp_path):
   write(ago=-3600.0)
   assert len(tail.read()) == 1
   assert tail.age == 0.0
-
-
-def test_a_commit_that_two_leaders_wrote_is_returned_once(tmp_path):
-  path = tmp_path / "run.jsonl"
-  tail = journal_tail.Tail(path)
-  found = []
-  with journal.Journal(path) as written:
-    for _ in range(2):  # A resumed job takes the same steps anew.
-      written.write("run", strategy="sync_replicas", step=0)
-      for step in (0, 1, 1, 2, 1):
-        written.write("commit", step=step, term=0, attempt=1, members=[])
-      found += tail.read()
-      written.write("commit", step=2, term=0, attempt=1, members=[])
-      written.write("commit", step=3, term=1, attempt=1, members=[])
-      found += tail.read()
-  expected = [(0, 0), (1, 0), (2, 0), (3, 1)] * 2
-  for records in (found, run_journals.whole(path)):
-    commits = [r for r in records if r["kind"] == "commit"]
-    assert [(r["step"], r["term"]) for r in commits] == expected

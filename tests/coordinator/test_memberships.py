@@ -16,14 +16,14 @@ _PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
 
 
 @pytest.fixture
-def store():
-  with contextlib.closing(served.Served()) as made:
+def address():
+  with served.served() as made:
     yield made
 
 
-def _options(store, replica=0, total=1, **options):
+def _options(address, replica=0, total=1, **options):
   return {
-    "coordinator_address": store.address,
+    "coordinator_address": address,
     "secret": served.SECRET,
     "total_num_replicas": total,
     "replica": replica,
@@ -32,9 +32,9 @@ def _options(store, replica=0, total=1, **options):
   }
 
 
-def _join(store, replica=0, total=1, **options):
+def _join(address, replica=0, total=1, **options):
   return coordinator.join(
-    optax.sgd(0.5), jnp.zeros(2), **_options(store, replica, total, **options)
+    optax.sgd(0.5), jnp.zeros(2), **_options(address, replica, total, **options)
   )
 
 
@@ -51,13 +51,13 @@ def _is_replaced(replica):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_twins_are_an_error_and_the_first_goes_on(store, elsewhere):
-  with _join(store) as first:
+def test_twins_are_an_error_and_the_first_goes_on(address, elsewhere):
+  with _join(address) as first:
     found = []
 
     def join_again():
       with pytest.raises(coordinator.CoordinatorError) as caught:
-        _join(store)
+        _join(address)
       found.append(str(caught.value))
 
     if elsewhere:
@@ -72,14 +72,14 @@ def test_twins_are_an_error_and_the_first_goes_on(store, elsewhere):
     assert first.step(jnp.ones(2)).accepted
 
 
-def test_twins_with_runs_of_their_own_both_train(store):
-  with _join(store, run="a") as first, _join(store, run="b") as second:
+def test_twins_with_runs_of_their_own_both_train(address):
+  with _join(address, run="a") as first, _join(address, run="b") as second:
     for replica in (first, second):
       assert replica.step(jnp.ones(2)).accepted
 
 
-def test_a_cell_that_runs_again_replaces_what_it_has_left(store):
-  names = {"join": lambda: _join(store)}
+def test_a_cell_that_runs_again_replaces_what_it_has_left(address):
+  names = {"join": lambda: _join(address)}
   _run_cell("replica = join()", names)
   first = names["replica"]
   first.step(jnp.ones(2))
@@ -92,12 +92,12 @@ def test_a_cell_that_runs_again_replaces_what_it_has_left(store):
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, None])
-def test_after_its_block_a_replica_that_was_alone_begins_anew(store, ending):
-  """However it ended, and though the store goes on."""
+def test_after_its_block_a_replica_that_was_alone_begins_anew(address, ending):
+  """However it ended, and though its coordinator goes on."""
   for _ in range(2):
     with (
       contextlib.suppress(KeyboardInterrupt, ValueError),
-      _join(store) as replica,
+      _join(address) as replica,
     ):
       assert replica.global_step == 0
       assert replica.step(jnp.ones(2)).global_step == 1
@@ -106,43 +106,54 @@ def test_after_its_block_a_replica_that_was_alone_begins_anew(store, ending):
   np.testing.assert_array_equal(replica.params, np.full(2, -0.5, np.float32))
 
 
-def test_a_cell_that_was_interrupted_goes_on_where_others_are(store):
+def test_one_that_was_never_there_does_not_begin_an_ended_run_anew(address):
+  options = {"total": 2, "replicas_to_aggregate": 1, "attempt_timeout": 0.2}
+  with _join(address, 0, **options) as replica:
+    assert replica.step(jnp.ones(2)).accepted
+  with pytest.raises(coordinator.RunFinished):
+    _join(address, 1, **options)
+
+
+def test_a_cell_that_was_interrupted_goes_on_where_others_are(address):
   options = {"total": 2, "replicas_to_aggregate": 1}
-  with _join(store, 1, **options) as other:
-    with contextlib.suppress(KeyboardInterrupt), _join(store, **options) as one:
+  with _join(address, 1, **options) as other:
+    with (
+      contextlib.suppress(KeyboardInterrupt),
+      _join(address, **options) as one,
+    ):
       one.step(jnp.ones(2))
       raise KeyboardInterrupt
-    with _join(store, **options) as again:
+    with _join(address, **options) as again:
       assert again.global_step == 1
       again.step(jnp.ones(2))
     waiting.until(lambda: other.step(jnp.zeros(2)).accepted)
     np.testing.assert_array_equal(other.params, np.full(2, -1.0, np.float32))
 
 
-def test_what_no_thread_has_any_more_is_replaced(store):
+def test_what_no_thread_has_any_more_is_replaced(address):
   made = []
-  thread = threading.Thread(target=lambda: made.append(_join(store)))
+  thread = threading.Thread(target=lambda: made.append(_join(address)))
   thread.start()
   thread.join()
-  with _join(store) as second:
+  with _join(address) as second:
     assert second.step(jnp.ones(2)).accepted
   _is_replaced(made[0])
-  _join(store)  # It is gone at once.
-  with _join(store) as fourth:
+  _join(address)  # It is gone at once.
+  with _join(address) as fourth:
     assert fourth.step(jnp.ones(2)).accepted
 
 
-def test_after_a_join_that_failed_another_may_come(store):
+def test_after_a_join_that_failed_another_may_come(address):
   with pytest.raises(ValueError, match="got 'any'"):
-    _join(store, ports="any")
-  with _join(store) as replica:
+    _join(address, ports="any")
+  with _join(address) as replica:
     assert replica.step(jnp.ones(2)).accepted
 
 
-def test_two_behind_one_number_are_an_error(store):
+def test_two_behind_one_number_are_an_error(address):
   params, grads = jnp.zeros(2), jnp.ones(2)
   first, second = (
-    coordinator.behind(optax.sgd(0.5), total_steps=4, **_options(store))
+    coordinator.behind(optax.sgd(0.5), total_steps=4, **_options(address))
     for _ in range(2)
   )
   with contextlib.closing(first), contextlib.closing(second):

@@ -1,4 +1,4 @@
-"""Replicas and their store on separate hosts, whose network is cut.
+"""Replicas and their coordinator on separate hosts, whose network is cut.
 
 One run goes on while its network is cut and heals, again and again; at its end
 all is checked.
@@ -19,7 +19,7 @@ from tests.chaos import checks, replica
 from tests.chaos.members import Members, read_journal
 from tests.chaos.pool import Pool
 
-TARGETS = ("replica", "leader", "store", "two replicas")
+TARGETS = ("replica", "coordinator", "two replicas")
 LEADER_TIMEOUT, ATTEMPT_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
 # For a busy machine, beyond what time-outs say.
 SLACK = 6.0
@@ -44,11 +44,11 @@ def too_late(
 ) -> list[str]:
   """What of a cut took longer than the time-outs allow.
 
-  Nobody goes on without the store. Otherwise a peer that is silent is given up
-  after `leader_timeout`, and so is an exchange, after `attempt_timeout`.
+  Nobody goes on without the coordinator. Otherwise a peer that is silent is given
+  up after `leader_timeout`, and so is an exchange, after `attempt_timeout`.
   """
   allowed = seconds
-  if target != "store":
+  if target != "coordinator":
     allowed = min(seconds, LEADER_TIMEOUT + ATTEMPT_TIMEOUT)
   late = []
   if found.stall > allowed + slack:
@@ -59,7 +59,9 @@ def too_late(
 
 
 class Run:
-  """Some replicas, each on a host, and the store on the last; a context manager.
+  """Some replicas, each on a host, and the coordinator on the last.
+
+  A context manager.
 
   Args:
     folder: for outputs.
@@ -88,7 +90,7 @@ class Run:
   ):
     self._pool = Pool(folder, replica.main, method)
     self._members = Members(self._pool, "run")
-    self._store = None
+    self._coordinator = None
     self.count, self._version, self._delay = count, version, delay
     self.journal = self._members.folder / "journal.jsonl"
     self._pauses = [(pauses or {}).get(i, pause) for i in range(count)]
@@ -119,16 +121,18 @@ class Run:
   def __exit__(self, *_):
     self._pool.__exit__()
     self.hosts.close()
-    if self._store is not None:
-      self._store.stdout.close()
+    if self._coordinator is not None:
+      self._coordinator.kill()
+      self._coordinator.wait()
+      self._coordinator.stdout.close()
 
   def _start(self):
-    store = self.count
-    host = self.hosts.address(store, self._version)
+    host = self.hosts.address(self.count, self._version)
     at = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
-    self._store = self.hosts.python(
-      store,
-      *("-m", "optax_dist.coordinator.store"),
+    self._coordinator = self.hosts.python(
+      self.count,
+      *("-m", "optax_dist.coordinator.server"),
+      *("--log", str(self._members.folder / "coordinator.log")),
       *("--bind", "::" if self._version == 6 else "0.0.0.0"),
       *("--advertise", host),
       stdout=subprocess.PIPE,
@@ -138,7 +142,7 @@ class Run:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
       },
     )
-    assert self._store.stdout.readline().startswith(b"ready")
+    assert self._coordinator.stdout.readline().startswith(b"ready")
     self._job["join"]["coordinator_address"] = at
     for number, pause in enumerate(self._pauses):
       name = self.hosts.names[number]
@@ -170,20 +174,13 @@ class Run:
   def victims(self, target):
     """The hosts on both sides of a cut that concerns a target."""
     everyone = range(self.count + 1)
-    leader = next(
-      (i for i, one in enumerate(self.replicas) if one.is_leader), 0
-    )
-    others = [i for i in range(self.count) if i != leader]
     match target:
       case "replica":
-        some = [others[-1]]
-      case "leader":
-        some = [leader]
-      case "store":
+        some = [self.count - 1]
+      case "coordinator":
         some = [self.count]
       case "two replicas":
-        pair = others[-2:] if len(others) > 1 else [leader, *others]
-        return pair[:1], pair[1:]
+        return [self.count - 2], [self.count - 1]
     return some, [i for i in everyone if i not in some]
 
   def cut(self, target, seconds, *, both):
@@ -241,7 +238,7 @@ class Run:
     return sum(s["at"] > began for s in self.replicas[0].steps) / seconds
 
   def cut_repeatedly(self, times, seconds, healed):
-    """Cuts one follower's host off, again and again."""
+    """Cuts one replica's host off, again and again."""
     self.wait_for_all(time.monotonic())
     (victim,), others = self.victims("replica")
     for _ in range(times):

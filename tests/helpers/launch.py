@@ -14,7 +14,6 @@ from typing import Any
 import workers
 
 from optax_dist.coordinator.extras.groups import jax_program
-from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.transport import addresses
 
 # Seconds until all processes are there: they import JAX on a busy machine.
@@ -122,11 +121,7 @@ def _call(
   for name in [name for name in os.environ if "_proxy" in name.lower()]:
     del os.environ[name]
   warnings.simplefilter("error")
-  jax_program.initialize(
-    environment.Environment(
-      num_processes=processes, process_index=index, group_address=address
-    )
-  )
+  jax_program.initialize(address, index, processes)
   channel.say("begun")
   channel.say("result", result=fn(*args))
   # If it ended now, JAX would end the others before they have a result.

@@ -22,7 +22,7 @@ def member(replica, step, age, compute=0.5):
 def begin(written, replicas=range(3)):
   """A run in which all replicas have joined."""
   written.write("run", strategy="sync_replicas", step=0)
-  written.write("leader", replica=0, term=0, step=0, time=0.0)
+  written.write("coordinator", epoch=0, step=0, time=0.0)
   for replica in replicas:
     written.write("join", replica=replica, incarnation=0, step=0, time=0.1)
 

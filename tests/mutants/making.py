@@ -77,6 +77,41 @@ def mutants(source: str) -> Iterator[Mutant]:
       yield Mutant(name, node.lineno, _replaced(tree, path, new))
 
 
+def changed(source: str, where: str, old: str, new: str) -> Mutant:
+  """The mutant that has another expression or statement in a function.
+
+  Args:
+    source: of the module.
+    where: the function, with its class.
+    old: what is there once, however it is formatted.
+    new: what stands there instead.
+
+  Raises:
+    ValueError: it is not there, or more than once.
+  """
+  tree = ast.parse(source)
+  wanted = ast.unparse(ast.parse(old))
+  found = [
+    (path, node)
+    for place, path, node in _nodes(tree)
+    if place == where and ast.unparse(node) == wanted
+  ]
+  # A statement that is an expression is there as both.
+  if len(found) == 2 and isinstance(found[0][1], ast.Expr):
+    del found[1 if isinstance(ast.parse(new).body[0], ast.Pass) else 0]
+  if len(found) != 1:
+    raise ValueError(
+      f"{where} has {len(found)} times {old!r}: bring it up to date."
+    )
+  ((path, node),) = found
+  (stands,) = ast.parse(new).body
+  if isinstance(node, ast.expr):
+    assert isinstance(stands, ast.Expr)
+    stands = stands.value
+  name = f"{where}: {_text(node)} -> {_text(stands)}"
+  return Mutant(name, node.lineno, _replaced(tree, path, stands))
+
+
 def _text(node: ast.AST) -> str:
   text = " ".join(ast.unparse(node).split())
   return text if len(text) <= 70 else f"{text[:50]} ... {text[-15:]}"

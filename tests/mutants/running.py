@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import importlib
 import os
 import pathlib
@@ -58,6 +59,8 @@ def _replace_class(old: type, new: type) -> None:
     was = vars(old).get(name)
     if isinstance(value, property) and isinstance(was, property):
       _replace_function(was.fget, value.fget)
+    elif isinstance(value, functools.cached_property):
+      _replace_function(getattr(was, "func", None), value.func)
     elif isinstance(value, classmethod | staticmethod):
       _replace_function(getattr(was, "__func__", None), value.__func__)
     else:

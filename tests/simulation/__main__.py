@@ -3,20 +3,16 @@
 python -m tests.simulation --schedules 20000 --seed 7 --workers 2
 python -m tests.simulation --replay 7000123
 python -m tests.simulation --planted all
-python -m tests.simulation --exhaustive
-python -m tests.simulation --exhaustive "3 replicas, 2 steps"
 python -m tests.simulation --groups --schedules 20000
 python -m tests.simulation --leases --schedules 20000
 python -m tests.simulation --slots --schedules 20000
 python -m tests.simulation --fragments --schedules 20000
 python -m tests.simulation --groups --leases --schedules 20000
-python -m tests.simulation --leases --bad --schedules 20000
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import concurrent.futures
 import functools
 import sys
@@ -24,18 +20,15 @@ import time
 from typing import Any
 
 from tests.simulation import (
-  bad,
   faults,
   fragments,
   group_leases,
   groups,
   leases,
   planted,
-  planted_faults,
   shrink,
   slots,
 )
-from tests.simulation.exhaustive import explore
 
 # So that no two `--seed`s share a schedule.
 _SPREAD = 1_000_000
@@ -43,7 +36,7 @@ _BATCH = 100
 
 
 # Replicas of one process, of several, with samples that are leased, with steps of
-# fixed micro-batches, and learners that merge fragments; with a bad replica or not.
+# fixed micro-batches, and learners that merge fragments.
 _KINDS: dict[str, Any] = {
   "": faults,
   "--groups": groups,
@@ -51,11 +44,6 @@ _KINDS: dict[str, Any] = {
   "--slots": slots,
   "--groups --leases": group_leases,
   "--fragments": fragments,
-  "--bad": bad.plain,
-  "--leases --bad": bad.leased,
-  "--slots --bad": bad.of_slots,
-  "--fragments --bad": bad.of_fragments,
-  "--groups --bad": bad.of_groups,
 }
 
 
@@ -117,46 +105,19 @@ def _replay(kind: Any, seed: int, events: bool) -> int:
 
 
 def _planted(which: str, most: int) -> int:
-  chosen = [f for f in planted_faults.FAULTS if which in ("all", f.name)]
+  chosen = [f for f in planted.FAULTS if which in ("all", f.name)]
   missed = 0
-  seeds = {}
   for fault in chosen:
     began = time.perf_counter()
     found = planted.find(fault, most)
     took = time.perf_counter() - began
-    if found is None:
-      missed += 1
-      print(f"NOT FOUND in {most} schedules ({took:.0f} s): {fault.name}")
-    else:
-      seeds[fault.name] = found.schedule.seed
-      print(
-        f"found by seed {found.schedule.seed} ({took:.1f} s): {fault.name}: "
-        f"{found.violation:.100}",
-        flush=True,
-      )
-  if which == "all":
-    planted.record_seeds(seeds)
+    what = f"NOT FOUND in {most} schedules"
+    if found is not None:
+      what = f"found by seed {found.schedule.seed}: {found.violation:.100}"
+    missed += found is None
+    print(f"{fault.name} ({took:.1f} s): {what}", flush=True)
   print(f"{len(chosen) - missed} of {len(chosen)} planted faults found")
   return int(bool(missed))
-
-
-def _exhaustive(which: str, most: int) -> int:
-  bad = 0
-  for space in [s for s in explore.SPACES if which in s.name]:
-    began = time.perf_counter()
-    found = explore.explore(space, most)
-    took = time.perf_counter() - began
-    kinds = collections.Counter(found.violations)
-    bad += len(kinds)
-    print(
-      f"{space.name}: {found.states} states, {found.ends} ends"
-      f"{'' if found.complete else ' (stopped there)'}, "
-      f"{len(found.violations)} violations, {took:.1f} s",
-      flush=True,
-    )
-    for text, times in kinds.most_common(5):
-      print(f"  {times} times {text}")
-  return int(bool(bad))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -172,39 +133,23 @@ def main(argv: list[str] | None = None) -> int:
   add("--replay", type=int, metavar="SEED", help="prints one, made small")
   add("--events", action="store_true", help="all events of what is replayed")
   add("--planted", metavar="NAME", help="a planted fault's name, or all")
-  add("--within", type=int, default=20_000, help="schedules to find it in")
-  add(
-    "--exhaustive",
-    metavar="NAME",
-    nargs="?",
-    const="",
-    help="every interleaving of small runs, or of those with this in their name",
-  )
-  add("--states", type=int, default=500_000, help="at most, in each space")
+  add("--within", type=int, default=1_000, help="schedules to find it in")
   add("--groups", action="store_true", help="replicas of several processes")
   add("--leases", action="store_true", help="samples that are leased")
   add("--slots", action="store_true", help="steps of fixed micro-batches")
   add("--fragments", action="store_true", help="learners that never wait")
-  add("--bad", action="store_true", help="a replica does something wrong")
   options = parser.parse_args(argv)
   for what, count in (
     ("--schedules", options.schedules),
     ("--workers", options.workers),
     ("--within", options.within),
-    ("--states", options.states),
   ):
     if count < 1:
       parser.error(f"{what} must be at least 1, got {count}: nothing would run")
-  names = ("all", *(fault.name for fault in planted_faults.FAULTS))
+  names = ("all", *(fault.name for fault in planted.FAULTS))
   if options.planted is not None and options.planted not in names:
     parser.error(f"there is no planted fault {options.planted!r}")
-  spaces = [space.name for space in explore.SPACES]
-  if not any((options.exhaustive or "") in space for space in spaces):
-    parser.error(
-      f"no small run has {options.exhaustive!r} in its name; there are:"
-      f" {'; '.join(spaces)}"
-    )
-  kinds = ("groups", "leases", "slots", "fragments", "bad")
+  kinds = ("groups", "leases", "slots", "fragments")
   name = " ".join(f"--{kind}" for kind in kinds if getattr(options, kind))
   if name not in _KINDS:
     parser.error(f"there are no schedules with {name}")
@@ -212,8 +157,6 @@ def main(argv: list[str] | None = None) -> int:
     return _replay(_KINDS[name], options.replay, options.events)
   if options.planted is not None:
     return _planted(options.planted, options.within)
-  if options.exhaustive is not None:
-    return _exhaustive(options.exhaustive, options.states)
   return _schedules(name, options.schedules, options.seed, options.workers)
 
 

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from tests.simulation import moments, nonsense, outages
+from tests.simulation import nonsense, outages
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
@@ -73,11 +73,12 @@ _KINDS = (
   ("break", 3),
   ("cut", 2),
   ("isolate", 2),
-  ("store", 6),
-  ("outage", 2),
-  ("kill leader", 3),
-  ("pause leader", 4),
-  ("store of leader", 4),
+  ("kill coordinator", 10),
+  ("kill coordinator twice", 4),
+  ("kill amid effects", 6),
+  ("lose power", 3),
+  ("pause coordinator", 4),
+  ("cut off coordinator", 2),
   ("snapshot", 2),
   ("leave", 1),
   ("abort", 1),
@@ -86,31 +87,22 @@ _KINDS = (
   ("kill amid lag", 3),
 )
 # What is over in a moment, but for those that are killed.
-_BRIEF = (
-  "ends",
-  "kill",
-  "kill leader",
-  "kill amid lag",
-  "leave",
-  "save",
-  "lag",
-)
-
-_STORE = ("answer lost", "request lost", "late")
+_BRIEF = ("kill", "leave", "save", "lag")
 
 
 # Of a seed divided by 16: longer runs with faults further apart, so that a replica
-# can be behind by more records than a new leader tells.
+# can be behind by more steps than the log has kept.
 _LONG = (6, 14)
+# Of a seed divided by 4: with the faults of `outages`.
+_OUTAGES = 3
 
 
-def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
+def schedule(seed: int, steps: int = 0) -> Schedule:
   """The schedule of a seed.
 
   Args:
     seed: it.
     steps: of the run; 0: mostly few, with faults in all of them.
-    aims: whether some aim at a moment.
   """
   if not steps and seed % 16 in _LONG:
     steps = 12
@@ -137,7 +129,6 @@ def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
     lower_on_loss=r.random() < 0.3,
     steps=steps,
     latency=r.choice((0.0005, 0.005, 0.05)),
-    store_latency=r.choice((0.0005, 0.005, 0.05)),
     compute=tuple(
       0.05 * (10.0 if slow and r.random() < 0.4 else 1.0) for _ in range(8)
     ),
@@ -145,12 +136,13 @@ def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
     fingerprint_every=r.choice((0, 1, 3)),
     same_start=r.random() < 0.8,
     adaptive=random.Random(f"adaptive {seed}").random() < 0.5,
-    store_timeout=LEADER_TIMEOUT * _store_timeout(seed),
   )
   if setting.lower_on_leave and needed <= replicas and r.random() < 0.25:
     setting = dataclasses.replace(setting, leaves=True)
   # Steps take about as long as this, so faults strike amid them.
-  pace = max(setting.compute) + 4 * setting.latency + 2 * setting.store_latency
+  pace = max(setting.compute) + 4 * setting.latency
+  if seed % 4 == _OUTAGES:
+    return Schedule(seed, *outages.schedule(seed, setting, pace))
   faults = []
   time = 0.0
   for _ in range(r.choice((0, 1, 2, 3, 4, 6))):
@@ -158,16 +150,7 @@ def schedule(seed: int, steps: int = 0, aims: bool = True) -> Schedule:
     time += r.choice((0, 0, 0, 5.0))
     kind_ = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
     faults.append((time, kind_, _details(kind_, r, replicas)))
-  if aims and moments.is_aimed(seed):
-    return Schedule(seed, *moments.schedule(seed, setting))
-  if seed % 16 in outages.RESIDUES:
-    return Schedule(seed, *outages.schedule(seed, setting, pace))
   return Schedule(seed, setting, tuple(faults))
-
-
-def _store_timeout(seed: int) -> float:
-  """Of a leader's silence; by default a request may take just as long."""
-  return random.Random(f"store {seed}").choice((0.4, 1.0))
 
 
 def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
@@ -176,12 +159,19 @@ def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
   short = r.choice((0.01, 0.1, 1.0, SILENCE + 1.0, 3 * LEADER_TIMEOUT))
   long = r.choice((SILENCE + 1.0, 3 * LEADER_TIMEOUT, 45.0))
   match kind:
-    case "kill" | "kill leader":
+    case "kill coordinator" | "kill coordinator twice":
+      # After how long it is started again.
+      return (a, r.choice((0.0, 0.01, 0.5, 3.0, 20.0)))
+    case "kill amid effects":
+      return (a, r.choice((0.01, 0.5)), r.choice((0, 1, 1, 2, 3, 5)))
+    case "lose power":
+      return (a, r.choice((0.5, 10.0)), r.choice((1, 2, 5)))
+    case "kill":
       # After how long a new process takes its place; negative: never.
       return (a, r.choice((0.0, 0.5, 10.0, -1.0)))
     case "restart":
       return (a, r.choice((0.0, 0.02)))
-    case "pause" | "pause leader":
+    case "pause" | "pause coordinator" | "cut off coordinator":
       return (a, short)
     case "stop":
       return (a, long)
@@ -191,17 +181,13 @@ def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
       return (a, b, short, r.random() < 0.5)
     case "isolate":
       return (a, short)
-    case "store" | "store of leader":
-      return (a, tuple(r.choice(_STORE) for _ in range(r.choice((1, 1, 2)))))
-    case "outage":
-      return (a, short, r.random() < 0.5)
     case "snapshot":
       return (a, r.choice((1, 2)))
     case "lag":
       return (a, r.choice((0.01, 0.1, 0.5)))
     case "kill amid lag":
       lag = r.choice((0.02, 0.1, 0.5))
-      return (a, r.choice((0.5, 10.0, -1.0)), lag, lag * r.random())
+      return (a, r.choice((0.01, 0.5, 3.0)), lag, lag * r.random())
     case _:
       return (a,)
 
@@ -244,23 +230,13 @@ def _can_spare_one(world: World) -> bool:
   return setting.lower_on_loss and len(known) == setting.replicas
 
 
-def _can_spare_one_of(world: World) -> bool:
-  """Whether steps continue without a replica that is about to end."""
-  setting = world.setting
-  living = {p.index for p in world.all if p.alive and not p.over}
-  if len(living) < setting.replicas or any(p.wants_leave for p in world.all):
-    return False
-  return setting.least < setting.replicas
-
-
 def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen, where there is something for it to strike."""
   index = details[0]
+  if kind == "stranger" and world.checker.commits:
+    world.start(index, stranger=True)  # In the place of one that has just died.
   process = _living(world, index)
-  if "leader" in kind:
-    leaders = [p for p in world.all if p.alive and p.node.leader is not None]
-    process = leaders[-1] if leaders else process
-  if process is None:
+  if process is None or kind == "stranger":
     return
   times = [detail for detail in details if isinstance(detail, float)]
   if kind not in _BRIEF:
@@ -269,7 +245,27 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     rest += CONNECT + LEADER_TIMEOUT
     world.quiet_at = max(world.quiet_at, world.now + rest)
   match kind:
-    case "kill" | "kill leader" | "restart":
+    case "kill coordinator":
+      world.kill(world.chief)
+      world.at(world.now + details[1], world.restart_coordinator)
+    case "kill coordinator twice":
+      world.kill(world.chief)
+      world.at(world.now + details[1], world.restart_coordinator)
+      again = world.now + details[1] + 3 * world.setting.latency
+      world.at(again, strike, world, "kill coordinator", details)
+    case "kill amid effects":
+      world.chief.dies_after = details[2]
+    case "lose power":
+      world.lose_power(details[2])
+      world.at(world.now + details[1], world.restart_coordinator)
+    case "pause coordinator":
+      world.pause(world.chief, details[1])
+    case "cut off coordinator":
+      for other in world.all:
+        if other.alive:
+          world.cut(world.chief, other, details[1])
+          world.cut(other, world.chief, details[1])
+    case "kill" | "restart":
       world.kill(process)
       delay = details[1]
       if delay < 0.0 and not _can_spare_one(world):
@@ -277,47 +273,25 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       world.spared = world.spared or delay < 0.0
       if delay >= 0.0:
         world.at(world.now + delay, world.start, process.index)
-    case "pause" | "pause leader" | "stop":
+    case "pause" | "stop":
       world.pause(process, details[1])
     case "break":
       other = _living(world, details[1])
       if other is not None:
         world.reset(process, other)
-    case "break from leader":
-      for other in _others(world, process, index):
-        world.reset(process, other)
-    case "cut to leader":
-      for other in _others(world, process, index):
-        world.cut(other, process, details[1])
+    case "break from coordinator":
+      world.reset(world.chief, process)
     case "half a mean":
       process.half_means += details[1]
-    case "cut from leader":
-      for other in _others(world, process, index):
-        world.cut(process, other, details[1])
     case "cut members":
-      leads = lambda p: p.node.leader is not None
-      members = [p for p in _all_living(world) if not leads(p)]
-      for one, other in itertools.permutations(members[:2], 2):
+      for one, other in itertools.permutations(_all_living(world)[:2], 2):
         world.cut(one, other, details[1])
-    case "kill member":
-      leads = process.node.leader is not None
-      for one in _others(world, process, index) if leads else [process]:
-        world.kill(one)
-        again = details[1] >= 0.0 or not _can_spare_one(world)
-        world.spared = world.spared or not again
-        if again:
-          world.at(world.now + abs(details[1]), world.start, one.index)
-    case "kill members":
-      for one in _all_living(world) if _all_are_members(world) else ():
-        world.spared = True
-        if one.node.leader is None:
-          world.kill(one)
     case "slow copies":
       world.copies_take = details[1]
     case "slow hand-over":
       process.hand_over = details[1]
     case "dies at the end":
-      process.dies_at_the_end = process.node.leader is None
+      process.dies_at_the_end = True
     case "echo":
       world.has_nonsense = True
       world.echo(process)
@@ -338,21 +312,12 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         if other is not process and other.alive:
           world.cut(process, other, details[1])
           world.cut(other, process, details[1])
-    case "store" | "store of leader":
-      process.store_faults += details[1]
-    case "outage":
-      struck = world.all if details[2] else [process]
-      for one in struck:
-        world.tell(f"{one.name} can't reach the store for {details[1]} s")
-        until = world.now + details[1]
-        one.store_cut_until = max(one.store_cut_until, until)
     case "lag":
       world.lag(process, details[1])
     case "kill amid lag":
-      # What the leader has sent, and its end, is found at once by another one.
-      world.lag(process, details[2])
+      world.lag(world.chief, details[2])
       time = world.now + details[3]
-      world.at(time, strike, world, "kill leader", details)
+      world.at(time, strike, world, "kill coordinator", details)
     case "snapshot":
       process.fail_snapshots += details[1]
     case "leave":
@@ -363,7 +328,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       world.input(process, ins.SaveWanted())
       world.input(process, ins.HyperparamsWanted((("rate", world.now),)))
     case "all stop":
-      for one in world.all:
+      for one in (*world.all, world.chief):
         world.pause(one, details[1])
     case "stop, and die":
       world.pause(process, details[1])
@@ -371,13 +336,6 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       moment = details[2]
       world.at(world.now + details[1] + moment, world.kill, process)
       world.at(world.now + details[1] + 1.0, world.start, process.index)
-    case "store is silent":
-      world.tell(f"the store is silent for {details[1]} s")
-      world.store_silent_since = world.now
-      for one in world.all:
-        one.store_cut_until = world.now + details[1]
-    case "store is lost":
-      world.lose_store()
     case "bytes":
       world.has_nonsense = True
       others = [p for p in world.all if p.alive and p is not process]
@@ -388,9 +346,6 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       process.crawls_until = world.now + details[1]
     case "twin":
       world.start(process.index)
-    case "stranger":
-      if world.checker.commits:  # Otherwise the run may be the stranger's.
-        world.start(process.index, stranger=True)
     case "wrong gradients":
       world.tell(f"{process.name} computes wrong gradients")
       process.is_faulty = True
@@ -402,13 +357,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         if process.ahead is not None:
           step, version = process.ahead
           process.ahead = (step, digest(version, _DAMAGE))
-    case "ends":
-      # With exit code 0, and without having left.
-      if _can_spare_one_of(world):
-        world.tell(f"{process.name} ends without leaving")
-        world.spared = True
-        world.quit(process)
-    case "abort" | "leader aborts":
+    case "abort":
       world.tell(f"{process.name} aborts")
       process.aborted = True
       stacks = "where it is stuck" if process.step % 2 else ""

@@ -87,7 +87,7 @@ class FragmentsChecker(Checker):
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
     weights = [part.weight for part in commit.parts]
     if weights != [share * len(shares) for share in shares]:
-      self.fail("A11", f"step {commit.attempt.step} weighs {weights}: {work}")
+      self.fail("A11", f"step {commit.round.step} weighs {weights}: {work}")
 
 
 def schedule(seed: int, steps: int = 12) -> faults.Schedule:
@@ -129,7 +129,6 @@ def _damaged(found: faults.Schedule, r: random.Random) -> faults.Schedule:
     steps=24,
     compute=tuple(times),
     latency=0.0005,
-    store_latency=0.1,
   )
   struck = ((r.uniform(1.5, 6.0), "damage", (r.randrange(2),)),)
   return dataclasses.replace(found, setting=setting, faults=struck)

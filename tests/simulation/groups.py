@@ -20,7 +20,7 @@ from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.client.client import Client
 from tests.simulation import faults
 from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
@@ -78,19 +78,12 @@ class GroupProcess(Process):
     if rank:
       self.node: Any = Companion(*places[0])
       return
-    config = dataclasses.replace(
-      self.config, address=orders.join_places(places)
-    )
-    self.config = config
+    self.me = dataclasses.replace(self.me, address=orders.join_places(places))
     self.node = Speaker(
-      Node(config), names[1:], patience=config.deadlines.replica
+      Client(self.config, self.me),
+      names[1:],
+      patience=self.config.deadlines.replica,
     )
-
-  def core(self) -> Node:
-    return self.node if self.rank else self.node.core
-
-  def knows_the_log(self) -> bool:
-    return not self.rank and super().knows_the_log()
 
 
 class GroupWorld(World):
@@ -120,14 +113,14 @@ class GroupWorld(World):
       self.say(f"{name} starts")
       # Nobody gets through to process 0 before it has begun.
       delay = self.delay(self.setting.latency) if rank else 0.0
-      started = ins.Started(f"nonce of {name}")
+      started = ins.Started()
       self.at(self.now + delay, self.input, process, started)
     return self.by_name[first]
 
   def close(self, process: Any, how: str, reason: str) -> None:
     lived = process.alive and not process.over
     super().close(process, how, reason)
-    if lived:
+    if lived and process is not self.chief:
       time = self.now + 0.5 * self.random.random()
       self.at(time, self.clear, process.names, process.index)
 
@@ -192,7 +185,27 @@ class GroupWorld(World):
 
 
 class GroupChecker(Checker):
-  """The same guarantees; A4 and A7 hold for every process of a replica."""
+  """The same guarantees; A4 and A7 hold for every process of a replica.
+
+  Attributes:
+    versions_of: after each step, by rank.
+    progress: what each process 0 was told of samples, by its name.
+  """
+
+  def __init__(self, world: Any):
+    super().__init__(world)
+    self.versions_of: dict[int, dict[int, int]] = {}
+    self.progress: dict[str, list[fx.Progressed]] = {}
+
+  def began(self, step: int) -> None:
+    super().began(step)
+    self.versions_of.clear()
+
+  def forget_steps(self, step: int) -> None:
+    super().forget_steps(step)
+    for known in self.versions_of.values():
+      for old in [s for s in known if s > step]:
+        del known[old]
 
   def group(self, name: str) -> list[Any]:
     return [self.world.by_name[n] for n in self.world.by_name[name].names]
@@ -202,9 +215,9 @@ class GroupChecker(Checker):
       first = self.members.get(part.incarnation)
       for process in self.group(first) if first else ():
         if process.alive and not process.over:
-          aggregation = process.aggregations.get(commit.attempt)
+          aggregation = process.aggregations.get(commit.round)
           if aggregation is None or len(aggregation.means) < len(commit.parts):
-            self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
+            self.fail("A1", f"{process.name} has no mean of {commit.round}")
 
   def named(self, name: str, process: Any) -> str:
     group = self.world.by_name[name].names if name else ("",)
@@ -224,8 +237,8 @@ class GroupChecker(Checker):
     step, version = process.step, process.version
     if step > len(self.commits):
       self.fail("A7", f"{process.name} is at step {step}, not committed")
-    known = self.versions.setdefault((process.rank, step), version)
-    if known != version:
+    versions = self.versions_of.setdefault(process.rank, {})
+    if versions.setdefault(step, version) != version:
       self.fail("A4", f"{process.name} differs at step {step}")
     if not process.rank:
       self.holders.setdefault(step, set()).add(process.name)
@@ -234,11 +247,20 @@ class GroupChecker(Checker):
     process.settled_at = self.world.now
     current = self.members.get(effect.incarnation) == process.names[0]
     if process.step == 0 and current:
-      key = (process.rank, 0)
-      if self.versions.setdefault(key, process.version) != process.version:
+      versions = self.versions_of.setdefault(process.rank, {})
+      if versions.setdefault(0, process.version) != process.version:
         self.fail("A4", f"{process.name} starts from another state")
     if not process.rank:
       self.holders.setdefault(process.step, set()).add(process.name)
+
+  def progressed(self, process: Any, effect: fx.Progressed) -> None:
+    told = self.progress.setdefault(process.name, [])
+    told.append(effect)
+    if not process.rank:
+      super().progressed(process, effect)
+    # The run may have begun again since process 0 was told.
+    elif self.progress[process.names[0]][len(told) - 1] != effect:
+      self.fail("A10", f"{process.name} is told another {effect}")
 
   def fingerprint(self, process: Any, taken: Any) -> None:
     super().fingerprint(process, taken)
@@ -263,7 +285,7 @@ class GroupChecker(Checker):
 
   def no_deadline(self, process: Any) -> None:
     # A companion waits for process 0, and ends with it.
-    over = process.rank or process.node.core.follower.over
+    over = process.rank or process.node.core.over
     waits = process.suspended or process.pending is not None
     if waits and process.alive and not over and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
@@ -292,10 +314,11 @@ _KINDS = (
   ("stop", 3),
   ("break", 3),
   ("cut", 2),
-  ("store", 4),
-  ("outage", 1),
-  ("kill leader", 3),
-  ("pause leader", 3),
+  ("kill coordinator", 6),
+  ("kill coordinator twice", 2),
+  ("kill amid effects", 4),
+  ("lose power", 1),
+  ("pause coordinator", 3),
   ("snapshot", 2),
   ("leave", 1),
   ("abort", 2),
@@ -315,7 +338,7 @@ def schedule(seed: int, steps: int = 8) -> faults.Schedule:
     needed=min(found.setting.needed, replicas + 1),
     leaves=False,
   )
-  pace = max(setting.compute) + 6 * setting.latency + 2 * setting.store_latency
+  pace = max(setting.compute) + 6 * setting.latency
   struck, time = [], 0.0
   for _ in range(r.choice((0, 1, 1, 2, 3, 4))):
     time += r.expovariate(1.0 / (3 * pace)) + r.choice((0, 0, 0, 5.0))
@@ -354,25 +377,26 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen to one process, where there is one."""
   index, rank, other, short, long, often = details
   process = _living(world, index, rank)
-  if kind.endswith("leader"):
-    leaders = [
-      p
-      for p in world.all
-      if p.alive and not p.rank and p.core().leader is not None
-    ]
-    process = leaders[-1] if leaders else process
+  if "coordinator" in kind or kind in ("kill amid effects", "lose power"):
+    args = (short,)
+    if kind == "kill amid effects":
+      args = (0.5, int(10 * short))
+    elif kind == "lose power":
+      args = (0.5, 2)
+    faults.strike(world, kind, (index, *args))
+    return
   if process is None:
     return
   # What is lost after a fault may be due to it.
   world.quiet_at = math.inf
   second = _living(world, *other)
   match kind:
-    case "kill" | "kill leader":
+    case "kill":
       if often < 0.0 and _can_spare_one(world, process.index):
         world.gone.add(process.index)
         world.spared = True
       world.kill(process)
-    case "pause" | "pause leader":
+    case "pause":
       world.pause(process, short)
     case "stop":
       world.pause(process, long)
@@ -383,12 +407,6 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       if second is not None and second is not process:
         world.cut(process, second, short)
         world.cut(second, process, short)
-    case "store":
-      process.store_faults += ["answer lost"]
-    case "outage":
-      until = world.now + short
-      for one in world.all:
-        one.store_cut_until = max(one.store_cut_until, until)
     case "snapshot":
       process.fail_snapshots += 1
     case "leave":

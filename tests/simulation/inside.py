@@ -15,31 +15,32 @@ from optax_dist.ledger import spans as sp
 _BEFORE, _LONG = 1e-4, 1e4
 
 
-def gradients(leader: Any) -> str:
-  """What is wrong with the gradients that a leader holds; "" for nothing."""
-  state = leader._quorum
+def gradients(run: Any) -> str:
+  """What is wrong with the gradients that a run holds; "" for nothing."""
+  steps = run._steps
+  state = steps.quorum
   held = [*state.inside.values()]
   if state.attempt is not None:
     held += state.attempt.members
   counts = {c.incarnation for c in held}
-  accepted = set(leader._gradients.accepted)
-  going_on = not state.finished and not leader._ending.is_decided
+  accepted = set(steps.gradients.accepted)
+  going_on = not state.finished and not run._shutdown.is_decided
   if going_on and accepted != counts:
     return f"it holds gradients of {accepted}, {counts} are in"
   return ""
 
 
-def samples(leader: Any) -> str:
-  """What is wrong with the leases of a leader; "" for nothing.
+def samples(run: Any) -> str:
+  """What is wrong with the leases of a run; "" for nothing.
 
   Each sample that was ever leased is in exactly one place, and what a removed
   or replaced member computed on is free again.
   """
-  policy = leader._policy
-  if not isinstance(policy, LeaseManager) or leader._ending.is_decided:
+  policy = run._steps.policy
+  if not isinstance(policy, LeaseManager) or run._shutdown.is_decided:
     return ""
   state = policy.state
-  members = {member.member.incarnation for member in leader._roster}
+  members = {member.member.incarnation for member in run._members}
   out: Spans = ()
   for holder, held in state.held.items():
     if held.out and holder not in members:
@@ -65,7 +66,6 @@ def due_too_early(process: Any) -> str:
   time = now + _LONG if due == math.inf else due - _BEFORE
   if time <= now:
     return ""
-  config = process.config
-  later = copy.deepcopy(node, {id(config): config})
+  later = copy.deepcopy(node)
   effects = later.step(ins.TimePassed(), time)
   return f"due before {due:.3f}: {effects}" if effects else ""

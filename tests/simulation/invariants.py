@@ -7,8 +7,8 @@ A17, that a silence that ended in a loss does not lengthen the next deadline, is
 a rule of the transport, which `World.lose` follows and which
 tests/coordinator/transport/test_sockets.py checks.
 
-The truth is the log as it was first written, position by position: what stands
-there later (a record put where an old one was deleted) is nobody's history.
+The truth is the log, as it was appended. What it has lost with its host's power was
+nobody's decision, unless a member knows it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.entries import (
+  Began,
   Committed,
   Ended,
+  Epoch,
   Joined,
   Record,
+  Recovered,
   Removed,
-  Term,
-  Trimmed,
 )
+from optax_dist.coordinator.protocol.history import RECENT
 from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.ledger import spans as sp
 from tests.simulation import inside, journal, sums, transcript
 from tests.simulation.world import (
   ATTEMPT_TIMEOUT,
-  BLOCK,
   FASTEST,
   LEADER_TIMEOUT,
   TIMEOUT,
@@ -62,10 +63,8 @@ _STALL = ATTEMPT_TIMEOUT
 _PLACE_TAKEN = LEADER_TIMEOUT / FASTEST + FORGOTTEN
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
-# How often samples give a gradient that is not finite before they are given up.
+# How often samples may give a gradient that is not finite.
 _STRIKES = 3
-# The reason of an end after which samples are missing.
-_SKIPPED = "All data is used, but"
 # Seconds after which the fastest clock says that a run has made no progress.
 _LONGEST = TIMEOUT / FASTEST
 # Seconds that a message takes at most, behind others of its connection.
@@ -104,18 +103,15 @@ class Checker:
   def __init__(self, world: Any):
     self.world = world
     self.setting = world.setting
-    self.log: dict[int, Record] = {}
-    # The position after its latest record.
-    self.end_of_log = 0
     self.commits: list[Committed] = []
     # The last request of each process to set hyperparameters.
     self.changes: dict[str, int] = {}
-    # Where they stand, and when they were put there; and from where on the log is
-    # still there.
-    self.positions: list[int] = []
+    # When each was appended.
     self.times: list[float] = []
-    self.trimmed = 0
-    self.terms: list[Term] = []
+    self.epochs: list[int] = []
+    self.beginnings = 0
+    # When the last coordinator started, and whether it has lost records.
+    self.epoch_at = -math.inf
     self.end: Ended | None = None
     # Who has each membership; and all that ever were.
     self.members: dict[int, str] = {}
@@ -126,15 +122,10 @@ class Checker:
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
-    # The same by what they say of their data, and by the replica's number.
-    self.by_batches: dict[tuple[str, str], list[ins.Submitted]]
-    self.by_batches = collections.defaultdict(list)
-    self.by_sequence: dict[tuple[str, int], list[ins.Submitted]]
-    self.by_sequence = collections.defaultdict(list)
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
-    # Who has computed each slot; and the term in which each member had a gradient
+    # Who has computed each slot; and the epoch in which each member had a gradient
     # in a commit last.
     self.computed: dict[int, set[str]] = collections.defaultdict(set)
     self.took_part: dict[int, int] = {}
@@ -158,18 +149,10 @@ class Checker:
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
-    # When the latest term began, and when a member or process was lost last.
-    self.term_at = self.changed_at = self.committed_at = -math.inf
+    # When a member or process was lost last.
+    self.changed_at = self.committed_at = -math.inf
     # How many gradients were computed for nothing since the last commit.
     self.not_finite = 0
-    # Since when members deliver what is not finite, and no step is taken; and the
-    # replicas that do so always.
-    self.fruitless_since = math.inf
-    self.bad = {i for i, way in self.setting.bad if way == "always"}
-    # Processes of which something was not finite.
-    self.suspects: set[str] = set()
-    # The position at which members changed last.
-    self.changed = -1
     self.ended_at = math.inf
     # Whether a state was damaged; the fingerprints that were taken, by step; and
     # who was removed since its gradients are wrong, and in which term.
@@ -179,64 +162,61 @@ class Checker:
     self.taken: set[tuple[int, int, str]] = set()
     # Who has had the mean of which attempt.
     self.means: set[tuple[str, Any]] = set()
+    # The attempts whose mean each process has had, if only to read it.
+    self.collected: dict[str, set[Any]] = collections.defaultdict(set)
     # Gradients that the journal says were dropped, by reason.
     self.drops: collections.Counter[str] = collections.Counter()
     # How each membership has ended.
     self.departures: dict[int, tuple[bool, str]] = {}
     # Who wants all to save, and how many steps were committed since.
     self.wishes: list[list[Any]] = []
+    # From which step on the log has lost some, which a member may have; and these.
+    self.unsure: int | None = None
+    self.recovered = False
+    self.cut_off: list[Committed] = []
 
   def fail(self, guarantee: str, text: str) -> None:
     raise Violation(f"{guarantee}: {text}")
 
   # The log.
 
-  def put(self, process: Any, key: str, value: Any) -> None:
-    if isinstance(value, Trimmed):
-      self.trimmed = max(self.trimmed, (value.block + 1) * BLOCK)
-    if not isinstance(value, Record):
-      return
-    position = int(key.rsplit("/", 1)[1])
-    if position in self.log:
-      return  # Where an old one was deleted.
-    if position != self.end_of_log:
-      self.fail("A3", f"a record at {position}, and none before it")
-    self.log[position] = value
-    self.end_of_log = position + 1
-    if any(isinstance(entry, Joined | Removed) for entry in value.entries):
-      self.changed_at, self.changed = self.world.now, position
-      self.fruitless_since = math.inf
-    for entry in value.entries:
+  def appended(self, record: Record) -> None:
+    chief = self.world.chief
+    if any(isinstance(entry, Joined | Removed) for entry in record.entries):
+      self.changed_at = self.world.now
+    for entry in record.entries:
       if self.world.transcript is not None:
-        self.world.tell(transcript.line(self, process, entry))
-      self.entry(process, value, entry)
+        self.world.tell(transcript.line(self, entry))
+      self.entry(chief, entry)
 
-  def entry(self, process: Any, record: Record, entry: Any) -> None:
-    if self.end is not None and not isinstance(entry, Term):
+  def log_lost(self, records: int) -> int:
+    """How many of the last records the log may lose with its host's power.
+
+    Memberships are given before their members know, so these are kept here.
+    """
+    lost = 0
+    for record in reversed(self.world.log[-records:]):
+      if not all(isinstance(e, Committed) for e in record.entries):
+        break
+      lost += 1
+    if lost:
+      self.cut_off += self.commits[len(self.commits) - lost :]
+      step = len(self.commits) - lost
+      # Known to a member, they come back; otherwise they never were.
+      self.unsure = step
+    return lost
+
+  def entry(self, chief: Any, entry: Any) -> None:
+    if self.end is not None and not isinstance(entry, Epoch):
       self.fail("A3", f"after the end of the run: {entry}")
     match entry:
-      case Term():
-        if entry.term != len(self.terms):
-          self.fail("A3", f"term {entry.term} after {len(self.terms) - 1}")
-        if self.terms and not entry.fresh:
-          self.deposed(self.world.by_name[self.terms[-1].leader], process)
-        self.terms.append(entry)
-        self.term_at = self.world.now
-        self.fruitless_since = math.inf
-        if entry.fresh:
-          if self.commits:
-            self.fail("A3", "a run that has begun begins again")
-          self.lost += len(self.members)
-          self.members = {}
-          self.versions.clear()
-          self.holders.clear()
-          self.holders[entry.step] = {entry.leader}
-        if entry.incarnation not in self.members:
-          if entry.incarnation in self.processes:
-            self.fail("A5", f"incarnation {entry.incarnation} is given twice")
-          self.members[entry.incarnation] = entry.leader
-          self.processes[entry.incarnation] = entry.leader
-          self.joined_at[entry.incarnation] = len(self.commits)
+      case Epoch(number):
+        if self.epochs and number <= self.epochs[-1]:
+          self.fail("A20", f"epoch {number} after {self.epochs[-1]}")
+        self.epochs.append(number)
+        self.epoch_at = self.world.now
+      case Began(start):
+        self.began(start.step)
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
@@ -254,24 +234,32 @@ class Checker:
         self.departures[incarnation] = left, reason
         name = self.members.pop(incarnation, None)
         if name is not None:
-          self.removed(process, self.world.by_name[name], left, reason)
+          self.removed(chief, self.world.by_name[name], left, reason)
         if left and name is not None:
           self.let_go.add(name)
           self.gone.add(self.world.by_name[name].index)
         self.left += left
         self.lost += not left
+      case Recovered(step):
+        if self.unsure is None or not self.unsure < step <= len(self.commits):
+          self.fail("A20", f"steps up to {step} come back")
+        self.forget_steps(step)
+        self.unsure, self.recovered = None, True
+        self.written += [None] * (step - len(self.written))
       case Committed():
-        self.committed(process, entry)
+        if self.unsure is not None:
+          self.forget_steps(self.unsure)
+          self.unsure = None
+        self.committed(chief, entry)
       case Ended():
         if not entry.error:
-          self.nobody_forgotten(process)
+          self.nobody_forgotten(chief)
           self.all_have_the_state("the run ends", entry.step, self.committed_at)
         self.end, self.ended_at = entry, self.world.now
         self.world.strike_at_the_end()
         self.how_it_ended(entry)
         if entry.error:
-          self.why_it_ended = self.excuse(entry)
-        self.end_of_data(entry)
+          self.why_it_ended = self.excuse()
         data, needed = self.setting.data, self.setting.needed
         if entry.reason == "all data is used" and data is not None:
           left = data.total - self.done.get(entry.step, 0)
@@ -280,14 +268,51 @@ class Checker:
             self.fail("A10", f"it ends with {left} samples left")
         if entry.step != len(self.commits):
           self.fail("A3", f"ended at {entry.step} of {len(self.commits)}")
-    if not isinstance(entry, Term) and record.term != len(self.terms) - 1:
-      self.fail("A3", f"a leader of old writes: {record}")
+
+  def began(self, step: int) -> None:
+    """The run begins, or begins again since nobody has its state."""
+    self.beginnings += 1
+    self.recovered = self.recovered or self.beginnings > 1
+    if self.commits:
+      holders = self.holders.get(len(self.commits), set())
+      here = set(self.members.values()) & holders
+      if here:
+        self.fail("A20", f"it begins again, and {here} have its state")
+      self.excuses.add("it began again, as nobody had the state")
+    self.lost += len(self.members)
+    self.members = {}
+    self.forget_steps(step)
+    for missing in range(len(self.commits), step):
+      # It was lost with the log, and its replica has it.
+      known = [c for c in self.cut_off if c.round.step == missing]
+      self.commits.append(known[-1])
+      self.times.append(self.world.now)
+      self.written.append(None)
+    self.versions.clear()
+    self.holders.clear()
+
+  def forget_steps(self, step: int) -> None:
+    """Steps from this one on have not been: nobody has them, or a power loss."""
+    self.cut_off += self.commits[step:]
+    for commit in self.commits[step:]:
+      for part in commit.parts:
+        name = self.processes.get(part.incarnation)
+        self.counted.pop((name, part.sequence), None)
+        for start, stop in part.data:
+          self.samples -= {*range(start, stop)}
+      for start, stop in commit.skipped:
+        self.skipped -= {*range(start, stop)}
+    del self.commits[step:], self.times[step:], self.written[step:]
+    for known in (self.versions, self.holders):
+      for old in [s for s in known if s > step]:
+        del known[old]
 
   def committed(self, process: Any, commit: Committed) -> None:
     """A step is in the log, where this process has put it."""
-    setting, step = self.setting, commit.attempt.step
+    setting, step = self.setting, commit.round.step
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
+    self.all_could_call(process, step)
     self.commits.append(commit)
     for change in commit.changes:
       if change.number <= self.changes.get(change.process, 0):
@@ -295,8 +320,7 @@ class Checker:
       self.changes[change.process] = change.number
     self.no_stall(step)
     self.committed_at = self.world.now
-    self.not_finite, self.fruitless_since = 0, math.inf
-    self.positions.append(self.end_of_log - 1)
+    self.not_finite = 0
     self.times.append(self.world.now)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
@@ -313,6 +337,7 @@ class Checker:
     if commit.mean is None:
       self.held_by_all(commit)
       self.copied(process, commit)
+      self.followed(commit)
     elif commit.mean != struct.pack("<q", self.mean(commit)):
       what = "its slots" if setting.window else "its parts"
       guarantee = "A19" if setting.window else "A14"
@@ -352,24 +377,15 @@ class Checker:
       if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
 
-  def fruitless(self, process: Any, submitted: ins.Submitted) -> None:
-    """A gradient is not finite: it excuses nobody but who needs it (A21)."""
-    self.suspects.add(process.name)
-    needed = self.setting.least > self.setting.replicas - len(self.bad)
-    if needed or process.index not in self.bad:
-      self.not_finite += submitted.total
-    now = self.world.now
-    member = process.name in self.members.values()
-    if not member or process.step != len(self.commits):
+  def all_could_call(self, chief: Any, step: int) -> None:
+    """No step is taken before all members have called who may have later ones."""
+    if self.world.now >= self.epoch_at + LEADER_TIMEOUT / FASTEST:
       return
-    self.fruitless_since = min(self.fruitless_since, now)
-    # A learner's round may begin late.
-    most = TIMEOUT / min(self.setting.rates)
-    most *= 2 if self.setting.policy is not None else 1
-    most += self.longest_stall() + max(self.setting.compute)
-    since = self.fruitless_since
-    if self.world.was_calm(since) and now - since > most:
-      self.fail("A21", f"no step for {now - since:.1f} s, and it goes on")
+    for name in self.members.values():
+      process = self.world.by_name[name]
+      there = name in chief.connections or name in chief.losing
+      if process.alive and not process.over and not there:
+        self.fail("A20", f"step {step} is committed before {name} has called")
 
   def no_stall(self, step: int) -> None:
     """Where nothing goes wrong, no step waits for a deadline."""
@@ -384,9 +400,8 @@ class Checker:
   def longest_stall(self) -> float:
     """Seconds that all but computing takes at most, if nothing goes wrong."""
     setting = self.setting
-    store = setting.store_latency * max(setting.store_distance)
-    # A claim to leadership is a put and three gets, and the end waits for others.
-    return _STALL + 8 * _LATE * (store + setting.latency)
+    # The end waits for others.
+    return _STALL + 8 * _LATE * setting.latency
 
   # Means, and where they are.
 
@@ -420,7 +435,7 @@ class Checker:
     self, commit: Committed, weights: tuple[float, ...], process: Any
   ) -> int:
     """The sum of a step, which in a deterministic run is always the same."""
-    data, step = self.setting.data, commit.attempt.step
+    data, step = self.setting.data, commit.round.step
     faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
     if data is not None and data.deterministic and not faulty:
       return sums.right(data, self.versions[step], step)
@@ -441,24 +456,34 @@ class Checker:
 
   def copied(self, leader: Any, commit: Committed) -> None:
     """With a single gradient, another replica has the mean too, if one can."""
-    world, step = self.world, commit.attempt.step
+    world, step = self.world, commit.round.step
     if len(commit.parts) > 1 or self.setting.policy is not None:
       return
     (part,) = commit.parts
     name = self.processes.get(part.incarnation)
     # Who was there by then, and had been for a moment, could be asked to be one.
-    since = world.begun.get(commit.attempt, -math.inf)
+    since = world.begun.get(commit.round, -math.inf)
     since -= _SETTLED + _LATE * self.setting.latency
-    if name is None or max(self.changed_at, self.term_at) > since:
+    if name is None or max(self.changed_at, self.epoch_at) > since:
       return  # A witness may have been lost, or have failed.
-    if self.changed > commit.attempt.membership:
-      return  # Whoever joined came after the leader had begun the attempt.
     others = [p for p in self.within_reach(leader) if p.name != name]
-    settled = lambda p: p.settled_at < since and not self.unheard(leader, p)
+    settled = lambda p: (
+      max(p.settled_at, p.welcomed_at) < since and not self.unheard(leader, p)
+    )
     able = [p for p in others if p.step >= step and settled(p)]
     everyone = [p for p in world.all if p.name != name]
     if able and not any(self.has_mean(p, commit) for p in everyone):
       self.fail("A15", f"step {step} is committed with one copy of its mean")
+
+  def followed(self, commit: Committed) -> None:
+    """Some member can reach the state after a commit, as far as anybody knows."""
+    for name in self.members.values():
+      step = self.world.by_name[name].step
+      lacks = {c.round for c in (*self.commits[step:-1], commit)}
+      if lacks <= self.collected[name]:
+        return
+    step = commit.round.step
+    self.fail("A15", f"nobody can apply step {step}, which is committed")
 
   def has_all(self, process: Any, attempt: Any) -> None:
     """A process that takes part in an attempt has the mean of it."""
@@ -470,13 +495,13 @@ class Checker:
     if process.name not in self.holders.get(step, ()):
       return -1
     for commit in self.commits[step:]:
-      if (process.name, commit.attempt) not in self.means:
+      if (process.name, commit.round) not in self.means:
         break
       step += 1
     return step
 
   def has_mean(self, process: Any, commit: Committed) -> bool:
-    aggregation = process.aggregations.get(commit.attempt)
+    aggregation = process.aggregations.get(commit.round)
     return process.alive and (
       aggregation is not None and len(aggregation.means) >= len(commit.parts)
     )
@@ -494,7 +519,7 @@ class Checker:
       process, _, since = wish
       # It is told to the leader once that has welcomed its replica.
       told_at = max(since, process.welcomed_at, process.settled_at)
-      came = process.welcomed_at >= self.term_at
+      came = process.welcomed_at >= self.epoch_at
       came = came and self.world.now - told_at > _ON_ITS_WAY
       wish[1] = (
         wish[1] + 1 if came and process in ready and not process.over else 0
@@ -559,7 +584,7 @@ class Checker:
         self.fail("A12", f"{process.name} left, and did not ask to")
       # What was committed without it since then is not for it to hand on.
       own = [
-        commit.attempt.step + 1
+        commit.round.step + 1
         for commit in self.commits
         if process.name in map(self.processes.get, _members(commit))
       ]
@@ -570,21 +595,14 @@ class Checker:
     if not process.alive or process.over or process.aborted:
       return
     if "is not what replicas" in reason:
-      self.found_wrong[process.name] = len(self.terms)
+      self.found_wrong[process.name] = len(self.epochs)
       if not process.is_faulty and not self.corrupt:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
       return
-    if process is leader:
-      self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
-    # One that waits for the store, or did just now, can't come to a new leader.
-    now = self.world.now
-    asked = min(process.store_asked.values(), default=math.inf)
-    slow = now >= asked + self.world.setting.slow_store
-    slow |= now < process.store_slow_at + 2 * LEADER_TIMEOUT
-    if "not come" in reason and slow:
-      return
+    if "did not reconnect" in reason and not self.was_away(leader, process):
+      self.fail("A20", f"{process.name} is removed as the coordinator restarts")
     # Two members that can't reach each other, and the leader reaches both.
     others = self.members.values() if "can't reach" in reason else ()
     ends = [leader, *map(self.world.by_name.__getitem__, others)]
@@ -605,6 +623,14 @@ class Checker:
         f"{process.name} is removed, and was silent for {unheard:.1f} s: "
         f"{reason}",
       )
+
+  def was_away(self, leader: Any, process: Any) -> bool:
+    """Whether something kept a process from calling this coordinator."""
+    ends = {process.name, leader.name}
+    return any(
+      end > self.epoch_at and begin < self.world.now and ends >= {*who}
+      for who, begin, end in self.world.absences
+    )
 
   def all_have_the_state(self, what: str, step: int, since: float) -> None:
     """Who stays has the state of a step, or was waited for.
@@ -629,7 +655,7 @@ class Checker:
 
   def joined(self, process: Any) -> None:
     """Of two processes with one number, one goes; a faulty one stays away."""
-    if self.found_wrong.get(process.name) == len(self.terms):
+    if self.found_wrong.get(process.name) == len(self.epochs):
       self.fail("A18", f"{process.name} joins again, with wrong gradients")
     for name in self.members.values():
       old = self.world.by_name[name]
@@ -649,48 +675,8 @@ class Checker:
       if not there or name in self.members.values():
         continue
       late = world.now > since + _PLACE_TAKEN
-      if (
-        late
-        and self.hears(process, leader)
-        and not process.core().follower.over
-      ):
+      if late and self.hears(process, leader) and not process.node.over:
         self.fail("A6", f"{name} waits, and another process has its number")
-
-  def deposed(self, leader: Any, process: Any) -> None:
-    """A leader is not deposed while others hear it.
-
-    With two replicas, one can't know: it has nobody to ask.
-    """
-    world = self.world
-    node = leader.core().leader
-    if leader is process or node is None or node.over or not leader.alive:
-      return
-    if process.is_successor:
-      return
-    since = world.now - 3 * LEADER_TIMEOUT
-    trouble = max(leader.store_trouble_at, leader.store_cut_until)
-    if max(trouble, self.silent_since(leader), self.term_at) > since:
-      return
-    hear = [
-      p
-      for p in self.within_reach(leader)
-      if p not in (leader, process)
-      and self.unheard(leader, p) == 0
-      and leader.lost_at.get(p.name, -math.inf) < since
-      and p.lost_at.get(leader.name, -math.inf) < since
-    ]
-    if hear:
-      self.fail(
-        "A13",
-        f"{process.name} deposes {leader.name}, which {hear[0].name} hears",
-      )
-
-  def silent_since(self, process: Any) -> float:
-    """Until when a process was stopped or busy lately."""
-    ends = [
-      end for who, _, end in self.world.absences if who == (process.name,)
-    ]
-    return max(ends, default=-math.inf)
 
   def how_it_ended(self, end: Ended) -> None:
     """A run ends well after its steps, or because that was asked for."""
@@ -716,7 +702,7 @@ class Checker:
     data, setting = self.setting.data, self.setting
     if data is None:
       return
-    step, unit = commit.attempt.step, data.unit(setting.needed)
+    step, unit = commit.round.step, data.unit(setting.needed)
     found: set[int] = set()
     for part in commit.parts:
       samples = [p for a, b in part.data for p in range(a, b)]
@@ -735,12 +721,7 @@ class Checker:
         self.fail("A18", f"step {step} has not its slots: {commit.parts}")
       starts = range(first, first + setting.window, unit)
       bad = [p for p in starts if not sums.is_finite(p, setting.not_finite)]
-      # What one finds not finite at times counts only if it is alone.
-      at_times = "at times" in dict(setting.bad).values()
-      rest = setting.replicas - len(self.gone)
-      alone = len(self.members) < 2 and (at_times or rest < 2)
-      zeros = sp.union((p, p + unit) for p in bad)
-      if zeros != commit.skipped and not alone:
+      if sp.union((p, p + unit) for p in bad) != commit.skipped:
         self.fail("A18", f"step {step} names {commit.skipped} as zeros: {bad}")
     if len(found) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
@@ -749,8 +730,6 @@ class Checker:
     if data.total is not None and max(found) >= data.total:
       self.fail("A10", f"step {step} has samples of no epoch")
     self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
-    if not setting.window:
-      self.not_for_one(commit)
     size = data.per_epoch
     before = max(found) // size * size
     if data.mode == "exact" and found:
@@ -762,18 +741,17 @@ class Checker:
 
   def compared(self, commit: Committed) -> None:
     """Two members have computed each audited slot, if two had computed before."""
-    data, step, term = (
+    data, step, epoch = (
       self.setting.data,
-      commit.attempt.step,
-      commit.attempt.term,
+      commit.round.step,
+      commit.round.epoch,
     )
     if data is None or not data.audit:
       return
     able = [
       name
       for incarnation, name in self.members.items()
-      if self.took_part.get(incarnation) == term
-      and name not in self.suspects
+      if self.took_part.get(incarnation) == epoch
       and self.world.by_name[name].alive
     ]
     window = ((step * data.global_batch, (step + 1) * data.global_batch),)
@@ -784,56 +762,20 @@ class Checker:
           "A18", f"step {step} has {position}, only computed by {names}"
         )
     for part in commit.parts:
-      self.took_part[part.incarnation] = term
+      self.took_part[part.incarnation] = epoch
 
-  def strikes(self) -> dict[int, collections.Counter[int]]:
-    """How many gradients of each replica were not finite, by sample."""
+  def given_up(self) -> int:
+    """Samples that were never finite, and that no commit came to name."""
+    times: collections.Counter[int] = collections.Counter()
     strikes = {
       (name.partition(".")[0], sequence): found.submitted.data
       for (name, sequence), found in self.submissions.items()
       if not found.submitted.finite
     }
-    found: dict[int, collections.Counter[int]] = {}
-    for (name, _), spans in strikes.items():
-      for p in [p for a, b in spans for p in range(a, b)]:
-        by = found.setdefault(p, collections.Counter())
-        by[self.world.by_name[name].index] += 1
-    return found
-
-  def given_up(self) -> int:
-    """At most how many samples were given up that no commit came to name."""
+    for spans in strikes.values():
+      times.update(p for a, b in spans for p in range(a, b))
     named = self.samples | self.skipped
-    return sum(
-      by.total() >= _STRIKES and not (by.keys() <= self.bad and self.good())
-      for p, by in self.strikes().items()
-      if p not in named
-    )
-
-  def good(self) -> list[str]:
-    """Members whose gradients are finite."""
-    names = self.members.values()
-    return [n for n in names if self.world.by_name[n].index not in self.bad]
-
-  def not_for_one(self, commit: Committed) -> None:
-    """No sample is given up for gradients of a bad replica alone (A22)."""
-    strikes = self.strikes() if commit.skipped else {}
-    for p in [p for a, b in commit.skipped for p in range(a, b)]:
-      by = strikes.get(p, collections.Counter())
-      if by.total() < _STRIKES or (self.good() and by.keys() <= self.bad):
-        self.fail("A22", f"sample {p} is given up for gradients of {dict(by)}")
-
-  def end_of_data(self, end: Ended) -> None:
-    """It is an error if too many samples were skipped, or no step was taken."""
-    data, most = self.setting.data, self.setting.max_skipped
-    if data is None or "ll data is used" not in end.reason:
-      return
-    most = data.global_batch if most is None else most
-    skipped, more = len(self.skipped), self.given_up()
-    none = self.samples <= self.skipped
-    if not end.error and (skipped > most or (none and skipped)):
-      self.fail("A21", f"it ends well, and {skipped} samples were skipped")
-    if end.error and skipped + more <= most and not none:
-      self.fail("A21", f"{skipped} to {skipped + more} samples were skipped")
+    return sum(n >= _STRIKES for p, n in times.items() if p not in named)
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
     """The checkpoint that a replica would write."""
@@ -850,9 +792,9 @@ class Checker:
     for part in commit.parts:
       process = self.world.by_name.get(self.members.get(part.incarnation))
       if process is not None and process.alive and not process.over:
-        aggregation = process.aggregations.get(commit.attempt)
+        aggregation = process.aggregations.get(commit.round)
         if aggregation is None or len(aggregation.means) < len(commit.parts):
-          self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
+          self.fail("A1", f"{process.name} has no mean of {commit.round}")
 
   # State.
 
@@ -868,9 +810,8 @@ class Checker:
     self.holders.setdefault(step, set()).add(process.name)
 
   def began_anew_without(self, process: Any) -> bool:
-    """Whether a process hasn't seen a fresh start with another state."""
-    known = process.node.follower.view.term
-    return any(term.fresh for term in self.terms[known + 1 :])
+    """Whether a process hasn't heard yet that the run has begun again."""
+    return process.node._beginnings < self.beginnings
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
     self.world.tell(f"{process.name} is admitted, with step {process.step}")
@@ -878,12 +819,12 @@ class Checker:
     current = self.members.get(effect.incarnation) == process.name
     if process.stranger:
       self.fail("A4", f"{process.name} has another optimizer, and is let in")
-    if process.step == 0 and current:
-      known = self.versions.setdefault(0, process.version)
-      if known != process.version and not self.corrupt:
-        self.fail("A4", f"{process.name} starts from another state")
-    if not self.began_anew_without(process):
-      self.holders.setdefault(process.step, set()).add(process.name)
+    if not current or self.began_anew_without(process):
+      return
+    known = self.versions.setdefault(process.step, process.version)
+    if known != process.version and not self.corrupt:
+      self.fail("A4", f"{process.name} starts from another state")
+    self.holders.setdefault(process.step, set()).add(process.name)
 
   # Outcomes.
 
@@ -891,11 +832,8 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
-    self.by_batches[process.name, submitted.batches].append(submitted)
-    name = process.name.partition(".")[0]
-    self.by_sequence[name, submitted.sequence].append(submitted)
-    if not journal.is_finite(self, submitted):
-      self.fruitless(process, submitted)
+    if not submitted.finite:
+      self.not_finite += submitted.total
     if submitted.data:
       self.computed_again(process, submitted)
     digests = submitted.work if self.setting.window else b""
@@ -921,7 +859,8 @@ class Checker:
 
   def sums_as_asked(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
-    asked = process.core().follower._assignment.asked
+    client = getattr(process.node, "core", process.node)
+    asked = client._assignment.asked
     if process.asked != asked:
       self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
 
@@ -937,14 +876,23 @@ class Checker:
     commit = self.counted.get(key)
     if not outcome.reason:
       if commit is None:
-        self.fail("A7", f"{key} was told it counts, and does not")
+        if not self.was_cut_off(key):
+          self.fail("A7", f"{key} was told it counts, and does not")
         return
-      if process.step < commit.attempt.step + 1 and not process.error:
+      if process.step < commit.round.step + 1 and not process.error:
         self.fail("A7", f"{key} is told before its step is applied")
-      if outcome.step != commit.attempt.step + 1:
+      if outcome.step != commit.round.step + 1:
         self.fail("A7", f"{key} was told the wrong step: {outcome}")
     elif commit is not None and outcome.reason not in ("lost", "superseded"):
       self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
+
+  def was_cut_off(self, key: tuple[str, int]) -> bool:
+    """Whether a gradient was in a step that is not in the history any more."""
+    return any(
+      (self.processes.get(part.incarnation), part.sequence) == key
+      for commit in self.cut_off
+      for part in commit.parts
+    )
 
   def counts(self, process: Any, computed: int, told: Any) -> None:
     """What a training loop was told of its gradients, all in all."""
@@ -953,6 +901,15 @@ class Checker:
       self.fail(
         "A7", f"{process.name} is told {counts} of {computed} gradients"
       )
+    # What a member knows of a step that its coordinator's host has lost, and that
+    # nobody has brought back in time, is wrong.
+    lost = [
+      part
+      for commit in self.cut_off
+      for part in commit.parts
+      if commit not in self.commits
+      and self.processes.get(part.incarnation) == process.name
+    ]
     numbers: list[int] = []
     for part in [part for commit in self.commits for part in commit.parts]:
       if self.processes.get(part.incarnation) == process.name:
@@ -964,7 +921,8 @@ class Checker:
         "A3", f"{process.name} has gradients that count twice: {numbers}"
       )
     unknown = counts.get("lost", 0) + counts.get("finished", 0)
-    if not 0 <= count - counts["applied"] <= unknown:
+    excused = sum(part.count for part in lost)
+    if not -excused <= count - counts["applied"] <= unknown:
       text = f"{process.name} is told {counts}, and {count} gradients count"
       self.fail("A7", text)
 
@@ -975,7 +933,7 @@ class Checker:
     waits = process.suspended or process.pending is not None
     waits = waits or process.waits_for_newer()
     waits = waits and not process.handed_over
-    if waits and process.alive and not process.node.follower.over:
+    if waits and process.alive and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
   def nobody_forgotten(self, leader: Any) -> None:
@@ -1016,11 +974,11 @@ class Checker:
 
   # Journal.
 
-  def journal_opened(self, effect: fx.LeadershipChanged) -> None:
-    last = self.written[-1].step if self.written else -1
-    for commit in effect.commits:
-      if commit.step > last:
-        self.note_commit(commit)
+  def journal_opened(self, recent: Any) -> None:
+    """A coordinator writes first what the last one had no time for."""
+    for commit in recent:
+      if commit.round.step >= len(self.written):
+        self.note_commit(notes.committed(commit))
 
   def noted(self, process: Any, note: notes.Record) -> None:
     if isinstance(note, notes.Commit):
@@ -1034,12 +992,12 @@ class Checker:
     wrong = journal.wrong(self, process, note)
     if wrong:
       self.fail("A8", f"{note}: {wrong}")
-    leader = process.core().leader
-    if leader is None or leader.over:
+    run = process.node._run
+    if run is None:
       return
-    for found in (inside.gradients(leader), inside.samples(leader)):
+    for found in (inside.gradients(run), inside.samples(run)):
       if found:
-        self.fail("A10", f"{process.name} leads, and {found}")
+        self.fail("A10", f"the coordinator's books are wrong: {found}")
 
   def nothing_is_due(self, process: Any) -> None:
     found = inside.due_too_early(process)
@@ -1052,8 +1010,6 @@ class Checker:
     known = [notes.committed(x, timings) for x in self.commits[step:][:1]]
     if known != [commit]:
       self.fail("A8", f"the journal tells of step {step}, which is not")
-    if step < len(self.written):
-      return  # A leader that stalled; the driver sees that it is there already.
     if step != len(self.written):
       self.fail("A8", f"the journal has step {step} after {len(self.written)}")
     self.written.append(commit)
@@ -1067,7 +1023,7 @@ class Checker:
     if not process.over:
       self.left_in_peace = ""
 
-  def excuse(self, end: Ended | None = None) -> str:
+  def excuse(self) -> str:
     """Why a run may fail as things are now; "" if it may not.
 
     These are the ways listed on the page of assumptions. Before the first commit
@@ -1075,19 +1031,11 @@ class Checker:
     """
     setting, latest = self.setting, len(self.commits)
     now = self.world.now
-    if self.world.store_lost:
-      return "the store is lost"
     wrong = bool(self.corrupt) + sum(p.is_faulty for p in self.world.all)
-    indices = [self.world.by_name[n].index for n in self.members.values()]
-    bad = sum(index in dict(setting.bad) for index in indices)
-    if wrong and len(self.members) - wrong - bad < 2:
+    if wrong and len(self.members) - wrong < 2:
       return "no two replicas compute right gradients"
-    if end is not None and end.reason.startswith(_SKIPPED):
-      return "samples are missing"  # `end_of_data` checks that.
     if max(setting.compute) >= TIMEOUT:
       return "a gradient takes longer than the run waits"
-    if now - self.world.store_silent_since >= _LONGEST:
-      return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
     # One that was away for so long needs some time to be back.
     away = {
@@ -1102,8 +1050,8 @@ class Checker:
     steps = [s for s, names in self.holders.items() if names - away]
     steps += [self.could_have(p) for p in living if p.name not in away]
     held = max(steps, default=-1)
-    goes_on = self.positions[held - 1] + 1 if held > 0 else 0
-    replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
+    recent = latest - held <= RECENT
+    replayed = setting.inline and held >= 0 and recent
     if latest and held < latest and not replayed:
       return "nobody holds the latest state"
     left = setting.replicas - len(self.gone)
@@ -1115,17 +1063,6 @@ class Checker:
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
-    there = {p.index for p in living if p.paused_until <= now}
-    never = any(way == "never joins" for _, way in setting.bad)
-    if never and not setting.window and setting.needed >= setting.replicas:
-      return "a replica that is needed never joins"
-    least = min(needed, len(there)) if setting.lower_on_loss else needed
-    if setting.bad and (
-      setting.shared or len(there - self.bad) < max(1, least)
-    ):
-      return "a replica that is needed is bad"
-    if self.trimmed and not any(p.knows_the_log() for p in living):
-      return "nobody knows what is deleted of the log"
     return ""
 
   def ended(self, process: Any) -> None:
@@ -1153,10 +1090,11 @@ class Checker:
         self.fail("A9", f"{self.left_in_peace} left with what others need")
       if error == "CoordinatorError":
         excuse = self.excuse() or self.why_it_ended
-        if self.world.now > self.world.store_lost_at + FORGOTTEN:
-          self.fail("A6", f"{process.name} waits for a store that is lost")
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
+        skipped = self.given_up() + len(self.skipped)
+        if skipped and "samples were skipped" in reason:
+          excuse = "samples were never finite"
         if not excuse:
           self.fail("A9", f"{process.name} fails: {reason}")
         self.excuses.add(excuse)
@@ -1179,7 +1117,7 @@ class Checker:
     # The end was decided before its record was in the log.
     setting = self.setting
     known = self.ended_at - _SETTLED
-    known -= _LATE * (setting.latency + setting.store_latency)
+    known -= _LATE * setting.latency
     last = set(self._last_members().values())
     # A damaged state makes gradients wrong, too, and they may show it before.
     differ = any(
@@ -1202,6 +1140,8 @@ class Checker:
       and (self.end is None or self.end.error != "Diverged")
     ):
       self.fail("A4", "states differ, and so do their fingerprints: no one saw")
+    if self.world.chief.alive and len(self.written) < len(self.commits):
+      self.fail("A8", f"the journal lacks step {len(self.written)}")
     living = [p for p in self.world.all if p.alive and not p.over]
     # A replica that computes for longer than the run waits is for its watchdog.
     slow = self.setting.compute

@@ -17,21 +17,21 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
   step = getattr(note, "step", 0)
   # A leader may note steps before they are in the log; one that was replaced
   # may lack some.
-  if not 0 <= step <= steps + 1:
+  if not isinstance(note, notes.Run) and not 0 <= step <= steps + 1:
     return f"there are {steps} steps"
   match note:
     case notes.Run():
-      if not any(t.fresh and t.leader == process.name for t in checker.terms):
-        return "this process has begun no run"
-    case notes.Leader(replica, _, term):
-      if replica != process.index or checker.terms[term].leader != process.name:
-        return "another one leads"
+      if not checker.beginnings:
+        return "no run has begun"
+    case notes.Coordinator(_, epoch):
+      if checker.epochs[-1] != epoch:
+        return "another one has started"
     case notes.Join(replica, _, incarnation, address):
       member = _member(checker, incarnation)
       if member is None or replica != member.index:
         return "it is not that replica's"
-      if address != member.config.address:
-        return f"its address is {member.config.address}"
+      if address != member.me.address:
+        return f"its address is {member.me.address}"
     case notes.Leave(replica, _, incarnation):
       return _removed(checker, replica, incarnation, True, "left")
     case notes.Lost(replica, _, incarnation, reason):
@@ -50,8 +50,7 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
     case notes.Stall(_, waited, missing):
       # The leader has decided on that step before it stood in the log.
       since = max(checker.committed_at, 0.0) - LEADER_TIMEOUT
-      leads = checker.terms[-1].leader == process.name
-      if leads and waited > FASTEST * (world.now - since):
+      if waited > FASTEST * (world.now - since):
         return f"a step was committed at {checker.committed_at:.1f} s"
       who = {r for some in missing.values() for r in some}
       if waited <= 0 or not who <= {*range(checker.setting.replicas)}:
@@ -60,7 +59,7 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
       member = _member(checker, incarnation)
       if member is None or replica != member.index:
         return "it is not that replica's"
-      # Of several processes, any one may have a part that is not finite.
+      # Each process of the replica has a part of the gradient.
       bad = {
         sequence: found.submitted.total
         for (name, sequence), found in checker.submissions.items()
@@ -85,9 +84,11 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
       parts = [part for commit in checker.commits for part in commit.parts]
       applied = sum(part.count for part in parts)
       known = {"applied": applied, "dropped": dict(end.dropped)}
+      if checker.recovered:
+        return ""  # How many gradients were in lost steps, nobody knows.
       if ledger != (None if end.error else known):
         return f"it is {known}, with {end.error!r}"
-      if len(checker.terms) == 1 and dict(end.dropped) != checker.drops:
+      if len(checker.epochs) == 1 and dict(end.dropped) != checker.drops:
         return f"it has told of {checker.drops} dropped"
   return ""
 
@@ -118,13 +119,17 @@ def _dropped(checker: Any, note: notes.Drop) -> str:
     return "it can't be"
   if not note.batches:
     return ""
-  found = checker.by_batches.get((member.name, note.batches), [])
+  found = [
+    submission.submitted
+    for (name, _), submission in checker.submissions.items()
+    if name == member.name and submission.submitted.batches == note.batches
+  ]
   # Each process of the replica has a part of the gradient.
-  name = member.name.partition(".")[0]
+  numbers = {submitted.sequence for submitted in found}
   finite = all(
-    is_finite(checker, part)
-    for submitted in found
-    for part in checker.by_sequence[name, submitted.sequence]
+    is_finite(checker, submission.submitted)
+    for (name, sequence), submission in checker.submissions.items()
+    if name.partition(".")[0] == member.name and sequence in numbers
   )
   wrong = _reason(checker, note, finite)
   if wrong:

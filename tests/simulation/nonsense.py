@@ -6,18 +6,15 @@ import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
-  Record,
-  Removed,
-)
+from optax_dist.coordinator.protocol.entries import Removed, RoundId, Start
+from optax_dist.ledger import NOTHING_DONE
 
 # A sequence, a step and an attempt that no run comes to.
 _NEVER = 1_000_000
 
 
-def _to_leader(r: random.Random) -> tuple[msg.Message, ...]:
-  attempt = AttemptId(0, _NEVER, r.choice((0, 1)), 0)
+def _to_coordinator(r: random.Random) -> tuple[msg.Message, ...]:
+  attempt = RoundId(0, _NEVER, 1, r.choice((False, True)))
   gradient = lambda step, total, count: msg.Arrive(
     _NEVER, step, total, count, True, 0, None, b"", "", None
   )
@@ -30,27 +27,25 @@ def _to_leader(r: random.Random) -> tuple[msg.Message, ...]:
   )
 
 
-def _to_followers() -> tuple[msg.Message, ...]:
-  """What only a leader may say; from another process it is ignored."""
+def _to_members() -> tuple[msg.Message, ...]:
+  """What only a coordinator may say; from another process it is refused."""
   return (
     msg.Dropped(0, "stale", 1, (), True),
     msg.Asked(0, -1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0"),
-    msg.AllBegun(AttemptId(0, 0, 1, 0)),
+    msg.Cancel(RoundId(0, 0, 1)),
     msg.Call(0),
-    msg.NotLeader(),
     msg.Refused("nonsense"),
-    msg.Welcome(1, 0, None, 0),
-    msg.Recorded(_NEVER, Record(0, (Removed(0, True, "nonsense"),))),
+    msg.Welcome(0, "", 1, Start(), 0, 0, NOTHING_DONE, True, False, False),
+    Removed(0, True, "nonsense"),
   )
 
 
 def send(world: Any, process: Any, others: list[Any], r: random.Random) -> None:
-  """A process sends some of it to others."""
-  leads = process.node.leader is not None
+  """A replica's process sends some of it to others."""
   for other in others:
-    both = _to_leader(r) if leads else (*_to_leader(r), *_to_followers())
-    for message in r.sample(both, 3):
+    some = _to_coordinator(r) if other is world.chief else _to_members()
+    for message in r.sample(some, 3):
       world.tell(f"{process.name} sends {other.name} {type(message).__name__}")
       world.send(process, other.name, message)

@@ -1,8 +1,8 @@
-"""Faults that last longer than any deadline, or that deadlines don't help with.
+"""Faults that a schedule has in a setting of its own, one kind at a time.
 
-They are in schedules of their own, so that all others stay what they were. A
-setting is changed where a fault would stop the run otherwise: where one replica
-is away for longer than the run's timeout, the others must not need it.
+What lasts longer than any deadline, what members say that they should not, and what
+goes wrong beside the coordinator. Where one replica is away for longer than the run
+waits, the others must not need it.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ from tests.simulation.world import (
   Setting,
 )
 
-# Of a seed divided by 16: those whose schedules are from here.
-RESIDUES = (3, 4, 11)
-
 # Longer than a replica waits for anything.
 BEYOND = TIMEOUT + 3 * LEADER_TIMEOUT + ATTEMPT_TIMEOUT + 15.0
 
 _KINDS = (
-  ("all stop", 4),
-  ("stop beyond", 3),
-  ("cut again", 6),
-  ("stop, and die", 2),
-  ("store is silent", 2),
-  ("store is lost", 1),
-  ("bytes", 2),
-  ("twin", 2),
-  ("stranger", 1),
-  ("damage", 2),
-  ("save", 2),
-  ("crawl", 2),
-  ("storm", 4),
+  "all stop",
+  "bytes",
+  "break from coordinator",
+  "crawl",
+  "cut again",
+  "cut members",
+  "damage",
+  "dies at the end",
+  "echo",
+  "half a mean",
+  "nonsense",
+  "save",
+  "slow copies",
+  "slow hand-over",
+  "stop beyond",
+  "stop, and die",
+  "storm",
+  "stranger",
+  "twin",
+  "wrong size",
 )
 # What strikes again and again within a moment, and how long it lasts.
-_STORM = ("cut", "cut", "cut", "lag", "pause", "break", "kill leader")
+_STORM = ("cut", "cut", "cut", "lag", "pause", "break", "kill coordinator")
 _BYTES = ("truncated", "longer", "another version", "random", "empty")
 
 Faults = tuple[tuple[float, str, tuple[Any, ...]], ...]
@@ -69,10 +73,13 @@ def schedule(
     setting = dataclasses.replace(
       setting, needed=r.choice((setting.needed, setting.replicas - 1))
     )
-  (kind,) = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])
-  index = r.randrange(setting.replicas)
+  kind = r.choice(_KINDS)
+  replicas = setting.replicas
+  index = r.randrange(replicas)
   # Mostly amid a step, and sometimes in a run that has just begun.
   time = r.choice((0.0, 0.2, 1.0)) + r.expovariate(1.0 / (3 * pace))
+  later = time + r.expovariate(1.0 / pace)
+  restart = (later, "kill coordinator", (index, r.choice((0.0, 0.5))))
   match kind:
     case "all stop":
       long = r.choice((2.0, SILENCE + 2.0, 20.0, 60.0, BEYOND))
@@ -80,7 +87,7 @@ def schedule(
       return setting, tuple((at, kind, (index, long)) for at in times)
     case "stop beyond":
       # The others go on, or fail for good reason.
-      needed = min(setting.needed, setting.replicas - 1)
+      needed = min(setting.needed, replicas - 1)
       setting = dataclasses.replace(setting, needed=needed)
       return setting, ((time, "stop", (index, BEYOND)),)
     case "cut again":
@@ -91,17 +98,20 @@ def schedule(
       moment = r.choice((0.0, 0.001, 0.05))
       long = r.choice((1.0, SILENCE + 1.0, 3 * LEADER_TIMEOUT))
       return setting, ((time, kind, (index, long, moment)),)
-    case "store is silent":
-      long = r.choice((3 * LEADER_TIMEOUT, 60.0, BEYOND))
-      return setting, ((time, kind, (index, long)),)
     case "bytes":
       struck = [
-        (time + 0.1 * i, kind, (r.randrange(setting.replicas), how))
+        (time + 0.1 * i, kind, (r.randrange(replicas), how))
         for i, how in enumerate(_BYTES)
       ]
       return setting, tuple(struck)
+    case "nonsense":
+      numbers = [r.randrange(10**6) for _ in range(3)]
+      struck = [
+        (time + 0.1 * i, kind, (index, n)) for i, n in enumerate(numbers)
+      ]
+      return setting, tuple(struck)
     case "crawl":
-      # For longer than the leader waits until it asks, and sent all the time.
+      # For longer than the coordinator waits until it asks, and sent all the time.
       setting = dataclasses.replace(
         setting, inline=False, alone=False, needed=max(2, setting.needed)
       )
@@ -113,18 +123,33 @@ def schedule(
       setting = _slow(setting, 1.0, 30)
       return setting, ((time, kind, (index,)),)
     case "stranger":
-      return setting, ((time + 0.2, kind, (index,)),)
-    case "save":
-      # The leader that it was told to dies, mostly before it could save.
-      after = time + r.choice((0.0, 0.001, 0.02))
-      dies = (after, "kill leader", (index, 0.5))
-      return setting, ((time, kind, (index,)), dies)
+      # It takes the place of one that has just died.
+      dies = (time + 0.1, "kill", (index, 45.0))
+      return setting, (dies, (time + 0.2, kind, (index,)))
     case "damage":
-      every = r.choice((1, 3))
       setting = dataclasses.replace(
-        _slow(setting, 0.3, 24), fingerprint_every=every, same_start=True
+        _slow(setting, 0.3, 24),
+        fingerprint_every=r.choice((1, 3)),
+        same_start=True,
       )
       return setting, ((time, kind, (index,)),)
+    case "cut members":
+      setting = dataclasses.replace(setting, inline=False)
+      return setting, ((time, kind, (index, r.choice((1.0, 20.0, 45.0)))),)
+    case "slow copies":
+      behind = (time, "snapshot", ((index + 1) % replicas, 1))
+      again = (time, "restart", ((index + 1) % replicas, 0.02))
+      slow = (0.0, kind, (index, r.choice((0.05, 0.5, 5.0))))
+      return setting, (slow, behind, again, restart)
+    case "slow hand-over":
+      setting = dataclasses.replace(setting, not_finite=r.choice((0.01, 0.2)))
+      slow = [(0.0, kind, (i, r.choice((0.01, 0.1)))) for i in range(replicas)]
+      return setting, (*slow, restart)
+    case "half a mean":
+      setting = dataclasses.replace(setting, inline=False)
+      return setting, ((time, kind, (index, r.choice((1, 2)))), restart)
+    case "echo" | "save":
+      return setting, ((time, kind, (index,)), restart)
     case _:
       return setting, ((time, kind, (index,)),)
 
@@ -136,7 +161,7 @@ def _slow(setting: Setting, compute: float, steps: int) -> Setting:
 
 
 def _storm(setting: Setting, time: float, r: random.Random) -> Any:
-  """Messages are late on one link and then on another, while leaders change."""
+  """Messages are late on one link and then on another, while it starts again."""
   for _ in range(r.choice((6, 10, 15))):
     kind = r.choice(_STORM)
     index = r.randrange(setting.replicas)
@@ -147,8 +172,6 @@ def _storm(setting: Setting, time: float, r: random.Random) -> Any:
         yield time, kind, (index, other, long, False)
       case "break":
         yield time, kind, (index, other)
-      case "kill leader":
-        yield time, kind, (index, 0.5)
       case _:
         yield time, kind, (index, long)
     time += r.expovariate(1.0 / 0.1)
@@ -156,13 +179,13 @@ def _storm(setting: Setting, time: float, r: random.Random) -> Any:
 
 def _cuts(setting: Setting, index: int, time: float, r: random.Random) -> Any:
   """One host is cut off again and again, some cuts longer than any silence."""
-  shape = r.choice(("isolate", "cut"))
+  shape = r.choice(("isolate", "cut", "cut off coordinator"))
   other = (index + 1 + r.randrange(setting.replicas - 1)) % setting.replicas
   both = r.random() < 0.5
   for _ in range(r.choice((3, 5, 8))):
     long = r.choice((8.0, 12.0, 15.0, 45.0))
-    if shape == "isolate":
-      yield time, shape, (index, long)
-    else:
+    if shape == "cut":
       yield time, shape, (index, other, long, both)
+    else:
+      yield time, shape, (index, long)
     time += long + r.choice((2.0, 8.0, 16.0))

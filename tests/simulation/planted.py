@@ -1,35 +1,25 @@
-"""Plants faults into the protocol, which the simulation must find.
+"""Faults that are planted into the core: each shows that a rule finds what it says.
 
-Each is a change of a few words in the source of the core (or of the world, for
-what drivers owe it), made while schedules run and taken back afterwards. A text
-that isn't there any more is an error, so the list can't rot unnoticed.
+A fault is another expression or statement in a function, as in a mutant of its
+syntax tree. It is there while schedules run, and taken back afterwards. What isn't
+there any more is an error, so the list can't rot unnoticed.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import importlib
 import inspect
-import itertools
-import json
-import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation import faults, moments
+from tests.mutants import making, running
+from tests.simulation import faults, fragments, leases, slots
 
-# By name, the seed that found each when `--planted all` ran last.
-_SEEDS = pathlib.Path(__file__).parent / "testdata" / "planted_seeds.json"
-_PACKAGE = "optax_dist.coordinator.protocol"
-# Rooms of their own, below the protocol.
-_RULES = ("quorum.", "ledger.")
-_PACKAGES = {
-  "submission": "optax_dist.coordinator.training.submission",
-  "speaker": "optax_dist.coordinator.extras.groups.speaker",
-  "rounds": "optax_dist.coordinator.extras.decoupled_diloco.rounds",
-  "world": "tests.simulation.world",
-}
+_CORE = "optax_dist.coordinator.protocol"
+_COORDINATOR, _CLIENT = f"{_CORE}.coordinator", f"{_CORE}.client"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,89 +27,234 @@ class Planted:
   """A fault.
 
   Attributes:
+    rule: the rule that finds it.
     name: in a few words.
-    changes: module, the text there, and what stands there instead.
+    module: where it is.
+    where: in which function.
+    old: what is there.
+    new: what stands there instead.
     kind: the schedules that find it.
-    aimed: whether these are those that aim at a moment.
   """
 
+  rule: str
   name: str
-  changes: tuple[tuple[str, str, str], ...]
+  module: str
+  where: str
+  old: str
+  new: str
   kind: Any = faults
-  aimed: bool = False
 
 
-def _patched(source: str, changes: list[tuple[str, str]], where: str) -> str:
-  for old, new in changes:
-    if source.count(old) != 1:
-      raise ValueError(
-        f"{where} has {source.count(old)} times the text {old!r}: bring the "
-        "planted fault up to date."
-      )
-    source = source.replace(old, new)
-  return source
+FAULTS = (
+  Planted(
+    "A1",
+    "a step is committed before all have its mean",
+    f"{_COORDINATOR}.rounds",
+    "Round.done",
+    "part.incarnation == incarnation",
+    "True",
+  ),
+  Planted(
+    "A2",
+    "a gradient that is too old by one step counts",
+    "optax_dist.quorum.arguments",
+    "accepts",
+    "local_step >= global_step - max_staleness",
+    "local_step >= global_step - max_staleness - 1",
+  ),
+  Planted(
+    "A2",
+    "a lost replica lowers the quorum",
+    f"{_COORDINATOR}.steps",
+    "Steps.departure",
+    "left or self._config.rules.lower_on_loss",
+    "True",
+  ),
+  Planted(
+    "A3",
+    "a gradient in a commit is submitted again",
+    f"{_CLIENT}.submissions",
+    "Submissions.committed",
+    "self.pending is not None and self.pending.sequence == part.sequence",
+    "False",
+  ),
+  Planted(
+    "A4",
+    "fingerprints are not compared",
+    f"{_COORDINATOR}.run",
+    "Run._fingerprint",
+    "digest != message.digest",
+    "False",
+  ),
+  Planted(
+    "A4",
+    "a replica of another optimizer is let in",
+    f"{_COORDINATOR}.absent",
+    "difference",
+    "name not in other or _compared(found) != _compared(text)",
+    "False",
+  ),
+  Planted(
+    "A5",
+    "two memberships get one number",
+    f"{_CORE}.history",
+    "History._admit",
+    "max(self.next_incarnation, member.incarnation + 1)",
+    "self.next_incarnation",
+  ),
+  Planted(
+    "A6",
+    "a replica waits without a deadline",
+    f"{_CLIENT}.client",
+    "Client.deadline",
+    "self._waiting_since + self._limits.replica",
+    "math.inf",
+  ),
+  Planted(
+    "A7",
+    "an outcome is told before its step is applied",
+    f"{_CLIENT}.submissions",
+    "Submissions.published",
+    "self._counted[0].step <= step",
+    "self._counted[0].step <= step + 1",
+  ),
+  Planted(
+    "A8",
+    "the journal does not tell of a step",
+    f"{_COORDINATOR}.steps",
+    "Steps._commit",
+    "self._out.note(notes.committed(entry, timings))",
+    "pass",
+  ),
+  Planted(
+    "A9",
+    "a dropped gradient is not told",
+    f"{_COORDINATOR}.steps",
+    "Steps._drop",
+    "self._out.tell(state, msg.Dropped(sequence, reason, count, lease, whole))",
+    "pass",
+  ),
+  Planted(
+    "A9",
+    "a replica leaves while others lack the state",
+    f"{_COORDINATOR}.run",
+    "Run._complete_departures",
+    "bool(late) or last",
+    "last",
+  ),
+  Planted(
+    "A9",
+    "a wish to save is not told again",
+    f"{_CLIENT}.client",
+    "Client._welcomed",
+    "kind in self._requests",
+    "kind in self._requests and kind is not msg.Save",
+  ),
+  Planted(
+    "A10",
+    "the samples of a lost replica are lost",
+    "optax_dist.ledger.rules",
+    "_gone",
+    "_give_back(draft, event.holder, returned, held.copied)",
+    "pass",
+    leases,
+  ),
+  Planted(
+    "A11",
+    "contributions count alike, whatever is in them",
+    "optax_dist.coordinator.extras.decoupled_diloco.rounds",
+    "Rounds.weigh",
+    "share * len(parts)",
+    "1.0",
+    fragments,
+  ),
+  Planted(
+    "A12",
+    "a removed replica is told that it left",
+    f"{_COORDINATOR}.run",
+    "Run._remove",
+    "Removed(incarnation, left, reason)",
+    "Removed(incarnation, True, reason)",
+  ),
+  Planted(
+    "A13",
+    "a gradient of the right size is taken for one of another size",
+    f"{_COORDINATOR}.steps",
+    "Steps._arrive",
+    "finite and found != expected",
+    "finite and found == expected",
+  ),
+  Planted(
+    "A14",
+    "an inline mean takes the first gradient for all",
+    f"{_COORDINATOR}.steps",
+    "Steps._commit",
+    "a.message.payload",
+    "arrivals[0].message.payload",
+  ),
+  Planted(
+    "A15",
+    "nobody else has the mean of a single gradient",
+    f"{_COORDINATOR}.rounds",
+    "Rounds._announce",
+    "None if best is None else best.member.incarnation",
+    "None",
+  ),
+  Planted(
+    "A18",
+    "a slot counts as compared once it is computed",
+    f"{_CORE}.policies.audit",
+    "Audit.is_settled",
+    "all(self._is_settled(votes) for votes in self._votes.values())",
+    "True",
+    slots,
+  ),
+  Planted(
+    "A19",
+    "slots are added in the order in which they come",
+    "optax_dist.ledger.tree",
+    "additions.make",
+    "start + (1 << (stop - start - 1).bit_length() - 1)",
+    "min(s for s in starts if s > start)",
+    slots,
+  ),
+  Planted(
+    "A20",
+    "a member calls too late after the coordinator has started again",
+    f"{_CLIENT}.link",
+    "Link.lose",
+    "min(self._pace / 8, _LONGEST_PAUSE)",
+    "4 * self._pace",
+  ),
+  Planted(
+    "A20",
+    "steps begin before all members have called again",
+    f"{_COORDINATOR}.steps",
+    "Steps._all_connected",
+    "all(state.is_connected for state in self._members.waiting())",
+    "True",
+  ),
+)
 
 
 @contextlib.contextmanager
 def plant(fault: Planted) -> Iterator[None]:
-  """Has the fault in the protocol for as long as the context lasts."""
-  by_module: dict[str, list[tuple[str, str]]] = {}
-  for name, old, new in fault.changes:
-    by_module.setdefault(name, []).append((old, new))
-  undo = []
-  for name, changes in by_module.items():
-    package = _PACKAGES.get(name, f"{_PACKAGE}.{name}")
-    if name.startswith(_RULES):
-      package = f"optax_dist.{name}"
-    module = importlib.import_module(package)
-    source = _patched(inspect.getsource(module), changes, name)
-    namespace: dict[str, object] = dict(vars(module))
-    exec(compile(source, f"<{fault.name}>", "exec"), namespace)
-    for key, new in namespace.items():
-      old = vars(module).get(key)
-      if getattr(old, "__module__", "") != module.__name__ or new is old:
-        continue
-      pairs = [(old, new)]
-      if inspect.isclass(old) and inspect.isclass(new):
-        pairs = [(vars(old).get(name), f) for name, f in vars(new).items()]
-      for before, after in pairs:
-        if isinstance(before, property) and isinstance(after, property):
-          before, after = before.fget, after.fget
-        if inspect.isfunction(before) and inspect.isfunction(after):
-          undo.append((before, before.__code__))
-          before.__code__ = after.__code__
+  """Has the fault in the core for as long as the context lasts."""
+  module = importlib.import_module(fault.module)
+  source = inspect.getsource(module)
+  mutant = making.changed(source, fault.where, fault.old, fault.new)
+  running.replace(module, mutant.tree)
   try:
     yield
   finally:
-    for before, code in undo:
-      before.__code__ = code
-
-
-def recorded_seeds() -> dict[str, int]:
-  """The seed that found each fault last, by name."""
-  return json.loads(_SEEDS.read_text())
-
-
-def record_seeds(seeds: dict[str, int]) -> None:
-  """Has later searches begin with these seeds."""
-  _SEEDS.write_text(json.dumps(seeds, indent=1, sort_keys=True) + "\n")
+    running.replace(module, ast.parse(source))
 
 
 def find(fault: Planted, most: int) -> faults.Result | None:
-  """A schedule that finds the fault, of so many; None if none of them does.
-
-  The one that found it last runs first: the others only after a change of the
-  core, by which it may no longer get to the fault.
-  """
-  seeds: Iterable[int] = range(most)
-  if fault.aimed:
-    aims = (seed for seed in itertools.count() if moments.is_aimed(seed))
-    seeds = itertools.islice(aims, most)
-  recorded = recorded_seeds().get(fault.name)
-  first = () if recorded is None else (recorded,)
+  """A schedule whose violation is that of the fault's rule, of so many."""
   with plant(fault):
-    for seed in itertools.chain(first, seeds):
+    for seed in range(most):
       result = fault.kind.run(fault.kind.schedule(seed))
-      if result.violation:
+      if result.violation.startswith(f"{fault.rule}:"):
         return result
   return None

@@ -12,7 +12,7 @@ _DATA = pathlib.Path(__file__).parent / "testdata"
 _SETTING = Setting(replicas=3, needed=2, steps=4, lower_on_loss=True)
 _RUNS = {
   "all_stop": ((0.1605, "all stop", (0, 60.0)),),
-  "leader_dies": ((0.1605, "kill leader", (0, 0.5)),),
+  "coordinator_dies": ((0.1605, "kill coordinator", (0, 0.5)),),
 }
 
 

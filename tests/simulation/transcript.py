@@ -6,35 +6,38 @@ from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import (
+  Began,
   Committed,
   Ended,
   Entry,
+  Epoch,
   Joined,
+  Recovered,
   Removed,
-  Term,
 )
 
 
-def line(checker: Any, writer: Any, entry: Entry) -> str:
-  """An entry of the log, which this process has put there."""
+def line(checker: Any, entry: Entry) -> str:
+  """An entry of the log."""
   match entry:
-    case Term(term, leader, fresh=fresh):
-      how = "begins the run and leads it" if fresh else "leads"
-      return f"{leader} {how} (term {term})"
+    case Epoch(number):
+      return f"epoch {number} begins"
+    case Began(start):
+      return f"the run begins from step {start.step}"
     case Joined(member):
-      number = member.incarnation
-      return f"{writer.name} lets {member.process} join as member {number}"
+      return f"{member.process} joins as member {member.incarnation}"
     case Removed(incarnation, left, reason):
       name = checker.members.get(incarnation, "nobody")
-      how = "lets it go" if left else f"removes it: {reason}"
-      return f"{name} is a member no more, {writer.name} {how}"
+      return f"{name} leaves" if left else f"{name} is removed: {reason}"
+    case Recovered(step):
+      return f"the log had lost steps, up to step {step}"
     case Committed():
       parts = ", ".join(
         f"gradient {part.sequence} of {checker.processes[part.incarnation]}"
         for part in entry.parts
       )
       save = ", to be saved" if entry.save else ""
-      return f"step {entry.attempt.step} is committed, with {parts}{save}"
+      return f"step {entry.round.step} is committed, with {parts}{save}"
     case Ended(step, reason, error):
       how = f"fails ({error})" if error else "ends"
       return f"the run {how} at step {step}: {reason}"

@@ -1,9 +1,9 @@
-"""A world for the protocol: virtual time, processes, network, store, training.
+"""A world for the protocol: virtual time, processes, network, a log, training.
 
-The core that runs here is the one that runs in earnest (`protocol.Node`). What
-is replaced is all around it: clocks (of different speeds), connections (ordered,
-and broken, cut or stopped), the store (key by key, with answers that are lost or
-late), the exchange of gradients, snapshots, and the training loops. Parameters
+The cores that run here are those that run in earnest (`Coordinator`, `Client`). What
+is replaced is all around them: clocks (of different speeds), connections (ordered,
+and broken, cut or stopped), the log (which outlives its coordinator, unless its host
+loses power), the exchange of gradients, snapshots, and the training loops. Parameters
 are numbers: a version is the hash of the version before and the mean that was
 applied, so equal versions stand for equal bits. A training loop is what calls
 `Submission`, as `Replica` does: it computes, steps, abandons, is interrupted,
@@ -28,12 +28,18 @@ from optax_dist.coordinator.protocol import arrivals, codec, deadlines
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.client.client import Client
+from optax_dist.coordinator.protocol.config import Config, Me
+from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
 from optax_dist.coordinator.protocol.entries import (
-  STORE_VALUES,
-  AttemptId,
+  RECORDS,
+  Job,
+  Record,
+  RoundId,
+  Rules,
+  Start,
 )
-from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.training.submission import Submission
 from optax_dist.ledger import tree
@@ -61,9 +67,6 @@ class Setting:
     lower_on_loss: as in `Config`.
     steps: the run is to end after so many.
     latency: seconds that a message takes, about.
-    store_latency: the same, to the store and back each.
-    store_distance: by how much longer that takes for each replica.
-    store_timeout: seconds until a request is answered, or its outcome unknown.
     compute: seconds that a gradient takes, about, for each replica.
     rates: the speed of each replica's clock.
     fingerprint_every: as in `Config`.
@@ -74,10 +77,8 @@ class Setting:
     adaptive: whether deadlines follow what is seen; there are heartbeats then.
     policy: as in `Config`.
     local_steps: own steps from one submission to the next.
-    coded: whether messages and the store's values travel as bytes.
+    coded: whether messages and the log travel as bytes.
     not_finite: how often a gradient is not finite.
-    bad: replicas that are bad, and how: see `bad.WAYS`.
-    max_skipped: as in `Config`.
   """
 
   replicas: int = 3
@@ -89,9 +90,6 @@ class Setting:
   lower_on_loss: bool = False
   steps: int = 12
   latency: float = 0.001
-  store_latency: float = 0.001
-  store_distance: tuple[float, ...] = (1.0,) * 8
-  store_timeout: float = 2.0
   compute: tuple[float, ...] = (0.05,) * 8
   rates: tuple[float, ...] = (1.0,) * 8
   fingerprint_every: int = 0
@@ -103,8 +101,6 @@ class Setting:
   local_steps: int = 1
   coded: bool = False
   not_finite: float = 0.01
-  bad: tuple[tuple[int, str], ...] = ()
-  max_skipped: int | None = None
 
   @property
   def window(self) -> int:
@@ -113,19 +109,9 @@ class Setting:
     return 0 if data is None or not data.deterministic else data.global_batch
 
   @property
-  def shared(self) -> bool:
-    """Whether a step has more gradients than replicas: all are needed."""
-    return not self.window and self.needed > self.replicas
-
-  @property
   def least(self) -> int:
     """Replicas that a step needs: any one can compute all slots."""
     return 1 if self.window else self.needed
-
-  @property
-  def slow_store(self) -> float:
-    """Who waits that long for the store can't come to a new leader in time."""
-    return min(self.store_timeout, LEADER_TIMEOUT / 2)
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -133,15 +119,12 @@ SILENCE, CONNECT = 5.0, 10.0
 HEARTBEAT = 1.0
 # The fastest clock.
 FASTEST = 1.1
-BLOCK = 4
 # Seconds until a fingerprint is taken, about.
 FINGERPRINT = 0.5
 MOST_EVENTS = 300_000
-# Of the store by one process in a second.
-MOST_REQUESTS = 200
-# How often a gradient is not finite that is so at times.
-AT_TIMES = 0.4
 # What else becomes of a gradient, and how often.
+# The name of the coordinator's process.
+COORDINATOR = "coordinator"
 MISHAPS = (
   ("is abandoned", 0.02),
   ("is interrupted before it submits", 0.01),
@@ -205,7 +188,7 @@ class Aggregation:
 
   def __init__(
     self,
-    attempt: AttemptId,
+    attempt: RoundId,
     parts: Any,
     peers: Any,
     readers: Any,
@@ -238,8 +221,6 @@ class Process:
     self.alive, self.paused_until = True, -math.inf
     # Seconds of the world in which it was stopped, and since when it is.
     self.slept, self.stopped_at = 0.0, 0.0
-    # Whether a leader has handed its role to it.
-    self.is_successor = False
     self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     # What has yet to be taken by the core of an event loop that is busy, while
     # its transport goes on; and the peers whose loss is among that.
@@ -251,12 +232,8 @@ class Process:
     self.heard: dict[str, float] = {}
     self.gaps: dict[str, arrivals.Arrivals] = {}
     self.timer = math.inf
-    self.store_faults: list[str] = []
-    self.store_cut_until = -math.inf
     # Until when what it sends of a gradient comes piece by piece.
     self.crawls_until = -math.inf
-    # How often it has asked the store since then.
-    self.asking_since, self.requests = 0.0, 0
     # The published state, and the speculative one.
     self.step, self.version = 0, start
     self.ahead: tuple[int, int] | None = None
@@ -284,7 +261,7 @@ class Process:
     self.gradients: dict[int, int] = {}
     # What the leader must know of each slot, by its first position.
     self.work: dict[int, bytes] = {}
-    self.aggregations: dict[AttemptId, Aggregation] = {}
+    self.aggregations: dict[RoundId, Aggregation] = {}
     # What has come before it was asked for, and from whom; lost with them.
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
     self.fetching: tuple[int, str, float] | None = None
@@ -311,39 +288,18 @@ class Process:
     self.settled_at = math.inf
     # When a leader has taken it as a member last.
     self.welcomed_at = -math.inf
-    # When its latest request to the store failed.
-    self.store_trouble_at = -math.inf
-    # When each request was made that the store has not answered.
-    self.store_asked: dict[int, float] = {}
-    # When an answer came that took `Setting.slow_store`.
-    self.store_slow_at = -math.inf
-    config = Config(
-      process=name,
-      replica=index,
-      address=f"at {name}",
-      agreement=(("optimizer", "the one"),),
-      step=0,
-      digest=str(start),
-      replicas_to_aggregate=setting.needed,
-      total_num_replicas=setting.replicas,
-      max_staleness=setting.max_staleness,
-      lower_on_leave=setting.lower_on_leave,
-      lower_on_loss=setting.lower_on_loss,
-      inline_bytes=8 if setting.inline else None,
-      average=functools.partial(_average, setting),
-      alone=setting.alone,
-      timeout=TIMEOUT,
-      attempt_timeout=ATTEMPT_TIMEOUT,
-      leader_timeout=None if setting.adaptive else LEADER_TIMEOUT,
-      fingerprint_every=setting.fingerprint_every,
-      block=BLOCK,
-      data=setting.data,
-      max_skipped=setting.max_skipped,
-      policy=setting.policy,
-      wants_inner_state=setting.policy is not None or setting.alone,
+    config = config_of(setting)
+    self.me = Me(
+      name,
+      index,
+      f"at {name}",
+      Start(0, str(start)),
+      COORDINATOR,
+      "at the coordinator",
+      wants_inner=setting.policy is not None or setting.alone,
     )
     self.config = config
-    self.node = Node(config)
+    self.node = Client(config, self.me)
     samples = 0
     if setting.data is not None:
       samples = setting.data.unit(setting.needed) // setting.local_steps
@@ -386,19 +342,81 @@ class Process:
     """Its clock, which stands still while it is stopped."""
     return self.offset + self.rate * (self.world.now - self.slept)
 
-  def core(self) -> Node:
-    """The protocol that it runs."""
-    return self.node
+  def awake(self) -> float:
+    """For how long the world has run while this process did."""
+    now = self.world.now
+    sleeps = now - self.stopped_at if self.paused_until > now else 0.0
+    return now - self.slept - sleeps
 
-  def knows_the_log(self) -> bool:
-    """Whether it has read all of the log, or was told what is deleted of it."""
-    return self.core().follower._complete
+
+class Chief:
+  """The coordinator's process."""
+
+  index = -1
+  over = ""
+  losing: list[str]
+
+  def __init__(self, world: World, rate: float):
+    self.world, self.name, self.rate = world, COORDINATOR, rate
+    self.offset = 5000.0
+    self.alive, self.paused_until = True, -math.inf
+    self.slept, self.stopped_at = 0.0, 0.0
+    self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    self.inbox: list[ins.Input] = []
+    self.busy_until = -math.inf
+    self.losing = []
+    self.connections: dict[str, Connection] = {}
+    self.heard: dict[str, float] = {}
+    self.gaps: dict[str, arrivals.Arrivals] = {}
+    self.timer = math.inf
+    self.aggregations: dict[RoundId, Aggregation] = {}
+    self.early: dict[Any, list[tuple[Any, ...]]] = {}
+    self.fetching = None
+    self.lost_at: dict[str, float] = {}
+    self.said: list[tuple[Connection, Any]] = []
+    # After how many more effects it dies.
+    self.dies_after = -1
+    self.started_at = world.now
+    history = History()
+    for record in world.log:
+      history.apply(record)
+    number = history.epoch + 1
+    configure = functools.partial(configured, world.setting)
+    self.node = Coordinator(configure, history, f"nonce {number}")
+
+  def now(self) -> float:
+    """Its clock, which stands still while it is stopped."""
+    return self.offset + self.rate * (self.world.now - self.slept)
 
   def awake(self) -> float:
     """For how long the world has run while this process did."""
     now = self.world.now
     sleeps = now - self.stopped_at if self.paused_until > now else 0.0
     return now - self.slept - sleeps
+
+
+def config_of(setting: Setting) -> Config:
+  """What all replicas of a world have in common."""
+  rules = Rules(
+    replicas_to_aggregate=setting.needed,
+    total_num_replicas=setting.replicas,
+    max_staleness=setting.max_staleness,
+    lower_on_leave=setting.lower_on_leave,
+    lower_on_loss=setting.lower_on_loss,
+    inline_bytes=8 if setting.inline else None,
+    alone=setting.alone,
+    timeout=TIMEOUT,
+    attempt_timeout=ATTEMPT_TIMEOUT,
+    leader_timeout=None if setting.adaptive else LEADER_TIMEOUT,
+    fingerprint_every=setting.fingerprint_every,
+  )
+  job = Job((("optimizer", "the one"),), rules, data=setting.data)
+  return configured(setting, job)
+
+
+def configured(setting: Setting, job: Job) -> Config:
+  """What follows from a job."""
+  return Config(job, functools.partial(_average, setting), setting.policy)
 
 
 class World:
@@ -422,16 +440,14 @@ class World:
     self.heap: list[tuple[float, int, Callable[..., None], Any]] = []
     self.all: list[Process] = []
     self.by_name: dict[str, Process] = {}
-    self.store: dict[str, Any] = {}
+    # What outlives a coordinator.
+    self.log: list[Record] = []
     # Who was stopped or busy, or couldn't reach whom, and from when to when.
     self.absences: list[tuple[tuple[str, ...], float, float]] = []
     # When the first process began an attempt.
-    self.begun: dict[AttemptId, float] = {}
+    self.begun: dict[RoundId, float] = {}
     # Those that somebody could not complete.
-    self.failed: set[AttemptId] = set()
-    # When the store was lost for good, or fell silent for all.
-    self.store_lost, self.store_lost_at = False, math.inf
-    self.store_silent_since = math.inf
+    self.failed: set[RoundId] = set()
     # Pairs of names that are cut off from each other, one way, and until when.
     self.cuts: dict[tuple[str, str], float] = {}
     self.journal: list[Any] = []
@@ -450,11 +466,9 @@ class World:
     self.longest_silence = (
       self.silences.ceiling if setting.adaptive else SILENCE
     )
+    self.chief = self.start_coordinator()
     for index in range(setting.replicas):
-      if (index, "never joins") in setting.bad:
-        self.spared = True
-      else:
-        self.start(index)
+      self.start(index)
 
   def is_struck(self, begin: float, end: float) -> None:
     """A fault lasts from then to then; then all find each other again."""
@@ -516,18 +530,42 @@ class World:
     process = Process(self, name, index, state)
     if stranger:
       process.stranger = True
-      agreement = (("optimizer", "another one"),)
-      config = dataclasses.replace(process.config, agreement=agreement)
-      process.config, process.node = config, Node(config)
-    if self.store_lost:
-      process.store_cut_until = math.inf
+      job = codec.replace(
+        process.config.job, agreement=(("optimizer", "another one"),)
+      )
+      process.config = dataclasses.replace(process.config, job=job)
+      process.node = Client(process.config, process.me)
     self.all.append(process)
     self.by_name[name] = process
     self.tell(f"{name} starts")
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.beat, process)
-    self.at(self.now, self.input, process, ins.Started(f"nonce of {name}"))
+    self.at(self.now, self.input, process, ins.Started())
     return process
+
+  def start_coordinator(self) -> Chief:
+    """Starts the coordinator, from its log."""
+    chief = self.chief = Chief(self, self.setting.rates[7])
+    self.by_name[COORDINATOR] = chief  # type: ignore[assignment]
+    self.tell("the coordinator starts")
+    if self.checker is not None:
+      self.checker.journal_opened(chief.node.history.recent)
+    if self.setting.adaptive:
+      self.at(self.now + HEARTBEAT, self.beat, chief)
+    self.at(self.now, self.input, chief, ins.Started())
+    return chief
+
+  def restart_coordinator(self) -> None:
+    """Starts it again, unless it lives."""
+    if not self.chief.alive:
+      self.start_coordinator()
+
+  def lose_power(self, records: int) -> None:
+    """The coordinator's host loses power, and what was written last."""
+    self.kill(self.chief)
+    if self.checker is not None:
+      records = self.checker.log_lost(records)
+    del self.log[len(self.log) - records :]
 
   def input(self, process: Process, input_: ins.Input) -> None:
     """Gives a process an input, now or when it continues."""
@@ -551,14 +589,19 @@ class World:
       input_.message, msg.Welcome
     ):
       process.welcomed_at = self.now
-    elif isinstance(input_, ins.GetAnswered | ins.PutAnswered):
-      asked = process.store_asked.pop(input_.request, self.now)
-      if self.now >= asked + self.setting.slow_store:
-        process.store_slow_at = self.now
     for effect in process.node.step(input_, process.now()):
+      if process is self.chief and process.dies_after >= 0:
+        if not process.dies_after:
+          self.kill(process)
+          self.at(self.now + 0.5, self.restart_coordinator)
+          return
+        process.dies_after -= 1
       self.effect(process, effect)
       if not process.alive:
         return
+    if process is self.chief and process.node.outdated:
+      self.kill(process)
+      return
     self.set_timer(process)
     if self.looks_inside and self.events % 5 == 0 and self.checker is not None:
       self.checker.nothing_is_due(process)
@@ -588,7 +631,11 @@ class World:
       if time < process.timer - 1e-9:
         process.timer = time
         self.at(time + 1e-6, self.ring, process, time)
-    elif self.checker is not None and not process.inbox:
+    elif (
+      self.checker is not None
+      and not process.inbox
+      and process is not self.chief
+    ):
       self.checker.no_deadline(process)
 
   def ring(self, process: Process, time: float) -> None:
@@ -604,6 +651,12 @@ class World:
     if not process.alive:
       return
     self.tell(f"{process.name} is killed")
+    if process is self.chief:
+      # The next one has its name, and is awake.
+      self.absences = [
+        (who, begin, min(end, self.now) if who == (process.name,) else end)
+        for who, begin, end in self.absences
+      ]
     self.close(process, "broken", "it was killed")
 
   def close(self, process: Process, how: str, reason: str) -> None:
@@ -618,7 +671,11 @@ class World:
       else:
         self.deliver_loss(connection, other, how, reason)
     process.connections.clear()
-    if self.checker is not None:
+    backlog, process.backlog = process.backlog, []
+    for action, args in backlog:
+      if action == self.accept:
+        action(*args)
+    if self.checker is not None and process is not self.chief:
       self.checker.died(process)
 
   def pause(self, process: Process, duration: float) -> None:
@@ -766,6 +823,12 @@ class World:
       ready = max(ready, self.blocked_until(*ends) + 0.001)
     connection.last = dict.fromkeys(connection.last, ready)
     connection.ready = ready
+    if not other.alive and other is self.chief:
+      # Its address refuses connections.
+      connection.open[peer] = False
+      why = "its address refuses connections"
+      self.at(ready, self.lose, connection, process, "unreachable", why)
+      return
     if not other.alive or ready > self.now + CONNECT:
       connection.open[peer] = False
       time = self.now + CONNECT
@@ -776,7 +839,11 @@ class World:
   def accept(
     self, connection: Connection, process: Process, other: Process
   ) -> None:
-    if not other.alive:
+    if not other.alive and other.index < 0:
+      # The coordinator's host goes on, and resets it.
+      connection.open[other.name] = False
+      self.deliver_loss(connection, process, "broken", "it was killed")
+    elif not other.alive:
       connection.open[other.name] = False
       time = self.now + CONNECT
       self.at(time, self.lose, connection, process, "unreachable", "no answer")
@@ -792,13 +859,11 @@ class World:
     if isinstance(item, msg.NeedsSnapshot):
       process.needs_since = self.now
     if isinstance(item, msg.Failed):
-      self.failed.add(item.attempt)
+      self.failed.add(item.round)
     if isinstance(item, msg.Rejected) and not self.has_nonsense:
       self.checker.fail(
         "A1", f"{process.name} refuses what {peer} says: {item}"
       )
-    if isinstance(item, msg.TakeOver) and peer in self.by_name:
-      self.by_name[peer].is_successor = True
     if self.setting.coded and isinstance(item, msg.Message):
       item = msg.MESSAGES.decode(msg.MESSAGES.encode(item))
     connection = process.connections.get(peer)
@@ -908,76 +973,9 @@ class World:
       else:
         del process.early[key]
 
-  # Store.
-
-  def request(self, process: Process, effect: fx.Put | fx.Get) -> None:
-    if self.now >= process.asking_since + 1.0:
-      process.asking_since, process.requests = self.now, 0
-    process.requests += 1
-    if process.requests > MOST_REQUESTS and self.checker is not None:
-      self.checker.fail("A6", f"{process.name} asks the store without a pause")
-    process.store_asked[effect.request] = self.now
-    fault = process.store_faults.pop(0) if process.store_faults else ""
-    if process.store_cut_until > self.now:
-      fault = "request lost"
-    arrives = self.now + self.store_delay(process)
-    timeout = self.setting.store_timeout
-    if fault == "late":
-      arrives += 1.5 * timeout * self.random.random()
-    if fault != "request lost":
-      lost = fault in ("answer lost", "late")
-      self.at(arrives, self.store_acts, process, effect, lost)
-    if fault:
-      process.store_trouble_at = self.now
-      what = "put" if isinstance(effect, fx.Put) else "get"
-      self.tell(f"{process.name} asks the store ({what}): {fault}")
-      self.at(self.now + timeout, self.store_unknown, process, effect)
-
-  def store_unknown(self, process: Process, effect: fx.Put | fx.Get) -> None:
-    if isinstance(effect, fx.Put):
-      self.input(process, ins.PutAnswered(effect.request, "unknown"))
-    else:
-      self.input(process, ins.GetAnswered(effect.request, False, None))
-
-  def store_acts(
-    self, process: Process, effect: fx.Put | fx.Get, lost: bool
-  ) -> None:
-    answer: ins.Input
-    if isinstance(effect, fx.Get):
-      value = self.store.get(effect.key)
-      answer = ins.GetAnswered(effect.request, True, value)
-    elif effect.overwrite or effect.key not in self.store:
-      self.store[effect.key] = self.stored(effect.value)
-      answer = ins.PutAnswered(effect.request, "done")
-      if self.checker is not None:
-        self.checker.put(process, effect.key, effect.value)
-    else:
-      answer = ins.PutAnswered(effect.request, "conflict")
-    if not lost:
-      time = self.now + self.store_delay(process)
-      self.at(time, self.input, process, answer)
-
-  def store_delay(self, process: Process) -> float:
-    setting = self.setting
-    distance = setting.store_distance[process.index]
-    return self.delay(setting.store_latency * distance)
-
-  def stored(self, value: Any) -> Any:
-    if self.setting.coded:
-      return STORE_VALUES.decode(STORE_VALUES.encode(value))
-    return value
-
-  def lose_store(self) -> None:
-    """The store's process dies: whoever uses it is told, and it stays away."""
-    self.tell("the store is lost")
-    self.store_lost, self.store_lost_at = True, self.now
-    for process in self.all:
-      process.store_cut_until = math.inf
-      self.input(process, ins.StoreLost("its process has died"))
-
   def garble(self, process: Process, other: Process, how: str) -> None:
     """Sends bytes that are not quite a message."""
-    data = msg.MESSAGES.encode(msg.Done(AttemptId(0, 0, 1, 0)))
+    data = msg.MESSAGES.encode(msg.Done(RoundId(0, 0, 1)))
     bad = {
       "truncated": data[: len(data) // 2],
       "longer": data + b"x",
@@ -999,16 +997,12 @@ class World:
       assert self.checker is not None
       self.checker.fail("A1", f"bytes that are {how} are taken for a message")
 
-  def store_deletes(self, keys: tuple[str, ...]) -> None:
-    for key in keys:
-      self.store.pop(key, None)
-
   # Aggregation.
 
   def begin(
     self,
     process: Process,
-    attempt: AttemptId,
+    attempt: RoundId,
     parts: Any,
     peers: Any,
     readers: Any,
@@ -1030,7 +1024,7 @@ class World:
           item = ("gradient", attempt, me, gradient)
           self.send_slowly(process, aggregation, peer.process, item)
       aggregation.gradients[me] = gradient
-    if attempt.number:
+    if not attempt.early:
       self.limit_wait(process, aggregation)
     for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
@@ -1076,7 +1070,7 @@ class World:
     process: Process,
     sender: Process,
     kind: str,
-    attempt: AttemptId,
+    attempt: RoundId,
     index: int,
     value: int,
   ) -> None:
@@ -1127,8 +1121,10 @@ class World:
         self.send(process, peer.process, item)
     if len(aggregation.means) == n:
       aggregation.ended = True
-      if me >= 0 and self.checker is not None:
-        self.checker.has_all(process, aggregation.attempt)
+      if self.checker is not None:
+        self.checker.collected[process.name].add(aggregation.attempt)
+        if me >= 0:
+          self.checker.has_all(process, aggregation.attempt)
       self.input(process, ins.Aggregated(aggregation.attempt))
 
   def peer_lost(
@@ -1193,8 +1189,6 @@ class World:
     kind = type(effect)
     if kind is fx.Send:
       self.send(process, effect.peer, effect.message)
-    elif kind is fx.Put or kind is fx.Get:
-      self.request(process, effect)
     else:
       name = _METHODS.get(kind)
       if name is None:
@@ -1214,10 +1208,13 @@ class World:
   def on_disconnect(self, process: Process, effect: fx.Disconnect) -> None:
     self.disconnect(process, effect.peer, effect.reason)
 
-  def on_delete(self, process: Process, effect: fx.Delete) -> None:
-    time = self.now + self.delay(self.setting.store_latency)
-    if process.store_cut_until <= self.now:
-      self.at(time, self.store_deletes, effect.keys)
+  def on_append(self, process: Chief, effect: fx.Append) -> None:
+    record = effect.record
+    if self.setting.coded:
+      record = RECORDS.decode(RECORDS.encode(record))
+    self.log.append(record)
+    if self.checker is not None:
+      self.checker.appended(record)
 
   def sum(self, gradients: tuple[Any, ...], weights: tuple[float, ...]) -> int:
     """The sum of a step: of its parts, or of its slots in a tree's order."""
@@ -1226,7 +1223,7 @@ class World:
   def on_aggregate(self, process: Process, effect: fx.Aggregate) -> None:
     self.begin(
       process,
-      effect.attempt,
+      effect.round,
       effect.parts,
       effect.peers,
       effect.readers,
@@ -1238,19 +1235,13 @@ class World:
     if not aggregation.ended and process.alive:
       self.go_on(process, aggregation)
 
-  def on_limitwait(self, process: Process, effect: fx.LimitWait) -> None:
-    aggregation = process.aggregations.get(effect.attempt)
-    if aggregation is not None and not aggregation.ended:
-      aggregation.moved = self.now
-      self.limit_wait(process, aggregation)
-
   def limit_wait(self, process: Process, aggregation: Aggregation) -> None:
     """From now on it fails if nothing moves for a member's patience."""
     time = self.now + ATTEMPT_TIMEOUT
     self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def on_release(self, process: Process, effect: fx.Release) -> None:
-    aggregation = process.aggregations.pop(effect.attempt, None)
+    aggregation = process.aggregations.pop(effect.round, None)
     if aggregation is not None:
       aggregation.ended = True
 
@@ -1338,13 +1329,6 @@ class World:
     if self.checker is not None and process.alive:
       self.checker.fingerprint(process, taken)
     self.input(process, taken)
-
-  def on_leadershipchanged(
-    self, process: Process, effect: fx.LeadershipChanged
-  ) -> None:
-    if effect.leads and self.checker is not None:
-      self.checker.term_at = self.now
-      self.checker.journal_opened(effect)
 
   def on_writejournal(self, process: Process, effect: fx.WriteJournal) -> None:
     if self.checker is not None:
@@ -1555,26 +1539,16 @@ class World:
     if process.is_faulty:
       value = digest(value, process.uid)
     process.work[position] = b""
-    good = sums.is_finite(position, self.setting.not_finite)
-    if self.is_bad_now(process) or not good:
+    if not sums.is_finite(position, self.setting.not_finite):
       process.work[position] = audit.pack(position, audit.NOT_FINITE)
     elif data.audited(submission.computed):
       process.work[position] = audit.pack(position, value.to_bytes(16))
     return ((span, value),)
 
-  def is_bad_now(self, process: Process) -> bool:
-    """Whether a bad replica's next gradient is not finite."""
-    ways = dict(self.setting.bad)
-    way = ways.get(process.index)
-    if way == "at times":
-      return self.random.random() < AT_TIMES
-    return way == "always"
-
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
     # In a deterministic run, gradients that are not finite count as zeros.
     finite = total is None or self.random.random() > self.setting.not_finite
-    finite = finite and (total is None or not self.is_bad_now(process))
     finite = finite or bool(self.setting.window)
     if total is not None and finite and self.setting.inline:
       numbers = [v for _, v in total] if self.setting.window else [total]
@@ -1610,7 +1584,7 @@ class World:
 
 def _short(value: Any) -> str:
   text = repr(value)
-  for old in ("Received", "optimistic=None", "payload=b''", "batches=''"):
+  for old in ("Received", "early=None", "payload=b''", "batches=''"):
     text = text.replace(old + ", ", "")
   return text if len(text) < 400 else text[:400] + "..."
 

@@ -66,12 +66,16 @@ def run(args: argparse.Namespace) -> int:
     lock = None
     if journal is not None:
       lock = stack.enter_context(_locked(journal.parent, job.node.rank))
-      _check_journal(args, journal)
+      if not job.node.rank:
+        # Elsewhere the run may have begun before this launcher has started.
+        _check_journal(args, journal)
     launched = launcher.Launcher(
       command,
       job.placement(args),
       supervisor.Policy(job.needed, args.restarts),
       folder=args.output and args.output / _LOGS,
+      log=args.output and args.output / options.LOG,
+      continues=args.resume and job.node.count > 1,
       told=job.settings,
       env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
       grace=args.grace,
@@ -82,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     except launcher.LaunchError as error:
       parser.say(str(error))
       return error.code
-    except (RuntimeError, TimeoutError) as error:  # The store can't start.
+    except (RuntimeError, TimeoutError, ValueError) as error:
+      # The coordinator can't start.
       raise errors.CommandError(f"launch: {error}", exit_code=1) from error
 
 

@@ -10,8 +10,8 @@ from optax_dist.cli.launch import options
 
 _DESCRIPTION = """\
 Run it on each host, at the same time, with the options of optax-dist launch.
-It checks that the store's name resolves, that its port can be reached with
-this secret, that all hosts have the same settings and versions, that their
+It checks that the coordinator's name resolves, that its port can be reached
+with this secret, that all hosts have the same settings and versions, that their
 clocks agree, and that they reach each other. Exits with 0 if all is good, and
 otherwise says what to do."""
 
@@ -27,6 +27,14 @@ def add_parser(commands: Any) -> None:
     description=_DESCRIPTION,
   )
   options.add_options(command)
+  parser.add_number(
+    command,
+    "--host-timeout",
+    "SECONDS",
+    parser.positive_float,
+    default=60.0,
+    help="how long to wait for the other hosts",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,20 +46,20 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(
       "doctor: there is one host only: give --nodes, --node-rank and --address"
     )
-  from optax_dist.coordinator.extras.hosts import doctor, placement
+  if job.external or job.node.address is None:
+    raise errors.CommandError(
+      "doctor: hosts meet at --address HOST:PORT, an address of host 0"
+    )
+  from optax_dist.coordinator.extras.hosts import doctor
 
-  settings = job.settings
-  assert settings.secret is not None
+  secret = job.settings.secret
+  assert secret is not None
+  equal = doctor.settings(
+    job.node, job.replicas, args.processes_per_replica, job.settings
+  )
   good = True
   for found in doctor.check(
-    job.node,
-    placement.launcher_notice(
-      job.node, job.replicas, args.processes_per_replica, settings
-    ),
-    secret=settings.secret,
-    store=settings.store,
-    run=f"{settings.run or ''}-doctor",
-    timeout=args.host_timeout,
+    job.node, equal, secret=secret.encode(), timeout=args.host_timeout
   ):
     good &= found.good
     print(f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True)

@@ -13,7 +13,7 @@ from optax_dist.cli import errors
 from optax_dist.coordinator.extras.hosts import nodes
 from optax_dist.coordinator.launch import environment, faults
 from optax_dist.coordinator.launch import placement as placements
-from optax_dist.coordinator.store import urls
+from optax_dist.coordinator.server import places
 
 _SHORTEST = 16  # Bytes of a secret.
 
@@ -24,6 +24,7 @@ class Job:
   Attributes:
     node: this host.
     replicas: of the job, on all hosts.
+    external: whether no launcher starts the coordinator.
     needed: how many replicas the job needs to continue.
     settings: the environment of all replicas.
   """
@@ -53,8 +54,7 @@ class Job:
       if settings.faults is not None:
         faults.Faults.parse(settings.faults).check(self.replicas)
       secret = settings.find_secret()
-      if settings.store is not None:
-        urls.parse(settings.store)
+      store = places.of_coordinator(args.store, settings.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
     aggregate = settings.replicas_to_aggregate or self.replicas
@@ -63,19 +63,25 @@ class Job:
       raise errors.CommandError(
         f"--min-replicas {self.needed} is more than the {self.replicas} replicas"
       )
-    _check_secret(secret, self.node.count)
+    self.external = args.external
+    if self.external and (settings.store or not self.node.address):
+      raise errors.CommandError(
+        "--no-coordinator needs --address HOST:PORT, where optax-dist coordinator"
+        " runs"
+      )
+    _check_secret(secret, self.node.count > 1 or self.external)
     run = None
-    if settings.store is not None:
+    if settings.store is not None or self.external:
       run = _run_name(settings.run, environ)
       if run is None and self.node.count > 1:
         raise errors.CommandError(
-          "several hosts with a store of their own need --run NAME, the"
-          " same on all of them and a new one for each start of the job"
+          "several hosts with a coordinator that outlives the job need --run NAME,"
+          " the same on all of them and a new one for each start of the job"
         )
       run = run or secrets.token_hex(8)
     output = args.output and args.output.resolve()
     self.settings = environment.Environment(
-      store=settings.store,
+      store=store and places.below(store, run or ""),
       secret=secret,
       run=run,
       replicas_to_aggregate=aggregate,
@@ -98,8 +104,7 @@ class Job:
       return placements.Placement(*places)
     from optax_dist.coordinator.extras.hosts import placement
 
-    silence = args.host_timeout
-    return placement.HostPlacement(self.node, *places, silence=silence)
+    return placement.HostPlacement(self.node, *places, external=self.external)
 
 
 def _settings(
@@ -117,10 +122,11 @@ def _settings(
   return dataclasses.replace(before, **arguments)
 
 
-def _check_secret(secret: str | None, hosts: int) -> None:
-  if hosts > 1 and not secret:
+def _check_secret(secret: str | None, is_shared: bool) -> None:
+  if is_shared and not secret:
     raise errors.CommandError(
-      "several hosts need a secret, the same on all of them: at least"
+      "several hosts need a secret, the same on all of them, and so does a"
+      " coordinator that is there already: at least"
       f" {_SHORTEST} random bytes in --secret-file, OPTAX_DIST_SECRET_FILE or"
       " OPTAX_DIST_SECRET (openssl rand -hex 16 makes one)"
     )

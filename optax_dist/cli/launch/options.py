@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from optax_dist.cli import parser
 
-JOURNAL = "journal.jsonl"
+JOURNAL, LOG = "journal.jsonl", "coordinator.log"
 
 
 # What other launchers call it, and what it is here.
@@ -100,7 +100,8 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "--output",
     metavar="DIR",
     type=pathlib.Path,
-    help=f"folder for {JOURNAL} and the replicas' output; the script gets it as"
+    help=f"folder for {JOURNAL}, the coordinator's log and the replicas' output;"
+    " the script gets it as"
     " OPTAX_DIST_OUTPUT, for its checkpoints",
   )
   add(
@@ -128,7 +129,7 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
 
 
 def _add_hosts(launch: argparse.ArgumentParser) -> None:
-  group = launch.add_argument_group("several hosts, and stores")
+  group = launch.add_argument_group("several hosts, and where they meet")
   add = group.add_argument
   add(
     "--nodes",
@@ -144,21 +145,18 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     type=parser.whole_number(0),
     help="index of this host, from 0 (default: OPTAX_DIST_NODE_RANK)",
   )
-  parser.add_number(
-    group,
-    "--host-timeout",
-    "SECONDS",
-    parser.positive_float,
-    default=60.0,
-    help="for replicas on several hosts: how long a host may be silent"
-    " before its replicas are restarted, or abandoned",
-  )
   add(
     "--address",
     "--rdzv-endpoint",
     "--rdzv_endpoint",
     metavar="HOST:PORT",
-    help="address of the store on host 0 (default: OPTAX_DIST_ADDRESS)",
+    help="address of the coordinator on host 0 (default: OPTAX_DIST_ADDRESS)",
+  )
+  add(
+    "--no-coordinator",
+    dest="external",
+    action="store_true",
+    help="start no coordinator: optax-dist coordinator runs at --address",
   )
   add(
     "--local-addr",
@@ -166,18 +164,20 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     metavar="ADDRESS",
     help="address of this host in the network between replicas, if it"
     " has several (default: OPTAX_DIST_LOCAL_ADDR, or the one from which it reaches"
-    " the store)",
+    " the coordinator)",
   )
   add(
     "--store",
     metavar="URL",
-    help="another store, such as etcd://a:2379,b:2379,c:2379 (default:"
+    help="keeps log and address of the coordinator in etcd, where each launcher"
+    " stands by: etcd://a:2379,b:2379,c:2379; one with a password only in the"
+    " variable (default:"
     " OPTAX_DIST_STORE)",
   )
   add(
     "--run",
     metavar="NAME",
-    help="separates runs on one store: a new name for each start of a job"
+    help="separates runs of one coordinator: a new name for each start of a job"
     " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",
   )
   what = "file with the secret of the job; for several hosts"

@@ -37,8 +37,8 @@ def table(numbers: RunNumbers, width: int, reported: str) -> str:
   title = f"step {numbers.step:,}, {numbers.rate():.1f} steps/s"
   if reported:
     title += f", {reported}"
-  if numbers.leader is not None:
-    title += f", leader {numbers.leader} (term {numbers.terms})"
+  if numbers.restarts:
+    title += f", coordinator restarts: {numbers.restarts}"
   if numbers.abandoned:
     title += f", {numbers.abandoned} aggregation rounds abandoned"
   if numbers.finish is not None:

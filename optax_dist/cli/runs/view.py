@@ -23,7 +23,7 @@ EVENTS = 60
 
 _EVENTS = {
   "run": "run started",
-  "leader": "leads",
+  "coordinator": "coordinator started",
   "join": "joined",
   "leave": "left",
   "lost": "lost",
@@ -95,7 +95,7 @@ class View:
       "rate": numbers.rate(),
       "reported": self.reported,
       "strategy": numbers.run["strategy"] if numbers.run else "",
-      "leader": _name(numbers.leader),
+      "restarts": numbers.restarts,
       "trouble": numbers.trouble(),
       "ended": (numbers.finish or {}).get("reason") or "",
       "members": [

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import means
-from optax_dist.coordinator.aggregation import wire_formats as wires
+from optax_dist.coordinator.aggregation import means, tree_sums
 from optax_dist.ledger import spans as sp
 from optax_dist.ledger import tree
 from optax_dist.ledger.spans import Span
@@ -28,7 +27,7 @@ class Nodes(NamedTuple):
   Attributes:
     spans: the nodes of the tree, sorted; see `ledger.tree`.
     arrays: the encoded sum of each, uint8.
-    work: what the leader must know of the micro-batches; opaque here.
+    work: what the coordinator must know of the micro-batches; opaque here.
   """
 
   spans: tuple[Span, ...]
@@ -128,35 +127,7 @@ class Summing:
     """Makes the additions, and writes what is then in a row."""
     for chunk in self._place.chunks(0, self._place.elements):
       some = [array[chunk.bytes] for array in rows]
-      out[chunk.bytes] = added_up(chunk.codec, some, order)[row]
-
-
-def added_up(
-  codec: wires.Codec,
-  rows: Sequence[np.ndarray],
-  order: Sequence[tuple[int, int]],
-) -> list[np.ndarray]:
-  """Adds encoded numbers in an order, and rounds each sum as it is sent.
-
-  Args:
-    codec: how they are encoded.
-    rows: the bytes of each; they stay as they are.
-    order: pairs of rows: the second is added to the first.
-
-  Returns:
-    The bytes of each row after all additions.
-  """
-  found, made = list(rows), set()
-  for left, right in order:
-    numbers = codec.decode(found[left]), codec.decode(found[right])
-    if left not in made:
-      made.add(left)
-      found[left] = np.empty(found[left].size, np.uint8)
-    if isinstance(codec, wires.Plain) and codec.is_exact:
-      np.add(*numbers, out=found[left].view(codec.work))
-    else:
-      codec.encode(np.add(*numbers), found[left])
-  return found
+      out[chunk.bytes] = tree_sums.added_up(chunk.codec, some, order)[row]
 
 
 def _gaps(place: layouts.Layout) -> Iterator[slice]:

@@ -111,7 +111,7 @@ class _Attempt:
     answered: whether the core has its answer, or wants none any more.
   """
 
-  id: entries.AttemptId
+  id: entries.RoundId
   total: Sum
   parts: list[_Part]
   cuts: tuple[int, ...]
@@ -172,7 +172,7 @@ class Aggregations:
     self._limits = limits
     self._answer = answer
     self._reach = reach
-    self._attempts: dict[entries.AttemptId, _Attempt] = {}
+    self._attempts: dict[entries.RoundId, _Attempt] = {}
     # By peer, transfer id, and whether it is sent.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
@@ -208,17 +208,11 @@ class Aggregations:
           row.data = memoryview(b"")
     self._average(attempt)
 
-  def limit_wait(self, attempt: entries.AttemptId) -> None:
-    """All members have begun: from now on it fails if nothing moves."""
-    found = self._attempts.get(attempt)
-    if found is not None and found.timed is None:
-      found.timed = self._transport.now()
-
-  def mean(self, attempt: entries.AttemptId) -> np.ndarray:
+  def mean(self, attempt: entries.RoundId) -> np.ndarray:
     """The bytes of a received mean."""
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
 
-  def drop(self, attempt: entries.AttemptId) -> None:
+  def drop(self, attempt: entries.RoundId) -> None:
     """Executes `Release`: ends an attempt, whose mean may still be read."""
     found = self._attempts.pop(attempt, None)
     if found is not None:
@@ -287,17 +281,17 @@ class Aggregations:
         self._transport.connect(peer.process, peer.address)
     total = self._reducer.sum_of(effect.parts)
     made = _Attempt(
-      effect.attempt,
+      effect.round,
       total,
       [
         _Part(
           peer.incarnation,
           peer.process,
           [
-            _Row(transfer_id("part", effect.attempt, peer.incarnation, i))
+            _Row(transfer_id("part", effect.round, peer.incarnation, i))
             for i in range(rows)
           ],
-          transfer_id("mean", effect.attempt, peer.incarnation),
+          transfer_id("mean", effect.round, peer.incarnation),
         )
         for peer, rows in zip(effect.peers, total.rows, strict=True)
       ],
@@ -306,9 +300,9 @@ class Aggregations:
       self._transport.allocate(self._place.nbytes),
       [peer.process for peer in effect.readers],
     )
-    if effect.attempt.number:
+    if not effect.round.early:
       made.timed = self._transport.now()
-    self._attempts[effect.attempt] = made
+    self._attempts[effect.round] = made
     return made
 
   def _within(self, row: int, low: int, high: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The mean of encoded gradients: of one slice of them, or of all of it.
 
 Of gradients that members exchange, each member averages one slice; those that are
-sent inline, in messages, the leader averages alone. Each element is summed from
+sent inline, in messages, the coordinator averages alone. Each element is summed from
 the first gradient to the last, or in the order of a tree, and divided once. So the
 outcome does not depend on who comes first, nor on how the work is cut.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import nodes
+from optax_dist.coordinator.aggregation import tree_sums
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import entries
 from optax_dist.ledger import tree
@@ -121,7 +121,7 @@ def _add_up(
   """The sum of encoded numbers."""
   if total.order is not None:
     root = total.order[-1][0] if total.order else 0
-    summed = nodes.added_up(codec, rows, total.order)[root]
+    summed = tree_sums.added_up(codec, rows, total.order)[root]
     np.copyto(out, codec.decode(summed))
     return
   numbers = [

@@ -150,8 +150,10 @@ class Snapshots:
       return
     idle = self._transport.idle(*fetch.key)
     if idle is not None and idle > self._timeout:
+      trouble = self._transport.trouble(fetch.key[0])
       self._transport.cancel(*fetch.key)
-      self._fail(fetch, f"no byte of it came for {idle:.1f} s")
+      reason = f"no byte of it came for {idle:.1f} s"
+      self._fail(fetch, f"{reason}: {trouble}" if trouble else reason)
 
 
 def _digest(raw: np.ndarray) -> np.ndarray:

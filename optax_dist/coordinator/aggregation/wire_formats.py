@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 WIRES = ("float32", "bfloat16", "int8")
@@ -29,7 +29,7 @@ class Plain:
   def __init__(self, dtype: np.dtype, stored: np.dtype | None = None):
     dtype = np.dtype(dtype)
     self.stored = dtype if stored is None else np.dtype(stored)
-    small = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    small = is_floating(dtype) and dtype.itemsize < 4
     # Sums of half-precision numbers are formed in float32, and rounded once.
     self.work = np.dtype(np.float32) if small else dtype
     self.is_exact = self.stored == self.work
@@ -96,6 +96,20 @@ class Int8:
 Codec: TypeAlias = Plain | Int8
 
 
+def is_floating(dtype: np.dtype) -> bool:
+  """Whether numbers of this dtype are floating-point ones, narrow ones included.
+
+  Example:
+    >>> is_floating(np.dtype(ml_dtypes.bfloat16)), is_floating(np.dtype(int))
+    (True, False)
+  """
+  try:
+    ml_dtypes.finfo(dtype)
+  except ValueError:
+    return False
+  return True
+
+
 def codec(wire: str, dtype: np.dtype) -> Codec:
   """The codec for leaves of a dtype in a wire format.
 
@@ -115,7 +129,7 @@ def codec(wire: str, dtype: np.dtype) -> Codec:
     raise ValueError(f"wire must be one of {', '.join(WIRES)}, got {wire!r}.")
   if np.dtype(dtype) == np.float32:
     if wire == "bfloat16":
-      return Plain(dtype, jnp.dtype(jnp.bfloat16))
+      return Plain(dtype, np.dtype(ml_dtypes.bfloat16))
     if wire == "int8":
       return Int8()
   return Plain(dtype)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optax_dist.coordinator.launch import environment
+from optax_dist.coordinator.server import places
 from optax_dist.coordinator.transport import addresses
 
 _TIMEOUT = 60  # Seconds that JAX may take to find the address.
@@ -25,7 +26,7 @@ def detect(
   processes has to use one of the first two.
 
   Args:
-    coordinator_address: ``host:port`` of the store.
+    coordinator_address: ``host:port`` of the coordinator, or a URL of etcd.
     num_replicas: the number of replicas in the job.
     replica: the index of this one, from 0.
 
@@ -51,7 +52,8 @@ def detect(
     },
     " In one process, use optax_dist.coordinator.run_embedded.",
   )
-  addresses.parse(address)
+  if places.in_etcd(address) is None:
+    addresses.parse(address)
   if not 0 <= index < count:
     raise ValueError(
       f"Replicas are numbered from 0 to {count - 1}, as there are {count}; got"

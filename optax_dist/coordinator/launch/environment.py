@@ -32,8 +32,9 @@ class Environment:
   A field's variable is its name in capitals, prefixed by ``OPTAX_DIST_``.
 
   Attributes:
-    coordinator_address: ``host:port`` of the store process.
-    store: another kind of store, ``etcd://a:2379,b:2379,c:2379``.
+    coordinator_address: ``host:port`` of the coordinator, or a URL of etcd.
+    store: for launchers and coordinators, that URL, such as
+      ``etcd://a:2379,b:2379,c:2379``.
     secret: secret of the job, at least 16 bytes.
     secret_file: a file with the secret, if it is not in the environment.
     run: a name that keeps runs on one store apart.
@@ -44,15 +45,13 @@ class Environment:
     restarts: how often this replica was started before.
     num_processes: processes of each replica.
     process_index: index of this process in its replica, from 0.
-    group_address: ``host:port`` of this replica's process 0, for
-      `jax.distributed.initialize`; set if there are several processes.
     nodes: number of hosts of the job, for their launchers.
     node_rank: the index of this host, from 0, for its launcher.
     address: ``host:port`` of the store that host 0 starts, for the launchers.
     local_addr: the address of this host that its processes listen on, and that
       processes on other hosts use.
     output: output folder of the job, for example for checkpoints.
-    journal: the file that the leader writes events to.
+    journal: the file that the coordinator writes events to.
     grace: seconds from SIGTERM to SIGKILL.
     step_timeout: seconds after which a stuck step is ended; 0 for never.
     faults: faults to inject, for tests; see `launch.faults`.
@@ -66,7 +65,7 @@ class Environment:
     True
   """
 
-  coordinator_address: str | None = None
+  coordinator_address: str | None = dataclasses.field(default=None, repr=False)
   store: str | None = dataclasses.field(default=None, repr=False)
   secret: str | None = dataclasses.field(default=None, repr=False)
   secret_file: str | None = None
@@ -78,7 +77,6 @@ class Environment:
   restarts: Natural | None = None
   num_processes: Positive | None = None
   process_index: Natural | None = None
-  group_address: str | None = None
   nodes: Positive | None = None
   node_rank: Natural | None = None
   address: str | None = None
@@ -101,13 +99,10 @@ class Environment:
           f"{variable(name)} must be from 0 to {count - 1}, because"
           f" {variable(of)} is {count}; got {value}."
         )
-    if (self.num_processes or 1) > 1 and (
-      self.process_index is None or self.group_address is None
-    ):
+    if (self.num_processes or 1) > 1 and self.process_index is None:
       raise ValueError(
         f"{variable('num_processes')} is {self.num_processes}; then"
-        f" {variable('process_index')} and {variable('group_address')} must be"
-        " set, too."
+        f" {variable('process_index')} must be set, too."
       )
 
   @classmethod

@@ -1,9 +1,10 @@
 """Starts a job's replicas as processes of this host, and supervises them.
 
-The launcher creates a secret unless the job has one, and a store. A replica
-that dies is restarted if requested; when the run can't continue, the error says
-which replica failed, with the last lines of its output. No process outlives the
-launcher, however it ends.
+The launcher creates a secret unless the job has one, and keeps a coordinator
+running, which it starts again whenever that dies or hangs. A replica that dies is
+restarted if requested; when the run can't continue, the error says which replica
+failed, with the last lines of its output. No process outlives the launcher,
+however it ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from optax_dist.coordinator import journal, locks
 from optax_dist.coordinator.launch import (
   child,
+  keeper,
   output,
   signals,
   supervisor,
@@ -31,12 +33,14 @@ from optax_dist.coordinator.launch import (
 from optax_dist.coordinator.launch import placement as placements
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.supervisor import Effect
-from optax_dist.coordinator.store import process as store_process
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator.server import log as server_log
+from optax_dist.coordinator.server import process as server_process
 
 _log = logging.getLogger("optax_dist.coordinator")
 
 _SLICE = 0.1
+# Seconds after a signal in which the coordinator goes on for other hosts.
+_FAREWELL = 3.0
 # Makes glibc keep freed memory in the process: fresh pages cost as much as all
 # the copies of an exchange.
 _KEEP_MEMORY = {
@@ -71,6 +75,8 @@ class Launcher:
     policy: supervisor.Policy,
     *,
     folder: pathlib.Path | None = None,
+    log: pathlib.Path | None = None,
+    continues: bool = False,
     told: Environment | None = None,
     env: Mapping[str, str] | None = None,
     grace: float = 30.0,
@@ -84,8 +90,13 @@ class Launcher:
       placement: the replicas of the run, and which of them run on this host.
       policy: what to do about replicas that end with an error.
       folder: where their output files go; it is created. None for no files.
+      log: the coordinator's log; None for a file in the folder of temporary
+        files.
+      continues: whether an earlier run goes on, if it can: its replicas may live
+        on other hosts.
       told: more variables for `coordinator.join`, such as
-        `replicas_to_aggregate`; if it has `secret` or `store`, none is created.
+        `replicas_to_aggregate`; if it has `secret`, none is created, and with a
+        `store` the coordinator is found there.
       env: variables to add to this process's own. By default glibc is
         configured to keep freed memory, unless these variables say otherwise.
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
@@ -95,7 +106,8 @@ class Launcher:
       echo: called with each line of output.
     """
     self._command, self._placement, self._policy = command, placement, policy
-    self._store: store_process.StoreProcess | None = None
+    self._keeper: keeper.Keeper | None = None
+    self._log, self._continues = log, continues
     self._lock = lock
     self._folder, self._grace, self._echo = folder, grace, echo
     told = told or Environment()
@@ -116,6 +128,8 @@ class Launcher:
     self._running: dict[int, list[child.Child]] = {}
     # Why replicas had to stop before the end of the run, by replica.
     self._failures: dict[int, str] = {}
+    # Those that the run has refused.
+    self._refused: set[int] = set()
     # Those that have joined, with what each was told of replicas that never did.
     self._told_absent: dict[int, frozenset[int]] = {}
     self._stop_at: float | None = None
@@ -144,30 +158,76 @@ class Launcher:
           while received:
             self._pass_on(received.pop(0))
           self._look()
-        code = self._code
-        self._placement.leave(f"it ended with exit code {code}" if code else "")
-        return code
-      except BaseException as error:
-        stopped = isinstance(error, SystemExit)
-        why = "its launcher was stopped" if stopped else str(error)
-        why = why.partition("\n")[0] or repr(error)
-        self._placement.leave(why)
+        self._leave_to_others(received)
+        return self._code
+      except LaunchError:
+        self._leave_to_others(received)
         raise
       finally:
         self._end_all()
 
   def _launch(self) -> None:
-    if self._told.store is None:
-      self._start_store()
-    self._supervisor = self._placement.supervisor(self._policy, self._told)
+    self._start_coordinator()
+    self._supervisor = supervisor.Supervisor(
+      self._placement.replicas_here, self._placement.policy(self._policy)
+    )
     self._execute(self._supervisor.start(time.monotonic()))
 
-  def _start_store(self) -> None:
-    """Starts the store of the job, if it belongs on this host."""
+  def _start_coordinator(self) -> None:
+    """Starts the coordinator of the job, if it belongs on this host.
+
+    With one in etcd, each host starts one, and all but one stand by.
+    """
     assert self._told.secret is not None
-    secret = self._told.secret.encode()
-    self._store, address = self._placement.start_store(secret)
+    store = self._told.store
+    address = self._placement.address if store is None else store
+    listens = (
+      self._placement.listens()
+      if store is None
+      else keeper.Listens(self._told.local_addr, store=store)
+    )
+    if listens is not None:
+      log = None
+      if listens.port is not None:
+        log = self._log or server_process.default_log(listens.port)
+        replicas = self._placement.replicas
+        if not (self._continues and server_log.goes_on(log, replicas)):
+          server_log.forget(log)
+      path = self._folder and self._folder / "coordinator.log"
+      self._printed = output.Printed("coordinator", file=path, echo=self._echo)
+      self._keeper = keeper.Keeper(
+        listens,
+        self._told.secret.encode(),
+        log,
+        lambda line: self._printed.take(f"{line}\n".encode(), True),
+        self._env,
+      )
+      address = address or f"{listens.bind}:{listens.port}"
     self._told = dataclasses.replace(self._told, coordinator_address=address)
+
+  def _leave_to_others(self, received: list[int]) -> None:
+    """Keeps the coordinator as long as replicas on other hosts need it."""
+    for process in self._live():
+      process.kill()
+    if self._keeper is None or not self._placement.is_spread:
+      return
+    self._keeper.drain()
+    began, said = time.monotonic(), False
+    while not self._keeper.drained(_SLICE):
+      seconds = time.monotonic() - began
+      if self._stop_at is not None or any(
+        number in signals.ENDING for number in received
+      ):
+        if seconds > _FAREWELL:
+          return
+      elif seconds > _FAREWELL and not said:
+        said = True
+        self._echo(
+          "launch",
+          "its replicas have ended; it coordinates those of other hosts until"
+          " they have, too",
+          True,
+        )
 
   def _step(self, given: supervisor.Input) -> None:
     self._execute(self._supervisor.step(given, time.monotonic()))
@@ -175,14 +235,11 @@ class Launcher:
   def _execute(self, effects: Sequence[Effect]) -> None:
     for effect in effects:
       match effect:
-        case supervisor.StartReplica(replica, restarts, address):
-          self._begin(replica, restarts, address)
+        case supervisor.StartReplica(replica, restarts):
+          self._begin(replica, restarts)
         case supervisor.KillReplica(replica):
           for process in self._running.pop(replica, []):
             process.kill()
-        case supervisor.SignalReplica(replica, number):
-          for process in self._running[replica]:
-            process.signal(number)
         case supervisor.Say(line):
           self._echo("launch", line, True)
         case supervisor.JobEnded(code):
@@ -190,23 +247,15 @@ class Launcher:
         case supervisor.GiveUpRun(reason, code):
           raise LaunchError(reason, code)
 
-  def _begin(self, replica: int, restarts: int, address: str) -> None:
+  def _begin(self, replica: int, restarts: int) -> None:
     """Starts the processes of a replica that belong on this host."""
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
     count = self._placement.processes
-    if count > 1:
-      if not address:
-        # The process that listens there has to import JAX first.
-        (port,) = addresses.free_ports()
-        address = f"127.0.0.1:{port}"
-      _log.info("replica %d meets at %s", replica, address)
     # Those that have started are ended if another one can't be started.
     processes = self._running[replica] = []
     for i in self._placement.processes_here:
       if count > 1:
-        told = dataclasses.replace(
-          told, num_processes=count, process_index=i, group_address=address
-        )
+        told = dataclasses.replace(told, num_processes=count, process_index=i)
       processes.append(self._spawn(told))
       if restarts:
         self._record(replica, processes[-1], None)
@@ -242,11 +291,9 @@ class Launcher:
     for replica, processes in list(self._running.items()):
       if self._running.get(replica) is processes:
         self._look_at(replica, processes)
-    self._execute(self._placement.poll())
     if self._code is None:
       self._step(supervisor.Tick())
       self._tell_absent()
-      self._check_store()
     if self._stop_at is not None and time.monotonic() > self._stop_at:
       for process in self._live():
         if not process.has_ended():
@@ -300,6 +347,7 @@ class Launcher:
       last.printed.tail(),
       last.name,
       self._failures.pop(replica, ""),
+      replica in self._refused,
     )
     self._step(given)
 
@@ -315,10 +363,10 @@ class Launcher:
         self._step(supervisor.Joined(replica))
       case "left":
         self._step(supervisor.Left(replica))
-      case "stepped":
-        self._step(supervisor.Stepped())
       case "failed":
         self._failures[replica] = str(event["reason"])
+      case "refused":
+        self._refused.add(replica)
       case "finished":
         self._step(supervisor.RunOver())
 
@@ -348,24 +396,13 @@ class Launcher:
       self._stop_at = time.monotonic() + self._grace
       self._step(supervisor.LauncherStops(number))
 
-  def _check_store(self) -> None:
-    store = self._store
-    if store is None or self._supervisor.over or self._stop_at is not None:
-      return
-    if store.process.poll() is None:
-      return
-    raise LaunchError(
-      f"The store of the job (process {store.process.pid})"
-      f" {child.ending(store.process)}, and replicas can't go on without it."
-      " Start the job again from its last checkpoint.",
-    )
-
   def _end_all(self) -> None:
     # Exit callbacks run in reverse: the watcher is stopped last in any case.
     with contextlib.ExitStack() as stack:
       stack.callback(self._watcher.stop)
-      if self._store is not None:
-        stack.callback(self._store.stop)
+      if self._keeper is not None:
+        stack.callback(self._printed.end)
+        stack.callback(self._keeper.stop)
       for process in self._live():
         stack.callback(process.kill)
 

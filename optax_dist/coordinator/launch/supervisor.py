@@ -20,11 +20,6 @@ class Joined:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stepped:
-  """Input: a step was committed, so the start state is not enough any more."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Left:
   """Input: a replica has left the run gracefully."""
 
@@ -48,6 +43,7 @@ class ReplicaEnded:
     process: the name of that process.
     failure: the error that ended its part in the run, if its program has hidden
       it by ending with 0.
+    refused: whether the run has refused it, as it would again.
   """
 
   replica: int
@@ -56,6 +52,7 @@ class ReplicaEnded:
   tail: str = ""
   process: str = ""
   failure: str = ""
+  refused: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,33 +63,11 @@ class LauncherStops:
 
 
 @dataclasses.dataclass(frozen=True)
-class CannotStart:
-  """Input: a replica can't be started again.
-
-  Attributes:
-    replica: its index.
-    words: the reason.
-  """
-
-  replica: int
-  words: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Tick:
   """Input: some time has passed."""
 
 
-Input: TypeAlias = (
-  Joined
-  | Left
-  | Stepped
-  | RunOver
-  | ReplicaEnded
-  | LauncherStops
-  | CannotStart
-  | Tick
-)
+Input: TypeAlias = Joined | Left | RunOver | ReplicaEnded | LauncherStops | Tick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +77,10 @@ class StartReplica:
   Attributes:
     replica: its index.
     restarts: how often it was started before.
-    address: where its processes meet; "" for a free port of this host.
   """
 
   replica: int
   restarts: int
-  address: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +88,6 @@ class KillReplica:
   """Effect: kill a replica's processes; no `ReplicaEnded` follows."""
 
   replica: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SignalReplica:
-  """Effect: pass a signal on to a replica's processes."""
-
-  replica: int
-  number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +125,7 @@ class JobEnded:
   code: int
 
 
-Effect: TypeAlias = (
-  StartReplica | KillReplica | SignalReplica | Say | GiveUpRun | JobEnded
-)
+Effect: TypeAlias = StartReplica | KillReplica | Say | GiveUpRun | JobEnded
 
 
 # Seconds to wait for news of the others, once the run is over or a replica has
@@ -170,9 +133,6 @@ Effect: TypeAlias = (
 _SETTLE_TIME = 1.0
 # Seconds after which a replica no longer counts as failing repeatedly.
 _HEALTHY = 60.0
-# Seconds without any replica that has joined, after which the parameters are
-# lost: one that has just received them may not have said so.
-_PATIENCE = 10.0
 # Seconds after which a job in which nobody has joined is asked about.
 _USUALLY_JOINED = 120.0
 # Seconds without a failure after which all restarts are allowed again: a job of
@@ -193,8 +153,8 @@ class Policy:
     pauses: shortest and longest pause before a restart, in seconds: it doubles
       while a replica keeps failing; the first restart after a signal is
       immediate.
-    whole: whether all replicas of the run are here: if none is left, the
-      parameters are lost.
+    whole: whether all replicas of the run are here: if all of them fail by
+      themselves, they would again.
   """
 
   needed: int = 1
@@ -228,6 +188,8 @@ class _Place:
   # Ever.
   has_joined: bool = False
   has_ended: bool = False
+  # Whether it has failed by itself, and was not killed.
+  fails: bool = False
   # The first of its failures in a row, and when it came.
   first: tuple[float, ReplicaEnded] | None = None
 
@@ -249,9 +211,7 @@ class Supervisor:
     self._places = {replica: _Place() for replica in replicas}
     self._policy = policy
     self.over = False
-    self._has_stepped = False
-    # When the parameters count as lost, unless a replica joins before.
-    self._lost_at = self._end_late_at = math.inf
+    self._end_late_at = math.inf
     self._stopped: int | None = None
     # The first error after the run, the first signal that killed a replica
     # then, and whether any replica has ended well.
@@ -317,13 +277,10 @@ class Supervisor:
         place = self._places[replica]
         place.joined = place.has_joined = True
         place.left = False
-        self._lost_at = math.inf
         # Some may have ended well before anybody joined.
         return self._check_enough()
       case Left(replica):
         self._places[replica].left = True
-      case Stepped():
-        self._has_stepped = True
       case RunOver():
         self._run_over(now)
       case LauncherStops(number):
@@ -331,13 +288,7 @@ class Supervisor:
         self._settle_waiting()
       case ReplicaEnded():
         return self._replica_ended(given, now)
-      case CannotStart(replica, words):
-        return self._give_up(replica, words)
       case Tick():
-        if now >= self._lost_at and not self.over and self._stopped is None:
-          # Those that run were started too late, or again: for nothing.
-          what = "No replica is left that has the run's parameters"
-          return [self._explain(what, tuple(State))]
         return self._restart_due(now) + self._end_late(now) + self._ask(now)
     return []
 
@@ -408,6 +359,9 @@ class Supervisor:
         self._code = self._code or max(0, code)
         self._killed = self._killed or exit_code(min(0, code))
       return []
+    if given.refused:
+      place.state, place.first = State.ABSENT, (now, given)
+      return [self._explain("The run refuses a replica of this host")]
     if not (code or place.joined or given.failure):
       # If it were started again, it would end in the same way.
       place.state, place.first = State.ABSENT, (now, given)
@@ -423,12 +377,13 @@ class Supervisor:
     if place.failures == 1:
       place.first = now, given
     place.due = now + self._pause(place, code)
-    running = [p for p in self._places.values() if p.state is State.RUNNING]
-    if self._policy.whole and not running:
+    place.fails = code >= 0
+    others = [p for p in self._places.values() if p.state is not State.DONE]
+    if self._policy.whole and all(
+      p.state is State.ABSENT or (p.state is State.WAITING and p.fails)
+      for p in others
+    ):
       return [self._explain("No replica is left")]
-    has_them = not self._has_stepped or any(p.joined for p in running)
-    if self._policy.whole and not has_them:
-      self._lost_at = min(self._lost_at, now + _PATIENCE)
     return self._restart_due(now)
 
   def _pause(self, place: _Place, code: int) -> float:
@@ -460,24 +415,22 @@ class Supervisor:
         return effects + given_up
     return effects
 
-  def _give_up(self, replica: int, words: str = "") -> list[Effect]:
+  def _give_up(self, replica: int) -> list[Effect]:
     """Goes on without a replica, if enough are left."""
     self._places[replica].state = State.ABSENT
-    return self._check_enough(words)
+    return self._check_enough()
 
-  def _check_enough(self, words: str = "") -> list[Effect]:
+  def _check_enough(self) -> list[Effect]:
     """Ends a run of which too few replicas are left."""
     left = sum(p.state is not State.ABSENT for p in self._places.values())
     needed = self._policy.needed
     if left >= needed or self.over or self._stopped is not None:
       return []
-    why = f" ({words})" if words else ""
-    return [self._explain(f"{left} replicas are left of {needed} needed{why}")]
+    return [self._explain(f"{left} replicas are left of {needed} needed")]
 
-  def _explain(
-    self, what: str, states: Sequence[State] = (State.WAITING, State.ABSENT)
-  ) -> GiveUpRun:
-    """Names the replica in these states because of which the run can't go on."""
+  def _explain(self, what: str) -> GiveUpRun:
+    """Names the replica because of which the run can't go on."""
+    states = State.WAITING, State.ABSENT
     down = [p for p in self._places.values() if p.state in states]
     firsts = [place.first for place in down if place.first is not None]
     if not firsts:  # They never started.

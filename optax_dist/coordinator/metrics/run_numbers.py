@@ -84,8 +84,7 @@ class RunNumbers:
     run: the record of its start, or None.
     replicas: replicas by index.
     step: committed steps of the model.
-    leader: the current leader.
-    terms: number of terms so far.
+    restarts: how often the coordinator has started again.
     abandoned: aggregation rounds that failed.
     committed: time of the last commit.
     finish: the record of its end, or None.
@@ -119,12 +118,11 @@ class RunNumbers:
     self.run = run
     self.replicas: dict[Replica, ReplicaNumbers] = {}
     self.step = run["step"] if run else 0
-    self.leader: Replica | None = None
-    self.terms = self.abandoned = 0
+    self._starts = self.abandoned = 0
     self.committed = 0.0
     self.finish: journal.Record | None = None
     self.stall: journal.Record | None = None
-    self._steps = self._stalls = self._leader_changes = self._skipped = 0
+    self._steps = self._stalls = self._skipped = 0
     # How long the current step has stalled.
     self._stalled = 0.0
     self._step_seconds = table.Distribution(_STEP_SECONDS)
@@ -132,6 +130,11 @@ class RunNumbers:
     self._changes = dict.fromkeys(("joined", "left", "lost"), 0)
     self._moved = {"in": 0, "out": 0}
     self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+
+  @property
+  def restarts(self) -> int:
+    """How often the coordinator has started again."""
+    return max(0, self._starts - 1)
 
   def update(self, records: Iterable[journal.Record], age: float = 0.0) -> None:
     """Processes further records.
@@ -154,10 +157,8 @@ class RunNumbers:
       case "drop":
         found = self._gradient(record, record)
         found.dropped[record["reason"]] += record["count"]
-      case "leader":
-        self._leader_changes += self.leader not in (None, record["replica"])
-        self.leader = record["replica"]
-        self.terms += 1
+      case "coordinator":
+        self._starts += 1
       case "join":
         self._seen(record["replica"], record["time"]).state = "in"
         self._changes["joined"] += 1
@@ -384,10 +385,10 @@ class RunNumbers:
         "change",
       ),
       row(
-        "leader_changes",
+        "coordinator_restarts",
         "counter",
-        "How often another replica became leader.",
-        self._leader_changes,
+        "How often the coordinator has started again.",
+        self.restarts,
       ),
       row(
         "replica_seconds",

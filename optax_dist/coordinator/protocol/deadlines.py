@@ -3,7 +3,7 @@
   a member's patience < attempt < the run's own timeout < a replica's own wait
 
 So whoever lacks bytes names the member that they should come from long before
-the leader ends the run, and the leader says why before replicas end by
+the coordinator ends the run, and the coordinator says why before replicas end by
 themselves. Three durations decide all of them: `timeout`,
 `attempt_timeout` and `leader_timeout` of `join`. Two limits follow what was
 seen, by a `Rule`: the silence of a connection, and a step inside a replica.
@@ -19,7 +19,7 @@ import dataclasses
 from optax_dist.coordinator.protocol.arrivals import Rule
 
 # Defaults, in seconds.
-_ATTEMPT, _LEADER = 10.0, 5.0
+_ATTEMPT, _PACE = 10.0, 5.0
 # A slice of the mean can come only once its owner has all gradients, so it may
 # take longer than they; then a member that misses a gradient reports first.
 _MEAN = 1.5
@@ -32,15 +32,14 @@ class Deadlines:
   Attributes:
     patience: after this long without a byte of a member's gradient, another
       member reports that it is missing; also for a snapshot, and for what a
-      leader should answer at once.
+      coordinator should answer at once.
     mean: the same for a member's slice of the mean, once the gradients have moved.
-    attempt: after this long the leader tells the members of an optimistic
-      attempt that all have begun it; their patience counts from then on.
-    pace: the leader's silence after which another one is elected; store
-      requests, retries and heartbeats are based on it.
+    attempt: how long a round, or a call for gradients, may take before others look.
+    pace: how long members have to call a coordinator that has started again; pauses
+      between calls are based on it.
     silence: how long a peer may be silent at most.
-    timeout: after this long without progress the leader ends the run.
-    replica: after this long a replica that waits ends by itself; the leader
+    timeout: after this long without progress the coordinator ends the run.
+    replica: after this long a replica that waits ends by itself; the coordinator
       should have said why before.
   """
 
@@ -64,7 +63,7 @@ def of(
     timeout: how long the run may make no progress while a replica waits.
     attempt_timeout: how long a transfer may make no progress; None for 10 s.
     leader_timeout: how long a peer may be silent; None: it follows what is seen
-      (`silence`), and 5 s for the leader's heartbeats in the store.
+      (`silence`), and 5 s to call a coordinator that has started again.
 
   Returns:
     Both are shortened where `timeout` is too short for them: to an eighth and
@@ -78,7 +77,7 @@ def of(
     4.0
   """
   patience = min(attempt_timeout or _ATTEMPT, timeout / 8)
-  pace = min(leader_timeout or _LEADER, timeout / 2)
+  pace = min(leader_timeout or _PACE, timeout / 2)
   longest = pace if leader_timeout else max(pace, silence(timeout).ceiling)
   return Deadlines(
     patience,
@@ -105,6 +104,23 @@ def silence(timeout: float) -> Rule:
   """
   most = timeout / 5
   return Rule(min(5.0, most), min(30.0, most), min(60.0, most))
+
+
+def silence_of_peers(timeout: float, leader_timeout: float | None) -> Rule:
+  """How long a peer may be silent: by `silence`, or no longer than was chosen.
+
+  Args:
+    timeout: how long the run may make no progress.
+    leader_timeout: see `of`.
+
+  Example:
+    >>> silence_of_peers(300.0, 1.0)
+    Rule(floor=1.0, first=1.0, ceiling=1.0, factor=2.5, least=20)
+  """
+  if leader_timeout is None:
+    return silence(timeout)
+  pace = of(timeout, None, leader_timeout).pace
+  return Rule(pace, pace, pace)
 
 
 def steps(timeout: float) -> Rule:

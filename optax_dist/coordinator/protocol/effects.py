@@ -1,8 +1,8 @@
-"""The effects of `Leader.step` and `Follower.step`, which the driver executes.
+"""The effects of `Coordinator.step` and `Client.step`, which drivers execute.
 
 They are executed in order, and none of them waits: slow operations are started,
 and their end is an input. An effect that can't be executed any more (a lost
-peer, a cancelled attempt) is ignored without an error; the input with the
+peer, a cancelled round) is ignored without an error; the input with the
 reason has come or is about to.
 """
 
@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
   Hyperparams,
   Incarnation,
   Leased,
@@ -21,8 +20,9 @@ from optax_dist.coordinator.protocol.entries import (
   Member,
   Part,
   Process,
+  Record,
   ReplicaId,
-  StoreValue,
+  RoundId,
 )
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.ledger import Progress
@@ -74,37 +74,20 @@ class SendAll(Struct):
   message: Message
 
 
-# Store.
+# The coordinator's log.
 
 
-class Put(Struct):
-  """Puts a value, if the key has none (or `overwrite`); answers `PutAnswered`.
+class Append(Struct):
+  """Appends a record to the log: all following effects happen once it is there.
 
-  Several may be in flight; each has its own answer, within a deadline of the
-  driver's ("unknown"). The driver does not retry one that was answered
-  "unknown".
+  If it can't be written, the process ends instead: what it has decided must not be
+  known to anybody.
   """
 
-  request: int
-  key: str
-  value: StoreValue
-  overwrite: bool = False
+  record: Record
 
 
-class Get(Struct):
-  """Reads the current value of a key; answers `GetAnswered`."""
-
-  request: int
-  key: str
-
-
-class Delete(Struct):
-  """Deletes keys; no answer. Keys left over by a failure do no harm."""
-
-  keys: tuple[str, ...]
-
-
-# Aggregation. A member or reader of an attempt keeps its gradients and means
+# Aggregation. A member or reader of a round keeps its gradients and means
 # until `Release`.
 
 
@@ -116,42 +99,32 @@ class Aggregate(Struct):
   reader only gathers; it starts along with the members, which have nothing to send
   at first. Answers `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
 
-  An optimistic one (`attempt.number == 0`) may begin long before the others
-  have a gradient: until `LimitWait` it has no deadline and ends by success,
-  `Release`, or the loss of a peer. Any other fails if nothing moves for a
-  member's patience (`Deadlines`).
+  An early one may begin long before the others have a gradient: it has no
+  deadline, and ends by success, `Release`, or the loss of a peer. Any other fails
+  if nothing moves for a member's patience (`Deadlines`).
 
   Attributes:
-    attempt: its id, from which transfer ids are derived.
+    round: its id, from which transfer ids are derived.
     parts: the gradients, in order.
     peers: their owners, in the same order.
     readers: other replicas that gather the mean.
     me: the index of the receiver in `parts`; None for a reader.
   """
 
-  attempt: AttemptId
+  round: RoundId
   parts: tuple[Part, ...]
   peers: tuple[Member, ...]
   readers: tuple[Member, ...]
   me: int | None
 
 
-class LimitWait(Struct):
-  """All members of an optimistic aggregation have begun it.
-
-  From now on it fails if nothing moves for a member's patience.
-  """
-
-  attempt: AttemptId
-
-
 class Release(Struct):
-  """Frees an attempt: its mean and slices are no longer needed.
+  """Frees a round: its mean and slices are no longer needed.
 
   If it has not ended, it is cancelled, without an answer.
   """
 
-  attempt: AttemptId
+  round: RoundId
 
 
 # The replica's state. The core counts steps; the driver holds the arrays. There
@@ -165,11 +138,11 @@ class Apply(Struct):
   another `Apply`. The computation may be in the background.
 
   Attributes:
-    mean: the attempt that has made it, or the bytes of an inline mean.
+    mean: the round that has made it, or the bytes of an inline mean.
     hyperparams: set before it is applied.
   """
 
-  mean: AttemptId | bytes
+  mean: RoundId | bytes
   hyperparams: Hyperparams = ()
 
 
@@ -340,31 +313,13 @@ class Fail(Struct):
   reason: str
 
 
-# Leadership, journal and log.
-
-
-class LeadershipChanged(Struct):
-  """The process has become leader, or is no longer leader.
-
-  A new leader opens the journal, if there is one. If it can't be written, a
-  warning is logged and training continues without it: every `WriteJournal` is
-  then ignored.
-
-  Attributes:
-    leads: whether it is leader.
-    commits: the latest ones, in order. Those after the last one in the journal
-      are written first: the previous leader had no time.
-  """
-
-  leads: bool
-  commits: tuple[notes.Commit, ...] = ()
+# Journal and log.
 
 
 class WriteJournal(Struct):
   """Writes a line about something that is already in the log.
 
-  A commit that is in the journal already is not written again: if a leader
-  stalled and was replaced, the next one may have written it.
+  If the journal can't be written, a warning is logged and training continues.
   """
 
   note: notes.Record
@@ -383,11 +338,8 @@ Effect: TypeAlias = (
   | Disconnect
   | Send
   | SendAll
-  | Put
-  | Get
-  | Delete
+  | Append
   | Aggregate
-  | LimitWait
   | Release
   | Apply
   | Publish
@@ -406,7 +358,6 @@ Effect: TypeAlias = (
   | Left
   | Finished
   | Fail
-  | LeadershipChanged
   | WriteJournal
   | Log
 )

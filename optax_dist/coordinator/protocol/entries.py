@@ -1,19 +1,13 @@
-"""Values that are decided exactly once: the log's entries, and other keys.
+"""What is decided once: the entries of the coordinator's log.
 
-The log is a sequence of keys in the store, `log/0`, `log/1` and so on. A record
-is only put if the key has no value, so if two processes believe that they are
-leader, one succeeds: the store decides what is committed. All other
-communication between replicas is in `messages`.
-
-Two rules make the deletion of old records safe. Records are deleted in blocks,
-and a block's marker is written before any of it is deleted: a process that has
-found a record, its own `Term` included, checks for the marker *afterwards*.
-And a record with a `Term` is never deleted: when a leader was replaced, its
-next put is at the position of that `Term`, so it always conflicts.
+The log is all that outlives a coordinator. A record has the entries of one input, in
+order, and is written before anybody is told of them (`effects.Append`). All other
+communication is in `messages`.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -26,7 +20,7 @@ from optax_dist.coordinator.protocol.codec import (
   Positive,
   Struct,
 )
-from optax_dist.ledger import NOTHING_DONE, Progress, Spans
+from optax_dist.ledger import NOTHING_DONE, Batches, Progress, Spans
 
 # A replica's id, chosen by its user.
 ReplicaId: TypeAlias = Integer | str
@@ -54,6 +48,26 @@ def as_lineage(given: Any) -> Lineage:
     ) from None
 
 
+class Start(Struct):
+  """A state from which a run can begin.
+
+  Attributes:
+    step: its step.
+    digest: digest of its arrays.
+    progress: the samples included in it.
+    lineage: the runs that it comes from.
+  """
+
+  step: Natural = 0
+  digest: str = ""
+  progress: Progress = NOTHING_DONE
+  lineage: Lineage = ()
+
+  def is_same(self, other: Start) -> bool:
+    """Whether it has the same arrays at the same step."""
+    return (self.step, self.digest) == (other.step, other.digest)
+
+
 class Member(Struct):
   """A replica that takes part in the run.
 
@@ -70,29 +84,27 @@ class Member(Struct):
   address: str
 
 
-class AttemptId(Struct):
-  """Identifies an aggregation within the run.
+class RoundId(Struct):
+  """Identifies an aggregation round within the run.
 
   A replica contributes at most one gradient under an id, so all that complete
-  an aggregation with the same id have the same mean.
+  a round with the same id have the same mean.
 
   Attributes:
-    term: term of the leader.
+    epoch: of the coordinator that announced it.
     step: the step being taken.
-    number: the leader's attempts at the step, counted from 1; 0 is the
-      optimistic one, which members begin by themselves.
-    membership: the log position of the last change of membership, so that an
-      optimistic attempt has the same members everywhere.
+    number: the rounds that this coordinator has announced, counted from 1.
+    early: whether it was announced before its gradients had come.
   """
 
-  term: Natural
+  epoch: Natural
   step: Natural
   number: Natural
-  membership: Natural
+  early: bool = False
 
 
 class Part(Struct):
-  """One member's gradient in an attempt or commit.
+  """One member's gradient in a round or commit.
 
   Attributes:
     incarnation: incarnation of its replica.
@@ -134,7 +146,7 @@ class Details(Struct):
   Attributes:
     batches: the batches it was computed on, as JSON text; "" for none.
     compute: seconds that computing it took, if known.
-    age: seconds from its arrival at the leader until the commit.
+    age: seconds from its arrival at the coordinator until the commit.
   """
 
   batches: str
@@ -142,34 +154,112 @@ class Details(Struct):
   age: Finite
 
 
-class Term(Struct):
-  """A process has become leader, and a member unless it already was one.
+class Rules(Struct):
+  """Numbers of a run. Times are in seconds.
 
   Attributes:
-    term: number of the term in the run, from 0.
-    leader: process of the leader.
-    address: address of its transport.
-    fresh: membership restarts with the leader as the only member; all previous
-      members are removed. Only possible before the first commit.
-    incarnation: incarnation of the leader's membership.
-    replica: the leader's id.
-    step: the first step, if `fresh`; the next one otherwise.
-    digest: of the state that the run starts from, if `fresh`; "" otherwise.
-    progress: the samples in committed steps of the run that it continues, if
-      `fresh`.
-    lineage: the runs that it continues, if `fresh`.
+    replicas_to_aggregate: gradients in a step.
+    total_num_replicas: replicas expected at the start.
+    max_staleness: largest staleness of a gradient, in steps.
+    weight: None, or "inverse" for 1 / max(1, staleness).
+    lower_on_leave: whether replicas that leave lower the quorum.
+    lower_on_loss: whether replicas that are lost also lower it.
+    inline_bytes: the size of a gradient, if gradients and means are sent inline
+      in messages; None: members exchange them.
+    alone: whether no two replicas may take part in one step.
+    timeout: see `deadlines.of`; likewise the next two.
+    attempt_timeout: how long a transfer may make no progress.
+    leader_timeout: how long a peer may be silent.
+    stall_warning: time to wait before the missing replicas are reported.
+    fingerprint_every: steps between comparisons of all replicas; 0 for none.
+    max_skipped: samples that may be skipped because gradients on them are not
+      finite, before the end of the data is an error; None for those of a step.
   """
 
-  term: Natural
-  leader: Process
-  address: str
-  fresh: bool
-  incarnation: Incarnation
-  replica: ReplicaId
-  step: Natural
-  digest: str
-  progress: Progress = NOTHING_DONE
-  lineage: Lineage = ()
+  replicas_to_aggregate: Positive = 1
+  total_num_replicas: Positive = 1
+  max_staleness: Natural = 0
+  weight: str | None = None
+  lower_on_leave: bool = True
+  lower_on_loss: bool = False
+  inline_bytes: Natural | None = None
+  alone: bool = False
+  timeout: Finite = 300.0
+  attempt_timeout: Finite | None = None
+  leader_timeout: Finite | None = None
+  stall_warning: Finite = 10.0
+  fingerprint_every: Natural = 0
+  max_skipped: Natural | None = None
+
+
+class Fragments(Struct):
+  """The rules of Decoupled DiLoCo, see its `rules.Config`."""
+
+  fragments: Positive
+  period: Positive
+  overlap: Natural
+  safety: Finite
+  max_staleness: Natural
+
+
+class Job(Struct):
+  """What all replicas of a run have in common, and its coordinator has to know.
+
+  Attributes:
+    agreement: what else they must agree on, as pairs of a name and a readable
+      text, of which the first line is compared.
+    rules: the numbers that the coordinator works with, as `Config` has them.
+    leaves: shapes and dtypes of a gradient's arrays, if gradients are sent
+      inline: the coordinator averages them.
+    wire: their wire format.
+    data: the samples that it leases; None if none are.
+    fragments: the rules of Decoupled DiLoCo; None for the quorum's rules alone.
+    about: the run's first line in the journal, as JSON text.
+    journal: path of the journal; "" for none.
+    run: its name, where one coordinator has several.
+  """
+
+  agreement: tuple[tuple[str, str], ...]
+  rules: Rules
+  leaves: tuple[tuple[tuple[Natural, ...], str], ...] = ()
+  wire: str = "float32"
+  data: Batches | None = None
+  fragments: Fragments | None = None
+  about: str = "{}"
+  journal: str = ""
+  run: str = ""
+
+
+def run_id(nonce: str) -> str:
+  """What people see of a run's nonce, for that is part of signatures."""
+  return hashlib.sha256(nonce.encode()).hexdigest()[:12]
+
+
+class Epoch(Struct):
+  """A coordinator has started, or started again.
+
+  Attributes:
+    number: how many have before.
+    nonce: a random text; that of the first one is part of all signatures between
+      members.
+  """
+
+  number: Natural
+  nonce: str = ""
+
+
+class Began(Struct):
+  """The run begins from a state, or begins again since nobody has a later one.
+
+  All memberships end: who is there joins again.
+
+  Attributes:
+    start: the state.
+    job: what all replicas have in common.
+  """
+
+  start: Start
+  job: Job
 
 
 class Joined(Struct):
@@ -214,7 +304,7 @@ class Committed(Struct):
   """A step: all replicas apply the mean over `parts`, in this order.
 
   Attributes:
-    attempt: the aggregation that computed the mean.
+    round: the one that computed the mean.
     parts: the gradients in the mean, in replica order.
     mean: the mean's bytes, if gradients are sent inline; None: members and
       readers have it from their aggregation.
@@ -229,7 +319,7 @@ class Committed(Struct):
       the mean.
   """
 
-  attempt: AttemptId
+  round: RoundId
   parts: tuple[Part, ...]
   mean: bytes | None
   save: bool
@@ -265,59 +355,48 @@ class Ended(Struct):
   dropped: tuple[tuple[str, Natural], ...]
 
 
-Entry: TypeAlias = Term | Joined | Removed | Committed | Ended
+class Recovered(Struct):
+  """The log had lost steps with its host's power, and a replica has them.
+
+  Attributes:
+    step: the step that the replica has.
+    progress: the samples in committed steps.
+  """
+
+  step: Natural
+  progress: Progress
+
+
+class Compacted(Struct):
+  """All that the log said so far, in place of it; see `history.History`."""
+
+  epoch: Integer
+  nonce: str
+  starts: tuple[tuple[Natural, Natural], ...]
+  beginnings: Natural
+  job: Job | None
+  origin: Start
+  step: Natural
+  next_incarnation: Incarnation
+  members: tuple[Member, ...]
+  departed: tuple[tuple[ReplicaId, bool], ...]
+  applied: Natural
+  dropped: tuple[tuple[str, Natural], ...]
+  changes: tuple[tuple[Process, Natural], ...]
+  progress: Progress
+  recent: tuple[Committed, ...]
+  ended: Ended | None
+
+
+Entry: TypeAlias = (
+  Epoch | Began | Joined | Removed | Committed | Recovered | Ended | Compacted
+)
 
 
 class Record(Struct):
-  """The record at one position of the log.
+  """The entries of one input."""
 
-  Attributes:
-    term: term of the leader that put it.
-    entries: those that were decided while the previous record was
-      being put.
-  """
-
-  term: Natural
   entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
 
 
-class Trimmed(Struct):
-  """The marker of a block whose records may be deleted. It is never deleted."""
-
-  block: Natural
-
-
-class Run(Struct):
-  """The identity of the run: put once, by its first process.
-
-  Attributes:
-    nonce: a random text that is part of every signature, so that nothing
-      recorded in another run is accepted in this one.
-  """
-
-  nonce: str
-
-
-class Beat(Struct):
-  """The leader's heartbeat in the store, overwritten regularly: only a hint.
-
-  It helps a starting process to find the leader, and prevents one that is cut
-  off from all others, but not from the store, from claiming leadership.
-
-  Attributes:
-    term: term of the leader.
-    leader: its process.
-    address: address of its transport.
-    count: increases with each write.
-    position: from here on the log is not deleted; also a hint.
-  """
-
-  term: Natural
-  leader: Process
-  address: str
-  count: Natural
-  position: Natural
-
-
-StoreValue: TypeAlias = Record | Trimmed | Run | Beat
-STORE_VALUES: Codec[StoreValue] = Codec(StoreValue)
+RECORDS: Codec[Record] = Codec(Record)

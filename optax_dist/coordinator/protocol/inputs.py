@@ -1,4 +1,4 @@
-"""The inputs of `Leader.step` and `Follower.step`: the events of a replica.
+"""The inputs of `Coordinator.step` and `Client.step`: the events of a process.
 
 The driver creates them, one at a time and in the order of the events, and adds
 the time: seconds of a monotonic clock. The core never asks for the time, and
@@ -8,34 +8,23 @@ attempt, those of a state by the transfer, and gradients by the submission.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
   Hyperparams,
   Incarnation,
   Process,
   ReplicaId,
-  StoreValue,
+  RoundId,
 )
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
-# Done: the key has this value. Conflict: it has another value. Unknown: it may
-# or may not have been put, because there was no answer (in time).
-PutAnswer: TypeAlias = Literal["done", "conflict", "unknown"]
-
 
 class Started(Struct):
-  """The replica starts: it looks for the run, and asks to join it.
-
-  Attributes:
-    nonce: a random text that identifies the run, if this is its first process.
-  """
-
-  nonce: str
+  """The process starts: a replica calls its coordinator."""
 
 
 class TimePassed(Struct):
@@ -74,62 +63,25 @@ class PeerLost(Struct):
   reason: str
 
 
-# From the store.
-
-
-class PutAnswered(Struct):
-  """The answer to `Put`. There is exactly one, however late.
-
-  A put that is still in flight when "unknown" is answered may take effect at
-  any later time; the core allows for that.
-  """
-
-  request: int
-  answer: PutAnswer
-
-
-class GetAnswered(Struct):
-  """The answer to `Get`. There is exactly one, however late.
-
-  Attributes:
-    request: number of the `Get`.
-    known: False: the store did not answer (in time); it will be asked again.
-    value: the value; None if there is none.
-  """
-
-  request: int
-  known: bool
-  value: StoreValue | None
-
-
-class StoreLost(Struct):
-  """The store can't be used any more.
-
-  It was restarted, or has a value that no replica of this version wrote.
-  """
-
-  reason: str
-
-
 # From the aggregation.
 
 
 class Aggregated(Struct):
   """`Aggregate` has succeeded: the whole mean is here."""
 
-  attempt: AttemptId
+  round: RoundId
 
 
 class AggregateFailed(Struct):
   """`Aggregate` has failed. Not sent after `Release`.
 
   Attributes:
-    attempt: the attempt.
+    round: the round.
     failed_replica: the member whose bytes did not come; None if there is none.
     reason: explanation for people.
   """
 
-  attempt: AttemptId
+  round: RoundId
   failed_replica: Incarnation | None
   reason: str
 
@@ -176,7 +128,7 @@ class Submitted(Struct):
     compute: seconds that computing it took, if known.
     timings: for the journal.
     data: the samples of the gradients, in the order in which they were summed.
-    work: what the leader's policy must know of it (`Config.policy`).
+    work: what the coordinator's policy must know of it (`Config.policy`).
   """
 
   sequence: int
@@ -254,9 +206,6 @@ Input: TypeAlias = (
   | Received
   | Malformed
   | PeerLost
-  | PutAnswered
-  | GetAnswered
-  | StoreLost
   | Aggregated
   | AggregateFailed
   | SnapshotFetched

@@ -1,14 +1,14 @@
-"""The messages between replicas: frozen structs, every field checked.
+"""The messages between a coordinator and its members.
 
-A connection delivers them in order, once each, until it breaks. A membership is
-tied to one connection to the leader: when it breaks the leader removes the
-member, and the member rejoins or helps to elect another leader. So no message
-is numbered or acknowledged, and none is sent twice, except after a leader
-election: then every member resends its pending requests.
+Frozen structs, every field checked. A connection delivers them in order, once each,
+until it breaks, and a membership lives on one connection: when it breaks, the
+coordinator removes the member, which calls again and becomes a new one. So no
+message is numbered or acknowledged, and none is sent twice. If the coordinator dies,
+the next one knows all members from the log: they call it, stay members, and submit
+again.
 
-A leader sends a replica the log as a stream: `Welcome`, then every record, as
-`Recorded`. `Welcome` includes the view unless the replica's own
-position is recent enough.
+A coordinator answers `Hello` with the commits that its sender has missed, then
+`Welcome`, and from then on sends each commit as it is in the log.
 """
 
 from __future__ import annotations
@@ -24,56 +24,65 @@ from optax_dist.coordinator.protocol.codec import (
   Struct,
 )
 from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
+  Committed,
+  Ended,
   Hyperparams,
   Incarnation,
+  Job,
+  Member,
   Part,
   Process,
-  Record,
+  Removed,
   ReplicaId,
+  RoundId,
+  Start,
 )
-from optax_dist.coordinator.protocol.membership import View
 from optax_dist.coordinator.protocol.notes import Timings
-from optax_dist.ledger import Spans
+from optax_dist.ledger import Progress, Spans
 
-# To the leader.
+# To the coordinator.
 
 
 class Hello(Struct):
-  """The first message to a leader: asks for the log, and for membership.
+  """The first message on a connection: asks for membership.
 
-  The leader answers with its stream of the log, from `position` on if it can. A
-  process that is a member (`incarnation`) stays one; any other becomes one, or
-  gets `Refused`. A process that isn't leader answers `NotLeader`.
+  A process that is a member (`incarnation`) stays one, if its coordinator has
+  started again since; any other becomes one, or gets `Refused`.
 
   Attributes:
-    agreement: what all replicas must agree on, as pairs of a name and a text:
-      parameters, optimizer, strategy, versions, options.
+    job: what all replicas must agree on.
     replica: the sender's id.
     address: address of its transport.
+    start: its state, from which the run may begin.
+    epoch: of the last coordinator that has welcomed it; -1 for none.
     incarnation: of its membership, as far as it knows; -1 for none.
-    position: the next record it needs; -1 if it has read none.
+    beginnings: how often the run had begun, when it was welcomed last.
+    read: how many steps it knows of.
+    read_progress: the samples in these.
     applied: the step of its state; -1 if that is not the run's.
-    call: number of this request; the answer repeats it.
     lease: samples that it computes on, or whose gradient has no answer yet.
-    store_delay: seconds that the store takes to answer it; 0.0 if unknown.
+    follows: earlier memberships of its program, which are closed, each as the
+      digest of its run and its incarnation.
   """
 
-  agreement: tuple[tuple[str, str], ...]
+  job: Job
   replica: ReplicaId
   address: str
+  start: Start
+  epoch: Integer
   incarnation: Integer
-  position: Integer
+  beginnings: Natural
+  read: Natural
+  read_progress: Progress
   applied: Integer
-  call: Natural
   lease: Spans = ()
-  store_delay: Finite = 0.0
+  follows: tuple[tuple[str, Integer], ...] = ()
 
 
 class Arrive(Struct):
   """A member submits a gradient.
 
-  The leader accepts it, and answers with a commit, `Taken` or `Dropped`.
+  It is answered by a commit, `Asked` or `Dropped`.
 
   Attributes:
     sequence: the sender's number of the submission, increasing.
@@ -83,14 +92,14 @@ class Arrive(Struct):
       was answered by `Taken`; otherwise `total`.
     finite: whether every number of it is finite.
     applied: the step of the sender's state.
-    optimistic: the attempt that the sender has begun with it; None if it waits
-      for one.
+    early: the early round that the sender has begun with it; None if it waits for
+      one.
     payload: the gradient, if gradients are sent inline and it is finite.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal: where the sender's time went.
     data: the samples of the gradients in `count`, if they are leased.
-    work: what the leader's policy must know of it; opaque to all others.
+    work: what the coordinator's policy must know of it; opaque to all others.
   """
 
   sequence: Natural
@@ -99,7 +108,7 @@ class Arrive(Struct):
   count: Positive
   finite: bool
   applied: Natural
-  optimistic: AttemptId | None
+  early: RoundId | None
   payload: bytes
   batches: str
   compute: Finite | None
@@ -109,22 +118,22 @@ class Arrive(Struct):
 
 
 class Done(Struct):
-  """A member or witness has the whole mean of an attempt."""
+  """A member or witness has the whole mean of a round."""
 
-  attempt: AttemptId
+  round: RoundId
 
 
 class Failed(Struct):
-  """A member or witness could not complete an attempt.
+  """A member or witness could not complete a round.
 
   Attributes:
-    attempt: the attempt. An optimistic one is then attempted as usual, and no
-      replica is considered failed.
+    round: the round. After an early one another follows, and no replica is
+      considered failed.
     failed_replica: the member whose bytes did not come; None if there is none.
     reason: explanation for people.
   """
 
-  attempt: AttemptId
+  round: RoundId
   failed_replica: Incarnation | None
   reason: str
 
@@ -142,7 +151,7 @@ class Applied(Struct):
 class NeedsSnapshot(Struct):
   """A member can't compute the current state from means.
 
-  The leader answers with `Fetch`, as soon as a replica can serve it.
+  It is answered by `Fetch`, as soon as a replica can serve it.
 
   Attributes:
     step: the step of its state.
@@ -152,7 +161,7 @@ class NeedsSnapshot(Struct):
 
 
 class Leave(Struct):
-  """A member leaves; the leader records `Removed`.
+  """A member leaves; the coordinator records `Removed`.
 
   Attributes:
     lost: whether it leaves immediately because of an error, and counts as lost;
@@ -167,7 +176,7 @@ class Leave(Struct):
 
 
 class Finish(Struct):
-  """A member ends the run for all; the leader records `Ended`."""
+  """A member ends the run for all; the coordinator records `Ended`."""
 
   reason: str
 
@@ -198,7 +207,7 @@ class SetHyperparams(Struct):
 
 
 class Fingerprint(Struct):
-  """A digest of the sender's state; the leader ends the run if two differ.
+  """A digest of the sender's state; the run ends if two differ.
 
   Attributes:
     step: the step of that state.
@@ -209,50 +218,52 @@ class Fingerprint(Struct):
   digest: str
 
 
-# From the leader.
+# From the coordinator, which also sends entries of its log: `Committed`, `Removed`
+# to the member that it concerns, and `Ended`.
 
 
 class Welcome(Struct):
-  """The answer to `Hello`: the start of the log stream.
+  """The answer to `Hello`, after the commits that its sender has missed.
 
   Attributes:
-    call: the number in the `Hello`; only the answer to the last one counts.
-    position: position of the next record.
-    view: the decisions so far; None: the receiver's view is valid, since its
-      position was recent enough.
-    incarnation: of the membership tied to this connection: an existing one, or
-      a new one that is about to be recorded; -1 for none.
+    epoch: number of the coordinator; members ignore lower ones from now on.
+    nonce: of the run: part of all signatures between members.
+    beginnings: how often the run has begun.
+    origin: the state that it began from, the last time.
+    incarnation: of the membership on this connection; -1 for none, if the run
+      has ended.
+    step: how many steps were committed.
+    progress: the samples in these.
+    whole: whether all commits that its sender lacks were sent before; otherwise
+      it needs a snapshot, unless it has the state of this step.
+    anew: whether it needs one in any case, unless it has the state that the run
+      began from: what it has is not of this run, or not any more.
+    alone: whether there is no other member.
   """
 
-  call: Natural
-  position: Natural
-  view: View | None
+  epoch: Natural
+  nonce: str
+  beginnings: Natural
+  origin: Start
   incarnation: Integer
+  step: Natural
+  progress: Progress
+  whole: bool
+  anew: bool
+  alone: bool
 
 
-class Recorded(Struct):
-  """The record is in the log; any replica may send this.
-
-  A new leader sends its `Term` to all members in this way.
-
-  Attributes:
-    position: position of the record.
-    record: the record.
-  """
-
-  position: Natural
-  record: Record
-
-
-class Attempt(Struct):
+class Round(Struct):
   """Members aggregate, readers collect; members and witness answer.
 
-  It is sent to members and readers, and ends by the commit with this id, another
-  attempt at this step, or a later step.
+  It is sent to members and readers, and ends by the commit with this id, by
+  `Cancel`, by another round at this step, or by a later step.
 
   Attributes:
-    attempt: its id.
-    parts: the gradients to average, in this order.
+    round: its id.
+    parts: the gradients to average, in this order. In an early round those are
+      gradients to come, without a `sequence`.
+    peers: their owners, in the same order.
     readers: other replicas that fetch the mean.
     witness: the reader that also answers, because it must hold the mean before
       the commit; None for none.
@@ -260,20 +271,18 @@ class Attempt(Struct):
       kept.
   """
 
-  attempt: AttemptId
+  round: RoundId
   parts: tuple[Part, ...]
-  readers: tuple[Incarnation, ...]
-  witness: Incarnation | None
-  lag: Natural
+  peers: tuple[Member, ...]
+  readers: tuple[Member, ...] = ()
+  witness: Incarnation | None = None
+  lag: Natural = 0
 
 
-class AllBegun(Struct):
-  """All members have begun this optimistic attempt.
+class Cancel(Struct):
+  """A round will not be committed; another one may follow."""
 
-  So each one fails it once it has waited for bytes long enough.
-  """
-
-  attempt: AttemptId
+  round: RoundId
 
 
 class Dropped(Struct):
@@ -317,24 +326,10 @@ class Asked(Struct):
   lease: Spans = ()
 
 
-class TakeOver(Struct):
-  """The leader hands its role to the receiver.
-
-  The receiver has all records, and claims leadership at once: it is nearer to
-  the store; or the run begins anew.
-
-  Attributes:
-    fresh: whether the run begins anew from the receiver's start state, since
-      nobody has the one that it began from.
-  """
-
-  fresh: bool = False
-
-
 class Call(Struct):
   """Others have contributed to this step: contribute now.
 
-  Sent if the leader's policy says so, to members without a contribution in it.
+  Sent if the policy says so, to members without a contribution in it.
   """
 
   step: Natural
@@ -392,13 +387,15 @@ class Stalled(Struct):
 
 
 class Refused(Struct):
-  """The sender of `Hello` can't join; it raises `JoinRefused`."""
+  """The receiver can't take part, or not any more.
+
+  Attributes:
+    reason: explanation for people.
+    taken: whether another process has its number.
+  """
 
   reason: str
-
-
-class NotLeader(Struct):
-  """The sender of `Hello` should look for the leader elsewhere, or later."""
+  taken: bool = False
 
 
 class Rejected(Struct):
@@ -407,28 +404,54 @@ class Rejected(Struct):
   reason: str
 
 
-# Between members.
+# Between the coordinator and a process of a replica of several that has yet to join.
 
 
-class Canvass(Struct):
-  """The sender has lost the leader of this term, and asks who still hears it."""
-
-  term: Natural
-
-
-class Standing(Struct):
-  """The answer to `Canvass`.
+class Meet(Struct):
+  """The first message on a connection: looks for the others of its replica.
 
   Attributes:
-    term: the term that was asked about.
-    hears: whether the sender is connected to that leader, or knows a later one.
+    run: name of the run.
+    replica: id of the replica.
+    index: which of its processes the sender is, from 0.
+    count: how many processes it has.
+    address: ``host:port`` of process 0, where they meet; "" in others.
+    generation: of the `Met` that it had from an earlier coordinator; "" for none.
   """
 
-  term: Natural
-  hears: bool
+  run: str
+  replica: ReplicaId
+  index: Natural
+  count: Positive
+  address: str
+  generation: str = ""
 
 
-ToLeader: TypeAlias = (
+class Awaited(Struct):
+  """The answer to `Meet` as long as these processes have not come."""
+
+  missing: tuple[Natural, ...]
+
+
+class Met(Struct):
+  """The answer to `Meet` once all have come.
+
+  Attributes:
+    generation: which start of the replica it is.
+    address: that of process 0.
+  """
+
+  generation: str
+  address: str
+
+
+class Parted(Struct):
+  """The receiver's replica can't go on as it is: its processes end, for this reason."""
+
+  reason: str
+
+
+ToCoordinator: TypeAlias = (
   Hello
   | Arrive
   | Done
@@ -442,23 +465,25 @@ ToLeader: TypeAlias = (
   | SetHyperparams
   | Fingerprint
 )
-FromLeader: TypeAlias = (
+FromCoordinator: TypeAlias = (
   Welcome
-  | Recorded
-  | Attempt
-  | AllBegun
+  | Committed
+  | Removed
+  | Ended
+  | Round
+  | Cancel
   | Dropped
   | Asked
-  | TakeOver
   | Call
   | Serve
   | Fetch
   | Report
   | Stalled
   | Refused
-  | NotLeader
   | Rejected
 )
-Message: TypeAlias = ToLeader | FromLeader | Canvass | Standing
+Message: TypeAlias = (
+  ToCoordinator | FromCoordinator | Meet | Awaited | Met | Parted
+)
 
 MESSAGES: Codec[Message] = Codec(Message)

@@ -1,4 +1,4 @@
-"""The journal's records, which a leader notes.
+"""The journal's records, which a coordinator notes.
 
 docs/simulate.md describes the file, which has one JSON object per record: its
 `kind`, its time, and its fields. Optional fields are null when unknown.
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from optax_dist.coordinator.protocol.codec import Finite
-from optax_dist.coordinator.protocol.entries import Committed
+from optax_dist.coordinator.protocol.entries import Committed, Ended
 from optax_dist.ledger import Span
 
 #: Of the journal's format.
@@ -34,7 +34,7 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind"):
 class Run(Record, tag="run"):
   """The first record of a run.
 
-  The leader notes only the step. Its driver adds the rest: the caller's options,
+  The coordinator notes only the step. Its driver adds the rest: the caller's options,
   and when the run began.
   """
 
@@ -56,12 +56,15 @@ class Run(Record, tag="run"):
   config: dict[str, Any] | None = None
 
 
-class Leader(Record, tag="leader"):
-  """A replica has become leader."""
+class Coordinator(Record, tag="coordinator"):
+  """A coordinator has started, or started again.
 
-  replica: _Id
+  Attributes:
+    epoch: how many have started before.
+  """
+
   step: int
-  term: int | None = None
+  epoch: int | None = None
 
 
 class Join(Record, tag="join"):
@@ -162,7 +165,7 @@ class Member(msgspec.Struct, frozen=True):
   Attributes:
     batches: what its replica says of its data, as JSON text.
     compute: seconds that computing it took.
-    age: seconds since it arrived at the leader.
+    age: seconds since it arrived at the coordinator.
     data: the samples that it was computed on, if they are leased.
   """
 
@@ -192,7 +195,7 @@ class Commit(Record, tag="commit"):
   step: int
   attempt: int
   members: tuple[Member, ...]
-  term: int | None = None
+  epoch: int | None = None
   skipped: tuple[Span, ...] | None = None
   hyperparams: dict[str, Finite] | None = None
 
@@ -299,7 +302,7 @@ class Finish(Record, tag="finish"):
   Attributes:
     ledger: how many gradients were applied, and dropped by reason; None after
       an error.
-    load: the load of the leader's host.
+    load: the load of the coordinator's host.
   """
 
   step: int
@@ -311,6 +314,17 @@ class Finish(Record, tag="finish"):
 RECORDS: dict[str, type[Record]] = {
   str(kind.__struct_config__.tag): kind for kind in Record.__subclasses__()
 }
+
+
+def finished(ended: Ended, applied: int) -> Finish:
+  """The record of the run's end in the log.
+
+  Args:
+    ended: its entry.
+    applied: how many gradients were part of commits.
+  """
+  counts = {"applied": applied, "dropped": dict(ended.dropped)}
+  return Finish(ended.step, ended.reason, None if ended.error else counts)
 
 
 def committed(
@@ -341,12 +355,12 @@ def committed(
       commit.parts, commit.details, timings, strict=True
     )
   )
-  attempt = commit.attempt
+  round_ = commit.round
   return Commit(
-    attempt.step,
-    attempt.number,
+    round_.step,
+    round_.number,
     members,
-    attempt.term,
+    round_.epoch,
     commit.skipped or None,
     dict(commit.hyperparams) or None,
   )

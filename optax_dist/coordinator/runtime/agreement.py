@@ -37,8 +37,8 @@ def agreement(
   update = jax.make_jaxpr(strategy.apply)(shared, mean)
   numbers = strategy.quorum._asdict().items()
   rules = ", ".join(f"{name}={value}" for name, value in numbers)
-  if strategy.policy is not None:
-    rules += f", {strategy.policy}"
+  if strategy.fragments is not None:
+    rules += f", {strategy.fragments}"
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", str(update))
   return (

@@ -1,10 +1,9 @@
 """The event loop of a replica: events become inputs, effects are executed.
 
     Transport      messages, lost peers  --+              +--> messages, peers
-    Store          answers               --+              +--> requests
     Aggregations   means                 --+-> core.step -+--> aggregations
     Snapshots      states                --+              +--> States, snapshots
-    training loop  submissions, wishes   --+              +--> Handover, journal
+    training loop  submissions, requests --+              +--> Handover
 
 The core decides, one input at a time and in the order of the events; effects
 are executed in their order, too. All of this is one thread, which never blocks
@@ -15,17 +14,14 @@ training loop is notified through the `Handover`.
 from __future__ import annotations
 
 import collections
-import hashlib
-import itertools
 import logging
 import math
 import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -38,26 +34,28 @@ from optax_dist.coordinator.aggregation import (
   reducer,
   snapshots,
 )
-from optax_dist.coordinator.protocol import codec, entries, inputs, messages
+from optax_dist.coordinator.protocol import (
+  arrivals,
+  codec,
+  entries,
+  inputs,
+  messages,
+)
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.runtime import (
   background,
   endpoint,
   handover,
-  journal_lines,
   states,
   threads,
 )
 from optax_dist.coordinator.runtime.processes import Core, Processes
-from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
 _PATIENCE = 5.0
-# The same for a leader that evicts itself.
-_LAST_WORDS = 0.5
 
 
 class Driver:
@@ -75,14 +73,13 @@ class Driver:
     place: endpoint.Endpoint,
     *,
     replica: int | str,
-    run: str,
     gradients: layout.Layout,
     reducer: reducer.Reducer,
     initial: Any,
     step: int,
     apply: Callable[[Any, Sequence[np.ndarray]], Any],
-    journal: journal_lines.JournalLines,
     deadlines: Deadlines,
+    silence: arrivals.Rule,
     processes: Processes,
     shards: states.Shards | None = None,
     inner: Any = None,
@@ -91,32 +88,26 @@ class Driver:
 
     Args:
       core: the protocol core.
-      place: its transport and store.
+      place: its transport, and where its coordinator is.
       replica: the replica's id.
-      run: name of the run; several may share a store.
       gradients: the layout of gradients, and of means.
       reducer: averages them.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
       apply: see `states.States`.
-      journal: where the leader writes events.
       deadlines: how long everybody waits.
+      silence: how long it and its coordinator may be silent to each other.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
       inner: the initial argument of `keep`; None for none.
     """
     self.exchanged = -1, 0.0
-    self._exchange: tuple[entries.AttemptId, int, float] | None = None
+    self._exchange: tuple[entries.RoundId, int, float] | None = None
     self._core, self._replica, self._layout = core, replica, gradients
-    self._transport, self._store = place.transport, place.store
-    self._prefix = endpoint.key_prefix(run)
-    self._journal = journal
-    # Identifies the run, if this replica is its first.
-    self._nonce = secrets.token_hex(16)
+    self._transport, self._place = place.transport, place
+    self._silence = silence
     # A transfer that is stuck is noticed so much later.
     self._check_every = deadlines.patience / 8
-    # After so long a request to the store has no known outcome.
-    self._store_timeout = min(deadlines.pace, deadlines.patience)
     name = f"optax-dist-{replica}"
     target = threads.in_this_precision(self._run)
     self._thread = threading.Thread(target=target, name=name, daemon=True)
@@ -151,12 +142,6 @@ class Driver:
     self._lost: collections.Counter[str] = collections.Counter()
     # Peers to which arrays are sent, not lent.
     self._far: set[str] = set()
-    # The core's requests to the store that have no answer yet: "get" or "put".
-    self._requests: dict[int, str] = {}
-    # Deletions, which need no answer, have other numbers.
-    self._deletions = itertools.count(-1, -1)
-    # Why a request to the store failed; "" once it has answered with a value.
-    self._unanswered = ""
     # Why another replica could not be called; "" once this one is admitted.
     self._unreached = ""
     self._gradients: dict[int, gradient.Gradient] = {}
@@ -169,14 +154,9 @@ class Driver:
 
   # Called by the training loop.
 
-  def start(self, obsolete: Sequence[str] = ()) -> None:
-    """Starts the event loop; the replica looks for its run.
-
-    Args:
-      obsolete: keys of the store that are deleted first.
-    """
-    self.post(lambda: self._delete(obsolete))
-    self._inputs.append(inputs.Started(self._nonce))
+  def start(self) -> None:
+    """Starts the event loop; the replica calls its coordinator."""
+    self._inputs.append(inputs.Started())
     self._thread.start()
 
   def feed(self, input_: Any) -> None:
@@ -263,20 +243,8 @@ class Driver:
       waits = answer.get(timeout=1.0)
     except queue.Empty:
       return "Its event loop does not answer."
-    why = "; ".join(filter(None, (self._unanswered, self._unreached)))
-    return f"It waits {waits}{f' ({why})' if why else ''}."
-
-  def log_read(
-    self,
-  ) -> tuple[int, frozenset[str], frozenset[int | str]] | None:
-    """What it has read of the log, once it is closed; None if that is not known.
-
-    Returns:
-      Where the log ends, the processes of all members, and the replicas that
-      were lost and may come back.
-    """
-    read = getattr(self._core, "log_read", None)
-    return None if read is None else read()
+    why = f" ({self._unreached})" if self._unreached else ""
+    return f"It waits {waits}{why}."
 
   def stalled(self) -> bool:
     """Whether other replicas wait; callable from any thread."""
@@ -299,9 +267,6 @@ class Driver:
 
     self.post(fail)
     self.feed(inputs.Aborted(reason, stacks))
-    if self.handover.leads:
-      # Leave time to write it to the log and the journal.
-      time.sleep(_LAST_WORDS)
     self.close(reason)
 
   def close(self, reason: str = "closed") -> None:
@@ -326,8 +291,7 @@ class Driver:
       while not self._closing:
         events = self._transport.poll(self._timeout())
         for event in events:
-          if not self._store.handle(event):
-            self._on_event(event)
+          self._on_event(event)
         self._proceed()
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
@@ -341,14 +305,17 @@ class Driver:
 
   def _proceed(self) -> None:
     """Does everything that needs no waiting."""
+    if self._place.has_moved():
+      why = "another process is the coordinator now"
+      self._transport.disconnect(endpoint.COORDINATOR, why)
+      lost = transports.PeerLost(endpoint.COORDINATOR, "broken", why)
+      self._on_event(lost)
     self._aggregations.check()
     self._snapshots.check()
     timed = False
     while True:
       while self._posted:
         self._posted.popleft()()
-      for event in self._store.poll():
-        self._on_store(event)
       if self._inputs:
         queued, self._inputs = self._inputs, collections.deque()
         for input_ in queued:
@@ -373,9 +340,6 @@ class Driver:
     if self._posted:
       return 0.0
     timeout = min(self._due - self._transport.now(), self._check_every)
-    seconds = self._store.deadline()
-    if seconds is not None:
-      timeout = min(timeout, seconds)
     return max(0.0, timeout)
 
   def _step(self, input_: Any) -> None:
@@ -388,15 +352,10 @@ class Driver:
     if self._closed:
       return
     self._closed = True
-    for end in (
-      self._store.close,
-      lambda: self._transport.close(self._closing),
-      self._journal.close,
-    ):
-      try:
-        end()
-      except Exception:
-        _log.exception("replica %r could not close all", self._replica)
+    try:
+      self._place.close(self._closing)
+    except Exception:
+      _log.exception("replica %r could not close all", self._replica)
     self._posted.clear()
     self._gradients.clear()
 
@@ -421,66 +380,34 @@ class Driver:
             reason,
           )
         self._far.discard(peer)
-        if how == "unreachable":
+        if peer == endpoint.COORDINATOR:
+          self._place.revive(how)
+        elif how == "unreachable":
           self._could_not_reach(peer, reason)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp(peer, near):
         if not near:
           self._far.add(peer)
+        if peer == endpoint.COORDINATOR:
+          self._transport.allow(peer, self._silence)
       case _:
-        # An unknown attempt was abandoned.
+        # An unknown round was abandoned.
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
 
   def _could_not_reach(self, peer: str, why: str) -> None:
-    self._unreached = f"Process {peer} could not be reached: {why}"
+    who = f"Process {peer}"
+    if peer == endpoint.COORDINATOR:
+      who = "The coordinator"
+    self._unreached = f"{who} could not be reached: {why}"
 
   def _answered(self, answer: inputs.Input) -> None:
     """An aggregation or a snapshot has ended."""
     if isinstance(answer, inputs.Aggregated):
       phases.reach("done", self._replica)
-      if self._exchange is not None and self._exchange[0] == answer.attempt:
+      if self._exchange is not None and self._exchange[0] == answer.round:
         _, sequence, began = self._exchange
         self.exchanged = sequence, time.monotonic() - began
-    self._inputs.append(answer)
-
-  def _on_store(self, event: stores.Event) -> None:
-    match event:
-      case stores.StoreLost(reason):
-        self._inputs.append(inputs.StoreLost(reason))
-        return
-    request = event.request
-    if request < 0:
-      return
-    kind = self._requests.pop(request)
-    answer: inputs.Input
-    if not isinstance(event, stores.Value) or event.value is not None:
-      # A key without a value may be one whose put was refused.
-      self._unanswered = ""
-    match event:
-      case stores.Value(_, value):
-        try:
-          known = None if value is None else entries.STORE_VALUES.decode(value)
-          answer = inputs.GetAnswered(request, True, known)
-        except codec.BadMessage as error:
-          answer = inputs.StoreLost(
-            "it has a value that no replica of this version wrote"
-            f" ({error}). A run needs a store, or a run name, of its own"
-          )
-      case stores.Done():
-        answer = inputs.PutAnswered(request, "done")
-      case stores.Conflict():
-        answer = inputs.PutAnswered(request, "conflict")
-      case stores.Unknown(_, reason):
-        _log.info("the store does not answer: %s", reason)
-        self._unanswered = reason
-        answer = (
-          inputs.PutAnswered(request, "unknown")
-          if kind == "put"
-          else inputs.GetAnswered(request, False, None)
-        )
-      case _:
-        assert_never(event)
     self._inputs.append(answer)
 
   def _submit(
@@ -507,10 +434,6 @@ class Driver:
         encoded = self._processes.codec.encode(message)
         for peer in peers:
           self._transport.send(peer, [encoded])
-      case fx.WriteJournal(note):
-        # The file may be slow, and others wait for the step.
-        self._transport.flush()
-        self._journal.write(note)
       case fx.Publish(step, save):
         self._states.publish(step)
         self._notify(handover.Published(self._states.published, save))
@@ -519,31 +442,21 @@ class Driver:
         self._resolve(effect)
       case fx.Apply():
         self._apply(effect)
-      case fx.Put(request, key, value, overwrite):
-        self._put(request, key, value, overwrite)
       case fx.UseRun(nonce):
         self._transport.use_run(nonce.encode())
-        # A digest, for the nonce is part of signatures.
-        self.handover.run_id = hashlib.sha256(nonce.encode()).hexdigest()[:12]
+        self.handover.run_id = entries.run_id(nonce)
       case fx.Connect(peer, address):
-        self._transport.connect(peer, address)
+        self._place.connect(peer, address)
       case fx.Disconnect(peer, reason):
         trouble = self._transport.trouble(peer)
         if trouble:
           self._could_not_reach(peer, trouble)
         self._transport.disconnect(peer, reason)
         self._far.discard(peer)
-      case fx.Get(request, key):
-        self._requests[request] = "get"
-        self._ask(stores.Get(request, self._prefix + key))
-      case fx.Delete(keys):
-        self._delete(keys)
       case fx.Aggregate():
         self._aggregate(effect)
-      case fx.LimitWait(attempt):
-        self._aggregations.limit_wait(attempt)
-      case fx.Release(attempt):
-        self._aggregations.drop(attempt)
+      case fx.Release(round_):
+        self._aggregations.drop(round_)
       case fx.Restore(step, transfer):
         self._states.restore(step, self._snapshots.take(transfer))
         self._notify(handover.Published(self._states.published, False))
@@ -566,7 +479,7 @@ class Driver:
         self._take_fingerprint(step, self._states.published)
       case fx.Admitted():
         # What it asked while it searched does not matter any more.
-        self._unanswered = self._unreached = ""
+        self._unreached = ""
         self._notify(effect)
       case (
         fx.Leased()
@@ -580,20 +493,10 @@ class Driver:
       ):
         self._notify(effect)
       case fx.Fail(error, reason):
-        if self._unanswered:
-          reason = (
-            f"{reason} The last request to the store: {self._unanswered}."
-          )
         if self._unreached:
           reason = f"{reason} {self._unreached}."
         self.handover.fail(getattr(errors, error)(reason))
         self._wakes = True
-      case fx.LeadershipChanged(leads, commits):
-        self.handover.leads = leads
-        if leads:
-          self._journal.open(commits)
-        else:
-          self._journal.close()
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case _:
@@ -603,33 +506,12 @@ class Driver:
           self.handover.fail(errors.CoordinatorError(reason))
           self._closing = reason
 
-  def _ask(self, request: stores.Request) -> None:
-    self._store.ask(request, self._store_timeout)
-
-  def _put(
-    self, request: int, key: str, value: entries.StoreValue, overwrite: bool
-  ) -> None:
-    if isinstance(value, entries.Record) and any(
-      isinstance(entry, entries.Committed) for entry in value.entries
-    ):
-      phases.reach("committing", self._replica)
-    put = stores.Put if overwrite else stores.PutIfAbsent
-    raw = entries.STORE_VALUES.encode(value)
-    self._requests[request] = "put"
-    self._ask(put(request, self._prefix + key, raw))
-
-  def _delete(self, keys: Sequence[str]) -> None:
-    for start in range(0, len(keys), stores.MAX_KEYS):
-      some = keys[start : start + stores.MAX_KEYS]
-      names = tuple(self._prefix + key for key in some)
-      self._ask(stores.Delete(next(self._deletions), names))
-
   def _aggregate(self, effect: fx.Aggregate) -> None:
     for peer in effect.peers:
       if self._lost[peer.process]:
         self._inputs.append(
           inputs.AggregateFailed(
-            effect.attempt,
+            effect.round,
             peer.incarnation,
             "the connection has just been lost",
           )
@@ -642,10 +524,10 @@ class Driver:
     found = self._gradients.get(sequence)
     if found is None:
       self._inputs.append(
-        inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
+        inputs.AggregateFailed(effect.round, None, "it has no such gradient")
       )
       return
-    self._exchange = effect.attempt, sequence, time.monotonic()
+    self._exchange = effect.round, sequence, time.monotonic()
     self._aggregations.begin(effect, found)
 
   def _apply(self, effect: fx.Apply) -> None:

@@ -1,41 +1,67 @@
-"""How a replica reaches the others, and the store."""
+"""How a replica reaches the others, and its coordinator."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import secrets
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 from optax_dist.coordinator.protocol import arrivals
-from optax_dist.coordinator.store import in_process as local_store
-from optax_dist.coordinator.store import interface as stores
-from optax_dist.coordinator.store import urls
-from optax_dist.coordinator.transport import channels, sockets
+from optax_dist.coordinator.server import driver, places
+from optax_dist.coordinator.transport import addresses, channels, sockets
 from optax_dist.coordinator.transport import interface as transports
+
+#: The name of the coordinator's process.
+COORDINATOR = driver.NAME
+# Seconds to wait for a closing thread.
+_PATIENCE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-  """One replica's transport and store.
+  """One replica's transport, and where its coordinator is.
 
   Attributes:
     transport: to the other replicas.
-    store: the key-value store.
+    coordinator: address of the coordinator, or where it is found.
+    restart: starts the coordinator again, if this process may; it must not wait.
+    finder: asks for its address, if it is not always the same.
   """
 
   transport: sockets.Transport
-  store: stores.Store
+  coordinator: str
+  restart: Callable[[], None] | None = None
+  finder: places.Finder | None = None
 
-  def close(self) -> None:
-    """Closes the transport and the store."""
-    self.store.close()
-    self.transport.close()
+  def connect(self, peer: str, address: str) -> None:
+    """Connects to a peer, or to the coordinator."""
+    if peer == COORDINATOR:
+      # It does not know the run before it has read its log.
+      finds = address if self.finder is None else self.finder.find
+      self.transport.connect(peer, finds, b"")
+    else:
+      self.transport.connect(peer, address)
+
+  def revive(self, how: transports.How) -> None:
+    """Starts the coordinator again if it has died, and this process may."""
+    if self.restart is not None and how in ("broken", "unreachable"):
+      self.restart()
+
+  def has_moved(self) -> bool:
+    """Whether another process is the coordinator now; true once for each."""
+    return self.finder is not None and self.finder.has_moved()
+
+  def close(self, reason: str = "") -> None:
+    """Closes the transport; peers are told why."""
+    if self.finder is not None:
+      self.finder.close()
+    self.transport.close(reason)
 
   @contextlib.contextmanager
   def closed_on_error(self) -> Iterator[None]:
-    """Closes both if the replica that is to use them can't be made."""
+    """Closes it if the replica that is to use it can't be made."""
     try:
       yield
     except BaseException:
@@ -44,20 +70,46 @@ class Endpoint:
 
 
 class World:
-  """Connects replicas that are threads of one process."""
+  """Connects replicas that are threads of one process, with a coordinator."""
 
   def __init__(self) -> None:
-    self._store = local_store.InProcessStore()
+    self._lock = threading.Lock()
+    self._address = ""
+    self._ended = threading.Event()
+    self._transport: sockets.Transport | None = None
+    self._thread: threading.Thread | None = None
 
   def connect(self, name: str) -> Endpoint:
     """An endpoint for one replica."""
-    unique = process_name(name)
-    transport = sockets.Transport(unique)
-    return Endpoint(transport, self._store.connect(unique))
+    with self._lock:
+      if self._transport is None:
+        self._transport = sockets.Transport(COORDINATOR)
+        self._thread = threading.Thread(
+          target=driver.serve,
+          args=(self._transport, self._ended),
+          name="optax-dist-coordinator",
+          daemon=True,
+        )
+        self._thread.start()
+      address = self._transport.address
+    return Endpoint(sockets.Transport(process_name(name)), address)
+
+  def close(self) -> None:
+    """Ends the coordinator, and waits for its thread."""
+    self._ended.set()
+    if self._transport is not None and self._thread is not None:
+      self._transport.wake()
+      self._thread.join(_PATIENCE)
+
+  def __enter__(self) -> World:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.close()
 
 
 def connect(
-  place: urls.Place,
+  coordinator: str,
   replica: object,
   secret: bytes,
   silence: arrivals.Rule,
@@ -66,29 +118,35 @@ def connect(
   ports: Iterable[int] = sockets.DEFAULT_PORTS,
   advertise: str | None = None,
   certificates: channels.Certificates | None = None,
+  restart: Callable[[], None] | None = None,
 ) -> Endpoint:
   """Creates an endpoint over sockets.
 
   Args:
-    place: address of the store.
+    coordinator: address of the coordinator, ``host:port``, or a URL of etcd.
     replica: the replica's id.
     secret: of the job; may be empty if only this host can connect.
     silence: the rule for the seconds without a byte after which a peer is lost.
-    bind: host name or IP address to listen on; None: loopback if the store is
-      on loopback, and all addresses otherwise.
+    bind: host name or IP address to listen on; None: loopback if the coordinator
+      is on loopback, and all addresses otherwise.
     ports: ports to try; the first free one is used.
     advertise: the address that other hosts use, a host or ``host:port``.
     certificates: encrypt all traffic that leaves this host.
+    restart: see `Endpoint`.
 
   Raises:
     ValueError: an option is invalid; the message says why.
     OSError: no port is free.
   """
-  name = process_name(replica)
-  host = place.host
+  place = places.in_etcd(coordinator)
+  if place is None:
+    (way,) = addresses.parse(coordinator)
+    host = way.host
+  else:
+    host = place.host
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
-    name,
+    process_name(replica),
     secret=secret,
     bind=bind,
     ports=ports,
@@ -97,24 +155,14 @@ def connect(
     certificates=certificates,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
-  return Endpoint(transport, open_store(place, transport, secret))
-
-
-def open_store(
-  place: urls.Place, transport: sockets.Transport, secret: bytes
-) -> stores.Store:
-  """Creates a client of the store; if it can't, it closes the transport.
-
-  Args:
-    place: address of the store.
-    transport: of the client.
-    secret: of the job.
-  """
+  if place is None:
+    return Endpoint(transport, coordinator, restart)
   try:
-    return place.open(transport, secret)
+    finder = places.finder(place, secret, transport.wake)
   except BaseException:
     transport.close()
     raise
+  return Endpoint(transport, str(place), restart, finder)
 
 
 def process_name(replica: object) -> str:
@@ -126,16 +174,3 @@ def process_name(replica: object) -> str:
   """
   plain = "".join(c for c in str(replica)[:24] if c.isalnum() or c in "._-")
   return f"{plain}-{secrets.token_hex(8)}"
-
-
-def key_prefix(run: str) -> str:
-  """The prefix of a run's keys; several runs may share a store.
-
-  Example:
-    >>> key_prefix("")
-    'run/'
-  """
-  if not run:
-    return "run/"
-  # A digest, since a name may contain any characters.
-  return f"run-{hashlib.sha256(run.encode()).hexdigest()[:16]}/"

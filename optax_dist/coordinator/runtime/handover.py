@@ -61,7 +61,6 @@ class Handover:
     left: whether the replica has left on its own request.
     finished: why the run has finished; None if it has not.
     failure: the error that ends the run for this replica.
-    leads: whether this process is leader.
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
@@ -81,7 +80,6 @@ class Handover:
     self.left = False
     self.finished: str | None = None
     self.failure: BaseException | None = None
-    self.leads = False
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}

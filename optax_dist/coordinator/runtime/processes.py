@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Protocol
 
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.protocol import codec, messages
-from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.client.client import Client
+from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.runtime.handover import Handover
 from optax_dist.coordinator.runtime.states import Shards, State
 
 
 class Core(Protocol):
-  """What decides, one input at a time; see `protocol.node.Node`."""
+  """What decides, one input at a time; see `protocol.client.client.Client`."""
 
   def step(self, given: Any, now: float, /) -> Sequence[Any]:
     """Processes an input; returns the effects, in order."""
@@ -91,9 +91,9 @@ class Processes:
     """
     return own[1], digest
 
-  def core(self, config: Config) -> Core:
+  def core(self, config: Config, me: Me) -> Core:
     """The core of this process, after `meet`."""
-    return Node(config)
+    return Client(config, me)
 
   def parts(
     self,

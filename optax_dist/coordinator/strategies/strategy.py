@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.coordinator.protocol.policies.policy import Policy
+from optax_dist.coordinator.protocol.entries import Fragments
 
 
 class Quorum(NamedTuple):
@@ -47,8 +47,8 @@ class Strategy:
     alone: whether no two replicas may take part in one step.
     period: gradients per submission: the number of local steps, or 1; None if one
       gradient is part of several steps.
-    policy: `Config.policy`; None: steps are taken by the quorum's rules alone. Its
-      text (`str`) has the numbers that all replicas must agree on.
+    fragments: the rules of Decoupled DiLoCo; None: steps are taken by the quorum's
+      rules alone.
     loop: makes the `Loop` of a `Participant`, if its replicas don't wait for each
       step; None: `WaitingLoop`, for a `WaitingStrategy`.
   """
@@ -58,7 +58,7 @@ class Strategy:
   apply: Callable[[Any, Any], Any]
   alone = False
   period: int | None = 1
-  policy: Callable[[float], Policy] | None = None
+  fragments: Fragments | None = None
   loop: Callable[[Any], Any] | None = None
 
   def shared(self, params: Any) -> Any:

@@ -11,6 +11,7 @@ each step has its own.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,19 +21,18 @@ import numpy as np
 
 from optax_dist import ledger, quorum
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, options, strategies
+from optax_dist.coordinator import errors, journal, options, strategies
 from optax_dist.coordinator.aggregation import layout, means, nodes, reducer
 from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import config, inputs, log
+from optax_dist.coordinator.protocol import config, entries, inputs
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
   endpoint,
-  journal_lines,
   states,
   timings,
   trees,
@@ -40,15 +40,15 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime.processes import Processes
-from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.strategies import hyperparams
 from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Seconds in which replicas usually join: by then the first request to a store
-# that does not answer has failed.
+# Seconds in which replicas usually join.
 _JOINS_WITHIN = 6.0
+# Bytes of what the gradients of a step say of their data, as JSON.
+_MOST_TEXT = 512 << 10
 
 
 class Loop(Protocol):
@@ -98,7 +98,6 @@ class Participant:
     settings: the options of the run.
     processes: the processes of the replica, of which this is one.
     config: the configuration of the protocol core.
-    about: the run's first line in the journal.
     template: what gradients must be like.
     data: the samples that are leased; None if none are.
     slots: the micro-batches of deterministic data; None without.
@@ -133,11 +132,12 @@ class Participant:
     progress: ledger.Progress | None = None,
     lineage: Lineage | None = None,
     probe: probes.Probe | None = None,
+    follows: tuple[tuple[str, int], ...] = (),
   ):
     """Prepares it; the event loop is started by `join`.
 
     Args:
-      place: the replica's transport and store.
+      place: the replica's transport, and where its coordinator is.
       strategy: what replicas share, keep and send.
       params: the initial parameters.
       replica: its id.
@@ -151,6 +151,7 @@ class Participant:
       progress: which of them are in committed steps.
       lineage: of a checkpoint: the runs that it comes from.
       probe: computes a gradient, to compare bits with other replicas.
+      follows: earlier memberships of this program, which are closed.
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
     self.processes = processes or Processes()
@@ -176,15 +177,15 @@ class Participant:
     nbytes = self.layout.nbytes
     whole = parts.gradient is None
     self._inline = whole and nbytes <= settings.inline_bytes
-    # Compiles the update early, so that no attempt has to wait for it.
+    # Compiles the update early, so that no round has to wait for it.
     nothing = means.read(self.layout, np.zeros(nbytes, np.uint8))
     after = self.update.apply(shared, nothing)
     # Placed as by an update: otherwise programs would be compiled anew after it.
     shared = jax.tree.map(trees.placed_like, shared, after)
     numbers = strategy.quorum
-    # All those of a step are in one record, with its means.
+    # Those of a step are in one message.
     gradients = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
-    self.most_text = stores.MAX_VALUE // 2 // gradients
+    self.most_text = _MOST_TEXT // gradients
     self.data = data
     samples = arguments.samples_per_gradient(data, strategy)
     add: Callable[[Any, Any], Any]
@@ -210,30 +211,7 @@ class Participant:
       (transport.name, transport.address), fingerprint(shared)
     )
     progress = ledger.Progress() if progress is None else progress
-    self.config = config.Config(
-      process=transport.name,
-      replica=replica,
-      address=address,
-      agreement=alike + parts.agreement,
-      step=global_step,
-      digest=f"{digest}-{progress}" if progress.next else digest,
-      **numbers._asdict(),
-      inline_bytes=nbytes if self._inline else None,
-      average=averages.whole,
-      alone=strategy.alone,
-      timeout=settings.timeout,
-      attempt_timeout=settings.attempt_timeout,
-      leader_timeout=settings.leader_timeout,
-      stall_warning=settings.stall_warning,
-      fingerprint_every=settings.fingerprint_every,
-      data=data,
-      progress=progress,
-      max_skipped=settings.max_skipped,
-      lineage=lineage or (),
-      policy=strategy.policy,
-      wants_inner_state=inner is not None and not begins_fresh,
-    )
-    self.about = {
+    about = {
       "strategy": strategy.name,
       **numbers._asdict(),
       "cores": probes.cores(),
@@ -244,18 +222,58 @@ class Participant:
       "data": None if data is None else vars(data),
       "config": dict(settings.config),
     }
+    job = entries.Job(
+      alike + parts.agreement,
+      entries.Rules(
+        **numbers._asdict(),
+        inline_bytes=nbytes if self._inline else None,
+        alone=strategy.alone,
+        timeout=float(settings.timeout),
+        attempt_timeout=settings.attempt_timeout,
+        leader_timeout=settings.leader_timeout,
+        stall_warning=float(settings.stall_warning),
+        fingerprint_every=settings.fingerprint_every,
+        max_skipped=settings.max_skipped,
+      ),
+      leaves=tuple(
+        [(tuple(x.shape), str(x.dtype)) for x in self.update.blocks]
+        if self._inline
+        else []
+      ),
+      wire=settings.wire,
+      data=data,
+      fragments=strategy.fragments,
+      about=journal.to_json("the run", about),
+      journal="" if settings.journal is None else os.fspath(settings.journal),
+      run=settings.run,
+    )
+    self.config = config.Config(job)
+    me = config.Me(
+      transport.name,
+      replica,
+      address,
+      entries.Start(
+        global_step,
+        f"{digest}-{progress}" if progress.next else digest,
+        progress,
+        lineage or (),
+      ),
+      endpoint.COORDINATOR,
+      place.coordinator,
+      inner is not None and not begins_fresh,
+      follows,
+    )
     self.driver = driver.Driver(
-      self.processes.core(self.config),
+      self.processes.core(self.config, me),
       place,
       replica=replica,
-      run=settings.run,
       gradients=self.layout,
       reducer=averages,
       initial=shared,
       step=global_step,
       apply=self.update.apply,
-      journal=journal_lines.JournalLines(settings.journal, self.about),
       deadlines=self.config.deadlines,
+      silence=settings.silence,
       processes=self.processes,
       shards=parts.state,
       inner=parts.inner,
@@ -302,13 +320,11 @@ class Participant:
 
   # Its beginning and its end.
 
-  def join(self, check: Callable[[], None], follows: int | None = None) -> None:
+  def join(self, check: Callable[[], None]) -> None:
     """Starts the event loop, and waits until the replica is admitted.
 
     Args:
       check: called once the event loop has started; may raise.
-      follows: where the log of this run ends, which nobody can continue: the run
-        begins anew; None if that is not so.
 
     Raises:
       CoordinatorError: see `Replica.start`.
@@ -316,13 +332,10 @@ class Participant:
     seen = self.handover
     admitted = lambda: seen.admission > 0
     seconds = min(self.settings.stall_warning, _JOINS_WITHIN)
-    obsolete: Sequence[str] = ()
-    if follows is not None:
-      obsolete = log.all_keys(follows, self.config.block)
-    self.driver.start(obsolete)
+    self.driver.start()
     check()
     if not (seen.wait(admitted, seconds) or seen.is_over):
-      # Only a leader reports stalls, and this replica may never reach one.
+      # Only the coordinator reports stalls, and it may never be reached.
       _log.warning(
         "Replica %r has not joined the run after %.1f s. %s",
         *(self.replica, seconds, self.driver.missing()),

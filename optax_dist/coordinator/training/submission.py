@@ -13,7 +13,7 @@ A sum has one gradient, or more if more are requested than there are replicas:
 
     draw, add, ... --> pending --> applied, or dropped with a reason --> resume
         ^                 |
-        +---- partial <---+   the leader has it, and requests more gradients
+        +---- partial <---+   the coordinator has it, and requests more gradients
 
 A partial sum is submitted again with the gradients that were added to it. It may
 also be decided while these are computed: then it has an outcome of its own, and
@@ -89,7 +89,7 @@ class Result(NamedTuple):
   Attributes:
     reason: why it was dropped, a value of `quorum.Reason`; "" otherwise.
     applied: its outcome, if it is part of a commit.
-    behind: whether the leader found it stale, as it would the next gradient.
+    behind: whether the coordinator found it stale, as it would the next gradient.
     forgets: whether it has samples, which other replicas get if it was dropped.
   """
 
@@ -186,7 +186,7 @@ class Submission:
     return spans
 
   def _is_leased_anew(self, seen: Seen) -> bool:
-    """Whether a new leader has leased other samples amid local steps."""
+    """Whether a restarted coordinator has leased other samples amid local steps."""
     return bool(sp.minus(self.computed, self._leased(seen)))
 
   def _is_over(self, seen: Seen) -> bool:
@@ -317,7 +317,7 @@ class Submission:
       timings: as in `Submitted`.
       work: as in `Submitted`.
     """
-    # What is reported is not in the sum that the leader has.
+    # What is reported is not in the sum that the coordinator has.
     reported = self.total is None
     gradients = self.gradients[self._sent :] if reported else self.gradients
     seconds = [gradient.seconds for gradient in gradients]

@@ -102,6 +102,8 @@ class WaitingLoop:
     if applied is not None:
       before = participant.handover.before(applied.sequence).get()
     self._wait()
+    if result.reason == quorum.Reason.LOST:
+      participant.raise_failure()  # With which it may have been lost.
     participant.resume()
     if result.reason == quorum.Reason.NON_FINITE:
       # So are its own numbers, perhaps.

@@ -163,7 +163,7 @@ def resolve(host: str) -> list[Ip]:
 
 
 def is_here(host: str) -> bool:
-  """Whether a store at this host serves only this host: it is at loopback.
+  """Whether a coordinator at this host serves only this host: it is at loopback.
 
   On many hosts, their own name means loopback to themselves (127.0.1.1, or
   127.0.0.1), and their address to others: that does not count.
@@ -230,9 +230,9 @@ def own(bind: str | None, towards: str | None) -> Ip | None:
   """Where a process of a job listens; everybody who listens asks here.
 
   Args:
-    bind: host name or address that was chosen; None: loopback if the store is
-      there, and all addresses otherwise.
-    towards: the host of the store, which all replicas reach.
+    bind: host name or address that was chosen; None: loopback if `towards`
+      is, and all addresses otherwise.
+    towards: the host of the coordinator, which all replicas reach.
 
   Returns:
     The address; None if only this host is to connect.
@@ -248,7 +248,7 @@ def own(bind: str | None, towards: str | None) -> Ip | None:
     return None if is_here(towards) else everywhere(towards)
   except ValueError as error:
     raise ValueError(
-      f"The store is not found: {error}. Is its address right, and does this host"
+      f"The coordinator is not found: {error}. Is its address right, and does this host"
       " know the name?"
     ) from None
 
@@ -259,7 +259,7 @@ def advertised(ip: str, towards: str | None = None) -> str:
   Args:
     ip: the address it listens on; may be the wildcard address.
     towards: host name or IP address that all replicas reach, such as the
-      store's. The address from which this host reaches it is advertised.
+      coordinator's. The address from which this host reaches it is advertised.
 
   Raises:
     ValueError: this host has only loopback addresses, or `towards` is unknown.
@@ -282,7 +282,7 @@ def advertised(ip: str, towards: str | None = None) -> str:
       if found and not is_loopback(found):
         return found
   if unknown:
-    raise ValueError(f"The store is not found: {unknown}.")
+    raise ValueError(f"The coordinator is not found: {unknown}.")
   raise ValueError(
     f"This host has no address that others could reach (listening on {ip})."
     " Pass its address as others see it: advertise=, or launch --local-addr."

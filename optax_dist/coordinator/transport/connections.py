@@ -19,7 +19,7 @@ import selectors
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from optax_dist.coordinator.protocol import arrivals
@@ -42,6 +42,7 @@ class _Memory:
   """What is known of a peer from one connection to the next."""
 
   silences: arrivals.Arrivals
+  heartbeat: float
   last: bytes = handshake.NO_SESSION
 
 
@@ -130,14 +131,14 @@ class Connections:
   def dial(
     self,
     peer: str,
-    ways: list[addresses.Endpoint],
+    ways: Sequence[addresses.Endpoint] | Callable[[], str],
     key: bytes | None,
   ) -> None:
     """Starts to connect to a peer; calls `up` or `lost` in the end.
 
     Args:
       peer: name of the peer.
-      ways: its endpoints.
+      ways: its endpoints, or what finds its address.
       key: of its run, if it belongs to another one.
     """
     now = self._now()
@@ -347,10 +348,22 @@ class Connections:
       link.mask = mask
       self._selector.modify(link.sock, mask, link)
 
+  def allow(self, peer: str, silence: arrivals.Rule) -> None:
+    """Sets how long a connected peer may be silent, and this process to it."""
+    link = self._up_links.get(peer)
+    if link is None or link.memory is None:
+      return
+    memory = link.memory
+    if memory.silences.rule != silence:
+      memory.silences = arrivals.Arrivals(silence)
+      memory.heartbeat = min(self._limits.heartbeat, silence.floor / 4)
+      self._next_check = self._now()
+
   def _check(self, now: float) -> None:
     """Does what is due by now: heartbeats, silence, deadlines, attempts."""
     limits = self._limits
-    self._next_check = now + limits.heartbeat / 4
+    every = [memory.heartbeat for memory in self._memories.values()]
+    self._next_check = now + min(every, default=limits.heartbeat) / 4
     for link in list(self._links):
       stage = link.stage
       if link.leaving or isinstance(stage, handshake.Handshake):
@@ -361,12 +374,12 @@ class Connections:
       silences, silent = link.memory.silences, now - link.last_read
       if silent < link.quiet:
         # A byte came at some time between the two checks.
-        silences.add(link.quiet + limits.heartbeat / 4)
+        silences.add(link.quiet + link.memory.heartbeat / 4)
       link.quiet = silent
       if silent > silences.deadline:
         # Not added: an outage would allow longer ones from then on.
         self._end(link, "silent", f"not a byte came for {silent:.1f} s")
-      elif now - link.sent >= limits.heartbeat:
+      elif now - link.sent >= link.memory.heartbeat:
         stage.ping()
         self._dirty[link] = None
     for peer, dial in list(self._dials.items()):
@@ -512,7 +525,7 @@ class Connections:
     self._strangers.pop(link, None)
     if peer not in self._memories:
       silences = arrivals.Arrivals(self._limits.silence)
-      self._memories[peer] = _Memory(silences)
+      self._memories[peer] = _Memory(silences, self._limits.heartbeat)
     link.memory = self._memories[peer]
     link.memory.last = keys.session
     if len(self._memories) > _REMEMBERED:

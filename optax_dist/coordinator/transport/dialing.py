@@ -1,7 +1,8 @@
 """Attempts to reach a peer: which endpoint comes next, and when it is lost.
 
 Endpoints are tried in their order, then again after a pause. There are no
-sockets here; the only thread looks up host names, since that may take long.
+sockets here; the only thread looks up host names, or asks where a peer is by now,
+since that may take long.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Dial:
 
   def __init__(
     self,
-    ways: Sequence[addresses.Endpoint],
+    ways: Sequence[addresses.Endpoint] | Callable[[], str],
     now: float,
     until: float,
     key: bytes | None = None,
@@ -35,7 +36,8 @@ class Dial:
     """Starts with the first endpoint.
 
     Args:
-      ways: the peer's endpoints, which may have host names.
+      ways: the peer's endpoints, which may have host names; or what finds its
+        address, before each round.
       now: the time.
       until: when it times out.
       key: of the peer's run, if it belongs to another one.
@@ -43,7 +45,9 @@ class Dial:
     self.until, self.at, self.key = until, now, key
     self.reason = "no attempt has ended yet"
     self.refusals = 0
-    self._ways = ways
+    self._ways: Sequence[addresses.Endpoint]
+    self._find: Callable[[], str] | None
+    self._ways, self._find = ((), ways) if callable(ways) else (ways, None)
     self._index = 0
     self._pause = _PAUSES[0]
     # Endpoints with IP addresses, once they are known.
@@ -59,7 +63,9 @@ class Dial:
       LookupError: there is none; the message says why.
     """
     if self._found is None:
-      if all(w.unix or addresses.is_ip(w.host) for w in self._ways):
+      if self._find is None and all(
+        w.unix or addresses.is_ip(w.host) for w in self._ways
+      ):
         self._found = self._ways
       else:
         self.at = self.until
@@ -91,9 +97,9 @@ class Dial:
     self.at = now
     if self._index < len(self._found or ()):
       return None
-    if how in ("refused", "ended"):
+    if how == "refused" or (how == "ended" and self._find is None):
       return how, reason
-    if self.refusals >= self._index and met:
+    if self._find is None and self.refusals >= self._index and met:
       # A process listens at its own address for as long as it lives.
       reason = f"it has ended: its address refuses connections ({reason})"
       return "unreachable", reason
@@ -105,6 +111,11 @@ class Dial:
   def _look_up(self, looked_up: Callable[[], None]) -> None:
     def look() -> None:
       found = []
+      if self._find is not None:
+        try:
+          self._ways = addresses.parse(self._find())
+        except ValueError as error:
+          self._ways, self.reason = (), str(error)
       for way in self._ways:
         if way.unix or addresses.is_ip(way.host):
           found.append(way)

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.transport import (
   addresses,
   channels,
@@ -130,7 +131,12 @@ class Transport:
     """
     self._connections.key = handshake.job_key(self._secret, run)
 
-  def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
+  def connect(
+    self,
+    peer: str,
+    address: str | Callable[[], str],
+    run: bytes | None = None,
+  ) -> None:
     """Starts to connect; ends in `PeerUp` or `PeerLost`.
 
     It retries, with pauses, until `Limits.connect` has passed. A peer that was
@@ -141,14 +147,16 @@ class Transport:
 
     Args:
       peer: name of the peer.
-      address: the peer's `address`.
+      address: the peer's `address`; or a function that finds it, called in
+        another thread before each attempt: whoever has the peer's name may be
+        another process by then. It may raise `ValueError`.
       run: the nonce of its run, if it differs from this process's.
     """
     self._check_open()
     if peer not in self._sessions:
       try:
         handshake.check_name(peer)
-        ways = addresses.parse(address)
+        ways = address if callable(address) else addresses.parse(address)
         if peer == self.name:
           raise ValueError(f"{peer!r} is this process.")
       except ValueError as error:
@@ -172,6 +180,13 @@ class Transport:
     found.say_goodbye(reason)
     if not self._connections.leave(peer):
       found.close()
+
+  def allow(self, peer: str, silence: arrivals.Rule) -> None:
+    """Sets how long a connected peer may be silent, in place of the limits.
+
+    The peer is expected to allow as much: heartbeats come often enough.
+    """
+    self._connections.allow(peer, silence)
 
   def now(self) -> float:
     """Seconds of a clock that stands still while this process does.

@@ -115,7 +115,6 @@ class _Launched:
 @pytest.mark.parametrize(
   ("rank", "address", "words"),
   [
-    (0, None, "Two launchers say that they are on host 0: this one"),
     (1, "nowhere.invalid:29300", "name 'nowhere.invalid' can't be resolved"),
   ],
 )

@@ -22,7 +22,7 @@ from optax_dist.cli import main
 _LIGHT = str(pathlib.Path(__file__).with_name("light_replica.py"))
 _SECRET = "5" * 32
 _COMMAND = [
-  *("launch", "--store", "tcp://127.0.0.1:1", "--run", "first"),
+  *("launch", "--store", "etcd://127.0.0.1:1", "--run", "first"),
   *(_LIGHT, "environment"),
 ]
 _SCHEDULERS = (
@@ -73,7 +73,7 @@ def _check_one_each(hosts):
     assert told[number]["NUM_REPLICAS"] == str(len(hosts))
     assert told[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
     assert told[number]["SECRET"] == _SECRET
-    assert "COORDINATOR_ADDRESS" not in told[number]  # It has a store.
+    assert "COORDINATOR_ADDRESS" not in told[number]  # It is in etcd.
 
 
 def test_tpu_pods_of_gke(tmp_path):

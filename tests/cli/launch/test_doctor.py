@@ -68,7 +68,7 @@ def test_hosts_that_fit_are_all_good(tmp_path):
   [
     (
       ("", _SECRET, "--replicas", "4"),
-      "[FAILED] The launchers of the job have different settings: --replicas",
+      "[FAILED] The hosts of the job have different settings: --replicas",
     ),
     ((_CLOCK_AHEAD, _SECRET), "set both by NTP"),
     ((_CUT_OFF, _SECRET), " can't be reached from here: timed out"),
@@ -88,7 +88,7 @@ def test_another_secret_is_named(tmp_path):
   assert (
     "host 1 has not connected in 8 s: run the same command there" in texts[0]
   )
-  assert "The store of the job does not answer: " in texts[1]
+  assert "Host 0 does not answer at 127.0.0.1:" in texts[1]
   assert "the secret must be the same there" in texts[1]
 
 

@@ -32,7 +32,7 @@ def _run(hosts, command, folder, program, **more):
       rank,
       *("-m", "optax_dist", command, "--nodes", "2", "--replicas", "2"),
       *("--node-rank", str(rank), "--address", "host0:29300"),
-      *("--secret-file", str(secret), "--host-timeout", "60", *program),
+      *("--secret-file", str(secret), *program),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
@@ -51,7 +51,7 @@ def hosts(request):
 
 
 def test_doctor_and_a_job_agree(hosts, tmp_path):
-  codes, texts = _run(hosts, "doctor", tmp_path, ())
+  codes, texts = _run(hosts, "doctor", tmp_path, ("--host-timeout", "60"))
   assert codes == [0, 0], texts
   version = hosts.versions[0]
   for rank, text in enumerate(texts):

@@ -20,7 +20,8 @@ def _job(environ=None, journal=None, **given):
     "num_replicas replicas_to_aggregate min_replicas faults output nodes node_rank"
     " address local_addr store run secret_file step_timeout"
   )
-  args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
+  args = dict.fromkeys(names.split()) | {"processes_per_replica": 1}
+  args |= {"external": False} | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
 
 
@@ -77,7 +78,8 @@ def test_the_secret_may_be_in_a_file(tmp_path):
 def test_a_store_that_lives_on_needs_a_name_for_the_run():
   etcd = {"store": "etcd://a,b,c"}
   one, two = _job(**etcd), _job(**etcd)
-  assert one.settings.store == "etcd://a,b,c"
+  prefix = f"optax-dist%2F{one.settings.run}"
+  assert one.settings.store == f"etcd://a,b,c?prefix={prefix}"
   assert one.settings.run != two.settings.run
   several = _HOSTS | _SECRET
   with pytest.raises(errors.CommandError, match="need --run NAME"):
@@ -85,8 +87,18 @@ def test_a_store_that_lives_on_needs_a_name_for_the_run():
   assert _job(several, run="mine", **etcd).settings.run == "mine"
   slurm = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
   assert _job(several | slurm, **etcd).settings.run == "slurm-7.2"
-  # The store of a launcher is a new one each time.
+  # The log of a launcher is a new one each time.
   assert _job(several | slurm).settings.run is None
+
+
+def test_a_password_is_in_the_environment_and_not_on_the_command_line():
+  url = "etcd://me:hidden@a"
+  with pytest.raises(errors.CommandError, match="OPTAX_DIST_STORE") as caught:
+    _job(store=url)
+  assert "hidden" not in str(caught.value)
+  made = _job({"OPTAX_DIST_STORE": url}, run="mine")
+  assert made.settings.store == f"{url}?prefix=optax-dist%2Fmine"
+  assert "hidden" not in repr(made.settings)
 
 
 def test_wrong_variables_are_named():

@@ -56,12 +56,12 @@ def test_the_title_has_what_is_known():
   title = lambda numbers: _table(numbers).splitlines()[0]
   assert title(run_journals.numbers_of()).startswith("nothing has been written")
   numbers = run_journals.numbers_of(
-    {"kind": "leader", "time": 0.0, "replica": 3},
-    {"kind": "leader", "time": 0.0, "replica": 4},
+    {"kind": "coordinator", "time": 0.0, "epoch": 0},
+    {"kind": "coordinator", "time": 0.0, "epoch": 1},
     {"kind": "abandon", "time": 0.0},
   )
   assert title(numbers) == (
-    "step 0, 0.0 steps/s, leader 4 (term 2), 1 aggregation rounds abandoned"
+    "step 0, 0.0 steps/s, coordinator restarts: 1, 1 aggregation rounds abandoned"
   )
 
 

@@ -50,7 +50,11 @@ def test_the_page_finds_all_that_it_shows(tmp_path):
     assert names <= set(json.loads(json.dumps(state, allow_nan=False)))
   assert (state["ended"], state["strategy"]) == ("finished", "sync_replicas")
   empty = _state()
-  assert (empty["members"], empty["goodput"], empty["leader"]) == ([], None, "")
+  assert (empty["members"], empty["goodput"], empty["restarts"]) == (
+    [],
+    None,
+    0,
+  )
 
 
 def test_end_of_a_process_is_an_event():
@@ -75,15 +79,6 @@ def test_the_timeline_has_the_categories_of_a_report():
     {"replica": "a", "begin": 0.0, "end": 1.5, "category": "start"},
     {"replica": "a", "begin": 1.5, "end": 2.0, "category": "useful"},
   ]
-
-
-def test_a_step_that_a_new_leader_repeats_is_drawn_once():
-  member = run_journals.member(0, 0, age=0.5)
-  records = [_commit(step, 1.0 + step, member) for step in range(3)]
-  once = _state(*records)
-  assert once["steps"] == [(2.0, 1.0), (3.0, 1.0)]
-  again = _state(*records, _commit(1, 3.0, member))
-  assert (again["steps"], again["spans"]) == (once["steps"], once["spans"])
 
 
 def test_a_resumed_run_is_drawn_from_its_last_start():
@@ -119,7 +114,7 @@ def test_members_are_in_the_order_of_their_numbers():
   ("record", "text"),
   [
     ({"kind": "run", "step": 0, "unix_time": None}, "run started"),
-    ({"kind": "leader", "replica": 0}, "replica 0 leads"),
+    ({"kind": "coordinator", "epoch": 1}, "coordinator started"),
     ({"kind": "join", "replica": "a"}, "replica a joined"),
     (
       {"kind": "lost", "replica": 3, "reason": "silent"},

@@ -21,7 +21,7 @@ def path(tmp_path):
 def test_it_is_shown_once(path, capsys):
   assert main.main(["watch", str(path), "--once"]) == 0
   shown = capsys.readouterr().out
-  assert "step 4, 1.0 steps/s, leader 0 (term 1); ended: finished" in shown
+  assert "step 4, 1.0 steps/s; ended: finished" in shown
   row = next(line for line in shown.splitlines() if line.startswith("2 "))
   assert row.split()[:5] == ["2", "in", "0", "4", "0"]
   assert "4 stale" in row

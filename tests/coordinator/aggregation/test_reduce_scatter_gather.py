@@ -39,7 +39,7 @@ TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
 
 
 def attempt_id(number=1, step=3):
-  return entries.AttemptId(0, step, number, 0)
+  return entries.RoundId(0, step, number, not number)
 
 
 class Group:
@@ -361,22 +361,7 @@ def test_a_silent_member_times_out_and_is_named():
     )
 
 
-def test_an_optimistic_attempt_fails_once_all_have_begun_and_nothing_comes():
-  group = Group(2, timeout=30.0)
-  group.begin(0, attempt_id(0))
-  group.pump()
-  group.late = 70.0
-  side = group.sides[0]
-  side.all.limit_wait(attempt_id(0))
-  side.all.check()
-  assert side.answers == []  # Its wait counts from now on.
-  group.late = 140.0
-  side.all.check()
-  (answer,) = side.answers
-  assert answer.failed_replica == 1
-
-
-def test_an_optimistic_attempt_waits_as_long_as_it_takes():
+def test_an_early_round_waits_as_long_as_it_takes():
   group = Group(2, timeout=30.0)
   group.begin(0, attempt_id(0))
   group.pump()

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,9 @@ import pytest
 
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator.data import micro_batches, probe
-from optax_dist.coordinator.protocol.leader import candidates
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.protocol import entries
+from optax_dist.coordinator.protocol.coordinator import absent
+from optax_dist.coordinator.server import process
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}
 DATA = ledger.Batches(8, 4, micro_batch=2, deterministic=True)
@@ -40,7 +40,7 @@ def gradient(params, x):
 probe = lambda params, slot: gradient(params, numbers[slot.indices])
 try:
   replica = coordinator.join(
-    optax.sgd(0.1), params, data=data, probe=probe, start_store=False,
+    optax.sgd(0.1), params, data=data, probe=probe, start_coordinator=False,
     coordinator_address=sys.argv[1], replica=int(sys.argv[2]),
     total_num_replicas=2, timeout=60.0,
   )
@@ -76,12 +76,11 @@ def joins(address, replica, size, threads):
 def test_another_number_of_threads_is_refused_where_it_changes_bits(
   size, words
 ):
-  with process.start(b"", port=0) as store:
-    address = store.address.partition(",")[0]
-    both = [joins(address, 0, size, threads=2)]
+  with process.start(b"", port=0) as place:
+    both = [joins(place.address, 0, size, threads=2)]
     try:
       assert both[0].stdout.readline() == "joined\n"
-      both.append(joins(address, 1, size, threads=4))
+      both.append(joins(place.address, 1, size, threads=4))
       said = both[1].stdout.readline()
       assert said.startswith(words)
       if words == "refused":
@@ -103,10 +102,10 @@ def test_what_computed_a_gradient_refuses_nobody():
     lambda params, grads: grads,
   )
   digest, about = text.split("\n")
-  hello = lambda text: types.SimpleNamespace(agreement=(("probe", text),))
-  ours = (("probe", text),)
-  assert candidates.difference(ours, hello(f"{digest}\nelsewhere")) == ""
-  found = candidates.difference(ours, hello("0\nelsewhere"))
+  job = lambda text: entries.Job((("probe", text),), entries.Rules())
+  ours = job(text)
+  assert absent.difference(ours, job(f"{digest}\nelsewhere")) == ""
+  found = absent.difference(ours, job("0\nelsewhere"))
   assert "it has '0' (elsewhere)" in found
   assert about[:100] in found
 

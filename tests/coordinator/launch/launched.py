@@ -34,7 +34,9 @@ def main() -> int:
     folder = pathlib.Path(sys.argv[2])
     if replica != 1 or incarnation:
       wait_for(folder, str(replica), "trained")
-    train(60.0, lambda: (folder / "trained").touch())
+      train(0.5)
+    else:
+      train(60.0, lambda: (folder / "trained").touch())
   if what == "train":
     train(float(sys.argv[2]))
   channel.say("finished")
@@ -65,7 +67,7 @@ def train(seconds, trained=None) -> None:
   with coordinator.join(
     optax.sgd(0.1),
     jnp.ones(8),
-    start_store=False,
+    start_coordinator=False,
     replicas_to_aggregate=1,
     timeout=60.0,
   ) as replica:

@@ -20,7 +20,6 @@ _FULL = Environment(
   restarts=1,
   num_processes=2,
   process_index=1,
-  group_address="127.0.0.1:1234",
   nodes=2,
   node_rank=1,
   address="10.0.0.1:29300",
@@ -59,7 +58,7 @@ def test_it_is_read_from_this_process_by_default(monkeypatch):
     ({"GRACE": "soon"}, "OPTAX_DIST_GRACE is 'soon': Expected `float"),
     ({"NUM_REPLICAS": "0"}, "NUM_REPLICAS is '0': Expected `int` >= 1"),
     ({"NUM_REPLICAS": "2", "REPLICA": "2"}, "REPLICA must be from 0 to 1"),
-    ({"NUM_PROCESSES": "2", "PROCESS_INDEX": "0"}, "OPTAX_DIST_GROUP_ADDRESS"),
+    ({"NUM_PROCESSES": "2"}, "OPTAX_DIST_PROCESS_INDEX must be set"),
   ],
 )
 def test_wrong_variables_are_named(variables, words):

@@ -46,7 +46,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   numbers.update(
     [
       {"kind": "run", "time": 0.0, "step": 10},
-      {"kind": "leader", "time": 0.0, "replica": 0, "step": 10},
+      {"kind": "coordinator", "time": 0.0, "epoch": 0, "step": 10},
       *({"kind": "join", "time": 0.1, "replica": i} for i in range(3)),
       commit(10, 1.0, member(0, moved=(3, 4)), member(1, staleness=3, count=2)),
       {
@@ -59,7 +59,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
       {"kind": "stall", "time": 3.0, "waited": 2.0},
       {"kind": "lost", "time": 3.5, "replica": 0},
       {"kind": "abandon", "time": 3.5},
-      {"kind": "leader", "time": 3.5, "replica": 1, "step": 11},
+      {"kind": "coordinator", "time": 3.5, "epoch": 1, "step": 11},
     ]
   )
   found = values(numbers)
@@ -77,7 +77,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert found["membership_changes", "joined"] == 3
   assert found["membership_changes", "lost"] == 1
   assert found["attempts_abandoned",] == 1
-  assert found["leader_changes",] == 1
+  assert found["coordinator_restarts",] == 1
   numbers.update([commit(11, 4.0, member(1, moved=None), member(2))])
   found = values(numbers)
   assert found["steps",] == 2
@@ -98,7 +98,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
 
 
 def test_a_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
-  """As for a new leader that has no journal."""
+  """As for a journal that begins in mid-run."""
   numbers = run_numbers.RunNumbers()
   numbers.update([{"kind": "lost", "time": 0.5, "replica": 0}])
   numbers.update([commit(40, 1.0, member(0), member(1), member(2))])
@@ -210,13 +210,13 @@ def test_samples_that_are_given_up_are_counted():
   assert values(numbers)["samples_skipped",] == 6
 
 
-def test_leaders_and_attempts_are_counted():
+def test_restarts_and_abandoned_rounds_are_counted():
   numbers = run_journals.numbers_of(
-    _record("leader", 0.0, replica=0),
+    _record("coordinator", 0.0, epoch=0),
     _record("abandon", 1.0),
-    _record("leader", 2.0, replica=2),
+    _record("coordinator", 2.0, epoch=1),
   )
-  assert (numbers.leader, numbers.terms, numbers.abandoned) == (2, 2, 1)
+  assert (numbers.restarts, numbers.abandoned) == (1, 1)
 
 
 def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):

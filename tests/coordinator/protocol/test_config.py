@@ -4,11 +4,12 @@ import pytest
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import Job, Rules
 from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
-def _config(**options):
-  return Config("p0", 0, "at p0", **options)
+def _config(data=None, policy=None, **rules):
+  return Config(Job((), Rules(**rules), data=data), None, policy)
 
 
 def test_an_empty_gradient_may_be_sent_inline_too():

@@ -300,7 +300,7 @@ def check_ledger(
 def coordinator_threads(
   before: Sequence[threading.Thread] = (), patience: float = 60.0
 ) -> list[threading.Thread]:
-  """Threads of replicas and leaders that are still there after a while.
+  """Threads of replicas and coordinators that are still there after a while.
 
   Args:
     before: threads that are not meant: earlier tests may have left some.

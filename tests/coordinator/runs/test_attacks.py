@@ -18,7 +18,8 @@ from waiting import until
 
 from optax_dist import coordinator
 from optax_dist.coordinator.protocol import codec, messages
-from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.server import process as server
 
 SECRET = "a secret of enough bytes"
 # Nobody waits so long: of what is told at once a test sees that it is.
@@ -28,20 +29,21 @@ OPT = optax.sgd(0.1)
 
 
 @pytest.fixture(scope="module")
-def store():
-  """One for the runs of all tests; a process takes its time to start."""
-  with store_process.start(SECRET.encode(), port=0) as made:
-    yield made
+def server_address(tmp_path_factory):
+  """Of one for the runs of all tests; a process takes its time to start."""
+  log = tmp_path_factory.mktemp("coordinator") / "log"
+  with server.start(SECRET.encode(), port=0, log=log) as made:
+    yield made.address
 
 
 @pytest.fixture
-def job(store):
+def job(server_address):
   """What to join a run of a test's own by."""
   return {
-    "coordinator_address": store.address.partition(",")[0],
+    "coordinator_address": server_address,
     "run": secrets.token_hex(8),
     "secret": SECRET,
-    "start_store": False,
+    "start_coordinator": False,
     "total_num_replicas": 2,
   } | PATIENT
 
@@ -66,6 +68,8 @@ class Loop(threading.Thread):
           self.act(self.replica, self.step)
           self.replica.step(jax.tree.map(jnp.ones_like, self.replica.params))
           self.step = self.replica.global_step
+        # A last one that leaves would wait for those that were lost.
+        self.replica.finish()
     except BaseException as error:
       self.error = error
     finally:
@@ -93,7 +97,6 @@ def test_an_exception_in_a_running_process_is_reported_at_once(
   one, two = Loop(0, job), Loop(1, job, fail)
   one.start()
   one.joined.wait(60.0)
-  until(lambda: one.replica.is_leader)
   two.start()
   two.join(60.0)
   assert not two.is_alive()
@@ -122,21 +125,19 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
   for loop in loops:
     loop.start()
   until(lambda: min(loop.step for loop in loops) > 3)
-  leader = next(x for x in loops if x.replica.is_leader)
-  other = next(x for x in loops if x is not leader)
+  one, other = loops
   transport = other.replica._participant.driver._transport
-  target = leader.replica._participant.config.process
 
   def attack():
     for raw in (b"", b"\xff" * 50, b'{"a": 1}'):
-      transport.send(target, [raw])
+      transport.send(endpoint.COORDINATOR, [raw])
     hello = messages.Leave(False, "x")
     bad = codec.replace(hello, lost=-3)
-    transport.send(target, [messages.MESSAGES.encode(bad)])
+    transport.send(endpoint.COORDINATOR, [messages.MESSAGES.encode(bad)])
 
   other.replica._participant.driver.post(attack)
-  step = leader.step
-  until(lambda: leader.step > step + 10)
+  step = one.step
+  until(lambda: one.step > step + 10)
   stop(*loops)
   assert [loop.error for loop in loops] == [None, None]
   assert "bad message 3, of" in caplog.text
@@ -151,7 +152,7 @@ from optax_dist import coordinator
 how, address, secret, run = sys.argv[1:]
 with coordinator.join(
   optax.sgd(0.1), {"w": jnp.ones(40)}, replica=1, total_num_replicas=2,
-  coordinator_address=address, secret=secret, run=run, start_store=False,
+  coordinator_address=address, secret=secret, run=run, start_coordinator=False,
   timeout=300.0, attempt_timeout=100.0, leader_timeout=100.0, lower_on_loss=True,
 ) as replica:
   for i in range(5):

@@ -71,7 +71,7 @@ def test_a_run_outlives_a_bad_network(tmp_path):
     run.wait_for_steps(6, 90.0)
     run.hosts.shape()
     for target, both in (
-      *(("leader", False), ("store", True)),
+      *(("coordinator", False), ("coordinator", True)),
       *(("two replicas", True), ("replica", False)),
     ):
       found = run.cut(target, 3.0, both=both)

@@ -1,4 +1,4 @@
-"""Ways to join: IPv6, certificates, etcd; where another one listened before."""
+"""Ways to join: IPv6, certificates; where another one listened before."""
 
 import os
 import subprocess
@@ -11,9 +11,8 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator.launch import environment
-from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
-from tests.coordinator.store import etcd_cluster
 from tests.coordinator.transport import worlds
 
 _SECRET = "a secret of enough bytes"
@@ -54,50 +53,39 @@ def _train(options):
 
 def test_replicas_join_over_ip_version_6():
   try:
-    store = store_process.start(_SECRET.encode(), bind="::1", port=0)
+    made = process.start(_SECRET.encode(), bind="::1", port=0)
   except (OSError, RuntimeError) as error:
     pytest.skip(f"no IPv6 here: {error}")
   try:
-    address = store.address.partition(",")[0]
+    address = made.address
     assert address.startswith("[::1]:")
     _train(
       {
         "coordinator_address": address,
         "secret": _SECRET,
         "bind": "::1",
-        "start_store": False,
+        "start_coordinator": False,
       }
     )
   finally:
-    store.stop()
+    made.stop()
 
 
 def test_replicas_join_with_certificates(tmp_path):
-  made = worlds.certificates(tmp_path)
-  with store_process.start(
-    _SECRET.encode(), port=0, certificates=made
-  ) as store:
+  files = worlds.certificates(tmp_path)
+  with process.start(_SECRET.encode(), port=0, certificates=files) as made:
     _train(
       {
-        "coordinator_address": store.address.partition(",")[0],
+        "coordinator_address": made.address,
         "secret": _SECRET,
-        "certificates": made,
+        "certificates": files,
         "bind": "127.0.0.1",
-        "start_store": False,
+        "start_coordinator": False,
       }
     )
 
 
-@etcd_cluster.needs_etcd
-def test_replicas_join_over_etcd(tmp_path):
-  cluster = etcd_cluster.Cluster(tmp_path, 1)
-  try:
-    _train({"store": cluster.url, "secret": _SECRET})
-  finally:
-    cluster.close()
-
-
-def test_a_process_may_listen_where_the_lost_leader_did():
+def test_a_process_may_listen_where_a_lost_one_did():
   """Its name is another one, so it is no process that refuses to be joined."""
   program = (
     "import os, jax.numpy as jnp, optax;"
@@ -109,9 +97,9 @@ def test_a_process_may_listen_where_the_lost_leader_did():
     "os._exit(0)"  # Without saying goodbye.
   )
   (port,) = addresses.free_ports()
-  with store_process.start(_SECRET.encode(), port=0) as store:
+  with process.start(_SECRET.encode(), port=0) as made:
     told = environment.Environment(
-      coordinator_address=store.address.partition(",")[0], secret=_SECRET
+      coordinator_address=made.address, secret=_SECRET
     )
     env = {**os.environ, **told.variables(), "PORT": str(port)}
     for _ in range(2):
@@ -125,4 +113,3 @@ def test_a_process_may_listen_where_the_lost_leader_did():
       assert (ended.stdout, ended.returncode) == ("at step 0\n", 0), (
         ended.stderr
       )
-    assert "another process is at its address" in ended.stderr

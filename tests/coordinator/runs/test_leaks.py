@@ -12,7 +12,7 @@ import pytest
 from waiting import until
 
 from optax_dist import coordinator
-from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.server import process
 
 _SECRET = "a secret of enough bytes"
 _PARAMS = {"w": jnp.ones(1000)}
@@ -49,12 +49,12 @@ def test_rejoins_leave_no_descriptor_and_no_thread(
   rejoins, inline_bytes, steps
 ):
   """One stays for all steps; the other leaves, or raises, and joins again."""
-  with store_process.start(_SECRET.encode(), port=0) as store:
+  with process.start(_SECRET.encode(), port=0) as made:
     options = {
-      "coordinator_address": store.address.partition(",")[0],
+      "coordinator_address": made.address,
       "secret": _SECRET,
       "bind": "127.0.0.1",
-      "start_store": False,
+      "start_coordinator": False,
       "total_num_replicas": 2,
       "replicas_to_aggregate": 1,
       "lower_on_loss": True,

@@ -132,9 +132,10 @@ def test_structures_that_print_addresses_agree():
 
 def test_a_replica_with_other_settings_is_refused_by_name(caplog):
   before = runs.coordinator_threads(patience=0.0)
-  world = endpoint.World()
-  first = runs.make(world, 0, k=1, n=2)
-  with first.start():
+  with (
+    endpoint.World() as world,
+    runs.make(world, 0, k=1, n=2).start() as first,
+  ):
     other = runs.make(world, 1, k=1, n=2, opt=optax.sgd(0.2))
     with pytest.raises(coordinator.JoinRefused, match="its optimizer"):
       other.start()

@@ -1,17 +1,20 @@
 """Tests that the driver answers everything that the core has started."""
 
+import contextlib
+import dataclasses
+
 import numpy as np
 import pytest
 from waiting import until as wait_until
 
 from optax_dist.coordinator.aggregation import layout, reducer
-from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
+from optax_dist.coordinator.protocol import deadlines, entries, inputs
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
+from optax_dist.coordinator.runtime import driver, endpoint
 from optax_dist.coordinator.runtime.processes import Processes
-from optax_dist.coordinator.store import interface as stores
 
-ATTEMPT = entries.AttemptId(0, 3, 1, 0)
+ROUND = entries.RoundId(0, 3, 1)
+WAKE = inputs.SaveWanted()
 PARTS = (entries.Part(1, 1, 0, 3, 0, 1, 1.0),)
 
 
@@ -33,31 +36,39 @@ class Script:
 
 
 @pytest.fixture
-def driven():
-  world = endpoint.World()
-  place, core = world.connect("0"), Script()
+def world():
+  with endpoint.World() as made:
+    yield made
+
+
+@pytest.fixture
+def driven(world):
+  core = Script()
+  one = drive(world.connect("0"), core)
+  yield one, core
+  one.close()
+
+
+def drive(place, core):
   template = np.zeros(8, np.float32)
-  one = driver.Driver(
+  return driver.Driver(
     core,
     place,
     replica=0,
-    run="",
     gradients=layout.layout([template]),
     reducer=reducer.Reducer(layout.layout([template])),
     initial=[template],
     step=3,
     apply=lambda state, mean, parts: state,
-    journal=journal_lines.JournalLines(None, {}),
     deadlines=deadlines.of(600.0, 60.0, 60.0),
+    silence=deadlines.silence(600.0),
     processes=Processes(),
   )
-  yield one, core
-  one.close()
 
 
 def collect(peer):
   peers = (entries.Member(1, 1, peer, "unix:gone"),)
-  return fx.Aggregate(ATTEMPT, PARTS, peers, (), None)
+  return fx.Aggregate(ROUND, PARTS, peers, (), None)
 
 
 def until(one, core, kind):
@@ -78,7 +89,7 @@ def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
     collect("gone"),
     fx.FetchSnapshot(7, "gone", "unix:gone"),
   ]
-  one._inputs.append(inputs.Started("n"))
+  one._inputs.append(inputs.Started())
   one._on_event(driver.transports.PeerLost("gone", "broken", "it has died"))
   (failed,) = until(one, core, inputs.AggregateFailed)
   assert failed.failed_replica == 1
@@ -89,36 +100,39 @@ def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
 def test_disconnecting_fails_what_waits_for_that_peer(driven):
   one, core = driven
   core.does[inputs.Started] = [collect("mute")]
-  core.does[inputs.StoreLost] = [fx.Disconnect("mute", "it is no member")]
-  one._inputs.append(inputs.Started("n"))
+  core.does[type(WAKE)] = [fx.Disconnect("mute", "it is no member")]
+  one._inputs.append(inputs.Started())
   one._proceed()
   assert one.stats()["pending"] == 1
-  one._inputs.append(inputs.StoreLost("to wake the script"))
+  one._inputs.append(WAKE)
   (failed,) = until(one, core, inputs.AggregateFailed)
   assert "closed the connection" in failed.reason
 
 
-@pytest.mark.parametrize("value", [b"none of ours", b""])
-def test_a_value_that_no_replica_wrote_is_the_end_of_the_store(driven, value):
+def test_an_error_names_the_peer_that_could_not_be_reached(driven):
   one, core = driven
-  one._requests[1] = "get"
-  one._on_store(stores.Value(1, value))
-  (lost,) = until(one, core, inputs.StoreLost)
-  assert "a value that no replica of this version wrote" in lost.reason
-
-
-def test_an_error_names_why_the_store_refuses_a_put(driven):
-  """A key that has no value is no answer to that."""
-  one, core = driven
-  core.does[inputs.StoreLost] = [fx.Fail("CoordinatorError", "It waits.")]
-  one._requests |= {1: "put", 2: "get"}
-  one._on_store(stores.Unknown(1, "the store is full"))
-  one._on_store(stores.Value(2, None))
-  one._inputs.append(inputs.StoreLost("to wake the script"))
+  core.does[type(WAKE)] = [fx.Fail("CoordinatorError", "It waits.")]
+  lost = driver.transports.PeerLost("far", "unreachable", "nobody listens")
+  one._on_event(lost)
+  one._inputs.append(WAKE)
   one._proceed()
   assert str(one.handover.failure) == (
-    "It waits. The last request to the store: the store is full."
+    "It waits. Process far could not be reached: nobody listens."
   )
+
+
+@pytest.mark.parametrize("how", ["broken", "unreachable", "ended"])
+def test_a_coordinator_that_has_died_is_started_again(world, how):
+  """Not one that says goodbye: the job is over then."""
+  started = []
+  place = dataclasses.replace(
+    world.connect("0"), restart=lambda: started.append(how)
+  )
+  with contextlib.closing(drive(place, Script())) as one:
+    lost = driver.transports.PeerLost(endpoint.COORDINATOR, how, "it is gone")
+    one._on_event(lost)
+    assert until(one, one._core, inputs.PeerLost)
+  assert started == ([how] if how != "ended" else [])
 
 
 def test_it_says_what_the_core_waits_for(driven):
@@ -130,37 +144,9 @@ def test_it_says_what_the_core_waits_for(driven):
   assert told == "It waits for the end of the script."
 
 
-@pytest.mark.parametrize("publishes", [False, True])
-def test_a_line_is_written_after_what_others_wait_for(driven, publishes):
-  """And before this replica goes on, which may be stopped there, or end."""
-  one, core = driven
-  order = []
-
-  class Lines:
-    def write(self, note):
-      order.append("written")
-
-    def close(self):
-      order.append("closed")
-
-  one._journal = Lines()
-  flush, wake = one._transport.flush, one.handover.wake
-  one._transport.flush = lambda: (order.append("sent"), flush())
-  one.handover.wake = lambda: (order.append("woken"), wake())
-  core.does[inputs.Started] = [
-    fx.WriteJournal(notes.Leader(0, 4)),
-    fx.Publish(4, False) if publishes else fx.SetAsked(1),
-  ]
-  one._states.publish = lambda step: order.append("published")
-  one._inputs.append(inputs.Started("n"))
-  one._proceed()
-  published = ["published"] if publishes else []
-  assert order == ["sent", "written", *published, "sent", "woken"]
-
-
 def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   one, core = driven
-  core.does[inputs.StoreLost] = [fx.Disconnect("far", "it is no member")]
+  core.does[type(WAKE)] = [fx.Disconnect("far", "it is no member")]
   up = lambda near: one._on_event(driver.transports.PeerUp("far", near))
   assert not one.is_far_from_some
   up(True)
@@ -170,7 +156,7 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   one._on_event(driver.transports.PeerLost("far", "broken", "it has died"))
   assert not one.is_far_from_some
   up(False)
-  one._inputs.append(inputs.StoreLost("to wake the script"))
+  one._inputs.append(WAKE)
   one._proceed()
   assert not one.is_far_from_some
 
@@ -184,9 +170,9 @@ def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
   assert one._timeout() == 0.0
 
 
-def test_peers_learn_what_an_event_loop_has_raised(driven):
+def test_peers_learn_what_an_event_loop_has_raised(driven, world):
   one, core = driven
-  peer = endpoint.World().connect("peer")
+  peer = world.connect("peer")
   peer.transport.connect(one._transport.name, one._transport.address)
   seen = []
 
@@ -195,14 +181,14 @@ def test_peers_learn_what_an_event_loop_has_raised(driven):
     return [event for event in seen if isinstance(event, kind)]
 
   def step(given, now):
-    if isinstance(given, inputs.StoreLost):
+    if given is WAKE:
       raise ValueError("an array has been donated")
     return []
 
   core.step = step
   one.start()
   wait_until(lambda: comes(driver.transports.PeerUp), seconds=20.0)
-  one.feed(inputs.StoreLost("to wake the script"))
+  one.feed(WAKE)
   (lost,) = wait_until(lambda: comes(driver.transports.PeerLost), seconds=20.0)
   peer.close()
   assert lost.reason == "it has raised ValueError('an array has been donated')"

@@ -4,16 +4,8 @@ import threading
 
 import embedded_runs as runs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optax_dist.coordinator.runtime import endpoint
-from optax_dist.coordinator.store import interface
-
-
-@given(st.text(max_size=8))
-def test_any_name_makes_a_key(name):
-  interface.check_key(endpoint.key_prefix(name) + "log/0")
 
 
 def test_runs_of_different_names_do_not_meet():

@@ -14,14 +14,15 @@ import run_journals
 from optax_dist import coordinator
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import codec, entries, messages, notes
-from optax_dist.coordinator.runtime import journal_lines, timings
+from optax_dist.coordinator.runtime import timings
+from optax_dist.coordinator.server import journal_lines
 
 ONE = timings.Timings(1.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 
 def test_timings_that_are_no_numbers_are_refused():
   """A member's nonsense is counted, like any other."""
-  arrive = messages.Arrive(0, 0, 1, 1, True, 0, None, b"", "", None, ONE)
+  arrive = messages.Arrive(*(0, 0, 1, 1, True, 0, None, b"", "", None, ONE))
   sent = messages.MESSAGES.encode(arrive)
   assert messages.MESSAGES.decode(sent) == arrive
   for bad in (math.nan, math.inf):
@@ -101,14 +102,14 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
   assert seen >= 6
 
 
-def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
+def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
   lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
   lines.open([])
   lines.write(notes.Run(notes.VERSION, "", 0))
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
   for step, told in enumerate((None, (None,), (ONE,))):
     commit = entries.Committed(
-      entries.AttemptId(0, step, 1, 0),
+      entries.RoundId(0, step, 1),
       (part,),
       None,
       False,

@@ -14,7 +14,7 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator.runtime import driver, endpoint
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.transport import addresses
 
@@ -121,7 +121,7 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
     "total_num_replicas": 2,
     "secret": _SECRET,
     "timeout": 60.0,
-    "start_store": False,
+    "start_coordinator": False,
   }
   seen, left = {0: [], 1: []}, threading.Event()
 
@@ -137,8 +137,8 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
       train(1, replica, lambda r: left.is_set() and r.global_step >= 30)
       replica.finish()
 
-  with process.start(_SECRET.encode(), port=0) as store:
-    told["coordinator_address"] = store.address.partition(",")[0]
+  with process.start(_SECRET.encode(), port=0) as place:
+    told["coordinator_address"] = place.address
     thread = threading.Thread(target=other)
     thread.start()
     with coordinator.join(
@@ -189,7 +189,7 @@ def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
       replica=0,
       total_num_replicas=1,
       coordinator_address=f"127.0.0.1:{port}",
-      start_store=False,
+      start_coordinator=False,
       timeout=5.0,
       on_sigterm="leave",
     )
@@ -203,15 +203,15 @@ _FORKS = """
 import multiprocessing, os, signal, sys, time
 import jax.numpy as jnp, optax
 from optax_dist import coordinator
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 
 signal.alarm(240)  # Should anything hang.
 secret = "a secret of enough bytes"
-with process.start(secret.encode(), port=0) as store:
+with process.start(secret.encode(), port=0) as place:
   with coordinator.join(
     optax.sgd(0.1), jnp.zeros(4), replica=0, total_num_replicas=1,
-    coordinator_address=store.address.partition(",")[0], secret=secret,
-    start_store=False, on_sigterm="leave",
+    coordinator_address=place.address, secret=secret,
+    start_coordinator=False, on_sigterm="leave",
   ) as replica:
     replica.step(jnp.ones(4))
     fork = multiprocessing.get_context("fork")

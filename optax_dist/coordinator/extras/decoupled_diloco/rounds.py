@@ -1,9 +1,9 @@
-"""The leader's rounds of fragments: when they close, and the weights.
+"""The coordinator's rounds of fragments: when they close, and the weights.
 
 A round of a fragment is a step of the log. The quorum's rules say whether there
 are enough contributions, and `rules` how much longer to wait, and the weight of
-a contribution. Only the weights are in the log: a new leader learns the rest
-from the contributions, which are sent again.
+a contribution. Only the weights are in the log: a coordinator that has
+started again learns the rest from the contributions, which are sent again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Work(codec.Struct):
   begins: bool = True
 
 
-#: `Submitted.work`, which the protocol passes on to the leader's `Rounds`.
+#: `Submitted.work`, which the protocol passes on to the coordinator's `Rounds`.
 WORK: codec.Codec[Work] = codec.Codec(Work)
 
 
 @dataclasses.dataclass(frozen=True)
 class MakeRounds:
-  """Makes the policy of a new leader; `Config.policy`.
+  """Makes the policy of a coordinator that has started again; `Config.policy`.
 
   Attributes:
     config: the configuration of the rules.
@@ -57,7 +57,7 @@ class MakeRounds:
   config: rules.Config
 
   def __call__(self, timeout: float) -> Rounds:
-    """The policy of a leader without an open round.
+    """The policy of a coordinator without an open round.
 
     Args:
       timeout: of the run, in seconds; contributions before their turn wait for

@@ -16,9 +16,9 @@ from optax_dist.coordinator.extras.decoupled_diloco import fragments as parts
 from optax_dist.coordinator.extras.decoupled_diloco import rules as dd
 from optax_dist.coordinator.extras.decoupled_diloco.learner import Learner
 from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
-  MakeRounds,
   Work,
 )
+from optax_dist.coordinator.protocol.entries import Fragments
 from optax_dist.coordinator.strategies import hyperparams, strategy
 
 # After missing this many rounds in a row, a learner doesn't wait to be called.
@@ -77,7 +77,7 @@ class DecoupledDiloco(strategy.Strategy):
 
   Attributes:
     rules: the rules' configuration.
-    policy: see `Strategy`.
+    fragments: see `Strategy`.
   """
 
   name = "decoupled_diloco"
@@ -109,7 +109,7 @@ class DecoupledDiloco(strategy.Strategy):
         f" max_staleness= of the strategy; got {quorum!r}."
       )
     self.quorum, self.rules = quorum, rules
-    self.policy = MakeRounds(rules)
+    self.fragments = Fragments(*rules)
     self._radial = merge == "radial"
     self._init = strategy.initialized_by(inner)
     self._update = strategy.applied_by(inner)
@@ -234,7 +234,7 @@ class DecoupledDiloco(strategy.Strategy):
 
     Returns:
       What is exchanged, with the structure of `exchanged`; what it is for the
-      leader's rules; and the state of a learner that has contributed it.
+      coordinator's rules; and the state of a learner that has contributed it.
     """
     fragment = self.fragment(local)
     payload = self._pack(

@@ -1,6 +1,6 @@
 """A replica of several processes, as seen by one of them.
 
-    process 0    Speaker(Node)  <-  reports  --  process 1 ..  Companion
+    process 0    Speaker(Client)  <-  reports  --  process 1 ..  Companion
                                 --  orders   ->
 
 Process 0 decides for all. Each process exchanges its own shards, with its
@@ -24,12 +24,13 @@ from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.codec import Codec
-from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.runtime import last_words, processes, trees
 from optax_dist.coordinator.runtime.handover import Handover
 from optax_dist.coordinator.runtime.states import State
+from optax_dist.coordinator.transport import channels
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds for a program to end by itself when its replica can't continue.
@@ -47,6 +48,7 @@ class Group(processes.Processes):
     count: int,
     gather: Callable[[str], list[str]],
     on_loss: Callable[[str], None] = lambda reason: None,
+    joins: Callable[[], None] = lambda: None,
   ):
     """Describes this process.
 
@@ -57,9 +59,10 @@ class Group(processes.Processes):
         them call it at the same point of the program.
       on_loss: called when a process of the replica is lost, since the rest of
         it can't continue.
+      joins: called when it joins a run, and looks after itself from then on.
     """
     self.index, self.count = index, count
-    self._gather, self._on_loss = gather, on_loss
+    self._gather, self._on_loss, self._joins = gather, on_loss, joins
     self._places: list[tuple[str, str]] = []
 
   def name(self, replica: object) -> object:
@@ -74,11 +77,13 @@ class Group(processes.Processes):
     digests = [digest for _, _, digest in members]
     return orders.join_places(self._places), orders.combined(digests)
 
-  def core(self, config: Config) -> processes.Core:
+  def core(self, config: Config, me: Me) -> processes.Core:
+    self._joins()
     if self.index:
       return Companion(*self._places[0])
     others = [name for name, _ in self._places[1:]]
-    return Speaker(Node(config), others, patience=config.deadlines.replica)
+    client = Client(config, me)
+    return Speaker(client, others, patience=config.deadlines.replica)
 
   def parts(
     self,
@@ -136,21 +141,28 @@ class Group(processes.Processes):
         raise AssertionError(f"no process has an effect {effect!r}")
 
 
-def initialize_processes(count: int | None = None) -> None:
+def initialize_processes(
+  count: int | None = None,
+  *,
+  certificates: channels.Certificates | None = None,
+) -> None:
   """Makes the processes of this replica one JAX program.
 
   Call it before anything else in a process started by `optax-dist launch
-  --processes-per-replica`: it calls `jax.distributed.initialize` with the
-  replica's address and numbers from the environment. A program that has called
-  `jax.distributed.initialize` with the replica's own address passes `count`. If
-  the replica has one process, it does nothing.
+  --processes-per-replica`: the processes find each other through the coordinator,
+  wherever they are, and `jax.distributed.initialize` is called for them. A program
+  that has called it with the replica's own address passes `count`. If the replica
+  has one process, it does nothing.
 
   Args:
     count: the number of processes; by default OPTAX_DIST_NUM_PROCESSES, or 1.
+    certificates: see `join`.
 
   Raises:
     ValueError: a variable is invalid, or the program has another number of
       processes.
+    CoordinatorError: the other processes have not come in 300 s, or the
+      coordinator has not answered.
 
   Example:
     >>> initialize_processes()  # Nobody has started several.
@@ -158,10 +170,11 @@ def initialize_processes(count: int | None = None) -> None:
     1
   """
   launched = Environment.read()
+  joins: Callable[[], None] = lambda: None
   if count is None:
     count = launched.num_processes or 1
     if count > 1:
-      jax_program.initialize(launched)
+      joins = jax_program.meet(launched, _end_soon, certificates).close
   if count == 1:
     return
   if jax.process_count() != count:
@@ -171,7 +184,7 @@ def initialize_processes(count: int | None = None) -> None:
       " first, with the replica's own address."
     )
   index = jax.process_index()
-  processes.use(Group(index, count, jax_program.gather, _end_soon))
+  processes.use(Group(index, count, jax_program.gather, _end_soon, joins))
 
 
 def _end_soon(reason: str) -> None:

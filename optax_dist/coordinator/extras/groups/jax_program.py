@@ -2,18 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import socket
+from collections.abc import Callable
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from optax_dist.coordinator.extras.groups import meeting
+from optax_dist.coordinator.launch import cluster
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator.protocol import deadlines, messages
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.transport import addresses, channels
 
+# Ports for process 0 of a replica that other hosts reach: the first free one, in
+# random order, since replicas of one host would collide.
+MEETING_PORTS = range(29500, 29600)
 # Largest text a process sends at the start: name, address and a digest.
 _TEXT = 4096
 
 
-def initialize(launched: Environment) -> None:
+def meet(
+  launched: Environment,
+  on_loss: Callable[[str], None],
+  certificates: channels.Certificates | None = None,
+) -> meeting.Meeting:
+  """Looks for the other processes of this replica, and makes them one program.
+
+  Args:
+    launched: which process this is, and where its coordinator is.
+    on_loss: called if a process is lost before the replica joins.
+    certificates: see `coordinator.join`.
+
+  Raises:
+    ValueError: a variable is missing or invalid.
+    CoordinatorError: the other processes do not come.
+  """
+  address, _, number = cluster.detect(None, None, None)
+  index, count = launched.process_index, launched.num_processes
+  assert index is not None
+  assert count is not None
+  secret = launched.find_secret() or ""
+  place = endpoint.connect(
+    address,
+    f"{number}.{index}",
+    secret.encode(),
+    deadlines.silence(meeting.PATIENCE),
+    bind=launched.local_addr,
+    advertise=launched.local_addr,
+    certificates=certificates,
+  )
+  own = "" if index else _meeting_address(place.transport.address)
+  call = messages.Meet(launched.run or "", number, index, count, own)
+  made = meeting.Meeting(place, call, on_loss)
+  initialize(made.wait(), index, count, launched.local_addr)
+  return made
+
+
+def initialize(
+  address: str, index: int, count: int, local_addr: str | None = None
+) -> None:
   """Calls `jax.distributed.initialize`, and restricts where it listens.
 
   JAX's service would listen on all addresses, and gloo, the CPU collectives, on
@@ -21,22 +72,21 @@ def initialize(launched: Environment) -> None:
   loopback nothing leaves this host.
 
   Args:
-    launched: the replica's address and numbers, and the address of this host
-      for its collectives; by default the one from which it reaches process 0.
+    address: of process 0, ``host:port``.
+    index: which process this is.
+    count: how many there are.
+    local_addr: the address of this host for its collectives; by default the one
+      from which it reaches process 0.
   """
-  # `Environment` has checked that it is set.
-  assert launched.group_address is not None
-  (place,) = addresses.parse(launched.group_address)
-  own = launched.local_addr or _own_address(place.host)
+  (place,) = addresses.parse(address)
+  own = local_addr or _own_address(place.host)
   # It would handle SIGTERM, which makes a replica leave and a process end.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
-    coordinator_address=launched.group_address,
-    coordinator_bind_address=None
-    if launched.process_index
-    else _bind_address(place),
-    num_processes=launched.num_processes,
-    process_id=launched.process_index,
+    coordinator_address=address,
+    coordinator_bind_address=None if index else _bind_address(place),
+    num_processes=count,
+    process_id=index,
     cluster_detection_method="deactivate",
   )
   kind = getattr(jax.config, "jax_cpu_collectives_implementation", None)
@@ -54,6 +104,30 @@ def gather(text: str) -> list[str]:
   padded = np.frombuffer(raw.ljust(_TEXT), np.uint8)
   rows = multihost_utils.process_allgather(padded)
   return [bytes(np.asarray(row)).decode().rstrip() for row in rows]
+
+
+def _meeting_address(transport: str) -> str:
+  """An address of this host, the process 0 of a replica, for the others.
+
+  Args:
+    transport: the address of its transport, which has one that others reach,
+      unless all of them are on this host.
+
+  Raises:
+    ValueError: no port of `MEETING_PORTS` is free.
+  """
+  hosts = [way.host for way in addresses.parse(transport) if way.host]
+  if not hosts or addresses.is_loopback(hosts[0]):
+    return f"127.0.0.1:{addresses.free_ports()[0]}"
+  ip = addresses.bound(hosts[0])
+  for port in random.sample(MEETING_PORTS, len(MEETING_PORTS)):
+    with contextlib.suppress(OSError), socket.socket(ip.family) as probe:
+      probe.bind(ip.place(port))
+      return str(addresses.Endpoint(ip.text, port))
+  raise ValueError(
+    f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip.text} is"
+    " free, where processes of a replica would meet."
+  )
 
 
 def _bind_address(place: addresses.Endpoint) -> str:

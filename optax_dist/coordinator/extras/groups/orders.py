@@ -80,7 +80,6 @@ Report: TypeAlias = (
 Order: TypeAlias = (
   fx.UseRun
   | fx.Aggregate
-  | fx.LimitWait
   | fx.Release
   | fx.Apply
   | fx.Publish

@@ -17,8 +17,8 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.entries import Member, Process
-from optax_dist.coordinator.protocol.node import Node
 
 # What a process reports of an order, or of its own program.
 _Answer: TypeAlias = (
@@ -45,7 +45,7 @@ class Speaker:
 
   def __init__(
     self,
-    core: Node,
+    core: Client,
     companions: Sequence[Process],
     *,
     patience: float,
@@ -279,7 +279,7 @@ def _event(of: _Answer | _Asked) -> Hashable:
     case fx.FetchSnapshot() | ins.SnapshotFetched() | ins.SnapshotFailed():
       return "snapshot", of.transfer
     case _:
-      return "mean", of.attempt
+      return "mean", of.round
 
 
 def _step_of(submitted: _Answer) -> _Answer:

@@ -1,7 +1,7 @@
 """Checks the hosts of a job before the job; run it on each of them.
 
-It connects as the launchers will: host 0 starts the store, the hosts leave
-notices in it, and each connects to all others.
+They connect as the replicas will: host 0 listens in place of the coordinator, the
+others tell it about themselves, and each then connects to all others.
 """
 
 from __future__ import annotations
@@ -9,28 +9,58 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import os
 import platform
+import secrets
 import socket
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from optax_dist.coordinator.extras.hosts import board, nodes
-from optax_dist.coordinator.extras.hosts.notices import Checkup, Notice
-from optax_dist.coordinator.extras.hosts.peers import Peers
-from optax_dist.coordinator.extras.hosts.placement import (
-  start_store,
-  unreached,
-)
+from optax_dist.coordinator.extras.hosts import nodes
+from optax_dist.coordinator.extras.hosts.placement import listens
+from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses, listening, sockets
+from optax_dist.coordinator.transport import interface as transports
 
 _CONNECT = 3.0  # Seconds to connect to another host.
-# A notice is read up to a second after it was written.
+_PAUSE = 0.2  # Between two exchanges, and before connecting again.
+# A checkup is read up to a second after it was written.
 _SKEW = (-2.0, 3.0)
 _FAREWELL = 3.0
 _PORTS = f"{sockets.DEFAULT_PORTS[0]} to {sockets.DEFAULT_PORTS[-1]}"
+# The name of host 0 for the others.
+_MEETING = "doctor"
+
+
+class Checkup(codec.Struct):
+  """What a host tells the others.
+
+  Attributes:
+    host: its index.
+    process: where the command runs, for people.
+    settings: what must be the same on all hosts, by flag or program.
+    address: where it listens, for others to try to connect.
+    clock: its wall clock, in seconds since 1970.
+    done: whether it has tried to connect to all others.
+  """
+
+  host: int
+  process: str
+  settings: tuple[tuple[str, str], ...]
+  address: str
+  clock: float = 0.0
+  done: bool = False
+
+
+class _Known(codec.Struct):
+  """What host 0 has heard."""
+
+  checkups: tuple[Checkup, ...] = ()
+
+
+_CODEC: codec.Codec[_Known] = codec.Codec(_Known)
 
 
 class Finding(NamedTuple):
@@ -45,29 +75,50 @@ class Finding(NamedTuple):
   line: str
 
 
+def settings(
+  node: nodes.Node, replicas: int, processes: int, told: Environment
+) -> tuple[tuple[str, str], ...]:
+  """What must be equal on all hosts, by flag or program.
+
+  Args:
+    node: this host.
+    replicas: replicas of the run.
+    processes: processes of each replica.
+    told: the environment of all replicas.
+  """
+  flags = {
+    "--nodes": node.count,
+    "--replicas": replicas,
+    "--processes-per-replica": processes,
+    "--replicas-to-aggregate": told.replicas_to_aggregate,
+    "--min-replicas": told.min_replicas,
+    "optax-dist": importlib.metadata.version("optax-dist"),
+    "jax": importlib.metadata.version("jax"),
+    "Python": platform.python_version(),
+  }
+  return tuple((flag, str(value)) for flag, value in flags.items())
+
+
 def check(
   node: nodes.Node,
-  notice: Notice,
+  equal: tuple[tuple[str, str], ...],
   *,
-  secret: str,
-  store: str | None,
-  run: str,
+  secret: bytes,
   timeout: float,
 ) -> Iterator[Finding]:
   """Checks this host with all others.
 
   Args:
     node: this host.
-    notice: as launchers write it, with their settings.
+    equal: see `settings`.
     secret: the secret of the job.
-    store: the URL of a store that is not of this job.
-    run: a name that keeps this apart in such a store.
     timeout: seconds to wait for the other hosts.
 
   Yields:
     Each finding as soon as it is known.
   """
-  place = urls.parse(store or f"tcp://{node.address}")
+  assert node.address is not None
+  (place,) = addresses.parse(node.address)
   with contextlib.ExitStack() as stack:
     # The findings say what the transport would log.
     logger = logging.getLogger("optax_dist")
@@ -75,26 +126,20 @@ def check(
     logger.setLevel(logging.ERROR)
     try:
       address = _listen(node, place.host, stack)
-      if store is None and node.rank == 0:
-        made = start_store(node, secret.encode())
-        stack.callback(made.stop)
-        stack.callback(made.drain, _FAREWELL)
+      meeting = stack.enter_context(_Meeting(node, secret))
     except ValueError as error:
       yield Finding(False, f"{error}")
       return
-    except (RuntimeError, TimeoutError) as error:
+    except OSError as error:
       ask = "Is a job running on this host? Choose another port."
       yield Finding(False, f"{error} {ask}")
       return
     yield Finding(True, f"other hosts are to reach this one at {address}")
-    mine = board.Board(
-      place, secret.encode(), run, node.rank, range(node.count)
-    )
-    stack.callback(mine.close, _FAREWELL)
-    yield from _meet(node, notice, address, mine, timeout)
-    if not mine.reached:
-      trouble = mine.trouble or "nothing came back"
-      yield Finding(False, unreached(node, store is not None, trouble))
+    process = f"{socket.gethostname()}, process {os.getpid()}"
+    own = Checkup(node.rank, process, equal, address)
+    yield from _meet(node, own, meeting, timeout)
+    if not meeting.reached:
+      yield Finding(False, _unreached(node, meeting.trouble))
 
 
 def _listen(node: nodes.Node, host: str, stack: contextlib.ExitStack) -> str:
@@ -102,67 +147,170 @@ def _listen(node: nodes.Node, host: str, stack: contextlib.ExitStack) -> str:
   bind = node.local_addr
   if bind is None and addresses.own(None, host) is None:
     bind = host  # A replica has no need of a port then, and a host has.
-  try:
-    made = listening.listen(bind, sockets.DEFAULT_PORTS, None, host, True)
-  except OSError as error:
-    raise RuntimeError(str(error)) from None
+  made = listening.listen(bind, sockets.DEFAULT_PORTS, None, host, True)
   for one in made.sockets:
     stack.callback(one.close)
   return made.address.partition(",")[0]
 
 
+def _unreached(node: nodes.Node, trouble: str) -> str:
+  """Why a host does not reach the others, and what to do."""
+  return (
+    f"Host 0 does not answer at {node.address}: {trouble or 'nothing came back'}."
+    " It listens there once the same command runs on it (--node-rank 0); the"
+    " secret must be the same there, and a firewall must let the port through."
+  )
+
+
+class _Meeting:
+  """Where hosts hear of each other, at the address of the coordinator.
+
+  Attributes:
+    reached: whether this host has ever heard of others through it.
+    trouble: why it can't be reached; "" while it can.
+  """
+
+  def __init__(self, node: nodes.Node, secret: bytes):
+    self._node, self._is_first = node, node.rank == 0
+    self.reached, self.trouble = self._is_first, ""
+    self._known: dict[int, Checkup] = {}
+    if self._is_first:
+      at = listens(node)
+      assert at.port is not None
+      self._transport = sockets.Transport(
+        _MEETING,
+        secret=secret,
+        bind=at.bind,
+        ports=[at.port],
+        advertise=at.advertise,
+      )
+    else:
+      name = f"{_MEETING}-{node.rank}-{secrets.token_hex(4)}"
+      self._transport = sockets.Transport(name, secret=secret)
+    self._again_at, self._connected = 0.0, False
+    self._own: Checkup | None = None
+
+  def __enter__(self) -> _Meeting:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    if self._own is not None:
+      self._tell(self._own)  # At last it may be done.
+    self._transport.flush()
+    end = time.monotonic() + _FAREWELL
+    # The others have yet to read that all are done.
+    while self._is_first and self._transport.peers() and time.monotonic() < end:
+      self._transport.poll(_PAUSE / 4)
+    self._transport.close()
+
+  def exchange(self, own: Checkup) -> dict[int, Checkup]:
+    """Tells the others about this host; returns what is known of all."""
+    self._own = own
+    if self._is_first:
+      self._known[0] = own
+    if time.monotonic() >= self._again_at:
+      self._again_at = time.monotonic() + _PAUSE
+      self._tell(own)
+    for event in self._transport.poll(_PAUSE / 4):
+      match event:
+        case transports.PeerUp():
+          self._connected = True
+        case transports.PeerLost(_, _, reason) if not self._is_first:
+          self._connected, self.trouble = False, reason
+        case transports.Message(_, payload):
+          with contextlib.suppress(codec.BadMessage):
+            self._hear(_CODEC.decode(payload))
+        case _:
+          pass
+    return dict(self._known)
+
+  def _tell(self, own: Checkup) -> None:
+    if self._is_first:
+      told = _CODEC.encode(_Known(tuple(self._known.values())))
+      for peer in self._transport.peers():
+        self._transport.send(peer, [told])
+      return
+    if not self._connected:
+      assert self._node.address is not None
+      self._transport.connect(_MEETING, self._node.address, b"")
+    self._transport.send(_MEETING, [_CODEC.encode(_Known((own,)))])
+
+  def _hear(self, known: _Known) -> None:
+    self.reached = True
+    for checkup in known.checkups:
+      before = self._known.get(checkup.host)
+      if (
+        self._is_first
+        and before is not None
+        and before.process != checkup.process
+      ):
+        continue  # The second one hears of the first, and says so.
+      self._known[checkup.host] = checkup
+
+
 def _meet(
-  node: nodes.Node,
-  notice: Notice,
-  address: str,
-  mine: board.Board,
-  timeout: float,
+  node: nodes.Node, own: Checkup, meeting: _Meeting, timeout: float
 ) -> Iterator[Finding]:
-  """Exchanges notices with the other hosts until all are done, or too late."""
-  versions = [
-    *(
-      (name, importlib.metadata.version(name)) for name in ("optax-dist", "jax")
-    ),
-    ("Python", platform.python_version()),
-  ]
-  notice = codec.replace(notice, settings=(*notice.settings, *versions))
-  now = time.monotonic()
-  peers = Peers(node.rank, notice, range(node.count), now)
-  others = set(peers.hosts) - {node.rank}
-  # The latest checkup of each other host on which a doctor runs.
+  """Exchanges checkups with the other hosts until all are done, or too late."""
+  others = set(range(node.count)) - {node.rank}
   found: dict[int, Checkup] = {}
-  done, end = False, now + timeout
+  end = time.monotonic() + timeout
   while time.monotonic() < end:
-    for host, read in mine.poll(0.05):
-      now = time.monotonic()
-      wrong = peers.update(host, read, now)
-      if wrong:
-        yield Finding(False, wrong)
-        return
-      checkup = read and read.checkup
-      if checkup and host in others and not peers.is_silent(host, now):
-        if host not in found:
-          yield _compare_clocks(host, checkup)
-        found[host] = checkup
+    own = codec.replace(own, clock=time.time())
+    known = meeting.exchange(own)
+    wrong = _double(own, known)
+    for host in sorted(others & known.keys()):
+      if host not in found:
+        yield _compare_clocks(host, known[host])
+        wrong = wrong or _difference(own, known[host])
+      found[host] = known[host]
+    if wrong:
+      yield Finding(False, wrong)
+      return
     # That may take long: what is read meanwhile would tell an old time.
-    if not done and found.keys() == others:
-      yield from _try_all(peers, found)
-      done = True
-    if peers.may_write(time.monotonic()):
-      own = Checkup(address, time.time(), done)
-      mine.publish(codec.replace(notice, checkup=own))
-      if done and all(checkup.done for checkup in found.values()):
-        return
-  if not mine.reached:
+    if not own.done and found.keys() == others:
+      yield from _try_all(found)
+      own = codec.replace(own, done=True)
+    elif own.done and all(checkup.done for checkup in found.values()):
+      meeting.exchange(own)
+      return
+  if not meeting.reached:
     return
-  if not done:
-    yield from _try_all(peers, found)
+  if not own.done:
+    yield from _try_all(found)
   for host in sorted(others - found.keys()):
     yield Finding(
       False,
       f"host {host} has not connected in {timeout:g} s: run the same command"
       f" there, with --node-rank {host}.",
     )
+
+
+def _double(own: Checkup, known: dict[int, Checkup]) -> str:
+  """Another host of the same index; "" if there is none."""
+  other = known.get(own.host, own)
+  if other.process == own.process:
+    return ""
+  return (
+    f"Two say that they are host {own.host}: this one ({own.process}) and another"
+    f" ({other.process}). Give each host a --node-rank of its own."
+  )
+
+
+def _difference(own: Checkup, other: Checkup) -> str:
+  """Names the settings that differ from another host's, or ""."""
+  mine, theirs = dict(own.settings), dict(other.settings)
+  differ = [name for name in mine if mine[name] != theirs.get(name)]
+  if not differ:
+    return ""
+  shown = lambda values: ", ".join(
+    f"{name} {values.get(name, '(none)')}" for name in differ
+  )
+  return (
+    "The hosts of the job have different settings:"
+    f" {shown(mine)} here ({own.process}), {shown(theirs)} there"
+    f" ({other.process}). Start all of them with the same."
+  )
 
 
 def _compare_clocks(host: int, checkup: Checkup) -> Finding:
@@ -179,13 +327,11 @@ def _compare_clocks(host: int, checkup: Checkup) -> Finding:
   )
 
 
-def _try_all(peers: Peers, found: dict[int, Checkup]) -> Iterator[Finding]:
+def _try_all(found: dict[int, Checkup]) -> Iterator[Finding]:
   """Connects to the other hosts."""
   for host, checkup in sorted(found.items()):
-    notice = peers.notice(host)
-    assert notice is not None
     endpoint = addresses.parse(checkup.address)[-1]
-    where = f"host {host} ({notice.process}) at {endpoint}"
+    where = f"host {host} ({checkup.process}) at {endpoint}"
     try:
       to = endpoint.host, endpoint.port
       socket.create_connection(to, _CONNECT).close()

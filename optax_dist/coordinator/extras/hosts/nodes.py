@@ -16,8 +16,7 @@ class Share(NamedTuple):
   Attributes:
     replicas: the indices of those that have processes here.
     processes: of each of these, the indices of the processes here.
-    hosts: the hosts on which each of these has processes; the first of them
-      decides where the processes meet.
+    hosts: the hosts on which each of these has processes.
   """
 
   replicas: range
@@ -30,12 +29,12 @@ class Node:
   """One host of a job.
 
   Attributes:
-    rank: its index, from 0; the store is on host 0.
+    rank: its index, from 0; the coordinator is on host 0.
     count: the number of hosts.
-    address: ``host:port`` of the store, as all hosts reach it; None for a free
-      port of this host, or if the job does not start it.
+    address: ``host:port`` of the coordinator, as all hosts reach it; None for a
+      free port of this host, or if it is found in a store.
     local_addr: this host's address in the network that replicas use, if it has
-      several; None for the address from which it reaches the store.
+      several; None for the address from which it reaches the coordinator.
   """
 
   rank: int = 0
@@ -100,7 +99,7 @@ class Node:
     )
 
   def listens_at(self) -> tuple[str, int]:
-    """Where the store listens: an address of this host, and a port."""
+    """Where the coordinator listens: an address of this host, and a port."""
     assert self.address is not None
     place = addresses.parse(self.address)[-1]
     # A name or address of this host that isn't an address of its own (a

@@ -1,1 +1,1 @@
-"""What a leader decides beside the quorum's rules: who computes on what."""
+"""What a coordinator decides beside the quorum's rules: who computes on what."""

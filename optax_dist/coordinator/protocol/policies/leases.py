@@ -1,8 +1,8 @@
-"""The lease manager: samples leased with a leader's tokens.
+"""The lease manager: samples leased with a coordinator's tokens.
 
-Commits are in the log; leases are not. A new leader learns them from the
-members (`Hello.lease`), and samples that no member claims return to the pool.
-So a lease may be given twice across a change of leaders, but no sample can
+Commits are in the log; leases are not. A coordinator that has started again learns
+them from the members (`Hello.lease`), and samples that no member claims return to the
+pool. So a lease may be given twice across a restart, but no sample can
 count twice: a gradient is only accepted if its samples are leased to its
 replica, and are not in an earlier accepted gradient.
 """

@@ -1,6 +1,6 @@
-"""What a leader decides beside the quorum's rules: here, next to nothing.
+"""What a coordinator decides beside the quorum's rules: here, next to nothing.
 
-The leader calls its policy for each event of a gradient's life:
+The coordinator calls its policy for each event of a gradient's life:
 
     claim  a member has come, and computes on this
     admit, fits -> accepted -> weigh -> committed, or dropped
@@ -8,8 +8,8 @@ The leader calls its policy for each event of a gradient's life:
 
 Other policies decide more: `leases` says who computes on which samples, and an
 optional one (`Config.policy`) may keep a step open, and weigh. What a policy
-needs of the past is in the log (`Committed`), or is sent again to each new
-leader.
+needs of the past is in the log (`Committed`), or is sent again to each
+new coordinator.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Policy:
   """Each replica has its own data, and a step begins with its first gradient.
 
   Attributes:
-    now: the time of the leader's clock.
-    deadline: when the leader must call `begins`, `closes` and `announcements` at
+    now: the time of the coordinator's clock.
+    deadline: when the coordinator must call `begins`, `closes` and `announcements` at
       the latest.
     exhausted: whether the remaining samples no longer fill a step.
   """
@@ -68,7 +68,7 @@ class Policy:
     """A replica has joined or left, or is no longer expected."""
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
-    """A member has come to this leader; it was asked for `count` gradients."""
+    """A member has come to this coordinator; it was asked for `count` gradients."""
     if count:
       self.ask(incarnation, count)
 

@@ -4,12 +4,11 @@ import collections
 import http.server
 import json
 import threading
+import time
 
-import owners
 import pytest
 
-from optax_dist.coordinator.extras.etcd import client as etcd
-from optax_dist.coordinator.store import interface
+from optax_dist.coordinator.extras.etcd import client
 
 _DONE = 200, {"header": {"cluster_id": "1", "revision": "1"}}
 
@@ -80,14 +79,10 @@ def error(request):
 
 
 def _put(gateway, timeout=200.0, **login):
-  """Puts a value; returns the answer."""
-  place = etcd.Etcd((f"127.0.0.1:{gateway.server_port}",), **login)
-  one = owners.Owner(lambda wake: etcd.EtcdStore(place, bytes(16), wake))
-  try:
-    number = one.begin("put", "log/0", b"x", timeout=timeout)
-    return one.wait_for(lambda events: events)[0], number
-  finally:
-    one.store.close()
+  """Makes one request."""
+  servers = client.Servers((f"127.0.0.1:{gateway.server_port}",), **login)
+  with client.Client(servers) as asked:
+    return asked.ask("kv/put", {"key": "YQ=="}, time.monotonic() + timeout)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +97,13 @@ def test_a_request_is_repeated_after_an_error_that_passes(
   gateway, error, status, code, message
 ):
   gateway.answers += [(status, error(code, message))] * 2
-  answer, number = _put(gateway)
-  assert answer == interface.Done(number)
+  assert _put(gateway) == _DONE[1]
   assert len(gateway.asked) == 3
 
 
 def test_an_error_of_a_proxy_is_repeated(gateway):
   gateway.answers.append((502, {"errors": ["bad gateway"]}))
-  answer, number = _put(gateway)
-  assert answer == interface.Done(number)
+  assert _put(gateway) == _DONE[1]
 
 
 @pytest.mark.parametrize(
@@ -121,22 +114,19 @@ def test_an_error_of_a_proxy_is_repeated(gateway):
     (429, 8, "etcdserver: mvcc: database space exceeded"),
   ],
 )
-def test_a_refused_request_is_answered_at_once(
+def test_a_refused_request_is_not_repeated(
   gateway, error, status, code, message
 ):
   gateway.answers.append((status, error(code, message)))
-  answer, number = _put(gateway)
-  assert isinstance(answer, interface.Unknown)
-  assert answer.request == number
-  assert message in answer.reason
+  with pytest.raises(client.Rejected, match=message):
+    _put(gateway)
   assert len(gateway.asked) == 1
 
 
-def test_an_error_is_the_reason_of_an_unknown_answer(gateway, error):
+def test_an_error_is_why_there_is_no_answer(gateway, error):
   gateway.answers += [(503, error(14, "etcdserver: no leader"))] * 99
-  answer, _ = _put(gateway, timeout=0.5)
-  assert isinstance(answer, interface.Unknown)
-  assert "etcdserver: no leader" in answer.reason
+  with pytest.raises(client.NoAnswer, match="etcdserver: no leader"):
+    _put(gateway, timeout=0.5)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +142,7 @@ def test_a_client_logs_in_again_when_its_token_is_no_longer_valid(
   gateway, error, status, code, message
 ):
   gateway.answers.append((status, error(code, message)))
-  answer, number = _put(gateway, user="root", password="word")
-  assert answer == interface.Done(number)
+  assert _put(gateway, user="root", password="word") == _DONE[1]
   login = "/v3/auth/authenticate", None
   assert gateway.asked == [
     login,
@@ -165,8 +154,8 @@ def test_a_client_logs_in_again_when_its_token_is_no_longer_valid(
 
 def test_an_invalid_request_is_no_reason_to_log_in_again(gateway, error):
   gateway.answers.append((400, error(3, "etcdserver: request is too large")))
-  answer, _ = _put(gateway, user="root", password="secret")
-  assert isinstance(answer, interface.Unknown)
+  with pytest.raises(client.Rejected, match="too large"):
+    _put(gateway, user="root", password="secret")
   assert [path for path, _ in gateway.asked] == [
     "/v3/auth/authenticate",
     "/v3/kv/put",

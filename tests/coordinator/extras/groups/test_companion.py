@@ -4,14 +4,14 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import AttemptId
+from optax_dist.coordinator.protocol.entries import RoundId
 
-ATTEMPT = AttemptId(0, 0, 1, 0)
+ROUND = RoundId(0, 0, 1)
 
 
 def begun():
   companion = Companion("a0", "at a0")
-  assert companion.step(ins.Started("nonce"), 0.0) == [
+  assert companion.step(ins.Started(), 0.0) == [
     fx.Connect("a0", "at a0"),
     fx.Send("a0", orders.Present()),
   ]
@@ -22,11 +22,11 @@ def test_it_reports_and_applies_what_process_0_says():
   companion = begun()
   for report in (
     ins.Submitted(0, -1, 1, 0, 1, True, b""),
-    ins.Aggregated(ATTEMPT),
+    ins.Aggregated(ROUND),
     ins.SnapshotFetched(3, 9),
   ):
     assert companion.step(report, 1.0) == [fx.Send("a0", report)]
-  for order in (fx.UseRun("x"), fx.Apply(ATTEMPT), fx.Restore(9, 3)):
+  for order in (fx.UseRun("x"), fx.Apply(ROUND), fx.Restore(9, 3)):
     assert companion.step(ins.Received("a0", order), 1.0) == [order]
 
 

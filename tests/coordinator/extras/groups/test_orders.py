@@ -6,9 +6,9 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
+from optax_dist.coordinator.protocol.entries import Member, Part, RoundId
 
-ATTEMPT = AttemptId(1, 2, 3, 4)
+ROUND = RoundId(1, 2, 3)
 PEERS = (Member(0, 0, "a.1", "at a.1"), Member(1, 1, "b.1", "at b.1"))
 PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
 
@@ -18,15 +18,15 @@ PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
   [
     orders.Present(),
     ins.Submitted(3, -1, 1, 7, 1, True, b"", "[4]", 0.5),
-    ins.Aggregated(ATTEMPT),
-    ins.AggregateFailed(ATTEMPT, None, "why"),
-    fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 1),
-    fx.Apply(ATTEMPT),
+    ins.Aggregated(ROUND),
+    ins.AggregateFailed(ROUND, None, "why"),
+    fx.Aggregate(ROUND, PARTS, PEERS, (), 1),
+    fx.Apply(ROUND),
     fx.Resolved(3, "", 8, (0, "b"), 1),
     fx.Fail("Diverged", "why"),
     orders.Advance(4, 17, True),
     orders.EndGroup("why"),
-    msg.Done(ATTEMPT),
+    msg.Done(ROUND),
   ],
   ids=lambda said: type(said).__name__,
 )

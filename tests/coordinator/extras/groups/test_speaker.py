@@ -8,16 +8,16 @@ from optax_dist.coordinator.extras.groups import orders
 from optax_dist.coordinator.extras.groups.speaker import Speaker
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import AttemptId, Member, Part
+from optax_dist.coordinator.protocol.entries import Member, Part, RoundId
 
-ATTEMPT = AttemptId(0, 0, 1, 0)
+ROUND = RoundId(0, 0, 1)
 PLACES = [
   orders.join_places([(f"{x}{r}", f"at {x}{r}") for r in range(3)])
   for x in "ab"
 ]
 PEERS = (Member(0, 0, "a0", PLACES[0]), Member(1, 1, "b0", PLACES[1]))
 PARTS = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(1, 1, 0, 0, 0, 1, 1.0))
-AGGREGATE = fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 0)
+AGGREGATE = fx.Aggregate(ROUND, PARTS, PEERS, (), 0)
 SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"")
 # The same, of another process.
 READY = ins.Submitted(0, -1, 1, 0, 1, True, b"", "[7]", 0.5)
@@ -112,12 +112,12 @@ def test_each_process_exchanges_with_its_like():
 def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
   replica = Replica()
   replica.want(AGGREGATE)
-  replica.give(ins.Aggregated(ATTEMPT))
-  replica.hear(1, ins.Aggregated(ATTEMPT))
+  replica.give(ins.Aggregated(ROUND))
+  replica.hear(1, ins.Aggregated(ROUND))
   assert ins.Aggregated not in map(type, replica.core.given)
-  replica.hear(2, ins.Aggregated(ATTEMPT))
-  assert replica.core.given[-1] == ins.Aggregated(ATTEMPT)
-  order = fx.Apply(ATTEMPT)
+  replica.hear(2, ins.Aggregated(ROUND))
+  assert replica.core.given[-1] == ins.Aggregated(ROUND)
+  order = fx.Apply(ROUND)
   wanted = replica.want(order)
   assert wanted[-1] == order
   assert wanted[:-1] == [fx.Send("a1", order), fx.Send("a2", order)]
@@ -126,16 +126,16 @@ def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
 def test_one_failure_fails_the_attempt_and_is_told_once():
   replica = Replica()
   replica.want(AGGREGATE)
-  failed = ins.AggregateFailed(ATTEMPT, 1, "nothing moves")
+  failed = ins.AggregateFailed(ROUND, 1, "nothing moves")
   replica.hear(1, failed)
-  replica.give(ins.AggregateFailed(ATTEMPT, 0, "another reason"))
-  replica.hear(2, ins.Aggregated(ATTEMPT))
-  replica.hear(1, ins.Aggregated(ATTEMPT))
+  replica.give(ins.AggregateFailed(ROUND, 0, "another reason"))
+  replica.hear(2, ins.Aggregated(ROUND))
+  replica.hear(1, ins.Aggregated(ROUND))
   told = [g for g in replica.core.given if not isinstance(g, ins.TimePassed)]
   assert told == [failed]
   # It still runs where it has not failed.
-  assert replica.want(fx.Release(ATTEMPT))[-1] == fx.Release(ATTEMPT)
-  assert replica.hear(2, ins.Aggregated(ATTEMPT)) == []
+  assert replica.want(fx.Release(ROUND))[-1] == fx.Release(ROUND)
+  assert replica.hear(2, ins.Aggregated(ROUND)) == []
 
 
 def test_a_snapshot_is_there_once_all_have_it_of_one_step():
@@ -203,7 +203,7 @@ def test_what_is_submitted_as_the_run_ends_has_an_outcome():
 def test_a_replica_takes_part_as_a_whole():
   """Its core begins once all processes are connected."""
   replica = Replica(present=False)
-  advance, started = orders.Advance(0, 0), ins.Started("nonce")
+  advance, started = orders.Advance(0, 0), ins.Started()
   replica.core.answers = [fx.UseRun("nonce")]
   assert replica.give(started) == []
   assert replica.give(advance) == []
@@ -223,7 +223,7 @@ def test_a_replica_takes_part_as_a_whole():
 
 def test_a_process_that_is_never_connected_is_named():
   replica = Replica(present=False)
-  replica.give(ins.Started("nonce"))
+  replica.give(ins.Started())
   replica.hear(1, orders.Present())
   assert replica.speaker.deadline() == 10.0
   replica.now = 10.0

@@ -1,0 +1,37 @@
+"""Sums of encoded numbers, in an order that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from optax_dist.coordinator.aggregation import wire_formats as wires
+
+
+def added_up(
+  codec: wires.Codec,
+  rows: Sequence[np.ndarray],
+  order: Sequence[tuple[int, int]],
+) -> list[np.ndarray]:
+  """Adds encoded numbers in an order, and rounds each sum as it is sent.
+
+  Args:
+    codec: how they are encoded.
+    rows: the bytes of each; they stay as they are.
+    order: pairs of rows: the second is added to the first.
+
+  Returns:
+    The bytes of each row after all additions.
+  """
+  found, made = list(rows), set()
+  for left, right in order:
+    numbers = codec.decode(found[left]), codec.decode(found[right])
+    if left not in made:
+      made.add(left)
+      found[left] = np.empty(found[left].size, np.uint8)
+    if isinstance(codec, wires.Plain) and codec.is_exact:
+      np.add(*numbers, out=found[left].view(codec.work))
+    else:
+      codec.encode(np.add(*numbers), found[left])
+  return found

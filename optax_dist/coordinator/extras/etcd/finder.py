@@ -1,0 +1,104 @@
+"""How a member finds its coordinator, and notices that another one is it now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from optax_dist.coordinator.extras.etcd import client, place
+from optax_dist.coordinator.extras.etcd.place import Etcd
+
+# Seconds that a look-up may take, and between two of them while all is well.
+_PATIENCE, _PAUSE = 5.0, 1.0
+
+
+class Finder:
+  """Asks etcd for the coordinator's address, from any thread.
+
+  A host that has vanished closes no connection, so who has the lease is asked again
+  and again.
+  """
+
+  def __init__(
+    self, where: Etcd, secret: bytes, wake: Callable[[], None] = lambda: None
+  ):
+    """Asks nothing yet.
+
+    Args:
+      where: the keys.
+      secret: the job's.
+      wake: called from another thread when the coordinator is elsewhere than
+        `find` has said last.
+
+    Raises:
+      OSError: a certificate can't be read.
+    """
+    self._where, self._secret, self._wake = where, secret, wake
+    self._asked = client.Client(where.servers)
+    self._lock = threading.Lock()
+    self._told = ""
+    self._moved = False
+    self._closed = threading.Event()
+    self._thread: threading.Thread | None = None
+
+  def find(self) -> str:
+    """The address of the coordinator at present.
+
+    Raises:
+      ValueError: it is not known; the message says why.
+    """
+    self._told, self._moved = self._ask(), False
+    if self._thread is None:
+      self._thread = threading.Thread(
+        target=self._watch, name="optax-dist-finder", daemon=True
+      )
+      self._thread.start()
+    return self._told
+
+  def has_moved(self) -> bool:
+    """Whether it is elsewhere than `find` has said; true once for each time."""
+    moved, self._moved = self._moved, False
+    return moved
+
+  def close(self) -> None:
+    """Asks no more."""
+    self._closed.set()
+    # Whoever asks just now closes it afterwards.
+    if self._lock.acquire(timeout=0.1):
+      self._asked.close()
+      self._lock.release()
+
+  def _ask(self) -> str:
+    where = self._where
+    try:
+      with self._lock:
+        try:
+          found = self._asked.ask(
+            "kv/range",
+            {"key": place.encoded(where.holder_key)},
+            time.monotonic() + _PATIENCE,
+          )
+        finally:
+          if self._closed.is_set():
+            self._asked.close()
+      pairs = found.get("kvs")
+      if not pairs:
+        raise ValueError(f"no coordinator has the lease in {where}")
+      holder = where.read_holder(self._secret, pairs[0])
+    except (client.NoAnswer, client.Rejected, place.Foreign) as error:
+      raise ValueError(str(error)) from None
+    if not holder.address:
+      raise ValueError(f"the coordinator in {where} still reads its log")
+    return holder.address
+
+  def _watch(self) -> None:
+    while not self._closed.wait(_PAUSE):
+      told = self._told
+      try:
+        found = self._ask()
+      except ValueError:
+        continue  # The connection may be good, whatever etcd does.
+      if found != told == self._told:
+        self._moved = True
+        self._wake()

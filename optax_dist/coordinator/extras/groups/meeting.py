@@ -1,0 +1,154 @@
+"""How a process of a replica finds the others, through the coordinator.
+
+All of them call the coordinator, process 0 with the address where they meet, and
+are told it once all have come. Until they join the run, each stays connected, and
+is told if one is lost: then the others end, too, and whoever has started them
+starts them again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.protocol import codec
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.transport import interface as transports
+
+_log = logging.getLogger("optax_dist.coordinator")
+# Seconds to wait for the other processes, until it says for whom, between two calls
+# of a coordinator that is lost, and for the next event.
+PATIENCE = 300.0
+_SAYS_SO, _PAUSE, _SLICE = 10.0, 0.2, 1.0
+
+
+class Meeting:
+  """One process among those of its replica, until it joins."""
+
+  def __init__(
+    self,
+    place: endpoint.Endpoint,
+    call: msg.Meet,
+    on_loss: Callable[[str], None],
+  ):
+    """Calls the coordinator.
+
+    Args:
+      place: a transport, which it owns from now on, and the coordinator.
+      call: which process this is.
+      on_loss: called if the replica can't go on after all had come.
+    """
+    self._place, self._call, self._on_loss = place, call, on_loss
+    self._changed = threading.Condition()
+    self._met: msg.Met | None = None
+    self._failure = ""
+    self._missing: tuple[int, ...] | None = None
+    self._trouble = "it has not answered yet"
+    self._closed = False
+    self._thread = threading.Thread(
+      target=self._run, name="optax-dist-meeting", daemon=True
+    )
+    self._thread.start()
+    atexit.register(self.close)
+
+  def wait(self, timeout: float = PATIENCE) -> str:
+    """Waits for all processes of the replica.
+
+    Args:
+      timeout: seconds.
+
+    Returns:
+      The address of process 0.
+
+    Raises:
+      CoordinatorError: they have not come in time, or this one can't take part.
+    """
+    with self._changed:
+      ready = lambda: self._met is not None or bool(self._failure)
+      if not self._changed.wait_for(ready, min(timeout, _SAYS_SO)):
+        _log.warning("%s waits for %s.", self, self._awaited())
+        self._changed.wait_for(ready, timeout - _SAYS_SO)
+      if self._met is not None:
+        return self._met.address
+      why = self._failure or f"It waits for {self._awaited()}, {timeout:.0f} s."
+    self.close()
+    raise errors.CoordinatorError(f"{self} can't begin: {why}")
+
+  def close(self) -> None:
+    """Parts without ending the others; once this process joins, or ends."""
+    atexit.unregister(self.close)
+    if not self._closed:
+      self._closed = True
+      self._place.transport.wake()
+      self._thread.join(_SLICE)
+
+  def __str__(self) -> str:
+    return f"Process {self._call.index} of replica {self._call.replica!r}"
+
+  def _awaited(self) -> str:
+    if self._missing is None:
+      return (
+        f"the coordinator at {self._place.coordinator} ({self._trouble})."
+        " `optax-dist launch` starts it, or `optax-dist coordinator`"
+      )
+    some = " and ".join(f"process {index}" for index in self._missing)
+    return f"{some} of its replica, on this or another host"
+
+  # In a thread of its own.
+
+  def _run(self) -> None:
+    transport = self._place.transport
+    try:
+      self._connect()
+      while not self._closed and not self._failure:
+        for event in transport.poll(_SLICE):
+          self._take(event)
+    except Exception as error:
+      self._fail(repr(error))
+    finally:
+      with contextlib.suppress(Exception):
+        transport.close("it joins, or ends")
+
+  def _connect(self) -> None:
+    call = self._call
+    if self._met is not None:
+      call = codec.replace(call, generation=self._met.generation)
+    self._place.connect(endpoint.COORDINATOR, self._place.coordinator)
+    encoded = msg.MESSAGES.encode(call)
+    self._place.transport.send(endpoint.COORDINATOR, [encoded])
+
+  def _take(self, event: transports.Event) -> None:
+    match event:
+      case transports.Message(_, payload):
+        self._hear(msg.MESSAGES.decode(payload))
+      case transports.PeerLost(_, "refused", reason):
+        self._fail(f"the coordinator refuses it: {reason}")
+      case transports.PeerLost(_, _, reason):
+        self._trouble, self._missing = reason, None
+        time.sleep(_PAUSE)
+        self._connect()
+
+  def _hear(self, message: Any) -> None:
+    match message:
+      case msg.Awaited(missing):
+        self._missing = missing
+      case msg.Met():
+        with self._changed:
+          self._met = message
+          self._changed.notify_all()
+      case msg.Parted(reason) | msg.Rejected(reason):
+        self._fail(reason)
+
+  def _fail(self, reason: str) -> None:
+    with self._changed:
+      self._failure = reason
+      self._changed.notify_all()
+    if self._met is not None and not self._closed:
+      self._on_loss(f"The replica can't go on: {reason}.")

@@ -1,0 +1,1 @@
+"""A replica: what it submits and applies, and its connection to the coordinator."""

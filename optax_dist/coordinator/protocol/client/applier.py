@@ -1,0 +1,433 @@
+"""From commits to the replica's state: rounds, means, updates, snapshots.
+
+The coordinator decides, this applies: in order, each commit once, as
+soon as its mean is here. If possible, a mean is applied to a speculative state
+before its commit is known. A replica that can't get a mean any more needs a
+snapshot, and continues from there.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.client.submissions import Submissions
+from optax_dist.coordinator.protocol.codec import replace
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import (
+  Committed,
+  Hyperparams,
+  Incarnation,
+  RoundId,
+  Start,
+)
+from optax_dist.coordinator.protocol.inputs import (
+  Aggregated,
+  AggregateFailed,
+  SnapshotFailed,
+  SnapshotFetched,
+)
+from optax_dist.coordinator.protocol.messages import (
+  Applied,
+  Done,
+  Failed,
+  Fetch,
+  Message,
+  NeedsSnapshot,
+  Report,
+  Round,
+  Serve,
+)
+
+# Number of means kept for readers that are slightly behind.
+KEPT = 2
+
+Tell: TypeAlias = Callable[[Message], bool]
+
+
+@dataclasses.dataclass(slots=True)
+class _Work:
+  """An aggregation in which this replica takes part."""
+
+  answers: bool
+  lag: int = 0
+  status: Literal["runs", "done", "failed"] = "runs"
+  committed: bool = False
+
+
+class Applier:
+  """The core's view of the replica's state.
+
+  Attributes:
+    step: the step of the published state.
+    sound: whether that state belongs to the run.
+    start: the start state that it is; None once it is a later one.
+    needs: whether it needs a snapshot, and why; "" if it doesn't.
+  """
+
+  def __init__(
+    self,
+    start: Start,
+    fingerprint_every: int,
+    wants_inner: bool,
+    submissions: Submissions,
+    out: list[Effect],
+    tell: Tell,
+  ):
+    """Starts with a state.
+
+    Args:
+      start: the state.
+      fingerprint_every: steps between fingerprints; 0 for none.
+      wants_inner: whether a replica that joins later needs a snapshot even if the
+        log has all means: it has the state of another's own optimizer, too.
+      submissions: told which steps are published.
+      out: the list to which effects are appended.
+      tell: sends a message to the coordinator; returns whether it could.
+    """
+    self._submissions, self._out, self._tell = submissions, out, tell
+    self._fingerprint_every = fingerprint_every
+    self.step = start.step
+    self.sound = False
+    self.needs = ""
+    self.start: Start | None = start
+    # The run's start state, until there is a step.
+    self._origin: Start | None = None
+    self._todo: collections.deque[Committed] = collections.deque()
+    # The round whose mean is applied to a speculative state.
+    self._ahead: RoundId | None = None
+    self._work: dict[RoundId, _Work] = {}
+    # An early round, until this replica has a gradient for it.
+    self._early: Round | None = None
+    # Whether it has asked for a snapshot, and the one that it was told to fetch.
+    self._asked = False
+    self._fetch: Fetch | None = None
+    self._serves: list[Serve] = []
+    self._report = -1
+    # Whether it has never had the run's state.
+    self._is_new, self._wants_inner = True, wants_inner
+
+  # Membership of the run.
+
+  @property
+  def current(self) -> bool:
+    """Whether the state is the run's, with everything applied that is known."""
+    return self.sound and not self.needs and not self._todo
+
+  @property
+  def awaits(self) -> str:
+    """What it waits for to have the latest state; "" for nothing."""
+    if self.needs:
+      source = (
+        self._fetch.source if self._fetch is not None else "no replica yet"
+      )
+      return f"a snapshot ({self.needs}; served by {source})"
+    if self._todo:
+      commit = self._todo[0]
+      members = ", ".join(str(part.replica) for part in commit.parts)
+      return (
+        f"the mean of step {commit.round.step}, of the gradients of replicas "
+        f"{members}"
+      )
+    return ""
+
+  @property
+  def hopeless(self) -> bool:
+    """Whether nothing is in progress that could advance the state."""
+    if self._fetch is not None:
+      return False
+    if self.needs or not self._todo or not self.sound:
+      return True
+    work = self._work.get(self._todo[0].round)
+    runs = work is not None and work.status == "runs"
+    return not runs and self._todo[0].mean is None
+
+  def begin(self, origin: Start, step: int, known: int, alone: bool) -> None:
+    """Takes part from a step of the run on, or needs a snapshot.
+
+    Args:
+      origin: the state that the run began from.
+      step: the step that the run is at.
+      known: the step after the last commit that was queued here.
+      alone: whether there is no other member, which could serve a snapshot.
+    """
+    self._origin = origin if step == origin.step else None
+    if self.start is not None:
+      self.sound = self.start.is_same(origin)
+    if not self.sound:
+      self.lack("its state is not the run's")
+    elif (known if self._todo else self.step) != step:
+      self.lack(f"it is at step {self.step} of {step}")
+    elif (
+      self._is_new and self._wants_inner and not alone and self._origin is None
+    ):
+      self.lack("it has no state of its own optimizer yet")
+    else:
+      self._is_new = False
+    self.pump()
+
+  def skip(self) -> None:
+    """Handles a gap: there are commits that it will never know."""
+    self.end()
+    self._todo.clear()
+
+  def start_anew(self) -> None:
+    """The run has begun again, from another state."""
+    self.skip()
+    self.sound = False
+
+  def end(self) -> None:
+    """The replica is no longer a member, or will join again.
+
+    Reported means are kept, since they may still be committed.
+    """
+    for round_, work in list(self._work.items()):
+      if not work.committed and not (work.answers and work.status == "done"):
+        self._drop(round_)
+    self.disconnected()
+    self.needs = ""
+
+  # Rounds.
+
+  def announced(self, message: Round, me: Incarnation) -> None:
+    """Takes part in a round, as a member or a reader."""
+    if message.round.early:
+      self._early = message
+      return
+    for other in list(self._work):
+      if other.step == message.round.step and not self._work[other].committed:
+        self._drop(other)
+    self._early = None
+    self._begin(message, me)
+
+  def begin_early(self, me: Incarnation, sequence: int) -> RoundId | None:
+    """Begins the early round of this step with a gradient.
+
+    Returns:
+      Its id; None if there is none. It is begun once: a second gradient under its
+      id could be mistaken for the first.
+    """
+    message, self._early = self._early, None
+    if message is None or message.round.step != self.step or not self.current:
+      return None
+    parts = tuple(
+      replace(part, sequence=sequence) if part.incarnation == me else part
+      for part in message.parts
+    )
+    self._begin(replace(message, parts=parts), me)
+    return message.round if message.round in self._work else None
+
+  def _begin(self, message: Round, me: Incarnation) -> None:
+    round_ = message.round
+    incarnations = [part.incarnation for part in message.parts]
+    reads = me in [reader.incarnation for reader in message.readers]
+    if me not in incarnations and not reads:
+      return
+    index = None if reads else incarnations.index(me)
+    if index is not None:
+      sequence = message.parts[index].sequence
+      if self._submissions.find(sequence) is None:
+        self._tell(Failed(round_, None, "it has no such gradient"))
+        return
+    answers = index is not None or me == message.witness
+    self._work[round_] = _Work(answers, message.lag)
+    readers = () if reads else message.readers
+    self._out.append(
+      fx.Aggregate(round_, message.parts, message.peers, readers, index)
+    )
+
+  def cancelled(self, round_: RoundId) -> None:
+    """A round won't be committed."""
+    if self._early is not None and self._early.round == round_:
+      self._early = None
+    if round_ in self._work and not self._work[round_].committed:
+      self._drop(round_)
+
+  def aggregated(self, done: Aggregated) -> None:
+    """Handles a mean that is here."""
+    work = self._work.get(done.round)
+    if work is None or work.status == "failed":
+      # It was released while its mean came.
+      self._out.append(fx.Release(done.round))
+      return
+    work.status = "done"
+    if work.answers:
+      self._tell(Done(done.round))
+    if self.current and done.round.step == self.step:
+      self._apply(done.round)
+    self.pump()
+
+  def aggregate_failed(self, failed: AggregateFailed) -> None:
+    """Handles a mean that will not come."""
+    work = self._work.get(failed.round)
+    if work is None:
+      return
+    work.status = "failed"
+    if work.answers and not work.committed:
+      self._tell(Failed(failed.round, failed.failed_replica, failed.reason))
+    self.pump()
+
+  def _drop(self, round_: RoundId) -> None:
+    del self._work[round_]
+    self._out.append(fx.Release(round_))
+    if self._ahead == round_:
+      self._ahead = None
+
+  # Commits.
+
+  def committed(self, commit: Committed) -> None:
+    """Queues a commit, to be applied in order."""
+    work = self._work.get(commit.round)
+    if work is not None:
+      work.committed = True
+    self._todo.append(commit)
+    self.pump()
+
+  def pump(self) -> None:
+    """Applies all commits that can be applied."""
+    while self._todo:
+      commit = self._todo[0]
+      step = commit.round.step
+      if step < self.step and self.sound:
+        # A snapshot already included it.
+        self._todo.popleft()
+        self._out += self._submissions.published(self.step)
+        continue
+      if not self.sound or self.needs or not self._take(commit):
+        return
+      self._todo.popleft()
+      self._publish(commit)
+
+  def _take(self, commit: Committed) -> bool:
+    """Computes the state after a commit, or sets why it can't."""
+    step = commit.round.step
+    if step > self.step:
+      self._need(f"it is at step {self.step} of {step}")
+      return False
+    hyperparams = commit.hyperparams
+    if commit.mean is not None:
+      self._out.append(fx.Apply(commit.mean, hyperparams))
+      return True
+    work = self._work.get(commit.round)
+    if work is None or work.status == "failed":
+      self._need(f"it could not have the mean of step {step}")
+      return False
+    if work.status == "runs":
+      return False
+    # What was applied ahead of the commit could not know of these.
+    if self._ahead != commit.round or hyperparams:
+      self._apply(commit.round, hyperparams)
+    return True
+
+  def _apply(self, round_: RoundId, hyperparams: Hyperparams = ()) -> None:
+    self._ahead = round_
+    self._out.append(fx.Apply(round_, hyperparams))
+
+  def _publish(self, commit: Committed) -> None:
+    self._ahead = None
+    self.start = None
+    self.step += 1
+    self._out.append(fx.Publish(self.step, commit.save))
+    every = self._fingerprint_every
+    if every and self.step % every == 0:
+      self._out.append(fx.TakeFingerprint(self.step))
+    self._arrived_at_step()
+
+  def _arrived_at_step(self) -> None:
+    self._out += self._submissions.published(self.step)
+    for round_, work in list(self._work.items()):
+      kept = round_.step + KEPT + work.lag if work.committed else round_.step
+      if kept < self.step:
+        self._drop(round_)
+    for serve in self._serves[:]:
+      self._serve(serve)
+    if 0 <= self._report <= self.step:
+      self._report = -1
+      self._tell(Applied(self.step))
+
+  # Snapshots.
+
+  def _need(self, why: str) -> None:
+    if not self.needs:
+      self.lack(why)
+      self.ask()
+
+  def lack(self, why: str) -> None:
+    """Notes that it needs a snapshot, if it wasn't noted before."""
+    if not self.needs:
+      self._ahead = None
+      self.needs = why
+
+  def tell_state(self) -> None:
+    """Tells the coordinator which state is here: it may have come since the call."""
+    if self.sound and not self.needs:
+      self._tell(Applied(self.step))
+    self.ask()
+
+  def ask(self) -> None:
+    """Asks for a snapshot, if one is needed."""
+    if self.needs and self._fetch is None and not self._asked:
+      self._asked = self._tell(NeedsSnapshot(self.step))
+
+  def disconnected(self) -> None:
+    """Drops the requests of a coordinator that is not connected any more."""
+    self._early, self._asked = None, False
+    self._fetch, self._serves, self._report = None, [], -1
+
+  def report(self, message: Report) -> None:
+    """Reports once it has the requested step."""
+    if self.sound and not self.needs and self.step >= message.step:
+      self._tell(Applied(self.step))
+    else:
+      self._report = message.step
+
+  def serve(self, message: Serve) -> None:
+    """Serves a snapshot, as soon as it can."""
+    self._serves.append(message)
+    self._serve(message)
+
+  def _serve(self, serve: Serve) -> None:
+    if self.sound and not self.needs and self.step >= serve.at_least:
+      self._serves.remove(serve)
+      self._out.append(
+        fx.ServeSnapshot(serve.transfer, serve.to, serve.address, self.step)
+      )
+
+  def fetch(self, message: Fetch) -> None:
+    """Fetches a snapshot, if it still needs one."""
+    if not self.needs:
+      self._tell(Applied(self.step))
+      return
+    self._fetch, self._asked = message, False
+    self._out.append(
+      fx.FetchSnapshot(message.transfer, message.source, message.address)
+    )
+
+  def fetched(self, found: SnapshotFetched) -> None:
+    """Handles a snapshot that is here."""
+    fetch = self._fetch
+    if fetch is None or found.transfer != fetch.transfer or not self.needs:
+      return
+    self._fetch = None
+    self.needs, self.sound = "", True
+    self._is_new = False
+    origin = self._origin
+    began = origin is not None and origin.step == found.step
+    self.start = origin if began else None
+    self._ahead = None
+    self.step = found.step
+    self._out.append(fx.Restore(found.step, found.transfer))
+    self._arrived_at_step()
+    self.pump()
+    if not self.needs:
+      self._tell(Applied(self.step))
+
+  def fetch_failed(self, failed: SnapshotFailed) -> None:
+    """Handles a failed snapshot: asks for another one."""
+    if self._fetch is not None and failed.transfer == self._fetch.transfer:
+      self._fetch = None
+      self.needs = f"the snapshot failed: {failed.reason}"
+      self.ask()

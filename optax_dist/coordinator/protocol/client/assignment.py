@@ -1,0 +1,55 @@
+"""What a replica computes next: how many gradients, on which samples."""
+
+from __future__ import annotations
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import Committed, Incarnation
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+
+
+class Assignment:
+  """What the coordinator has asked of this replica.
+
+  Attributes:
+    asked: how many gradients.
+    lease: the samples that it computes on, or has submitted without an answer.
+  """
+
+  def __init__(self, has_leases: bool, out: list[Effect]):
+    """Starts with one gradient and no samples.
+
+    Args:
+      has_leases: whether samples are leased.
+      out: the list to which effects are appended.
+    """
+    self._has_leases = has_leases
+    self._out = out
+    self.asked = 1
+    self.lease: Spans = ()
+
+  def ask(self, count: int) -> None:
+    """It should compute so many gradients."""
+    if count != self.asked:
+      self.asked = count
+      self._out.append(fx.SetAsked(count))
+
+  def lend(
+    self, incarnation: Incarnation, spans: Spans, more: bool = False
+  ) -> None:
+    """Sets the samples of a membership; with `more`, adds to buffered ones."""
+    if not self._has_leases or incarnation < 0:
+      return
+    self.lease = sp.union(self.lease, spans) if more else spans
+    self._out.append(fx.Leased(incarnation, spans))
+
+  def committed(self, commit: Committed, incarnation: Incarnation) -> None:
+    """Takes the lease of a membership from a commit."""
+    for lease in commit.leases:
+      if lease.incarnation == incarnation:
+        self.lend(incarnation, lease.spans)
+
+  def end(self) -> None:
+    """The membership has ended, and its leases with it."""
+    self.lease = ()

@@ -1,0 +1,616 @@
+"""A replica's side of the protocol: one coordinator, and what it decides.
+
+the coordinator -> Link         whether it is connected, when it is called
+                -> Assignment   what to compute next
+                -> Applier      the state: means, updates, snapshots
+the loop        -> Submissions  until each has its outcome
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, assert_never
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.client.applier import Applier
+from optax_dist.coordinator.protocol.client.assignment import Assignment
+from optax_dist.coordinator.protocol.client.link import Link
+from optax_dist.coordinator.protocol.client.submissions import Submissions
+from optax_dist.coordinator.protocol.config import Config, Me
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import (
+  Committed,
+  Ended,
+  Removed,
+  Start,
+)
+from optax_dist.coordinator.protocol.history import after
+from optax_dist.coordinator.protocol.inputs import Input
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+
+# What a replica may request, in the order in which a coordinator is told when it
+# has started again. Of fingerprints it is the last one: others may tell theirs of
+# the same step.
+_REQUESTS = (
+  msg.Leave,
+  msg.Finish,
+  msg.Save,
+  msg.NeverJoined,
+  msg.SetHyperparams,
+  msg.Fingerprint,
+)
+
+
+class Client:
+  """The protocol core of a replica's process.
+
+  Attributes:
+    incarnation: incarnation of the membership; -1 for none.
+    over: whether it has ended: failed, finished, left, aborted.
+  """
+
+  def __init__(self, config: Config, me: Me):
+    """Starts without a membership.
+
+    Args:
+      config: the run's.
+      me: which replica this is.
+    """
+    self._config, self._me = config, me
+    self._limits = config.deadlines
+    self._out: list[Effect] = []
+    self.over = False
+    self._link = Link(config.deadlines)
+    self.submissions = Submissions()
+    self.applier = Applier(
+      me.start,
+      config.rules.fingerprint_every,
+      me.wants_inner,
+      self.submissions,
+      self._out,
+      self._tell,
+    )
+    self._assignment = Assignment(config.job.data is not None, self._out)
+    # What the coordinator has said: its epoch, how often the run has begun, how
+    # many steps there are, and the samples in them.
+    self._epoch, self._beginnings = -1, 0
+    self._read, self._progress = me.start.step, me.start.progress
+    # The samples in the steps since its state; the state that it has offered when
+    # it called, for the run to begin from; and the one that the run began from.
+    self._progress_at = {me.start.step: me.start.progress}
+    self._offered = self._origin = me.start
+    self._ended: Ended | None = None
+    # The membership, the last one, and the one that the training loop knows of.
+    self.incarnation = self._last_incarnation = self._admitted = -1
+    self._admissions = 0
+    # What it requests of its coordinator, by kind; and when it leaves without an
+    # answer.
+    self._requests: dict[type, msg.Message] = {}
+    # How often it has asked to set hyperparameters.
+    self._changes = 0
+    self._leave_by = math.inf
+    # Whether it has requested the final state, and the deadline for it.
+    self._asked_for_end, self._end_by = False, math.inf
+    # Since when it waits, and for which step: the next one starts a new wait.
+    self._waiting_since, self._waiting_step = math.inf, -1
+    # Whom the run waits for, as the coordinator says.
+    self._missing = ""
+    # When the coordinator was last heard from, by which message; and why it is not
+    # connected.
+    self._heard: tuple[float, str] | None = None
+    self._trouble = ""
+
+  @property
+  def stalled(self) -> bool:
+    """Whether the coordinator says that a step takes long."""
+    return bool(self._missing)
+
+  @property
+  def connected(self) -> bool:
+    """Whether it talks to the coordinator."""
+    return self._link.status == "welcomed"
+
+  def step(self, input_: Input, now: float) -> list[Effect]:
+    """Processes an input; returns the effects, in order."""
+    if not self.over:
+      self._handle(input_, now)
+    elif isinstance(input_, ins.Received) and isinstance(
+      input_.message, msg.Serve
+    ):
+      self.applier.serve(input_.message)  # The final state, to others.
+    if not self.over:
+      self._run_pending(now)
+    effects, self._out[:] = self._out[:], []
+    return effects
+
+  def deadline(self) -> float:
+    """When `TimePassed` must be the next input, at the latest."""
+    if self.over:
+      return math.inf
+    return min(
+      self._leave_by,
+      self._end_by,
+      self._link.deadline,
+      self._waiting_since + self._limits.replica,
+    )
+
+  def _run_pending(self, now: float) -> None:
+    """Does what follows from an input, and from the time."""
+    if self._link.is_unanswered(now):
+      self._disconnect("no answer", now)
+    self._admit()
+    self._end_if_ended(now)
+    if self.over:
+      return
+    if now >= self._leave_by:
+      self._leave()
+      return
+    if now >= self._link.call_at:
+      self._call(now)
+    self._check_waiting(now)
+
+  def _handle(self, input_: Input, now: float) -> None:
+    match input_:
+      case ins.Started():
+        self._call(now)
+      case ins.TimePassed():
+        pass
+      case ins.Received(peer, message):
+        self._receive(peer, message, now)
+      case ins.Malformed(peer, error):
+        self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
+        self._out.append(fx.Send(peer, msg.Rejected(error)))
+      case ins.PeerLost(peer, how, reason):
+        if peer == self._me.coordinator:
+          self._lost(how, reason, now)
+      case ins.Aggregated():
+        self.applier.aggregated(input_)
+      case ins.AggregateFailed():
+        self.applier.aggregate_failed(input_)
+      case ins.SnapshotFetched():
+        self.applier.fetched(input_)
+      case ins.SnapshotFailed():
+        self.applier.fetch_failed(input_)
+      case ins.Submitted():
+        self._submit(input_)
+      case ins.LeaveWanted():
+        # A process must be a member to leave: others may wait for it.
+        self._request(msg.Leave(lost=False), now)
+      case ins.FinishWanted(reason):
+        self._request(msg.Finish(reason), now)
+      case ins.SaveWanted():
+        self._request(msg.Save(), now)
+      case ins.NeverJoined(replicas):
+        self._request(msg.NeverJoined(replicas), now)
+      case ins.HyperparamsWanted(values):
+        old = self._requests.get(msg.SetHyperparams)
+        if isinstance(old, msg.SetHyperparams):
+          values = tuple((dict(old.values) | dict(values)).items())
+        self._changes += 1
+        self._request(msg.SetHyperparams(self._changes, values), now)
+      case ins.Aborted(reason, stacks):
+        self._tell(msg.Leave(True, reason, stacks))
+        self._stop()
+      case ins.FingerprintTaken(step, digest):
+        self._request(msg.Fingerprint(step, digest), now)
+      case _:
+        assert_never(input_)
+
+  # The coordinator.
+
+  def _call(self, now: float) -> None:
+    """Asks for membership, on a new connection."""
+    me = self._me
+    self._link.call(now)
+    offered = self._offered = self._offer()
+    self._out.append(fx.Connect(me.coordinator, me.coordinator_address))
+    hello = msg.Hello(
+      self._config.job,
+      me.replica,
+      me.address,
+      offered,
+      self._epoch,
+      self.incarnation,
+      self._beginnings,
+      self._read,
+      self._progress,
+      self.applier.step if self.applier.sound else -1,
+      self._assignment.lease,
+      me.follows,
+    )
+    self._out.append(fx.Send(me.coordinator, hello))
+
+  def _offer(self) -> Start:
+    """Its state, from which a run may begin that has lost all others."""
+    applier = self.applier
+    if applier.start is not None:
+      return applier.start
+    step = applier.step
+    progress = self._progress_at.get(step, self._progress)
+    digest = f"{self._me.process} at step {step}"
+    return Start(step, digest, progress, self._origin.lineage)
+
+  def _lost(self, how: str, reason: str, now: float) -> None:
+    """Handles the loss of the connection, which may be the coordinator's death."""
+    if self._link.status == "lost":
+      return
+    if how == "refused" and not self._admissions:
+      self._fail("JoinRefused", f"The coordinator refuses: {reason}.")
+      return
+    self._disconnected(reason, now)
+
+  def _disconnect(self, reason: str, now: float, removed: bool = False) -> None:
+    """Closes the connection, and calls again after a pause."""
+    self._out.append(fx.Disconnect(self._me.coordinator, reason))
+    self._disconnected(reason, now, removed)
+
+  def _disconnected(
+    self, reason: str, now: float, removed: bool = False
+  ) -> None:
+    self._trouble = reason
+    self._asked_for_end, self._end_by = False, math.inf
+    self._link.lose(now, removed)
+    self.applier.disconnected()
+
+  def _welcomed(self, welcome: msg.Welcome, now: float) -> None:
+    """Takes part from now on, as the same member or as a new one."""
+    if welcome.epoch < self._epoch:
+      self._disconnect("another coordinator has started since", now)
+      return
+    self._link.welcome()
+    self._epoch, self._trouble = welcome.epoch, ""
+    self._out.append(fx.UseRun(welcome.nonce))
+    stays = welcome.incarnation == self.incarnation >= 0
+    known, self._read = self._read, welcome.step
+    self._progress, self._beginnings = welcome.progress, welcome.beginnings
+    self._tell_progress()
+    if not welcome.whole:
+      # What it has submitted may be in a commit that it will never know.
+      self._out += self.submissions.lost(quorum.Reason.LOST.value)
+      self.applier.skip()
+    if welcome.anew:
+      self.applier.start_anew()
+    if not stays:
+      self._end_membership()
+      if welcome.incarnation < 0:
+        return
+      self._out += self.submissions.lost(quorum.Reason.LOST.value)
+      self.incarnation = self._last_incarnation = welcome.incarnation
+      self._waiting_since = math.inf
+      self._requests.pop(msg.Fingerprint, None)
+    elif welcome.whole:
+      self._out += self.submissions.new_coordinator()
+    origin = self._origin = welcome.origin
+    if origin.is_same(self._offered) and origin.step == self.applier.step:
+      self.applier.start = self._offered
+    known = known if welcome.whole else -1
+    self.applier.begin(origin, welcome.step, known, welcome.alone)
+    self.applier.tell_state()
+    if self.submissions.pending is not None:
+      self._arrive()
+    for kind in _REQUESTS:
+      if kind in self._requests:
+        self._request(self._requests[kind], now)
+
+  def _request(self, message: msg.Message, now: float) -> None:
+    """Tells the coordinator; one that has started again is told again."""
+    self._requests[type(message)] = message
+    if isinstance(message, msg.Leave):
+      limits = self._limits
+      self._leave_by = now + limits.silence
+      self._leave_by += 2 * (limits.pace + limits.patience)
+    self._tell(message)
+
+  def _tell(self, message: msg.Message) -> bool:
+    """Sends to the coordinator, if it is connected and this one is a member."""
+    can = self.connected and self.incarnation >= 0
+    if can:
+      self._out.append(fx.Send(self._me.coordinator, message))
+    return can
+
+  # Messages.
+
+  def _receive(
+    self, peer: str, message: msg.Message | Committed, now: float
+  ) -> None:
+    if isinstance(message, msg.Rejected):
+      text = f"{peer} has rejected a message: {message.reason}"
+      self._out.append(fx.Log("warning", text))
+      return
+    if peer != self._me.coordinator or not isinstance(
+      message, msg.FromCoordinator
+    ):
+      text = f"{type(message).__name__} of a process that is no coordinator"
+      self._out.append(fx.Send(peer, msg.Rejected(text)))
+      return
+    self._heard = now, type(message).__name__
+    match message:
+      case msg.Welcome():
+        if self._link.status == "called":
+          self._welcomed(message, now)
+      case Committed():
+        self._committed(message)
+      case Removed(incarnation, left, reason):
+        if incarnation == self.incarnation:
+          self._removed(left, reason, now)
+      case Ended():
+        self._ended = message
+        self._out += self.submissions.lost(quorum.Reason.FINISHED.value)
+      case msg.Round():
+        self.applier.announced(message, self.incarnation)
+      case msg.Cancel(round_):
+        self.applier.cancelled(round_)
+      case msg.Dropped(sequence, reason, count, lease, whole):
+        self._assignment.lend(self.incarnation, lease)
+        self._assignment.ask(count)
+        self._out += self.submissions.dropped(sequence, reason, whole)
+      case msg.Asked(step, sequence, count, lease):
+        self._asked(step, sequence, count, lease)
+      case msg.Call(step):
+        self._out.append(fx.Called(step))
+      case msg.Serve():
+        self.applier.serve(message)
+      case msg.Fetch():
+        self._end_by = math.inf
+        self.applier.fetch(message)
+      case msg.Report():
+        self.applier.report(message)
+      case msg.Stalled(step, waited, missing):
+        self._missing = missing
+        text = f"step {step} has taken {waited:.1f} s so far: {missing}"
+        self._out.append(fx.Log("warning", text if waited else missing))
+      case msg.Refused(reason, taken):
+        if taken:
+          self._fail("CoordinatorError", reason)
+        else:
+          replica = self._me.replica
+          text = f"The job refuses replica {replica!r}: {reason}."
+          self._fail("JoinRefused", text)
+      case _:
+        assert_never(message)
+
+  def _asked(self, step: int, sequence: int, count: int, lease: Spans) -> None:
+    """Takes what to compute next, unless a commit has said otherwise since."""
+    deterministic = self._config.deterministic
+    if lease or deterministic:
+      self._assignment.lend(self.incarnation, lease, more=sequence >= 0)
+    taken = self.submissions.asked_for_more(sequence)
+    if taken or sequence < 0:
+      self._assignment.ask(count)
+    self._out += taken
+
+  def _committed(self, commit: Committed) -> None:
+    if commit.round.step != self._read:
+      return  # A coordinator sends none twice, and leaves none out.
+    self._read += 1
+    self._missing = ""
+    if self._config.job.data is not None:
+      self._progress = after(self._progress, commit)
+      self._progress_at[self._read] = self._progress
+      for step in [s for s in self._progress_at if s < self.applier.step]:
+        del self._progress_at[step]
+    self._tell_progress()
+    if commit.save:
+      self._requests.pop(msg.Save, None)
+    latest = self._me.process, self._changes
+    if latest in [(c.process, c.number) for c in commit.changes]:
+      self._requests.pop(msg.SetHyperparams, None)
+    self.submissions.committed(commit, self._last_incarnation)
+    self._assignment.committed(commit, self.incarnation)
+    self.applier.committed(commit)
+
+  def _tell_progress(self) -> None:
+    if self._config.job.data is not None:
+      self._out.append(fx.Progressed(self._read, self._progress))
+
+  # Membership.
+
+  def _end_membership(self) -> None:
+    if self._admitted == self.incarnation >= 0:
+      self._out.append(fx.Suspended())
+    self.incarnation = self._admitted = -1
+    self._assignment.end()
+    self.applier.end()
+
+  def _removed(self, left: bool, reason: str, now: float) -> None:
+    self._out += self.submissions.lost(quorum.Reason.LOST.value)
+    self._end_membership()
+    if left:
+      self._leave()
+      return
+    self._out.append(
+      fx.Log(
+        "warning",
+        f"replica {self._me.replica!r} was removed ({reason}); it joins again",
+      )
+    )
+    self._disconnect("it was removed", now, removed=True)
+
+  def _admit(self) -> None:
+    """Tells the training loop, once it is a member and has the state."""
+    applier = self.applier
+    if (
+      self.incarnation >= 0
+      and self._admitted != self.incarnation
+      and applier.sound
+      and not applier.needs
+    ):
+      self._admitted = self.incarnation
+      self._admissions += 1
+      self._out.append(
+        fx.Admitted(self._admissions, self.incarnation, self._origin.lineage)
+      )
+
+  def _leave(self) -> None:
+    self._out.append(fx.Left())
+    self._stop()
+
+  # The training loop.
+
+  def _submit(self, submitted: ins.Submitted) -> None:
+    if self._ended is not None:
+      reason = quorum.Reason.FINISHED
+    elif (
+      submitted.admission != self._admissions
+      or self._admitted != self.incarnation
+    ):
+      reason = quorum.Reason.LOST
+    else:
+      self._out += self.submissions.submit(submitted)
+      if self.submissions.pending is submitted:
+        self._arrive()
+      return
+    self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
+
+  def _arrive(self) -> None:
+    """Sends the pending submission, and begins an early round with it."""
+    pending = self.submissions.pending
+    assert pending is not None
+    if not self.connected:
+      return  # It will be sent once the coordinator is.
+    count = self.submissions.count()
+    early = None
+    if (
+      pending.finite
+      and (count, pending.total) == (1, 1)
+      and pending.local_step == self.applier.step
+    ):
+      early = self.applier.begin_early(self.incarnation, pending.sequence)
+    self._tell(
+      msg.Arrive(
+        pending.sequence,
+        pending.local_step,
+        pending.total,
+        count,
+        pending.finite,
+        self.applier.step,
+        early,
+        pending.payload,
+        pending.batches,
+        pending.compute,
+        pending.timings,
+        self._data_of(pending, count),
+        pending.work,
+      )
+    )
+
+  def _data_of(self, pending: ins.Submitted, count: int) -> Spans:
+    """The samples of the last gradients of a sum."""
+    data = self._config.job.data
+    if data is None or count == pending.total:
+      return pending.data
+    unit = data.unit(self._config.rules.replicas_to_aggregate)
+    return sp.tail(pending.data, count * unit)
+
+  # Ends.
+
+  def _end_if_ended(self, now: float) -> None:
+    ended, applier = self._ended, self.applier
+    if ended is None or self.over:
+      return
+    applier.pump()
+    if ended.error:
+      diverged = ended.error == "Diverged"
+      self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
+    elif applier.sound and not applier.needs and applier.step >= ended.step:
+      self._out += self.submissions.lost("finished", counted=True)
+      self._out.append(fx.Finished(ended.reason))
+      self._stop()
+    elif applier.hopeless and not self._awaits_end(now):
+      replica = self._me.replica
+      lacks = f"has only the parameters of step {applier.step}"
+      if not applier.sound:
+        lacks = "joined after the run had ended and received no parameters"
+      self._fail(
+        "RunFinished",
+        f"The run has ended ({ended.reason}) at step {ended.step}, and replica "
+        f"{replica!r} {lacks}: no replica is left that could send the final "
+        "ones. They are in the last checkpoint; a job that is to train on needs "
+        "a coordinator, or a run name, of its own.",
+      )
+
+  def _awaits_end(self, now: float) -> bool:
+    """Requests the final state, once; returns whether it may come."""
+    if not self.connected:
+      return self._link.status == "called" or self._link.call_at < math.inf
+    if not self._asked_for_end:
+      self._asked_for_end = True
+      self._end_by = now + self._limits.patience
+      self.applier.lack("the run has ended")
+      need = msg.NeedsSnapshot(self.applier.step)
+      self._out.append(fx.Send(self._me.coordinator, need))
+    return now < self._end_by < math.inf
+
+  def _fail(
+    self,
+    error: Literal[
+      "CoordinatorError", "JoinRefused", "RunFinished", "Diverged"
+    ],
+    reason: str,
+  ) -> None:
+    self._out.append(fx.Fail(error, reason))
+    self._out += self.submissions.lost(quorum.Reason.LOST.value, counted=True)
+    self._stop()
+
+  def _stop(self) -> None:
+    self.over = True
+    self._link.close()
+
+  def _check_waiting(self, now: float) -> None:
+    """Fails a replica that waits for too long, whatever the coordinator says."""
+    waits = (
+      self._admitted < 0
+      or self.submissions.waits
+      or bool(self.applier.awaits)
+      or msg.Leave in self._requests
+      or msg.Finish in self._requests
+      or self._ended is not None
+    )
+    if not waits:
+      self._waiting_since = math.inf
+    elif math.isinf(self._waiting_since) or (
+      self._waiting_step != self.applier.step
+    ):
+      self._waiting_since, self._waiting_step = now, self.applier.step
+    elif now >= self._waiting_since + self._limits.replica:
+      waited = f"has waited {now - self._waiting_since:.1f} s"
+      self._fail(
+        "CoordinatorError",
+        f"Replica {self._me.replica!r} {waited} {self.missing(now)}.",
+      )
+
+  def missing(self, now: float) -> str:
+    """What this replica waits for, and why it does not come, human-readable."""
+    awaited = self.applier.awaits
+    if self.incarnation < 0:
+      what = "for admission to the run"
+    elif awaited:
+      what = f"for {awaited}"
+    elif self.submissions.waits:
+      what = f"for the commit of step {self._read}"
+    elif msg.Leave in self._requests:
+      what = "for the confirmation that it may leave"
+    elif msg.Finish in self._requests or self._ended is not None:
+      what = "for the end of the run"
+    else:
+      what = f"for nothing (it has step {self.applier.step})"
+    who = ""
+    if not self.connected:
+      address = self._me.coordinator_address
+      who = f"the coordinator at {address} is not connected"
+      if self._trouble:
+        who += f" ({self._trouble})"
+    heard = "it has not sent a message yet"
+    if self._heard is not None:
+      at, message = self._heard
+      heard = f"its last message came {now - at:.1f} s ago ({message})"
+    if not who:
+      heard = heard.replace("its", "the coordinator's").replace(
+        "it has", "the coordinator has"
+      )
+    texts = [what, who, heard, self._missing]
+    return "; ".join(text for text in texts if text)

@@ -1,0 +1,145 @@
+"""One replica's submissions, from the training loop to their outcome.
+
+It tracks the pending submission, the one that is buffered while more gradients
+are requested (a partial sum, with more gradients to aggregate than replicas),
+and those in commits that the replica has yet to apply. Every submission is
+resolved once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from optax_dist.coordinator.protocol.effects import Effect, Resolved, Taken
+from optax_dist.coordinator.protocol.entries import Committed, Incarnation
+from optax_dist.coordinator.protocol.inputs import Submitted
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Counted:
+  """A submission that is part of a commit, whose outcome is not sent yet."""
+
+  step: int
+  outcome: Resolved
+
+
+class Submissions:
+  """Submissions and their outcomes.
+
+  Attributes:
+    pending: the submission without an answer, or None.
+    taken: the buffered submission that the next one should extend, or None.
+  """
+
+  def __init__(self) -> None:
+    self.pending: Submitted | None = None
+    self.taken: Submitted | None = None
+    # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
+    self._apart = False
+    self._counted: list[_Counted] = []
+
+  @property
+  def waits(self) -> bool:
+    """Whether the training loop waits for an outcome."""
+    apart = self._apart and self.taken is not None
+    return self.pending is not None or bool(self._counted) or apart
+
+  def submit(self, submitted: Submitted) -> list[Effect]:
+    """Takes a submission; it is pending unless an effect resolves it."""
+    if submitted.extends >= 0 and (
+      self.taken is None or self.taken.sequence != submitted.extends
+    ):
+      # It includes a sum that was decided separately.
+      return [Resolved(submitted.sequence, "superseded", 0, apart=True)]
+    self.pending, self._apart = submitted, False
+    return []
+
+  def count(self) -> int:
+    """How many gradients of the pending submission the coordinator doesn't have."""
+    assert self.pending is not None
+    if self.taken is None or self.pending.extends != self.taken.sequence:
+      return self.pending.total
+    return self.pending.total - self.taken.total
+
+  def find(self, sequence: int) -> Submitted | None:
+    """The submission with this number, if its gradient is still available."""
+    for submitted in (self.pending, self.taken):
+      if submitted is not None and submitted.sequence == sequence:
+        return submitted
+    return None
+
+  def asked_for_more(self, sequence: int) -> list[Effect]:
+    """Handles that the pending submission was buffered, and is not enough."""
+    if self.pending is None or self.pending.sequence != sequence:
+      return []
+    self.taken, self.pending = self.pending, None
+    return [Taken(sequence)]
+
+  def dropped(
+    self, sequence: int, reason: str, whole: bool = True
+  ) -> list[Effect]:
+    """Handles that a submission, or only its addition, was dropped."""
+    if self.pending is not None and self.pending.sequence == sequence:
+      self._apart = not whole
+      self.pending = None
+      if whole:
+        self.taken = None
+    elif self.taken is not None and self.taken.sequence == sequence:
+      self.taken = None
+    else:
+      return []
+    return [Resolved(sequence, reason, 0, apart=not whole)]
+
+  def committed(self, commit: Committed, incarnation: Incarnation) -> None:
+    """Handles a commit, in which there may be a submission of this replica."""
+    for part in commit.parts:
+      if part.incarnation != incarnation:
+        continue
+      if self.find(part.sequence) is None:
+        return  # It was given up; see `lost`.
+      if self.pending is not None and self.pending.sequence == part.sequence:
+        self.pending = None
+      # If the buffered submission is part of it, so is the pending one's share.
+      self.taken = None
+      step = commit.round.step + 1
+      members = tuple(p.replica for p in commit.parts)
+      outcome = Resolved(part.sequence, "", step, members, part.staleness)
+      self._counted.append(_Counted(step, outcome))
+      larger = self.pending
+      if larger is not None and larger.extends == part.sequence:
+        # It includes that sum, and a coordinator that has started again can't know it.
+        self.pending = None
+        outcome = Resolved(larger.sequence, "superseded", 0, apart=True)
+        self._counted.append(_Counted(step, outcome))
+      return
+
+  def published(self, step: int) -> list[Effect]:
+    """Resolves the submissions that count as of this step."""
+    told: list[Resolved] = []
+    while self._counted and self._counted[0].step <= step:
+      told.append(self._counted.pop(0).outcome)
+    return list(told)
+
+  def new_coordinator(self) -> list[Effect]:
+    """Drops the buffered submission, which only the last coordinator had."""
+    taken, self.taken = self.taken, None
+    if taken is None or self.pending is not None:
+      return []
+    return [Resolved(taken.sequence, "lost", 0)]
+
+  def lost(self, reason: str, counted: bool = False) -> list[Effect]:
+    """Resolves submissions that are not in a commit that was read.
+
+    Args:
+      reason: the reason.
+      counted: whether to include those in commits that won't be applied.
+    """
+    told: list[Effect] = []
+    last = self.pending or self.taken
+    if last is not None:
+      told.append(Resolved(last.sequence, reason, 0))
+    self.pending = self.taken = None
+    if counted:
+      told += [one.outcome for one in self._counted]
+      self._counted = []
+    return told

@@ -1,0 +1,1 @@
+"""The coordinator: members, gradients and rounds in, decisions out."""

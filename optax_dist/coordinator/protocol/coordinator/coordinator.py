@@ -1,0 +1,137 @@
+"""The coordinator: messages in, decisions out; never a large gradient.
+
+It is a process of its own, no replica. All it decides is in its log before anybody
+is told, so it may be killed at any time: the next one continues from the log.
+TensorFlow calls it chief.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.run import Run
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import (
+  Began,
+  Epoch,
+  Job,
+  Process,
+)
+from optax_dist.coordinator.protocol.history import History
+from optax_dist.coordinator.protocol.inputs import Input
+
+
+class Coordinator:
+  """The protocol core of the coordinator's process.
+
+  Attributes:
+    history: what its log says.
+    outdated: why it must end: another coordinator has started since; "" if none.
+  """
+
+  def __init__(
+    self,
+    configure: Callable[[Job], Config],
+    history: History,
+    nonce: str,
+  ):
+    """Continues a log, which may be empty.
+
+    Args:
+      configure: what follows from a job.
+      history: what the log says.
+      nonce: a random text for signatures between members.
+    """
+    self._configure, self.history, self._nonce = configure, history, nonce
+    self._out = Outbox(history)
+    self._run: Run | None = None
+    self._connected: set[Process] = set()
+    self._bad = 0
+    self.outdated = ""
+
+  def step(self, input_: Input, now: float) -> list[Effect]:
+    """Processes an input; returns the effects, in order."""
+    if not self.outdated:
+      self._handle(input_, now)
+    if self._run is not None and self._run.begins_again is not None:
+      self._begin(self._run.begins_again, now)
+    return self._out.take()
+
+  def deadline(self) -> float:
+    """When `TimePassed` must be the next input, at the latest."""
+    return math.inf if self._run is None else self._run.deadline()
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the run has ended."""
+    return self.history.ended is not None
+
+  def _handle(self, input_: Input, now: float) -> None:
+    match input_:
+      case ins.Started():
+        self._start(now)
+      case ins.Received(peer, message):
+        self._connected.add(peer)
+        if isinstance(message, msg.Hello):
+          if message.epoch > self.history.epoch:
+            self.outdated = (
+              f"{peer} was welcomed by coordinator {message.epoch}, and this is"
+              f" {self.history.epoch}"
+            )
+            return
+          if self._run is None:
+            self._begin(Began(message.start, message.job), now)
+        if self._run is not None:
+          self._run.handle(peer, message, now)
+      case ins.PeerLost(peer, _, reason):
+        self._connected.discard(peer)
+        if self._run is not None:
+          self._run.lost(peer, reason, now)
+      case ins.Malformed(peer, error):
+        self._bad += 1
+        text = f"bad message {self._bad}, of {peer}: {error}"
+        self._out.add(fx.Log("warning", text))
+        self._out.send(peer, msg.Rejected(error))
+      case _:
+        if self._run is not None:
+          self._run.time_passed(now)
+
+  def _start(self, now: float) -> None:
+    """Begins another epoch: whatever came before is in the log."""
+    self._out.append(Epoch(self.history.epoch + 1, self._nonce))
+    history = self.history
+    if history.ended is None:
+      self._out.note(notes.Coordinator(history.step, history.epoch))
+    else:
+      # The last one may have had no time for it.
+      self._out.note(notes.finished(history.ended, history.applied))
+    job = self.history.job
+    if job is not None:
+      config = self._configure(job)
+      self._run = Run(config, self.history, self._out, now)
+
+  def _begin(self, began: Began, now: float) -> None:
+    """Begins a run, perhaps again: all that are connected call again."""
+    again = self._run is not None
+    config, step = self._configure(began.job), self.history.step
+    self._out.append(began)
+    self._out.note(notes.Run(notes.VERSION, "", began.start.step))
+    if again:
+      self._out.add(
+        fx.Log(
+          "warning",
+          f"no replica has the state of step {step}: the run begins"
+          f" again from step {began.start.step}",
+        )
+      )
+      for peer in sorted(self._connected):
+        self._out.add(fx.Disconnect(peer, "the run begins again"))
+      self._connected.clear()
+    self._run = Run(config, self.history, self._out, now)

@@ -1,0 +1,95 @@
+r"""The gradients that a coordinator has been told of, until their fate is decided.
+
+queued -> arriving -> accepted -> committed
+             \           \-> dropped
+              \-> dropped
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.entries import Incarnation, Part
+from optax_dist.coordinator.protocol.messages import Arrive
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrival:
+  """A member's gradient, when it came, and whether it counts as finite."""
+
+  incarnation: Incarnation
+  message: Arrive
+  at: float
+  finite: bool
+
+
+class Gradients:
+  """Gradients on their way into a step, and the counts of what became of them.
+
+  Attributes:
+    accepted: those that are accepted and not committed, at most one for each
+      member.
+    applied: how many are in commits.
+    dropped: how many were dropped, by reason.
+  """
+
+  def __init__(self, applied: int, dropped: Iterable[tuple[str, int]]):
+    """Starts with the counts in the log."""
+    self.accepted: dict[Incarnation, Arrival] = {}
+    self.applied, self.dropped = applied, dict(dropped)
+    self._queue: list[tuple[Incarnation, Arrive]] = []
+
+  @property
+  def first(self) -> float:
+    """When the first accepted one came; infinity for none."""
+    return min((a.at for a in self.accepted.values()), default=math.inf)
+
+  @property
+  def queued(self) -> tuple[Incarnation, Arrive] | None:
+    """The first of those that can't be counted yet."""
+    return self._queue[0] if self._queue else None
+
+  def queue(self, incarnation: Incarnation, message: Arrive) -> None:
+    """Keeps a gradient that can't be counted yet."""
+    self._queue.append((incarnation, message))
+
+  def unqueue(self) -> None:
+    """Removes the first one of the queue."""
+    del self._queue[0]
+
+  def dismiss(self, incarnation: Incarnation) -> None:
+    """Forgets what a member that was removed has in the queue."""
+    self._queue = [(i, m) for i, m in self._queue if i != incarnation]
+
+  def drop(
+    self, drop: quorum.Drop, arriving: Arrival | None
+  ) -> tuple[Arrival | None, str]:
+    """A gradient is dropped.
+
+    Args:
+      drop: the decision.
+      arriving: the gradient that the rules were asked about, if any.
+
+    Returns:
+      The dropped one, None if it came to an earlier coordinator; and the reason.
+    """
+    new = drop.reason is not quorum.Reason.SUPERSEDED
+    if new and arriving and arriving.incarnation == drop.incarnation:
+      arrival: Arrival | None = arriving
+    else:
+      arrival = self.accepted.pop(drop.incarnation, None)
+    reason = drop.reason
+    finite = arrival is not None and arrival.finite
+    if reason is quorum.Reason.NON_FINITE and finite:
+      reason = quorum.Reason.RETURNED
+    count = self.dropped.get(reason.value, 0) + drop.count
+    self.dropped[reason.value] = count
+    return arrival, reason.value
+
+  def commit(self, parts: Sequence[Part]) -> list[Arrival]:
+    """The gradients of a step, which is committed."""
+    self.applied += sum(part.count for part in parts)
+    return [self.accepted.pop(part.incarnation) for part in parts]

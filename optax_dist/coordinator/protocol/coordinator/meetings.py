@@ -1,0 +1,120 @@
+"""Where the processes of a replica find each other, before they join a run.
+
+    process r   Meet     ->   until all of its replica have come
+                         <-   Awaited (who is missing), then Met (where process 0 is)
+                         <-   Parted: a process is lost, and its replica with it
+
+A process stays connected until it joins; then its replica looks after itself.
+Nothing of this is in a log: if the coordinator dies, they call the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.entries import Process, ReplicaId
+
+# A run, and a replica of it.
+_Key: TypeAlias = tuple[str, ReplicaId]
+
+
+@dataclasses.dataclass
+class _Meeting:
+  """The processes of a replica that have called.
+
+  Attributes:
+    count: how many there are to be.
+    here: their calls, by index.
+    peers: their names, by index.
+    generation: which start of the replica this is; "" until all have come.
+  """
+
+  count: int
+  here: dict[int, msg.Meet] = dataclasses.field(default_factory=dict)
+  peers: dict[int, Process] = dataclasses.field(default_factory=dict)
+  generation: str = ""
+
+  @property
+  def missing(self) -> tuple[int, ...]:
+    return tuple(i for i in range(self.count) if i not in self.here)
+
+
+class Meetings:
+  """The replicas of several processes of all runs, as far as they have not joined.
+
+  Example:
+    >>> meetings = Meetings()
+    >>> meetings.called("b", msg.Meet("", 0, 1, 2, ""))
+    [Send(peer='b', message=Awaited(missing=(0,)))]
+    >>> for effect in meetings.called("a", msg.Meet("", 0, 0, 2, "10.0.0.1:29500")):
+    ...   print(effect)
+    Send(peer='b', message=Met(generation='a', address='10.0.0.1:29500'))
+    Send(peer='a', message=Met(generation='a', address='10.0.0.1:29500'))
+  """
+
+  def __init__(self) -> None:
+    """Starts before anybody has called."""
+    self._meetings: dict[_Key, _Meeting] = {}
+    self._where: dict[Process, tuple[_Key, int]] = {}
+
+  def called(self, peer: Process, meet: msg.Meet) -> list[fx.Send]:
+    """A process looks for the others of its replica, or says that it has met them."""
+    self.lost(peer, "left", "it calls again")
+    out: list[fx.Send] = []
+    key = meet.run, meet.replica
+    found = self._meetings.get(key)
+    if meet.index >= meet.count or (found and found.count != meet.count):
+      others = "" if found is None else f", others of {found.count}"
+      text = f"it is process {meet.index} of {meet.count}{others}"
+      return [fx.Send(peer, msg.Parted(text))]
+    if found is not None and found.generation != meet.generation:
+      if meet.generation:
+        # Its replica has begun again, and it was not heard of for so long.
+        text = "other processes of its replica have started again"
+        return [fx.Send(peer, msg.Parted(text))]
+      out += self._part(key, f"its process {meet.index} has started again")
+      found = None
+    if found is None:
+      found = _Meeting(meet.count, generation=meet.generation)
+      self._meetings[key] = found
+    elif meet.index in found.peers:
+      before = found.peers[meet.index]
+      del self._where[before]
+      text = f"another process {meet.index} of its replica has called"
+      out.append(fx.Send(before, msg.Parted(text)))
+    found.here[meet.index], found.peers[meet.index] = meet, peer
+    self._where[peer] = key, meet.index
+    return out + self._tell(found)
+
+  def lost(self, peer: Process, how: str, reason: str) -> list[fx.Send]:
+    """A process is not connected any more; one that joins has "left"."""
+    if peer not in self._where:
+      return []
+    key, index = self._where.pop(peer)
+    found = self._meetings[key]
+    del found.here[index], found.peers[index]
+    if not found.here:
+      del self._meetings[key]
+    elif found.generation and how != "left":
+      return self._part(key, f"its process {index} is lost ({how}: {reason})")
+    return self._tell(found)
+
+  def _tell(self, found: _Meeting) -> list[fx.Send]:
+    """Tells those who wait who is missing, or where they meet."""
+    if found.generation:
+      return []
+    message: msg.Message = msg.Awaited(found.missing)
+    if not found.missing:
+      found.generation = found.peers[0]
+      message = msg.Met(found.generation, found.here[0].address)
+    return [fx.Send(peer, message) for peer in found.peers.values()]
+
+  def _part(self, key: _Key, why: str) -> list[fx.Send]:
+    """The replica ends, with all of its processes."""
+    found = self._meetings.pop(key)
+    for peer in found.peers.values():
+      del self._where[peer]
+    return [fx.Send(p, msg.Parted(why)) for p in found.peers.values()]

@@ -1,0 +1,574 @@
+"""A run: who takes part, which states there are, and how it ends.
+
+    calls -> Members, Absent   who is a member
+          -> Steps             gradients, rounds, commits
+          -> Snapshots         who serves the state to whom
+          -> Shutdown          how the run ends
+
+All of it follows from the log (`History`) and from what members say. So a
+coordinator that starts again continues: members of the log call it within a
+deadline, stay members, and submit again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.absent import (
+  Absent,
+  difference,
+)
+from optax_dist.coordinator.protocol.coordinator.members import (
+  Members,
+  MemberState,
+)
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.shutdown import Shutdown
+from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
+from optax_dist.coordinator.protocol.coordinator.steps import (
+  Evict,
+  Fail,
+  Finished,
+  Steps,
+)
+from optax_dist.coordinator.protocol.entries import (
+  Began,
+  Change,
+  Ended,
+  Joined,
+  Member,
+  Process,
+  Recovered,
+  Removed,
+  ReplicaId,
+  run_id,
+)
+from optax_dist.coordinator.protocol.history import History
+
+# Replicas this far behind are asked for their step.
+_ASK_LAG = 4
+# Messages after which a member waits as before.
+_WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
+# Steps whose fingerprints are compared.
+_FINGERPRINTS = 64
+
+
+class Run:
+  """A run, from what the log says of it on.
+
+  Attributes:
+    begins_again: what the run has begun from once more, since nobody had its state;
+      None if it goes on.
+  """
+
+  def __init__(self, config: Config, history: History, out: Outbox, now: float):
+    """Continues where the log ends.
+
+    Args:
+      config: the run's.
+      history: what the log says; it is kept up to date.
+      out: what is written and sent.
+      now: the time.
+    """
+    self._config, self._history, self._out = config, history, out
+    self._now = now
+    self._members = Members()
+    self._steps = Steps(config, history, self._members, out)
+    self._snapshots = Snapshots(history.epoch, self._members, out)
+    self._shutdown = Shutdown(is_decided=history.ended is not None)
+    # Where those listen that have called.
+    self._addresses: dict[Process, str] = {}
+    # Processes whose gradients are wrong, and what was found.
+    self._wrong: dict[Process, str] = {}
+    # The first fingerprint of each step, and whose it was.
+    self._fingerprints: dict[int, tuple[str, ReplicaId]] = {}
+    self.begins_again: Began | None = None
+    lost = {replica for replica, left in history.departed.items() if not left}
+    self._absent = Absent(lost)
+    fresh = history.is_untouched and history.beginnings > 1
+    if fresh:
+      for replica in lost:
+        self._absent.expect(replica, now + self._config.deadlines.pace)
+    for member in history.members.values():
+      self._members.add(
+        MemberState(member, until=now + self._config.deadlines.pace)
+      )
+    self._steps.at(now)
+    self._steps.begin(history.departed, expected=fresh)
+    # The step at which this coordinator has started, and at which it has asked
+    # those behind for theirs.
+    self._started_at = self._asked_at = history.step
+
+  def handle(self, peer: Process, message: msg.Message, now: float) -> None:
+    """Handles a message."""
+    self._at(now)
+    if type(message) not in _WAIT_NO_LESS:
+      self._members.changed()
+    self._receive(peer, message)
+    self._run_pending()
+
+  def lost(self, peer: Process, reason: str, now: float) -> None:
+    """Handles the loss of a connection."""
+    self._at(now)
+    self._absent.forget_process(peer)
+    self._addresses.pop(peer, None)
+    state = self._members.of_process(peer)
+    if state is not None and state.is_connected:
+      self._remove(state, f"its connection was lost: {reason}")
+    self._run_pending()
+
+  def time_passed(self, now: float) -> None:
+    """Does what is due."""
+    self._at(now)
+    self._run_pending()
+
+  def _at(self, now: float) -> None:
+    self._now = now
+    self._steps.at(now)
+
+  def deadline(self) -> float:
+    """When `time_passed` must be called, at the latest."""
+    if self._shutdown.is_decided:
+      return math.inf
+    times = [*self._absent.deadlines(), *self._steps.deadlines()]
+    all_here = all(s.is_connected for s in self._members.waiting())
+    if self._snapshots.lacking_since is not None and all_here:
+      times.append(self._snapshots.lacking_since + self._wait_for_lost())
+    if self._shutdown.since is not None:
+      times.append(self._shutdown.since + self._config.deadlines.patience)
+    for state in self._members.waiting():
+      times.append(state.until)
+      if state.leaving is not None:
+        times.append(state.leaving[1] + self._config.deadlines.patience)
+    return min(times)
+
+  # Messages.
+
+  def _receive(self, peer: Process, message: msg.Message) -> None:
+    if isinstance(message, msg.Hello):
+      self._hello(peer, message)
+      return
+    state = self._members.of_process(peer)
+    if self._shutdown.is_decided:
+      if isinstance(message, msg.NeedsSnapshot):
+        self._serve_the_end(peer, state)
+      return
+    if state is None or not state.is_connected:
+      return  # It is no longer a member.
+    match message:
+      case msg.Arrive():
+        self._steps.arrive(state, message)
+      case msg.Done() | msg.Failed():
+        self._steps.reported(state, message)
+      case msg.Applied(step):
+        state.has_applied(step)
+      case msg.NeedsSnapshot(step):
+        state.needs, state.applied = True, step
+        if state.server is not None:
+          state.tried.add(state.server)
+          state.server = None
+      case msg.Leave(lost, reason, stacks):
+        self._leave(state, lost, reason, stacks)
+      case msg.Finish(reason):
+        if not self._shutdown.has_begun:
+          self._shutdown.reason = reason
+          self._steps.apply(quorum.Finish())
+      case msg.Save():
+        self._steps.saving = True
+      case msg.NeverJoined(replicas):
+        self._steps.never_joined(replicas)
+      case msg.SetHyperparams(number, values):
+        self._steps.set_hyperparams(Change(peer, number, values))
+      case msg.Fingerprint():
+        self._fingerprint(state, message)
+      case _:
+        kind = type(message).__name__
+        self._steps.reject(peer, f"{kind} is not for a coordinator")
+
+  def _serve_the_end(self, peer: Process, state: MemberState | None) -> None:
+    address = self._addresses.get(peer)
+    if address is not None:
+      self._snapshots.serve_the_end(peer, address, self._steps.step)
+
+  # Calls.
+
+  def _hello(
+    self, peer: Process, hello: msg.Hello, waited: bool = False
+  ) -> None:
+    why = difference(self._config.job, hello.job) or self._wrong.get(peer, "")
+    if why:
+      self._out.add(fx.Log("warning", f"{peer} may not join: {why}"))
+      self._out.send(peer, msg.Refused(why))
+      return
+    self._addresses[peer] = hello.address
+    state = self._members.of_process(peer)
+    if self._is_of_another_history(hello):
+      self._recover(hello)
+    if (
+      state is not None
+      and not state.is_connected
+      and state.member.incarnation == hello.incarnation
+      and not self._is_of_another_history(hello)
+    ):
+      state.reconnected(hello.applied)
+      state.start = hello.start
+      self._members.changed()
+      self._welcome(peer, hello, hello.incarnation)
+      self._steps.reconnected(state, hello.lease)
+      return
+    if self._history.ended is not None and self._is_of_one_program(hello):
+      self.begins_again = Began(hello.start, hello.job)
+      return
+    if self._shutdown.has_begun:
+      self._welcome(peer, hello, -1)
+      return
+    rival = self._members.of_replica(hello.replica)
+    if rival is not None and rival.member.process != peer:
+      if not waited and rival.is_connected:
+        # Most likely one of the two is dead, which will be detected.
+        self._absent.wait(peer, hello, self._now + self._config.deadlines.pace)
+        return
+      if rival.member.incarnation > hello.incarnation >= 0 and waited:
+        self._out.send(peer, _taken(hello.replica))
+        return
+    if state is not None:
+      self._remove(state, "its process has called again")
+    if self._absent.has_left(hello.incarnation):
+      # It has yet to read that it has left; if admitted, it would be lost.
+      self._out.send(peer, Removed(hello.incarnation, True, "left"))
+      return
+    self._admit(peer, hello)
+
+  def _is_of_one_program(self, hello: msg.Hello) -> bool:
+    """Whether all replicas that there were are closed ones of a process's program.
+
+    As when a notebook's cell runs again: it means another run.
+    """
+    run, count = run_id(self._history.nonce), self._history.next_incarnation
+    known = {(run, number) for number in range(count)}
+    return bool(known) and known <= {*hello.follows}
+
+  def _is_of_another_history(self, hello: msg.Hello) -> bool:
+    """Whether a process has followed steps that are not in this log."""
+    history = self._history
+    if hello.beginnings != history.beginnings:
+      return True
+    return history.has_lost(hello.epoch, hello.read)
+
+  def _recover(self, hello: msg.Hello) -> None:
+    """Takes the steps of a member that the log has lost, unless others followed.
+
+    A coordinator's host may lose power, and with it what was written last. Nothing
+    is committed before all members of the log have called, or had time to.
+    """
+    history = self._history
+    if (
+      hello.beginnings != history.beginnings
+      or history.step != self._started_at
+      or hello.read <= history.step
+      or self._steps.rounds.current is not None
+      or self._steps.gradients.accepted
+    ):
+      return
+    self._out.append(Recovered(hello.read, hello.read_progress))
+    self._started_at = hello.read
+    # Who has called before may lack steps that are not in the log: it calls again.
+    for state in self._members:
+      if state.is_connected:
+        process = state.member.process
+        self._out.add(fx.Disconnect(process, "the log had lost steps"))
+        self._addresses.pop(process, None)
+        state.until = self._now + self._config.deadlines.pace
+    self._members.changed()
+    self._steps = Steps(self._config, self._history, self._members, self._out)
+    self._steps.at(self._now)
+    self._steps.begin(self._history.departed, expected=False)
+
+  def _welcome(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
+    """Sends what a process has missed, and from where it takes part."""
+    history = self._history
+    anew = self._is_of_another_history(hello)
+    missed = None if anew else history.since(hello.read)
+    for commit in missed or ():
+      self._out.send(peer, commit)
+    self._out.send(
+      peer,
+      msg.Welcome(
+        history.epoch,
+        history.nonce,
+        history.beginnings,
+        history.origin,
+        incarnation,
+        history.step,
+        history.progress,
+        missed is not None,
+        anew,
+        len(history.members) < 2,
+      ),
+    )
+    if history.ended is not None:
+      self._out.send(peer, history.ended)
+
+  def _admit(self, peer: Process, hello: msg.Hello) -> None:
+    incarnation = self._history.next_incarnation
+    member = Member(incarnation, hello.replica, peer, hello.address)
+    old = self._members.of_replica(member.replica)
+    # First, since what follows from it is sent once it is in the log.
+    self._out.append(Joined(member))
+    if old is not None:
+      # The entry `Joined` removes it.
+      self._members.remove(old.member.incarnation)
+      self._note_removed(old, False, "replaced")
+      self._out.tell(old, _taken(member.replica))
+      self._steps.removed(old, quorum.Lost, changed=False)
+    self._absent.joined(member.replica)
+    for state in self._members.waiting():
+      if state.leaving is not None:  # It may have what this one needs.
+        state.leaving = state.leaving[0], self._now
+    state = MemberState(member, start=hello.start)
+    step = self._steps.step
+    self._out.note(
+      notes.Join(member.replica, step, member.incarnation, member.address)
+    )
+    self._welcome(peer, hello, incarnation)
+    self._members.add(state)
+    self._steps.joined(state)
+
+  # Departures.
+
+  def _leave(
+    self, state: MemberState, lost: bool, reason: str, stacks: str
+  ) -> None:
+    member, step = state.member, self._steps.step
+    if not lost:
+      if state.leaving is None:
+        state.leaving = (step, self._now)
+        self._steps.rounds.void_early()
+      return
+    if stacks:
+      self._out.note(
+        notes.Stuck(member.replica, step, reason, stacks, member.incarnation)
+      )
+    self._remove(state, reason)
+
+  def _remove(
+    self, state: MemberState, reason: str, left: bool = False
+  ) -> None:
+    """Removes a member that has left, or is lost."""
+    incarnation = state.member.incarnation
+    if not self._members.remove(incarnation) or self._shutdown.is_decided:
+      return
+    self._absent.removed(state, left)
+    entry = Removed(incarnation, left, reason)
+    self._out.append(entry)
+    self._note_removed(state, left, reason)
+    if state.is_connected:
+      self._out.tell(state, entry)
+      self._out.add(
+        fx.Disconnect(state.member.process, "it was removed from the run")
+      )
+    # The quorum is not lowered to nobody while a lost replica may come back: the
+    # run would end well.
+    last = not self._members and bool(self._absent.lost)
+    departure = quorum.Lost if last else self._steps.departure(left)
+    self._steps.removed(state, departure)
+
+  def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
+    member, step = state.member, self._steps.step
+    if left:
+      self._out.note(notes.Leave(member.replica, step, member.incarnation))
+    else:
+      self._out.note(
+        notes.Lost(member.replica, step, member.incarnation, reason)
+      )
+
+  def _complete_departures(self) -> None:
+    """Lets replicas leave whose state all others have."""
+    for state in self._members.waiting():
+      if state.leaving is None:
+        continue
+      step, since = state.leaving
+      late = [s for s in self._members if s.leaving is None and not s.has(step)]
+      for other in late:
+        self._snapshots.ask(other, self._steps.step)
+      last = len(self._members) == 1 and bool(self._absent.lost)
+      waits = bool(late) or last
+      if not waits or self._now >= since + self._config.deadlines.patience:
+        self._remove(state, "left", left=True)
+        if not self._members and not self._absent.lost:
+          # No replica has the state any more: joining is too late now.
+          self._record_end("all replicas have left", "")
+
+  def _expire_rejoin_grace(self) -> None:
+    """Stops waiting for replicas that did not come to a new beginning."""
+    for replica in self._absent.overdue(self._now):
+      self._steps.apply(quorum.Join(replica))
+      departure = self._steps.departure(False) if self._members else quorum.Lost
+      self._steps.apply(departure(replica))
+      self._steps.members_changed()
+
+  # States.
+
+  def _wait_for_lost(self) -> float:
+    """How long lost replicas may take to come back with the only state."""
+    if self._history.is_untouched:
+      return self._config.deadlines.pace
+    return self._config.deadlines.silence
+
+  def _wait_for_state(self) -> None:
+    """Begins again if no member has the state, and none comes back with it.
+
+    It begins from the newest state that a member has: that of a checkpoint, one of
+    an earlier step, or before the first step any start state.
+    """
+    since = self._snapshots.lacking_since
+    if since is None or any(not s.is_connected for s in self._members):
+      return
+    if self._absent.lost and self._now < since + self._wait_for_lost():
+      return
+    key = lambda state: (state.start.step, -state.member.incarnation)
+    newest = max(self._members, key=key)
+    self.begins_again = Began(newest.start, self._config.job)
+
+  # Ends.
+
+  def _begin_shutdown(self) -> None:
+    """Commits nothing more; the end waits for replicas that are behind."""
+    self._shutdown.begin(self._now)
+    self._steps.end()
+
+  def _end(self) -> None:
+    """Ends the run once all have the final state, or after a while."""
+    since = self._shutdown.since
+    if since is None or self._shutdown.is_decided:
+      return
+    step = self._steps.step
+    late = [s for s in self._members if not s.has(step)]
+    for state in late:
+      self._snapshots.ask(state, step)
+    if not late or self._now >= since + self._config.deadlines.patience:
+      self._record_end(self._shutdown.reason, "")
+
+  def _record_end(
+    self, reason: str, error: Literal["", "CoordinatorError", "Diverged"]
+  ) -> None:
+    if self._shutdown.is_decided:
+      return
+    self._shutdown.decide(self._now)
+    self._steps.end()
+    gradients, step = self._steps.gradients, self._steps.step
+    dropped = tuple(sorted(gradients.dropped.items()))
+    ended = Ended(step, reason, error, dropped)
+    self._out.append(ended)
+    if self._addresses:
+      self._out.add(fx.SendAll(tuple(self._addresses), ended))
+    self._out.note(notes.finished(ended, gradients.applied))
+
+  def _end_of_data(self) -> None:
+    """Ends the run when the remaining data doesn't fill a step."""
+    if (
+      self._steps.policy.exhausted
+      and self._steps.rounds.current is None
+      and not self._shutdown.has_begun
+    ):
+      wrong = self._steps.policy.lost_samples(self._config.rules.max_skipped)
+      if wrong:
+        self._record_end(wrong, "CoordinatorError")
+        return
+      self._shutdown.reason = "all data is used"
+      self._steps.apply(quorum.Finish())
+
+  def _fingerprint(self, state: MemberState, message: msg.Fingerprint) -> None:
+    # It had that state: a fingerprint takes a while, and it may need a snapshot
+    # by now.
+    state.applied = max(state.applied, message.step)
+    replica, step, known = (
+      state.member.replica,
+      message.step,
+      self._fingerprints,
+    )
+    digest, first = known.setdefault(step, (message.digest, replica))
+    if digest != message.digest:
+      self._record_end(
+        f"After {step} steps replicas {first!r} and {replica!r} hold different "
+        f"parameters or optimizer states ({digest} and {message.digest}).",
+        "Diverged",
+      )
+    elif first == replica:
+      params, _, whole = digest.partition("-")
+      self._out.note(notes.Fingerprint(step, replica, params, whole))
+      for old in [s for s in known if s < step - _FINGERPRINTS]:
+        del known[old]
+
+  # What follows.
+
+  def _run_pending(self) -> None:
+    """Does what follows from an input, and from the time."""
+    if self._shutdown.is_decided:
+      self._steps.consequences.clear()
+      return
+    for peer, hello in self._absent.ready(self._members, self._now):
+      self._hello(peer, hello, waited=True)
+    for state in self._members.waiting():
+      if self._now >= state.until:
+        self._remove(state, "it did not reconnect to the coordinator in time")
+    self._expire_rejoin_grace()
+    self._follow()
+    self._steps.check()
+    while self._steps.consequences:
+      self._follow()
+      if self._shutdown.is_decided:
+        return
+      self._steps.check()
+    self._end_of_data()
+    self._follow()
+    if not self._shutdown.is_decided:
+      self._ask_those_behind()
+      step, current = self._steps.step, self._steps.rounds.current
+      at_least = step + (current is not None)
+      self._snapshots.serve(step, at_least, self._now)
+      self._wait_for_state()
+      self._complete_departures()
+      self._follow()
+      self._end()
+    self._members.waiting()  # So that equal states compare equal.
+
+  def _follow(self) -> None:
+    """Does what the steps have found to be necessary."""
+    consequences = self._steps.consequences
+    while consequences and not self._shutdown.is_decided:
+      match consequences.pop(0):
+        case Evict(incarnation, reason, wrong):
+          state = self._members.get(incarnation)
+          if state is not None:
+            if wrong:
+              self._wrong[state.member.process] = reason
+            self._remove(state, reason)
+        case Fail(reason, error):
+          self._record_end(reason, error)
+        case Finished():
+          if not self._shutdown.has_begun:
+            self._begin_shutdown()
+
+  def _ask_those_behind(self) -> None:
+    step = self._steps.step
+    if step == self._asked_at:
+      return
+    self._asked_at = step
+    for state in self._members:
+      if step - state.applied >= _ASK_LAG and not state.needs:
+        self._snapshots.ask(state, step)
+
+
+def _taken(replica: ReplicaId) -> msg.Refused:
+  return msg.Refused(
+    f"Another process has joined as replica {replica!r}, and takes the place of"
+    " this one. If both are wanted, they need numbers of their own.",
+    taken=True,
+  )

@@ -1,0 +1,150 @@
+"""Since when a step is waited for, and what was dropped meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.entries import (
+  Incarnation,
+  ReplicaId,
+  Rules,
+)
+
+# What is wrong with gradients that are dropped, by reason.
+_FAULTS = {
+  str(quorum.Reason.NON_FINITE): "not finite",
+  str(quorum.Reason.STALE): "stale",
+  str(quorum.Reason.RETURNED): "on samples of others",
+}
+
+
+@dataclasses.dataclass(slots=True)
+class _Dropped:
+  """What a member has delivered that was dropped, and since when that counts."""
+
+  replica: ReplicaId
+  since: float = math.inf
+  reasons: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+
+
+class Stall:
+  """Times a step, to warn of one that takes long and to end the run at last.
+
+  Attributes:
+    since: since when its members wait; None if none do.
+  """
+
+  def __init__(self, rules: Rules):
+    """Starts without a step."""
+    self._warning, self._timeout = rules.stall_warning, rules.timeout
+    self.since: float | None = None
+    self._warned = 0.0
+    # Since the last commit, by member.
+    self._dropped: dict[Incarnation, _Dropped] = {}
+
+  def begin(self, since: float, excused: float = 0.0) -> None:
+    """Members wait from now on.
+
+    Args:
+      since: when it was.
+      excused: seconds that count for `timeout` but not for warnings.
+    """
+    self.since, self._warned = since, excused
+
+  def end(self) -> None:
+    """A step is committed, or none will be."""
+    self.since = None
+    self._dropped.clear()
+
+  def dropped(
+    self,
+    incarnation: Incarnation,
+    replica: ReplicaId,
+    reason: str,
+    count: int,
+    now: float,
+  ) -> None:
+    """A member has delivered gradients that were dropped.
+
+    A step waits from then on, unless that is usual: who was slow has a single one
+    that is stale.
+    """
+    found = self._dropped.setdefault(incarnation, _Dropped(replica))
+    found.reasons[reason] += count
+    again = found.reasons.total() > count
+    if again or reason == quorum.Reason.NON_FINITE:
+      found.since = min(found.since, now)
+
+  def waits(self) -> None:
+    """What was dropped counts: the step has begun."""
+    since = min((d.since for d in self._dropped.values()), default=math.inf)
+    if self.since is None and since < math.inf:
+      self.begin(since)
+
+  def removed(self, incarnation: Incarnation, accepted: bool) -> None:
+    """A member is gone.
+
+    Args:
+      incarnation: the member.
+      accepted: whether gradients of others are accepted.
+    """
+    self._dropped.pop(incarnation, None)
+    if not accepted:
+      self.since = None
+      self.waits()
+
+  def counts(self) -> dict[str, dict[str, int]]:
+    """How many gradients were dropped, by replica and reason."""
+    return {str(d.replica): dict(d.reasons) for d in self._dropped.values()}
+
+  def text(self, state: quorum.State) -> str:
+    """What is wrong with a step, and whom it waits for."""
+    texts = [
+      f"replica {found.replica} delivered {count}"
+      f" gradient{'s' if count > 1 else ''} that"
+      f" {'are' if count > 1 else 'is'} {_FAULTS.get(reason, reason)}"
+      for found in self._dropped.values()
+      for reason, count in found.reasons.items()
+    ]
+    delivers = {found.replica for found in self._dropped.values()}
+    missing = quorum.missing(state)
+    waits = [
+      f"{what}: replica {', '.join(map(str, replicas))}"
+      for what, replicas in (
+        ("computing", [r for r in missing.computing if r not in delivers]),
+        ("aggregating", missing.reporting),
+        ("absent", missing.absent),
+      )
+      if replicas
+    ]
+    if waits or not texts:
+      texts.append("waiting for " + ("; ".join(waits) or "nobody"))
+    return "; ".join(texts)
+
+  def deadlines(self) -> list[float]:
+    """When `check` may find something."""
+    if self.since is None:
+      return []
+    warning = self.since + self._warned + self._warning
+    return [warning, self.since + self._timeout]
+
+  def check(self, now: float) -> tuple[float, bool] | None:
+    """How long members have waited, and whether that is too long.
+
+    Returns:
+      None unless there is something to say.
+    """
+    if self.since is None:
+      return None
+    waited = now - self.since
+    if waited >= self._timeout:
+      return waited, True
+    if waited >= self._warned + self._warning:
+      self._warned = waited
+      return waited, False
+    return None

@@ -1,0 +1,216 @@
+"""What the log says, so far."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import assert_never
+
+from optax_dist.coordinator.protocol.entries import (
+  Began,
+  Committed,
+  Compacted,
+  Ended,
+  Entry,
+  Epoch,
+  Incarnation,
+  Job,
+  Joined,
+  Member,
+  Process,
+  Record,
+  Recovered,
+  Removed,
+  ReplicaId,
+  Start,
+)
+from optax_dist.ledger import NOTHING_DONE, Progress
+
+# Commits that are kept for members that have missed some.
+RECENT = 64
+
+
+@dataclasses.dataclass
+class History:
+  """All decisions of the log: what a coordinator knows when it starts again.
+
+  Attributes:
+    epoch: the number of the last coordinator; -1 for none.
+    nonce: that of the first one.
+    starts: the step at which each coordinator has started: one that a member has
+      followed may have come further, if the log has lost what was written last.
+    beginnings: how often the run has begun.
+    job: what replicas have in common; None before the run has begun.
+    origin: the state that it began from, the last time.
+    step: how many steps were committed since step 0.
+    next_incarnation: incarnation of the next membership.
+    members: the current members, by incarnation.
+    departed: former members by id, and whether they left gracefully.
+    applied: how many gradients were part of commits.
+    dropped: how many were dropped, by reason, as of the last commit.
+    changes: the number of the last `Change` of each process that was committed.
+    progress: which samples are in committed steps.
+    recent: the last commits, in order and without a gap.
+    ended: how the run has ended; None if it hasn't.
+  """
+
+  epoch: int = -1
+  nonce: str = ""
+  starts: dict[int, int] = dataclasses.field(default_factory=dict)
+  beginnings: int = 0
+  job: Job | None = None
+  origin: Start = dataclasses.field(default_factory=Start)
+  step: int = 0
+  next_incarnation: Incarnation = 0
+  members: dict[Incarnation, Member] = dataclasses.field(default_factory=dict)
+  departed: dict[ReplicaId, bool] = dataclasses.field(default_factory=dict)
+  applied: int = 0
+  dropped: tuple[tuple[str, int], ...] = ()
+  changes: dict[Process, int] = dataclasses.field(default_factory=dict)
+  progress: Progress = NOTHING_DONE
+  recent: collections.deque[Committed] = dataclasses.field(
+    default_factory=lambda: collections.deque(maxlen=RECENT)
+  )
+  ended: Ended | None = None
+
+  @property
+  def is_untouched(self) -> bool:
+    """Whether no step has been committed, so that all start states are equal."""
+    return self.step == self.origin.step
+
+  def since(self, step: int) -> list[Committed] | None:
+    """The commits from a step on; None if some are not kept any more."""
+    if step == self.step:
+      return []
+    found = [commit for commit in self.recent if commit.round.step >= step]
+    whole = found and found[0].round.step == step
+    return found if whole and step < self.step else None
+
+  def has_lost(self, epoch: int, step: int) -> bool:
+    """Whether the log has lost steps that a coordinator has told of.
+
+    Args:
+      epoch: of the coordinator.
+      step: how many steps it has told of.
+    """
+    later = [s for number, s in self.starts.items() if number > epoch]
+    return bool(later) and step > later[0]
+
+  def of_process(self, process: Process) -> Member | None:
+    """The membership of a process."""
+    for member in self.members.values():
+      if member.process == process:
+        return member
+    return None
+
+  def apply(self, record: Record) -> None:
+    """Applies a record.
+
+    Raises:
+      ValueError: it can't follow what came before.
+    """
+    for entry in record.entries:
+      self.add(entry)
+
+  def add(self, entry: Entry) -> None:
+    """Applies an entry."""
+    match entry:
+      case Epoch(number, nonce):
+        self.nonce = self.nonce or nonce
+        if number <= self.epoch:
+          raise ValueError(f"epoch {number} follows epoch {self.epoch}")
+        self.epoch, self.starts[number] = number, self.step
+      case Began(start, job):
+        self.beginnings += 1
+        if self.ended is not None:
+          self.departed.clear()
+          self.ended = None
+        self.job, self.origin = job, start
+        self.step, self.progress = start.step, start.progress
+        for member in self.members.values():
+          self.departed[member.replica] = False
+        self.members.clear()
+        self.recent.clear()
+      case Joined(member):
+        self._admit(member)
+      case Removed(incarnation, left):
+        gone = self.members.pop(incarnation, None)
+        if gone is not None:
+          self.departed[gone.replica] = left
+      case Committed():
+        step = entry.round.step
+        if step != self.step:
+          raise ValueError(f"step {step} is committed, and {self.step} is next")
+        self.step = step + 1
+        self.applied += sum(part.count for part in entry.parts)
+        self.dropped = entry.dropped
+        for change in entry.changes:
+          self.changes[change.process] = change.number
+        self.progress = after(self.progress, entry)
+        self.recent.append(entry)
+      case Recovered(step, progress):
+        for number, begun in self.starts.items():
+          if begun == self.step:  # None was committed since.
+            self.starts[number] = step
+        self.step, self.progress = step, progress
+        self.recent.clear()
+      case Ended():
+        self.ended = entry
+        self.dropped = entry.dropped
+      case Compacted():
+        self._restore(entry)
+      case _:
+        assert_never(entry)
+
+  def compacted(self) -> Compacted:
+    """All of it, as one entry."""
+    return Compacted(
+      self.epoch,
+      self.nonce,
+      tuple(self.starts.items()),
+      self.beginnings,
+      self.job,
+      self.origin,
+      self.step,
+      self.next_incarnation,
+      tuple(self.members.values()),
+      tuple(self.departed.items()),
+      self.applied,
+      self.dropped,
+      tuple(self.changes.items()),
+      self.progress,
+      tuple(self.recent),
+      self.ended,
+    )
+
+  def _restore(self, entry: Compacted) -> None:
+    self.epoch, self.nonce = entry.epoch, entry.nonce
+    self.starts = dict(entry.starts)
+    self.beginnings, self.job = entry.beginnings, entry.job
+    self.origin, self.step = entry.origin, entry.step
+    self.next_incarnation = entry.next_incarnation
+    self.members = {member.incarnation: member for member in entry.members}
+    self.departed = dict(entry.departed)
+    self.applied, self.dropped = entry.applied, entry.dropped
+    self.changes = dict(entry.changes)
+    self.progress, self.ended = entry.progress, entry.ended
+    self.recent.clear()
+    self.recent.extend(entry.recent)
+
+  def _admit(self, member: Member) -> None:
+    for old in list(self.members.values()):
+      if old.replica == member.replica:
+        del self.members[old.incarnation]
+    self.departed.pop(member.replica, None)
+    self.members[member.incarnation] = member
+    self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)
+
+
+def after(progress: Progress, commit: Committed) -> Progress:
+  """The samples in committed steps, after another one."""
+  spans = [span for part in commit.parts for span in part.data]
+  if commit.skipped:
+    return progress.with_(spans, commit.skipped)
+  if not spans:
+    return progress
+  return progress.followed_by(spans) or progress.with_(spans)

@@ -1,1 +1,0 @@
-"""The leader: members, gradients and attempts in, decisions out."""

@@ -1,0 +1,249 @@
+"""The event loop of the coordinator: events become inputs, effects are executed.
+
+The core decides, one input at a time and in the order of the events; effects happen
+in their order, too: what a record decides is in the log before anybody is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from optax_dist.coordinator.protocol import codec, deadlines, inputs, notes
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
+from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
+from optax_dist.coordinator.protocol.messages import (
+  MESSAGES,
+  Hello,
+  Meet,
+  Refused,
+)
+from optax_dist.coordinator.server import configure, journal_lines
+from optax_dist.coordinator.server.log import Log, LogError, MemoryLog
+from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+#: The name of a coordinator's process, for its members.
+NAME = "coordinator"
+# The longest time to wait for an event, in seconds.
+_SLICE = 1.0
+# Seconds between two warnings that the log can't be written.
+_AGAIN = 60.0
+
+
+class _Run:
+  """One run that a server coordinates."""
+
+  def __init__(self, log: Log):
+    self.log = log
+    try:
+      history = log.read()
+    except LogError:
+      log.close()  # Another attempt may find it mended.
+      raise
+    nonce = secrets.token_hex(16)
+    self.core = Coordinator(configure.config_of, history, nonce)
+    self.journal: journal_lines.JournalLines | None = None
+
+
+class Server:
+  """Runs a coordinator on a transport; for each run that is called by its name.
+
+  Attributes:
+    idle_since: since when no process is connected; by `time.monotonic`.
+  """
+
+  def __init__(
+    self,
+    transport: sockets.Transport,
+    open_log: Callable[[str], Log],
+    journal: str | None = None,
+  ):
+    """Continues the log of the run without a name, and begins another epoch.
+
+    Args:
+      transport: named `NAME`; the server owns it from now on.
+      open_log: opens the log of a run, given its name.
+      journal: path of the journal; None for that of the job.
+
+    Raises:
+      LogError: the log can't be continued.
+    """
+    self._transport, self._open_log = transport, open_log
+    self._journal_path = journal
+    self._runs: dict[str, _Run] = {}
+    # Which run a process has called.
+    self._called: dict[str, _Run] = {}
+    self._meetings = Meetings()
+    self._warned_at = -_AGAIN
+    self.idle_since = time.monotonic()
+    self._open("")
+
+  def _open(self, name: str) -> _Run:
+    run = self._runs[name] = _Run(self._open_log(name))
+    self._step(run, inputs.Started())
+    return run
+
+  @property
+  def clients(self) -> int:
+    """How many processes are connected."""
+    return len(self._transport.peers())
+
+  @property
+  def has_begun(self) -> bool:
+    """Whether any run has begun."""
+    cores = (run.core for run in self._runs.values())
+    return any(core.history.job is not None for core in cores)
+
+  @property
+  def is_over(self) -> bool:
+    """Whether a run has ended, and none goes on."""
+    cores = [run.core for run in self._runs.values()]
+    begun = [core for core in cores if core.history.job is not None]
+    return bool(begun) and all(core.is_over for core in begun)
+
+  @property
+  def outdated(self) -> str:
+    """Why it must end: another coordinator has started since; "" if none."""
+    found = (run.core.outdated for run in self._runs.values())
+    return next(filter(None, found), "")
+
+  def poll(self, timeout: float) -> None:
+    """Handles events, and waits for more if there are none.
+
+    Args:
+      timeout: the longest time to wait, in seconds.
+
+    Raises:
+      LogError: another coordinator may write the log.
+    """
+    runs = [*self._runs.values()]
+    due = min(run.core.deadline() for run in runs) - self._transport.now()
+    for event in self._transport.poll(max(0.0, min(timeout, due))):
+      self._on_event(event)
+    for run in runs:
+      if run.core.deadline() <= self._transport.now():
+        self._step(run, inputs.TimePassed())
+    if self.clients:
+      self.idle_since = time.monotonic()
+
+  def close(self, reason: str = "the coordinator has ended") -> None:
+    """Says goodbye to all."""
+    self._transport.close(reason)
+    for run in self._runs.values():
+      if run.journal is not None:
+        run.journal.close()
+      run.log.close()
+
+  def _on_event(self, event: transports.Event) -> None:
+    match event:
+      case transports.Message(peer, payload):
+        try:
+          message = MESSAGES.decode(payload)
+        except codec.BadMessage as error:
+          run = self._called.get(peer) or self._runs[""]
+          self._step(run, inputs.Malformed(peer, str(error)))
+          return
+        if isinstance(message, Meet):
+          self._say(self._meetings.called(peer, message))
+          return
+        if isinstance(message, Hello):
+          called = self._run_of(peer, message)
+          if called is None:
+            return
+          self._called[peer] = called
+        elif peer not in self._called:
+          return
+        self._step(self._called[peer], inputs.Received(peer, message))
+        if isinstance(message, Hello):
+          self._allow(peer)
+      case transports.PeerLost(peer, how, reason):
+        self._say(self._meetings.lost(peer, how, reason))
+        if peer in self._called:
+          run = self._called.pop(peer)
+          self._step(run, inputs.PeerLost(peer, how, reason))
+      case _:
+        pass  # It exchanges no arrays.
+
+  def _say(self, effects: Sequence[fx.Send]) -> None:
+    for effect in effects:
+      self._transport.send(effect.peer, [MESSAGES.encode(effect.message)])
+
+  def _allow(self, peer: str) -> None:
+    """Lets a process be silent for as long as its run says."""
+    job = self._called[peer].core.history.job
+    if job is not None:
+      rules = job.rules
+      silence = deadlines.silence_of_peers(rules.timeout, rules.leader_timeout)
+      self._transport.allow(peer, silence)
+
+  def _run_of(self, peer: str, hello: Hello) -> _Run | None:
+    """The run that a process calls; None if it can't be had."""
+    name = hello.job.run
+    try:
+      return self._runs.get(name) or self._open(name)
+    except LogError as error:
+      refused = Refused(f"its coordinator can't continue: {error}")
+      self._transport.send(peer, [MESSAGES.encode(refused)])
+      return None
+
+  def _step(self, run: _Run, input_: inputs.Input) -> None:
+    for effect in run.core.step(input_, self._transport.now()):
+      self._execute(run, effect)
+
+  def _execute(self, run: _Run, effect: fx.Effect) -> None:
+    match effect:
+      case fx.Append(record):
+        wrong = run.log.append(record, run.core.history)
+        if wrong and time.monotonic() >= self._warned_at + _AGAIN:
+          self._warned_at = time.monotonic()
+          _log.warning(
+            "The coordinator's log can't be written: %s. The run goes on; if its"
+            " coordinator dies now, its replicas bring back what is missing.",
+            wrong,
+          )
+      case fx.Send(peer, message):
+        self._transport.send(peer, [MESSAGES.encode(message)])
+      case fx.SendAll(peers, message):
+        encoded = MESSAGES.encode(message)
+        for peer in peers:
+          self._transport.send(peer, [encoded])
+      case fx.Disconnect(peer, reason):
+        self._transport.disconnect(peer, reason)
+      case fx.WriteJournal(note):
+        # The file may be slow, and others wait for the step.
+        self._transport.flush()
+        self._write(run, note)
+      case fx.Log(level, text):
+        _log.log(getattr(logging, level.upper()), text)
+      case _:
+        raise AssertionError(f"a coordinator has no effect {effect!r}")
+
+  def _write(self, run: _Run, note: notes.Record) -> None:
+    history = run.core.history
+    if run.journal is None:
+      if history.job is None:
+        return  # There is no run yet.
+      path = self._journal_path or history.job.journal or None
+      about = msgspec.json.decode(history.job.about)
+      run.journal = journal_lines.JournalLines(path, about)
+      run.journal.open([notes.committed(c) for c in history.recent])
+    run.journal.write(note)
+
+
+def serve(transport: sockets.Transport, ended: threading.Event) -> None:
+  """Runs a coordinator in memory until `ended` is set; for a thread."""
+  server = Server(transport, lambda name: MemoryLog())
+  try:
+    while not ended.is_set():
+      server.poll(_SLICE)
+  finally:
+    server.close()

@@ -1,0 +1,164 @@
+"""The coordinator's journal file.
+
+Each line is written at once, after what replicas wait for was sent. A coordinator
+that starts again writes first what the last one had no time for.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import notes
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+# Lines that are kept while the file can't be written.
+_MOST_WAITING = 256
+
+
+class _Line(NamedTuple):
+  """A line that is not in the file yet.
+
+  Attributes:
+    time: when it was noted, in seconds of this process's clock.
+    note: what it says.
+    old: whether an earlier coordinator may have written it.
+  """
+
+  time: float
+  note: notes.Record
+  old: bool
+
+
+class JournalLines:
+  """Writes what the coordinator notes; a failing file never ends training.
+
+  What can't be written, as on a disk that is full, is tried again with the next
+  line. Of what waits too long only the number is written.
+  """
+
+  def __init__(
+    self,
+    path: str | os.PathLike[str] | None,
+    describe: Mapping[str, Any],
+  ):
+    """Creates the writer, without opening the file.
+
+    Args:
+      path: the file; None for no journal.
+      describe: fields of a run's first line besides its step.
+
+    Raises:
+      ValueError: a field is not a JSON value.
+    """
+    if path is not None:
+      # Otherwise it would fail in the coordinator's event loop, and end the run.
+      for name, value in describe.items():
+        journal.to_json(name, value)
+    self._path = path
+    self._describe = describe
+    self._file: journal.Journal | None = None
+    self._opened = False
+    self._waiting: collections.deque[_Line] = collections.deque()
+    self._lost = 0
+    # When the file could last be written; None while it can.
+    self._failing: float | None = None
+
+  def open(self, commits: Sequence[notes.Commit]) -> None:
+    """Opens the file, if possible, and writes the commits missing from it."""
+    self._opened = self._path is not None
+    for commit in commits:
+      self._add(commit, old=True)
+    self._flush()
+
+  def write(self, note: notes.Record) -> None:
+    """Writes the line of a note, if there is a journal."""
+    self._add(note)
+    self._flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    missing = self._lost + len(self._waiting)
+    if missing:
+      _log.warning("%d lines are missing from the journal.", missing)
+    if self._file is not None:
+      self._file.close()
+    self._file, self._failing, self._lost = None, None, 0
+    self._opened = False
+    self._waiting.clear()
+
+  def _add(self, note: notes.Record, old: bool = False) -> None:
+    if self._opened:
+      self._waiting.append(_Line(time.monotonic(), note, old))
+      if len(self._waiting) > _MOST_WAITING:
+        self._waiting.popleft()
+        self._lost += 1
+
+  def _flush(self) -> None:
+    """Writes what waits, as far as the file takes it."""
+    if not self._opened:
+      return
+    try:
+      if self._file is None:
+        self._file = journal.Journal(str(self._path))
+        last = self._file.step
+        for line in list(self._waiting):
+          note = line.note
+          if line.old and isinstance(note, notes.Commit) and note.step <= last:
+            self._waiting.remove(line)
+      while self._waiting:
+        line = self._waiting.popleft()
+        try:
+          self._write(self._file, line)
+        except OSError:
+          self._waiting.appendleft(line)
+          raise
+      if self._failing is not None:
+        self._can_write(self._file, self._failing)
+    except (OSError, ValueError) as error:  # ValueError: not a valid name.
+      if self._failing is None:
+        self._failing = time.monotonic()
+        _log.warning(
+          "The journal can't be written%s, and training goes on without it, until it"
+          " can be: %s",
+          *("" if self._file is None else " any more", error),
+        )
+
+  def _can_write(self, file: journal.Journal, since: float) -> None:
+    """After a time in which the file could not be written."""
+    lost, seconds = self._lost, time.monotonic() - since
+    if lost:
+      file.write("gap", lines=lost, seconds=round(seconds, 3))
+    self._failing, self._lost = None, 0
+    _log.warning(
+      "The journal is written again after %.1f s; %d lines are missing from it.",
+      *(seconds, lost),
+    )
+
+  def _write(self, file: journal.Journal, line: _Line) -> None:
+    fields = msgspec.to_builtins(line.note)
+    kind = fields.pop("kind")
+    if isinstance(line.note, notes.Finish) and file.ended:
+      return  # The last coordinator has written it.
+    if isinstance(line.note, notes.Run):
+      fields = {**self._describe, "step": line.note.step}
+    elif isinstance(line.note, notes.Finish):
+      fields["load"] = _load()
+    file.write(kind, ago=time.monotonic() - line.time, **fields)
+    file.ended = isinstance(line.note, notes.Finish)
+
+
+def _load() -> float | None:
+  """The average number of running or waiting programs in the last minute."""
+  try:
+    return os.getloadavg()[0]
+  except (AttributeError, OSError):  # Not available on every system.
+    return None

@@ -1,0 +1,114 @@
+"""Where members find the coordinator: at an address, or by asking etcd."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from optax_dist.coordinator.server import process
+
+_ETCD = "optax_dist.coordinator.extras.etcd"
+_SCHEMES = ("etcd", "etcds")
+
+
+class Place(Protocol):
+  """The keys of a run in etcd; `str` is their URL without a password."""
+
+  @property
+  def host(self) -> str:
+    """The host of an etcd server."""
+    ...
+
+
+class Finder(Protocol):
+  """Knows where the coordinator is by now."""
+
+  def find(self) -> str:
+    """The address of the coordinator at present.
+
+    Raises:
+      ValueError: it is not known; the message says why.
+    """
+    ...
+
+  def has_moved(self) -> bool:
+    """Whether it is elsewhere than `find` has said; true once for each time."""
+    ...
+
+  def close(self) -> None:
+    """Asks no more."""
+    ...
+
+
+def in_etcd(address: str) -> Place | None:
+  """The place in etcd that an address names; None for ``host:port``.
+
+  Raises:
+    ValueError: it is a URL, but none of etcd.
+
+  Example:
+    >>> str(in_etcd("etcd://me:word@a,b"))
+    'etcd://a:2379,b:2379'
+    >>> in_etcd("10.0.0.1:29300")
+  """
+  scheme, mark, _ = address.partition("://")
+  if not mark:
+    return None
+  if scheme not in _SCHEMES:
+    shown = address.rpartition("@")[2]
+    raise ValueError(
+      "A coordinator is at host:port, or found by etcd://host:2379,host:2379,"
+      f"host:2379; got {shown!r}."
+    )
+  place: Place = load("place").parse(address)
+  return place
+
+
+def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
+  """Makes what finds the coordinator in etcd.
+
+  Args:
+    place: the keys.
+    secret: the job's.
+    wake: called from another thread when the coordinator is elsewhere than it has
+      said last.
+
+  Raises:
+    OSError: a certificate can't be read.
+  """
+  made: Finder = load("finder").Finder(place, secret, wake)
+  return made
+
+
+def of_coordinator(option: str | None, told: str | None) -> str | None:
+  """The URL of etcd that a coordinator is told; None for none.
+
+  Args:
+    option: that of a command line.
+    told: that of the environment.
+
+  Raises:
+    ValueError: it is not one, or others could read its password there.
+  """
+  url = option or told or None
+  if url and in_etcd(url) is None:
+    raise ValueError(f"{process.STORE_VARIABLE} is no URL of etcd: {url!r}.")
+  if option and in_etcd(option) and load("place").has_password(option):
+    raise ValueError(
+      "Others can read the password on a command line: put the URL into"
+      f" {process.STORE_VARIABLE}, or the password into a file and"
+      " ?password_file= into the URL."
+    )
+  return url
+
+
+def below(url: str, run: str) -> str:
+  """The URL of the keys of a run, below those of another URL."""
+  found: str = load("place").below(url, run)
+  return found
+
+
+def load(module: str) -> Any:
+  """A module of the optional part, for most runs have no need of it."""
+  return importlib.import_module(f"{_ETCD}.{module}")

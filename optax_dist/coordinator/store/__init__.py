@@ -1,1 +1,0 @@
-"""The replicated key-value store, for what must be decided exactly once."""

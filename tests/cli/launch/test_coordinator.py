@@ -1,0 +1,147 @@
+"""The coordinator's process as a victim, and by itself, at the front door."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import run_journals
+import waiting
+
+from optax_dist.coordinator.transport import addresses
+
+_TRAIN = """
+import sys, time, jax.numpy as jnp, optax
+from optax_dist import coordinator
+with coordinator.join(optax.sgd(0.5), jnp.zeros(2)) as replica:
+  while replica.global_step < int(sys.argv[1]) and not replica.finished:
+    replica.step(jnp.ones(2))
+    time.sleep(0.02)
+    if replica.global_step % 20 == 0:
+      print("step", replica.global_step, flush=True)
+  replica.finish()
+  print("ends at", replica.global_step, replica.fingerprint(), flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+  """Starts a command, with what it prints in a file."""
+  made = []
+  script = tmp_path / "train.py"
+  script.write_text(_TRAIN)
+
+  def begin(*arguments):
+    log = tmp_path / f"printed-{len(made)}"
+    environment = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith("OPTAX_DIST_")
+    }
+    environment |= {"JAX_PLATFORMS": "cpu"}
+    environment |= {"OPTAX_DIST_SECRET": "a secret of enough bytes"}
+    with log.open("wb") as out:
+      made.append(
+        subprocess.Popen(
+          [sys.executable, "-m", "optax_dist", *map(str, arguments)],
+          stdout=out,
+          stderr=subprocess.STDOUT,
+          env=environment,
+          cwd=tmp_path,
+        )
+      )
+    return made[-1], log.read_text
+
+  yield begin
+  for one in made:
+    one.kill()
+    one.wait()
+
+
+def _coordinator(launcher):
+  """The process that coordinates for a launcher at present; None if none does."""
+  path = f"/proc/{launcher.pid}/task"
+  for task in os.listdir(path):
+    with open(f"{path}/{task}/children") as file:
+      for pid in file.read().split():
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+          if b"optax_dist.coordinator.server" in command.read():
+            return int(pid)
+  return None
+
+
+def _steps(text):
+  return max(map(int, re.findall(r"step (\d+)", text())), default=0)
+
+
+def _check_journal(path, steps):
+  """Each step is there once, in order."""
+  commits = [
+    line["step"]
+    for line in run_journals.whole(path)
+    if line["kind"] == "commit"
+  ]
+  assert commits == list(range(commits[0], commits[0] + len(commits)))
+  assert commits[0] in (0, 1)
+  assert len(commits) == steps
+
+
+def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
+  start, tmp_path
+):
+  """Twice killed and once stopped: no step is lost, and none counts twice."""
+  output, steps = tmp_path / "out", 250
+  launcher, text = start(
+    *("launch", "--replicas", 2, "--output", output, "train.py", steps)
+  )
+  before = None
+  for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+    reached = _steps(text)
+    waiting.until(lambda low=reached: _steps(text) > low, text, 180.0)
+    victim = _coordinator(launcher)
+    assert victim not in (None, before)
+    os.kill(victim, number)
+    before = victim
+  assert launcher.wait(180.0) == 0, text()
+  assert text().count("was ended by SIGKILL; it starts again") == 2
+  assert text().count("has not answered for 5 s, and is replaced") == 1
+  ends = re.findall(r"ends at (\d+) (\w+)", text())
+  assert ends == [(str(steps), ends[0][1])] * 2
+  _check_journal(output / "journal.jsonl", steps)
+
+
+def test_one_by_itself_goes_on_with_its_log(start, tmp_path):
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
+  command = ("coordinator", "--address", address, "--output", tmp_path / "own")
+  first, _ = start(*command)
+  launcher, text = start(
+    *("launch", "--replicas", 2, "--no-coordinator", "--address", address),
+    *("--nodes", 1, "--node-rank", 0, "train.py", 100),
+  )
+  waiting.until(lambda: _steps(text) > 0, text, 180.0)
+  first.kill()
+  first.wait()
+  second, said = start(*command)
+  assert launcher.wait(180.0) == 0, text()
+  assert text().count("ends at 100 ") == 2
+  second.terminate()
+  assert second.wait(60.0) == 0, said()
+
+
+def test_another_secret_ends_a_launcher_at_once(start, tmp_path):
+  """It would be refused again and again."""
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
+  (tmp_path / "secret").write_text("another secret of enough bytes")
+  start(
+    *("coordinator", "--address", address, "--output", tmp_path / "own"),
+    *("--secret-file", "secret"),
+  )
+  launcher, text = start(
+    *("launch", "--replicas", 1, "--no-coordinator", "--address", address),
+    *("--nodes", 1, "--node-rank", 0, "train.py", 10),
+  )
+  assert launcher.wait(120.0) == 1, text()
+  assert "The run refuses a replica of this host: replica 0 " in text()
+  assert "starts again" not in text()

@@ -1,0 +1,253 @@
+"""Coordinators in etcd: one has the lease, and another one takes over."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import etcd_cluster
+import jax.numpy as jnp
+import optax
+import pytest
+import waiting
+
+from optax_dist import coordinator
+from optax_dist.coordinator.extras.etcd import finder, place
+from optax_dist.coordinator.server import process
+
+SECRET = "a secret of enough bytes"
+PARAMS = {"w": jnp.ones(100)}
+_LEASE = 2.0
+
+pytestmark = etcd_cluster.needs_etcd
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"), 1)
+  yield made
+  made.close()
+
+
+@pytest.fixture
+def url(cluster):
+  return f"{cluster.url}?lease={_LEASE:g}&prefix=test/{next(_numbers)}"
+
+
+@pytest.fixture
+def start(url):
+  """A function that starts a coordinator."""
+  started = []
+
+  def make():
+    started.append(process.start(SECRET.encode(), store=url))
+    return started[-1]
+
+  yield make
+  for one in started:
+    one.process.send_signal(signal.SIGCONT)
+    one.stop()
+
+
+def _find(url):
+  """Where members find the coordinator."""
+  with contextlib.closing(
+    finder.Finder(place.parse(url), SECRET.encode())
+  ) as asks:
+    return asks.find()
+
+
+def _address(url):
+  """The same; "" if there is none."""
+  try:
+    return _find(url)
+  except ValueError:
+    return ""
+
+
+def _wait_for_another(url, address):
+  """Waits until members find the coordinator elsewhere."""
+  waiting.until(lambda: _address(url) not in ("", address))
+
+
+class _Replicas:
+  """Two replicas, in threads, that train until they are told to end."""
+
+  def __init__(self, url):
+    self.steps, self.found, self.errors = [0, 0], {}, []
+    self._last = None
+    self._threads = [
+      threading.Thread(target=self._run, args=(i, url)) for i in (0, 1)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def _run(self, number, url):
+    try:
+      with coordinator.join(
+        optax.sgd(0.1),
+        PARAMS,
+        replica=number,
+        total_num_replicas=2,
+        coordinator_address=url,
+        secret=SECRET,
+        timeout=120.0,
+      ) as replica:
+        while self._last is None or replica.global_step < self._last:
+          replica.step(PARAMS)
+          self.steps[number] = replica.global_step
+          time.sleep(0.01)
+        self.found[number] = replica.global_step, float(replica.params["w"][0])
+    except BaseException as error:
+      self.errors.append(error)
+
+  def wait(self, steps):
+    """Waits until both have come to a step."""
+    waiting.until(
+      lambda: self.errors or min(self.steps) >= steps, lambda: self.steps
+    )
+    assert not self.errors
+
+  def end(self):
+    """Ends them; checks that no step is lost or was taken twice."""
+    self._last = max(self.steps) + 5
+    for thread in self._threads:
+      thread.join(200.0)
+    assert not self.errors
+    assert self.found[0] == self.found[1]
+    step, value = self.found[0]
+    expected = jnp.float32(1.0)
+    for _ in range(step):
+      expected = expected - jnp.float32(0.1)
+    assert step == self._last
+    assert value == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_standby_takes_over_from_a_coordinator_that_is_killed(start, url):
+  first, second = start(), start()
+  assert first.address.partition("?")[0] == url.partition("?")[0]
+  replicas = _Replicas(url)
+  replicas.wait(5)
+  for _ in range(2):
+    address = _address(url)
+    assert address
+    first.kill()
+    _wait_for_another(url, address)
+    replicas.wait(max(replicas.steps) + 5)
+    first, second = second, start()
+  replicas.end()
+
+
+def test_of_one_that_was_stopped_nothing_is_heard_afterwards(start, url):
+  """As for a host that is cut off: only the lease says that it is gone."""
+  first, _ = start(), start()
+  replicas = _Replicas(url)
+  replicas.wait(5)
+  address = _address(url)
+  first.process.send_signal(signal.SIGSTOP)
+  _wait_for_another(url, address)
+  replicas.wait(max(replicas.steps) + 5)
+  first.process.send_signal(signal.SIGCONT)
+  assert first.process.wait(60.0) == 1
+  replicas.wait(max(replicas.steps) + 5)
+  replicas.end()
+
+
+def test_one_that_ends_gives_the_lease_back(start, url):
+  first = start()
+  waiting.until(lambda: _address(url))
+  address = _address(url)
+  second = start()
+  first.stop()
+  assert first.process.returncode == 0
+  _wait_for_another(url, address)
+  second.stop()
+  waiting.until(lambda: not _address(url))
+
+
+def _says(url, secret):
+  """What a coordinator says that can't have the lease."""
+  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: secret}
+  ended = subprocess.run(
+    [sys.executable, "-m", "optax_dist", "coordinator"],
+    env=os.environ | told,
+    capture_output=True,
+    text=True,
+    timeout=100,
+  )
+  assert ended.returncode == 1
+  return ended.stderr
+
+
+def test_a_job_with_another_secret_is_told_so(start, url):
+  start()
+  waiting.until(lambda: _address(url))
+  assert "no process of this job wrote" in _says(url, "another secret, long")
+
+
+def test_a_key_without_a_value_is_named(cluster, url):
+  key = place.parse(url).holder_key
+  cluster.post(0, "kv/put", {"key": place.encoded(key)})
+  assert f"etcd's key {key!r} has a value that no process" in _says(url, SECRET)
+  with pytest.raises(ValueError, match="no process of this job wrote"):
+    _find(url)
+
+
+@pytest.mark.nightly
+def test_a_run_survives_the_loss_of_one_of_three_servers(tmp_path):
+  cluster = etcd_cluster.Cluster(tmp_path)
+  where = f"{cluster.url}?lease={_LEASE:g}"
+  try:
+    with process.start(SECRET.encode(), store=where) as first:
+      waiting.until(lambda: _address(where))
+      with process.start(SECRET.encode(), store=where):
+        replicas = _Replicas(where)
+        replicas.wait(5)
+        cluster.kill(cluster.leader())
+        replicas.wait(max(replicas.steps) + 5)
+        address = _address(where)
+        first.kill()
+        _wait_for_another(where, address)
+        replicas.wait(max(replicas.steps) + 5)
+        replicas.end()
+  finally:
+    cluster.close()
+
+
+_PROGRAM = """
+import jax.numpy as jnp, optax
+from optax_dist import coordinator
+with coordinator.join(optax.sgd(0.1), jnp.ones(100), timeout=60.0) as replica:
+  while replica.global_step < 20:
+    replica.step(jnp.ones(100))
+  print("at step", replica.global_step, flush=True)
+"""
+
+
+def test_each_launcher_stands_by(url, tmp_path):
+  program = tmp_path / "program.py"
+  program.write_text(_PROGRAM)
+  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: SECRET}
+  launchers = [
+    subprocess.Popen(
+      [
+        *(sys.executable, "-m", "optax_dist", "launch", "--run", "mine"),
+        *("--replicas", "2", "--nodes", "2", "--node-rank", str(rank)),
+        str(program),
+      ],
+      env=os.environ | told,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for rank in (0, 1)
+  ]
+  said = [launcher.communicate(timeout=200.0)[0] for launcher in launchers]
+  assert [launcher.returncode for launcher in launchers] == [0, 0], said
+  for rank in (0, 1):
+    assert f"[replica {rank}] at step 20" in said[rank]

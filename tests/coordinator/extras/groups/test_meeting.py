@@ -1,0 +1,95 @@
+"""Processes of a replica find each other through a real coordinator."""
+
+import threading
+
+import pytest
+from waiting import until
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.extras.groups import meeting
+from optax_dist.coordinator.protocol import deadlines, messages
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.server import process
+from optax_dist.coordinator.transport import addresses
+
+SECRET = b"a secret of enough bytes"
+PLACE = "127.0.0.1:1234"
+
+
+@pytest.fixture
+def server(tmp_path):
+  (port,) = addresses.free_ports()
+  log = tmp_path / "coordinator.log"
+  made = [process.start(SECRET, port=port, log=log)]
+
+  def restart():
+    made[-1].kill()
+    made[-1].stop()
+    made.append(process.start(SECRET, port=port, log=log))
+
+  yield made[0].address, restart
+  made[-1].stop()
+
+
+def begin(address, index, losses=None, secret=SECRET):
+  silence = deadlines.silence(60.0)
+  place = endpoint.connect(address, f"0.{index}", secret, silence)
+  call = messages.Meet("", 0, index, 2, "" if index else PLACE)
+  on_loss = (lambda reason: None) if losses is None else losses.append
+  return meeting.Meeting(place, call, on_loss)
+
+
+def both_wait(*some):
+  found = {}
+  threads = [
+    threading.Thread(target=lambda one=one: found.update({one: one.wait(60.0)}))
+    for one in some
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(90.0)
+  return list(found.values())
+
+
+def test_a_lost_process_ends_the_others_and_one_that_joins_does_not(server):
+  address, restart = server
+  losses = []
+  first, second = begin(address, 0, losses), begin(address, 1)
+  assert both_wait(first, second) == [PLACE, PLACE]
+  second.close()
+  first.close()
+  first, second = begin(address, 0, losses), begin(address, 1)
+  assert both_wait(first, second) == [PLACE, PLACE]
+  assert not losses
+  # The next coordinator watches them, too.
+  restart()
+  again = begin(address, 1)
+  until(lambda: losses, lambda: "nothing is said", 60.0)
+  assert "The replica can't go on: " in losses[0]
+  for one in (first, second, again):
+    one.close()
+
+
+def test_processes_that_wait_call_the_next_coordinator(server):
+  address, restart = server
+  first = begin(address, 0)
+  until(lambda: first._missing == (1,), first._awaited, 60.0)
+  restart()
+  second = begin(address, 1)
+  assert both_wait(first, second) == [PLACE, PLACE]
+  first.close()
+  second.close()
+
+
+def test_what_does_not_come_is_named(server):
+  address, _ = server
+  first = begin(address, 0)
+  with pytest.raises(errors.CoordinatorError, match="waits for process 1 of"):
+    first.wait(1.0)
+  stranger = begin(address, 1, secret=b"another secret, long enough")
+  with pytest.raises(errors.CoordinatorError, match="the coordinator refuses"):
+    stranger.wait(60.0)
+  nowhere = begin(f"127.0.0.1:{addresses.free_ports()[0]}", 0)
+  with pytest.raises(errors.CoordinatorError, match="optax-dist launch"):
+    nowhere.wait(1.0)

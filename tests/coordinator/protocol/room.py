@@ -1,0 +1,365 @@
+"""A coordinator and clients in one room: what they say is written down, in order.
+
+There is no network, and no time passes by itself. Messages arrive at once, but for
+those of a process that is held. A script's lines are commands:
+
+    run needed=2 replicas=3 inline_bytes=8     the numbers of the run
+    start a b c                                replicas, whose processes start
+    submit a | submit a 1 | submit a nan       a gradient (on an earlier step)
+    submit a sum=2 | submit a sum=3 more       a sum (that extends the one taken)
+    submit a long                              a gradient with a byte too many
+    stranger c                                 a replica of another job starts
+    absent a 1 2                               a hears that these never joined
+    means | means b                            means that are under way are there
+    fail b a                                   b gets nothing of a
+    snapshots                                  snapshots that are fetched are there
+    leave a | finish a | save a | abort a      what a training loop wants
+    fingerprint a 5f                           the digest of its state
+    kill coordinator | restart | lose 1        it ends; starts; forgets records
+    kill a | break a | hold a | let a          processes and their connections
+    wait 5                                     seconds
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.client.client import Client
+from optax_dist.coordinator.protocol.codec import Struct
+from optax_dist.coordinator.protocol.config import Config, Me
+from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
+from optax_dist.coordinator.protocol.entries import (
+  Job,
+  Member,
+  Part,
+  Record,
+  RoundId,
+  Rules,
+  Start,
+)
+from optax_dist.coordinator.protocol.history import History
+
+_CHIEF = "coordinator"
+# What a reader of a transcript does not need.
+_UNTOLD = (fx.WriteJournal, fx.UseRun, fx.Connect, fx.Release, fx.Apply)
+_LEFT_OUT = frozenset(
+  {
+    "job",
+    "nonce",
+    "address",
+    "details",
+    "progress",
+    "read_progress",
+    "admission",
+    "lineage",
+    "batches",
+    "compute",
+    "timings",
+    "peers",
+    "stacks",
+  }
+)
+
+
+def short(value: Any) -> str:
+  """A struct, without the fields that say nothing."""
+  match value:
+    case RoundId():
+      early = " early" if value.early else ""
+      return f"<{value.epoch}.{value.step}.{value.number}{early}>"
+    case Part():
+      late = f" -{value.staleness}" if value.staleness else ""
+      several = f" x{value.count}" if value.count > 1 else ""
+      return f"{value.replica}{several}{late}"
+    case Member():
+      return f"{value.process} as {value.incarnation}"
+    case Start():
+      return f"{value.digest} at {value.step}"
+    case tuple():
+      return "[" + ", ".join(map(short, value)) + "]"
+    case bytes():
+      return f"{len(value)} bytes"
+    case Struct():
+      fields = []
+      for name in value.__struct_fields__:
+        found = getattr(value, name)
+        empty = found is None or (
+          isinstance(found, str | bytes | tuple) and not found
+        )
+        if name not in _LEFT_OUT and not empty and found is not False:
+          what = "" if found is True else f"={short(found)}"
+          fields.append(name + what)
+      return type(value).__name__ + (f"({', '.join(fields)})" if fields else "")
+    case _:
+      return repr(value) if isinstance(value, str) else str(value)
+
+
+class Room:
+  """What is in the room, and what was written down of it."""
+
+  def __init__(self) -> None:
+    self.now = 0.0
+    self.log: list[Record] = []
+    self.told: list[str] = []
+    self.rules = Rules()
+    self.chief: Coordinator | None = None
+    self.clients: dict[str, Client] = {}
+    self.queue: collections.deque[tuple[str, str, Any]] = collections.deque()
+    self.held: dict[str, list[tuple[str, str, Any]]] = {}
+    self.connected: set[str] = set()
+    self.rounds: dict[str, dict[RoundId, fx.Aggregate]] = {}
+    self.fetches: dict[str, tuple[fx.FetchSnapshot, int]] = {}
+    self.served: dict[int, int] = {}
+    self.sequences: collections.Counter[str] = collections.Counter()
+    self.taken: dict[str, int] = {}
+    self.admissions: collections.Counter[str] = collections.Counter()
+    self.steps: dict[str, int] = {}
+
+  def execute(self, line: str) -> list[str]:
+    """Carries out a command; returns what was written down."""
+    self.told = []
+    what, *arguments = line.split()
+    getattr(self, f"do_{what}")(*arguments)
+    self.deliver()
+    return self.told or ["nothing"]
+
+  # Commands.
+
+  def do_run(self, *numbers: str) -> None:
+    fields: dict[str, Any] = {"timeout": 100.0, "leader_timeout": 5.0}
+    for number in numbers:
+      name, _, value = number.partition("=")
+      name = {
+        "needed": "replicas_to_aggregate",
+        "replicas": "total_num_replicas",
+      }.get(name, name)
+      fields[name] = (
+        {"yes": True, "no": False}.get(value)
+        if value
+        in (
+          "yes",
+          "no",
+        )
+        else int(value)
+      )
+    self.rules = Rules(**fields)
+    self.do_restart()
+
+  def do_restart(self) -> None:
+    history = History()
+    for record in self.log:
+      history.apply(record)
+    self.chief = Coordinator(self.config, history, f"nonce {len(self.log)}")
+    self.give(_CHIEF, ins.Started())
+
+  def do_start(self, *names: str) -> None:
+    for name in names:
+      replica = "abcdefgh".index(name[0])
+      start = Start(0, "start")
+      me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
+      self.clients[name] = Client(
+        self.config(Job((("optimizer", "the one"),), self.rules)), me
+      )
+      self.rounds[name], self.steps[name] = {}, 0
+      self.give(name, ins.Started())
+      self.deliver()
+
+  def do_stranger(self, name: str) -> None:
+    replica, start = "abcdefgh".index(name[0]), Start(0, "start")
+    me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
+    job = Job((("optimizer", "another one"),), self.rules)
+    self.clients[name] = Client(self.config(job), me)
+    self.give(name, ins.Started())
+
+  def do_absent(self, name: str, *replicas: str) -> None:
+    self.give(name, ins.NeverJoined(tuple(map(int, replicas))))
+
+  def do_submit(self, name: str, *how: str) -> None:
+    total, step = 1, self.steps[name]
+    for word in how:
+      if word.isdigit():
+        step = int(word)
+      elif word.startswith("sum="):
+        total = int(word[4:])
+    finite = "nan" not in how
+    size = (self.rules.inline_bytes or 0) + ("long" in how)
+    self.sequences[name] += 1
+    extends = self.taken.get(name, -1) if "more" in how else -1
+    submitted = ins.Submitted(
+      self.sequences[name] - 1,
+      extends,
+      self.admissions[name],
+      step,
+      total,
+      finite,
+      b"g" * size if finite else b"",
+    )
+    self.give(name, submitted)
+
+  def do_means(self, *names: str) -> None:
+    for name in names or [*self.clients]:
+      for round_ in list(self.rounds[name]):
+        self.give(name, ins.Aggregated(round_))
+        self.rounds[name].pop(round_, None)
+
+  def do_fail(self, name: str, other: str) -> None:
+    for round_, aggregate in list(self.rounds[name].items()):
+      failed = [m.incarnation for m in aggregate.peers if m.process == other]
+      del self.rounds[name][round_]
+      self.give(name, ins.AggregateFailed(round_, failed[0], "nothing came"))
+
+  def do_snapshots(self) -> None:
+    for name, (fetch, step) in list(self.fetches.items()):
+      del self.fetches[name]
+      self.give(name, ins.SnapshotFetched(fetch.transfer, step))
+
+  def do_leave(self, name: str) -> None:
+    self.give(name, ins.LeaveWanted())
+
+  def do_finish(self, name: str) -> None:
+    self.give(name, ins.FinishWanted("enough"))
+
+  def do_save(self, name: str) -> None:
+    self.give(name, ins.SaveWanted())
+
+  def do_abort(self, name: str) -> None:
+    self.give(name, ins.Aborted("an exception"))
+
+  def do_fingerprint(self, name: str, digest: str) -> None:
+    self.give(name, ins.FingerprintTaken(self.steps[name], digest))
+
+  def do_kill(self, name: str) -> None:
+    if name == _CHIEF:
+      self.chief = None
+      self.queue.clear()
+      gone, self.connected = self.connected, set()
+      for one in sorted(gone):
+        self.give(one, ins.PeerLost(_CHIEF, "broken", "it was killed"))
+    else:
+      del self.clients[name]
+      self.connected.discard(name)
+      self.give(_CHIEF, ins.PeerLost(name, "broken", "it was killed"))
+
+  def do_lose(self, records: str) -> None:
+    del self.log[len(self.log) - int(records) :]
+
+  def do_break(self, name: str) -> None:
+    self.connected.discard(name)
+    self.give(_CHIEF, ins.PeerLost(name, "broken", "reset"))
+    self.give(name, ins.PeerLost(_CHIEF, "broken", "reset"))
+
+  def do_hold(self, name: str) -> None:
+    self.held[name] = []
+
+  def do_let(self, name: str) -> None:
+    self.queue.extend(self.held.pop(name))
+
+  def do_wait(self, seconds: str) -> None:
+    end = self.now + float(seconds)
+    while True:
+      due = {
+        n: self.core(n).deadline()
+        for n in (_CHIEF, *self.clients)
+        if self.core(n)
+      }
+      first = min(due, key=lambda n: due[n], default="")
+      if not first or due[first] > end:
+        break
+      self.now = max(self.now, due[first])
+      self.give(first, ins.TimePassed())
+      self.deliver()
+    self.now = end
+
+  # What happens then.
+
+  def config(self, job: Job) -> Config:
+    return Config(job, lambda parts, payloads: b"m" * len(payloads[0]))
+
+  def core(self, name: str) -> Any:
+    return self.chief if name == _CHIEF else self.clients.get(name)
+
+  def tell(self, who: str, what: str) -> None:
+    self.told.append(f"{who:<12}{what}")
+
+  def give(self, name: str, input_: ins.Input) -> None:
+    core = self.core(name)
+    if core is not None:
+      for effect in core.step(input_, self.now):
+        self.effect(name, effect)
+
+  def deliver(self) -> None:
+    while self.queue:
+      sender, receiver, message = self.queue.popleft()
+      waits = [end for end in (sender, receiver) if end in self.held]
+      if waits:
+        self.held[waits[0]].append((sender, receiver, message))
+        continue
+      end = sender if receiver == _CHIEF else receiver
+      if self.chief is None and isinstance(message, msg.Hello):
+        self.give(
+          sender, ins.PeerLost(_CHIEF, "unreachable", "nobody is there")
+        )
+        continue
+      if isinstance(message, msg.Hello):
+        self.connected.add(sender)
+      if end not in self.connected:
+        continue
+      if isinstance(message, ins.PeerLost):
+        self.connected.discard(end)
+        self.give(receiver, message)
+      else:
+        self.give(receiver, ins.Received(sender, message))
+
+  def effect(self, name: str, effect: fx.Effect) -> None:
+    match effect:
+      case fx.Append(record):
+        self.log.append(record)
+        for entry in record.entries:
+          self.tell("log", short(entry))
+      case fx.Send(peer, message):
+        self.say(name, (peer,), message)
+      case fx.SendAll(peers, message):
+        self.say(name, peers, message)
+      case fx.Disconnect(peer):
+        self.tell(name, f"disconnects {peer}: {effect.reason}")
+        # It is closed behind what was sent.
+        lost = ins.PeerLost(name, "left", effect.reason)
+        self.queue.append((name, peer, lost))
+      case fx.Aggregate():
+        self.rounds[name][effect.round] = effect
+      case fx.Log():
+        self.tell(name, f"{effect.level}: {effect.text}")
+      case _ if isinstance(effect, _UNTOLD):
+        if isinstance(effect, fx.Release):
+          self.rounds[name].pop(effect.round, None)
+      case _:
+        self.follow(name, effect)
+        self.tell(name, short(effect))
+
+  def follow(self, name: str, effect: fx.Effect) -> None:
+    """Does what a driver and a training loop do with an effect."""
+    match effect:
+      case fx.Admitted():
+        self.admissions[name] = effect.admission
+      case fx.Publish():
+        self.steps[name] = effect.step
+      case fx.Taken():
+        self.taken[name] = effect.sequence
+      case fx.ServeSnapshot():
+        self.served[effect.transfer] = effect.step
+      case fx.FetchSnapshot():
+        self.fetches[name] = (effect, self.served.get(effect.transfer, -1))
+      case fx.Restore():
+        self.steps[name] = effect.step
+
+  def say(self, name: str, peers: tuple[str, ...], message: Any) -> None:
+    who = " ".join(peers) if name == _CHIEF else ""
+    arrow = f"-> {who}" if who else "->"
+    if not isinstance(message, msg.Hello | msg.Applied):
+      self.tell(name, f"{arrow} {short(message)}")
+    for peer in peers:
+      self.queue.append((name, peer, message))

@@ -1,0 +1,129 @@
+"""Processes of a replica find each other: whoever comes, goes, or dies."""
+
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
+
+PLACE = "10.0.0.1:29500"
+
+
+class Replica:
+  """What each process was told last."""
+
+  def __init__(self, count=2):
+    self.meetings, self.count, self.told = Meetings(), count, {}
+
+  def _tell(self, effects):
+    self.told.update((e.peer, e.message) for e in effects)
+    return {e.peer for e in effects}
+
+  def call(self, peer, index, generation="", replica=0, run=""):
+    place = "" if index else PLACE
+    meet = msg.Meet(run, replica, index, self.count, place, generation)
+    return self._tell(self.meetings.called(peer, meet))
+
+  def lose(self, peer, how="broken"):
+    return self._tell(self.meetings.lost(peer, how, "killed"))
+
+
+def met(count=2):
+  replica = Replica(count)
+  for index in range(count):
+    replica.call(f"a{index}", index)
+  return replica
+
+
+def test_all_are_told_where_process_0_is_once_all_have_come():
+  replica = Replica(3)
+  replica.call("a2", 2)
+  assert replica.told["a2"] == msg.Awaited((0, 1))
+  replica.call("a0", 0)
+  assert replica.told["a2"] == replica.told["a0"] == msg.Awaited((1,))
+  assert replica.call("a1", 1) == {"a0", "a1", "a2"}
+  assert set(replica.told.values()) == {msg.Met("a0", PLACE)}
+
+
+def test_one_that_goes_before_all_have_come_is_waited_for():
+  replica = Replica(3)
+  replica.call("a0", 0)
+  replica.call("a1", 1)
+  assert replica.lose("a1") == {"a0"}
+  assert replica.told["a0"] == msg.Awaited((1, 2))
+  replica.call("a2", 2)
+  replica.call("b1", 1)
+  assert replica.told["b1"] == replica.told["a0"] == msg.Met("a0", PLACE)
+
+
+def test_one_that_is_lost_after_that_ends_the_others():
+  replica = met()
+  assert replica.lose("a1") == {"a0"}
+  assert "process 1 is lost (broken: killed)" in replica.told["a0"].reason
+  replica.lose("a0")
+  replica.call("b1", 1)
+  replica.call("b0", 0)
+  assert replica.told["b1"] == msg.Met("b0", PLACE)
+
+
+def test_one_that_joins_ends_nobody():
+  replica = met()
+  assert not replica.lose("a0", "left")
+  assert not replica.lose("a1", "left")
+  assert not replica.meetings._meetings
+
+
+def test_one_that_starts_again_first_ends_the_others():
+  replica = met()
+  # The connection of the one before may still look well.
+  assert replica.call("b1", 1) == {"a0", "a1", "b1"}
+  assert "process 1 has started again" in replica.told["a0"].reason
+  assert replica.told["b1"] == msg.Awaited((0,))
+  assert not replica.lose("a0")
+  replica.call("b0", 0)
+  assert replica.told["b1"] == msg.Met("b0", PLACE)
+
+
+def test_the_next_coordinator_knows_who_has_met():
+  replica = Replica()
+  assert not replica.call("a0", 0, generation="a0")
+  assert not replica.call("a1", 1, generation="a0")
+  assert replica.lose("a1") == {"a0"}
+
+
+def test_one_that_missed_the_start_of_its_replica_ends():
+  replica = Replica()
+  replica.call("b1", 1)
+  assert replica.call("a0", 0, generation="a0") == {"a0"}
+  assert "started again" in replica.told["a0"].reason
+  # And the other way round.
+  replica = Replica()
+  replica.call("a0", 0, generation="a0")
+  assert replica.call("b1", 1) == {"a0", "b1"}
+  assert isinstance(replica.told["a0"], msg.Parted)
+  assert replica.told["b1"] == msg.Awaited((0,))
+
+
+def test_a_second_process_of_a_number_takes_its_place():
+  replica = Replica()
+  replica.call("a1", 1)
+  replica.call("b1", 1)
+  assert "another process 1" in replica.told["a1"].reason
+  assert not replica.lose("a1")
+  replica.call("b0", 0)
+  assert replica.told["b1"] == msg.Met("b0", PLACE)
+
+
+def test_replicas_and_runs_meet_apart():
+  replica = Replica()
+  replica.call("a0", 0)
+  replica.call("x1", 1, replica=1)
+  replica.call("y1", 1, run="another")
+  assert replica.told["x1"] == replica.told["y1"] == msg.Awaited((0,))
+
+
+def test_numbers_that_do_not_fit_are_named():
+  replica = Replica()
+  replica.call("a0", 0)
+  replica.call("a2", 2)
+  assert "process 2 of 2" in replica.told["a2"].reason
+  replica.count = 3
+  replica.call("b1", 1)
+  assert "process 1 of 3, others of 2" in replica.told["b1"].reason

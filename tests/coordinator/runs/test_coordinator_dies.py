@@ -1,0 +1,415 @@
+"""The coordinator's process dies, and any replica on its host starts it again."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import optax
+import outcomes
+import pytest
+from waiting import until
+
+from optax_dist import coordinator
+from optax_dist.coordinator import journal, phases
+from optax_dist.coordinator.server import process
+from optax_dist.coordinator.transport import addresses
+from tests.chaos import checks
+
+_SECRET = "a secret of enough bytes"
+_TIMEOUT = 120.0
+
+
+class Place:
+  """Where the coordinator of a test is, and what its replicas are told."""
+
+  def __init__(self, folder: pathlib.Path):
+    (self.port,) = addresses.free_ports()
+    self.log = process.default_log(self.port)
+    self.journal = folder / "journal.jsonl"
+    self.options = {
+      "coordinator_address": f"127.0.0.1:{self.port}",
+      "secret": _SECRET,
+      "timeout": _TIMEOUT,
+      "attempt_timeout": 20.0,
+      "journal": str(self.journal),
+      "fingerprint_every": 1,
+    }
+
+  def pid(self) -> int:
+    """The coordinator's process; 0 for none."""
+    try:
+      pid = int(pathlib.Path(f"{self.log}.lock").read_text() or 0)
+      # Its number may be another process's by now.
+      told = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+      return 0
+    return pid if str(self.port).encode() in told else 0
+
+  def signal(self, number: int) -> None:
+    """Sends the coordinator a signal."""
+    pid = self.pid()
+    assert pid > 1, "no coordinator"
+    os.kill(pid, number)
+
+  def kill(self) -> None:
+    """Kills the coordinator."""
+    self.signal(signal.SIGKILL)
+
+  def end(self) -> None:
+    """Kills it if it is still there."""
+    with contextlib.suppress(AssertionError, ProcessLookupError):
+      self.kill()
+
+  def kill_twice(self) -> None:
+    """Kills it, and the next one as soon as it has the log."""
+    before = self.pid()
+    self.kill()
+    until(lambda: self.pid() not in (0, before))
+    self.kill()
+
+  def records(self) -> list:
+    return journal.read(self.journal).records if self.journal.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  # Its log is among temporary files.
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  monkeypatch.setattr(tempfile, "tempdir", None)
+  made = Place(tmp_path)
+  yield made
+  made.end()
+
+
+class Loop(threading.Thread):
+  """A replica that trains until all are told to finish."""
+
+  def __init__(self, number, place, ending, **options):
+    super().__init__(daemon=True)
+    self.number, self._ending = number, ending
+    self._options = place.options | options
+    self.seen = outcomes.none_yet() | {"prints": {}, "waited": 0.0}
+    self.step, self.error = 0, None
+    self.before_step = self.before_end = lambda: None
+    self.gradient = lambda replica, number: runs.compute(replica, number)[0]
+
+  def run(self):
+    try:
+      self._train()
+    except BaseException as error:
+      self.error = error
+
+  def _train(self):
+    seen = self.seen
+    with coordinator.join(
+      runs.OPT, runs.PARAMS, replica=self.number, **self._options
+    ) as replica:
+      while not (self._ending.is_set() or replica.finished):
+        self.before_step()
+        number = len(seen["calls"])
+        seen["calls"].append(number)
+        grads = self.gradient(replica, number)
+        outcome = replica.step(grads, batch=[self.number, 0, number])
+        outcomes.note(seen, number, outcome)
+        seen["waited"] = max(seen["waited"], outcome.waited)
+        seen["prints"][outcome.global_step] = replica.fingerprint()
+        self.step = outcome.global_step
+      self.before_end()
+      replica.finish()
+      seen["prints"][replica.global_step] = replica.fingerprint()
+      seen["step"], seen["stats"] = replica.global_step, replica.stats()
+
+
+def _finish(place, loops, ending):
+  """Ends a run, and checks all of it; returns its journal."""
+  ending.set()
+  for loop in loops:
+    loop.join(_TIMEOUT)
+  assert [(loop.error, loop.is_alive()) for loop in loops] == [
+    (None, False)
+  ] * len(loops)
+  # It is written once all have been told.
+  until(lambda: "finish" in {r["kind"] for r in place.records()})
+  found = journal.read(place.journal)
+  assert not found.problems
+  reports = [(loop.number, 0, loop.seen) for loop in loops]
+  _, problems = checks.check(found.records, reports, _TIMEOUT)
+  assert problems + checks.nobody_removed(reports) == []
+  assert [r for r in found.records if r["kind"] == "lost"] == []
+  return found.records
+
+
+def _begin(place, count, **options):
+  ending = threading.Event()
+  options = {"total_num_replicas": count} | options
+  loops = [Loop(i, place, ending, **options) for i in range(count)]
+  for loop in loops:
+    loop.start()
+  return loops, ending
+
+
+def _wait(loops, more=4):
+  """Waits until all have taken some more steps."""
+  aims = [(loop, loop.step + more) for loop in loops]
+  until(
+    lambda: (
+      any(loop.error for loop in loops)
+      or all(loop.step >= aim for loop, aim in aims)
+    )
+  )
+
+
+def _epochs(records):
+  return [r["epoch"] for r in records if r["kind"] == "coordinator"]
+
+
+@pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
+def test_a_coordinator_that_is_killed_is_started_again(place, inline_bytes):
+  """Also twice in a row: no gradient is lost or counts twice, nor does a step."""
+  loops, ending = _begin(place, 2, inline_bytes=inline_bytes)
+  for kill in (place.kill, place.kill_twice, place.kill):
+    _wait(loops)
+    kill()
+  _wait(loops)
+  records = _finish(place, loops, ending)
+  # The second of two in a row may not have come so far.
+  assert max(_epochs(records)) in (3, 4)
+  (end,) = [r for r in records if r["kind"] == "finish"]
+  accepted = sum(len(loop.seen["accepted"]) for loop in loops)
+  assert end["ledger"] == {"applied": accepted, "dropped": {}}
+
+
+@pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
+def test_the_last_line_counts_gradients_of_all_coordinators(
+  place, inline_bytes
+):
+  loops, ending = _begin(place, 2, inline_bytes=inline_bytes)
+  _wait(loops)
+  broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), runs.PARAMS)
+  right = loops[1].gradient
+
+  def once(replica, number):
+    loops[1].gradient = right
+    return broken
+
+  loops[1].gradient = once
+  until(lambda: loops[1].seen["reasons"])
+  # What was dropped is in the log with the commit after it.
+  _wait(loops)
+  place.kill()
+  _wait(loops)
+  records = _finish(place, loops, ending)
+  assert list(loops[1].seen["reasons"].values()) == ["non_finite"]
+  (end,) = [r for r in records if r["kind"] == "finish"]
+  accepted = sum(len(loop.seen["accepted"]) for loop in loops)
+  assert end["ledger"] == {"applied": accepted, "dropped": {"non_finite": 1}}
+  assert [r["reason"] for r in records if r["kind"] == "drop"] == ["non_finite"]
+
+
+@pytest.mark.parametrize("phase", ["joining", "fetching_snapshot", "serving"])
+def test_it_is_killed_while_a_replica_joins(place, phase):
+  loops, ending = _begin(
+    place, 2, total_num_replicas=3, replicas_to_aggregate=2
+  )
+  _wait(loops)
+  killed = []
+
+  def reached(where, who):
+    if where == phase and not killed and (who == 2 or phase == "serving"):
+      killed.append(who)
+      place.kill()
+
+  phases.listen(reached)
+  try:
+    late = {"total_num_replicas": 3, "replicas_to_aggregate": 2}
+    loops.append(Loop(2, place, ending, **late))
+    loops[-1].start()
+    _wait(loops)
+  finally:
+    phases.listen(None)
+  assert killed
+  _finish(place, loops, ending)
+
+
+def test_it_is_killed_when_the_run_ends(place):
+  loops, ending = _begin(place, 2)
+  _wait(loops)
+  both = threading.Barrier(2)
+
+  def kill():
+    if both.wait(60.0) == 0:
+      place.kill()
+
+  for loop in loops:
+    loop.before_end = kill
+  records = _finish(place, loops, ending)
+  assert records[-1]["kind"] == "finish"
+
+
+def test_the_journal_has_the_end_of_the_run_once(place):
+  """Whether or not the coordinator had time to write it."""
+  start = lambda: process.start(
+    _SECRET.encode(), port=place.port, log=place.log
+  )
+  with start():
+    loops, ending = _begin(place, 1, start_coordinator=False)
+    _wait(loops)
+    whole = [r["kind"] for r in _finish(place, loops, ending)]
+  lines = place.journal.read_bytes().splitlines(keepends=True)
+  place.journal.write_bytes(b"".join(lines[:-1]))
+  for _ in range(2):
+    with start():
+      pass
+    assert [r["kind"] for r in place.records()] == whole
+  assert whole[-1] == "finish"
+
+
+def test_it_is_stopped_and_goes_on(place):
+  """Nobody has replaced it: two of them at once would be worse than a pause."""
+  loops, ending = _begin(place, 2, leader_timeout=1.0)
+  _wait(loops)
+  pid = place.pid()
+  place.signal(signal.SIGSTOP)
+  try:
+    time.sleep(2.5)
+  finally:
+    place.signal(signal.SIGCONT)
+  _wait(loops)
+  assert place.pid() == pid
+  ending.set()
+  for loop in loops:
+    loop.join(_TIMEOUT)
+  assert [loop.error for loop in loops] == [None, None]
+
+
+def test_a_coordinator_with_nothing_to_say_is_not_taken_for_dead(place):
+  """However short the silence that its members allow."""
+  loops, ending = _begin(place, 2, leader_timeout=0.6)
+  _wait(loops)
+  for loop in loops:
+    loop.before_step = lambda: time.sleep(1.5)
+  _wait(loops, more=1)
+  _finish(place, loops, ending)
+
+
+_REPLICA = """
+import sys, jax.numpy as jnp, optax
+from optax_dist import coordinator
+
+number, address, secret = sys.argv[1:]
+with coordinator.join(
+  optax.sgd(0.1), jnp.zeros(40), replica=int(number), total_num_replicas=2,
+  coordinator_address=address, secret=secret, lower_on_loss=True, timeout=120.0,
+) as replica:
+  print("in", flush=True)
+  while not replica.finished:
+    replica.step(jnp.ones(40))
+    print(replica.global_step, flush=True)
+"""
+
+
+def test_one_that_has_not_started_it_starts_it_again(place):
+  """The process that has started it dies with it."""
+  command = [sys.executable, "-c", _REPLICA]
+  told = [place.options["coordinator_address"], _SECRET]
+  env = os.environ | {"JAX_PLATFORMS": "cpu"}
+  first = subprocess.Popen(
+    [*command, "0", *told], stdout=subprocess.PIPE, text=True, env=env
+  )
+  second = None
+  try:
+    until(place.pid, 60.0)
+    second = subprocess.Popen(
+      [*command, "1", *told], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert first.stdout.readline() == "in\n"
+    assert second.stdout.readline() == "in\n"
+    for _ in range(3):
+      step = int(second.stdout.readline())
+    first.kill()
+    place.kill()
+    while int(second.stdout.readline()) < step + 20:
+      pass
+  finally:
+    for one in (first, second):
+      if one is not None:
+        one.kill()
+        one.wait()
+        one.stdout.close()
+
+
+# Logs that can't be continued.
+
+
+def _framed(raw: bytes) -> bytes:
+  return struct.pack("<II", len(raw), zlib.crc32(raw)) + raw
+
+
+_MAGIC = b"optax-dist log, format 1\n"
+
+
+@pytest.mark.parametrize(
+  ("content", "words"),
+  [
+    (b"\x7fELF and more", "is no log of this version"),
+    (b"optax-dist log, format 99\n", "is no log of this version"),
+    (
+      _MAGIC + struct.pack("<II", 3, 0) + b"abc" + _framed(b"abc"),
+      "is damaged at byte 25",
+    ),
+    (_MAGIC + _framed(b"abc"), "a record that this version can't read"),
+  ],
+  ids=["foreign", "format", "damaged", "record"],
+)
+def test_a_log_that_it_can_not_continue_is_named(place, content, words):
+  place.log.parent.mkdir(parents=True)
+  place.log.write_bytes(content)
+  with pytest.raises(coordinator.CoordinatorError, match=words) as found:
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      replica=0,
+      total_num_replicas=1,
+      **place.options,
+    )
+  assert str(place.log) in str(found.value)
+  assert place.log.read_bytes() == content  # Nobody has touched it.
+
+
+def test_a_log_that_can_not_be_written_is_named(place):
+  place.log.parent.write_text("a file in place of its folder")
+  with pytest.raises(
+    coordinator.CoordinatorError, match="The log can't be written"
+  ):
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      replica=0,
+      total_num_replicas=1,
+      **place.options,
+    )
+
+
+@pytest.mark.parametrize("written", [3, 30])
+def test_a_record_that_was_written_in_part_is_cut_off(place, written):
+  """As by a kill in the middle of a write: nobody was told of it."""
+  loops, ending = _begin(place, 2)
+  _wait(loops)
+  place.signal(signal.SIGSTOP)  # Nobody may start it again meanwhile.
+  with place.log.open("ab") as log:
+    log.write(_framed(bytes(100))[:written])
+  place.kill()
+  _wait(loops)
+  records = _finish(place, loops, ending)
+  assert max(_epochs(records)) == 1

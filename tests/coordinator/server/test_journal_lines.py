@@ -1,0 +1,272 @@
+"""Lines of the journal that the coordinator writes."""
+
+import contextlib
+import math
+import resource
+
+import msgspec
+import numpy as np
+import pytest
+import run_journals
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.runtime import timings
+from optax_dist.coordinator.server import journal_lines
+
+
+def _commit(step, name="a", weight=1 / 3):
+  parts = tuple(
+    entries.Part(4, replica, 0, step, 0, 2, weight, data=data)
+    for replica, data in ((name, ()), ("b", ((3, 7),)))
+  )
+  details = (
+    entries.Details("[[1,2],null]", 0.123456789, 0.25),
+    entries.Details("", None, None),
+  )
+  commit = entries.Committed(
+    entries.RoundId(0, step, 1),
+    parts,
+    None,
+    False,
+    details,
+    (),
+  )
+  one = timings.Timings(
+    *(1.123456789, 0.25, 0.5, 0.125, 0.5, 1 / 3, 0.125, 40, 41)
+  )
+  return notes.committed(commit, (one, None))
+
+
+def _begun(tmp_path):
+  """A run's journal, and its writer."""
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.Run(notes.VERSION, "", 0))
+  return path, lines
+
+
+def test_the_line_of_a_step_has_all_that_is_known_of_it(tmp_path):
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
+  lines.close()
+  _, record = run_journals.whole(path)
+  assert record["members"][0]["compute"] == 0.123457
+  assert record["members"][0]["weight"] == 1 / 3
+  assert record["members"][0]["age"] == 0.25
+  assert record["members"][0]["batches"] == "[[1,2],null]"
+  assert record["members"][0]["timings"]["total"] == 1.123457
+  assert record["members"][0]["timings"]["exchanged"] == 0.333333
+  assert record["members"][1]["data"] == [[3, 7]]
+  assert record["members"][1]["timings"] is None
+
+
+@pytest.mark.parametrize(
+  "name", [0, 'a "quoted" one', "100%d", "%(x)s{}", "é\n", "\\", ""]
+)
+def test_a_replica_may_be_called_anything(tmp_path, name):
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0, name))
+  lines.close()
+  assert run_journals.whole(path)[1]["members"][0]["replica"] == name
+
+
+@pytest.mark.parametrize("weight", [1 / 3, 0.1 + 0.2, 1e-300, 1e300, 1])
+def test_a_weight_is_exact(tmp_path, weight):
+  """A replay multiplies by it, and compares to the last bit."""
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0, weight=weight))
+  lines.close()
+  assert run_journals.whole(path)[1]["members"][0]["weight"] == weight
+
+
+def test_each_line_is_written_at_once(tmp_path):
+  path, lines = _begun(tmp_path)
+  written = lambda: [r["kind"] for r in journal.read(path).records]
+  lines.write(_commit(0))
+  assert written() == ["run", "commit"]
+  lines.write(notes.Coordinator(1, 1))
+  assert written() == ["run", "commit", "coordinator"]
+  lines.write(_commit(1))
+  lines.close()
+  assert written() == ["run", "commit", "coordinator", "commit"]
+  times = [r["time"] for r in run_journals.whole(path)]
+  assert times == sorted(times)
+
+
+def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
+  path, first = _begun(tmp_path)
+  first.write(_commit(0))
+  first.close()  # It is killed before it writes the next one.
+  second = journal_lines.JournalLines(path, {"strategy": "s"})
+  second.open([_commit(step) for step in range(2)])
+  second.close()
+  records = run_journals.whole(path)
+  assert [r.get("step") for r in records] == [0, 0, 1]
+
+
+def _halves(path, step):
+  """A line that another process is still writing."""
+  other = path.with_suffix(".other")
+  lines = journal_lines.JournalLines(other, {"strategy": "s"})
+  lines.open([])
+  lines.write(_commit(step))
+  lines.close()
+  line = other.read_bytes()
+  assert line.endswith(b"\n")
+  return line[:40], line[40:]
+
+
+def _written(path):
+  """The steps of all lines, even of one that a reader leaves out."""
+  found = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]
+  return [r["step"] for r in found if r and r["kind"] == "commit"]
+
+
+def _steps(path):
+  found = journal.read(path).records
+  return [r["step"] for r in found if r["kind"] == "commit"]
+
+
+def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
+  path, lines = _begun(tmp_path)
+  with path.open("ab", buffering=0) as other:
+    other.write(_halves(path, 0)[0])
+  lines.write(_commit(0))
+  lines.write(_commit(1))
+  lines.close()
+  assert _written(path) == [0, 1]
+  assert len(journal.read(path).problems) == 1
+
+
+def test_a_coordinator_writes_on_where_others_have_written_less(tmp_path):
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
+  with journal.Journal(path) as other:
+    other.write("coordinator", step=1, epoch=1)
+  lines.write(_commit(1))
+  lines.close()
+  found = journal.read(path).records
+  assert [r["step"] for r in found if r["kind"] == "commit"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+  "config", [{"x": object()}, {(1, 2): 3}, {"rate": math.inf}, {"s": {1}}]
+)
+def test_values_that_are_not_json_are_refused(tmp_path, config):
+  """The event loop that writes it failed on it."""
+  with pytest.raises(ValueError, match="config must be a JSON value"):
+    journal_lines.JournalLines(tmp_path / "run.jsonl", {"config": config})
+  journal_lines.JournalLines(None, {"config": config})
+  fine = {"path": [1, None, np.float32(2)], "n": {"a": True}}
+  journal_lines.JournalLines(tmp_path / "run.jsonl", {"config": fine})
+
+
+def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
+  lines = journal_lines.JournalLines("a\0b", {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.Run(notes.VERSION, "", 0))
+  lines.close()
+  assert "training goes on without it" in caplog.text
+
+
+def test_forged_details_do_not_end_training(tmp_path):
+  """It is on the coordinator's event loop that this is written."""
+  path, lines = _begun(tmp_path)
+  deep = "[" * 320 + "]" * 320
+  lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, deep))
+  strange = r'["\ud800", 1234567890123456789012]'
+  lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, strange))
+  lines.write(notes.Stuck(1, 0, "stuck", "in file \udcff.py", 0))
+  lines.write(notes.Fingerprint(0, 1, "made up", ""))
+  lines.write(notes.Fingerprint(0, 1, "a", "b-c"))
+  lines.close()
+  _, dropped, odd, stuck, digest, other = run_journals.whole(path)
+  assert dropped["batches"] == deep
+  assert journal.batches(odd) == ["\ud800", 1234567890123456789012]
+  assert stuck["stacks"] == "in file \udcff.py"
+  found = [(r["params"], r["state"]) for r in (digest, other)]
+  assert found == [("made up", ""), ("a", "b-c")]
+
+
+@contextlib.contextmanager
+def _full(path):
+  """Files may be no longer than this one is."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  size = path.stat().st_size if path.exists() else 0
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_does_not_end_training(tmp_path, caplog):
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
+  with _full(path):
+    for step in range(1, 4):
+      lines.write(_commit(step))
+    assert _steps(path) == [0]
+  assert caplog.text.count("can't be written any more") == 1
+  # As soon as there is room again, it has all, and their times.
+  lines.write(_commit(4))
+  lines.close()
+  assert _steps(path) == [0, 1, 2, 3, 4]
+  assert "is written again after" in caplog.text
+  assert "0 lines are missing from it" in caplog.text
+  times = [r["time"] for r in journal.read(path).records]
+  assert times == sorted(times)
+
+
+def test_a_run_that_begins_on_a_full_disk_is_in_its_journal(tmp_path, caplog):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  with _full(path):
+    lines.open([])
+    lines.write(notes.Run(notes.VERSION, "", 0))
+    lines.write(_commit(0))
+    assert not path.stat().st_size
+  lines.write(_commit(1))
+  lines.close()
+  first, *rest = run_journals.whole(path)
+  assert first["kind"] == "run"
+  assert first["time"] < 1e-3
+  assert [r["step"] for r in rest] == [0, 1]
+
+
+def test_a_file_that_can_not_be_opened_is_tried_again(tmp_path, caplog):
+  path = tmp_path / "later" / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([_commit(3)])
+  lines.write(_commit(4))
+  assert caplog.text.count("training goes on without it") == 1
+  path.parent.mkdir()
+  # Meanwhile another coordinator has written what this one was told of.
+  with journal.Journal(path) as other:
+    other.write("run", strategy="s", step=3)
+    fields = msgspec.to_builtins(_commit(3))
+    other.write(fields.pop("kind"), **fields)
+  lines.write(_commit(5))
+  lines.close()
+  assert _written(path) == [3, 4, 5]
+
+
+def test_what_is_missing_is_said(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(journal_lines, "_MOST_WAITING", 3)
+  path, lines = _begun(tmp_path)
+  with _full(path):
+    for step in range(7):
+      lines.write(_commit(step))
+  lines.write(_commit(7))
+  found = run_journals.whole(path)[1:]
+  assert [r.get("step") for r in found] == [5, 6, 7, None]
+  assert found[-1]["kind"] == "gap"
+  assert found[-1]["lines"] == 5
+  assert found[-1]["seconds"] >= 0
+  assert "5 lines are missing from it" in caplog.text
+  with _full(path):
+    lines.write(_commit(8))
+    lines.close()
+  assert "1 lines are missing from the journal" in caplog.text

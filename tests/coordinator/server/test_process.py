@@ -1,0 +1,116 @@
+"""Tests of a coordinator in a separate process: its start and its end."""
+
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import left_over
+import optax
+import pytest
+import waiting
+
+from optax_dist import coordinator
+from optax_dist.coordinator.server import process
+from tests.coordinator.transport import worlds
+
+SECRET = b"0123456789abcdef"
+
+
+def join(place, **options):
+  return coordinator.join(
+    optax.sgd(0.1),
+    jnp.zeros(2),
+    **{
+      "coordinator_address": place.address,
+      "secret": SECRET,
+      "total_num_replicas": 1,
+      "replica": 0,
+      "start_coordinator": False,
+      "timeout": 60.0,
+    }
+    | options,
+  )
+
+
+def test_one_without_members_exits_by_itself(tmp_path):
+  place = process.start(SECRET, port=0, idle=0.2, log=tmp_path / "log")
+  # Waited for, so that it leaves no zombie.
+  waiting.until(lambda: place.process.returncode is not None)
+  assert place.process.returncode == 0
+
+
+def test_draining_waits_for_the_last_member(tmp_path):
+  with process.start(SECRET, port=0, log=tmp_path / "log") as place:
+    with join(place) as replica:
+      assert replica.step(jnp.ones(2)).accepted
+      place.drain()
+      assert replica.step(jnp.ones(2)).accepted
+      assert place.process.poll() is None
+    assert place.process.wait(60.0) == 0
+
+
+def test_the_command_line_shows_the_address_and_no_secret(tmp_path):
+  ended = subprocess.run(
+    (
+      *(sys.executable, "-m", "optax_dist.coordinator.server"),
+      *("--port", "0", "--idle", "0.01", "--log", str(tmp_path / "log")),
+    ),
+    env=os.environ | {process.SECRET_VARIABLE: SECRET.decode()},
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  assert ended.stdout.startswith(process.READY)
+  assert SECRET.decode() not in ended.stdout
+  assert ended.stderr == ""
+  assert ended.returncode == 0
+
+
+def test_it_encrypts_where_certificates_are_given(tmp_path):
+  files = worlds.certificates(tmp_path)
+  with process.start(
+    SECRET, port=0, certificates=files, log=tmp_path / "log"
+  ) as place:
+    with pytest.raises(coordinator.CoordinatorError):
+      join(place, timeout=1.0, attempt_timeout=0.1, leader_timeout=0.1)
+    with join(place, certificates=files) as replica:
+      assert replica.step(jnp.ones(2)).accepted
+
+
+def test_a_taken_port_is_named(tmp_path):
+  with process.start(SECRET, port=0, log=tmp_path / "log") as place:
+    port = int(place.address.rpartition(":")[2])
+    with pytest.raises(process.PortTaken, match=f"No free port.*{port}"):
+      process.start(SECRET, port=port, log=tmp_path / "other")
+
+
+def test_what_a_process_says_before_it_dies_is_the_error(tmp_path, monkeypatch):
+  python = tmp_path / "python"
+  python.write_text("#!/bin/sh\necho no such module >&2\nexit 3\n")
+  python.chmod(0o755)
+  monkeypatch.setattr(sys, "executable", str(python))
+  with pytest.raises(RuntimeError, match="no such module"):
+    process.start(SECRET, port=0)
+
+
+def test_beyond_loopback_a_secret_is_required():
+  with pytest.raises(RuntimeError, match="A secret or certificates are needed"):
+    process.start(b"", bind="0.0.0.0", port=0)
+
+
+def test_it_ends_with_its_owner(tmp_path):
+  code = (
+    "from optax_dist.coordinator.server import process\n"
+    "import os, sys\n"
+    "made = process.start(b'0123456789abcdef', port=0, log=sys.argv[1])\n"
+    "print(made.process.pid, flush=True)\n"
+    "os._exit(1)\n"
+  )
+  ended = subprocess.run(
+    [sys.executable, "-c", code, str(tmp_path / "log")],
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  left_over.wait_for_end(int(ended.stdout))

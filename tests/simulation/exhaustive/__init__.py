@@ -1,1 +1,0 @@
-"""Small runs, of which every order of events is followed."""
