@@ -533,7 +533,8 @@ class Leader:
   # What members compute next.
 
   def _members_changed(self) -> None:
-    self._policy.members_changed(self._quorum)
+    lost = len(self._candidates.lost)
+    self._policy.members_changed(self._quorum, lost)
     self._announce_asks()
 
   def _reclaim(self, incarnation: Incarnation) -> None:
