@@ -1115,11 +1115,14 @@ class Checker:
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
-    there = {p.index for p in living if p.paused_until <= now}
+    awake = [p for p in living if p.paused_until + FORGOTTEN <= now]
+    there = {p.index for p in awake if p.name not in away}
     never = any(way == "never joins" for _, way in setting.bad)
     if never and not setting.window and setting.needed >= setting.replicas:
       return "a replica that is needed never joins"
-    least = min(needed, len(there)) if setting.lower_on_loss else needed
+    # Who never joined is waited for, whatever a loss lowers.
+    lowers = setting.lower_on_loss and not never
+    least = min(needed, len(there)) if lowers else setting.least
     if setting.bad and (
       setting.shared or len(there - self.bad) < max(1, least)
     ):
