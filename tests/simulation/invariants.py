@@ -1122,7 +1122,7 @@ class Checker:
       return "a replica that is needed never joins"
     # Who never joined is waited for, whatever a loss lowers.
     lowers = setting.lower_on_loss and not never
-    least = min(needed, len(there)) if lowers else setting.least
+    least = min(needed, len(there)) if lowers else needed
     if setting.bad and (
       setting.shared or len(there - self.bad) < max(1, least)
     ):
