@@ -75,8 +75,7 @@ def strike(draft: State, holder: Holder, spans: Spans) -> Spans:
   if holder not in good:
     # For when it is trusted again.
     spans = sp.minus(spans, _struck(draft, replica))
-  if spans:
-    draft.strikes = (*draft.strikes, Strike(replica, spans))
+  _add(draft, replica, spans)
   if holder not in good:
     return ()
   replicas = {replica_of(draft, one) for one in good}
@@ -88,6 +87,18 @@ def strike(draft: State, holder: Holder, spans: Spans) -> Spans:
       given_up = sp.union(given_up, piece)
   forget(draft, given_up)
   return given_up
+
+
+def _add(draft: State, replica: Holder, spans: Spans) -> None:
+  """Adds a strike, to one on other samples: there are thousands in a bad run."""
+  strikes = list(draft.strikes)
+  for index, (other, before) in enumerate(strikes):
+    if other == replica and not sp.overlap(before, spans):
+      strikes[index] = Strike(replica, sp.union(before, spans))
+      break
+  else:
+    strikes += [Strike(replica, spans)] if spans else []
+  draft.strikes = tuple(strikes)
 
 
 def are_bad(state: State, holder: Holder, spans: Spans) -> bool:

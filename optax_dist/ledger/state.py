@@ -30,7 +30,7 @@ class Held(NamedTuple):
 
 
 class Strike(NamedTuple):
-  """A gradient that was not finite, as evidence against its samples."""
+  """Samples on each of which a gradient of a replica was not finite."""
 
   replica: Holder
   spans: Spans
@@ -63,7 +63,7 @@ class State:
     replicas: the replica of each holder that takes part; empty if nobody has said
       so (`Members`).
     expected: replicas that may still come.
-    strikes: the gradients that were not finite.
+    strikes: gradients that were not finite, so many for each sample.
     streaks: by holder, which of its latest gradients were not finite.
     sound: holders that have had a finite gradient.
     proven: samples on which one was finite since the last commit.

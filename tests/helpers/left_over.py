@@ -33,12 +33,12 @@ def groups(pid):
 
 
 def has_group(group):
-  """Whether any process of the group is left."""
-  try:
-    os.killpg(group, 0)
-  except ProcessLookupError:
-    return False
-  return True
+  """Whether any process of the group is left, other than ones to be waited for."""
+  every = [_fields(name) for name in os.listdir("/proc") if name.isdecimal()]
+  return any(
+    fields is not None and int(fields[2]) == group and fields[0] != "Z"
+    for fields in every
+  )
 
 
 def _fields(pid):

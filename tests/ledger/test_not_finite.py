@@ -136,6 +136,14 @@ def test_a_sample_is_given_up_for_gradients_of_different_replicas():
     assert state.giving_up == given_up
 
 
+def test_a_replica_that_is_always_bad_and_alone_leaves_little():
+  data = ledger.Batches(8, 2, epochs=None, mode="streaming", shuffle=False)
+  run = Run(data, 1, [0], bad=[0])
+  run.go_on(endless(random.Random(0), [0], [1]), 1000)
+  assert run.state.cursor > 1000
+  assert len(repr(run.state)) < 2000
+
+
 def test_a_replica_that_comes_again_is_the_same():
   state = ledger.init(ledger.Batches(8, 1, shuffle=False), 1)
   for holder in (0, 2, 3, 4):

@@ -18,20 +18,22 @@ WAYS = ("always", "always", "at times", "never joins", "ends")
 class Bad:
   """Schedules of a kind, with a bad replica in each."""
 
-  def __init__(self, kind: Any):
-    self._kind = kind
+  def __init__(self, kind: Any, ways: tuple[str, ...] = WAYS):
+    self._kind, self._ways = kind, ways
     self.run = kind.run
 
   def schedule(self, seed: int) -> faults.Schedule:
     """The schedule of a seed."""
-    return with_bad(self._kind.schedule(seed), seed)
+    return with_bad(self._kind.schedule(seed), seed, self._ways)
 
 
-def with_bad(found: faults.Schedule, seed: int) -> faults.Schedule:
+def with_bad(
+  found: faults.Schedule, seed: int, ways: tuple[str, ...]
+) -> faults.Schedule:
   """The same schedule, with a bad replica."""
   r = random.Random(f"bad of {seed}")
   setting = found.setting
-  index, way = r.randrange(setting.replicas), r.choice(WAYS)
+  index, way = r.randrange(setting.replicas), r.choice(ways)
   struck = found.faults
   enough = r.random() < 0.8
   if enough and setting.data is None and setting.needed >= setting.replicas:
@@ -45,6 +47,9 @@ def with_bad(found: faults.Schedule, seed: int) -> faults.Schedule:
     compute[index] /= r.choice((2, 5))
   if way == "ends":
     struck = (*struck, (r.uniform(0.0, 1.0), "ends", (index,)))
+  if setting.window and way == "always":
+    # It may be alone for as long as a run waits.
+    compute[index] = max(compute[index], 0.02)
   setting = dataclasses.replace(
     setting, bad=((index, way),), compute=tuple(compute)
   )
@@ -52,4 +57,6 @@ def with_bad(found: faults.Schedule, seed: int) -> faults.Schedule:
 
 
 plain, leased, of_slots = Bad(faults), Bad(leases), Bad(slots)
-of_fragments, of_groups = Bad(fragments), Bad(groups)
+of_fragments = Bad(fragments)
+# All processes of a replica end together; their own faults are in `groups`.
+of_groups = Bad(groups, WAYS[:3])

@@ -241,7 +241,9 @@ class Steps:
 
   def members_changed(self) -> None:
     """The quorum may be another one."""
-    self.policy.members_changed(self.quorum)
+    departed = self._history.departed
+    lost = sum(not left for left in departed.values())
+    self.policy.members_changed(self.quorum, lost)
     self._announce_asks()
 
   def _announce_asks(self) -> None:

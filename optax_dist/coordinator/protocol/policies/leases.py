@@ -188,7 +188,7 @@ class LeaseManager(Policy):
     found = self.state.held.get(incarnation)
     return found.inside if found is not None else ()
 
-  def members_changed(self, state: quorum.State) -> None:
+  def members_changed(self, state: quorum.State, lost: int) -> None:
     self._live = state.live
     live: dict[ledger.Holder, ReplicaId] = {
       member.incarnation: replica
@@ -197,7 +197,7 @@ class LeaseManager(Policy):
     }
     self._step(
       ledger.Need(quorum.needed(state)),
-      ledger.Members(live, state.awaited + state.lost),
+      ledger.Members(live, state.awaited + lost),
     )
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
@@ -299,10 +299,11 @@ class LeaseManager(Policy):
       zeros = sp.size(bad) // self.state.unit if message.finite else 1
       self._count(incarnation, zeros)
     rest = sp.minus(sp.union(spans), bad)
+    if rest:
+      finite = True if returned or bad else None
+      self._step(ledger.Drop(incarnation, rest, finite))
     if bad:
       self._step(ledger.Drop(incarnation, bad, finite=False))
-    if rest:
-      self._step(ledger.Drop(incarnation, rest, True if returned else None))
     if asked is not None:
       self.ask(incarnation, asked)
     self._pending.pop(incarnation, None)

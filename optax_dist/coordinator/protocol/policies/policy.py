@@ -64,8 +64,13 @@ class Policy:
     self._sums = sums
     self._asks: list[Ask] = []
 
-  def members_changed(self, state: quorum.State) -> None:
-    """A replica has joined or left, or is no longer expected."""
+  def members_changed(self, state: quorum.State, lost: int) -> None:
+    """A replica has joined or left, or is no longer expected.
+
+    Args:
+      state: state of the quorum's rules.
+      lost: replicas that may come back, though the quorum may do without them.
+    """
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
     """A member has come to this coordinator; it was asked for `count` gradients."""

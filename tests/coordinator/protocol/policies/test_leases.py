@@ -82,7 +82,7 @@ class Step:
   def join(self, member, now):
     self.lends.now = now
     self.state, _ = quorum.step(self.state, quorum.Join(member))
-    self.lends.members_changed(self.state)
+    self.lends.members_changed(self.state, 0)
     self.lends.ask(member, 8)
     return self.tell()
 
@@ -243,7 +243,7 @@ def test_what_a_lost_member_was_computing_is_computed_in_the_same_step():
   step.bring(0, 2.0)
   step.lends.removed(1, ())
   step.state, _ = quorum.step(step.state, quorum.Lost(1))
-  step.lends.members_changed(step.state)
+  step.lends.members_changed(step.state, 0)
   step.tell()
   for now in range(3, 9):
     if sp.size(step.lends.data(0)) < 8:
@@ -255,7 +255,7 @@ def test_a_slot_that_was_left_out_for_a_lost_member_is_given_to_another():
   step = late()
   step.lends.removed(0, ())
   step.state, _ = quorum.step(step.state, quorum.Lost(0))
-  step.lends.members_changed(step.state)
+  step.lends.members_changed(step.state, 0)
   assert step.join(2, 5.5) == {2: ((0, 4),)}
   # The late member has not come back, and does not compute the slot.
   assert step.bring(2, 5.6) == {2: ((7, 8),)}
@@ -268,7 +268,7 @@ def test_a_member_that_claims_nothing_from_a_new_leader_gets_its_share():
   state = quorum.init(8, 2, exact=True)
   for member in range(2):
     state, _ = quorum.step(state, quorum.Join(member))
-  lends.members_changed(state)
+  lends.members_changed(state, 0)
   lends.claim(0, (), 8)
   (ask,) = lends.announcements()
   assert ask.lease == ((0, 4),)
@@ -290,7 +290,7 @@ def members_of_audited_steps(number):
   state = quorum.init(1, number, exact=True, window=True)
   for member in range(number):
     state, _ = quorum.step(state, quorum.Join(member))
-    lends.members_changed(state)
+    lends.members_changed(state, 0)
     lends.ask(member, 1)
   lends.announcements()
   return lends, state
