@@ -17,15 +17,14 @@ import math
 from typing import Literal, assert_never
 
 from optax_dist import quorum
-from optax_dist.coordinator.protocol import codec, optimistic
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import optimistic
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
-  Change,
   Committed,
   Ended,
   Entry,
@@ -614,8 +613,8 @@ class Follower:
         self._missing = ""
         if entry.save:
           self._wishes.pop(msg.Save, None)
-        mine = Change(self._config.process, self._changes, ())
-        if any(codec.replace(c, values=()) == mine for c in entry.changes):
+        latest = self._config.process, self._changes
+        if latest in [(c.process, c.number) for c in entry.changes]:
           self._wishes.pop(msg.SetHyperparams, None)
         self.session.committed(entry, self._last_incarnation)
         self._assignment.committed(entry, self.incarnation)
