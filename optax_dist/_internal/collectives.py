@@ -182,6 +182,24 @@ def gather_replicas(
   return every.reshape(jax.lax.axis_size(names), -1)[:, : x.size]
 
 
+def sum_counted(
+  arrays: Sequence[jax.Array],
+  counts: jax.Array,
+  names: tuple[axes.AxisName, ...],
+) -> tuple[list[jax.Array], jax.Array]:
+  """Returns sums over the replicas that count, and their number (float32 scalar).
+
+  Args:
+    arrays: this replica's floating-point or complex arrays.
+    counts: whether it counts (boolean scalar). What does not may be NaN.
+    names: the bound axes over the replicas.
+  """
+  sent = [jnp.where(counts, x, jnp.zeros_like(x)) for x in arrays]
+  sent = axes.cast_to_varying([*sent, counts.astype(jnp.float32)], names)
+  *sums, number = sum_leaves(sent, [names] * len(sent))
+  return sums, number
+
+
 def can_sum(dtype: jnp.dtype) -> bool:
   """Whether XLA compiles an all-reduce of a dtype over mesh axes bound here.
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist.sparse.indexed_slices import as_dense
 
 # Extra arguments of optax's own transformations: numbers and arrays, functions of
 # the parameters that return a loss, and one that returns a gradient. Training loops
@@ -79,9 +79,8 @@ def check_used(
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
     raise TypeError(
-      f"{transform_name}: update got an unexpected keyword argument {name!r},"
-      " which neither"
-      f" {transform_name} nor the transformation in it uses.{hint}"
+      f"{transform_name}: update got an unexpected keyword argument {name!r}, which"
+      f" neither {transform_name} nor the transformation in it uses.{hint}"
     )
 
 
@@ -105,9 +104,8 @@ def explained(
     if not tracked or "equal" not in str(error) or "{V:" not in str(error):
       raise
     raise TypeError(
-      f"{transform_name}: the transformation in it has a loop or a branch that"
-      " starts from"
-      " numbers that are equal on all replicas, and goes on with those of one"
+      f"{transform_name}: the transformation in it has a loop or a branch that starts"
+      " from numbers that are equal on all replicas, and goes on with those of one"
       f" replica, which JAX refuses where it tracks axis {axes.listed(tracked)}."
       " Pass check_vma=False to jax.shard_map, or use jax.vmap or jax.pmap."
     ) from error
@@ -140,10 +138,9 @@ def check_equal(
     )
     if varying:
       raise ValueError(
-        f"{transform_name}: `{name}` varies over axis {axes.listed(varying)}, but"
-        " it is for an"
-        " optimizer that all replicas share. Pass the same on all of them, for"
-        f" example jax.lax.pmean({name}, axis_name)."
+        f"{transform_name}: `{name}` varies over axis {axes.listed(varying)}, but it"
+        " is for an optimizer that all replicas share. Pass the same on all of them,"
+        f" for example jax.lax.pmean({name}, axis_name)."
       )
 
 
@@ -160,10 +157,9 @@ def check_state(
     varying = axes.varying_axes(x) & set(names) - before
     if varying:
       raise ValueError(
-        f"{transform_name}: the inner state{jax.tree_util.keystr(path)} is one of"
-        " all replicas,"
-        f" but this update makes it vary over axis {axes.listed(varying)}: it was"
-        " computed from something that each replica has of its own, such as an"
+        f"{transform_name}: the inner state{jax.tree_util.keystr(path)} is one of all"
+        f" replicas, but this update makes it vary over axis {axes.listed(varying)}: it"
+        " was computed from something that each replica has of its own, such as an"
         " argument of update that is a function of its batch."
       )
 
@@ -199,19 +195,16 @@ def _mean(
 ) -> Any:
   """The mean over the replicas that count, of a tree of arrays."""
   treedef: Any
-  leaves, treedef = jax.tree.flatten(tree, is_leaf=is_indexed_slices)
-  leaves = [x.to_dense() if is_indexed_slices(x) else x for x in leaves]
+  leaves, treedef = jax.tree.flatten(as_dense(tree))
   at = [i for i, x in enumerate(leaves) if _may_differ(x, names)]
   own = [precision.widen(leaves[i]) for i in at]
   if counts is None:
     count: Any = math.prod(jax.lax.axis_size(name) for name in names)
+    own = axes.cast_to_varying(own, names)
+    sums = collectives.sum_leaves(own, [names] * len(own))
   else:
-    own = [jnp.where(counts, x, jnp.zeros_like(x)) for x in own]
-    own.append(counts.astype(jnp.float32))
-  own = axes.cast_to_varying(own, names)
-  sums = collectives.sum_leaves(own, [names] * len(own))
-  if counts is not None:
-    count = jnp.maximum(sums.pop(), 1)
+    sums, number = collectives.sum_counted(own, counts, names)
+    count = jnp.maximum(number, 1)
   for i, total in zip(at, sums, strict=True):
     mean = total / jnp.asarray(count, jnp.finfo(total.dtype).dtype)
     leaves[i] = precision.cast_like(mean, leaves[i])

@@ -99,8 +99,7 @@ def own_block(
   if jnp.shape(scalar) != (1,):
     raise ValueError(
       f"{transform_name}: this replica sees the state of {jnp.shape(scalar)[0]}"
-      " replicas."
-      f" {PASS_STATE}"
+      f" replicas. {PASS_STATE}"
     )
   return row(node.value), True
 

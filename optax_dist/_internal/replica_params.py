@@ -11,7 +11,7 @@ from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.replica_blocks import has_center
 from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
+from optax_dist.sparse.indexed_slices import values_of
 
 _NO_REPLICAS = (
   "Under plain jax.jit there is one set of parameters, and no replica that trains"
@@ -74,8 +74,8 @@ def enter(
   replicas.check_counter(state.iterations)
   if params is None and updates is not None:
     raise ValueError(
-      f"{replicas.transform_name} needs the parameters: call update(updates,"
-      " state, params)."
+      f"{replicas.transform_name} needs the parameters: call"
+      " update(updates, state, params)."
     )
   gradients = update_leaves.check_like(replicas.transform_name, updates, params)
   treedef: Any
@@ -88,11 +88,6 @@ def enter(
   at = [i for i, g in enumerate(gradients) if g is not None]
   me = replicas.enter(state.replica, state.iterations)
   return me, Leaves(treedef, at)
-
-
-def dense(leaves: list) -> list:
-  """Returns the leaves, with sparse ones converted to arrays."""
-  return [x.to_dense() if is_indexed_slices(x) else x for x in leaves]
 
 
 def strong(params: Any) -> Any:
@@ -112,9 +107,8 @@ def check_inner(transform_name: str, inner_state: Any) -> Any:
   """
   if has_center(inner_state):
     raise ValueError(
-      f"{transform_name}: `inner` has a center of its own, as that of"
-      " elastic_average or"
-      " local_updates, but they can't be nested. Give one of them both axes,"
+      f"{transform_name}: `inner` has a center of its own, as that of elastic_average"
+      " or local_updates, but they can't be nested. Give one of them both axes,"
       " axis_name=('outer', 'inner'); or use cross_shard, sync_replicas or sharded"
       " over the inner axis."
     )
@@ -179,10 +173,10 @@ def _check_leaf(
   missing = axes.tracked_axes(of.names) - axes.varying_axes(x)
   if missing:
     raise ValueError(
-      f"{of.transform_name}: {name} does not vary over axis"
-      f" {axes.listed(missing)}: it is one"
-      " parameter of all replicas, but each must have its own. Give the parameters a"
-      " leading replica axis and pass them with in_specs=PartitionSpec(axis_name),"
+      f"{of.transform_name}: {name} does not vary over axis {axes.listed(missing)}: it"
+      " is one parameter of all replicas, but each must have its own. Give the"
+      " parameters a leading replica axis and pass them with"
+      " in_specs=PartitionSpec(axis_name),"
       " or, where they start out equal inside the map, cast them with"
       " optax_dist.local_params(params, axis_name)."
     )

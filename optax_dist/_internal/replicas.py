@@ -70,9 +70,8 @@ class Replicas:
     both = set(names) & set(sharded or ())
     if both:
       raise ValueError(
-        f"{transform_name}: the replicas lie along {sorted(map(str, both))}, so"
-        " these can't"
-        " be `model_axes` too."
+        f"{transform_name}: the replicas lie along {sorted(map(str, both))}, so these"
+        " can't be `model_axes` too."
       )
     number = checks.count_or_none(argument, number)
     return cls(transform_name, names, number, sharded, argument)
@@ -108,9 +107,9 @@ class Replicas:
     count = math.prod(sizes[name] for name in self.names)
     if self.number not in (None, count):
       raise ValueError(
-        f"{self.transform_name}: `{self.argument}` is {self.number}, but there"
-        f" are {count}"
-        f" replicas along {self.names!r}. Leave it out to use the size of the axis."
+        f"{self.transform_name}: `{self.argument}` is {self.number}, but there are"
+        f" {count} replicas along {self.names!r}. Leave it out to use the size of the"
+        " axis."
       )
     return count
 
@@ -176,9 +175,8 @@ class Replicas:
       )
     if jnp.ndim(counter):
       raise ValueError(
-        f"{self.transform_name}: the state's counters have shape"
-        f" {jnp.shape(counter)}, which must"
-        f" be (). {PASS_STATE}"
+        f"{self.transform_name}: the state's counters have shape {jnp.shape(counter)},"
+        f" which must be (). {PASS_STATE}"
       )
 
 

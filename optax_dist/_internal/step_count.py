@@ -6,9 +6,8 @@ so, except inside a transform that has a global step of its own, such as
 `sync_replicas`.
 """
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -83,16 +82,10 @@ def counted_outside(init: Callable[[Any], Any]) -> Callable[[Any], Any]:
   """Returns the `init` of what is inside a transform with a global step."""
 
   def init_fn(params: optax.Params) -> Any:
-    with _counted_outside():
+    token = _is_counted_outside.set(True)
+    try:
       return init(params)
+    finally:
+      _is_counted_outside.reset(token)
 
   return init_fn
-
-
-@contextlib.contextmanager
-def _counted_outside() -> Iterator[None]:
-  token = _is_counted_outside.set(True)
-  try:
-    yield
-  finally:
-    _is_counted_outside.reset(token)

@@ -80,7 +80,6 @@ def check_compression(transform_name: str, compression: Any) -> None:
   """
   if not isinstance(compression, Compression):
     raise TypeError(
-      f"{transform_name}: `compression` must be a method of"
-      " optax_dist.compression, such as"
-      f" compression.top_k(0.03), got {compression!r}."
+      f"{transform_name}: `compression` must be a method of optax_dist.compression,"
+      f" such as compression.top_k(0.03), got {compression!r}."
     )

@@ -27,7 +27,7 @@ class Held(Exception):
   """Another process, or another user of this one, holds the lock.
 
   Attributes:
-    holder: who, for people.
+    holder: who that is, human-readable.
     lives: whether that is a process of this host that runs.
   """
 

@@ -181,7 +181,7 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
 
 
 def described(data: Batches, spans: Spans, most: int = 20) -> str:
-  """Names the samples at some positions, for people.
+  """Names the samples at some positions, human-readable.
 
   Example:
     >>> data = Batches(num_samples=4, global_batch=2, epochs=2, shuffle=False)

@@ -274,6 +274,15 @@ def map_values(fun: Callable[[Any], Any], tree: Any) -> Any:
   return jax.tree.map(on_leaf, tree, is_leaf=is_indexed_slices)
 
 
+def as_dense(tree: Any) -> Any:
+  """Returns a tree whose sparse leaves are arrays."""
+  return jax.tree.map(
+    lambda x: x.to_dense() if is_indexed_slices(x) else x,
+    tree,
+    is_leaf=is_indexed_slices,
+  )
+
+
 def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   """Adds up the values of repeated indices.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist.sparse import indexed_slices
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist.sparse.indexed_slices import as_dense, is_indexed_slices
 
 
 def row_wise(
@@ -145,16 +145,7 @@ def to_dense() -> optax.GradientTransformation:
     >>> tx.update(update, tx.init(jnp.zeros(3)))[0].tolist()
     [-0.0, -1.0, -0.0]
   """
-
-  def dense(updates: Any, params: Any) -> Any:
-    del params
-    return jax.tree.map(
-      lambda x: x.to_dense() if is_indexed_slices(x) else x,
-      updates,
-      is_leaf=is_indexed_slices,
-    )
-
-  return optax.stateless(dense)
+  return optax.stateless(lambda updates, params: as_dense(updates))
 
 
 def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:

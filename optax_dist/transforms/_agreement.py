@@ -43,8 +43,7 @@ def refusal(
     if found.collective == TYPES:
       return (
         f"{transform_name}: a branch or a loop mixes values that differ between"
-        " replicas or"
-        " shards with values that don't, as optax.apply_if_finite or"
+        " replicas or shards with values that don't, as optax.apply_if_finite or"
         " optax.MultiSteps around cross_shard does. Reduce before it:"
         f" optax.chain({reduction}, optax.apply_if_finite(...))."
       )

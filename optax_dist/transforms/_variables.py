@@ -91,11 +91,10 @@ class Collections(Arrays):
       listed = ", ".join(map(repr, carried))
       returned = "(updates, aux)" if has_aux else "updates"
       raise ValueError(
-        f"{self.transform_name}: the collections {listed} are not trained, so the"
-        " loss must"
-        f" return (scalar, {returned}), with what"
-        f" module.apply(..., mutable=[{listed}]) returns as updates. Leave them out"
-        " of the parameters if they don't change."
+        f"{self.transform_name}: the collections {listed} are not trained, so the loss"
+        f" must return (scalar, {returned}), with what module.apply(...,"
+        f" mutable=[{listed}]) returns as updates. Leave them out of the parameters if"
+        " they don't change."
       )
     return out[0], (carried | dict(new), aux)
 
@@ -194,9 +193,8 @@ def of_all(
     is_key = jnp.issubdtype(old.dtype, jax.dtypes.prng_key)
     if is_key and new is not own:
       raise ValueError(
-        f"{transform_name}: the loss replaces the random key {at}. Draw from a"
-        " stream that"
-        " counts, as nnx.Rngs does, or pass keys as rows of the batch."
+        f"{transform_name}: the loss replaces the random key {at}. Draw from a stream"
+        " that counts, as nnx.Rngs does, or pass keys as rows of the batch."
       )
     return old if is_key else new
 

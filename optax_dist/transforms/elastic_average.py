@@ -19,6 +19,7 @@ from optax_dist.compression.interface import (
   aggregate,
   check_compression,
 )
+from optax_dist.sparse.indexed_slices import as_dense
 
 _NAME = "elastic_average"
 _EXCHANGES = ("after_step", "same_point")
@@ -228,7 +229,7 @@ def elastic_average(
     x, center = leaves.of(params), leaves.of(state.center)
     local_center = leaves.of(own.local_center)
     # The pull is dense, so no gradient stays sparse.
-    gradients = replica_params.dense(leaves.of(updates))
+    gradients = as_dense(leaves.of(updates))
     updates = leaves.put(updates, gradients)
     args = updates, own.inner_state, params
     check_used(_NAME, inner.update, args, extra_args)

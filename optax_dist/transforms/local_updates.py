@@ -19,7 +19,7 @@ from optax_dist.compression.interface import (
   CompressionState,
   check_compression,
 )
-from optax_dist.sparse.indexed_slices import apply_updates
+from optax_dist.sparse.indexed_slices import apply_updates, as_dense
 from optax_dist.transforms._outer_gradient import OuterGradient
 
 _NAME = "local_updates"
@@ -230,7 +230,7 @@ def local_updates(
     # An inner step of this replica.
     with explained(_NAME, replicas.names):
       steps, inner_state = inner.update(*args, **extra_args)
-    u = replica_params.dense(leaves.of(steps))
+    u = as_dense(leaves.of(steps))
     iterations = state.iterations + 1
     ends = True if period == 1 else iterations >= state.period
 

@@ -19,7 +19,7 @@ from optax_dist.compression.interface import (
   CompressionState,
   check_compression,
 )
-from optax_dist.sparse.indexed_slices import apply_updates
+from optax_dist.sparse.indexed_slices import apply_updates, as_dense
 from optax_dist.transforms._outer_gradient import OuterGradient
 from optax_dist.transforms.local_updates import LocalReplica
 
@@ -290,7 +290,7 @@ def streaming_updates(
     check_used(_NAME, inner.update, args, extra_args)
     with explained(_NAME, replicas.names):
       steps, inner_state = inner.update(*args, **extra_args)
-    steps = moving.put(steps, replica_params.dense(moving.of(steps)))
+    steps = moving.put(steps, as_dense(moving.of(steps)))
     iterations, syncs, turns = count(state.iterations, state.syncs)
 
     center, pending = state.center, state.pending

@@ -467,11 +467,9 @@ def _mean(
   """
   if counts is None:
     return cross_shard(names).update(own, optax.EmptyState())[0]
-  sent = [
-    precision.for_sums(jnp.where(counts, x, jnp.zeros_like(x))) for x in own
-  ]
-  sent.append(counts.astype(jnp.float32))
-  *sums, number = collectives.sum_leaves(sent, [names] * len(sent))
+  sums, number = collectives.sum_counted(
+    list(map(precision.for_sums, own)), counts, names
+  )
   means = [total / number.astype(total.dtype) for total in sums]
   return [
     jnp.where(number > 0, precision.cast_like(x, like), like)

@@ -259,9 +259,8 @@ def check_context(
   again = set(names) & axes.bound_axes().keys()
   if again:
     raise ValueError(
-      f"{transform_name}: it is in a map over axis {axes.listed(again)} already,"
-      " such as"
-      " train_step, under_jit or jax.shard_map. Give that the transformation"
+      f"{transform_name}: it is in a map over axis {axes.listed(again)} already, such"
+      " as train_step, under_jit or jax.shard_map. Give that the transformation"
       f" itself, without {transform_name}."
     )
   context = jax.sharding.get_abstract_mesh()
@@ -275,8 +274,7 @@ def check_context(
   ):
     raise ValueError(
       f"{transform_name}: jax.set_mesh has another mesh, {context}, than `mesh`,"
-      f" {here}:"
-      " give this one to jax.set_mesh, or call it outside of jax.set_mesh."
+      f" {here}: give this one to jax.set_mesh, or call it outside of jax.set_mesh."
     )
 
 

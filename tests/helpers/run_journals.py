@@ -1,5 +1,6 @@
-"""Journals of small runs, written by hand."""
+"""Journals of small runs, written by hand or by the simulator."""
 
+from optax_dist import simulate
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import run_numbers
 
@@ -25,6 +26,19 @@ def begin(written, replicas=range(3)):
   written.write("coordinator", epoch=0, step=0, time=0.0)
   for replica in replicas:
     written.write("join", replica=replica, incarnation=0, step=0, time=0.1)
+
+
+def simulated(path):
+  """A run of 3 of 4 replicas; returns the path of its journal."""
+  with journal.Journal(path) as file:
+    simulate.simulate_timing(
+      simulate.sync_replicas(3),
+      simulate.parse_latency("exponential:1"),
+      4,
+      steps=100,
+      journal=file,
+    )
+  return path
 
 
 def commit(written, step, *replicas, at):

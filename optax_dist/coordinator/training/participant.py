@@ -446,7 +446,7 @@ class Participant:
       ValueError: see there.
     """
     own = hyperparams.find(self.shared.opt_state)
-    known = {**self.shared.hyperparams} if self.shared.hyperparams else {}
+    known = dict(self.shared.hyperparams)
     for name, arrays in own.items():
       known[name] = (*known.get(name, ()), *arrays)
     for name, value in values.items():

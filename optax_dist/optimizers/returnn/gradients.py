@@ -13,6 +13,7 @@ from optax_dist.optimizers._internal import complex_numbers, hyperparameters
 from optax_dist.optimizers.returnn.options import Options
 from optax_dist.sparse import rows
 from optax_dist.sparse.indexed_slices import (
+  as_dense,
   is_indexed_slices,
   map_values,
   values_of,
@@ -69,7 +70,7 @@ def before(
   if average := _finite(options, "gradient_clip_avg_norm"):
     changes.append(
       lambda updates, _: jax.tree.map(
-        lambda x: _clip_norm(x, average * x.size), _dense(updates)
+        lambda x: _clip_norm(x, average * x.size), as_dense(updates)
       )
     )
   needs_norm = False
@@ -87,7 +88,7 @@ def before(
     changes.append(
       lambda updates, norm: jax.tree.map(
         lambda x: jnp.where(jnp.isfinite(norm) & (norm <= most), x, 0),
-        _dense(updates),
+        as_dense(updates),
       )
     )
   tx = optimizer
@@ -132,7 +133,7 @@ def noise(
 
   def update_fn(updates, state, params=None, **extra_args):
     del params, extra_args
-    updates = _dense(updates)
+    updates = as_dense(updates)
     leaves, treedef = jax.tree.flatten(updates)
     next_key, *keys = jax.random.split(state.rng_key, len(leaves) + 1)
 
@@ -167,7 +168,7 @@ def accumulated(
 
   def update_fn(updates, state, params=None, **extra_args):
     is_first = state.mini_step == 0
-    leaves, treedef = rows.flatten_gradients(_dense(updates))
+    leaves, treedef = rows.flatten_gradients(as_dense(updates))
     sums = treedef.flatten_up_to(state.gradient_sum)
     # A missing gradient stays missing, whatever was summed.
     sums = [
@@ -285,14 +286,6 @@ def _finite(options: Options, name: str) -> float:
       " from it"
     )
   return value
-
-
-def _dense(updates):
-  return jax.tree.map(
-    lambda x: x.to_dense() if is_indexed_slices(x) else x,
-    updates,
-    is_leaf=is_indexed_slices,
-  )
 
 
 def _values(fun):

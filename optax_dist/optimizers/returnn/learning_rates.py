@@ -100,11 +100,8 @@ class _History:
 
   def last_rate(self, epoch: int) -> float:
     """The learning rate of the last epoch before one, or the initial one."""
-    return (
-      self.rates[max(self.before(epoch))]
-      if self.before(epoch)
-      else (self.initial)
-    )
+    before = self.before(epoch)
+    return self.rates[before[-1]] if before else self.initial
 
   def difference(self, old: int, new: int) -> float | None:
     """How much larger the score of an epoch is; None if there is none."""

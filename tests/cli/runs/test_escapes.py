@@ -6,7 +6,6 @@ import sys
 import pytest
 import run_journals
 
-from optax_dist import simulate
 from optax_dist.cli import main
 from optax_dist.coordinator import journal
 
@@ -72,15 +71,7 @@ def test_commands_print_no_escapes(path, capsys, arguments):
 
 
 def test_a_run_of_replicas_with_such_names_is_simulated(tmp_path, capsys):
-  path = tmp_path / "run.jsonl"
-  with journal.Journal(path) as file:
-    simulate.simulate_timing(
-      simulate.sync_replicas(3),
-      simulate.parse_latency("exponential:1"),
-      4,
-      steps=100,
-      journal=file,
-    )
+  path = run_journals.simulated(tmp_path / "run.jsonl")
   records = [json.loads(x) for x in path.read_text().splitlines()]
   for record in records:
     for one in (record, *record.get("members", ())):

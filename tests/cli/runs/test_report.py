@@ -1,20 +1,13 @@
 """The ``report`` command."""
 
-from optax_dist import simulate
+import run_journals
+
 from optax_dist.cli import main
 from optax_dist.coordinator import journal
 
 
 def test_a_run_is_reported(tmp_path, capsys):
-  path = tmp_path / "run.jsonl"
-  with journal.Journal(path) as file:
-    simulate.simulate_timing(
-      simulate.sync_replicas(3),
-      simulate.parse_latency("exponential:1"),
-      4,
-      steps=100,
-      journal=file,
-    )
+  path = run_journals.simulated(tmp_path / "run.jsonl")
   assert main.main(["report", str(path)]) == 0
   said = capsys.readouterr().out
   for word in ("useful", "waiting", "recovery", "goodput", "4 replicas for"):
