@@ -34,33 +34,40 @@ Example:
   (2, 3, 4, 5, 6, 7)
 """
 
-from optax_dist.ledger.batches import Batches
-from optax_dist.ledger.events import (
-  Accept,
-  Ask,
-  Claim,
-  Commit,
-  Copy,
-  Drop,
-  Event,
-  Gone,
-  Holder,
-  Lease,
-  Members,
-  Need,
-  Swap,
-)
-from optax_dist.ledger.not_finite import are_bad, is_blocked, swap
-from optax_dist.ledger.progress import (
-  NOTHING_DONE,
-  EpochReport,
-  Progress,
-  report,
-)
-from optax_dist.ledger.rules import fits, step
-from optax_dist.ledger.sources import read
-from optax_dist.ledger.spans import Span, Spans
-from optax_dist.ledger.state import Held, State, init
+from typing import TYPE_CHECKING
+
+from optax_dist._internal import lazy
+
+if TYPE_CHECKING:
+  from optax_dist.ledger.batches import Batches
+  from optax_dist.ledger.events import (
+    Accept,
+    Ask,
+    Claim,
+    Commit,
+    Copy,
+    Drop,
+    Event,
+    Gone,
+    Holder,
+    Lease,
+    Members,
+    Need,
+    Swap,
+  )
+  from optax_dist.ledger.not_finite import are_bad, is_blocked, swap
+  from optax_dist.ledger.progress import (
+    NOTHING_DONE,
+    EpochReport,
+    Progress,
+    report,
+  )
+  from optax_dist.ledger.rules import fits, step
+  from optax_dist.ledger.sources import read
+  from optax_dist.ledger.spans import Span, Spans
+  from optax_dist.ledger.state import Held, State, init
+else:
+  __getattr__, __dir__ = lazy.names(__name__)
 
 __all__ = [
   "NOTHING_DONE",

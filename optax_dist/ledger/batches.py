@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from optax_dist.ledger import shuffle
 from optax_dist.ledger.spans import Spans
+
+if TYPE_CHECKING:
+  import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +134,8 @@ class Batches:
       return ()
     size = self.micro_batch
     assert size is not None
+    from optax_dist.ledger import shuffle
+
     places = [p for start, stop in spans for p in range(start, stop, size)]
     return tuple(p for p in places if shuffle.share(self.seed, p) < self.audit)
 
@@ -152,6 +154,8 @@ class Batches:
 
   def indices(self, spans: Spans) -> np.ndarray:
     """The samples at these positions, in order: int64 indices."""
+    import numpy as np
+
     found = [_indices(self, *part) for part in self._by_epoch(spans)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -163,7 +167,9 @@ class Batches:
       >>> data.left_out(0).tolist(), data.left_out(1).tolist()
       ([1, 2], [3, 7])
     """
-    return np.sort(_indices(self, epoch, self.per_epoch, self.num_samples))
+    found = _indices(self, epoch, self.per_epoch, self.num_samples)
+    found.sort()
+    return found
 
   def _by_epoch(self, spans: Spans) -> list[tuple[int, int, int]]:
     """Splits spans into epochs, each with positions in it, from and to."""
@@ -179,6 +185,11 @@ class Batches:
 
 
 def _indices(data: Batches, epoch: int, start: int, stop: int) -> np.ndarray:
+  # Here: a coordinator's process, which starts in a moment, has no arrays.
+  import numpy as np
+
+  from optax_dist.ledger import shuffle
+
   places = np.arange(start, stop, dtype=np.int64)
   if not data.shuffle:
     return places

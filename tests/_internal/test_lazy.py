@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import optax_dist
-from optax_dist import coordinator, states
+from optax_dist import coordinator, ledger, states
 
 _PACKAGES = pytest.mark.parametrize(
-  "package", [optax_dist, coordinator, states], ids=lambda p: p.__name__
+  "package", [optax_dist, coordinator, ledger, states], ids=lambda p: p.__name__
 )
 
 

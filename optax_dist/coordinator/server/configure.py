@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from optax_dist.coordinator.aggregation import layout, reducer
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.entries import Job
+from optax_dist.coordinator.protocol.entries import Job, Part
 
+_AGGREGATION = "optax_dist.coordinator.aggregation"
 _DILOCO = "optax_dist.coordinator.extras.decoupled_diloco"
 
 
 class _Leaf(NamedTuple):
   shape: tuple[int, ...]
-  dtype: np.dtype
+  dtype: Any
 
 
 def config_of(job: Job) -> Config:
@@ -39,9 +39,21 @@ def config_of(job: Job) -> Config:
     )
   if job.rules.inline_bytes is None:
     return Config(job, None, policy)
-  leaves = [_Leaf(shape, np.dtype(name)) for shape, name in job.leaves]
-  deterministic = job.data is not None and job.data.deterministic
-  averages = reducer.Reducer(
-    layout.layout(leaves, job.wire), job.data if deterministic else None
-  )
-  return Config(job, averages.whole, policy)
+
+  # With the first gradients: members wait for the answer of one that starts, and
+  # NumPy takes half of the time until then.
+  @functools.cache
+  def averages() -> Any:
+    np = importlib.import_module("numpy")
+    layout = importlib.import_module(f"{_AGGREGATION}.layout")
+    reducer = importlib.import_module(f"{_AGGREGATION}.reducer")
+    leaves = [_Leaf(shape, np.dtype(name)) for shape, name in job.leaves]
+    deterministic = job.data is not None and job.data.deterministic
+    return reducer.Reducer(
+      layout.layout(leaves, job.wire), job.data if deterministic else None
+    )
+
+  def average(parts: Sequence[Part], gradients: Sequence[bytes]) -> bytes:
+    return averages().whole(parts, gradients)
+
+  return Config(job, average, policy)

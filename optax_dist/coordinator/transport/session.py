@@ -32,11 +32,12 @@ import hmac
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from optax_dist.coordinator.transport import interface, shared_memory
+
+if TYPE_CHECKING:
+  import numpy as np
 
 # Bytes of an array in one frame, for which messages wait.
 PIECE = 512 << 10
@@ -464,7 +465,7 @@ class Session:
       if found.received + length > found.nbytes:
         raise Faulty(f"a piece too many of array {transfer}")
       if found.memory is None:
-        found.memory = np.empty(found.nbytes, np.uint8).data
+        found.memory = shared_memory.empty(found.nbytes)
     self._sink, self._sink_id, self._left = found, transfer, length
 
   def _handle(self, kind: int, number: int, body: bytes) -> None:
@@ -534,7 +535,7 @@ class Session:
     self._reading.add(transfer)
     if found.memory is not None:
       memory = found.memory
-      np.copyto(np.frombuffer(memory, np.uint8), data)
+      memory.cast("B")[:] = data.data
       self.release(transfer)
     self._emit(interface.ArrayReceived(self.peer, transfer, memory))
 

@@ -16,8 +16,10 @@ import mmap
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+  import numpy as np
 
 LEAST = 64 << 10  # Smaller arrays are sent even if memory is shared.
 _KEPT = 8  # Free buffers kept for reuse.
@@ -48,7 +50,7 @@ class Region:
       self.close()
       mapped = mmap.mmap(-1, nbytes)
     # Without a file (-1) it is memory of this process alone.
-    self.array = np.frombuffer(mapped, np.uint8)
+    self.array = bytes_of(mapped)
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
     self.lent, self.spent = 0, False
@@ -59,7 +61,7 @@ class Region:
     """Its first bytes; it is in use as long as there are views of these."""
     # Views of an array on top of a memoryview keep this array, and not only the
     # memory below it.
-    array = np.frombuffer(self.array.data, np.uint8, nbytes)
+    array = bytes_of(self.array.data[:nbytes])
     self._user = weakref.ref(array)
     return array.data
 
@@ -106,7 +108,7 @@ class Pool:
 
   def find(self, memory: memoryview) -> Region | None:
     """The buffer that contains these bytes."""
-    start = _address(np.frombuffer(memory, np.uint8)) if memory.nbytes else 0
+    start = _address(bytes_of(memory)) if memory.nbytes else 0
     for region in list(self._regions):
       if 0 <= start - region.start < region.array.size:
         return region
@@ -158,14 +160,29 @@ def map_buffer(process: int, file: int, nbytes: int, inode: int) -> np.ndarray:
     if not seals & _SEAL_SHRINK or os.fstat(found).st_size < nbytes:
       raise OSError("the peer's memory could shrink")
     whole = mmap.mmap(found, nbytes, prot=mmap.PROT_READ)
-    return np.frombuffer(whole, np.uint8)
+    return bytes_of(whole)
   finally:
     os.close(found)
 
 
 def address_within(memory: memoryview, region: Region) -> int:
   """The offset of these bytes in a buffer."""
-  return _address(np.frombuffer(memory, np.uint8)) - region.start
+  return _address(bytes_of(memory)) - region.start
+
+
+def bytes_of(memory: memoryview | mmap.mmap) -> np.ndarray:
+  """The array of its bytes."""
+  # Here: a coordinator's process, which starts in a moment, has no arrays.
+  import numpy as np
+
+  return np.frombuffer(memory, np.uint8)
+
+
+def empty(nbytes: int) -> memoryview:
+  """Memory of this process alone, of any content."""
+  import numpy as np
+
+  return np.empty(nbytes, np.uint8).data
 
 
 def _address(array: np.ndarray) -> int:

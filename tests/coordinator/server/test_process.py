@@ -114,3 +114,19 @@ def test_it_ends_with_its_owner(tmp_path):
     timeout=240,
   )
   left_over.wait_for_end(int(ended.stdout))
+
+
+def test_starts_without_what_takes_long_to_import():
+  """Members wait for it when it starts again."""
+  script = (
+    "import sys; import optax_dist.coordinator.server.__main__;"
+    "sys.exit(str({'jax', 'numpy', 'optax'} & {*sys.modules}))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+  assert done.stderr.strip() == "set()"
