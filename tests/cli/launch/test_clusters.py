@@ -73,7 +73,7 @@ def _check_one_each(hosts):
     assert told[number]["NUM_REPLICAS"] == str(len(hosts))
     assert told[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
     assert told[number]["SECRET"] == _SECRET
-    assert "COORDINATOR_ADDRESS" not in told[number]  # It is in etcd.
+    assert told[number]["COORDINATOR_ADDRESS"].startswith("etcd://")
 
 
 def test_tpu_pods_of_gke(tmp_path):

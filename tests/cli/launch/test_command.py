@@ -327,7 +327,8 @@ def test_jax_processes_that_ignore_sigterm_are_ended(start):
   one = start("--replicas", "1", *flags, _LIGHT, "jax-distributed")
   one.until("sleeps", 2)
   groups = one.groups()
-  assert len(groups) == 3  # The watcher has one, too.
+  # The watcher and the coordinator have one each, too.
+  assert len(groups) == 4
   one.process.send_signal(signal.SIGTERM)
   began = time.monotonic()
   assert one.process.wait(180.0) == 143
