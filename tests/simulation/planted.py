@@ -204,9 +204,9 @@ FAULTS = (
     "A18",
     "a slot counts as compared once it is computed",
     f"{_CORE}.policies.audit",
-    "Audit.is_settled",
-    "all(self._is_settled(votes) for votes in self._votes.values())",
-    "True",
+    "Audit._is_settled",
+    "len(votes) > 1",
+    "votes",
     slots,
   ),
   Planted(
