@@ -122,13 +122,13 @@ class History:
         self.epoch, self.starts[number] = number, self.step
       case Began(start, job):
         self.beginnings += 1
-        if self.ended is not None:
-          self.departed.clear()
-          self.ended = None
-        self.job, self.origin = job, start
-        self.step, self.progress = start.step, start.progress
         for member in self.members.values():
           self.departed[member.replica] = False
+        if self.ended is not None or self.job != job:
+          self.departed.clear()  # It is another run.
+        self.ended = None
+        self.job, self.origin = job, start
+        self.step, self.progress = start.step, start.progress
         self.members.clear()
         self.recent.clear()
       case Joined(member):

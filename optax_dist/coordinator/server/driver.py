@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+import optax_dist
 from optax_dist.coordinator.protocol import codec, deadlines, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
@@ -52,6 +53,8 @@ class _Run:
     nonce = secrets.token_hex(16)
     self.core = Coordinator(configure.config_of, history, nonce)
     self.journal: journal_lines.JournalLines | None = None
+    # Its path, and what the run's first line says.
+    self.described = "", ""
 
 
 class Server:
@@ -150,7 +153,8 @@ class Server:
           message = MESSAGES.decode(payload)
         except codec.BadMessage as error:
           run = self._called.get(peer) or self._runs[""]
-          self._step(run, inputs.Malformed(peer, str(error)))
+          text = f"{error} to version {optax_dist.__version__}"
+          self._step(run, inputs.Malformed(peer, text))
           return
         if isinstance(message, Meet):
           self._say(self._meetings.called(peer, message))
@@ -229,12 +233,16 @@ class Server:
 
   def _write(self, run: _Run, note: notes.Record) -> None:
     history = run.core.history
-    if run.journal is None:
-      if history.job is None:
-        return  # There is no run yet.
-      path = self._journal_path or history.job.journal or None
-      about = msgspec.json.decode(history.job.about)
-      run.journal = journal_lines.JournalLines(path, about)
+    if history.job is None:
+      return  # There is no run yet.
+    described = self._journal_path or history.job.journal, history.job.about
+    if run.journal is None or run.described != described:
+      if run.journal is not None:
+        run.journal.close()  # It was that of another job.
+      path, about = run.described = described
+      run.journal = journal_lines.JournalLines(
+        path or None, msgspec.json.decode(about)
+      )
       run.journal.open([notes.committed(c) for c in history.recent])
     run.journal.write(note)
 

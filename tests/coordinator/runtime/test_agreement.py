@@ -1,5 +1,7 @@
 """Tests of what replicas must agree on, independent of how trees print."""
 
+import time
+
 import embedded_runs as runs
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,10 @@ import pytest
 
 import optax_dist
 from optax_dist import coordinator, ledger
-from optax_dist.coordinator import options, strategies
+from optax_dist.coordinator import journal, options, strategies
+from optax_dist.coordinator.protocol import codec, messages
 from optax_dist.coordinator.runtime import agreement, endpoint
+from optax_dist.coordinator.server import driver
 
 _SGD = optax.sgd(0.1)
 
@@ -141,9 +145,113 @@ def test_a_replica_with_other_settings_is_refused_by_name(caplog):
       other.start()
     assert first.step(runs.PARAMS).accepted
   # The job's side says it, too.
-  assert "1-" in caplog.text
-  assert "may not join: it differs in its optimizer" in caplog.text
+  assert "replica 1 may not join: it differs in its optimizer" in caplog.text
   assert not runs.coordinator_threads(before)
+
+
+def _end(results, *some):
+  """Starts these, and waits until all have ended."""
+  threads = []
+  for one, result in zip(some, results, strict=True):
+    threads.append(runs.start(one, runs.to_step(3), result))
+    time.sleep(0.3)  # The first comes first.
+  runs.finish(threads)
+  return [type(result.error) for result in results]
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_most_replicas_decide_what_all_must_have(wrong, caplog, tmp_path):
+  """Whoever comes first: the one that differs is named, and ends at once."""
+  options = {"k": 3, "n": 3}
+  results = [runs.Result() for _ in range(3)]
+  with endpoint.World() as world:
+    some = [
+      runs.make(
+        world,
+        i,
+        opt=optax.sgd(0.2) if i == wrong else None,
+        journal=str(tmp_path / ("wrong" if i == wrong else "right")),
+        **options,
+      )
+      for i in range(3)
+    ]
+    threads = []
+    for one, result in zip(some, results, strict=True):
+      threads.append(runs.start(one, runs.to_step(3), result))
+      time.sleep(0.3)
+    threads[wrong].join(60.0)
+    assert isinstance(results[wrong].error, coordinator.JoinRefused)
+    assert "it differs in its optimizer" in str(results[wrong].error)
+    # The others wait for a third.
+    right = [i for i in range(3) if i != wrong]
+    assert [results[i].error for i in right] == [None, None]
+    others = runs.Result()
+    threads.append(
+      runs.start(runs.make(world, wrong, **options), runs.to_step(3), others)
+    )
+    runs.finish(threads)
+  found = [results[i] for i in right] + [others]
+  assert [one.error for one in found] == [None] * 3
+  assert all(one.prints[3] == others.prints[3] for one in found)
+  said = f"replica {wrong} may not join: it differs in its optimizer"
+  assert said in caplog.text
+  records = journal.read(tmp_path / "right").records
+  assert records[-1]["kind"] != "run"
+  assert [r["step"] for r in records if r["kind"] == "commit"] == [0, 1, 2]
+
+
+def test_two_that_differ_end_both_at_once_and_name_both():
+  results = [runs.Result(), runs.Result()]
+  with endpoint.World() as world:
+    some = [
+      runs.make(world, i, k=2, n=2, opt=optax.sgd(0.1 + i)) for i in range(2)
+    ]
+    assert _end(results, *some) == [
+      coordinator.CoordinatorError,
+      coordinator.JoinRefused,
+    ]
+  for result in results:
+    said = str(result.error)
+    assert "Beside replica 0, which came first, replica 1: it differs" in said
+    assert "in its optimizer" in said
+
+
+def test_a_coordinator_that_can_not_read_a_call_is_of_another_version(
+  monkeypatch,
+):
+  other = codec.Codec(messages.Rejected | messages.Arrive)
+  monkeypatch.setattr(driver, "MESSAGES", other)
+  result = runs.Result()
+  with endpoint.World() as world:
+    assert _end([result], runs.make(world, 0, k=1, n=1)) == [
+      coordinator.JoinRefused
+    ]
+  assert "has another version of optax_dist" in str(result.error)
+
+
+def test_a_coordinator_whose_answer_can_not_be_read_is_of_another_version(
+  monkeypatch,
+):
+  class Welcome(messages.Welcome, tag="Welcome"):
+    more: int = 3
+
+  class Codec:
+    decode = messages.MESSAGES.decode
+
+    def encode(self, message):
+      if isinstance(message, messages.Welcome):
+        message = Welcome(
+          *(getattr(message, x) for x in Welcome.__struct_fields__[:-1])
+        )
+      return messages.MESSAGES.encode(message)
+
+  monkeypatch.setattr(driver, "MESSAGES", Codec())
+  result = runs.Result()
+  with endpoint.World() as world:
+    assert _end([result], runs.make(world, 0, k=1, n=1)) == [
+      coordinator.JoinRefused
+    ]
+  assert "its answer can't be read" in str(result.error)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal, assert_never
 
+import optax_dist
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -164,6 +165,8 @@ class Client:
       case ins.Malformed(peer, error):
         self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
         self._out.append(fx.Send(peer, msg.Rejected(error)))
+        if peer == self._me.coordinator and self._link.status == "called":
+          self._fail("JoinRefused", _unread("its answer can't be read", error))
       case ins.PeerLost(peer, how, reason):
         if peer == self._me.coordinator:
           self._lost(how, reason, now)
@@ -320,6 +323,9 @@ class Client:
     if isinstance(message, msg.Rejected):
       text = f"{peer} has rejected a message: {message.reason}"
       self._out.append(fx.Log("warning", text))
+      if peer == self._me.coordinator and self._link.status == "called":
+        text = _unread("it can't read the call", message.reason)
+        self._fail("JoinRefused", text)
       return
     if peer != self._me.coordinator or not isinstance(
       message, msg.FromCoordinator
@@ -614,3 +620,11 @@ class Client:
       )
     texts = [what, who, heard, self._missing]
     return "; ".join(text for text in texts if text)
+
+
+def _unread(what: str, error: str) -> str:
+  """Why a coordinator of another version can't be joined."""
+  return (
+    f"The coordinator has another version of optax_dist, as {what} ({error}); this"
+    f" is {optax_dist.__version__}. Install the same one for all."
+  )

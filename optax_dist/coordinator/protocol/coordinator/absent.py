@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
 )
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
-  Job,
   Process,
   ReplicaId,
 )
@@ -84,38 +82,3 @@ class Absent:
       if rival is None or rival.member.process == peer or now >= until:
         del self._rivals[peer]
         yield peer, hello
-
-
-# What each replica may choose for itself.
-_TIMES = ("timeout", "attempt_timeout", "leader_timeout", "stall_warning")
-
-
-def difference(ours: Job, theirs: Job) -> str:
-  """Names the difference between two jobs; "" if there is none."""
-  other = dict(theirs.agreement)
-  for name, text in ours.agreement:
-    found = other.get(name, "")
-    if name not in other or _compared(found) != _compared(text):
-      return _differs(name, _shown(found), _shown(text))
-  for name in ("rules", "leaves", "wire", "data", "fragments"):
-    found, text = getattr(theirs, name), getattr(ours, name)
-    if name == "rules":  # Those of the first to come are the coordinator's.
-      found = codec.replace(found, **{x: getattr(text, x) for x in _TIMES})
-    if found != text:
-      return _differs(name, repr(found), repr(text))
-  return ""
-
-
-def _differs(name: str, theirs: str, ours: str) -> str:
-  return f"it differs in its {name}: it has {theirs:.300}, the job {ours:.300}"
-
-
-def _compared(text: str) -> str:
-  """The first line of a text that replicas must agree on."""
-  return text.partition("\n")[0]
-
-
-def _shown(text: str) -> str:
-  """All lines of it, human-readable."""
-  first, _, about = text.partition("\n")
-  return f"{first!r:.300}" + (f" ({about:.300})" if about else "")

@@ -121,16 +121,16 @@ class Coordinator:
     """Begins a run, perhaps again: all that are connected call again."""
     again = self._run is not None
     config, step = self._configure(began.job), self.history.step
+    text = (
+      f"no replica has the state of step {step}: the run begins again from step"
+      f" {began.start.step}"
+    )
+    if not self.is_over and self.history.job != began.job:
+      text = "the run begins again with the job that most replicas have"
     self._out.append(began)
     self._out.note(notes.Run(notes.VERSION, "", began.start.step))
     if again:
-      self._out.add(
-        fx.Log(
-          "warning",
-          f"no replica has the state of step {step}: the run begins"
-          f" again from step {began.start.step}",
-        )
-      )
+      self._out.add(fx.Log("warning", text))
       for peer in sorted(self._connected):
         self._out.add(fx.Disconnect(peer, "the run begins again"))
       self._connected.clear()

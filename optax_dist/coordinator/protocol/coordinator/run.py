@@ -1,6 +1,7 @@
 """A run: who takes part, which states there are, and how it ends.
 
-    calls -> Members, Absent   who is a member
+    calls -> Comparison        which job the run has, if they differ
+          -> Members, Absent   who is a member
           -> Steps             gradients, rounds, commits
           -> Snapshots         who serves the state to whom
           -> Shutdown          how the run ends
@@ -20,8 +21,10 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.absent import (
-  Absent,
+from optax_dist.coordinator.protocol.coordinator.absent import Absent
+from optax_dist.coordinator.protocol.coordinator.comparison import (
+  Comparison,
+  Verdict,
   difference,
 )
 from optax_dist.coordinator.protocol.coordinator.members import (
@@ -63,8 +66,8 @@ class Run:
   """A run, from what the log says of it on.
 
   Attributes:
-    begins_again: what the run has begun from once more, since nobody had its state;
-      None if it goes on.
+    begins_again: what the run has begun from once more, since nobody had its state,
+      or most replicas have another job; None if it goes on.
   """
 
   def __init__(self, config: Config, history: History, out: Outbox, now: float):
@@ -86,6 +89,7 @@ class Run:
     self._addresses: dict[Process, str] = {}
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
+    self._comparison = Comparison()
     # The first fingerprint of each step, and whose it was.
     self._fingerprints: dict[int, tuple[str, ReplicaId]] = {}
     self.begins_again: Began | None = None
@@ -117,6 +121,7 @@ class Run:
     """Handles the loss of a connection."""
     self._at(now)
     self._absent.forget_process(peer)
+    self._comparison.calls.pop(peer, None)
     self._addresses.pop(peer, None)
     state = self._members.of_process(peer)
     if state is not None and state.is_connected:
@@ -201,10 +206,12 @@ class Run:
   def _hello(
     self, peer: Process, hello: msg.Hello, waited: bool = False
   ) -> None:
-    why = difference(self._config.job, hello.job) or self._wrong.get(peer, "")
+    if peer in self._wrong:
+      self._refuse(peer, hello, self._wrong[peer])
+      return
+    why = difference(self._config.job, hello.job)
     if why:
-      self._out.add(fx.Log("warning", f"{peer} may not join: {why}"))
-      self._out.send(peer, msg.Refused(why))
+      self._differs(peer, hello, why)
       return
     self._addresses[peer] = hello.address
     state = self._members.of_process(peer)
@@ -244,6 +251,52 @@ class Run:
       self._out.send(peer, Removed(hello.incarnation, True, "left"))
       return
     self._admit(peer, hello)
+
+  def _refuse(self, peer: Process, hello: msg.Hello, why: str) -> None:
+    self._out.send(peer, msg.Refused(why))
+    text = f"replica {hello.replica!r} may not join: {why}"
+    self._out.add(fx.Log("warning", text))
+    if self._history.is_untouched:
+      self._warn_all(text)
+
+  def _warn_all(self, text: str) -> None:
+    self._out.tell_all(self._members, msg.Stalled(self._steps.step, 0.0, text))
+
+  def _differs(self, peer: Process, hello: msg.Hello, why: str) -> None:
+    """A replica has another job, and may be the one that is right."""
+    self._comparison.calls[peer] = hello
+    self._compare()
+    if peer in self._comparison.calls and self.begins_again is None:
+      text = (
+        f"replica {hello.replica!r} does not agree with those before: {why}. The run"
+        " has the job of more than half of its replicas, once so many have called"
+      )
+      self._out.add(fx.Log("warning", text))
+      self._out.send(peer, msg.Stalled(self._steps.step, 0.0, text))
+      self._warn_all(text)
+
+  def _compare(self) -> None:
+    """Decides which job the run has, if those of its replicas differ."""
+    calls = self._comparison.calls
+    if not calls:
+      return
+    verdict: Verdict | None = Verdict()
+    if self._history.is_untouched and not self._shutdown.is_decided:
+      members = [state.member.replica for state in self._members]
+      verdict = self._comparison.verdict(
+        self._config.job, members, self._steps.never_came
+      )
+    if verdict is None:
+      return
+    if verdict.other is not None:
+      self.begins_again = Began(verdict.other.start, verdict.other.job)
+      return
+    if verdict.tie:
+      self._record_end(verdict.tie, "CoordinatorError")
+    for peer, hello in calls.items():
+      why = verdict.tie or difference(self._config.job, hello.job)
+      self._refuse(peer, hello, why.rstrip("."))
+    calls.clear()
 
   def _is_of_one_program(self, hello: msg.Hello) -> bool:
     """Whether all replicas that there were are closed ones of a process's program.
@@ -510,6 +563,7 @@ class Run:
 
   def _run_pending(self) -> None:
     """Does what follows from an input, and from the time."""
+    self._compare()
     if self._shutdown.is_decided:
       self._steps.consequences.clear()
       return

@@ -214,6 +214,12 @@ class Steps:
       self.members_changed()
     self._stall.removed(incarnation, bool(self.gradients.accepted))
 
+  @property
+  def never_came(self) -> int:
+    """How many replicas are known not to come, of those that never joined."""
+    known = self.quorum.replicas.values()
+    return sum(r.incarnation < 0 and not r.live for r in known)
+
   def never_joined(self, replicas: Iterable[ReplicaId]) -> None:
     """Counts replicas as lost that have died before they joined."""
     for replica in replicas:
