@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from optax_dist import coordinator
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 
 
 def loss(params, x):
@@ -77,7 +77,7 @@ def run(index, size, rounds, steps, address, secret, results):
       "total_num_replicas": 2,
       "coordinator_address": address,
       "secret": secret,
-      "start_store": False,
+      "start_coordinator": False,
     },
   )
   x = jnp.float32(index)
@@ -106,19 +106,18 @@ def main():
   os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 30)
   os.environ["MALLOC_TRIM_THRESHOLD_"] = str(1 << 30)
   secret = secrets.token_hex()
-  store = process.start(secret.encode(), port=0)
+  server = process.start(secret.encode(), port=0)
   spawned = multiprocessing.get_context("spawn")
   results = spawned.Queue()
   size = int(args.millions * 1e6)
-  address = store.address.partition(",")[0]
-  rest = (size, args.rounds, args.steps, address, secret, results)
+  rest = (size, args.rounds, args.steps, server.address, secret, results)
   made = [spawned.Process(target=run, args=(i, *rest)) for i in range(2)]
   for one in made:
     one.start()
   times = results.get()
   for one in made:
     one.kill()
-  store.stop()
+  server.stop()
   base = times["by hand"]
   for name, values in times.items():
     ratio = np.median(np.divide(values, base))

@@ -150,11 +150,11 @@ class Worker:
 
 
 class Machine:
-  """Workers, and a store for all their runs; on two hosts if there is a delay."""
+  """Workers, and a coordinator for all their runs; on two hosts if there is a delay."""
 
   def __init__(self, args, delay):
     self.args, self.secret = args, secrets.token_hex()
-    self.store = self.hosts = None
+    self.server = self.hosts = None
     if delay:
       sys.path.insert(0, str(ROOT / "tests" / "helpers"))
       import hosts
@@ -164,9 +164,9 @@ class Machine:
       self.hosts = hosts.Hosts(2)
       self.hosts.shape(delay=delay)
     else:
-      from optax_dist.coordinator.store import process
+      from optax_dist.coordinator.server import process
 
-      self.store = process.start(self.secret.encode(), port=0)
+      self.server = process.start(self.secret.encode(), port=0)
     self.workers = []
     self.fill()
 
@@ -189,18 +189,18 @@ class Machine:
   def end(self):
     for worker in self.workers:
       worker.end()
-    if self.store:
-      self.store.stop()
+    if self.server:
+      self.server.stop()
     if self.hosts:
       self.hosts.close()
 
   def where(self, replica):
-    """How a replica finds the store, which the first one starts on its host."""
-    if self.store:
-      return {"coordinator_address": self.store.address.partition(",")[0]}
+    """How a replica finds the coordinator, which the first one starts on its host."""
+    if self.server:
+      return {"coordinator_address": self.server.address}
     return {
       "coordinator_address": f"{self.hosts.address(0)}:{PORT}",
-      "start_store": replica == 0,
+      "start_coordinator": replica == 0,
     }
 
   def run(self, setting, seed, path):

@@ -7,7 +7,6 @@ r"""The coordinator's figures, each beside what it is compared with, in turns.
     python benchmarks/comparison/compare.py --figure straggler
     python benchmarks/comparison/compare.py --figure closed-form
     python benchmarks/comparison/compare.py --figure bytes
-    python benchmarks/comparison/compare.py --figure followers
     python benchmarks/comparison/compare.py --figure leased-data
     python benchmarks/comparison/compare.py --figure round-trips
     python benchmarks/comparison/compare.py --figure gigabit
@@ -29,7 +28,6 @@ import against_torchft
 import between_hosts
 import bytes_moved
 import closed_form
-import followers
 import leased_data
 import processes
 import side_by_side
@@ -41,7 +39,6 @@ FIGURES = {
   "straggler": straggler.lines,
   "closed-form": closed_form.lines,
   "bytes": bytes_moved.lines,
-  "followers": followers.lines,
   "leased-data": leased_data.lines,
   "round-trips": between_hosts.round_trips,
   "gloo": between_hosts.against_gloo,

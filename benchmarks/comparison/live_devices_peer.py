@@ -89,7 +89,6 @@ def our_steps(settings):
     lower_on_loss=True,
     coordinator_address=settings["address"],
     secret=settings["secret"],
-    start_store=settings["start_store"],
     on_sigterm="leave",
     timeout=60.0,
     leader_timeout=float(settings["seconds"]),
@@ -104,7 +103,6 @@ def our_steps(settings):
           event="step",
           step=outcome.global_step,
           members=len(outcome.members),
-          leads=replica.is_leader,
         )
   say(event="left")
 

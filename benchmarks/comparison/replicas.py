@@ -33,7 +33,7 @@ SECRET = "of these hosts alone"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-  """Runs the store and the replicas.
+  """Runs the coordinator and the replicas.
 
   Args:
     args: those of the command line.
@@ -44,7 +44,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   Raises:
     processes.Failed: if a process fails or is not done in time.
   """
-  from optax_dist.coordinator.store import process as store_process
+  from optax_dist.coordinator.server import process
 
   common = {
     "peer": "optax-dist",
@@ -57,15 +57,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     if args.between == "nothing":
-      store = stack.enter_context(
-        store_process.start(b"", bind=processes.HOST, port=0)
-      )
-      address, within = store.address.partition(",")[0], [[]] * args.replicas
+      server = stack.enter_context(process.start(b"", port=0))
+      address, within = server.address, [[]] * args.replicas
     else:
       address, within = _hosts(args, stack)
     group = stack.enter_context(processes.group(args.timeout))
     if args.late is not None:
-      _store(args, within[0], address, stack)
+      _coordinator(args, within[0], address, stack)
     started = [
       group.start(
         f"replica {i}",
@@ -74,7 +72,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
           *("--role", str(i), "--address", address),
           *("--journal", f"{folder}/journal"),
         ],
-        {"JAX_PLATFORMS": "cpu"},
+        # Its coordinator's log is not found by another run on these ports.
+        {"JAX_PLATFORMS": "cpu", "TMPDIR": folder},
       )
       for i in range(args.replicas)
     ]
@@ -106,7 +105,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _hosts(
   args: argparse.Namespace, stack: contextlib.ExitStack
 ) -> tuple[str, list[list[str]]]:
-  """Makes a host for each replica: where its store is, and what runs in each."""
+  """Makes a host for each replica: where its coordinator is, and what runs in each."""
   hosts = between_hosts.made(args.replicas, args.between, args.rate)
   stack.enter_context(hosts)
   if args.delay:
@@ -115,26 +114,26 @@ def _hosts(
   return f"{hosts.address(0)}:29300", within
 
 
-def _store(
+def _coordinator(
   args: argparse.Namespace,
   within: list[str],
   address: str,
   stack: contextlib.ExitStack,
 ) -> None:
-  """Starts the store as a process of its own, so that any replica joins first."""
+  """Starts the coordinator by itself, so that any replica joins first."""
   host, _, port = address.rpartition(":")
-  store = subprocess.Popen(
+  server = subprocess.Popen(
     [
-      *(*within, args.python, "-m", "optax_dist.coordinator.store"),
+      *(*within, args.python, "-m", "optax_dist.coordinator.server"),
       *("--bind", "0.0.0.0", "--port", port, "--advertise", host),
     ],
     stdout=subprocess.PIPE,
     env=os.environ | {"OPTAX_DIST_SECRET": SECRET},
   )
-  stack.callback(store.wait)
-  stack.callback(store.terminate)
-  assert store.stdout is not None
-  store.stdout.readline()
+  stack.callback(server.wait)
+  stack.callback(server.terminate)
+  assert server.stdout is not None
+  server.stdout.readline()
 
 
 def _step_time(path: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -186,7 +185,9 @@ def _replica(args: argparse.Namespace) -> None:
     replica=index,
     wire=args.wire,
     lower_on_loss=args.kill,
-    start_store=args.between != "nothing" and index == 0 and args.late is None,
+    start_coordinator=args.between != "nothing"
+    and index == 0
+    and args.late is None,
     secret=SECRET if args.between != "nothing" else None,
     timeout=30.0,
     journal=args.journal if args.steps else None,
@@ -301,7 +302,9 @@ def _parser() -> argparse.ArgumentParser:
   add("--timeout", type=float, default=120.0)
   add("--between", choices=between_hosts.KINDS, default="nothing")
   add("--delay", type=float, default=0.0, help="one way, through a switch")
-  add("--late", type=int, help="joins last; the store is a process of its own")
+  add(
+    "--late", type=int, help="joins last; the coordinator is started by itself"
+  )
   add("--rate", type=float, default=0.0, help="bits per second, on a bridge")
   for name in ("--role", "--address", "--journal"):
     add(name, help=argparse.SUPPRESS)

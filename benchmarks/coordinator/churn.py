@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist import coordinator
-from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.server import process
 
 _PARAMS = {"w": jnp.ones(1000)}
 
@@ -32,12 +32,12 @@ def main():
   parser.add_argument("--inline-bytes", type=int, default=0)
   args = parser.parse_args()
   secret = os.urandom(16)
-  with store_process.start(secret, port=0) as store:
+  with process.start(secret, port=0) as server:
     options = {
-      "coordinator_address": store.address.partition(",")[0],
+      "coordinator_address": server.address,
       "secret": secret,
       "bind": "127.0.0.1",
-      "start_store": False,
+      "start_coordinator": False,
       "total_num_replicas": 2,
       "replicas_to_aggregate": 1,
       "lower_on_loss": True,

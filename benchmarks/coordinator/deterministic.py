@@ -30,19 +30,18 @@ _WARM_UP = 8
 
 
 def measure(args):
-  """Runs store and replicas; returns what was measured."""
-  from optax_dist.coordinator.store import process as store_process
+  """Runs coordinator and replicas; returns what was measured."""
+  from optax_dist.coordinator.server import process
 
   with (
-    store_process.start(b"", bind=processes.HOST, port=0) as store,
+    process.start(b"", port=0) as server,
     processes.group(args.timeout) as group,
   ):
-    address = store.address.partition(",")[0]
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
     started = [
       group.start(
         f"replica {i}",
-        [*command, "--role", str(i), "--address", address],
+        [*command, "--role", str(i), "--address", server.address],
         {"JAX_PLATFORMS": "cpu"},
       )
       for i in range(args.replicas)
@@ -117,7 +116,7 @@ def _replica(args):
       total_num_replicas=count,
       coordinator_address=args.address,
       replica=index,
-      start_store=False,
+      start_coordinator=False,
       timeout=60.0,
       run=f"{kind} {number}",
       data=data,

@@ -1,6 +1,6 @@
 """Measures replicas on separate hosts while the network between them is bad.
 
-Each replica and the store is on a host (a network namespace, made and removed
+Each replica and the coordinator is on a host (a network namespace, made and removed
 here; that needs root). In one run for each number of replicas the network is
 slow, lossy, cut and healed, one after another; at the end it is checked that no
 gradient was lost or counted twice and that all held the same after each step.
@@ -76,7 +76,9 @@ def main() -> int:
       tempfile.TemporaryDirectory() as folder,
       cuts.Run(pathlib.Path(folder), count, width=args.width) as run,
     ):
-      print(f"{count} replicas and the store on {count + 1} hosts", flush=True)
+      print(
+        f"{count} replicas and the coordinator on {count + 1} hosts", flush=True
+      )
       if args.shaped:
         bad += shaped(run, args.shaped)
       for seconds in args.seconds:

@@ -1,7 +1,7 @@
 """What a slow network costs: Decoupled DiLoCo, DiLoCo and an average in each step.
 
 Two learners of the character model, each on a host of its own (a network namespace,
-made and removed here; that needs root), and the store beside the first. Between them
+made and removed here; that needs root), the coordinator beside the first. Between them
 are 100 Mbit/s and 50 ms in each direction. A step computes, and then sleeps to last so
 long; then comes what the strategy does. Printed is the wall time of a step, and so of
 a token, against a plain loop of Adam with no network and no coordinator, of which
@@ -82,7 +82,7 @@ def joined(told, optimizer, params):
     total_num_replicas=LEARNERS,
     replicas_to_aggregate=LEARNERS,
     coordinator_address=told["address"],
-    start_store=False,
+    start_coordinator=False,
     timeout=60.0,
   )
 
@@ -128,9 +128,9 @@ def measure(args, hosts, method):
     "OPTAX_DIST_SECRET": SECRET,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
   }
-  store = hosts.python(
+  server = hosts.python(
     0,
-    *("-m", "optax_dist.coordinator.store", "--bind", "0.0.0.0"),
+    *("-m", "optax_dist.coordinator.server", "--bind", "0.0.0.0"),
     *("--advertise", hosts.address(0)),
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,
@@ -139,8 +139,8 @@ def measure(args, hosts, method):
   found = []
   with tempfile.TemporaryFile("w+") as errors:
     try:
-      if not store.stdout.readline().startswith(b"ready"):
-        raise RuntimeError("The store did not start.")
+      if not server.stdout.readline().startswith(b"ready"):
+        raise RuntimeError("The coordinator did not start.")
       processes = []
       for number in range(LEARNERS):
         told = {
@@ -166,8 +166,8 @@ def measure(args, hosts, method):
           raise RuntimeError(errors.read()[-3000:])
         found.append(json.loads(out.splitlines()[-1]))
     finally:
-      store.kill()
-      store.communicate()
+      server.kill()
+      server.communicate()
   paces = []
   for one in found:
     # Whole periods, the first of which is not counted.

@@ -19,7 +19,7 @@ import time
 
 import matplotlib.figure
 
-from optax_dist.coordinator.store import process
+from optax_dist.coordinator.server import process
 
 _HERE = pathlib.Path(__file__).parent
 _EXAMPLE = _HERE.parents[1] / "examples/deterministic.py"
@@ -133,10 +133,10 @@ def main():
   secret = os.environ["OPTAX_DIST_SECRET"].encode()
   with (
     tempfile.TemporaryDirectory() as temporary,
-    process.start(secret, port=0) as store,
+    process.start(secret, port=0) as server,
   ):
     folder = pathlib.Path(temporary)
-    address = store.address.partition(",")[0]
+    address = server.address
     one = Run(folder / "alone", address, 1, args.epochs)
     one.wait()
     several = Run(folder / "churn", address, _REPLICAS, args.epochs, args.pause)

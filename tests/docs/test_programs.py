@@ -1,0 +1,68 @@
+"""What the benchmarks, pictures and examples use of the package exists."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import pathlib
+
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import options
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PROGRAMS = [
+  path
+  for folder in ("benchmarks", "docs", "examples")
+  for path in sorted((_ROOT / folder).rglob("*.py"))
+  if "_build" not in path.parts
+]
+_JOIN = {*inspect.signature(coordinator.join).parameters}
+_JOIN |= set(options.Options.__dataclass_fields__)
+
+
+def _is_module(name):
+  try:
+    return importlib.util.find_spec(name) is not None
+  except ModuleNotFoundError:  # Its package is missing.
+    return False
+
+
+def _missing(tree):
+  """The imported names and the keywords of `join` that there are not."""
+  for node in ast.walk(tree):
+    match node:
+      case ast.ImportFrom(module=str(module), names=names):
+        if module.partition(".")[0] != "optax_dist":
+          continue
+        if not _is_module(module):
+          yield module
+          continue
+        imported = importlib.import_module(module)
+        for name in names:
+          full = f"{module}.{name.name}"
+          if not hasattr(imported, name.name) and not _is_module(full):
+            yield full
+      case ast.Call(func=ast.Attribute(ast.Name("coordinator"), "join")):
+        yield from (k.arg for k in node.keywords if k.arg not in {*_JOIN, None})
+
+
+@pytest.mark.parametrize(
+  "path", _PROGRAMS, ids=lambda path: str(path.relative_to(_ROOT))
+)
+def test_what_a_program_uses_exists(path):
+  assert not list(_missing(ast.parse(path.read_text("utf-8"))))
+
+
+def test_what_does_not_exist_is_found():
+  text = """
+from optax_dist.coordinator.nowhere.other import process
+from optax_dist.coordinator import journal, nothing
+coordinator.join(1, 2, replica=0, nothing=3, wire="float32", **rest)
+"""
+  assert list(_missing(ast.parse(text))) == [
+    "optax_dist.coordinator.nowhere.other",
+    "optax_dist.coordinator.nothing",
+    "nothing",
+  ]
