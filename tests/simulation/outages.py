@@ -74,6 +74,8 @@ def schedule(
       setting, needed=r.choice((setting.needed, setting.replicas - 1))
     )
   kind = r.choice(_KINDS)
+  if random.Random(f"comes back {seed}").random() < 0.1:
+    kind = "comes back"
   replicas = setting.replicas
   index = r.randrange(replicas)
   # Mostly amid a step, and sometimes in a run that has just begun.
@@ -148,6 +150,16 @@ def schedule(
     case "half a mean":
       setting = dataclasses.replace(setting, inline=False)
       return setting, ((time, kind, (index, r.choice((1, 2)))), restart)
+    case "comes back":
+      # The others need not wait until it computes again.
+      setting = dataclasses.replace(
+        _slow(setting, r.choice((0.05, 0.5)), 24),
+        replicas=max(replicas, 3),
+        needed=1 if setting.alone else max(replicas, 3),
+        max_staleness=setting.max_staleness if setting.alone else 0,
+        lower_on_loss=True,
+      )
+      return setting, (*_kills(setting, time, r), restart)
     case "echo" | "save":
       return setting, ((time, kind, (index,)), restart)
     case _:
@@ -158,6 +170,13 @@ def _slow(setting: Setting, compute: float, steps: int) -> Setting:
   """A run that lasts for longer, without more steps than that takes."""
   times = (compute,) * len(setting.compute)
   return dataclasses.replace(setting, compute=times, steps=steps)
+
+
+def _kills(setting: Setting, time: float, r: random.Random) -> Any:
+  """One after the other dies, and is back amid the steps of those that live."""
+  for _ in range(r.choice((2, 4, 6))):
+    yield time, "kill", (r.randrange(setting.replicas), r.choice((0.0, 0.5)))
+    time += 0.6 + r.expovariate(1.0)
 
 
 def _storm(setting: Setting, time: float, r: random.Random) -> Any:

@@ -48,6 +48,9 @@ class WaitingLoop:
     if part is not None:
       seconds = participant.stopwatch.take()
       submission.add(participant.handover, part, batch, seconds)
+    elif submission.is_late(participant.handover):
+      # Its round has been taken without it: the rest would be for nothing.
+      submission.abandon(participant.handover)
     return self._conclude() or participant.outcome()
 
   def abandon(self) -> Outcome:

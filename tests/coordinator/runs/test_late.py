@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from optax_dist import ledger
+from optax_dist.coordinator import strategies
 
 
 @pytest.mark.parametrize("behind", [2, 5, 12])
@@ -35,6 +36,33 @@ def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
   with runs.Faults(plan):
     results = runs.run(train, 3, k=2, inline_bytes=0, **slow)
   assert [r.error for r in results] == [None] * 3
+
+
+def test_local_steps_end_once_their_round_is_taken_without_them():
+  taken, over = threading.Event(), threading.Event()
+
+  def local(opt, quorum):
+    return strategies.local_updates(communication_period=6)(opt, quorum)
+
+  def train(replica, result):
+    if replica.replica == 0:
+      runs.to_step(1)(replica, result)
+      taken.set()
+      assert over.wait(60.0)
+      return
+    replica.step(runs.compute(replica, 0)[0])
+    assert taken.wait(60.0)
+    outcome = replica.step(runs.compute(replica, 1)[0])
+    assert (outcome.reason, replica.global_step) == ("stale", 1)
+    assert result.computed == 0
+    jax.tree.map(np.testing.assert_array_equal, replica.params, replica.center)
+    # Of the next round none is missing.
+    runs.to_step(2)(replica, result)
+    assert result.computed == 6
+    over.set()
+
+  results = runs.run(train, 2, k=1, strategy=local)
+  assert [r.error for r in results] == [None] * 2
 
 
 @pytest.mark.parametrize("inline", [True, False])

@@ -1,5 +1,7 @@
 """Local updates: one round, and runs of several against the same by hand."""
 
+import threading
+
 import embedded_runs as runs
 import jax
 import jax.numpy as jnp
@@ -69,14 +71,17 @@ def test_local_updates_have_the_numbers_of_diloco():
 
 def test_local_updates_that_come_too_late_begin_again():
   strategy = strategies.local_updates(communication_period=2)
+  amid = threading.Event()
 
   def train(replica, result):
     if replica.replica < 2:
+      assert amid.wait(60.0)
       for number in range(4):
         assert replica.step(runs.compute(replica, number)[0]).accepted
       replica.finish()
       return None
     replica.step(runs.compute(replica, 0)[0])
+    amid.set()
     waiting.until(lambda: replica.is_stale)
     outcome = replica.step(runs.compute(replica, 1)[0])
     assert outcome.reason in ("stale", "finished")

@@ -25,6 +25,10 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
 )
+from optax_dist.coordinator.protocol.coordinator.newcomers import (
+  Newcomers,
+  raises,
+)
 from optax_dist.coordinator.protocol.coordinator.not_finite import NotFinite
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.rounds import Rounds
@@ -101,6 +105,7 @@ class Steps:
     self.policy = config.make_policy(history.progress)
     self._stall = Stall(config.rules)
     self._not_finite = NotFinite(members, self.policy, out)
+    self._newcomers = Newcomers()
     self.saving = self.is_ending = False
     # Hyperparameters to set with the next commit, by the process that asked.
     self._changes: dict[Process, Change] = {}
@@ -158,6 +163,8 @@ class Steps:
 
   def check(self) -> None:
     """Does what follows from the time, and from what was queued."""
+    for incarnation in self._newcomers.due(self._waits_for_samples):
+      self._count(incarnation)
     self._process_queued()
     self._check_verdicts()
     self._check_window()
@@ -180,8 +187,26 @@ class Steps:
     """A replica has become a member."""
     self.rounds.void_early()
     member = state.member
-    self.apply(quorum.Join(member.replica, member.incarnation))
+    join = quorum.Join(member.replica, member.incarnation)
+    if raises(self.quorum, join):
+      self._newcomers.add(member.incarnation)
+    else:
+      self.apply(join)
     self.members_changed()
+
+  def _count(self, incarnation: Incarnation) -> None:
+    """Steps wait for a newcomer from now on."""
+    late = self._newcomers.remove(incarnation)
+    state = self._members[incarnation]
+    self.apply(quorum.Join(state.member.replica, incarnation))
+    self.members_changed()
+    if late is not None:
+      self.arrive(state, late)
+
+  def _waits_for_samples(self, incarnation: Incarnation) -> bool:
+    """Whether a newcomer has the state, but gets samples only once it counts."""
+    state = self._members[incarnation]
+    return self._config.job.data is not None and state.has(0)
 
   def reconnected(self, state: MemberState, lease: Spans) -> None:
     """A member has called, and computes on these samples."""
@@ -198,6 +223,11 @@ class Steps:
   ) -> None:
     """A member has left, is lost, or was replaced."""
     incarnation = state.member.incarnation
+    self._newcomers.remove(incarnation)
+    if len(self._newcomers) == len(self._members):
+      # Nobody else is left.
+      for newcomer in self._members:
+        self._count(newcomer.member.incarnation)
     self.gradients.dismiss(incarnation)
     self.rounds.void_early()
     # First, or a witness that is gone might let a step begin with its gradient.
@@ -292,6 +322,10 @@ class Steps:
     if why:
       self.reject(state.member.process, why)
       return
+    if incarnation in self._newcomers:
+      if self._begins_later(incarnation, message):
+        return
+      self._count(incarnation)
     state.sequence = message.sequence
     if not state.needs:
       state.applied = max(state.applied, message.applied)
@@ -323,6 +357,17 @@ class Steps:
     self.quorum, decisions = quorum.step(self.quorum, event)
     arrival = Arrival(incarnation, message, self._now, is_finite)
     self._decide(decisions, arrival)
+
+  def _begins_later(
+    self, incarnation: Incarnation, message: msg.Arrive
+  ) -> bool:
+    """Whether a newcomer's gradient is too late, and it begins with the others."""
+    most, live = self._config.rules.max_staleness, self.quorum.live
+    return (
+      not quorum.accepts(message.local_step, self.step, most)
+      and self._config.policy is None  # Its learners don't wait for each other.
+      and self._newcomers.wait(incarnation, message, live, self._now)
+    )
 
   def _refusal(self, state: MemberState, message: msg.Arrive) -> str:
     """What is wrong with a submission; "" for nothing."""
@@ -605,6 +650,7 @@ class Steps:
     if self.gradients.accepted:
       self._stall.begin(self._now)
     self.rounds.committed()
+    self._newcomers.committed(self._now)
     step = entry.round.step
     for part in entry.parts:
       state = self._members.get(part.incarnation)

@@ -1,0 +1,87 @@
+"""A replica that is back holds up nobody until its first gradient is there."""
+
+import threading
+
+import embedded_runs as runs
+import pytest
+
+from optax_dist import ledger
+from optax_dist.coordinator import strategies
+
+
+def _local(opt, quorum):
+  return strategies.local_updates(communication_period=2)(opt, quorum)
+
+
+_KINDS = {
+  "inline": {"inline_bytes": 64 << 10},
+  "between replicas": {"inline_bytes": 0},
+  "local updates": {"strategy": _local},
+  "samples that are leased": {
+    "data": ledger.Batches(num_samples=600, global_batch=6, seed=3)
+  },
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_others_go_on_while_a_newcomer_computes_its_first_gradient(kind):
+  # Nothing that they might wait for comes about in the time of this test.
+  slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+  options = {"k": 3, "n": 3, "quorum": {"lower_on_loss": True}}
+  options |= slow | _KINDS[kind]
+  world, results = runs.endpoint.World(), [runs.Result() for _ in range(4)]
+  dead, back, ahead, whole = (threading.Event() for _ in range(4))
+  began_at = []
+
+  def steps(replica, result):
+    """One gradient after the other, on samples if they are leased."""
+    if not replica.has_data:
+      while True:
+        yield replica.step(runs.compute(replica, result.computed)[0])
+        result.computed += 1
+    for _ in replica.batches():
+      yield replica.step(runs.compute(replica, result.computed)[0])
+      result.computed += 1
+
+  def survive(replica, result):
+    for outcome in steps(replica, result):
+      if replica.global_step == 3:
+        assert dead.wait(60.0)
+      if replica.global_step == 5:
+        assert back.wait(60.0)
+      if began_at and replica.global_step >= began_at[0] + 4:
+        ahead.set()
+      if ahead.is_set() and len(outcome.members) == 3:
+        whole.set()
+      result.prints[replica.global_step] = replica.fingerprint()
+      if whole.is_set():
+        return
+
+  def die(replica, result):
+    for _ in steps(replica, result):
+      if replica.global_step == 2:
+        raise runs.Killed
+
+  def come_back(replica, result):
+    took = iter(steps(replica, result))
+    began_at.append(replica.global_step)
+    back.set()
+    if not replica.has_data:  # It gets samples only after the next step.
+      assert ahead.wait(60.0)
+    for _ in took:
+      result.prints[replica.global_step] = replica.fingerprint()
+      if whole.is_set():
+        return
+
+  make = lambda i: runs.make(world, i, **options)
+  threads = [runs.start(make(i), survive, results[i]) for i in (0, 1)]
+  doomed = runs.start(make(2), die, results[2])
+  runs.finish([doomed])
+  dead.set()
+  again = runs.make(world, 2, name="again", **options)
+  runs.finish([*threads, runs.start(again, come_back, results[3])])
+  assert [r.error for r in results[:2] + results[3:]] == [None] * 3
+  assert isinstance(results[2].error, runs.Killed)
+  both = results[0].prints.keys() & results[3].prints.keys()
+  assert both
+  assert all(results[0].prints[s] == results[3].prints[s] for s in both)
