@@ -11,7 +11,8 @@ from optax_dist.cli.runs import journal_file
 _DESCRIPTION = """\
 Tells where the time of a run went, from its journal: every second of every
 replica is useful computing, waiting for others, exchanging, dropped work,
-compiling, starting, recovery, or idle, and they add up to 100 %."""
+compiling, starting, recovery, or idle, and they add up to 100 %. If replicas
+were lost, it also tells what was kept, and what each loss has cost."""
 
 # A table with many columns is of no use.
 _REPLICAS = 12
@@ -34,10 +35,11 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``report`` command with its parsed arguments."""
   from optax_dist.cli import tables
-  from optax_dist.coordinator.metrics import time_ledger
+  from optax_dist.coordinator.metrics import losses, time_ledger
 
+  records = journal_file.read(args.journal)
   try:
-    ledger = time_ledger.of(journal_file.read(args.journal))
+    ledger = time_ledger.of(records)
   except ValueError as error:
     raise errors.CommandError(f"{args.journal}: {error}") from error
   total = ledger.goodput()
@@ -57,4 +59,12 @@ def run(args: argparse.Namespace) -> int:
     f"goodput {total.goodput:.1%} of {total.total:.4g} replica-seconds,"
     f" {len(each)} replicas for {ledger.end:.4g} s"
   )
+  cost = losses.of(records)
+  if cost is not None:
+    print(
+      f"kept {cost.kept:.1%} of the gradients of a run without losses"
+      f" ({cost.bound:.1%} if only absence counts);"
+      f" {cost.losses} {'loss' if cost.losses == 1 else 'losses'} of a replica,"
+      f" {cost.each:.4g} replica-seconds each"
+    )
   return 0
