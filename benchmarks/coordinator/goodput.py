@@ -15,6 +15,7 @@ time to be back are measured in the process that is back.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -207,7 +208,8 @@ def _follow(args, folder, journal, launcher, strikes):
   while time.monotonic() < began + args.seconds:
     if launcher.poll() is not None:
       raise SystemExit((folder / "out.txt").read_text()[-3000:])
-    if time.monotonic() < due:
+    left = began + args.seconds - due
+    if time.monotonic() < due or left < min(15.0, args.every):
       time.sleep(0.05)
       continue
     due += args.every
@@ -255,7 +257,7 @@ def _print_stalls(records, strikes):
   """How much longer the steps of strikes were than usual ones."""
   began = next(r["unix_time"] for r in records if r["kind"] == "run")
   commits = [r["time"] + began for r in records if r["kind"] == "commit"]
-  spans = list(zip(commits[1:], commits[2:], strict=False))
+  spans = list(itertools.pairwise(commits[1:]))
   if not spans:
     return
   usual = statistics.median(b - a for a, b in spans)
@@ -292,7 +294,7 @@ def _print_back(folder, strikes):
         # What a standby has done before it was needed took no time.
         times = [when, *(max(when, first[n]) for n in names)]
         times += [first["joined"], first["counted"]]
-        rows.append([b - a for a, b in zip(times, times[1:], strict=False)])
+        rows.append([b - a for a, b in itertools.pairwise(times)])
   if not rows:
     return
   parts = [statistics.median(column) for column in zip(*rows, strict=True)]
