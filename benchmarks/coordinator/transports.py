@@ -27,7 +27,7 @@ import time
 
 import numpy as np
 
-from optax_dist.coordinator.transport import channels, interface, sockets
+from optax_dist.coordinator.transport import interface, sockets, tls
 
 _SECRET = b"a secret of a benchmark"
 _BYTES = 100_000_000
@@ -44,7 +44,7 @@ class Ours:
     lent: whether arrays lie in memory that can be shared.
   """
 
-  def __init__(self, address, folder, tcp=False, tls=False, lent=False):
+  def __init__(self, address, folder, tcp=False, encrypted=False, lent=False):
     files = [str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem")]
     self.name = "there" if address else "here"
     self.peer = "here" if address else "there"
@@ -53,7 +53,7 @@ class Ours:
       secret=_SECRET,
       bind="127.0.0.1" if tcp else None,
       ports=[0],
-      certificates=channels.Certificates(*files) if tls else None,
+      certificates=tls.Certificates(*files) if encrypted else None,
     )
     ways = self._transport.address.split(",")
     self.address = next(w for w in ways if w.startswith("unix:") != tcp)
@@ -236,7 +236,7 @@ CANDIDATES = {
   "ipc, ZeroMQ": (ZeroMQ, {}),
   "TCP, bare": (Bare, {"tcp": True}),
   "TCP, ours, signed": (Ours, {"tcp": True}),
-  "TCP, ours, TLS 1.3": (Ours, {"tcp": True, "tls": True}),
+  "TCP, ours, TLS 1.3": (Ours, {"tcp": True, "encrypted": True}),
   "TCP, ZeroMQ": (ZeroMQ, {"tcp": True}),
   "TCP, ZeroMQ, CURVE": (ZeroMQ, {"tcp": True, "curve": True}),
 }

@@ -31,7 +31,7 @@ from optax_dist.coordinator.runtime import (
 )
 from optax_dist.coordinator.server import places, process
 from optax_dist.coordinator.training import participant, preemption
-from optax_dist.coordinator.transport import addresses, channels, sockets
+from optax_dist.coordinator.transport import addresses, sockets, tls
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -60,7 +60,7 @@ def join(
   lineage: entries.Lineage | None = None,
   probe: probes.Probe | types.EllipsisType | None = ...,
   secret: bytes | str | None = None,
-  certificates: channels.Certificates | None = None,
+  certificates: tls.Certificates | None = None,
   bind: str | None = None,
   ports: str | None = None,
   advertise: str | None = None,
@@ -121,7 +121,9 @@ def join(
     secret: shared secret of the job, at least 16 bytes; by default
       OPTAX_DIST_SECRET, or the content of the file OPTAX_DIST_SECRET_FILE.
       Required if other hosts can connect.
-    certificates: files used to encrypt all traffic that leaves this host.
+    certificates: `transport.tls.Certificates`: files by which all traffic that
+      leaves this host is encrypted, read again for each connection if they have
+      changed; by default OPTAX_DIST_CERTIFICATES, three paths.
     bind: host name or address that this process listens on; by default
       OPTAX_DIST_LOCAL_ADDR, or loopback if the coordinator is on loopback, and
       all addresses otherwise.
@@ -214,6 +216,10 @@ def join(
   if secret is None:
     secret = launched.find_secret()
   key = secret.encode() if isinstance(secret, str) else secret or b""
+  with channel.refused_by(tls.CertificateError):
+    certificates = certificates or launched.find_certificates()
+    if certificates is not None:
+      certificates.check()
   where = _where_to_start(address, launched, start_coordinator)
   with memberships.begin(
     address, chosen.run, f"{program.name(number)}"
@@ -262,16 +268,13 @@ def join(
         ends = preempted.remove if preempted is not None else lambda: None
         membership.belongs_to(made, part, ends)
       try:
-        return made.start()
+        with channel.refused_by(errors.JoinRefused):
+          return made.start()
       except SystemExit:
         _log.warning(
           "Replica %r ends before it has joined the run: it got a signal.",
           number,
         )
-        raise
-      except errors.JoinRefused:
-        if line is not None:
-          line.say("refused")
         raise
     except BaseException:
       if starter is not None:
@@ -407,7 +410,7 @@ class _Starter:
     self,
     where: addresses.Endpoint,
     secret: bytes,
-    certificates: channels.Certificates | None,
+    certificates: tls.Certificates | None,
   ):
     self._where, self._secret = where, secret
     self._certificates = certificates

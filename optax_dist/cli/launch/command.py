@@ -62,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.coordinator.launch import launcher, supervisor
 
   job = jobs.Job(args, journal)
+  if job.certificates is not None:
+    try:
+      job.certificates.check()
+    except ValueError as error:
+      raise errors.CommandError(f"launch: {error}") from None
   with contextlib.ExitStack() as stack:
     lock = None
     if journal is not None:

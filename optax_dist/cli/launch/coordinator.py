@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -52,12 +53,7 @@ def add_parser(commands: Any) -> None:
     help="file for the events of the run (default: the one that its replicas name)",
   )
   add("--secret-file", metavar="FILE", type=pathlib.Path, help="its secret")
-  add(
-    "--certificates",
-    nargs=3,
-    metavar=("CERTIFICATE", "KEY", "AUTHORITY"),
-    help="files to encrypt all traffic that leaves this host",
-  )
+  options.add_certificates(command)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,8 +63,12 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.coordinator.server import __main__ as program
   from optax_dist.coordinator.server import places, process
 
-  told = environment.Environment.read()
   try:
+    told = environment.Environment.read()
+    told = dataclasses.replace(
+      told, certificates=args.certificates or told.certificates
+    )
+    files = told.find_certificates()
     store = None
     if args.address is None:
       store = places.of_coordinator(args.store, told.store)
@@ -93,5 +93,6 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(f"coordinator: {error}") from None
   os.environ[process.STORE_VARIABLE] = store or ""
   flags += ["--journal", args.journal] if args.journal else []
-  flags += ["--certificates", *args.certificates] if args.certificates else []
+  if files is not None:
+    flags += ["--certificates", *files.files()]
   return program.main(flags, (secret or "").encode())

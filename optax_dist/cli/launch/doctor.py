@@ -59,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
   )
   good = True
   for found in doctor.check(
-    job.node, equal, secret=secret.encode(), timeout=args.host_timeout
+    job.node,
+    equal,
+    secret=secret.encode(),
+    certificates=job.certificates,
+    timeout=args.host_timeout,
   ):
     good &= found.good
     print(f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True)

@@ -27,6 +27,7 @@ class Job:
     external: whether no launcher starts the coordinator.
     needed: how many replicas the job needs to continue.
     settings: the environment of all replicas.
+    certificates: the files of this host; None for no encryption.
   """
 
   def __init__(
@@ -54,6 +55,7 @@ class Job:
       if settings.faults is not None:
         faults.Faults.parse(settings.faults).check(self.replicas)
       secret = settings.find_secret()
+      files = self.certificates = settings.find_certificates()
       store = places.of_coordinator(args.store, settings.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
@@ -83,6 +85,7 @@ class Job:
     self.settings = environment.Environment(
       store=store and places.below(store, run or ""),
       secret=secret,
+      certificates=None if files is None else os.pathsep.join(files.files()),
       run=run,
       replicas_to_aggregate=aggregate,
       min_replicas=settings.min_replicas,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -182,3 +183,26 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
   )
   what = "file with the secret of the job; for several hosts"
   add("--secret-file", metavar="FILE", type=pathlib.Path, help=what)
+  add_certificates(group)
+
+
+class _Paths(argparse.Action):
+  """Joins paths as the variable has them."""
+
+  def __call__(
+    self, parser: Any, args: Any, paths: Any, flag: Any = None
+  ) -> None:
+    setattr(args, self.dest, os.pathsep.join(paths))
+
+
+def add_certificates(to: Any) -> None:
+  """Adds the option of certificates to a command, or to a group of it."""
+  to.add_argument(
+    "--certificates",
+    nargs=3,
+    action=_Paths,
+    metavar=("CERTIFICATE", "KEY", "AUTHORITY"),
+    help="PEM files of this host, and of the job's authority, by which all that"
+    " leaves the host is encrypted; they are read again when they change"
+    " (default: OPTAX_DIST_CERTIFICATES, the three paths with colons between)",
+  )

@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from optax_dist.coordinator.launch.environment import Environment
@@ -84,6 +84,18 @@ def current() -> Channel | None:
       return None
     _open[process] = Channel(number)
   return _open[process]
+
+
+@contextlib.contextmanager
+def refused_by(*errors: type[Exception]) -> Iterator[None]:
+  """Tells the launcher of errors that would come again in another process."""
+  try:
+    yield
+  except errors:
+    line = current()
+    if line is not None:
+      line.say("refused")
+    raise
 
 
 def _is_socket(number: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from optax_dist.coordinator.protocol.codec import Natural, Positive
+from optax_dist.coordinator.transport import tls
 
 PREFIX = "OPTAX_DIST_"
 
@@ -37,6 +38,8 @@ class Environment:
       ``etcd://a:2379,b:2379,c:2379``.
     secret: secret of the job, at least 16 bytes.
     secret_file: a file with the secret, if it is not in the environment.
+    certificates: the paths of a certificate, its key and the job's authority,
+      separated by colons; see `transport.tls.Certificates`.
     run: a name that keeps runs on one store apart.
     num_replicas: number of replicas in the job.
     replica: the index of this one, from 0.
@@ -69,6 +72,7 @@ class Environment:
   store: str | None = dataclasses.field(default=None, repr=False)
   secret: str | None = dataclasses.field(default=None, repr=False)
   secret_file: str | None = None
+  certificates: str | None = None
   run: str | None = None
   num_replicas: Positive | None = None
   replica: Natural | None = None
@@ -145,6 +149,23 @@ class Environment:
     if self.secret is not None or self.secret_file is None:
       return self.secret
     return read_secret(self.secret_file)
+
+  def find_certificates(self) -> tls.Certificates | None:
+    """The certificates, of absolute paths; None if there are none.
+
+    Raises:
+      ValueError: there are not three paths.
+    """
+    if self.certificates is None:
+      return None
+    paths = self.certificates.split(os.pathsep)
+    if len(paths) != 3 or not all(paths):
+      raise ValueError(
+        f"{variable('certificates')} must be the paths of a certificate, its key"
+        " and the authority, as in me.pem:me.key:ca.pem; got"
+        f" {self.certificates!r}."
+      )
+    return tls.Certificates(*map(os.path.abspath, paths))
 
 
 def variable(field: str) -> str:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.server import process
+from optax_dist.coordinator.transport import tls
 
 # Seconds without a beat after which it hangs. Only those count in which this process
 # was awake itself.
@@ -56,6 +57,7 @@ class Keeper:
     log: str | os.PathLike[str] | None,
     say: Callable[[str], None],
     env: Mapping[str, str] | None = None,
+    certificates: tls.Certificates | None = None,
   ):
     """Starts the coordinator, and waits until it is ready.
 
@@ -65,13 +67,21 @@ class Keeper:
       log: its log, which it continues if there is one; None for one in etcd.
       say: called with what it prints, and with what happens to it.
       env: variables to add to this process's own.
+      certificates: encrypt all traffic that leaves this host.
 
     Raises:
       RuntimeError: it has exited, for example because the port is taken.
       TimeoutError: it is not ready in time.
     """
     self._start: Callable[[], process.CoordinatorProcess] = lambda: (
-      process.start(secret, log=log, beats=True, env=env, **listens._asdict())
+      process.start(
+        secret,
+        log=log,
+        beats=True,
+        env=env,
+        certificates=certificates,
+        **listens._asdict(),
+      )
     )
     self._say = say
     self._made = self._start()

@@ -201,6 +201,7 @@ class Launcher:
         log,
         lambda line: self._printed.take(f"{line}\n".encode(), True),
         self._env,
+        self._told.find_certificates(),
       )
       address = address or f"{listens.bind}:{listens.port}"
     self._told = dataclasses.replace(self._told, coordinator_address=address)

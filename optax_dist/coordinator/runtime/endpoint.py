@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.server import driver, places
-from optax_dist.coordinator.transport import addresses, channels, sockets
+from optax_dist.coordinator.transport import addresses, sockets, tls
 from optax_dist.coordinator.transport import interface as transports
 
 #: The name of the coordinator's process.
@@ -117,7 +117,7 @@ def connect(
   bind: str | None = None,
   ports: Iterable[int] = sockets.DEFAULT_PORTS,
   advertise: str | None = None,
-  certificates: channels.Certificates | None = None,
+  certificates: tls.Certificates | None = None,
   restart: Callable[[], None] | None = None,
 ) -> Endpoint:
   """Creates an endpoint over sockets.

@@ -22,7 +22,7 @@ from typing import Any
 
 from optax_dist.coordinator.server import driver, places, process
 from optax_dist.coordinator.server import log as logs
-from optax_dist.coordinator.transport import addresses, channels, sockets
+from optax_dist.coordinator.transport import addresses, sockets, tls
 
 # The longest wait for an event, in seconds.
 _SLICE = 0.5
@@ -190,7 +190,7 @@ def _coordinate(
       ports=[port] if port else addresses.free_ports(),
       advertise=options.advertise,
       certificates=options.certificates
-      and channels.Certificates(*options.certificates),
+      and tls.Certificates(*options.certificates),
     )
   except (OSError, ValueError) as error:
     print(f"The coordinator can't listen: {error}", file=sys.stderr)

@@ -29,6 +29,7 @@ class Finder(Protocol):
 
     Raises:
       ValueError: it is not known; the message says why.
+      handshake.Refused: it won't be known, whoever asks again.
     """
     ...
 
@@ -75,7 +76,7 @@ def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
       said last.
 
   Raises:
-    OSError: a certificate can't be read.
+    ValueError: a certificate can't be used.
   """
   made: Finder = load("finder").Finder(place, secret, wake)
   return made
@@ -93,7 +94,8 @@ def of_coordinator(option: str | None, told: str | None) -> str | None:
   """
   url = option or told or None
   if url and in_etcd(url) is None:
-    raise ValueError(f"{process.STORE_VARIABLE} is no URL of etcd: {url!r}.")
+    shown = url.rpartition("@")[2]
+    raise ValueError(f"{process.STORE_VARIABLE} is no URL of etcd: {shown!r}.")
   if option and in_etcd(option) and load("place").has_password(option):
     raise ValueError(
       "Others can read the password on a command line: put the URL into"

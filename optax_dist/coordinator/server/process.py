@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import pathlib
@@ -13,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 
-from optax_dist.coordinator.transport import channels
+from optax_dist.coordinator.transport import tls
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -90,7 +89,7 @@ def start(
   port: int | None = None,
   advertise: str | None = None,
   log: str | os.PathLike[str] | None = None,
-  certificates: channels.Certificates | None = None,
+  certificates: tls.Certificates | None = None,
   idle: float | None = None,
   store: str | None = None,
   beats: bool = False,
@@ -126,7 +125,7 @@ def start(
   command += [] if advertise is None else ["--advertise", advertise]
   command += [] if log is None else ["--log", os.fspath(log)]
   if certificates is not None:
-    command += ["--certificates", *dataclasses.astuple(certificates)]
+    command += ["--certificates", *certificates.files()]
   command += ["--lifeline"] if idle is None else ["--idle", str(idle)]
   command += ["--beats"] if beats else []
   # Not on the command line, which other users of the host can read.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import socket
 import ssl
 from collections.abc import Sequence
@@ -15,36 +14,6 @@ _UNSENT = 256 << 10  # In the kernel: a small message may have to wait for it.
 _JOINED = 16 << 10  # The size of a TLS record.
 
 Buffers: TypeAlias = Sequence[memoryview | bytes]
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificates:
-  """Files with which both sides of a connection authenticate by TLS 1.3.
-
-  Attributes:
-    certificate: this replica's certificate, in PEM.
-    key: its private key, in PEM.
-    authority: certificate of the job's own authority, in PEM: any process with
-      a certificate signed by it is accepted.
-  """
-
-  certificate: str
-  key: str
-  authority: str
-
-  def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS contexts for the accepting side and for the dialing side."""
-    found = []
-    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
-      context = ssl.SSLContext(protocol)
-      context.minimum_version = ssl.TLSVersion.TLSv1_3
-      # The authority belongs to the job, so its signature is enough.
-      context.check_hostname = False
-      context.verify_mode = ssl.CERT_REQUIRED
-      context.load_verify_locations(self.authority)
-      context.load_cert_chain(self.certificate, self.key)
-      found.append(context)
-    return found[0], found[1]
 
 
 class Plain:
@@ -135,7 +104,7 @@ def open_channel(
 
   Args:
     sock: the socket; the channel may replace the object.
-    tls: contexts of `Certificates`.
+    tls: contexts of `tls.Certificates`; None for no encryption.
     server_side: whether it was accepted.
     silence: seconds after which the kernel gives up on unacknowledged bytes.
   """

@@ -14,6 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import logging
 import os
 import selectors
 import socket
@@ -31,8 +32,10 @@ from optax_dist.coordinator.transport import (
   interface,
   listening,
   session,
+  tls,
 )
 
+_log = logging.getLogger("optax_dist.coordinator")
 _TURN = 2 << 20  # Bytes to read or write before other connections get a turn.
 _REMEMBERED = 1024  # Peers.
 
@@ -80,7 +83,7 @@ class Connections:
     key: bytes,
     signs: bool,
     listeners: listening.Listeners,
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+    contexts: tls.Contexts | None,
     limits: interface.Limits,
     now: Callable[[], float],
     up: Callable[[str, bool], session.Session],
@@ -93,7 +96,7 @@ class Connections:
       key: of the job's run; see `handshake.job_key`.
       signs: whether frames are signed where they are not encrypted.
       listeners: where this process listens; they are closed with the rest.
-      tls: contexts of `channels.Certificates`.
+      contexts: encrypt what leaves this host; None for no encryption.
       limits: bounds on time and memory.
       now: the transport's clock.
       up: called when a peer is connected, with whether this process can see its
@@ -102,7 +105,7 @@ class Connections:
     """
     self.key, self.woken = key, False
     self._name, self._signs, self._limits = name, signs, limits
-    self._tls, self._now = tls, now
+    self._contexts, self._now = contexts, now
     self._notify_up, self._notify_lost = up, lost
     self._up_links: dict[str, _Link] = {}
     self._dials: dict[str, dialing.Dial] = {}
@@ -116,6 +119,8 @@ class Connections:
     )
     self._memories: dict[str, _Memory] = {}
     self._listeners = listeners.sockets
+    # Whom it has refused last, and why.
+    self._told = ""
     # Those that don't accept, because descriptors or memory ran out.
     self._deaf: list[socket.socket] = []
     self._next_check = now()
@@ -264,6 +269,8 @@ class Connections:
       with contextlib.suppress(OSError):
         self._write(link)  # The reason may be among the unread bytes.
       self._end(link, error.how, str(error))
+    except ssl.SSLError as error:
+      self._end_tls(link, error)
     except (session.Faulty, struct.error, ValueError) as error:
       self._end(link, "faulty", f"it sent {error}")
     except OSError as error:
@@ -273,6 +280,26 @@ class Connections:
       self._end(link, "broken", "interrupted on this side")
       raise
 
+  def _end_tls(self, link: _Link, error: ssl.SSLError) -> None:
+    """Handles what TLS says of a connection that can't be used."""
+    if not isinstance(link.stage, handshake.Handshake):
+      self._end(link, "broken", str(error))
+      return
+    assert self._contexts is not None
+    files, dialed = self._contexts.files, link.endpoint is not None
+    if not dialed and tls.is_plain(error):
+      # It reads no TLS, and would otherwise try again.
+      link.stage.refuse("this side has certificates, and the other side none")
+      with contextlib.suppress(OSError):
+        socket.socket.send(link.sock, b"".join(link.stage.output()))
+    why = tls.explain(error, files, dialed)
+    if isinstance(error, ssl.SSLCertVerificationError) and not dialed:
+      told = f"A process at {link.source} can't connect: {why}."
+      if told != self._told:
+        self._told = told
+        _log.warning("%s", told)
+    self._end(link, "refused" if tls.is_final(error) else "broken", why)
+
   def _open(self, link: _Link) -> None:
     """The socket is connected."""
     if link.endpoint is not None:
@@ -280,9 +307,10 @@ class Connections:
       if code:
         self._unconnected(link, code)
         return
+    unix = link.sock.family == socket.AF_UNIX
     link.channel = channels.open_channel(
       link.sock,
-      None if link.sock.family == socket.AF_UNIX else self._tls,
+      None if unix or self._contexts is None else self._contexts.get(),
       link.endpoint is None,
       self._limits.silence.ceiling,
     )
@@ -436,6 +464,9 @@ class Connections:
   def _try(self, peer: str, dial: dialing.Dial) -> None:
     try:
       way = dial.way(self._looked_up)
+    except handshake.Refused as error:
+      self._failed(peer, dial, error.how, str(error))
+      return
     except LookupError as error:
       self._failed(peer, dial, "unreachable", str(error))
       return
@@ -583,8 +614,6 @@ def _end_of_input(link: _Link) -> str:
   reason = "it closed the connection"
   if isinstance(link.stage, handshake.Handshake):
     reason += " during the handshake"
-    if link.endpoint is not None and link.endpoint.host:
-      reason += " (does one side have certificates, the other none?)"
   return reason
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from optax_dist.coordinator.transport import addresses, interface
+from optax_dist.coordinator.transport import addresses, handshake, interface
 
 _PAUSES = (0.05, 0.3)  # Shortest and longest pause between rounds.
 
@@ -50,6 +50,8 @@ class Dial:
     self._ways, self._find = ((), ways) if callable(ways) else (ways, None)
     self._index = 0
     self._pause = _PAUSES[0]
+    # Why an endpoint of this round refuses, whatever the others do.
+    self._refusal = ""
     # Endpoints with IP addresses, once they are known.
     self._found: Sequence[addresses.Endpoint] | None = None
 
@@ -61,6 +63,7 @@ class Dial:
 
     Raises:
       LookupError: there is none; the message says why.
+      handshake.Refused: there will be none.
     """
     if self._found is None:
       if self._find is None and all(
@@ -75,6 +78,8 @@ class Dial:
           raise LookupError(f"no look-up: {error}") from None
         return None
     if not self._found:
+      if self._refusal:
+        raise handshake.Refused(self._refusal)
       raise LookupError(self.reason)
     return self._found[self._index]
 
@@ -93,11 +98,15 @@ class Dial:
       How the peer is lost, and why; None if it is tried again.
     """
     self.reason = reason
+    if how == "refused":
+      self._refusal = reason
     self._index += 1
     self.at = now
     if self._index < len(self._found or ()):
       return None
-    if how == "refused" or (how == "ended" and self._find is None):
+    if self._refusal:
+      return "refused", self._refusal
+    if how == "ended" and self._find is None:
       return how, reason
     if self._find is None and self.refusals >= self._index and met:
       # A process listens at its own address for as long as it lives.
@@ -114,6 +123,8 @@ class Dial:
       if self._find is not None:
         try:
           self._ways = addresses.parse(self._find())
+        except handshake.Refused as error:
+          self._ways, self._refusal = (), str(error)
         except ValueError as error:
           self._ways, self.reason = (), str(error)
       for way in self._ways:

@@ -27,6 +27,8 @@ VERSION = 1
 MAX_NAME = 64
 _MAGIC = b"OxDt"
 _PREFIX = struct.Struct("<4sHBH")  # Magic, version, kind, length of the body.
+# The first byte of a record of TLS: of an alert, and of a handshake.
+_TLS = 21, 22
 _HELLO, _CHALLENGE, _PROOF, _USE, _REFUSE = range(1, 6)
 _NONCE, _TAG, SESSION = 32, 32, 8
 _MAX_BODY = 2 * (MAX_NAME + 1) + _NONCE + _TAG + SESSION
@@ -132,6 +134,9 @@ class Handshake:
       Refused: they are not a peer's handshake.
     """
     self._filled += nbytes
+    if self._part[0] in _TLS:
+      self.refuse("this side has no certificates, and the other side has")
+      raise Refused("it has certificates, and this side none")
     if not _MAGIC.startswith(self._part[: min(self._filled, 4)]):
       raise Refused("it does not speak this protocol")
     if self._filled < len(self._part):

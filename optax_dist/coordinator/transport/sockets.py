@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.transport import (
   addresses,
-  channels,
   clock,
   connections,
   handshake,
@@ -18,6 +17,7 @@ from optax_dist.coordinator.transport import (
   listening,
   session,
   shared_memory,
+  tls,
 )
 
 DEFAULT_PORTS = range(29400, 29500)
@@ -55,7 +55,7 @@ class Transport:
     ports: Iterable[int] = DEFAULT_PORTS,
     advertise: str | None = None,
     towards: str | None = None,
-    certificates: channels.Certificates | None = None,
+    certificates: tls.Certificates | None = None,
     limits: interface.Limits | None = None,
     time_source: Callable[[], float] = time.monotonic,
   ):
@@ -97,7 +97,7 @@ class Transport:
     self.name = handshake.check_name(name)
     self._secret = secret
     key = handshake.job_key(secret, run)
-    tls = certificates.contexts() if certificates else None
+    contexts = tls.Contexts(certificates) if certificates else None
     listeners = listening.listen(
       bind, list(ports), advertise, towards, bool(secret or certificates)
     )
@@ -115,7 +115,7 @@ class Transport:
       key,
       bool(secret),
       listeners,
-      tls,
+      contexts,
       self._limits,
       self.now,
       self._up,

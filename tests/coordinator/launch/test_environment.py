@@ -12,6 +12,7 @@ _FULL = Environment(
   store="etcd://a:2379",
   secret="sixteen bytes or more",
   secret_file="/run/secrets/job",
+  certificates="me.pem:me.key:ca.pem",
   run="a run",
   num_replicas=4,
   replica=3,

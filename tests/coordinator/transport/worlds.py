@@ -1,40 +1,21 @@
 """Transports for tests, driven in turn from one thread."""
 
-import shutil
-import subprocess
 import time
 
+import issued
 import proxies
-import pytest
 
-from optax_dist.coordinator.transport import channels, interface, sockets
+from optax_dist.coordinator.transport import interface, sockets, tls
 
 SECRET = b"a secret of a test"
 
 
 def certificates(folder):
-  """Files of an authority and of one replica, made by openssl."""
-  if shutil.which("openssl") is None:
-    pytest.skip("openssl makes the certificates, and is not here")
-  if not (folder / "cert.pem").exists():
-    for command in (
-      "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-      " -days 2 -subj /CN=job -keyout ca.key -out ca.pem",
-      "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-      " -subj /CN=replica -keyout key.pem -out cert.csr",
-      "x509 -req -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial"
-      " -days 2 -out cert.pem",
-    ):
-      subprocess.run(
-        ["openssl", *command.split()],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        timeout=60,
-      )
-  return channels.Certificates(
-    *(str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem"))
-  )
+  """Files of an authority and of one replica."""
+  paths = [folder / name for name in ("me.pem", "me.key", "ca.pem")]
+  if not paths[0].exists():
+    return issued.Authority(folder).issue()
+  return tls.Certificates(*map(str, paths))
 
 
 def tcp_only(transport):

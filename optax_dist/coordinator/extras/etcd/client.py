@@ -15,7 +15,7 @@ import ssl
 import time
 from typing import Any, NoReturn
 
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator.transport import addresses, tls
 
 # Shortest and longest time in seconds to wait for one server before asking the
 # next one.
@@ -34,7 +34,11 @@ class Rejected(Exception):
 
 
 class _Failed(Exception):
-  """An attempt got no answer; another one may."""
+  """An attempt got no answer; another one may, unless it is `final`."""
+
+  def __init__(self, text: str, final: bool = False):
+    super().__init__(text)
+    self.final = final
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +72,15 @@ class Client:
     """Connects with the first request.
 
     Raises:
-      OSError: a certificate can't be read.
+      ValueError: a certificate can't be used.
     """
     self._servers = servers
-    self._ssl = _context(servers) if servers.tls else None
+    self._ssl: tls.Fresh[ssl.SSLContext] | None = None
+    if servers.tls:
+      files = servers.ca, servers.cert, servers.key
+      self._ssl = tls.Fresh(files, lambda: _context(servers))
+    # Whether there was an answer, and how many servers in a row never will.
+    self._answered, self._final = False, 0
     self._endpoints = list(servers.endpoints)
     # Spreads the clients over the servers.
     random.shuffle(self._endpoints)
@@ -98,10 +107,14 @@ class Client:
         found = self._attempt(path, body)
       except _Failed as error:
         self._next()
+        self._final = self._final + 1 if error.final else 0
+        if self._final >= len(self._endpoints) and not self._answered:
+          raise Rejected(str(error)) from None
         if time.monotonic() >= until:
           raise NoAnswer(f"no answer of etcd: {error}") from None
         continue
       self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
+      self._answered, self._final = True, 0
       return found
 
   def close(self) -> None:
@@ -138,7 +151,7 @@ class Client:
       self._connection = (
         http.client.HTTPConnection(host, port)
         if self._ssl is None
-        else http.client.HTTPSConnection(host, port, context=self._ssl)
+        else http.client.HTTPSConnection(host, port, context=self._ssl.get())
       )
     self._connection.timeout = self._patience
     if self._connection.sock is not None:
@@ -150,14 +163,31 @@ class Client:
       data = json.dumps(body).encode()
       self._connection.request("POST", f"/v3/{path}", data, headers)
       answer = self._connection.getresponse()
-      found: dict[str, Any] = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-      text = "it does not answer" if isinstance(error, TimeoutError) else error
+      raw = answer.read()
+      found: dict[str, Any] = json.loads(raw)
+    except ssl.SSLError as error:
+      text = f"{server}: {self._explain(error)}"
+      raise _Failed(text, tls.is_final(error)) from error
+    except json.JSONDecodeError as error:
+      if b"HTTPS" in raw:
+        text = "it has certificates: its URL begins with etcds://"
+        raise _Failed(f"{server}: {text}", True) from error
+      raise _Failed(f"{server}: no answer of etcd: {raw[:100]!r}") from error
+    except (OSError, http.client.HTTPException) as error:
+      silent = isinstance(error, TimeoutError)
+      text = "it does not answer" if silent else f"{error}"
       raise _Failed(f"{server}: {text}") from error
     # In the body, etcd 3.5 and 3.6 say differently that it is an error.
     if answer.status != http.HTTPStatus.OK:
       self._raise_for(found)
     return found
+
+  def _explain(self, error: ssl.SSLError) -> str:
+    servers = self._servers
+    if not servers.cert and "REQUIRED" in str(error.reason):
+      return "it asks for a certificate: give ?cert= and key="
+    files = tls.Certificates(servers.cert, servers.key, servers.ca)
+    return tls.explain(error, files, True)
 
   def _raise_for(self, found: dict[str, Any]) -> NoReturn:
     # Of a stream, such as that of a lease, the error is one level below.
@@ -176,7 +206,9 @@ class Client:
 
 
 def _context(servers: Servers) -> ssl.SSLContext:
-  context = ssl.create_default_context(cafile=servers.ca or None)
-  if servers.cert:
-    context.load_cert_chain(servers.cert, servers.key)
+  if servers.ca:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+  else:
+    context = ssl.create_default_context()
+  tls.load(context, servers.cert, servers.key, servers.ca)
   return context

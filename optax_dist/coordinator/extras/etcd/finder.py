@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from optax_dist.coordinator.extras.etcd import client, place
 from optax_dist.coordinator.extras.etcd.place import Etcd
+from optax_dist.coordinator.transport import handshake
 
 # Seconds that a look-up may take, and between two of them while all is well.
 _PATIENCE, _PAUSE = 5.0, 1.0
@@ -32,7 +33,7 @@ class Finder:
         `find` has said last.
 
     Raises:
-      OSError: a certificate can't be read.
+      ValueError: a certificate can't be used.
     """
     self._where, self._secret, self._wake = where, secret, wake
     self._asked = client.Client(where.servers)
@@ -47,6 +48,7 @@ class Finder:
 
     Raises:
       ValueError: it is not known; the message says why.
+      handshake.Refused: it won't be known, whoever asks again.
     """
     self._told, self._moved = self._ask(), False
     if self._thread is None:
@@ -86,7 +88,9 @@ class Finder:
       if not pairs:
         raise ValueError(f"no coordinator has the lease in {where}")
       holder = where.read_holder(self._secret, pairs[0])
-    except (client.NoAnswer, client.Rejected, place.Foreign) as error:
+    except (client.Rejected, place.Foreign) as error:
+      raise handshake.Refused(str(error)) from None
+    except client.NoAnswer as error:
       raise ValueError(str(error)) from None
     if not holder.address:
       raise ValueError(f"the coordinator in {where} still reads its log")
@@ -97,7 +101,7 @@ class Finder:
       told = self._told
       try:
         found = self._ask()
-      except ValueError:
+      except (ValueError, handshake.Refused):
         continue  # The connection may be good, whatever etcd does.
       if found != told == self._told:
         self._moved = True

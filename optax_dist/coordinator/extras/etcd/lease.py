@@ -41,7 +41,7 @@ class Lease:
       on_lost: called from another thread when it is lost.
 
     Raises:
-      OSError: a certificate can't be read.
+      ValueError: a certificate can't be used.
     """
     self._where, self._secret, self._on_lost = where, secret, on_lost
     self._asked = client.Client(where.servers)

@@ -26,8 +26,7 @@ class Standby:
       secret: the job's.
 
     Raises:
-      ValueError: it is no such URL.
-      OSError: a certificate can't be read.
+      ValueError: it is no such URL, or a certificate can't be used.
     """
     self._where, self._secret = place.parse(url), secret
     self.host, self.trouble = self._where.host, ""

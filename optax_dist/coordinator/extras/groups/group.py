@@ -18,11 +18,12 @@ from typing import Any
 
 import jax
 
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.extras.groups import jax_program, orders, shards
 from optax_dist.coordinator.extras.groups.companion import Companion
 from optax_dist.coordinator.extras.groups.handover import GroupHandover
 from optax_dist.coordinator.extras.groups.speaker import Speaker
+from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.codec import Codec
@@ -30,7 +31,7 @@ from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.runtime import last_words, processes, trees
 from optax_dist.coordinator.runtime.handover import Handover
 from optax_dist.coordinator.runtime.states import State
-from optax_dist.coordinator.transport import channels
+from optax_dist.coordinator.transport import tls
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds for a program to end by itself when its replica can't continue.
@@ -144,7 +145,7 @@ class Group(processes.Processes):
 def initialize_processes(
   count: int | None = None,
   *,
-  certificates: channels.Certificates | None = None,
+  certificates: tls.Certificates | None = None,
 ) -> None:
   """Makes the processes of this replica one JAX program.
 
@@ -174,7 +175,8 @@ def initialize_processes(
   if count is None:
     count = launched.num_processes or 1
     if count > 1:
-      joins = jax_program.meet(launched, _end_soon, certificates).close
+      with channel.refused_by(errors.JoinRefused, tls.CertificateError):
+        joins = jax_program.meet(launched, _end_soon, certificates).close
   if count == 1:
     return
   if jax.process_count() != count:

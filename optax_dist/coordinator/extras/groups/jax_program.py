@@ -16,7 +16,7 @@ from optax_dist.coordinator.launch import cluster
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol import deadlines, messages
 from optax_dist.coordinator.runtime import endpoint
-from optax_dist.coordinator.transport import addresses, channels
+from optax_dist.coordinator.transport import addresses, tls
 
 # Ports for process 0 of a replica that other hosts reach: the first free one, in
 # random order, since replicas of one host would collide.
@@ -28,7 +28,7 @@ _TEXT = 4096
 def meet(
   launched: Environment,
   on_loss: Callable[[str], None],
-  certificates: channels.Certificates | None = None,
+  certificates: tls.Certificates | None = None,
 ) -> meeting.Meeting:
   """Looks for the other processes of this replica, and makes them one program.
 
@@ -38,9 +38,12 @@ def meet(
     certificates: see `coordinator.join`.
 
   Raises:
-    ValueError: a variable is missing or invalid.
+    ValueError: a variable is missing or invalid, or a certificate.
     CoordinatorError: the other processes do not come.
   """
+  certificates = certificates or launched.find_certificates()
+  if certificates is not None:
+    certificates.check()
   address, _, number = cluster.detect(None, None, None)
   index, count = launched.process_index, launched.num_processes
   assert index is not None

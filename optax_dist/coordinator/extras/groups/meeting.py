@@ -48,7 +48,7 @@ class Meeting:
     self._place, self._call, self._on_loss = place, call, on_loss
     self._changed = threading.Condition()
     self._met: msg.Met | None = None
-    self._failure = ""
+    self._failure, self._refused = "", False
     self._missing: tuple[int, ...] | None = None
     self._trouble = "it has not answered yet"
     self._closed = False
@@ -68,7 +68,8 @@ class Meeting:
       The address of process 0.
 
     Raises:
-      CoordinatorError: they have not come in time, or this one can't take part.
+      CoordinatorError: they have not come in time.
+      JoinRefused: this one can't take part.
     """
     with self._changed:
       ready = lambda: self._met is not None or bool(self._failure)
@@ -79,7 +80,8 @@ class Meeting:
         return self._met.address
       why = self._failure or f"It waits for {self._awaited()}, {timeout:.0f} s."
     self.close()
-    raise errors.CoordinatorError(f"{self} can't begin: {why}")
+    kind = errors.JoinRefused if self._refused else errors.CoordinatorError
+    raise kind(f"{self} can't begin: {why}")
 
   def close(self) -> None:
     """Parts without ending the others; once this process joins, or ends."""
@@ -126,11 +128,13 @@ class Meeting:
 
   def _take(self, event: transports.Event) -> None:
     match event:
-      case transports.Message(_, payload):
+      # Others may connect, and have nothing to say.
+      case transports.Message(endpoint.COORDINATOR, payload):
         self._hear(msg.MESSAGES.decode(payload))
-      case transports.PeerLost(_, "refused", reason):
-        self._fail(f"the coordinator refuses it: {reason}")
-      case transports.PeerLost(_, _, reason):
+      case transports.PeerLost(endpoint.COORDINATOR, "refused", reason):
+        self._refused = True
+        self._fail(f"no connection with the coordinator: {reason}")
+      case transports.PeerLost(endpoint.COORDINATOR, _, reason):
         self._trouble, self._missing = reason, None
         time.sleep(_PAUSE)
         self._connect()

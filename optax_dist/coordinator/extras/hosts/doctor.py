@@ -21,7 +21,12 @@ from optax_dist.coordinator.extras.hosts import nodes
 from optax_dist.coordinator.extras.hosts.placement import listens
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.transport import addresses, listening, sockets
+from optax_dist.coordinator.transport import (
+  addresses,
+  listening,
+  sockets,
+  tls,
+)
 from optax_dist.coordinator.transport import interface as transports
 
 _CONNECT = 3.0  # Seconds to connect to another host.
@@ -104,6 +109,7 @@ def check(
   equal: tuple[tuple[str, str], ...],
   *,
   secret: bytes,
+  certificates: tls.Certificates | None = None,
   timeout: float,
 ) -> Iterator[Finding]:
   """Checks this host with all others.
@@ -112,6 +118,7 @@ def check(
     node: this host.
     equal: see `settings`.
     secret: the secret of the job.
+    certificates: the files of this host; None for no encryption.
     timeout: seconds to wait for the other hosts.
 
   Yields:
@@ -126,7 +133,9 @@ def check(
     logger.setLevel(logging.ERROR)
     try:
       address = _listen(node, place.host, stack)
-      meeting = stack.enter_context(_Meeting(node, secret))
+      if certificates is not None:
+        certificates.check()
+      meeting = stack.enter_context(_Meeting(node, secret, certificates))
     except ValueError as error:
       yield Finding(False, f"{error}")
       return
@@ -134,6 +143,8 @@ def check(
       ask = "Is a job running on this host? Choose another port."
       yield Finding(False, f"{error} {ask}")
       return
+    if certificates is not None:
+      yield Finding(True, f"the certificate in {certificates.certificate} fits")
     yield Finding(True, f"other hosts are to reach this one at {address}")
     process = f"{socket.gethostname()}, process {os.getpid()}"
     own = Checkup(node.rank, process, equal, address)
@@ -158,7 +169,8 @@ def _unreached(node: nodes.Node, trouble: str) -> str:
   return (
     f"Host 0 does not answer at {node.address}: {trouble or 'nothing came back'}."
     " It listens there once the same command runs on it (--node-rank 0); the"
-    " secret must be the same there, and a firewall must let the port through."
+    " secret must be the same there, and the authority of certificates, and a"
+    " firewall must let the port through."
   )
 
 
@@ -168,11 +180,18 @@ class _Meeting:
   Attributes:
     reached: whether this host has ever heard of others through it.
     trouble: why it can't be reached; "" while it can.
+    refused: whether that won't get better by trying.
   """
 
-  def __init__(self, node: nodes.Node, secret: bytes):
+  def __init__(
+    self,
+    node: nodes.Node,
+    secret: bytes,
+    certificates: tls.Certificates | None = None,
+  ):
     self._node, self._is_first = node, node.rank == 0
     self.reached, self.trouble = self._is_first, ""
+    self.refused = False
     self._known: dict[int, Checkup] = {}
     if self._is_first:
       at = listens(node)
@@ -183,10 +202,13 @@ class _Meeting:
         bind=at.bind,
         ports=[at.port],
         advertise=at.advertise,
+        certificates=certificates,
       )
     else:
       name = f"{_MEETING}-{node.rank}-{secrets.token_hex(4)}"
-      self._transport = sockets.Transport(name, secret=secret)
+      self._transport = sockets.Transport(
+        name, secret=secret, certificates=certificates
+      )
     self._again_at, self._connected = 0.0, False
     self._own: Checkup | None = None
 
@@ -215,8 +237,9 @@ class _Meeting:
       match event:
         case transports.PeerUp():
           self._connected = True
-        case transports.PeerLost(_, _, reason) if not self._is_first:
+        case transports.PeerLost(_, how, reason) if not self._is_first:
           self._connected, self.trouble = False, reason
+          self.refused = how == "refused"
         case transports.Message(_, payload):
           with contextlib.suppress(codec.BadMessage):
             self._hear(_CODEC.decode(payload))
@@ -255,7 +278,7 @@ def _meet(
   others = set(range(node.count)) - {node.rank}
   found: dict[int, Checkup] = {}
   end = time.monotonic() + timeout
-  while time.monotonic() < end:
+  while time.monotonic() < end and not meeting.refused:
     own = codec.replace(own, clock=time.time())
     known = meeting.exchange(own)
     wrong = _double(own, known)

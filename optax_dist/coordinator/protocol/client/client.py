@@ -242,7 +242,9 @@ class Client:
     if self._link.status == "lost":
       return
     if how == "refused" and not self._admissions:
-      self._fail("JoinRefused", f"The coordinator refuses: {reason}.")
+      self._fail(
+        "JoinRefused", f"No connection with the coordinator: {reason}."
+      )
       return
     self._disconnected(reason, now)
 

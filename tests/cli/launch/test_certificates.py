@@ -1,0 +1,170 @@
+"""Certificates on the command line: `launch`, `doctor` and `coordinator`."""
+
+import os
+import re
+import ssl
+import subprocess
+import sys
+
+import issued
+import pytest
+import waiting
+
+from optax_dist.cli import main
+from optax_dist.coordinator.transport import addresses
+
+_SECRET = "a secret of enough bytes"
+_VARIABLE = "OPTAX_DIST_CERTIFICATES"
+# The replica says whose certificate its coordinator shows.
+_TRAIN = """
+import os, ssl, jax.numpy as jnp, optax
+from optax_dist import coordinator
+with coordinator.join(optax.sgd(0.5), jnp.zeros(2)) as replica:
+  host, port = os.environ["OPTAX_DIST_COORDINATOR_ADDRESS"].split(":")
+  shown = ssl.get_server_certificate((host, int(port)))
+  own = os.environ["OPTAX_DIST_CERTIFICATES"].split(":")[0]
+  with open(own) as file:
+    print("encrypted", shown == file.read(), flush=True)
+  while replica.global_step < 3:
+    replica.step(jnp.ones(2))
+  replica.finish()
+"""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+  return issued.Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def good(authority):
+  return authority.issue()
+
+
+@pytest.fixture
+def start(tmp_path):
+  """Starts a command, with what it prints in a file."""
+  made = []
+
+  def begin(*arguments, **variables):
+    log = tmp_path / f"printed-{len(made)}"
+    environment = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith("OPTAX_DIST_")
+    }
+    environment |= {"JAX_PLATFORMS": "cpu", "OPTAX_DIST_SECRET": _SECRET}
+    with log.open("wb") as out:
+      made.append(
+        subprocess.Popen(
+          [sys.executable, "-m", "optax_dist", *map(str, arguments)],
+          stdout=out,
+          stderr=subprocess.STDOUT,
+          # A key that is encrypted asks whoever is there.
+          stdin=subprocess.DEVNULL,
+          env=environment | variables,
+          cwd=tmp_path,
+        )
+      )
+    return made[-1], log.read_text
+
+  yield begin
+  for one in made:
+    one.kill()
+    one.wait()
+
+
+def test_launch_passes_them_to_replicas_and_coordinator(start, good, tmp_path):
+  script = tmp_path / "train.py"
+  script.write_text(_TRAIN)
+  launched, text = start(
+    *("launch", "--replicas", "2", "--certificates", *good.files(), script)
+  )
+  assert launched.wait(300.0) == 0, text()
+  assert text().count("encrypted True") == 2
+
+
+def test_the_coordinator_takes_them(start, good, tmp_path):
+  for more, variables in (
+    (("--certificates", *good.files()), {}),
+    ((), {_VARIABLE: ":".join(good.files())}),
+  ):
+    (port,) = addresses.free_ports()
+    made, text = start(
+      *("coordinator", "--address", f"127.0.0.1:{port}"),
+      *("--output", tmp_path / f"{port}", *more),
+      **variables,
+    )
+    waiting.until(lambda made=made, text=text: "ready" in text() or made.poll())
+    shown = ssl.get_server_certificate(("127.0.0.1", port))
+    with open(good.certificate) as file:
+      assert shown == file.read()
+
+
+def _encrypted(authority, good):
+  key = authority.folder / "encrypted.key"
+  authority.run(f"pkey -in {good.key} -aes256 -passout pass:phrase -out {key}")
+  return (good.certificate, str(key), good.authority), "pass phrase"
+
+
+def _expired(authority, good):
+  return authority.issue("expired", days=-1).files(), "it has expired"
+
+
+def _missing(authority, good):
+  none = str(authority.folder / "none.pem")
+  return (none, good.key, good.authority), "No such file or directory"
+
+
+def _for_servers(authority, good):
+  return authority.issue("server", "serverAuth").files(), "for servers only"
+
+
+@pytest.mark.parametrize("make", [_encrypted, _expired, _missing, _for_servers])
+def test_what_is_wrong_here_is_told_at_once(
+  make, authority, good, capsys, tmp_path
+):
+  files, words = make(authority, good)
+  (tmp_path / "secret").write_text(_SECRET)
+  (tmp_path / "train.py").write_text("raise SystemExit('it was started')")
+  flags = ("--secret-file", str(tmp_path / "secret"), "--certificates", *files)
+  assert main.main(["launch", *flags, str(tmp_path / "train.py")]) == 2
+  assert re.search(
+    f"launch: The (key|certificate) in .*{words}", capsys.readouterr().err
+  )
+  (port,) = addresses.free_ports()
+  host = ("--nodes", "2", "--node-rank", "1", "--address", f"127.0.0.1:{port}")
+  assert main.main(["doctor", *host, *flags]) == 1
+  assert re.search(
+    rf"\[FAILED\] The (key|certificate) in .*{words}", capsys.readouterr().out
+  )
+
+
+def test_the_coordinator_says_what_is_wrong(start, authority, good, tmp_path):
+  for make in (_encrypted, _expired, _missing):
+    files, words = make(authority, good)
+    (port,) = addresses.free_ports()
+    made, text = start(
+      *("coordinator", "--address", f"127.0.0.1:{port}"),
+      *("--output", tmp_path, "--certificates", *files),
+    )
+    assert made.wait(60.0) == 1
+    assert words in text()
+
+
+def test_doctor_names_what_differs_on_another_host(start, good, tmp_path):
+  other = issued.Authority(tmp_path / "other").issue()
+  (port,) = addresses.free_ports()
+  host = ("doctor", "--nodes", "2", "--address", f"127.0.0.1:{port}")
+  _, first = start(
+    *(*host, "--node-rank", "0", "--certificates"), *good.files()
+  )
+  waiting.until(lambda: "to reach this one" in first())
+  for more, words in (
+    (("--certificates", *other.files()), "its certificate can't be used"),
+    ((), "this side has certificates, and the other side none"),
+    (("--certificates", *good.files()), "all is good"),
+  ):
+    second, text = start(*host, "--node-rank", "1", *more)
+    second.wait(60.0)
+    assert words in text()

@@ -1,0 +1,158 @@
+"""Certificates that change while processes live, and handshakes that say why not."""
+
+import dataclasses
+import logging
+import pathlib
+import shutil
+
+import issued
+import pytest
+
+from optax_dist.coordinator.transport import interface, sockets, tls
+from tests.coordinator.transport import worlds
+
+_LIMITS = interface.Limits(connect=100, handshake=100)
+
+
+@pytest.fixture
+def authority(tmp_path):
+  return issued.Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def world(new_world):
+  return new_world("tcp", limits=_LIMITS)
+
+
+def _replace(files, by):
+  for name in ("certificate", "key", "authority"):
+    shutil.copy(getattr(by, name), getattr(files, name))
+
+
+def test_certificates_are_read_again_when_they_change(
+  authority, world, tmp_path
+):
+  files = authority.issue()
+  a, _b = (world.add(name, certificates=files) for name in "ab")
+  world.connect("a", "b")
+  world.wait_for("b", interface.PeerUp)
+  # Another authority: what was read before would be refused by new processes.
+  _replace(files, issued.Authority(tmp_path / "new").issue())
+  world.add("c", certificates=files)
+  world.connect("c", "a")
+  world.connect("b", "c")
+  world.wait_for("c", interface.PeerUp, 2)
+  a.send("b", [b"still connected"])
+  world.wait_for("b", interface.Message)
+  assert worlds.lost(world, "a") == worlds.lost(world, "b") == []
+
+
+def test_what_was_read_stays_until_all_files_are_replaced(
+  authority, world, tmp_path, caplog
+):
+  files = authority.issue()
+  world.add("a", certificates=files)
+  new = issued.Authority(tmp_path / "new").issue()
+  old = tls.Certificates(
+    *(shutil.copy(path, tmp_path) for path in files.files())
+  )
+  shutil.copy(new.key, files.key)
+  world.add("b", certificates=old)
+  world.connect("b", "a")
+  world.wait_for("b", interface.PeerUp)
+  assert "does not belong to the certificate" in caplog.text
+  _replace(files, new)
+  world.add("c", certificates=files)
+  world.connect("c", "a")
+  world.wait_for("c", interface.PeerUp)
+
+
+def test_each_side_says_what_the_other_can_not_know(
+  authority, world, tmp_path, caplog
+):
+  a = authority.issue()
+  other = issued.Authority(tmp_path / "other").issue()
+  both = tmp_path / "both.pem"
+  both.write_text(
+    "".join(pathlib.Path(one.authority).read_text() for one in (a, other))
+  )
+  # It knows both authorities, and the other side only one.
+  b = dataclasses.replace(other, authority=str(both))
+  world.add("a", certificates=a)
+  world.add("b", certificates=b)
+  with caplog.at_level(logging.WARNING):
+    world.connect("b", "a")
+    (event,) = world.wait_for("b", interface.PeerLost)
+  assert event.how == "refused"
+  assert event.reason == (
+    f"it refuses this side's certificate in {b.certificate}: it is not signed by"
+    " the other side's authority"
+  )
+  assert "A process at 127.0.0.1 can't connect: its certificate" in caplog.text
+
+
+_NO_CLIENT = "its extended key usage does not allow this side of a connection"
+
+
+@pytest.mark.parametrize(
+  ("options", "accepts", "dials"),
+  [
+    ({"days": -1}, "it has expired", "it has expired"),
+    ({"usage": "clientAuth"}, "its extended key usage is for clients only", ""),
+    ({"usage": "serverAuth"}, "", _NO_CLIENT),
+  ],
+)
+def test_what_comes_true_while_a_process_lives_is_named_by_its_peers(
+  authority, world, monkeypatch, options, accepts, dials
+):
+  """What an own certificate is refused for when it is read may also come later."""
+  # As if it had been good when it was read.
+  monkeypatch.setattr(tls, "_handshake", lambda server, client: (None, None))
+  good, bad = authority.issue("good"), authority.issue("bad", **options)
+  if accepts:
+    world.add("a", certificates=bad)
+    world.add("b", certificates=good)
+    world.connect("b", "a")
+    (event,) = world.wait_for("b", interface.PeerLost)
+    assert event.how == "refused"
+    assert f"its certificate can't be used: {accepts}" in event.reason
+  if dials:
+    world.add("c", certificates=bad)
+    world.add("d", certificates=good)
+    world.connect("c", "d")
+    (event,) = world.wait_for("c", interface.PeerLost)
+    assert event == interface.PeerLost(
+      "d",
+      "refused",
+      f"it refuses this side's certificate in {bad.certificate}: {dials}",
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_certificates_on_one_side_only_are_named_at_once(
+  authority, world, first
+):
+  files = authority.issue()
+  world.add("a", certificates=files if first else None)
+  world.add("b", certificates=None if first else files)
+  world.connect("b", "a")
+  (event,) = world.wait_for("b", interface.PeerLost)
+  assert event.how == "refused"
+  if first:
+    assert "this side has certificates, and the other side none" in event.reason
+  else:
+    assert event.reason == "it has no certificates, and this side has"
+
+
+def test_an_address_that_refuses_is_named_though_another_does_not_answer(
+  authority, world, tmp_path
+):
+  world.add("a", certificates=authority.issue())
+  other = issued.Authority(tmp_path / "other").issue()
+  b = world.add("b", certificates=other)
+  with sockets.listening.listen(None, [0], None, None, True).sockets[0] as free:
+    port = free.getsockname()[1]
+  b.connect("a", f"{world.address('a')},127.0.0.1:{port}")
+  (event,) = world.wait_for("b", interface.PeerLost)
+  assert event.how == "refused"
+  assert "its certificate can't be used" in event.reason
