@@ -16,7 +16,13 @@ set -euo pipefail
 export OPTAX_DIST_SECRET_FILE=$PWD/.secret-$SLURM_JOB_ID
 (umask 077 && .venv/bin/python -c 'import secrets; print(secrets.token_hex(16))' \
   > "$OPTAX_DIST_SECRET_FILE")
-trap 'rm -f "$OPTAX_DIST_SECRET_FILE"' EXIT
+trap 'rm -f "$OPTAX_DIST_SECRET_FILE" .tls-"$SLURM_JOB_ID".*' EXIT
+
+# With certificates, here one of this job alone, all that leaves a host is encrypted:
+# tls=$PWD/.tls-$SLURM_JOB_ID
+# (umask 077 && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 \
+#   -nodes -days 30 -subj /CN=job -keyout "$tls.key" -out "$tls.pem" 2> /dev/null)
+# export OPTAX_DIST_CERTIFICATES=$tls.pem:$tls.key:$tls.pem
 
 # Since Slurm 22.05, srun does not take --cpus-per-task from the job.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK

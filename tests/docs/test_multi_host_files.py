@@ -195,6 +195,62 @@ def test_slurm(place, monkeypatch):
   assert "srun --no-kill --kill-on-bad-exit=0" in text
 
 
+def _with_certificates(name):
+  """A file with the lines that are for certificates."""
+  found, wanted = [], False
+  for line in (_FILES / name).read_text().splitlines():
+    bare = line.lstrip()
+    wanted = bare.startswith("# With certificates") or (
+      wanted and bare.startswith("#")
+    )
+    found.append(line.replace("# ", "", 1) if wanted else line)
+    if bare.startswith("# With certificates"):
+      found.pop()
+  return "\n".join(found) + "\n"
+
+
+def test_slurm_with_certificates(place):
+  script = place / "job.sh"
+  script.write_text(_with_certificates("launch_slurm.sh"))
+  # Before they are gone with the job.
+  checks = (
+    "from optax_dist.coordinator.launch.environment import Environment;"
+    "Environment.read().find_certificates().check()"
+  )
+  _program(
+    place / ".venv" / "bin" / "optax-dist",
+    f"#!/bin/sh\nexec {sys.executable} -c '{checks}'\n",
+  )
+  process = _start(
+    place, "bash", script, SLURM_JOB_ID="4111", SLURM_CPUS_PER_TASK="64"
+  )
+  assert process.wait(300) == 0
+  assert list(place.glob(".tls*")) == []
+
+
+def test_certificates_in_pods_are_where_the_variable_says():
+  for name in ("kubernetes_coordinator.yaml", "launch_jobset.yaml"):
+    document = list(yaml.safe_load_all(_with_certificates(name)))[-1]
+    if "replicatedJobs" in document["spec"]:
+      assert _wrong(document, _SCHEMA, "JobSet") == []
+      (job,) = document["spec"]["replicatedJobs"]
+      document = job["template"]
+    pod = document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (told,) = [
+      one["value"]
+      for one in container["env"]
+      if one["name"] == "OPTAX_DIST_CERTIFICATES"
+    ]
+    mounts = {
+      one["name"]: one["mountPath"] for one in container["volumeMounts"]
+    }
+    assert {os.path.dirname(path) for path in told.split(":")} == {
+      mounts["certificates"]
+    }
+    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+
+
 def test_ssh(place):
   hosts = ["host0", "host1", "host2"]
   process = _start(

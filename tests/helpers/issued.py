@@ -37,16 +37,18 @@ class Authority:
       timeout=60,
     )
 
-  def issue(self, name="me", usage="", days=2):
+  def issue(self, name="me", usage="", days=2, names=""):
     """A certificate and its key.
 
     Args:
       name: of its files.
       usage: its extended key usage; "" for none.
       days: for how long it is valid; negative if it has expired.
+      names: the names of its host, such as DNS:localhost; "" for none.
     """
+    extensions = {"extendedKeyUsage": usage, "subjectAltName": names}
     (self.folder / "extensions").write_text(
-      f"extendedKeyUsage={usage}\n" if usage else ""
+      "".join(f"{key}={value}\n" for key, value in extensions.items() if value)
     )
     self.run(f"req {_EC} -subj /CN=replica -keyout {name}.key -out {name}.csr")
     self.run(

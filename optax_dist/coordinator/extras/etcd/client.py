@@ -22,7 +22,7 @@ from optax_dist.coordinator.transport import addresses, tls
 _ATTEMPT = 0.5, 2.0
 _BACKOFF = 0.05, 0.3
 # gRPC status codes.
-_INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 8, 16
+_INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 7, 8, 9, 16
 
 
 class NoAnswer(Exception):
@@ -163,19 +163,15 @@ class Client:
       data = json.dumps(body).encode()
       self._connection.request("POST", f"/v3/{path}", data, headers)
       answer = self._connection.getresponse()
-      raw = answer.read()
-      found: dict[str, Any] = json.loads(raw)
+      found: dict[str, Any] = json.loads(answer.read())
     except ssl.SSLError as error:
       text = f"{server}: {self._explain(error)}"
       raise _Failed(text, tls.is_final(error)) from error
-    except json.JSONDecodeError as error:
-      if b"HTTPS" in raw:
-        text = "it has certificates: its URL begins with etcds://"
-        raise _Failed(f"{server}: {text}", True) from error
-      raise _Failed(f"{server}: no answer of etcd: {raw[:100]!r}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
       silent = isinstance(error, TimeoutError)
       text = "it does not answer" if silent else f"{error}"
+      if isinstance(error, http.client.RemoteDisconnected) and not self._ssl:
+        text += " (if it has certificates, its URL begins with etcds://)"
       raise _Failed(f"{server}: {text}") from error
     # In the body, etcd 3.5 and 3.6 say differently that it is an error.
     if answer.status != http.HTTPStatus.OK:
@@ -184,7 +180,7 @@ class Client:
 
   def _explain(self, error: ssl.SSLError) -> str:
     servers = self._servers
-    if not servers.cert and "REQUIRED" in str(error.reason):
+    if not servers.cert and "_ALERT_" in f"{error.reason}":
       return "it asks for a certificate: give ?cert= and key="
     files = tls.Certificates(servers.cert, servers.key, servers.ca)
     return tls.explain(error, files, True)
@@ -202,7 +198,7 @@ class Client:
       code == _EXHAUSTED and "space" in text
     ):
       raise Rejected(text)
-    raise _Failed(text)
+    raise _Failed(text, code == _PRECONDITION)
 
 
 def _context(servers: Servers) -> ssl.SSLContext:

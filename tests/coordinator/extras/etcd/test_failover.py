@@ -75,6 +75,18 @@ def _wait_for_another(url, address):
   waiting.until(lambda: _address(url) not in ("", address))
 
 
+def _join(url, number=0, secret=SECRET):
+  return coordinator.join(
+    optax.sgd(0.1),
+    PARAMS,
+    replica=number,
+    total_num_replicas=2,
+    coordinator_address=url,
+    secret=secret,
+    timeout=120.0,
+  )
+
+
 class _Replicas:
   """Two replicas, in threads, that train until they are told to end."""
 
@@ -89,15 +101,7 @@ class _Replicas:
 
   def _run(self, number, url):
     try:
-      with coordinator.join(
-        optax.sgd(0.1),
-        PARAMS,
-        replica=number,
-        total_num_replicas=2,
-        coordinator_address=url,
-        secret=SECRET,
-        timeout=120.0,
-      ) as replica:
+      with _join(url, number) as replica:
         while self._last is None or replica.global_step < self._last:
           replica.step(PARAMS)
           self.steps[number] = replica.global_step
@@ -187,15 +191,30 @@ def _says(url, secret):
 def test_a_job_with_another_secret_is_told_so(start, url):
   start()
   waiting.until(lambda: _address(url))
-  assert "no process of this job wrote" in _says(url, "another secret, long")
+  other = "another secret, long"
+  assert "no process of this job wrote" in _says(url, other)
+  with pytest.raises(
+    coordinator.JoinRefused, match="no process of this job wrote"
+  ):
+    _join(url, secret=other)
 
 
 def test_a_key_without_a_value_is_named(cluster, url):
   key = place.parse(url).holder_key
   cluster.post(0, "kv/put", {"key": place.encoded(key)})
   assert f"etcd's key {key!r} has a value that no process" in _says(url, SECRET)
-  with pytest.raises(ValueError, match="no process of this job wrote"):
-    _find(url)
+  # No waiting helps: whoever wrote it does not know the secret.
+  with pytest.raises(
+    coordinator.JoinRefused, match="no process of this job wrote"
+  ):
+    _join(url)
+
+
+def test_a_login_that_etcd_refuses_ends_at_once(cluster, url):
+  wrong = url.replace("://", "://nobody:pass%20word@")
+  with pytest.raises(coordinator.JoinRefused, match="authentication") as error:
+    _join(wrong)
+  assert "word" not in str(error.value)
 
 
 @pytest.mark.nightly

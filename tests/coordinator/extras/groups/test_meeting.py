@@ -88,7 +88,9 @@ def test_what_does_not_come_is_named(server):
   with pytest.raises(errors.CoordinatorError, match="waits for process 1 of"):
     first.wait(1.0)
   stranger = begin(address, 1, secret=b"another secret, long enough")
-  with pytest.raises(errors.CoordinatorError, match="the coordinator refuses"):
+  with pytest.raises(
+    errors.JoinRefused, match="another secret, or another run"
+  ):
     stranger.wait(60.0)
   nowhere = begin(f"127.0.0.1:{addresses.free_ports()[0]}", 0)
   with pytest.raises(errors.CoordinatorError, match="optax-dist launch"):
