@@ -13,7 +13,7 @@ import pytest
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator.data import micro_batches, probe
 from optax_dist.coordinator.protocol import entries
-from optax_dist.coordinator.protocol.coordinator import absent
+from optax_dist.coordinator.protocol.coordinator import comparison
 from optax_dist.coordinator.server import process
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.zeros(4)}
@@ -104,8 +104,8 @@ def test_what_computed_a_gradient_refuses_nobody():
   digest, about = text.split("\n")
   job = lambda text: entries.Job((("probe", text),), entries.Rules())
   ours = job(text)
-  assert absent.difference(ours, job(f"{digest}\nelsewhere")) == ""
-  found = absent.difference(ours, job("0\nelsewhere"))
+  assert comparison.difference(ours, job(f"{digest}\nelsewhere")) == ""
+  found = comparison.difference(ours, job("0\nelsewhere"))
   assert "it has '0' (elsewhere)" in found
   assert about[:100] in found
 
