@@ -8,6 +8,7 @@ python -m tests.simulation --leases --schedules 20000
 python -m tests.simulation --slots --schedules 20000
 python -m tests.simulation --fragments --schedules 20000
 python -m tests.simulation --groups --leases --schedules 20000
+python -m tests.simulation --leases --bad --schedules 20000
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from typing import Any
 
 from tests.simulation import (
+  bad,
   faults,
   fragments,
   group_leases,
@@ -36,7 +38,7 @@ _BATCH = 100
 
 
 # Replicas of one process, of several, with samples that are leased, with steps of
-# fixed micro-batches, and learners that merge fragments.
+# fixed micro-batches, and learners that merge fragments; with a bad replica or not.
 _KINDS: dict[str, Any] = {
   "": faults,
   "--groups": groups,
@@ -44,6 +46,11 @@ _KINDS: dict[str, Any] = {
   "--slots": slots,
   "--groups --leases": group_leases,
   "--fragments": fragments,
+  "--bad": bad.plain,
+  "--leases --bad": bad.leased,
+  "--slots --bad": bad.of_slots,
+  "--fragments --bad": bad.of_fragments,
+  "--groups --bad": bad.of_groups,
 }
 
 
@@ -51,7 +58,7 @@ def _batch(
   name: str, first: int, count: int
 ) -> tuple[int, int, int, list[tuple[int, str]]]:
   steps = events = ended = 0
-  bad = []
+  wrong = []
   kind = _KINDS[name]
   for seed in range(first, first + count):
     result = kind.run(kind.schedule(seed))
@@ -59,8 +66,8 @@ def _batch(
     events += result.events
     ended += result.ended
     if result.violation:
-      bad.append((seed, result.violation))
-  return steps, events, ended, bad
+      wrong.append((seed, result.violation))
+  return steps, events, ended, wrong
 
 
 def _schedules(name: str, count: int, seed: int, workers: int) -> int:
@@ -69,22 +76,22 @@ def _schedules(name: str, count: int, seed: int, workers: int) -> int:
   starts = range(first, first + count, _BATCH)
   sizes = [min(_BATCH, first + count - start) for start in starts]
   steps = events = ended = 0
-  bad: list[tuple[int, str]] = []
+  wrong: list[tuple[int, str]] = []
   with concurrent.futures.ProcessPoolExecutor(workers) as pool:
     for s, e, d, b in pool.map(functools.partial(_batch, name), starts, sizes):
       steps, events, ended = steps + s, events + e, ended + d
       for at, violation in b:
         print(f"seed {at}: {violation}", flush=True)
-      bad += b
+      wrong += b
   took = time.perf_counter() - began
   print(
     f"{count} schedules (seeds {first} to {first + count - 1}), {steps} steps "
-    f"committed, {ended} runs ended well, {events} events, {len(bad)} "
+    f"committed, {ended} runs ended well, {events} events, {len(wrong)} "
     f"violations, {took:.1f} s"
   )
-  if bad:
-    print(f"python -m tests.simulation {name} --replay {bad[0][0]}")
-  return int(bool(bad))
+  if wrong:
+    print(f"python -m tests.simulation {name} --replay {wrong[0][0]}")
+  return int(bool(wrong))
 
 
 def _replay(kind: Any, seed: int, events: bool) -> int:
@@ -138,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
   add("--leases", action="store_true", help="samples that are leased")
   add("--slots", action="store_true", help="steps of fixed micro-batches")
   add("--fragments", action="store_true", help="learners that never wait")
+  add("--bad", action="store_true", help="a replica does something wrong")
   options = parser.parse_args(argv)
   for what, count in (
     ("--schedules", options.schedules),
@@ -149,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
   names = ("all", *(fault.name for fault in planted.FAULTS))
   if options.planted is not None and options.planted not in names:
     parser.error(f"there is no planted fault {options.planted!r}")
-  kinds = ("groups", "leases", "slots", "fragments")
+  kinds = ("groups", "leases", "slots", "fragments", "bad")
   name = " ".join(f"--{kind}" for kind in kinds if getattr(options, kind))
   if name not in _KINDS:
     parser.error(f"there are no schedules with {name}")

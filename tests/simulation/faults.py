@@ -87,7 +87,7 @@ _KINDS = (
   ("kill amid lag", 3),
 )
 # What is over in a moment, but for those that are killed.
-_BRIEF = ("kill", "leave", "save", "lag")
+_BRIEF = ("ends", "kill", "leave", "save", "lag")
 
 
 # Of a seed divided by 16: longer runs with faults further apart, so that a replica
@@ -230,6 +230,15 @@ def _can_spare_one(world: World) -> bool:
   return setting.lower_on_loss and len(known) == setting.replicas
 
 
+def _can_spare_one_of(world: World) -> bool:
+  """Whether steps continue without a replica that is about to end."""
+  setting = world.setting
+  living = {p.index for p in world.all if p.alive and not p.over}
+  if len(living) < setting.replicas or any(p.wants_leave for p in world.all):
+    return False
+  return setting.least < setting.replicas
+
+
 def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen, where there is something for it to strike."""
   index = details[0]
@@ -357,6 +366,12 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         if process.ahead is not None:
           step, version = process.ahead
           process.ahead = (step, digest(version, _DAMAGE))
+    case "ends":
+      # With exit code 0, and without having left.
+      if _can_spare_one_of(world):
+        world.tell(f"{process.name} ends without leaving")
+        world.spared = True
+        world.quit(process)
     case "abort":
       world.tell(f"{process.name} aborts")
       process.aborted = True

@@ -63,8 +63,10 @@ _STALL = ATTEMPT_TIMEOUT
 _PLACE_TAKEN = LEADER_TIMEOUT / FASTEST + FORGOTTEN
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
-# How often samples may give a gradient that is not finite.
+# How often samples give a gradient that is not finite before they are given up.
 _STRIKES = 3
+# The reason of an end after which samples are missing.
+_SKIPPED = "All data is used, but"
 # Seconds after which the fastest clock says that a run has made no progress.
 _LONGEST = TIMEOUT / FASTEST
 # Seconds that a message takes at most, behind others of its connection.
@@ -122,6 +124,11 @@ class Checker:
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
+    # The same by what they say of their data, and by the replica's number.
+    self.by_batches: dict[tuple[str, str], list[ins.Submitted]]
+    self.by_batches = collections.defaultdict(list)
+    self.by_sequence: dict[tuple[str, int], list[ins.Submitted]]
+    self.by_sequence = collections.defaultdict(list)
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
@@ -153,6 +160,12 @@ class Checker:
     self.changed_at = self.committed_at = -math.inf
     # How many gradients were computed for nothing since the last commit.
     self.not_finite = 0
+    # Since when members deliver what is not finite, and no step is taken; and the
+    # replicas that do so always.
+    self.fruitless_since = math.inf
+    self.bad = {i for i, way in self.setting.bad if way == "always"}
+    # Processes of which something was not finite.
+    self.suspects: set[str] = set()
     self.ended_at = math.inf
     # Whether a state was damaged; the fingerprints that were taken, by step; and
     # who was removed since its gradients are wrong, and in which term.
@@ -183,7 +196,7 @@ class Checker:
   def appended(self, record: Record) -> None:
     chief = self.world.chief
     if any(isinstance(entry, Joined | Removed) for entry in record.entries):
-      self.changed_at = self.world.now
+      self.changed_at, self.fruitless_since = self.world.now, math.inf
     for entry in record.entries:
       if self.world.transcript is not None:
         self.world.tell(transcript.line(self, entry))
@@ -214,7 +227,7 @@ class Checker:
         if self.epochs and number <= self.epochs[-1]:
           self.fail("A20", f"epoch {number} after {self.epochs[-1]}")
         self.epochs.append(number)
-        self.epoch_at = self.world.now
+        self.epoch_at, self.fruitless_since = self.world.now, math.inf
       case Began(start):
         self.began(start.step)
       case Joined(member):
@@ -259,7 +272,8 @@ class Checker:
         self.world.strike_at_the_end()
         self.how_it_ended(entry)
         if entry.error:
-          self.why_it_ended = self.excuse()
+          self.why_it_ended = self.excuse(entry)
+        self.end_of_data(entry)
         data, needed = self.setting.data, self.setting.needed
         if entry.reason == "all data is used" and data is not None:
           left = data.total - self.done.get(entry.step, 0)
@@ -320,7 +334,7 @@ class Checker:
       self.changes[change.process] = change.number
     self.no_stall(step)
     self.committed_at = self.world.now
-    self.not_finite = 0
+    self.not_finite, self.fruitless_since = 0, math.inf
     self.times.append(self.world.now)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
@@ -386,6 +400,25 @@ class Checker:
       there = name in chief.connections or name in chief.losing
       if process.alive and not process.over and not there:
         self.fail("A20", f"step {step} is committed before {name} has called")
+
+  def fruitless(self, process: Any, submitted: ins.Submitted) -> None:
+    """A gradient is not finite: it excuses nobody but who needs it (A21)."""
+    self.suspects.add(process.name)
+    needed = self.setting.least > self.setting.replicas - len(self.bad)
+    if needed or process.index not in self.bad:
+      self.not_finite += submitted.total
+    now = self.world.now
+    member = process.name in self.members.values()
+    if not member or process.step != len(self.commits):
+      return
+    self.fruitless_since = min(self.fruitless_since, now)
+    # A learner's round may begin late.
+    most = TIMEOUT / min(self.setting.rates)
+    most *= 2 if self.setting.policy is not None else 1
+    most += self.longest_stall() + max(self.setting.compute)
+    since = self.fruitless_since
+    if self.world.was_calm(since) and now - since > most:
+      self.fail("A21", f"no step for {now - since:.1f} s, and it goes on")
 
   def no_stall(self, step: int) -> None:
     """Where nothing goes wrong, no step waits for a deadline."""
@@ -721,7 +754,12 @@ class Checker:
         self.fail("A18", f"step {step} has not its slots: {commit.parts}")
       starts = range(first, first + setting.window, unit)
       bad = [p for p in starts if not sums.is_finite(p, setting.not_finite)]
-      if sp.union((p, p + unit) for p in bad) != commit.skipped:
+      # What one finds not finite at times counts only if it is alone.
+      at_times = "at times" in dict(setting.bad).values()
+      rest = setting.replicas - len(self.gone)
+      alone = len(self.members) < 2 and (at_times or rest < 2)
+      zeros = sp.union((p, p + unit) for p in bad)
+      if zeros != commit.skipped and not alone:
         self.fail("A18", f"step {step} names {commit.skipped} as zeros: {bad}")
     if len(found) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
@@ -730,6 +768,8 @@ class Checker:
     if data.total is not None and max(found) >= data.total:
       self.fail("A10", f"step {step} has samples of no epoch")
     self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
+    if not setting.window:
+      self.not_for_one(commit)
     size = data.per_epoch
     before = max(found) // size * size
     if data.mode == "exact" and found:
@@ -752,6 +792,7 @@ class Checker:
       name
       for incarnation, name in self.members.items()
       if self.took_part.get(incarnation) == epoch
+      and name not in self.suspects
       and self.world.by_name[name].alive
     ]
     window = ((step * data.global_batch, (step + 1) * data.global_batch),)
@@ -764,18 +805,54 @@ class Checker:
     for part in commit.parts:
       self.took_part[part.incarnation] = epoch
 
-  def given_up(self) -> int:
-    """Samples that were never finite, and that no commit came to name."""
-    times: collections.Counter[int] = collections.Counter()
+  def strikes(self) -> dict[int, collections.Counter[int]]:
+    """How many gradients of each replica were not finite, by sample."""
     strikes = {
       (name.partition(".")[0], sequence): found.submitted.data
       for (name, sequence), found in self.submissions.items()
       if not found.submitted.finite
     }
-    for spans in strikes.values():
-      times.update(p for a, b in spans for p in range(a, b))
+    found: dict[int, collections.Counter[int]] = {}
+    for (name, _), spans in strikes.items():
+      for p in [p for a, b in spans for p in range(a, b)]:
+        by = found.setdefault(p, collections.Counter())
+        by[self.world.by_name[name].index] += 1
+    return found
+
+  def given_up(self) -> int:
+    """At most how many samples were given up that no commit came to name."""
     named = self.samples | self.skipped
-    return sum(n >= _STRIKES for p, n in times.items() if p not in named)
+    return sum(
+      by.total() >= _STRIKES and not (by.keys() <= self.bad and self.good())
+      for p, by in self.strikes().items()
+      if p not in named
+    )
+
+  def good(self) -> list[str]:
+    """Members whose gradients are finite."""
+    names = self.members.values()
+    return [n for n in names if self.world.by_name[n].index not in self.bad]
+
+  def not_for_one(self, commit: Committed) -> None:
+    """No sample is given up for gradients of a bad replica alone (A22)."""
+    strikes = self.strikes() if commit.skipped else {}
+    for p in [p for a, b in commit.skipped for p in range(a, b)]:
+      by = strikes.get(p, collections.Counter())
+      if by.total() < _STRIKES or (self.good() and by.keys() <= self.bad):
+        self.fail("A22", f"sample {p} is given up for gradients of {dict(by)}")
+
+  def end_of_data(self, end: Ended) -> None:
+    """It is an error if too many samples were skipped, or no step was taken."""
+    data, most = self.setting.data, self.setting.max_skipped
+    if data is None or "ll data is used" not in end.reason:
+      return
+    most = data.global_batch if most is None else most
+    skipped, more = len(self.skipped), self.given_up()
+    none = self.samples <= self.skipped
+    if not end.error and (skipped > most or (none and skipped)):
+      self.fail("A21", f"it ends well, and {skipped} samples were skipped")
+    if end.error and skipped + more <= most and not none:
+      self.fail("A21", f"{skipped} to {skipped + more} samples were skipped")
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
     """The checkpoint that a replica would write."""
@@ -832,8 +909,11 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     self.submissions[key] = _Submission(submitted, gradient)
-    if not submitted.finite:
-      self.not_finite += submitted.total
+    self.by_batches[process.name, submitted.batches].append(submitted)
+    name = process.name.partition(".")[0]
+    self.by_sequence[name, submitted.sequence].append(submitted)
+    if not journal.is_finite(self, submitted):
+      self.fruitless(process, submitted)
     if submitted.data:
       self.computed_again(process, submitted)
     digests = submitted.work if self.setting.window else b""
@@ -1023,7 +1103,7 @@ class Checker:
     if not process.over:
       self.left_in_peace = ""
 
-  def excuse(self) -> str:
+  def excuse(self, end: Ended | None = None) -> str:
     """Why a run may fail as things are now; "" if it may not.
 
     These are the ways listed on the page of assumptions. Before the first commit
@@ -1032,8 +1112,12 @@ class Checker:
     setting, latest = self.setting, len(self.commits)
     now = self.world.now
     wrong = bool(self.corrupt) + sum(p.is_faulty for p in self.world.all)
-    if wrong and len(self.members) - wrong < 2:
+    indices = [self.world.by_name[n].index for n in self.members.values()]
+    bad = sum(index in dict(setting.bad) for index in indices)
+    if wrong and len(self.members) - wrong - bad < 2:
       return "no two replicas compute right gradients"
+    if end is not None and end.reason.startswith(_SKIPPED):
+      return "samples are missing"  # `end_of_data` checks that.
     if max(setting.compute) >= TIMEOUT:
       return "a gradient takes longer than the run waits"
     # With the means in the log, an older state will do if the log goes on from it.
@@ -1063,6 +1147,18 @@ class Checker:
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
+    awake = [p for p in living if p.paused_until + FORGOTTEN <= now]
+    there = {p.index for p in awake if p.name not in away}
+    never = any(way == "never joins" for _, way in setting.bad)
+    if never and not setting.window and setting.needed >= setting.replicas:
+      return "a replica that is needed never joins"
+    # Who never joined is waited for, whatever a loss lowers.
+    lowers = setting.lower_on_loss and not never
+    least = min(needed, len(there)) if lowers else needed
+    if setting.bad and (
+      setting.shared or len(there - self.bad) < max(1, least)
+    ):
+      return "a replica that is needed is bad"
     return ""
 
   def ended(self, process: Any) -> None:
@@ -1092,9 +1188,6 @@ class Checker:
         excuse = self.excuse() or self.why_it_ended
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
-        skipped = self.given_up() + len(self.skipped)
-        if skipped and "samples were skipped" in reason:
-          excuse = "samples were never finite"
         if not excuse:
           self.fail("A9", f"{process.name} fails: {reason}")
         self.excuses.add(excuse)

@@ -119,17 +119,13 @@ def _dropped(checker: Any, note: notes.Drop) -> str:
     return "it can't be"
   if not note.batches:
     return ""
-  found = [
-    submission.submitted
-    for (name, _), submission in checker.submissions.items()
-    if name == member.name and submission.submitted.batches == note.batches
-  ]
+  found = checker.by_batches.get((member.name, note.batches), [])
   # Each process of the replica has a part of the gradient.
-  numbers = {submitted.sequence for submitted in found}
+  name = member.name.partition(".")[0]
   finite = all(
-    is_finite(checker, submission.submitted)
-    for (name, sequence), submission in checker.submissions.items()
-    if name.partition(".")[0] == member.name and sequence in numbers
+    is_finite(checker, part)
+    for submitted in found
+    for part in checker.by_sequence[name, submitted.sequence]
   )
   wrong = _reason(checker, note, finite)
   if wrong:

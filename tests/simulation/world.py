@@ -79,6 +79,8 @@ class Setting:
     local_steps: own steps from one submission to the next.
     coded: whether messages and the log travel as bytes.
     not_finite: how often a gradient is not finite.
+    bad: replicas that are bad, and how: see `bad.WAYS`.
+    max_skipped: as in `Rules`.
   """
 
   replicas: int = 3
@@ -101,12 +103,19 @@ class Setting:
   local_steps: int = 1
   coded: bool = False
   not_finite: float = 0.01
+  bad: tuple[tuple[int, str], ...] = ()
+  max_skipped: int | None = None
 
   @property
   def window(self) -> int:
     """Samples of a step that is always the same slots; 0: it is not."""
     data = self.data
     return 0 if data is None or not data.deterministic else data.global_batch
+
+  @property
+  def shared(self) -> bool:
+    """Whether a step has more gradients than replicas: all are needed."""
+    return not self.window and self.needed > self.replicas
 
   @property
   def least(self) -> int:
@@ -122,9 +131,11 @@ FASTEST = 1.1
 # Seconds until a fingerprint is taken, about.
 FINGERPRINT = 0.5
 MOST_EVENTS = 300_000
-# What else becomes of a gradient, and how often.
 # The name of the coordinator's process.
 COORDINATOR = "coordinator"
+# How often a gradient is not finite that is so at times.
+AT_TIMES = 0.4
+# What else becomes of a gradient, and how often.
 MISHAPS = (
   ("is abandoned", 0.02),
   ("is interrupted before it submits", 0.01),
@@ -409,6 +420,7 @@ def config_of(setting: Setting) -> Config:
     attempt_timeout=ATTEMPT_TIMEOUT,
     leader_timeout=None if setting.adaptive else LEADER_TIMEOUT,
     fingerprint_every=setting.fingerprint_every,
+    max_skipped=setting.max_skipped,
   )
   job = Job((("optimizer", "the one"),), rules, data=setting.data)
   return configured(setting, job)
@@ -468,7 +480,10 @@ class World:
     )
     self.chief = self.start_coordinator()
     for index in range(setting.replicas):
-      self.start(index)
+      if (index, "never joins") in setting.bad:
+        self.spared = True
+      else:
+        self.start(index)
 
   def is_struck(self, begin: float, end: float) -> None:
     """A fault lasts from then to then; then all find each other again."""
@@ -1539,16 +1554,25 @@ class World:
     if process.is_faulty:
       value = digest(value, process.uid)
     process.work[position] = b""
-    if not sums.is_finite(position, self.setting.not_finite):
+    good = sums.is_finite(position, self.setting.not_finite)
+    if self.is_bad_now(process) or not good:
       process.work[position] = audit.pack(position, audit.NOT_FINITE)
     elif data.audited(submission.computed):
       process.work[position] = audit.pack(position, value.to_bytes(16))
     return ((span, value),)
 
+  def is_bad_now(self, process: Process) -> bool:
+    """Whether a bad replica's next gradient is not finite."""
+    way = dict(self.setting.bad).get(process.index)
+    if way == "at times":
+      return self.random.random() < AT_TIMES
+    return way == "always"
+
   def submit(self, process: Process, work: bytes = b"") -> None:
     total, payload = process.submission.total, b""
     # In a deterministic run, gradients that are not finite count as zeros.
     finite = total is None or self.random.random() > self.setting.not_finite
+    finite = finite and (total is None or not self.is_bad_now(process))
     finite = finite or bool(self.setting.window)
     if total is not None and finite and self.setting.inline:
       numbers = [v for _, v in total] if self.setting.window else [total]
