@@ -50,6 +50,11 @@ def with_bad(
   if setting.window and way == "always":
     # It may be alone for as long as a run waits.
     compute[index] = max(compute[index], 0.02)
+  if way == "never joins" and r.random() < 0.5:
+    # Its launcher knows that it has ended.
+    struck = (*struck, (r.uniform(0.0, 1.0), way, (index,)))
+    lowers = setting.lower_on_loss or r.random() < 0.5
+    setting = dataclasses.replace(setting, lower_on_loss=lowers)
   setting = dataclasses.replace(
     setting, bad=((index, way),), compute=tuple(compute)
   )

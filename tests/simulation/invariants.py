@@ -341,7 +341,8 @@ class Checker:
     if setting.window and total != setting.needed:
       self.fail("A10", f"step {step} has {total} of {setting.needed} shares")
     lowered = (setting.lower_on_leave or setting.lower_on_loss) and self.left
-    lowered = lowered or (setting.lower_on_loss and self.lost)
+    lost = self.lost or self.world.absent
+    lowered = lowered or (setting.lower_on_loss and lost)
     if total < setting.needed and not (
       lowered and setting.needed <= setting.replicas and not setting.window
     ):
@@ -1150,10 +1151,11 @@ class Checker:
     awake = [p for p in living if p.paused_until + FORGOTTEN <= now]
     there = {p.index for p in awake if p.name not in away}
     never = any(way == "never joins" for _, way in setting.bad)
-    if never and not setting.window and setting.needed >= setting.replicas:
+    # Who never joined is waited for, unless it is known that it has ended.
+    lowers = setting.lower_on_loss and (bool(self.world.absent) or not never)
+    needs_all = not setting.window and setting.needed >= setting.replicas
+    if never and needs_all and not lowers:
       return "a replica that is needed never joins"
-    # Who never joined is waited for, whatever a loss lowers.
-    lowers = setting.lower_on_loss and not never
     least = min(needed, len(there)) if lowers else needed
     if setting.bad and (
       setting.shared or len(there - self.bad) < max(1, least)
@@ -1189,7 +1191,8 @@ class Checker:
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
         if not excuse:
-          self.fail("A9", f"{process.name} fails: {reason}")
+          guarantee = "A22" if self.setting.bad else "A9"
+          self.fail(guarantee, f"{process.name} fails: {reason}")
         self.excuses.add(excuse)
     self.died(process)
 

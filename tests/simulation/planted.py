@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.mutants import making, running
-from tests.simulation import faults, fragments, leases, slots
+from tests.simulation import bad, faults, fragments, leases, slots
 
 _CORE = "optax_dist.coordinator.protocol"
 _COORDINATOR, _CLIENT = f"{_CORE}.coordinator", f"{_CORE}.client"
@@ -34,6 +34,7 @@ class Planted:
     old: what is there.
     new: what stands there instead.
     kind: the schedules that find it.
+    also: what else is changed: a second line of defence, in the same module.
   """
 
   rule: str
@@ -43,6 +44,7 @@ class Planted:
   old: str
   new: str
   kind: Any = faults
+  also: tuple[tuple[str, str, str], ...] = ()
 
 
 FAULTS = (
@@ -234,6 +236,109 @@ FAULTS = (
     "all(state.is_connected for state in self._members.waiting())",
     "True",
   ),
+  Planted(
+    "A15",
+    "a step may have no part of who has the state before it",
+    f"{_COORDINATOR}.rounds",
+    "Rounds._is_essential",
+    "not any(s is not None and s.has(current.id.step) for s in states)",
+    "False",
+  ),
+  Planted(
+    "A15",
+    "a witness counts that is lost",
+    f"{_COORDINATOR}.rounds",
+    "Round.lost",
+    "not essential",
+    "True",
+  ),
+  Planted(
+    "A14",
+    "the mean of an abandoned round is kept",
+    f"{_CLIENT}.applier",
+    "Applier._take",
+    "self._ahead != commit.round or hyperparams",
+    "self._ahead is None or hyperparams",
+    also=(("Applier._drop", "self._ahead == round_", "False"),),
+  ),
+  Planted(
+    "A21",
+    "a step that takes no gradient is no stall",
+    f"{_COORDINATOR}.steps",
+    "Steps._delivered",
+    "self._stall.waits()",
+    "pass",
+    bad.plain,
+  ),
+  Planted(
+    "A21",
+    "each gradient that is not finite begins a stall anew",
+    f"{_COORDINATOR}.stall",
+    "Stall.dropped",
+    "min(found.since, now)",
+    "now",
+    bad.plain,
+    also=(("Stall.waits", "self.since is None and since < math.inf", "True"),),
+  ),
+  Planted(
+    "A21",
+    "data that was skipped ends a run well",
+    f"{_COORDINATOR}.run",
+    "Run._end_of_data",
+    "self._steps.policy.lost_samples(self._config.rules.max_skipped)",
+    "''",
+    leases,
+  ),
+  Planted(
+    "A22",
+    "samples are given up whoever's gradients are not finite",
+    "optax_dist.ledger.not_finite",
+    "strike",
+    "len(by) >= _STRIKES and len(set(by)) >= needed",
+    "len(by) >= _STRIKES",
+    bad.leased,
+    also=(
+      ("trusted", "good or live", "live"),
+      ("trusted", "good if len(good) > 1 else good & state.sound", "live"),
+      ("avoided", "not (state.strikes or state.streaks)", "True"),
+    ),
+  ),
+  Planted(
+    "A18",
+    "strikes of a replica that is not trusted count",
+    "optax_dist.ledger.not_finite",
+    "are_bad",
+    "holder in good",
+    "True",
+    bad.of_slots,
+  ),
+  Planted(
+    "A18",
+    "a slot counts as zeros because one replica says so",
+    f"{_CORE}.policies.leases",
+    "LeaseManager.is_finite",
+    "ledger.are_bad(self.state, incarnation, bad)",
+    "message.finite",
+    bad.of_slots,
+  ),
+  Planted(
+    "A22",
+    "who has only bad samples left waits for ever",
+    f"{_CORE}.policies.leases",
+    "LeaseManager.swap",
+    "ledger.swap(self.state)",
+    "None",
+    bad.leased,
+  ),
+  Planted(
+    "A22",
+    "a replica that has died before it joined is waited for",
+    f"{_COORDINATOR}.steps",
+    "Steps.never_joined",
+    "replica not in self.quorum.replicas",
+    "False",
+    bad.plain,
+  ),
 )
 
 
@@ -242,8 +347,10 @@ def plant(fault: Planted) -> Iterator[None]:
   """Has the fault in the core for as long as the context lasts."""
   module = importlib.import_module(fault.module)
   source = inspect.getsource(module)
-  mutant = making.changed(source, fault.where, fault.old, fault.new)
-  running.replace(module, mutant.tree)
+  changed = source
+  for change in ((fault.where, fault.old, fault.new), *fault.also):
+    changed = ast.unparse(making.changed(changed, *change).tree)
+  running.replace(module, ast.parse(changed))
   try:
     yield
   finally:

@@ -17,6 +17,7 @@ from tests.simulation import __main__ as simulation
     (churn, "--seeds 3:3", "FIRST:END"),
     (simulation, "--schedules 0", "nothing would run"),
     (simulation, "--planted nonsense", "no planted fault"),
+    (simulation, "--bad --groups --leases", "no schedules with --groups --l"),
     (mutants, "optax_dist/quorum/rules.py --of nonsense", "nonsense"),
     (mutants, "optax_dist/quorum/rules.py --sample 0", "at least 1"),
   ],

@@ -467,8 +467,10 @@ class World:
     self.trace: list[str] | None = None
     self.transcript: list[str] | None = None
     self.checker = checker
-    # Whether a process was killed for good.
+    # Whether a process was killed for good; and replicas of which launchers know
+    # that they have ended before they joined.
     self.spared = False
+    self.absent: tuple[int, ...] = ()
     self.looks_inside = seed % 32 == 7
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
@@ -556,6 +558,8 @@ class World:
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.beat, process)
     self.at(self.now, self.input, process, ins.Started())
+    if self.absent:
+      self.at(self.now, self.input, process, ins.NeverJoined(self.absent))
     return process
 
   def start_coordinator(self) -> Chief:
