@@ -26,6 +26,8 @@ class MemberState:
     applied: the step that its state has at least; -1 if it may have none.
     needs: whether it needs a snapshot.
     server: the member that serves it one.
+    fetches: whether it was told to fetch one, and has not said yet how that went:
+      it may have it though its server is gone.
     tried: members that have failed to serve it.
     sequence: sequence of its last submission.
     leaving: the step at which it asked to leave, and when that was, or a replica
@@ -40,6 +42,7 @@ class MemberState:
   applied: int = -1
   needs: bool = False
   server: Incarnation | None = None
+  fetches: bool = False
   tried: set[Incarnation] = dataclasses.field(default_factory=set)
   sequence: int = -1
   leaving: tuple[int, float] | None = None
@@ -63,9 +66,8 @@ class MemberState:
 
   def reconnected(self, applied: int) -> None:
     """It has called, with this step; what it has said before is forgotten."""
-    self.until, self.applied = math.inf, applied
-    self.needs, self.server = False, None
-    self.tried.clear()
+    self.until, self.applied, self.needs = math.inf, -1, False
+    self.has_applied(applied)
 
   def has_applied(self, step: int) -> None:
     """It has the state of a step, and needs no snapshot any more.
@@ -74,7 +76,7 @@ class MemberState:
     which it then won't fetch.
     """
     self.applied = step if self.needs else max(self.applied, step)
-    self.needs, self.server = False, None
+    self.needs, self.server, self.fetches = False, None, False
     self.tried.clear()
 
 

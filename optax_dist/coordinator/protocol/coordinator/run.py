@@ -174,7 +174,7 @@ class Run:
       case msg.Applied(step):
         state.has_applied(step)
       case msg.NeedsSnapshot(step):
-        state.needs, state.applied = True, step
+        state.needs, state.applied, state.fetches = True, step, False
         if state.server is not None:
           state.tried.add(state.server)
           state.server = None
@@ -469,7 +469,7 @@ class Run:
   # States.
 
   def _wait_for_lost(self) -> float:
-    """How long lost replicas may take to come back with the only state."""
+    """How long the only state may take to come, of a replica that is lost, too."""
     if self._history.is_untouched:
       return self._config.deadlines.pace
     return self._config.deadlines.silence
@@ -483,7 +483,8 @@ class Run:
     since = self._snapshots.lacking_since
     if since is None or any(not s.is_connected for s in self._members):
       return
-    if self._absent.lost and self._now < since + self._wait_for_lost():
+    may_come = self._absent.lost or any(s.fetches for s in self._members)
+    if may_come and self._now < since + self._wait_for_lost():
       return
     key = lambda state: (state.start.step, -state.member.incarnation)
     newest = max(self._members, key=key)

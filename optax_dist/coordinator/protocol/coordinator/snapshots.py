@@ -57,7 +57,7 @@ class Snapshots:
     self, server: MemberState, state: MemberState, at_least: int
   ) -> None:
     transfer = self._next_transfer()
-    state.server = server.member.incarnation
+    state.server, state.fetches = server.member.incarnation, True
     # From here on it is a reader of every round.
     state.applied = at_least
     to, source = state.member, server.member
