@@ -55,9 +55,12 @@ def with_bad(
     struck = (*struck, (r.uniform(0.0, 1.0), way, (index,)))
     lowers = setting.lower_on_loss or r.random() < 0.5
     setting = dataclasses.replace(setting, lower_on_loss=lowers)
-  setting = dataclasses.replace(
-    setting, bad=((index, way),), compute=tuple(compute)
-  )
+  bad = ((index, way),)
+  if way == "always" and r.random() < 0.1:
+    # The run diverges.
+    bad = tuple((i, way) for i in range(setting.replicas))
+    compute = [2.0] * len(compute)
+  setting = dataclasses.replace(setting, bad=bad, compute=tuple(compute))
   return dataclasses.replace(found, setting=setting, faults=struck)
 
 

@@ -97,12 +97,13 @@ _LONG = (6, 14)
 _OUTAGES = 3
 
 
-def schedule(seed: int, steps: int = 0) -> Schedule:
+def schedule(seed: int, steps: int = 0, outage: str = "") -> Schedule:
   """The schedule of a seed.
 
   Args:
     seed: it.
     steps: of the run; 0: mostly few, with faults in all of them.
+    outage: a kind of faults of `outages`; "": those of the seed.
   """
   if not steps and seed % 16 in _LONG:
     steps = 12
@@ -141,8 +142,8 @@ def schedule(seed: int, steps: int = 0) -> Schedule:
     setting = dataclasses.replace(setting, leaves=True)
   # Steps take about as long as this, so faults strike amid them.
   pace = max(setting.compute) + 4 * setting.latency
-  if seed % 4 == _OUTAGES:
-    return Schedule(seed, *outages.schedule(seed, setting, pace))
+  if outage or seed % 4 == _OUTAGES:
+    return Schedule(seed, *outages.schedule(seed, setting, pace, outage))
   faults = []
   time = 0.0
   for _ in range(r.choice((0, 1, 2, 3, 4, 6))):

@@ -223,6 +223,13 @@ class GroupChecker(Checker):
     group = self.world.by_name[name].names if name else ("",)
     return group[process.rank if process is not None else 0]
 
+  def began_anew_without(self, process: Any) -> bool:
+    # What companions still apply is of before: they hear it after process 0.
+    if process.rank and self.beginnings > 1:
+      return True
+    first = self.world.by_name[process.names[0]]
+    return bool(first.node.core._beginnings < self.beginnings)
+
   def committed(self, process: Any, commit: Any) -> None:
     super().committed(process, commit)
     for part in commit.parts:

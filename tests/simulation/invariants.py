@@ -87,6 +87,7 @@ class _Submission:
 
   submitted: ins.Submitted
   gradient: int
+  was_alone: bool
   outcome: fx.Resolved | None = None
 
 
@@ -412,14 +413,17 @@ class Checker:
     member = process.name in self.members.values()
     if not member or process.step != len(self.commits):
       return
+    if self.world.is_troubled(now):
+      self.fruitless_since = math.inf
+      return
     self.fruitless_since = min(self.fruitless_since, now)
     # A learner's round may begin late.
     most = TIMEOUT / min(self.setting.rates)
     most *= 2 if self.setting.policy is not None else 1
     most += self.longest_stall() + max(self.setting.compute)
-    since = self.fruitless_since
-    if self.world.was_calm(since) and now - since > most:
-      self.fail("A21", f"no step for {now - since:.1f} s, and it goes on")
+    waited = now - self.fruitless_since
+    if waited > most:
+      self.fail("A21", f"no step for {waited:.1f} s, and it goes on")
 
   def no_stall(self, step: int) -> None:
     """Where nothing goes wrong, no step waits for a deadline."""
@@ -479,6 +483,8 @@ class Checker:
     """A process has applied the mean of the latest step that it knows."""
     if self.corrupt or not 0 < process.step <= len(self.commits):
       return
+    if self.began_anew_without(process):
+      return  # What it applies is of the steps before that.
     commit = self.commits[process.step - 1]
     mean = self.mean(commit, process)
     if process.version != digest(
@@ -755,12 +761,8 @@ class Checker:
         self.fail("A18", f"step {step} has not its slots: {commit.parts}")
       starts = range(first, first + setting.window, unit)
       bad = [p for p in starts if not sums.is_finite(p, setting.not_finite)]
-      # What one finds not finite at times counts only if it is alone.
-      at_times = "at times" in dict(setting.bad).values()
-      rest = setting.replicas - len(self.gone)
-      alone = len(self.members) < 2 and (at_times or rest < 2)
       zeros = sp.union((p, p + unit) for p in bad)
-      if zeros != commit.skipped and not alone:
+      if zeros != commit.skipped and not self.one_decides(commit):
         self.fail("A18", f"step {step} names {commit.skipped} as zeros: {bad}")
     if len(found) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
@@ -779,6 +781,23 @@ class Checker:
         self.fail("A10", f"step {step} begins an epoch with {left} left")
     self.samples |= found
     self.done[step + 1] = len(self.samples | self.skipped)
+
+  def one_decides(self, commit: Committed) -> bool:
+    """Whether slots count as zeros that are so for a bad replica alone.
+
+    It must have been the only member as it submitted them, or be it now; and one
+    that is always bad is trusted only if no other one may come back.
+    """
+    setting = self.setting
+    if len(self.bad) == setting.replicas:
+      return True
+    found = [
+      self.submissions[self.processes[part.incarnation], part.sequence]
+      for part in commit.parts
+    ]
+    alone = len(self.members) < 2 or any(one.was_alone for one in found)
+    at_times = "at times" in dict(setting.bad).values()
+    return alone and (at_times or setting.replicas - len(self.gone) < 2)
 
   def compared(self, commit: Committed) -> None:
     """Two members have computed each audited slot, if two had computed before."""
@@ -909,7 +928,8 @@ class Checker:
   def submitted(self, process: Any, submitted: ins.Submitted) -> None:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
-    self.submissions[key] = _Submission(submitted, gradient)
+    alone = len(self.members) < 2
+    self.submissions[key] = _Submission(submitted, gradient, alone)
     self.by_batches[process.name, submitted.batches].append(submitted)
     name = process.name.partition(".")[0]
     self.by_sequence[name, submitted.sequence].append(submitted)

@@ -52,7 +52,7 @@ Faults = tuple[tuple[float, str, tuple[Any, ...]], ...]
 
 
 def schedule(
-  seed: int, setting: Setting, pace: float
+  seed: int, setting: Setting, pace: float, only: str = ""
 ) -> tuple[Setting, Faults]:
   """The setting and the faults of a seed.
 
@@ -60,6 +60,7 @@ def schedule(
     seed: it.
     setting: the setting of another schedule.
     pace: seconds that its steps take, about.
+    only: the kind of faults; "": any.
   """
   r = random.Random(f"outages of {seed}")
   setting = dataclasses.replace(
@@ -73,8 +74,8 @@ def schedule(
     setting = dataclasses.replace(
       setting, needed=r.choice((setting.needed, setting.replicas - 1))
     )
-  kind = r.choice(_KINDS)
-  if random.Random(f"comes back {seed}").random() < 0.1:
+  kind = only or r.choice(_KINDS)
+  if not only and random.Random(f"comes back {seed}").random() < 0.1:
     kind = "comes back"
   replicas = setting.replicas
   index = r.randrange(replicas)
@@ -137,7 +138,13 @@ def schedule(
       return setting, ((time, kind, (index,)),)
     case "cut members":
       setting = dataclasses.replace(setting, inline=False)
-      return setting, ((time, kind, (index, r.choice((1.0, 20.0, 45.0)))),)
+      if not setting.alone and r.random() < 0.5:
+        # One has a gradient, and can't have the state that it counts for.
+        setting = dataclasses.replace(setting, needed=1, max_staleness=3)
+      struck = [(time, kind, (index, r.choice((1.0, 20.0, 45.0))))]
+      if r.random() < 0.5:
+        struck.append((later, "kill", (r.randrange(2), 0.5)))
+      return setting, tuple(struck)
     case "slow copies":
       behind = (time, "snapshot", ((index + 1) % replicas, 1))
       again = (time, "restart", ((index + 1) % replicas, 0.02))

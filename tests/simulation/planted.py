@@ -47,6 +47,19 @@ class Planted:
   also: tuple[tuple[str, str, str], ...] = ()
 
 
+class Outage:
+  """Schedules with faults of one kind of `outages`."""
+
+  run = staticmethod(faults.run)
+
+  def __init__(self, kind: str):
+    self._kind = kind
+
+  def schedule(self, seed: int) -> faults.Schedule:
+    """The schedule of a seed."""
+    return faults.schedule(seed, outage=self._kind)
+
+
 FAULTS = (
   Planted(
     "A1",
@@ -91,7 +104,7 @@ FAULTS = (
   Planted(
     "A4",
     "a replica of another optimizer is let in",
-    f"{_COORDINATOR}.absent",
+    f"{_COORDINATOR}.comparison",
     "difference",
     "name not in other or _compared(found) != _compared(text)",
     "False",
@@ -243,6 +256,7 @@ FAULTS = (
     "Rounds._is_essential",
     "not any(s is not None and s.has(current.id.step) for s in states)",
     "False",
+    Outage("cut members"),
   ),
   Planted(
     "A15",
@@ -251,6 +265,7 @@ FAULTS = (
     "Round.lost",
     "not essential",
     "True",
+    Outage("cut members"),
   ),
   Planted(
     "A14",
@@ -259,7 +274,8 @@ FAULTS = (
     "Applier._take",
     "self._ahead != commit.round or hyperparams",
     "self._ahead is None or hyperparams",
-    also=(("Applier._drop", "self._ahead == round_", "False"),),
+    Outage("half a mean"),
+    (("Applier._drop", "self._ahead == round_", "False"),),
   ),
   Planted(
     "A21",

@@ -494,10 +494,13 @@ class World:
 
   def was_calm(self, since: float) -> bool:
     """Whether no fault could keep a step from being taken since then."""
-    troubled = any(
+    return not (self.is_troubled(since) or self.spared)
+
+  def is_troubled(self, since: float) -> bool:
+    """Whether a fault was under way since then."""
+    return any(
       begin <= self.now and end >= since for begin, end in self.troubles
     )
-    return not (troubled or self.spared)
 
   # Time.
 
