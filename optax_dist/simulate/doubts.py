@@ -15,15 +15,13 @@ _FEW_LOSSES = 10
 def of(
   records: Sequence[journal.Record],
   computations: Sequence[Computation],
-  losses: Sequence[Loss],
   cancelled: bool,
 ) -> tuple[str, ...]:
-  """The doubts about predictions from a journal.
+  """The doubts about the times in a journal.
 
   Args:
     records: the records from `journal.read`.
     computations: its computations.
-    losses: its losses of replicas.
     cancelled: whether computations were aborted.
 
   Returns:
@@ -44,6 +42,18 @@ def of(
       "no timings: compiling can't be distinguished from computing, so the first times"
       " of each replica may be too long"
     )
+  lines += _crowded(records)
+  if cancelled:
+    lines.append(
+      "late replicas dropped their work at once, so how long it would have taken"
+      " is not in it: slow computations are missing"
+    )
+  return tuple(lines)
+
+
+def of_losses(losses: Sequence[Loss]) -> tuple[str, ...]:
+  """The doubts about how often replicas fail, and for how long."""
+  lines = []
   if 0 < len(losses) < _FEW_LOSSES:
     lines.append(
       f"too few failures: {len(losses)}, where {_FEW_LOSSES} at least are needed to"
@@ -54,12 +64,6 @@ def of(
     lines.append(
       f"replica {longest.replica} was not back when the journal ended: it may be"
       f" away for longer than the {longest.length:.3g} s that were seen"
-    )
-  lines += _crowded(records)
-  if cancelled:
-    lines.append(
-      "late replicas dropped their work at once, so how long it would have taken"
-      " is not in it: slow computations are missing"
     )
   return tuple(lines)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.engine import NoStepError, simulate_timing
+from optax_dist.simulate.doubts import of_losses
+from optax_dist.simulate.engine import Failures, NoStepError, simulate_timing
 from optax_dist.simulate.recorded import Recorded
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import INTERVAL, LEVEL
@@ -25,7 +27,8 @@ class Prediction(NamedTuple):
     low, high: the interval of 95 % of the repetitions. Each draws its times
       from the recorded ones in stretches (a moving block bootstrap), and is as
       long as the predicted run.
-    doubts: why it may still be wrong, one line each.
+    doubts: why these numbers can't be trusted to 10 %, one line each; the text
+      of a prediction with a doubt has no number.
   """
 
   steps_per_second: float
@@ -34,10 +37,19 @@ class Prediction(NamedTuple):
   doubts: tuple[str, ...]
 
   def __str__(self) -> str:
+    if self.doubts:
+      return f"no prediction ({'; '.join(self.doubts)})"
     return (
       f"{self.steps_per_second:.4g} steps/s"
       f" ({LEVEL} %: {self.low:.4g} to {self.high:.4g})"
     )
+
+
+class _Paces(NamedTuple):
+  """The paces of the repetitions, and how many of these stopped too early."""
+
+  paces: list[float]
+  stopped: int
 
 
 def predict(
@@ -46,17 +58,24 @@ def predict(
   replicas: int | None = None,
   *,
   communication: float | None = None,
+  failures: Failures | types.EllipsisType | None = ...,
   repetitions: int = 20,
 ) -> Prediction:
   """Predicts the pace of replicas like the recorded ones.
+
+  The recorded run is simulated, too: if that is more than 10 % off its pace,
+  something in it is not in the model, and the prediction is in doubt.
 
   Args:
     recorded: a run from `from_journal`. Its rate of failures is as uncertain as
       its number of `losses` makes it; without any, it is taken to be exact.
     strategy: the strategy to predict; None for the recorded one.
-    replicas: number of replicas; None for the recorded number.
+    replicas: number of replicas; None for the recorded number. Further ones are
+      taken to be like these.
     communication: seconds from the last gradient of a step until its members
       continue to compute; None for the recorded time.
+    failures: those to predict with, taken to be exact; by default the recorded
+      ones.
     repetitions: number of simulations, each as long as the recorded run, but of
       at most 500 steps.
 
@@ -69,19 +88,45 @@ def predict(
   """
   if repetitions < 2:
     raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
-  strategy = recorded.strategy if strategy is None else strategy
-  n = recorded.replicas if replicas is None else replicas
-  steps = min(max(recorded.steps, 10), _MOST_STEPS)
-  if communication is None:
-    communication = recorded.communication
+  asked = recorded
+  doubts = recorded.doubts
+  if failures is ...:
+    doubts += of_losses(recorded.losses)
+  else:
+    asked = asked._replace(failures=failures, losses=())
+  if strategy is not None:
+    asked = asked._replace(strategy=strategy)
+  if replicas is not None:
+    asked = asked._replace(replicas=replicas)
+  if communication is not None:
+    asked = asked._replace(communication=communication)
+  paces, stopped = _simulate(asked, repetitions)
+  low, high = np.percentile(paces, INTERVAL)
+  pace = float(np.mean(paces))
+  doubts += _too_wide(recorded, pace, float(low), float(high))
+  if stopped:
+    doubts += (
+      f"in {stopped} of {repetitions} simulations too few replicas were left to"
+      " take all steps",
+    )
+  of_recorded = pace
+  if asked is not recorded and asked != recorded:
+    of_recorded = float(np.mean(_simulate(recorded, repetitions).paces))
+  doubts += _differs(recorded, of_recorded)
+  return Prediction(pace, float(low), float(high), doubts)
+
+
+def _simulate(run: Recorded, repetitions: int) -> _Paces:
+  """Simulates a run so often, each time with other times of the recorded ones."""
+  steps = min(max(run.steps, 10), _MOST_STEPS)
   paces, stopped = [], 0
   seeds = np.random.SeedSequence(0).spawn(repetitions)
   for i, source in enumerate(seeds):
     rng = np.random.default_rng(source)
-    failures = recorded.failures
+    failures = run.failures
     if failures is not None:
       # Resamples the failures observed in the same time.
-      rate, count = failures.rate, len(recorded.losses)
+      rate, count = failures.rate, len(run.losses)
       if count:
         rate *= rng.gamma(count) / count
       pick = lambda values: tuple(rng.choice(values, len(values)))  # noqa: B023
@@ -92,12 +137,12 @@ def predict(
       )
     try:
       timing = simulate_timing(
-        strategy,
-        recorded.latency.resampled(rng),
-        n,
+        run.strategy,
+        run.latency.resampled(rng),
+        run.replicas,
         steps=steps + 1,
         seed=i,
-        communication=communication,
+        communication=run.communication,
         failures=failures,
       )
     except NoStepError:
@@ -111,20 +156,20 @@ def predict(
     # From the first step on, as for a journal.
     taken = times[-1] - times[0]
     paces.append((times.size - 1) / taken if taken > 0 else 0.0)
-  low, high = np.percentile(paces, INTERVAL)
-  pace = float(np.mean(paces))
-  doubts = recorded.doubts + _too_wide(recorded, pace, float(low), float(high))
-  if stopped:
-    doubts += (
-      f"in {stopped} of {repetitions} simulations too few replicas were left to"
-      " take all steps",
-    )
-  if n > recorded.replicas:
-    doubts += (
-      f"{recorded.replicas} replicas were recorded: those beyond are taken to be"
-      " like these",
-    )
-  return Prediction(pace, float(low), float(high), doubts)
+  return _Paces(paces, stopped)
+
+
+def _differs(recorded: Recorded, pace: float) -> tuple[str, ...]:
+  """Whether the simulation of the recorded run has another pace."""
+  measured = recorded.steps_per_second
+  if measured is None:
+    return ("there are fewer than two steps to compare the simulation with",)
+  if abs(pace / measured - 1) <= _GOAL:
+    return ()
+  return (
+    f"something in the recorded run is not in the model: its simulation takes"
+    f" {pace:.4g} steps/s, and it took {measured:.4g}",
+  )
 
 
 def _too_wide(
@@ -133,6 +178,8 @@ def _too_wide(
   if pace <= 0:
     return ("in the simulation the run stands still",)
   half = (high - low) / 2 / pace
+  # The interval is that of the simulated steps.
+  half *= min(1.0, _MOST_STEPS / max(1, recorded.steps)) ** 0.5
   if half <= _GOAL:
     return ()
   needed = math.ceil(recorded.steps * (half / _GOAL) ** 2 / 10) * 10

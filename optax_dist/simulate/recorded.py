@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
     failures: failures of replicas; None if there were none.
     losses: each of them, with its length. Their number says how well the rate
       of failures is known.
-    doubts: why predictions from it may be wrong, one line each.
+    doubts: why its times may mislead, one line each.
   """
 
   latency: Recording
@@ -101,7 +101,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     steps,
     _failures(each, up, bool(runs[-1].get("lower_on_loss"))),
     each,
-    doubts.of(records, every, each, strategy.cancel),
+    doubts.of(records, every, strategy.cancel),
   )
 
 

@@ -44,7 +44,8 @@ def add_command(
     "--replicas",
     metavar="N",
     type=parser.whole_number(1, 10_000),
-    help="replicas (default: as many as in the journal, else 8)",
+    help="replicas (default: as many as in the journal, else 8); further ones are"
+    " taken to be like those of the journal",
   )
   add(
     "--max-staleness",

@@ -12,7 +12,9 @@ _DESCRIPTION = """\
 Simulates replicas that train together, in virtual time, and reports how many
 steps they would take, how much work would be dropped, and how time would be
 spent. The rules are the coordinator's own. With a journal and no --backups,
-the recorded run is simulated, and its pace shown next to the simulation's."""
+the recorded run is simulated, and its pace shown next to the simulation's. A
+journal that does not tell enough gives no prediction, but the reasons, and exit
+code 1; so does, after its numbers, a simulation that runs out of replicas."""
 
 
 def add_parser(commands) -> None:
@@ -56,8 +58,14 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist import simulate
 
   strategy = _strategy(args, recorded)
-  if recorded is not None and args.backups is None:
-    args.failures = args.failures or recorded.failures
+  line = ""
+  if recorded is not None:
+    if args.backups is None:
+      args.failures = args.failures or recorded.failures
+    line, is_trusted = _predict(args, recorded, strategy)
+    if not is_trusted:
+      print(line)
+      return 1
   try:
     timing = simulate.simulate_timing(
       strategy,
@@ -69,17 +77,22 @@ def run(args: argparse.Namespace) -> int:
     )
   except ValueError as error:
     raise errors.CommandError(f"simulate: {error}") from error
+  if timing.stopped:
+    print(
+      f"stopped after {timing.commit_times.size:,} of {timing.steps_asked:,} steps:"
+      " too few replicas were left. What follows is of the time until then."
+    )
   k = strategy.replicas_to_aggregate
   latency = parser.plain(f"{latency}")
   print(f"{args.replicas} replicas, steps of {k} gradients, {latency}")
   _show(timing)
-  if recorded is not None and recorded.steps_per_second is not None:
-    _compare(args, recorded, strategy)
-  return 0
+  if line:
+    print(line)
+  return int(timing.stopped)
 
 
 def _show(timing) -> None:
-  """Prints the numbers of a simulation, and whether it stopped early."""
+  """Prints the numbers of a simulation."""
   numbers = {
     "steps/s": f"{timing.steps_per_second:.4g}",
     "gradients/s": f"{timing.gradients_per_second:.4g}",
@@ -90,36 +103,36 @@ def _show(timing) -> None:
     numbers[f"time {category}"] = f"{share:.1%}"
   for name, text in numbers.items():
     print(f"  {name:<18}{text:>8}")
-  if timing.stopped:
-    print(
-      f"stopped after {timing.commit_times.size:,} of {timing.steps_asked:,} steps,"
-      " since too few replicas were left"
-    )
 
 
-def _compare(args: argparse.Namespace, recorded, strategy) -> None:
-  """Prints the recorded and the predicted pace, with its uncertainty."""
+def _predict(args: argparse.Namespace, recorded, strategy) -> tuple[str, bool]:
+  """The recorded and the predicted pace in words, and whether to trust it."""
   from optax_dist import simulate
 
-  measured = recorded.steps_per_second
-  simulated = recorded
-  if args.failures != recorded.failures:
-    # Those that were given have an exact rate.
-    simulated = recorded._replace(failures=args.failures, losses=())
-  predicted = simulate.predict(
-    simulated,
-    strategy,
-    args.replicas,
-    communication=args.communication,
-  )
+  own = args.failures == recorded.failures
+  try:
+    predicted = simulate.predict(
+      recorded,
+      strategy,
+      args.replicas,
+      communication=args.communication,
+      # Those that were given have an exact rate.
+      failures=... if own else args.failures,
+    )
+  except ValueError as error:
+    raise errors.CommandError(f"simulate: {error}") from error
   for doubt in predicted.doubts:
     if doubt not in recorded.doubts:
       parser.say(f"{args.journal}: {doubt}")
-  line = f"recorded: {measured:.4g} steps/s; predicted: {predicted}"
+  measured = recorded.steps_per_second
+  line = "" if measured is None else f"recorded: {measured:.4g} steps/s; "
+  if predicted.doubts:
+    return f"{line}no prediction, for the reasons above", False
+  line += f"predicted: {predicted}"
   same = args.backups is None and args.replicas == recorded.replicas
-  if same and simulated is recorded:
+  if same and own:
     line += f", {predicted.steps_per_second / measured - 1:+.1%}"
-  print(line)
+  return line, True
 
 
 def _strategy(args: argparse.Namespace, recorded):

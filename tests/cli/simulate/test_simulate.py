@@ -75,7 +75,10 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
 def test_prediction_has_the_failures_of_the_simulation(tmp_path, capsys, more):
   """Neither those of the journal, nor an estimate of a rate that is given."""
   path = _recorded(
-    tmp_path / "run.jsonl", k=4, failures=simulate.Failures(0.05, (8.0,))
+    tmp_path / "run.jsonl",
+    steps=600,
+    k=4,
+    failures=simulate.Failures(0.05, (8.0,)),
   )
   argv = ["simulate", "--journal", path, "--steps", "300", *more]
   assert main.main(argv) == 0
@@ -99,12 +102,33 @@ def test_time_of_failures_is_in_the_table(capsys):
 def test_simulation_that_stopped_early_says_so(capsys):
   argv = ["simulate", "--latency", "constant:1", "--replicas", "2"]
   argv += ["--failures", "0.01,inf", "--steps", "20000"]
-  assert main.main(argv) == 0
-  assert re.search(
-    r"stopped after [\d,]+ of 20,000 steps, since too few replicas"
-    " were left",
+  assert main.main(argv) == 1
+  assert re.match(
+    r"stopped after [\d,]+ of 20,000 steps: too few replicas were left",
     capsys.readouterr().out,
   )
+
+
+def test_journal_that_tells_too_little_gives_no_number(tmp_path, capsys):
+  """Two kills, and a machine on which programs slow each other."""
+  path = _recorded(
+    tmp_path / "run.jsonl", k=4, failures=simulate.Failures(0.002, (8.0,))
+  )
+  with open(path) as file:
+    records = [json.loads(line) for line in file]
+  records[0]["cores"] = 2
+  end = {"kind": "finish", "time": records[-1]["time"], "step": 300, "load": 9}
+  with open(path, "w") as file:
+    file.writelines(json.dumps(r) + "\n" for r in [*records, end])
+  for more in ([], ["--backups", "1"]):
+    assert main.main(["simulate", "--journal", path, *more]) == 1
+    said = capsys.readouterr()
+    assert "a load of 9.0 on 2 cores" in said.err
+    assert ("too few failures" in said.err) == (not more)
+    (line,) = said.out.splitlines()
+    assert re.fullmatch(
+      r"recorded: [\d.]+ steps/s; no prediction, for the reasons above", line
+    )
 
 
 @pytest.mark.parametrize(
