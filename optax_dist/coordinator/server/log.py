@@ -5,8 +5,9 @@
     ...
 
 A record is written with one call, so a process that is killed leaves a whole record
-or the beginning of one, which the next coordinator cuts off. There is no fsync: what
-the host's power takes away, members bring back (`entries.Recovered`).
+or the beginning of one, which the next coordinator cuts off. Steps are not synced to
+the disk: what the host's power takes away of them, members bring back
+(`entries.Recovered`). All else is, for no number may be given twice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ import zlib
 from typing import Protocol
 
 from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.protocol.entries import RECORDS, Record
+from optax_dist.coordinator.protocol.entries import (
+  RECORDS,
+  Committed,
+  Record,
+)
 from optax_dist.coordinator.protocol.history import History
 
 _MAGIC = b"optax-dist log, format 1\n"
@@ -182,6 +187,8 @@ class FileLog:
       return self._write_anew(history, retry=True)
     try:
       self._write(self._file, _framed(record))
+      if not all(isinstance(entry, Committed) for entry in record.entries):
+        os.fsync(self._file)
     except OSError as error:
       self._trouble, self._retry_at = str(error), time.monotonic() + _PAUSE
       return self._trouble
@@ -209,6 +216,7 @@ class FileLog:
       try:
         if os.write(file, data) < len(data):
           raise OSError(28, "No space left on device")
+        os.fsync(file)
         os.replace(new, self.path)
       except BaseException:
         os.close(file)
