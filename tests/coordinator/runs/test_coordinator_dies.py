@@ -187,7 +187,9 @@ def test_a_coordinator_that_is_killed_is_started_again(place, inline_bytes):
   assert max(_epochs(records)) in (3, 4)
   (end,) = [r for r in records if r["kind"] == "finish"]
   accepted = sum(len(loop.seen["accepted"]) for loop in loops)
-  assert end["ledger"] == {"applied": accepted, "dropped": {}}
+  assert end["ledger"]["applied"] == accepted
+  # One may submit while the other one finishes.
+  assert {*end["ledger"]["dropped"]} <= {"finished"}
 
 
 @pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
