@@ -113,6 +113,8 @@ class Checker:
     self.times: list[float] = []
     self.epochs: list[int] = []
     self.beginnings = 0
+    # When the run began last, and how many steps there were by then.
+    self.began_from = 0.0, 0
     # When the last coordinator started, and whether it has lost records.
     self.epoch_at = -math.inf
     self.end: Ended | None = None
@@ -121,6 +123,8 @@ class Checker:
     self.processes: dict[int, str] = {}
     # The step at which each began.
     self.joined_at: dict[int, int] = {}
+    # When each process was removed last.
+    self.away_since: dict[str, float] = {}
     self.counted: dict[tuple[str, int], Committed] = {}
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
@@ -248,6 +252,7 @@ class Checker:
         self.departures[incarnation] = left, reason
         name = self.members.pop(incarnation, None)
         if name is not None:
+          self.away_since[name] = self.world.now
           self.removed(chief, self.world.by_name[name], left, reason)
         if left and name is not None:
           self.let_go.add(name)
@@ -287,12 +292,18 @@ class Checker:
   def began(self, step: int) -> None:
     """The run begins, or begins again since nobody has its state."""
     self.beginnings += 1
+    self.began_from = self.world.now, len(self.commits)
     self.recovered = self.recovered or self.beginnings > 1
     if self.commits:
       holders = self.holders.get(len(self.commits), set())
       here = set(self.members.values()) & holders
       if here:
         self.fail("A20", f"it begins again, and {here} have its state")
+      for name in holders:
+        away = self.world.now - self.away_since.get(name, math.inf)
+        lives = self.world.by_name[name].alive
+        if lives and name not in self.let_go and away < TIMEOUT / FASTEST:
+          self.fail("A20", f"it begins again, and {name} lives with its state")
       self.excuses.add("it began again, as nobody had the state")
     self.lost += len(self.members)
     self.members = {}

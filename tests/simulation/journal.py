@@ -14,6 +14,9 @@ from tests.simulation.world import FASTEST, LEADER_TIMEOUT
 def wrong(checker: Any, process: Any, note: notes.Record) -> str:
   """What is wrong with a leader's note; "" for nothing."""
   steps, world = len(checker.commits), checker.world
+  began_at, before = checker.began_from
+  if began_at == world.now:  # What came before it is noted after it.
+    steps = max(steps, before)
   step = getattr(note, "step", 0)
   # A leader may note steps before they are in the log; one that was replaced
   # may lack some.

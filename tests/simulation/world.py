@@ -456,7 +456,7 @@ class World:
     self.log: list[Record] = []
     # Who was stopped or busy, or couldn't reach whom, and from when to when.
     self.absences: list[tuple[tuple[str, ...], float, float]] = []
-    # When the first process began an attempt.
+    # When the coordinator has told members of a round.
     self.begun: dict[RoundId, float] = {}
     # Those that somebody could not complete.
     self.failed: set[RoundId] = set()
@@ -845,11 +845,11 @@ class World:
       ready = max(ready, self.blocked_until(*ends) + 0.001)
     connection.last = dict.fromkeys(connection.last, ready)
     connection.ready = ready
-    if not other.alive and other is self.chief:
-      # Its address refuses connections.
+    if not other.alive and self.chief in (process, other):
+      # Its address refuses connections. Members have not met, and try again.
       connection.open[peer] = False
       why = "its address refuses connections"
-      self.at(ready, self.lose, connection, process, "unreachable", why)
+      self.at(ready, self.lose, connection, process, "gone", why)
       return
     if not other.alive or ready > self.now + CONNECT:
       connection.open[peer] = False
@@ -882,6 +882,8 @@ class World:
       process.needs_since = self.now
     if isinstance(item, msg.Failed):
       self.failed.add(item.round)
+    if isinstance(item, msg.Round):
+      self.begun.setdefault(item.round, self.now)
     if isinstance(item, msg.Rejected) and not self.has_nonsense:
       self.checker.fail(
         "A1", f"{process.name} refuses what {peer} says: {item}"
@@ -1033,7 +1035,6 @@ class World:
   ) -> None:
     aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
     process.aggregations[attempt] = aggregation
-    self.begun.setdefault(attempt, self.now)
     for j, peer in enumerate(peers):
       if peer.process in process.losing:
         self.fail(process, aggregation, j, "its connection was lost just now")

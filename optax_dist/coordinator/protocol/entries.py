@@ -84,6 +84,21 @@ class Member(Struct):
   address: str
 
 
+class Departed(Struct):
+  """A replica that was a member.
+
+  Attributes:
+    member: its last membership.
+    left: whether it left gracefully; otherwise it was lost, and may come back.
+    step: how many steps had been committed by then; -1 if the run has begun again
+      since, and its state is not the run's any more.
+  """
+
+  member: Member
+  left: bool
+  step: Integer
+
+
 class RoundId(Struct):
   """Identifies an aggregation round within the run.
 
@@ -236,10 +251,10 @@ def run_id(nonce: str) -> str:
 
 
 class Epoch(Struct):
-  """A coordinator has started, or started again.
+  """A coordinator has started, has started again, or continues as if it had.
 
   Attributes:
-    number: how many have before.
+    number: how many there were before.
     nonce: a random text; that of the first one is part of all signatures between
       members.
   """
@@ -379,7 +394,7 @@ class Compacted(Struct):
   step: Natural
   next_incarnation: Incarnation
   members: tuple[Member, ...]
-  departed: tuple[tuple[ReplicaId, bool], ...]
+  departed: tuple[Departed, ...]
   applied: Natural
   dropped: tuple[tuple[str, Natural], ...]
   changes: tuple[tuple[Process, Natural], ...]

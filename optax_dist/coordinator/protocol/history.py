@@ -10,6 +10,7 @@ from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,
   Compacted,
+  Departed,
   Ended,
   Entry,
   Epoch,
@@ -45,7 +46,7 @@ class History:
     step: how many steps were committed since step 0.
     next_incarnation: incarnation of the next membership.
     members: the current members, by incarnation.
-    departed: former members by id, and whether they left gracefully.
+    departed: former members by id.
     applied: how many gradients were part of commits.
     dropped: how many were dropped, by reason, as of the last commit.
     changes: the number of the last `Change` of each process that was committed.
@@ -63,7 +64,7 @@ class History:
   step: int = 0
   next_incarnation: Incarnation = 0
   members: dict[Incarnation, Member] = dataclasses.field(default_factory=dict)
-  departed: dict[ReplicaId, bool] = dataclasses.field(default_factory=dict)
+  departed: dict[ReplicaId, Departed] = dataclasses.field(default_factory=dict)
   applied: int = 0
   dropped: tuple[tuple[str, int], ...] = ()
   changes: dict[Process, int] = dataclasses.field(default_factory=dict)
@@ -86,6 +87,15 @@ class History:
     whole = found and found[0].round.step == step
     return found if whole and step < self.step else None
 
+  def lost(self) -> list[Departed]:
+    """The replicas that may come back."""
+    return [gone for gone in self.departed.values() if not gone.left]
+
+  @property
+  def has_committed(self) -> bool:
+    """Whether its last coordinator has committed a step."""
+    return self.step != self.starts[self.epoch]
+
   def has_lost(self, epoch: int, step: int) -> bool:
     """Whether the log has lost steps that a coordinator has told of.
 
@@ -94,7 +104,7 @@ class History:
       step: how many steps it has told of.
     """
     later = [s for number, s in self.starts.items() if number > epoch]
-    return bool(later) and step > later[0]
+    return step > min([self.step, *later[:1]])
 
   def of_process(self, process: Process) -> Member | None:
     """The membership of a process."""
@@ -122,13 +132,16 @@ class History:
         self.epoch, self.starts[number] = number, self.step
       case Began(start, job):
         self.beginnings += 1
-        for member in self.members.values():
-          self.departed[member.replica] = False
         if self.ended is not None or self.job != job:
           self.departed.clear()  # It is another run.
         self.ended = None
         self.job, self.origin = job, start
         self.step, self.progress = start.step, start.progress
+        self.starts[self.epoch] = start.step
+        ended = [(old.member, old.left) for old in self.departed.values()]
+        ended += [(member, False) for member in self.members.values()]
+        for member, left in ended:
+          self.departed[member.replica] = Departed(member, left, -1)
         self.members.clear()
         self.recent.clear()
       case Joined(member):
@@ -136,7 +149,7 @@ class History:
       case Removed(incarnation, left):
         gone = self.members.pop(incarnation, None)
         if gone is not None:
-          self.departed[gone.replica] = left
+          self.departed[gone.replica] = Departed(gone, left, self.step)
       case Committed():
         step = entry.round.step
         if step != self.step:
@@ -174,7 +187,7 @@ class History:
       self.step,
       self.next_incarnation,
       tuple(self.members.values()),
-      tuple(self.departed.items()),
+      tuple(self.departed.values()),
       self.applied,
       self.dropped,
       tuple(self.changes.items()),
@@ -190,7 +203,7 @@ class History:
     self.origin, self.step = entry.origin, entry.step
     self.next_incarnation = entry.next_incarnation
     self.members = {member.incarnation: member for member in entry.members}
-    self.departed = dict(entry.departed)
+    self.departed = {gone.member.replica: gone for gone in entry.departed}
     self.applied, self.dropped = entry.applied, entry.dropped
     self.changes = dict(entry.changes)
     self.progress, self.ended = entry.progress, entry.ended

@@ -382,7 +382,7 @@ class Driver:
         self._far.discard(peer)
         if peer == endpoint.COORDINATOR:
           self._place.revive(how)
-        elif how in ("unreachable", "refused"):
+        elif how in ("unreachable", "gone", "refused"):
           self._could_not_reach(peer, reason)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp(peer, near):

@@ -46,7 +46,7 @@ class Endpoint:
 
   def revive(self, how: transports.How) -> None:
     """Starts the coordinator again if it has died, and this process may."""
-    if self.restart is not None and how in ("broken", "unreachable"):
+    if self.restart is not None and how in ("broken", "unreachable", "gone"):
       self.restart()
 
   def has_moved(self) -> bool:

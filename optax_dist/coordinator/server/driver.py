@@ -220,6 +220,11 @@ class Server:
         encoded = MESSAGES.encode(message)
         for peer in peers:
           self._transport.send(peer, [encoded])
+      case fx.Connect(peer, address):
+        # One that is not known to live, and has listened there.
+        self._called[peer] = run
+        nonce = run.core.history.nonce.encode()
+        self._transport.connect(peer, address, nonce, met=True)
       case fx.Disconnect(peer, reason):
         self._transport.disconnect(peer, reason)
       case fx.WriteJournal(note):

@@ -138,6 +138,7 @@ class Connections:
     peer: str,
     ways: Sequence[addresses.Endpoint] | Callable[[], str],
     key: bytes | None,
+    met: bool,
   ) -> None:
     """Starts to connect to a peer; calls `up` or `lost` in the end.
 
@@ -145,9 +146,10 @@ class Connections:
       peer: name of the peer.
       ways: its endpoints, or what finds its address.
       key: of its run, if it belongs to another one.
+      met: whether it is known to have listened there; so is who was connected.
     """
-    now = self._now()
-    dial = dialing.Dial(ways, now, now + self._limits.connect, key)
+    now, met = self._now(), met or peer in self._memories
+    dial = dialing.Dial(ways, now, now + self._limits.connect, key, met)
     self._dials[peer] = dial
     self._try(peer, dial)
 
@@ -588,7 +590,7 @@ class Connections:
   ) -> None:
     """Handles a failed attempt: tries again, or gives up."""
     self._dialed.pop(peer, None)
-    loss = dial.failed(how, reason, self._now(), peer in self._memories)
+    loss = dial.failed(how, reason, self._now())
     if loss is not None:
       self._notify_lost(peer, *loss)
     self._next_check = min(self._next_check, dial.at)

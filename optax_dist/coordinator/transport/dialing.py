@@ -22,6 +22,7 @@ class Dial:
     until: when it times out.
     at: when the next attempt is due.
     key: of the peer's run, if it belongs to another one.
+    met: whether the peer is known to have listened there.
     reason: why the last attempt failed.
     refusals: endpoints in a row that refused the connection.
   """
@@ -32,6 +33,7 @@ class Dial:
     now: float,
     until: float,
     key: bytes | None = None,
+    met: bool = False,
   ):
     """Starts with the first endpoint.
 
@@ -41,8 +43,9 @@ class Dial:
       now: the time.
       until: when it times out.
       key: of the peer's run, if it belongs to another one.
+      met: whether the peer is known to have listened there.
     """
-    self.until, self.at, self.key = until, now, key
+    self.until, self.at, self.key, self.met = until, now, key, met
     self.reason = "no attempt has ended yet"
     self.refusals = 0
     self._ways: Sequence[addresses.Endpoint]
@@ -84,7 +87,7 @@ class Dial:
     return self._found[self._index]
 
   def failed(
-    self, how: interface.How, reason: str, now: float, met: bool
+    self, how: interface.How, reason: str, now: float
   ) -> tuple[interface.How, str] | None:
     """An attempt has failed.
 
@@ -92,7 +95,6 @@ class Dial:
       how: as the kind of a loss.
       reason: explanation for people.
       now: the time.
-      met: whether this process has been connected to the peer.
 
     Returns:
       How the peer is lost, and why; None if it is tried again.
@@ -108,10 +110,10 @@ class Dial:
       return "refused", self._refusal
     if how == "ended" and self._find is None:
       return how, reason
-    if self._find is None and self.refusals >= self._index and met:
+    if self._find is None and self.refusals >= self._index and self.met:
       # A process listens at its own address for as long as it lives.
       reason = f"it has ended: its address refuses connections ({reason})"
-      return "unreachable", reason
+      return "gone", reason
     self._index, self._found, self.refusals = 0, None, 0
     self.at += self._pause
     self._pause = min(2 * self._pause, _PAUSES[1])

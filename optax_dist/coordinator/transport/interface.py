@@ -36,6 +36,7 @@ How: TypeAlias = Literal[
   "broken",  # The connection was closed or reset: most likely it died.
   "silent",  # No byte for `Limits.silence`: stopped, or cut off.
   "unreachable",  # No connection could be made within `Limits.connect`.
+  "gone",  # Its address refuses connections: its process has ended.
   "refused",  # It has another secret, run or version.
   "ended",  # Another process is at its address.
   "faulty",  # It violated the protocol.

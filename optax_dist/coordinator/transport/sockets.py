@@ -136,11 +136,12 @@ class Transport:
     peer: str,
     address: str | Callable[[], str],
     run: bytes | None = None,
+    met: bool = False,
   ) -> None:
     """Starts to connect; ends in `PeerUp` or `PeerLost`.
 
-    It retries, with pauses, until `Limits.connect` has passed. A peer that was
-    connected before is lost at once if its address no longer accepts
+    It retries, with pauses, until `Limits.connect` has passed. A peer that has
+    listened before is lost at once if its address no longer accepts
     connections, since its process has ended; so is one whose name or address is
     invalid. Messages and arrays may be sent at once, and wait until the peer is
     up. If it is already connected or connecting, nothing happens.
@@ -151,6 +152,7 @@ class Transport:
         another thread before each attempt: whoever has the peer's name may be
         another process by then. It may raise `ValueError`.
       run: the nonce of its run, if it differs from this process's.
+      met: whether it is known to have listened there; so is who was connected.
     """
     self._check_open()
     if peer not in self._sessions:
@@ -165,7 +167,7 @@ class Transport:
         return
       key = None if run is None else handshake.job_key(self._secret, run)
       self._sessions[peer] = self._new_session(peer)
-      self._connections.dial(peer, ways, key)
+      self._connections.dial(peer, ways, key, met)
 
   def disconnect(self, peer: str, reason: str = "") -> None:
     """Says goodbye once the messages sent before have been written.

@@ -5,6 +5,7 @@ those of a process that is held. A script's lines are commands:
 
     run needed=2 replicas=3 inline_bytes=8     the numbers of the run
     start a b c                                replicas, whose processes start
+    bring checkpoint 1                         the state that later ones start with
     submit a | submit a 1 | submit a nan       a gradient (on an earlier step)
     submit a sum=2 | submit a sum=3 more       a sum (that extends the one taken)
     submit a long                              a gradient with a byte too many
@@ -17,6 +18,7 @@ those of a process that is held. A script's lines are commands:
     fingerprint a 5f                           the digest of its state
     kill coordinator | restart | lose 1        it ends; starts; forgets records
     kill a | break a | hold a | let a          processes and their connections
+    silent a | wake a                          it is not heard; it is there again
     wait 5                                     seconds
 """
 
@@ -111,6 +113,7 @@ class Room:
     self.queue: collections.deque[tuple[str, str, Any]] = collections.deque()
     self.held: dict[str, list[tuple[str, str, Any]]] = {}
     self.connected: set[str] = set()
+    self.away: set[str] = set()
     self.rounds: dict[str, dict[RoundId, fx.Aggregate]] = {}
     self.fetches: dict[str, tuple[fx.FetchSnapshot, int]] = {}
     self.served: dict[int, int] = {}
@@ -118,6 +121,7 @@ class Room:
     self.taken: dict[str, int] = {}
     self.admissions: collections.Counter[str] = collections.Counter()
     self.steps: dict[str, int] = {}
+    self.brought = Start(0, "start")
 
   def execute(self, line: str) -> list[str]:
     """Carries out a command; returns what was written down."""
@@ -159,14 +163,17 @@ class Room:
   def do_start(self, *names: str) -> None:
     for name in names:
       replica = "abcdefgh".index(name[0])
-      start = Start(0, "start")
+      start = self.brought
       me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
       self.clients[name] = Client(
         self.config(Job((("optimizer", "the one"),), self.rules)), me
       )
-      self.rounds[name], self.steps[name] = {}, 0
+      self.rounds[name], self.steps[name] = {}, start.step
       self.give(name, ins.Started())
       self.deliver()
+
+  def do_bring(self, digest: str, step: str) -> None:
+    self.brought = Start(int(step), digest)
 
   def do_stranger(self, name: str) -> None:
     replica, start = "abcdefgh".index(name[0]), Start(0, "start")
@@ -252,6 +259,15 @@ class Room:
     self.give(_CHIEF, ins.PeerLost(name, "broken", "reset"))
     self.give(name, ins.PeerLost(_CHIEF, "broken", "reset"))
 
+  def do_silent(self, name: str) -> None:
+    self.away.add(name)
+    self.connected.discard(name)
+    self.give(_CHIEF, ins.PeerLost(name, "silent", "nothing was heard of it"))
+
+  def do_wake(self, name: str) -> None:
+    self.away.discard(name)
+    self.give(name, ins.PeerLost(_CHIEF, "broken", "it was closed"))
+
   def do_hold(self, name: str) -> None:
     self.held[name] = []
 
@@ -264,7 +280,7 @@ class Room:
       due = {
         n: self.core(n).deadline()
         for n in (_CHIEF, *self.clients)
-        if self.core(n)
+        if self.core(n) and n not in self.away
       }
       first = min(due, key=lambda n: due[n], default="")
       if not first or due[first] > end:
@@ -329,6 +345,11 @@ class Room:
         # It is closed behind what was sent.
         lost = ins.PeerLost(name, "left", effect.reason)
         self.queue.append((name, peer, lost))
+      case fx.Connect(peer) if name == _CHIEF:
+        self.tell(name, f"calls {peer}")
+        if peer not in self.clients:
+          gone = ins.PeerLost(peer, "gone", "its address refuses connections")
+          self.give(name, gone)
       case fx.Aggregate():
         self.rounds[name][effect.round] = effect
       case fx.Log():

@@ -416,7 +416,7 @@ def test_an_invalid_name_or_address_is_unreachable_at_once(
   assert a.poll(0) == []
 
 
-def test_an_ended_peer_is_unreachable_at_once(world):
+def test_an_ended_peer_is_gone_at_once(world):
   limits = interface.Limits(connect=60.0)
   a, b = world.add("a", limits=limits), world.add("b")
   address = world.address("b")
@@ -427,7 +427,7 @@ def test_an_ended_peer_is_unreachable_at_once(world):
   world.clear()
   a.connect("b", address)
   (event,) = world.wait_for("a", interface.PeerLost)
-  assert (event.peer, event.how) == (b.name, "unreachable")
+  assert (event.peer, event.how) == (b.name, "gone")
   assert "it has ended" in event.reason
 
 

@@ -294,6 +294,10 @@ class Client:
       self.applier.start = self._offered
     known = known if welcome.whole else -1
     self.applier.begin(origin, welcome.step, known, welcome.alone)
+    if welcome.anew and self._admissions and not self.applier.sound:
+      text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
+      text += " is not of the run any more: others have gone on without it"
+      self._out.append(fx.Log("warning", text))
     self.applier.tell_state()
     if self.submissions.pending is not None:
       self._arrive()

@@ -17,15 +17,9 @@ from optax_dist.coordinator.protocol.messages import Hello
 
 
 class Absent:
-  """What a coordinator knows of replicas that are no members.
+  """What a coordinator knows of replicas that are no members."""
 
-  Attributes:
-    lost: replicas that were removed, and may come back.
-  """
-
-  def __init__(self, lost: set[ReplicaId]):
-    """Starts with those that the log says are lost."""
-    self.lost = lost
+  def __init__(self) -> None:
     # Members that were allowed to leave, and have yet to know.
     self._left: set[Incarnation] = set()
     # Replicas from before the run began again, and until when they may rejoin.
@@ -41,14 +35,10 @@ class Absent:
   def joined(self, replica: ReplicaId) -> None:
     """A replica is a member now."""
     self._expected.pop(replica, None)
-    self.lost.discard(replica)
 
-  def removed(self, state: MemberState, left: bool) -> None:
-    """A member was removed: it was allowed to leave, or is lost."""
-    if left:
-      self._left.add(state.member.incarnation)
-    else:
-      self.lost.add(state.member.replica)
+  def let_go(self, state: MemberState) -> None:
+    """A member was allowed to leave."""
+    self._left.add(state.member.incarnation)
 
   def has_left(self, incarnation: Incarnation) -> bool:
     """Whether a member was allowed to leave, perhaps without knowing."""

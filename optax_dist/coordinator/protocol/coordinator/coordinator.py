@@ -15,6 +15,7 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.comparison import difference
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.run import Run
 from optax_dist.coordinator.protocol.effects import Effect
@@ -23,6 +24,7 @@ from optax_dist.coordinator.protocol.entries import (
   Epoch,
   Job,
   Process,
+  Recovered,
 )
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.inputs import Input
@@ -88,12 +90,13 @@ class Coordinator:
             return
           if self._run is None:
             self._begin(Began(message.start, message.job), now)
+          self._recover(peer, message, now)
         if self._run is not None:
           self._run.handle(peer, message, now)
-      case ins.PeerLost(peer, _, reason):
+      case ins.PeerLost(peer, how, reason):
         self._connected.discard(peer)
         if self._run is not None:
-          self._run.lost(peer, reason, now)
+          self._run.lost(peer, how, reason, now)
       case ins.Malformed(peer, error):
         self._bad += 1
         text = f"bad message {self._bad}, of {peer}: {error}"
@@ -119,8 +122,7 @@ class Coordinator:
 
   def _begin(self, began: Began, now: float) -> None:
     """Begins a run, perhaps again: all that are connected call again."""
-    again = self._run is not None
-    config, step = self._configure(began.job), self.history.step
+    step, again = self.history.step, self._run is not None
     text = (
       f"no replica has the state of step {step}: the run begins again from step"
       f" {began.start.step}"
@@ -131,7 +133,39 @@ class Coordinator:
     self._out.note(notes.Run(notes.VERSION, "", began.start.step))
     if again:
       self._out.add(fx.Log("warning", text))
-      for peer in sorted(self._connected):
-        self._out.add(fx.Disconnect(peer, "the run begins again"))
-      self._connected.clear()
+      self._continue("the run begins again", now)
+    else:
+      self._run = Run(self._configure(began.job), self.history, self._out, now)
+
+  def _recover(self, peer: Process, hello: msg.Hello, now: float) -> None:
+    """Takes the steps of a member that the log has lost, unless others followed.
+
+    A coordinator's host may lose power, and with it what was written last. No step
+    is taken before all members of the log have called, or had time to; and until
+    one is, this coordinator continues from the longer log as if it started now.
+    """
+    history = self.history
+    if history.job is None or difference(history.job, hello.job):
+      return
+    if (
+      hello.beginnings == history.beginnings
+      and hello.read > history.step
+      and not history.has_committed
+      and history.ended is None
+    ):
+      self._out.append(Recovered(hello.read, hello.read_progress))
+      # Who has called before may lack steps that are not in the log: it calls again.
+      self._connected.discard(peer)
+      self._continue("the log had lost steps", now)
+      self._connected.add(peer)
+
+  def _continue(self, why: str, now: float) -> None:
+    """Continues from the log, as one that has just started; all call again."""
+    # No number of a round or transfer is given twice.
+    self._out.append(Epoch(self.history.epoch + 1, self._nonce))
+    for peer in sorted(self._connected):
+      self._out.add(fx.Disconnect(peer, why))
+    self._connected.clear()
+    assert self.history.job is not None
+    config = self._configure(self.history.job)
     self._run = Run(config, self.history, self._out, now)

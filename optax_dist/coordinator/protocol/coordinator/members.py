@@ -65,7 +65,7 @@ class MemberState:
     return self.applied >= step and not self.needs
 
   def reconnected(self, applied: int) -> None:
-    """It has called, with this step; what it has said before is forgotten."""
+    """It has called, with this step."""
     self.until, self.applied, self.needs = math.inf, -1, False
     self.has_applied(applied)
 

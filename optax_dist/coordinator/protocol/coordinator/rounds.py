@@ -45,10 +45,12 @@ class Round:
     message: what its members and readers were told.
     number: how the rules call it.
     began: when it began.
+    holders: who has said that it has the mean.
   """
 
   def __init__(self, message: msg.Round, number: int, now: float):
     self.message, self.number, self.began = message, number, now
+    self.holders: list[Incarnation] = []
     # The replica that must also get the mean; None once it has.
     self._witness = message.witness
     # Reports that are held back until the witness has the mean.
@@ -61,6 +63,7 @@ class Round:
 
   def done(self, incarnation: Incarnation) -> list[quorum.Done]:
     """A member or the witness has the mean; returns what counts now."""
+    self.holders.append(incarnation)
     if incarnation == self._witness:
       return self._witnessed()
     own = [

@@ -27,6 +27,7 @@ from optax_dist.coordinator.protocol.coordinator.comparison import (
   Verdict,
   difference,
 )
+from optax_dist.coordinator.protocol.coordinator.holders import Holders
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
@@ -47,7 +48,6 @@ from optax_dist.coordinator.protocol.entries import (
   Joined,
   Member,
   Process,
-  Recovered,
   Removed,
   ReplicaId,
   run_id,
@@ -66,8 +66,8 @@ class Run:
   """A run, from what the log says of it on.
 
   Attributes:
-    begins_again: what the run has begun from once more, since nobody had its state,
-      or most replicas have another job; None if it goes on.
+    begins_again: what the run begins from once more, since nobody has its state, or
+      most replicas have another job; None if it goes on.
   """
 
   def __init__(self, config: Config, history: History, out: Outbox, now: float):
@@ -93,21 +93,21 @@ class Run:
     # The first fingerprint of each step, and whose it was.
     self._fingerprints: dict[int, tuple[str, ReplicaId]] = {}
     self.begins_again: Began | None = None
-    lost = {replica for replica, left in history.departed.items() if not left}
-    self._absent = Absent(lost)
+    self._absent = Absent()
+    self._holders = Holders(config, history, self._members, out)
     fresh = history.is_untouched and history.beginnings > 1
     if fresh:
-      for replica in lost:
-        self._absent.expect(replica, now + self._config.deadlines.pace)
+      until = now + self._config.deadlines.pace
+      for gone in history.lost():
+        self._absent.expect(gone.member.replica, until)
     for member in history.members.values():
       self._members.add(
         MemberState(member, until=now + self._config.deadlines.pace)
       )
     self._steps.at(now)
-    self._steps.begin(history.departed, expected=fresh)
-    # The step at which this coordinator has started, and at which it has asked
-    # those behind for theirs.
-    self._started_at = self._asked_at = history.step
+    self._steps.begin(expected=fresh)
+    # The step at which it has asked those behind for theirs.
+    self._asked_at = history.step
 
   def handle(self, peer: Process, message: msg.Message, now: float) -> None:
     """Handles a message."""
@@ -117,11 +117,12 @@ class Run:
     self._receive(peer, message)
     self._run_pending()
 
-  def lost(self, peer: Process, reason: str, now: float) -> None:
+  def lost(self, peer: Process, how: str, reason: str, now: float) -> None:
     """Handles the loss of a connection."""
     self._at(now)
     self._absent.forget_process(peer)
     self._comparison.calls.pop(peer, None)
+    self._holders.lost(peer, how, now)
     self._addresses.pop(peer, None)
     state = self._members.of_process(peer)
     if state is not None and state.is_connected:
@@ -144,7 +145,7 @@ class Run:
     times = [*self._absent.deadlines(), *self._steps.deadlines()]
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
-      times.append(self._snapshots.lacking_since + self._wait_for_lost())
+      times += self._holders.deadlines(self._snapshots.lacking_since)
     if self._shutdown.since is not None:
       times.append(self._shutdown.since + self._config.deadlines.patience)
     for state in self._members.waiting():
@@ -215,8 +216,6 @@ class Run:
       return
     self._addresses[peer] = hello.address
     state = self._members.of_process(peer)
-    if self._is_of_another_history(hello):
-      self._recover(hello)
     if (
       state is not None
       and not state.is_connected
@@ -314,35 +313,6 @@ class Run:
       return True
     return history.has_lost(hello.epoch, hello.read)
 
-  def _recover(self, hello: msg.Hello) -> None:
-    """Takes the steps of a member that the log has lost, unless others followed.
-
-    A coordinator's host may lose power, and with it what was written last. Nothing
-    is committed before all members of the log have called, or had time to.
-    """
-    history = self._history
-    if (
-      hello.beginnings != history.beginnings
-      or history.step != self._started_at
-      or hello.read <= history.step
-      or self._steps.rounds.current is not None
-      or self._steps.gradients.accepted
-    ):
-      return
-    self._out.append(Recovered(hello.read, hello.read_progress))
-    self._started_at = hello.read
-    # Who has called before may lack steps that are not in the log: it calls again.
-    for state in self._members:
-      if state.is_connected:
-        process = state.member.process
-        self._out.add(fx.Disconnect(process, "the log had lost steps"))
-        self._addresses.pop(process, None)
-        state.until = self._now + self._config.deadlines.pace
-    self._members.changed()
-    self._steps = Steps(self._config, self._history, self._members, self._out)
-    self._steps.at(self._now)
-    self._steps.begin(self._history.departed, expected=False)
-
   def _welcome(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Sends what a process has missed, and from where it takes part."""
     history = self._history
@@ -404,6 +374,7 @@ class Run:
         state.leaving = (step, self._now)
         self._steps.rounds.void_early()
       return
+    self._holders.has_ended(member.process)
     if stacks:
       self._out.note(
         notes.Stuck(member.replica, step, reason, stacks, member.incarnation)
@@ -417,7 +388,8 @@ class Run:
     incarnation = state.member.incarnation
     if not self._members.remove(incarnation) or self._shutdown.is_decided:
       return
-    self._absent.removed(state, left)
+    if left:
+      self._absent.let_go(state)
     entry = Removed(incarnation, left, reason)
     self._out.append(entry)
     self._note_removed(state, left, reason)
@@ -428,7 +400,7 @@ class Run:
       )
     # The quorum is not lowered to nobody while a lost replica may come back: the
     # run would end well.
-    last = not self._members and bool(self._absent.lost)
+    last = not self._members and bool(self._history.lost())
     departure = quorum.Lost if last else self._steps.departure(left)
     self._steps.removed(state, departure)
 
@@ -450,11 +422,11 @@ class Run:
       late = [s for s in self._members if s.leaving is None and not s.has(step)]
       for other in late:
         self._snapshots.ask(other, self._steps.step)
-      last = len(self._members) == 1 and bool(self._absent.lost)
+      last = len(self._members) == 1 and bool(self._history.lost())
       waits = bool(late) or last
       if not waits or self._now >= since + self._config.deadlines.patience:
         self._remove(state, "left", left=True)
-        if not self._members and not self._absent.lost:
+        if not self._members and not self._history.lost():
           # No replica has the state any more: joining is too late now.
           self._record_end("all replicas have left", "")
 
@@ -468,12 +440,6 @@ class Run:
 
   # States.
 
-  def _wait_for_lost(self) -> float:
-    """How long the only state may take to come, of a replica that is lost, too."""
-    if self._history.is_untouched:
-      return self._config.deadlines.pace
-    return self._config.deadlines.silence
-
   def _wait_for_state(self) -> None:
     """Begins again if no member has the state, and none comes back with it.
 
@@ -483,12 +449,10 @@ class Run:
     since = self._snapshots.lacking_since
     if since is None or any(not s.is_connected for s in self._members):
       return
-    may_come = self._absent.lost or any(s.fetches for s in self._members)
-    if may_come and self._now < since + self._wait_for_lost():
-      return
     key = lambda state: (state.start.step, -state.member.incarnation)
     newest = max(self._members, key=key)
-    self.begins_again = Began(newest.start, self._config.job)
+    if not self._holders.wait(newest.start.step, since, self._now):
+      self.begins_again = Began(newest.start, self._config.job)
 
   # Ends.
 
@@ -613,6 +577,9 @@ class Run:
 
   def _ask_those_behind(self) -> None:
     step = self._steps.step
+    if self._steps.gradients.queued is not None and not self._steps.has_state:
+      for state in self._members:
+        self._snapshots.ask(state, step)
     if step == self._asked_at:
       return
     self._asked_at = step

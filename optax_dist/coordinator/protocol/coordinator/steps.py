@@ -112,14 +112,14 @@ class Steps:
     self.consequences: list[Consequence] = []
     self._now = 0.0
 
-  def begin(self, departed: dict[ReplicaId, bool], expected: bool) -> None:
+  def begin(self, expected: bool) -> None:
     """Tells the rules of all replicas that the log knows.
 
     Args:
-      departed: former members, and whether they left gracefully.
       expected: whether lost ones are expected back, as after a new beginning.
     """
-    for replica, left in departed.items():
+    for replica, gone in self._history.departed.items():
+      left = gone.left
       if expected and not left:
         continue
       self._silently(quorum.Join(replica))
@@ -142,6 +142,15 @@ class Steps:
   def step(self) -> int:
     """The step that is taken next."""
     return self.quorum.step
+
+  @property
+  def has_state(self) -> bool:
+    """Whether a member has the state that the next step is applied to.
+
+    If gradients are sent inline, whoever has an older one gets the means.
+    """
+    inline = self._config.inline
+    return inline or any(state.has(self.step) for state in self._members)
 
   def at(self, now: float) -> None:
     """Sets the time."""
@@ -192,6 +201,11 @@ class Steps:
       self._newcomers.add(member.incarnation)
     else:
       self.apply(join)
+    if self._config.rules.lower_on_loss:
+      # The last one to go has not lowered the quorum, to nobody.
+      for gone in self._history.lost():
+        if gone.member.replica in self.quorum.replicas:
+          self.apply(quorum.Leave(gone.member.replica))
     self.members_changed()
 
   def _count(self, incarnation: Incarnation) -> None:
@@ -277,8 +291,7 @@ class Steps:
 
   def members_changed(self) -> None:
     """The quorum may be another one."""
-    departed = self._history.departed
-    lost = sum(not left for left in departed.values())
+    lost = len(self._history.lost())
     self.policy.members_changed(self.quorum, lost)
     self._announce_asks()
 
@@ -311,6 +324,8 @@ class Steps:
 
   def arrive(self, state: MemberState, message: msg.Arrive) -> None:
     """A member submits a gradient, which may have to wait."""
+    if not state.needs:
+      state.applied = max(state.applied, message.applied)
     if self._may_process(state, message):
       self._arrive(state, message)
     else:
@@ -327,8 +342,6 @@ class Steps:
         return
       self._count(incarnation)
     state.sequence = message.sequence
-    if not state.needs:
-      state.applied = max(state.applied, message.applied)
     local_step = message.local_step
     held = self.quorum.inside.get(replica)
     inside = held.count if held and held.local_step == local_step else 0
@@ -385,11 +398,11 @@ class Steps:
     """Whether the rules may get a gradient now; otherwise it is queued."""
     if not self._all_connected():
       return False
+    if not self.has_state:
+      return False  # There is nothing that the mean could be applied to.
     if self._config.rules.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
       return self.rounds.current is None
-    if not self._config.inline and not any(s.has(0) for s in self._members):
-      return False  # There is nothing that the mean could be applied to.
     round_ = self.quorum.attempt
     # If the round fails, the sum that it extends is accepted again.
     return (
@@ -642,9 +655,11 @@ class Steps:
     self._out.tell_all(self._members, entry)
     timings = [a.message.timings for a in arrivals]
     self._out.note(notes.committed(entry, timings))
-    self._committed(entry)
+    self._committed(entry, ended.holders if ended is not None else ())
 
-  def _committed(self, entry: Committed) -> None:
+  def _committed(
+    self, entry: Committed, holders: Iterable[Incarnation]
+  ) -> None:
     """Keeps up with a step that has just been committed."""
     self._stall.end()
     if self.gradients.accepted:
@@ -652,12 +667,14 @@ class Steps:
     self.rounds.committed()
     self._newcomers.committed(self._now)
     step = entry.round.step
-    for part in entry.parts:
-      state = self._members.get(part.incarnation)
-      if state is not None and entry.mean is None and state.applied == step:
+    for incarnation in holders:
+      state = self._members.get(incarnation)
+      if state is not None and state.applied == step:
         # It has the mean, and will soon have the state. With a gradient of an
         # older step it may still lack an earlier mean.
         state.applied = step + 1
+    for part in entry.parts:
+      state = self._members.get(part.incarnation)
       if state is not None and state.leaving is not None:
         # The state it wanted to leave with isn't the last one any more.
         state.leaving = (step + 1, state.leaving[1])
