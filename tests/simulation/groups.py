@@ -240,10 +240,20 @@ class GroupChecker(Checker):
         elif not found.submitted.finite:
           self.fail("A1", f"{process.name}: {part} is not finite")
 
+  def began(self, step: int) -> None:
+    super().began(step)
+    self.versions_of.clear()
+
+  def began_anew_without(self, process: Any) -> bool:
+    first = self.world.by_name[process.names[0]]
+    return first.node.core._beginnings < self.beginnings
+
   def published(self, process: Any) -> None:
     step, version = process.step, process.version
     if step > len(self.commits):
       self.fail("A7", f"{process.name} is at step {step}, not committed")
+    if self.began_anew_without(process):
+      return
     versions = self.versions_of.setdefault(process.rank, {})
     if versions.setdefault(step, version) != version:
       self.fail("A4", f"{process.name} differs at step {step}")
