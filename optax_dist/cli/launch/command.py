@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ On several hosts run the same command on each, with --nodes, --node-rank and
 GKE, TPU pods, Open MPI). The secret of the job, at least 16 bytes, is then
 taken from --secret-file, OPTAX_DIST_SECRET_FILE or OPTAX_DIST_SECRET."""
 
-_LOGS = "replicas"
+_LOGS, _COMPILED = "replicas", "compiled"
 # Seconds in which the processes of a launcher that was killed are ended.
 _KILLED_WITHIN = 10.0
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
       log=args.output and args.output / options.LOG,
       continues=args.resume and job.node.count > 1,
       told=job.settings,
-      env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
+      env=_env(args),
       grace=args.grace,
       lock=lock,
     )
@@ -94,6 +95,21 @@ def run(args: argparse.Namespace) -> int:
     except (RuntimeError, TimeoutError, ValueError) as error:
       # The coordinator can't start.
       raise errors.CommandError(f"launch: {error}", exit_code=1) from error
+
+
+def _env(args: argparse.Namespace) -> dict[str, str]:
+  """Variables of the replicas, where the user has not set them."""
+  found = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}
+  folder = "JAX_COMPILATION_CACHE_DIR"
+  if args.output is None or not args.keep_compiled or folder in os.environ:
+    return found
+  if args.processes_per_replica > 1:
+    return found  # JAX keeps what the first process compiles.
+  # Each host has its own: its processors may be others.
+  path = args.output.resolve() / _COMPILED / socket.gethostname()
+  # By default JAX keeps only what takes more than a second.
+  least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+  return found | {folder: str(path), least: os.environ.get(least, "0")}
 
 
 def _command(program: list[str], module: bool) -> list[str]:

@@ -106,6 +106,14 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     " OPTAX_DIST_OUTPUT, for its checkpoints",
   )
   add(
+    "--no-compilation-cache",
+    dest="keep_compiled",
+    action="store_false",
+    help="don't have JAX keep compiled programs in --output, where a replica that"
+    " starts again finds them (nor with JAX_COMPILATION_CACHE_DIR, or with several"
+    " processes per replica)",
+  )
+  add(
     "--resume",
     action="store_true",
     help="continue in an --output with an earlier run, which is otherwise"

@@ -53,6 +53,13 @@ def main():
         del told[name]
       print(rest, sorted(told.items()))
       _take_part(line)
+    case ["compiled"]:
+      names = (
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+      )
+      print([os.environ.get(name) for name in names])
+      _take_part(line)
     case ["killed-twice", _] if replica == 0 and restarts < 2:
       os.kill(os.getpid(), signal.SIGKILL)
     case ["killed-twice", sign]:

@@ -65,6 +65,26 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
     assert "['--replicas', 'mine']" in log
 
 
+def test_what_is_compiled_is_kept_below_the_output(
+  tmp_path, capfd, monkeypatch
+):
+  variable = "JAX_COMPILATION_CACHE_DIR"
+  monkeypatch.delenv(variable, raising=False)
+  outputs = iter(range(9))
+
+  def told(*flags):
+    output = tmp_path / str(next(outputs))
+    assert _launch("--output", output, *flags, _LIGHT, "compiled") == 0
+    (line,) = set(capfd.readouterr().out.splitlines())
+    return output, ast.literal_eval(line.partition("] ")[2])
+
+  output, found = told()
+  assert found == [str(output / "compiled" / socket.gethostname()), "0"]
+  assert told("--no-compilation-cache")[1] == [None, None]
+  monkeypatch.setenv(variable, "mine")
+  assert told()[1] == ["mine", None]
+
+
 def test_any_program_and_modules_can_be_launched(tmp_path, capfd, monkeypatch):
   # Neither joins, so there was no run.
   assert (
