@@ -21,7 +21,13 @@ from optax_dist.coordinator import errors, memberships, options, strategies
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.data import arguments as data_arguments
 from optax_dist.coordinator.data import probe as probes
-from optax_dist.coordinator.launch import channel, cluster, environment, faults
+from optax_dist.coordinator.launch import (
+  channel,
+  cluster,
+  environment,
+  faults,
+  standby,
+)
 from optax_dist.coordinator.protocol import entries, inputs
 from optax_dist.coordinator.runtime import (
   endpoint,
@@ -161,7 +167,7 @@ def join(
   address, total, number = cluster.detect(
     coordinator_address,
     checks.count_or_none("total_num_replicas", total_num_replicas),
-    None if replica is None else checks.count("replica", replica, least=0),
+    _number(replica, launched),
   )
   replicas_to_aggregate = data_arguments.gradients_per_step(
     data,
@@ -211,6 +217,12 @@ def join(
     **settings,
   )
   chosen: options.Options = job.keywords["settings"]
+  line = channel.current()
+  if launched.standby and line is not None:
+    participant.compile_update(job.keywords["strategy"], params, chosen)
+    launched = standby.wait(line)
+    assert launched.replica is not None
+    number = launched.replica
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   if secret is None:
@@ -243,7 +255,6 @@ def join(
         restart=None if starter is None else starter.start_later,
       )
       with place.closed_on_error():
-        line = channel.current()
         if on_sigterm is None and line is not None and launched.grace:
           on_sigterm = "leave"
         preempted = None
@@ -280,6 +291,25 @@ def join(
       if starter is not None:
         starter.stop()
       raise
+
+
+def _number(
+  replica: int | None, launched: environment.Environment
+) -> int | None:
+  """The number of this replica; None if only the environment says it.
+
+  A process that stands by has none yet, and checks its arguments as if it were 0.
+  """
+  if replica is not None:
+    replica = checks.count("replica", replica, least=0)
+  if not launched.standby:
+    return replica
+  if replica is not None:
+    raise ValueError(
+      "a process of --standby learns its number in join, when a replica dies; got"
+      f" replica={replica!r}. Leave it out."
+    )
+  return 0
 
 
 def run_embedded(

@@ -68,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
       job.certificates.check()
     except ValueError as error:
       raise errors.CommandError(f"launch: {error}") from None
+  if args.standbys and args.processes_per_replica > 1:
+    raise errors.CommandError(
+      "launch: --standby is for replicas of one process; got"
+      f" --processes-per-replica {args.processes_per_replica}"
+    )
   with contextlib.ExitStack() as stack:
     lock = None
     if journal is not None:
@@ -82,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
       folder=args.output and args.output / _LOGS,
       log=args.output and args.output / options.LOG,
       continues=args.resume and job.node.count > 1,
+      standbys=args.standbys,
       told=job.settings,
       env=_env(args),
       grace=args.grace,

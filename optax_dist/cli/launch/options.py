@@ -91,6 +91,15 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     " while a replica keeps failing",
   )
   add(
+    "--standby",
+    dest="standbys",
+    metavar="N",
+    type=parser.whole_number(0),
+    default=0,
+    help="processes of your script on this host that have imported and compiled,"
+    " and wait in join for the number of a replica that dies (default: 0)",
+  )
+  add(
     "--chaos",
     dest="faults",
     metavar="FAULTS",

@@ -46,6 +46,8 @@ class Environment:
     replicas_to_aggregate: gradients in a step.
     min_replicas: smallest number of replicas with which the job continues.
     restarts: how often this replica was started before.
+    standby: 1 for a process that waits until it becomes a replica; then it has
+      no `replica` yet.
     num_processes: processes of each replica.
     process_index: index of this process in its replica, from 0.
     nodes: number of hosts of the job, for their launchers.
@@ -79,6 +81,7 @@ class Environment:
   replicas_to_aggregate: Positive | None = None
   min_replicas: Positive | None = None
   restarts: Natural | None = None
+  standby: Natural | None = None
   num_processes: Positive | None = None
   process_index: Natural | None = None
   nodes: Positive | None = None

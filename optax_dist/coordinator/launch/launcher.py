@@ -27,6 +27,7 @@ from optax_dist.coordinator.launch import (
   keeper,
   output,
   signals,
+  standby,
   supervisor,
   watcher,
 )
@@ -77,6 +78,7 @@ class Launcher:
     folder: pathlib.Path | None = None,
     log: pathlib.Path | None = None,
     continues: bool = False,
+    standbys: int = 0,
     told: Environment | None = None,
     env: Mapping[str, str] | None = None,
     grace: float = 30.0,
@@ -94,6 +96,7 @@ class Launcher:
         files.
       continues: whether an earlier run goes on, if it can: its replicas may live
         on other hosts.
+      standbys: processes that wait until they take the place of a replica.
       told: more variables for `coordinator.join`, such as
         `replicas_to_aggregate`; if it has `secret`, none is created, and with a
         `store` the coordinator is found there.
@@ -126,6 +129,8 @@ class Launcher:
       self._env.setdefault(name, os.environ.get(name, kept))
     # The processes of each running replica.
     self._running: dict[int, list[child.Child]] = {}
+    self._standbys: list[child.Child] = []
+    self._wanted = standbys
     # Why replicas had to stop before the end of the run, by replica.
     self._failures: dict[int, str] = {}
     # Those that the run has refused.
@@ -251,6 +256,9 @@ class Launcher:
   def _begin(self, replica: int, restarts: int) -> None:
     """Starts the processes of a replica that belong on this host."""
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
+    if self._standbys and restarts:
+      self._take_the_place(told)
+      return
     count = self._placement.processes
     # Those that have started are ended if another one can't be started.
     processes = self._running[replica] = []
@@ -261,16 +269,51 @@ class Launcher:
       if restarts:
         self._record(replica, processes[-1], None)
 
-  def _spawn(self, told: Environment) -> child.Child:
-    """Starts a process of a replica."""
+  def _take_the_place(self, told: Environment) -> None:
+    """Has a process that stands by become a replica."""
+    assert told.replica is not None
+    process = self._standbys.pop(0)
+    process.printed.end()
+    process.name, process.printed = self._printed_by(told)
+    process.tell("replica", variables=standby.offer(told))
+    self._running[told.replica] = [process]
+    self._record(told.replica, process, None)
+
+  def _start_standbys(self) -> None:
+    """Starts those that are missing, once all replicas have joined."""
+    if self._stop_at is None and self._told_absent.keys() >= {*self._running}:
+      for _ in range(self._wanted - len(self._standbys)):
+        told = dataclasses.replace(self._told, standby=1)
+        self._standbys.append(self._spawn(told))
+
+  def _look_at_standbys(self) -> None:
+    for process in list(self._standbys):
+      ended = process.has_ended()
+      process.read_prints()
+      process.read()
+      if ended:
+        process.kill()
+        self._standbys.remove(process)
+        # Another one would end in the same way.
+        self._wanted -= 1
+        how = child.ending(process.popen)
+        self._echo("launch", f"a standby {how}, and is not replaced", True)
+
+  def _printed_by(self, told: Environment) -> tuple[str, output.Printed]:
+    """The name of a process, and what takes its output."""
     number = f"{told.replica}"
     if told.process_index is not None:
       number += f".{told.process_index}"
-    name = f"replica {number}"
-    path = self._folder and self._folder / f"replica-{number}.log"
+    name = "standby" if told.standby else f"replica {number}"
+    path = self._folder and self._folder / f"{name.replace(' ', '-')}.log"
+    return name, output.Printed(name, file=path, echo=self._echo)
+
+  def _spawn(self, told: Environment) -> child.Child:
+    """Starts a process of a replica, or one that stands by."""
+    name = f"replica {told.replica}"
     env = {**self._env, **told.variables()}
     try:
-      printed = output.Printed(name, file=path, echo=self._echo)
+      name, printed = self._printed_by(told)
       with contextlib.ExitStack() as stack:
         stack.callback(printed.end)
         made = child.Child(name, self._command, printed, env)
@@ -284,14 +327,14 @@ class Launcher:
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     poll = select.poll()  # `select.select` refuses descriptors from 1024 on.
-    for processes in self._running.values():
-      for process in processes:
-        for file in process.files():
-          poll.register(file, select.POLLIN)
+    for process in self._live():
+      for file in process.files():
+        poll.register(file, select.POLLIN)
     poll.poll(1000 * _SLICE)
     for replica, processes in list(self._running.items()):
       if self._running.get(replica) is processes:
         self._look_at(replica, processes)
+    self._look_at_standbys()
     if self._code is None:
       self._step(supervisor.Tick())
       self._tell_absent()
@@ -315,8 +358,9 @@ class Launcher:
         self._told_absent[replica] = absent
 
   def _live(self) -> list[child.Child]:
-    """All processes of running replicas."""
-    return [p for processes in self._running.values() for p in processes]
+    """All processes of running replicas, and those that stand by."""
+    running = [p for processes in self._running.values() for p in processes]
+    return running + self._standbys
 
   def _look_at(self, replica: int, processes: list[child.Child]) -> None:
     ended = [p.has_ended() for p in processes]
@@ -362,6 +406,7 @@ class Launcher:
         self._told_absent[replica] = frozenset()
         self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
+        self._start_standbys()
       case "left":
         self._step(supervisor.Left(replica))
       case "failed":

@@ -39,7 +39,7 @@ from optax_dist.coordinator.runtime import (
   update,
   watchdog,
 )
-from optax_dist.coordinator.runtime.processes import Processes
+from optax_dist.coordinator.runtime.processes import Parts, Processes
 from optax_dist.coordinator.strategies import hyperparams
 from optax_dist.coordinator.training.submission import Submission
 
@@ -169,19 +169,14 @@ class Participant:
       shared = shared._replace(hyperparams=hyperparams.find(inner))
     alike = agreement.agreement(strategy, shared, params, settings, data, inner)
     parts = self.processes.parts(strategy, params, shared, inner)
-    shared = parts.shared
-    self.update = update.Update(strategy, params, parts)
-    self.layout = layout.layout(self.update.blocks, settings.wire)
+    self.update, self.layout, shared = _compiled(
+      strategy, params, parts, settings.wire
+    )
     # Shards are exchanged however small they are: no process has the whole
     # gradient.
     nbytes = self.layout.nbytes
     whole = parts.gradient is None
     self._inline = whole and nbytes <= settings.inline_bytes
-    # Compiles the update early, so that no round has to wait for it.
-    nothing = means.read(self.layout, np.zeros(nbytes, np.uint8))
-    after = self.update.apply(shared, nothing)
-    # Placed as by an update: otherwise programs would be compiled anew after it.
-    shared = jax.tree.map(trees.placed_like, shared, after)
     numbers = strategy.quorum
     # Those of a step are in one message.
     gradients = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
@@ -562,6 +557,32 @@ class Participant:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
+
+
+def compile_update(
+  strategy: strategies.Strategy, params: Any, settings: options.Options
+) -> None:
+  """Has the update of a replica of one process compiled before it is made."""
+  params = trees.as_params(params)
+  shared = strategy.shared(params)
+  inner = strategy.inner_state(strategy.local(shared))
+  parts = Processes().parts(strategy, params, shared, inner)
+  _compiled(strategy, params, parts, settings.wire)
+
+
+def _compiled(
+  strategy: strategies.Strategy, params: Any, parts: Parts, wire: str
+) -> tuple[update.Update, layout.Layout, Any]:
+  """The update, the layout of gradients, and the first state, placed as by one.
+
+  The update is compiled here, so that no round has to wait for it.
+  """
+  made = update.Update(strategy, params, parts)
+  sent = layout.layout(made.blocks, wire)
+  nothing = means.read(sent, np.zeros(sent.nbytes, np.uint8))
+  after = made.apply(parts.shared, nothing)
+  # Otherwise programs would be compiled anew after an update.
+  return made, sent, jax.tree.map(trees.placed_like, parts.shared, after)
 
 
 def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:

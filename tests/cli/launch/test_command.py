@@ -85,6 +85,12 @@ def test_what_is_compiled_is_kept_below_the_output(
   assert told()[1] == ["mine", None]
 
 
+def test_groups_have_no_standby(capfd):
+  flags = ("--standby", 1, "--processes-per-replica", 2)
+  assert _launch(*flags, *_ELSEWHERE, _LIGHT, "environment") == 2
+  assert "--standby is for replicas of one process" in capfd.readouterr().err
+
+
 def test_any_program_and_modules_can_be_launched(tmp_path, capfd, monkeypatch):
   # Neither joins, so there was no run.
   assert (

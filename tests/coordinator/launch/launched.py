@@ -37,6 +37,16 @@ def main() -> int:
       train(0.5)
     else:
       train(60.0, lambda: (folder / "trained").touch())
+  if what == "end-if-standby":
+    if place.standby:
+      return 3
+    channel.say("joined")
+    wait_for(pathlib.Path(sys.argv[2]), str(replica), "said")
+    channel.say("left")
+    return 0
+  if what == "stand-by":
+    stand_by(pathlib.Path(sys.argv[2]), place)
+    return 0
   if what == "train":
     train(float(sys.argv[2]))
   channel.say("finished")
@@ -48,6 +58,33 @@ def wait_for(folder: pathlib.Path, mine: str, *names: str) -> None:
   (folder / mine).touch()
   while not all((folder / name).exists() for name in names):
     time.sleep(0.01)
+
+
+def stand_by(folder: pathlib.Path, place: environment.Environment) -> None:
+  """Replica 1 dies once another process stands by, which takes its place."""
+  import jax.numpy as jnp
+  import optax
+
+  from optax_dist import coordinator
+
+  if place.standby:
+    assert place.replica is None
+    (folder / "stands by").touch()
+  with coordinator.join(
+    optax.sgd(0.1), jnp.ones(3), timeout=60.0, lower_on_loss=True
+  ) as replica:
+    print("joined", replica.replica, os.getpid(), flush=True)
+    while not replica.finished:
+      replica.step(jnp.ones(3))
+      time.sleep(0.01)
+      if replica.replica == 1 and not place.standby:
+        while not (folder / "stands by").exists():
+          replica.step(jnp.ones(3))
+        os.kill(os.getpid(), signal.SIGKILL)
+      if place.standby:
+        now = environment.Environment.read()
+        assert (now.replica, now.restarts, now.standby) == (1, 1, None)
+        replica.finish()
 
 
 def train(seconds, trained=None) -> None:

@@ -19,6 +19,7 @@ _FULL = Environment(
   replicas_to_aggregate=3,
   min_replicas=2,
   restarts=1,
+  standby=1,
   num_processes=2,
   process_index=1,
   nodes=2,

@@ -47,6 +47,41 @@ def test_a_replica_that_dies_is_started_again(tmp_path):
   assert sorted(placed) == [["0", "0"], ["1", "0"], ["1", "1"]]
 
 
+def test_a_process_that_stands_by_takes_the_place_of_a_replica_that_dies(
+  tmp_path,
+):
+  lines = []
+  made = _launcher(
+    tmp_path, f"stand-by {tmp_path}", lines.append, restarts=1, standbys=1
+  )
+  assert made.run() == 0
+  placed = [line.split()[1:] for line in lines if line.startswith("placed")]
+  # The one without a number became replica 1; none was started in its place,
+  # unless it stood by after that.
+  assert sorted(p[0] for p in placed)[:2] == ["0", "1"]
+  first = next(p for p in placed if p[0] == "None")
+  joined = [line.split()[1:] for line in lines if line.startswith("joined")]
+  assert joined[2:] == [["1", first[2]]]
+  log = (tmp_path / "replica-1.log").read_text()
+  assert log.count("--- replica 1, started") == 2
+  assert f"joined 1 {first[2]}" in log
+  assert not any("is not replaced" in line for line in lines)
+
+
+def test_a_standby_that_ends_is_named_and_not_replaced(tmp_path):
+  lines = []
+
+  def hear(line):
+    lines.append(line)
+    if "standby" in line:
+      (tmp_path / "said").touch()
+
+  made = _launcher(tmp_path, f"end-if-standby {tmp_path}", hear, standbys=1)
+  assert made.run() == 0
+  said = [line for line in lines if "standby" in line]
+  assert said == ["a standby ended with exit code 3, and is not replaced"]
+
+
 def test_a_run_whose_parameters_are_lost_begins_again(tmp_path):
   """Nobody else had joined when the only replica was killed."""
   lines = []

@@ -1,0 +1,40 @@
+"""A process that stands by: it has imported and compiled, and waits for a number.
+
+    launcher   starts it without a number -- a replica dies --> tells it that number
+    process    imports, calls join -> "standby" ... waits ... -> joins as that replica
+
+Until then it is in no run, and nobody knows of it but its launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Mapping
+
+from optax_dist.coordinator.launch.channel import Channel, Event
+from optax_dist.coordinator.launch.environment import Environment, variable
+
+
+def offer(told: Environment) -> dict[str, str]:
+  """The message to a process that becomes a replica: its variables."""
+  names = [variable(name) for name in ("replica", "restarts")]
+  variables = told.variables()
+  return {name: variables[name] for name in names}
+
+
+def wait(line: Channel) -> Environment:
+  """Waits until this process becomes a replica; its launcher ends it otherwise.
+
+  Returns:
+    Its environment, which is that of the process from now on.
+  """
+  events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+  line.hear(events.put)
+  line.say("standby")
+  while (event := events.get())["event"] != "replica":
+    pass
+  variables: Mapping[str, str] = event["variables"]
+  os.environ.update(variables)
+  del os.environ[variable("standby")]
+  return Environment.read()
