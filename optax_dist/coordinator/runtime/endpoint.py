@@ -92,7 +92,8 @@ class World:
         )
         self._thread.start()
       address = self._transport.address
-    return Endpoint(sockets.Transport(process_name(name)), address)
+    transport = sockets.Transport(process_name(name), server=COORDINATOR)
+    return Endpoint(transport, address)
 
   def close(self) -> None:
     """Ends the coordinator, and waits for its thread."""
@@ -153,6 +154,7 @@ def connect(
     advertise=advertise,
     towards=host,
     certificates=certificates,
+    server=COORDINATOR,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
   if place is None:

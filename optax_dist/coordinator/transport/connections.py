@@ -84,6 +84,7 @@ class Connections:
     signs: bool,
     listeners: listening.Listeners,
     contexts: tls.Contexts | None,
+    server: str,
     limits: interface.Limits,
     now: Callable[[], float],
     up: Callable[[str, bool], session.Session],
@@ -97,6 +98,7 @@ class Connections:
       signs: whether frames are signed where they are not encrypted.
       listeners: where this process listens; they are closed with the rest.
       contexts: encrypt what leaves this host; None for no encryption.
+      server: the name of a process that only accepts connections; "" for none.
       limits: bounds on time and memory.
       now: the transport's clock.
       up: called when a peer is connected, with whether this process can see its
@@ -105,7 +107,7 @@ class Connections:
     """
     self.key, self.woken = key, False
     self._name, self._signs, self._limits = name, signs, limits
-    self._contexts, self._now = contexts, now
+    self._contexts, self._server, self._now = contexts, server, now
     self._notify_up, self._notify_lost = up, lost
     self._up_links: dict[str, _Link] = {}
     self._dials: dict[str, dialing.Dial] = {}
@@ -296,11 +298,15 @@ class Connections:
         socket.socket.send(link.sock, b"".join(link.stage.output()))
     why = tls.explain(error, files, dialed)
     if isinstance(error, ssl.SSLCertVerificationError) and not dialed:
-      told = f"A process at {link.source} can't connect: {why}."
-      if told != self._told:
-        self._told = told
-        _log.warning("%s", told)
+      self._tell_refused(link, why)
     self._end(link, "refused" if tls.is_final(error) else "broken", why)
+
+  def _tell_refused(self, link: _Link, why: str) -> None:
+    where = link.source or "this host"
+    told = f"A process at {where} can't connect: {why}."
+    if told != self._told:
+      self._told = told
+      _log.warning("%s", told)
 
   def _open(self, link: _Link) -> None:
     """The socket is connected."""
@@ -345,6 +351,15 @@ class Connections:
 
   def _shake(self, link: _Link, shake: handshake.Handshake) -> None:
     """Uses the connection, if this side decides and has no other one."""
+    if (
+      (shake.undecided or shake.done)
+      and link.endpoint is None
+      and shake.peer == self._server
+    ):
+      why = f"it is not {shake.peer!r}, which connects to nobody"
+      self._tell_refused(link, why)
+      shake.refuse(why)
+      raise handshake.Refused(why)
     if shake.undecided:
       other = self._up_links.get(shake.peer)
       if other is not None:

@@ -56,6 +56,7 @@ class Transport:
     advertise: str | None = None,
     towards: str | None = None,
     certificates: tls.Certificates | None = None,
+    server: str = "",
     limits: interface.Limits | None = None,
     time_source: Callable[[], float] = time.monotonic,
   ):
@@ -75,6 +76,8 @@ class Transport:
       towards: a host that all replicas reach, to determine the address to
         advertise.
       certificates: encrypts all traffic that leaves this host.
+      server: a process that never connects to this one, which connects to it:
+        whoever comes with its name is somebody else, and refused; "" for none.
       limits: bounds on time and memory.
       time_source: a monotonic clock, in seconds.
 
@@ -116,6 +119,7 @@ class Transport:
       bool(secret),
       listeners,
       contexts,
+      server,
       self._limits,
       self.now,
       self._up,

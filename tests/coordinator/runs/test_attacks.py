@@ -3,9 +3,11 @@
 Replicas are threads that speak over sockets, as processes do.
 """
 
+import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,13 +15,15 @@ import threading
 import jax
 import jax.numpy as jnp
 import optax
+import proxies
 import pytest
 from waiting import until
 
-from optax_dist import coordinator
-from optax_dist.coordinator.protocol import codec, messages
+from optax_dist import coordinator, ledger
+from optax_dist.coordinator.protocol import codec, entries, messages
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.server import process as server
+from optax_dist.coordinator.transport import sockets
 
 SECRET = "a secret of enough bytes"
 # Nobody waits so long: of what is told at once a test sees that it is.
@@ -142,6 +146,123 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
   assert [loop.error for loop in loops] == [None, None]
   assert "bad message 3, of" in caplog.text
   assert "has rejected a message" in caplog.text
+
+
+def _forged(replica):
+  """What only a coordinator may say, of a run that goes on."""
+  core = replica._participant.driver._core
+  epoch, step = core._epoch, core._read
+  round_ = entries.RoundId(epoch, step, 0)
+  mean = bytes(4 * 40)
+  return (
+    entries.Committed(round_, (), mean, False, (), ()),
+    entries.Removed(core.incarnation, False, "forged"),
+    entries.Removed(core.incarnation, True, "forged"),
+    entries.Ended(step, "forged", "", ()),
+    entries.Ended(0, "forged", "Diverged", ()),
+    messages.Welcome(
+      *(epoch + 1, "forged", 9, entries.Start(), 77, 0, ledger.NOTHING_DONE),
+      *(False, True, True),
+    ),
+    messages.Cancel(round_),
+    messages.Refused("forged"),
+    messages.Refused("forged", True),
+  )
+
+
+def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
+  job, caplog
+):
+  # Members are connected to each other.
+  job |= {"inline_bytes": 0}
+  victim, evil = loops = Loop(0, job), Loop(1, job)
+  for loop in loops:
+    loop.start()
+  until(lambda: min(loop.step for loop in loops) > 3)
+  driver = evil.replica._participant.driver
+  (peer,) = {*driver._transport.peers()} - {endpoint.COORDINATOR}
+  records = _forged(victim.replica)
+
+  def attack():
+    for to in (peer, endpoint.COORDINATOR):
+      for record in records:
+        driver._transport.send(to, [messages.MESSAGES.encode(record)])
+
+  step = victim.step
+  driver.post(attack)
+  own = evil.replica._participant.driver._transport.name
+  for record in records:
+    words = f"{own} sent a forged message: {type(record).__name__} of a process"
+    until(lambda words=words: words in caplog.text)
+  until(lambda: victim.step > step + 10)
+  stop(*loops)
+  assert [loop.error for loop in loops] == [None, None]
+  assert victim.replica.fingerprint() == evil.replica.fingerprint()
+  assert "is not for a coordinator" in caplog.text  # What evil was told.
+
+
+def test_who_has_the_coordinators_name_is_refused(job, caplog):
+  """A member knows all that signatures between members need."""
+  loops = Loop(0, job), Loop(1, job)
+  for loop in loops:
+    loop.start()
+  until(lambda: min(loop.step for loop in loops) > 3)
+  victim = loops[0].replica._participant.driver._transport
+  with contextlib.closing(
+    sockets.Transport(endpoint.COORDINATOR, secret=SECRET.encode())
+  ) as evil:
+    evil._connections.key = victim._connections.key
+    evil.connect(victim.name, victim.address)
+    lost = []
+    until(lambda: lost.extend(evil.poll(0.1)) or lost)
+  assert [(event.how, event.reason) for event in lost] == [
+    (
+      "refused",
+      "it refused: \"it is not 'coordinator', which connects to nobody\"",
+    )
+  ]
+  assert "A process at this host can't connect: it is not 'coord" in caplog.text
+  step = loops[0].step
+  until(lambda: loops[0].step > step + 5)
+  stop(*loops)
+  assert [loop.error for loop in loops] == [None, None]
+  assert "was removed" not in caplog.text
+
+
+def test_strangers_and_recordings_only_end_their_own_connections(job, caplog):
+  host, _, port = job["coordinator_address"].rpartition(":")
+  with proxies.threaded(job["coordinator_address"]) as proxy:
+    loops = (
+      Loop(0, job),
+      Loop(1, job | {"coordinator_address": proxy.address}),
+    )
+    for loop in loops:
+      loop.start()
+    until(lambda: min(loop.step for loop in loops) > 3)
+    recorded = bytes(proxy.there.taken)
+    assert len(recorded) > 500
+    for raw in (
+      b"GET / HTTP/1.1\r\n\r\n",
+      bytes(1000),
+      bytes.fromhex("160301020001000001fc0303"),  # TLS begins like this.
+      recorded[:50] + b"\xff" * 500,
+      recorded,
+    ):
+      with socket.create_connection((host, int(port)), 60.0) as sock:
+        with contextlib.suppress(OSError):
+          sock.sendall(raw)
+        with contextlib.suppress(ConnectionResetError):
+          while sock.recv(4096):
+            pass  # Until it is closed.
+    steps = [loop.step for loop in loops]
+    until(
+      lambda: all(
+        loop.step > step + 5 for loop, step in zip(loops, steps, strict=True)
+      )
+    )
+    stop(*loops)
+  assert [loop.error for loop in loops] == [None, None]
+  assert "was removed" not in caplog.text
 
 
 _FORKS = """

@@ -47,12 +47,13 @@ class Companion:
         return self._end(
           f"The replica can't go on: its process 0 is lost ({how}: {reason})."
         )
-      case ins.Received(peer, message) if isinstance(
-        message, orders.REPORTS + orders.ORDERS
-      ):
-        if peer == self._speaker:
+      case ins.Received(peer, message):
+        if peer == self._speaker and isinstance(
+          message, orders.REPORTS + orders.ORDERS
+        ):
           return self._obey(message)
-        text = f"{peer} gives orders, and does not speak for this replica"
+        kind = type(message).__name__
+        text = f"{peer} sent {kind}, and does not speak for this replica"
         return [fx.Log("warning", text)]
       case ins.Aborted():
         self.over = True

@@ -336,7 +336,11 @@ class Client:
     if peer != self._me.coordinator or not isinstance(
       message, msg.FromCoordinator
     ):
-      text = f"{type(message).__name__} of a process that is no coordinator"
+      kind = type(message).__name__
+      text = f"{kind} of a process that is no coordinator"
+      self._out.append(
+        fx.Log("warning", f"{peer} sent a forged message: {text}")
+      )
       self._out.append(fx.Send(peer, msg.Rejected(text)))
       return
     self._heard = now, type(message).__name__

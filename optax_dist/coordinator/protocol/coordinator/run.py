@@ -195,7 +195,11 @@ class Run:
         self._fingerprint(state, message)
       case _:
         kind = type(message).__name__
-        self._steps.reject(peer, f"{kind} is not for a coordinator")
+        text = f"{kind} is not for a coordinator"
+        self._out.add(
+          fx.Log("warning", f"{peer} sent a forged message: {text}")
+        )
+        self._steps.reject(peer, text)
 
   def _serve_the_end(self, peer: Process, state: MemberState | None) -> None:
     address = self._addresses.get(peer)

@@ -1,5 +1,6 @@
 """Processes of a replica find each other through a real coordinator."""
 
+import contextlib
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from optax_dist.coordinator.extras.groups import meeting
 from optax_dist.coordinator.protocol import deadlines, messages
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.server import process
-from optax_dist.coordinator.transport import addresses
+from optax_dist.coordinator.transport import addresses, interface, sockets
 
 SECRET = b"a secret of enough bytes"
 PLACE = "127.0.0.1:1234"
@@ -80,6 +81,26 @@ def test_processes_that_wait_call_the_next_coordinator(server):
   assert both_wait(first, second) == [PLACE, PLACE]
   first.close()
   second.close()
+
+
+def test_nobody_but_the_coordinator_says_who_has_come(server):
+  address, _ = server
+  losses = []
+  first = begin(address, 0, losses)
+  until(lambda: first._missing == (1,), first._awaited, 60.0)
+  transport = first._place.transport
+  with contextlib.closing(sockets.Transport("other", secret=SECRET)) as other:
+    other.connect(transport.name, transport.address)
+    for record in (messages.Met("forged", "10.0.0.9:1"), messages.Parted("x")):
+      other.send(transport.name, [messages.MESSAGES.encode(record)])
+    got = []
+    until(lambda: got.extend(other.poll(0.1)) or got)
+    assert isinstance(got[0], interface.PeerUp)
+    second = begin(address, 1)
+    assert both_wait(first, second) == [PLACE, PLACE]
+  first.close()
+  second.close()
+  assert losses == []
 
 
 def test_what_does_not_come_is_named(server):
