@@ -240,14 +240,6 @@ class GroupChecker(Checker):
         elif not found.submitted.finite:
           self.fail("A1", f"{process.name}: {part} is not finite")
 
-  def began(self, step: int) -> None:
-    super().began(step)
-    self.versions_of.clear()
-
-  def began_anew_without(self, process: Any) -> bool:
-    first = self.world.by_name[process.names[0]]
-    return first.node.core._beginnings < self.beginnings
-
   def published(self, process: Any) -> None:
     step, version = process.step, process.version
     if step > len(self.commits):
