@@ -59,12 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     parser.say("interrupted")
     return 130
-  except ModuleNotFoundError as error:
-    if error.name != "tensorboardX":
-      raise
-    run = "pip install 'optax-dist[metrics]'"
-    parser.say(f"{error.name} is not installed; run: {run}")
-    return 2
   except BrokenPipeError:
     # The reader of the output has exited (`| head`). Otherwise Python would
     # report an error when it flushes standard output at exit.

@@ -82,18 +82,6 @@ def test_help_imports_nothing_that_only_the_work_needs():
   assert done.returncode == 0, done.stderr
 
 
-def test_an_extra_that_is_not_installed_is_named(monkeypatch, capsys):
-  def fail(argv):
-    raise ModuleNotFoundError("No module ...", name="tensorboardX")
-
-  monkeypatch.setattr(main, "_dispatch", fail)
-  assert main.main([]) == 2
-  assert capsys.readouterr().err == (
-    "optax-dist: tensorboardX is not installed; run: pip install"
-    " 'optax-dist[metrics]'\n"
-  )
-
-
 @pytest.mark.parametrize("command", ["launch", "simulate", "plan", "watch"])
 def test_help_fits_the_terminal(command, monkeypatch, capsys):
   monkeypatch.setenv("COLUMNS", "80")

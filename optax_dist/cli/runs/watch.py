@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import pathlib
 import sys
 import time
 from typing import IO, TYPE_CHECKING
@@ -48,12 +47,6 @@ def add_parser(commands) -> None:
     " unless there is an address, where the page then needs the token that is"
     " printed, and the metrics do not",
   )
-  add(
-    "--tensorboard",
-    metavar="DIR",
-    type=pathlib.Path,
-    help="folder to write the run's metrics to, for TensorBoard",
-  )
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -93,15 +86,6 @@ def run(args: argparse.Namespace) -> int:
 def _follow(args: argparse.Namespace, shown: View) -> None:
   """Follows the run until its end, or Ctrl-C; shows it on a terminal."""
   with contextlib.ExitStack() as stack:
-    points = None
-    if args.tensorboard is not None:
-      from optax_dist.coordinator.metrics import tensorboard
-
-      try:
-        points = tensorboard.Points(shown.numbers, args.tensorboard)
-      except OSError as error:
-        raise errors.CommandError(f"--tensorboard: {error.strerror}") from error
-      stack.callback(points.close)
     served = ""
     if args.web is not None:
       from optax_dist.cli.runs.web import server
@@ -116,8 +100,6 @@ def _follow(args: argparse.Namespace, shown: View) -> None:
         with shown.lock:
           shown.read()
           table = _table(shown, sys.stderr) if is_shown else ""
-          if points is not None:
-            points.update()
         if is_shown:
           print(f"{_CLEAR}{table}\n{served}", file=sys.stderr, flush=True)
         if args.web is None and shown.numbers.finish is not None:

@@ -1,4 +1,4 @@
-"""`--web` and `--tensorboard` of `watch`."""
+"""`--web` of `watch`."""
 
 import pathlib
 import re
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import urllib.request
 
-import event_files
 import pytest
 import run_journals
 
@@ -21,7 +20,7 @@ def _read(url):
     return answer.read().decode()
 
 
-def test_a_run_is_served_and_written_while_it_goes_on(tmp_path):
+def test_a_run_is_served_while_it_goes_on(tmp_path):
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
     run_journals.begin(written)
@@ -29,7 +28,7 @@ def test_a_run_is_served_and_written_while_it_goes_on(tmp_path):
     watch = subprocess.Popen(
       [
         *(sys.executable, "-m", "optax_dist", "watch", str(path)),
-        *("--web", "0", "--tensorboard", str(tmp_path / "events")),
+        *("--web", "0"),
       ],
       stdout=subprocess.PIPE,
       text=True,
@@ -50,25 +49,13 @@ def test_a_run_is_served_and_written_while_it_goes_on(tmp_path):
       watch.communicate()
   with pytest.raises(OSError, match="refused"):
     _read(url)
-  points = event_files.read(tmp_path / "events")
-  assert points["optax_dist/steps"][-1] == (2, 2.0)
 
 
-def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
+def test_a_port_that_is_taken_is_one_line(tmp_path, capsys):
   path = run_journals.ended(tmp_path / "run.jsonl")
-  watch = lambda *flags: main.main(["watch", str(path), *map(str, flags)])
-  with monkeypatch.context() as patched:
-    patched.setitem(sys.modules, "tensorboardX", None)
-    assert watch("--tensorboard", tmp_path / "events") == 2
-  assert capsys.readouterr().err == (
-    "optax-dist: tensorboardX is not installed; run: pip install"
-    " 'optax-dist[metrics]'\n"
-  )
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     taken.listen()
-    assert watch("--web", taken.getsockname()[1]) == 2
+    port = str(taken.getsockname()[1])
+    assert main.main(["watch", str(path), "--web", port]) == 2
   assert "can't listen at 127.0.0.1 port" in capsys.readouterr().err
-  (tmp_path / "file").touch()
-  assert watch("--tensorboard", tmp_path / "file" / "folder") == 2
-  assert "--tensorboard: Not a directory" in capsys.readouterr().err
