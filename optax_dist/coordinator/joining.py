@@ -155,7 +155,8 @@ def join(
 
   Raises:
     ValueError, TypeError: an argument is invalid.
-    JoinRefused: the job differs in parameters, optimizer, strategy or wire.
+    JoinRefused: the job differs in parameters, optimizer, strategy or wire; or
+      there can be no connection, for another secret or certificates.
     CoordinatorError: this process is that replica of that run already, and its
       program may still use it; what a notebook's cell has left is replaced.
     CoordinatorError: there is no answer within `timeout` seconds and the time

@@ -95,7 +95,8 @@ def parse(address: str) -> list[Endpoint]:
     if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
       raise ValueError(
         "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400,"
-        f" optionally followed by ,unix:name; got {address!r:.200}."
+        # One of etcd that was mistyped may have a password.
+        f" optionally followed by ,unix:name; got {address.rpartition('@')[2]!r:.200}."
       )
     ways.append(Endpoint(bare, int(port)))
   return sorted(ways, key=lambda way: not way.unix)

@@ -101,6 +101,27 @@ def test_the_coordinator_takes_them(start, good, tmp_path):
       assert shown == file.read()
 
 
+def test_a_launcher_of_another_authority_ends_at_once(start, good, tmp_path):
+  (tmp_path / "train.py").write_text(_TRAIN)
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
+  _, said = start(
+    *("coordinator", "--address", address, "--output", tmp_path / "out"),
+    *("--certificates", *good.files()),
+  )
+  waiting.until(lambda: "ready" in said())
+  other = issued.Authority(tmp_path / "other").issue()
+  launched, text = start(
+    *("launch", "--no-coordinator", "--address", address, "--replicas", "1"),
+    *("--nodes", "1", "--node-rank", "0", "--certificates", *other.files()),
+    "train.py",
+  )
+  assert launched.wait(120.0) == 1, text()
+  assert text().count("[replica 0] Traceback") == 1
+  assert "JoinRefused: No connection with the coordinator: its cert" in text()
+  assert "The run refuses a replica of this host" in text()
+  assert f"this side's authority in {other.authority}" in text()
+
+
 def _encrypted(authority, good):
   key = authority.folder / "encrypted.key"
   authority.run(f"pkey -in {good.key} -aes256 -passout pass:phrase -out {key}")

@@ -33,7 +33,7 @@ def start(tmp_path):
   script = tmp_path / "train.py"
   script.write_text(_TRAIN)
 
-  def begin(*arguments):
+  def begin(*arguments, **variables):
     log = tmp_path / f"printed-{len(made)}"
     environment = {
       name: value
@@ -48,7 +48,7 @@ def start(tmp_path):
           [sys.executable, "-m", "optax_dist", *map(str, arguments)],
           stdout=out,
           stderr=subprocess.STDOUT,
-          env=environment,
+          env=environment | variables,
           cwd=tmp_path,
         )
       )
@@ -70,6 +70,17 @@ def _coordinator(launcher):
           if b"optax_dist.coordinator.server" in command.read():
             return int(pid)
   return None
+
+
+def _command_lines(pid):
+  """Of a process, and of all that it has started."""
+  with open(f"/proc/{pid}/cmdline") as file:
+    found = [file.read()]
+  for task in os.listdir(f"/proc/{pid}/task"):
+    with open(f"/proc/{pid}/task/{task}/children") as file:
+      for child in file.read().split():
+        found += _command_lines(child)
+  return found
 
 
 def _steps(text):
@@ -128,6 +139,16 @@ def test_one_by_itself_goes_on_with_its_log(start, tmp_path):
   assert text().count("ends at 100 ") == 2
   second.terminate()
   assert second.wait(60.0) == 0, said()
+
+
+def test_no_command_line_and_no_line_shows_a_password(start):
+  url = f"etcd://me:hidden@127.0.0.1:{addresses.free_ports()[0]}"
+  launcher, text = start(
+    *("launch", "--replicas", 1, "--", "sleep", 600), OPTAX_DIST_STORE=url
+  )
+  waiting.until(lambda: "It waits for etcd" in text(), text)
+  waiting.until(lambda: len(_command_lines(launcher.pid)) >= 3, text)
+  assert "hidden" not in "".join([text(), *_command_lines(launcher.pid)])
 
 
 def test_another_secret_ends_a_launcher_at_once(start, tmp_path):

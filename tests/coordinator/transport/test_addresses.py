@@ -38,6 +38,12 @@ def test_invalid_addresses_are_refused(text):
     addresses.parse(text)
 
 
+def test_a_mistyped_address_of_etcd_is_told_without_its_password():
+  with pytest.raises(ValueError, match="got 'a:2379'") as error:
+    addresses.parse("etcd:/me:hidden@a:2379")
+  assert "hidden" not in str(error.value)
+
+
 @pytest.mark.parametrize(
   "text", ["unix:abc,10.0.0.1:29400", "[fe80::1]:29400", "node-7:1"]
 )
