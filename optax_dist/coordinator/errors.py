@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class CoordinatorError(RuntimeError):
-  """The run cannot go on for this replica; the message says why."""
+  """The run cannot go on for this replica; the message says why.
+
+  Attributes:
+    final: whether a process that took its place would fail in the same way.
+  """
+
+  final = False
 
 
 class JoinRefused(CoordinatorError):

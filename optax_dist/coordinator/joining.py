@@ -28,7 +28,7 @@ from optax_dist.coordinator.launch import (
   faults,
   standby,
 )
-from optax_dist.coordinator.protocol import entries, inputs
+from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.runtime import (
   endpoint,
   last_words,
@@ -274,14 +274,11 @@ def join(
           follows=membership.follows,
         )
         tell = None if line is None else line.say
-        if line is not None and program.index == 0:
-          line.hear(lambda event: _hear(part, event))
         made = replicas.Replica(part, preempted=preempted, tell=tell)
         ends = preempted.remove if preempted is not None else lambda: None
         membership.belongs_to(made, part, ends)
       try:
-        with channel.refused_by(errors.JoinRefused):
-          return made.start()
+        return made.start()
       except SystemExit:
         _log.warning(
           "Replica %r ends before it has joined the run: it got a signal.",
@@ -492,12 +489,6 @@ class _Starter:
     """Stops it, if it was started here."""
     if self._started is not None:
       self._started.stop()
-
-
-def _hear(part: participant.Participant, event: channel.Event) -> None:
-  """Takes a message of the launcher."""
-  if event["event"] == "absent":
-    part.driver.feed(inputs.NeverJoined(tuple(event["replicas"])))
 
 
 def _end(reason: str) -> None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from optax_dist import ledger
-from optax_dist.coordinator import journal, phases, strategies
+from optax_dist.coordinator import errors, journal, phases, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
@@ -514,7 +514,11 @@ class Replica:
       self._preempted.remove()
     if not self._participant.is_over and self.failure is not None:
       # A program that catches the error may exit with code 0.
-      self._participant.tell("failed", reason=str(self.failure))
+      failure = self.failure
+      final = "final" if getattr(failure, "final", False) else ""
+      if isinstance(failure, errors.JoinRefused):
+        final = "refused"
+      self._participant.tell("failed", reason=str(failure), final=final)
 
   def __enter__(self) -> Replica:
     return self

@@ -382,9 +382,6 @@ def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
     def say(self, event, **fields):
       said.append((event, fields))
 
-    def hear(self, take):
-      pass
-
   monkeypatch.setattr(channel, "current", Line)
   with served.served() as address:
     replica = coordinator.join(

@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optax_dist.coordinator.launch.environment import Environment
@@ -31,35 +31,11 @@ class Channel:
     # Child processes must not inherit it.
     os.set_inheritable(number, False)
     self._lock = threading.Lock()
-    self._takers: list[Callable[[Event], None]] = []
 
   def say(self, event: str, **fields: Any) -> None:
     """Sends an event to the launcher; no effect if it has ended."""
     with self._lock, contextlib.suppress(OSError):
       self._socket.sendall(encode(event, fields))
-
-  def hear(self, take: Callable[[Event], None]) -> None:
-    """Has messages of the launcher taken, in a thread, from now on.
-
-    Args:
-      take: called with each of them.
-    """
-
-    def read() -> None:
-      with (
-        contextlib.suppress(OSError, ValueError),
-        self._socket.makefile("rb") as lines,
-      ):
-        for line in lines:
-          event = json.loads(line)
-          for one in list(self._takers):
-            one(event)
-
-    self._takers.append(take)
-    if len(self._takers) == 1:
-      threading.Thread(
-        target=read, name="optax-dist-launcher", daemon=True
-      ).start()
 
 
 def encode(event: str, fields: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,7 @@ from optax_dist.coordinator import journal, locks
 from optax_dist.coordinator.launch import (
   child,
   keeper,
+  line,
   output,
   signals,
   standby,
@@ -34,6 +35,7 @@ from optax_dist.coordinator.launch import (
 from optax_dist.coordinator.launch import placement as placements
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.supervisor import Effect
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.server import log as server_log
 from optax_dist.coordinator.server import process as server_process
 
@@ -133,10 +135,9 @@ class Launcher:
     self._wanted = standbys
     # Why replicas had to stop before the end of the run, by replica.
     self._failures: dict[int, str] = {}
-    # Those that the run has refused.
-    self._refused: set[int] = set()
-    # Those that have joined, with what each was told of replicas that never did.
-    self._told_absent: dict[int, frozenset[int]] = {}
+    # Those that would fail in the same way again, and how: as "refused", or "final".
+    self._final: dict[int, str] = {}
+    self._line: line.Line | None = None
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -173,6 +174,7 @@ class Launcher:
 
   def _launch(self) -> None:
     self._start_coordinator()
+    self._call_coordinator()
     self._supervisor = supervisor.Supervisor(
       self._placement.replicas_here, self._placement.policy(self._policy)
     )
@@ -211,11 +213,25 @@ class Launcher:
       address = address or f"{listens.bind}:{listens.port}"
     self._told = dataclasses.replace(self._told, coordinator_address=address)
 
+  def _call_coordinator(self) -> None:
+    told, placed = self._told, self._placement
+    assert told.secret is not None
+    assert told.coordinator_address is not None
+    self._line = line.Line(
+      told.coordinator_address,
+      told.secret.encode(),
+      msg.Host(
+        told.run or "", placed.rank, placed.nodes, "", (*placed.replicas_here,)
+      ),
+      lambda text: self._echo("launch", text, True),
+      told.find_certificates(),
+    )
+
   def _leave_to_others(self, received: list[int]) -> None:
     """Keeps the coordinator as long as replicas on other hosts need it."""
     for process in self._live():
       process.kill()
-    if self._keeper is None or not self._placement.is_spread:
+    if self._keeper is None or self._placement.nodes == 1:
       return
     self._keeper.drain()
     began, said = time.monotonic(), False
@@ -250,7 +266,12 @@ class Launcher:
           self._echo("launch", line, True)
         case supervisor.JobEnded(code):
           self._code = code
-        case supervisor.GiveUpRun(reason, code):
+        case supervisor.GiveUpRun(reason, code, corrigible):
+          if self._line is not None:
+            given_up = f"{socket.gethostname()}: {reason.splitlines()[0]}"
+            self._line.tell(
+              self._supervisor.never_joined, "" if corrigible else given_up
+            )
           raise LaunchError(reason, code)
 
   def _begin(self, replica: int, restarts: int) -> None:
@@ -337,7 +358,7 @@ class Launcher:
     self._look_at_standbys()
     if self._code is None:
       self._step(supervisor.Tick())
-      self._tell_absent()
+      self._talk()
     if self._stop_at is not None and time.monotonic() > self._stop_at:
       for process in self._live():
         if not process.has_ended():
@@ -345,17 +366,15 @@ class Launcher:
           self._echo("launch", f"{killed} ({self._grace:g} s)", True)
         process.kill()
 
-  def _tell_absent(self) -> None:
-    """Tells replicas in the run which others have ended before they joined.
-
-    The run knows only those that have: it would wait for the others.
-    """
-    absent = self._supervisor.never_joined
-    for replica, told in self._told_absent.items():
-      if absent != told and replica in self._running:
-        for process in self._running[replica]:
-          process.tell("absent", replicas=sorted(absent))
-        self._told_absent[replica] = absent
+  def _talk(self) -> None:
+    """Tells the coordinator whom it must not wait for, and people of it."""
+    assert self._line is not None
+    if self._supervisor.over or self._stop_at is not None:
+      return
+    if self._line.refused:
+      raise LaunchError(f"The coordinator at {self._line.refused}.")
+    self._line.tell(self._supervisor.never_joined)
+    self._line.look()
 
   def _live(self) -> list[child.Child]:
     """All processes of running replicas, and those that stand by."""
@@ -381,7 +400,6 @@ class Launcher:
     for process in processes:
       process.kill()
     del self._running[replica]
-    self._told_absent.pop(replica, None)
     last = failed or processes[0]
     if failed is not None:
       self._record(replica, failed, child.ending(failed.popen))
@@ -392,7 +410,7 @@ class Launcher:
       last.printed.tail(),
       last.name,
       self._failures.pop(replica, ""),
-      replica in self._refused,
+      self._final.get(replica, ""),
     )
     self._step(given)
 
@@ -403,7 +421,6 @@ class Launcher:
     match event.get("event"):
       case "joined":
         self._failures.pop(replica, None)
-        self._told_absent[replica] = frozenset()
         self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
         self._start_standbys()
@@ -411,8 +428,9 @@ class Launcher:
         self._step(supervisor.Left(replica))
       case "failed":
         self._failures[replica] = str(event["reason"])
+        self._final[replica] = event.get("final", "")
       case "refused":
-        self._refused.add(replica)
+        self._final[replica] = "refused"
       case "finished":
         self._step(supervisor.RunOver())
 
@@ -449,6 +467,8 @@ class Launcher:
       if self._keeper is not None:
         stack.callback(self._printed.end)
         stack.callback(self._keeper.stop)
+      if self._line is not None:
+        stack.callback(self._line.close)
       for process in self._live():
         stack.callback(process.kill)
 

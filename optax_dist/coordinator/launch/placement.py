@@ -15,9 +15,12 @@ class Placement:
     processes: processes of each replica; if one dies, the replica restarts.
     address: the coordinator's address, ``host:port``; None for one that `listens`
       finds.
+    rank: the index of this host among those of the job.
+    nodes: how many hosts the job has.
   """
 
   address: str | None = None
+  rank, nodes = 0, 1
 
   def __init__(self, replicas: int, processes: int = 1):
     """Places the replicas."""
@@ -32,11 +35,6 @@ class Placement:
   def processes_here(self) -> range:
     """The indices of a replica's processes on this host."""
     return range(self.processes)
-
-  @property
-  def is_spread(self) -> bool:
-    """Whether replicas run on other hosts, too."""
-    return False
 
   def listens(self) -> Listens | None:
     """Where the coordinator of the job listens; None if it is on another host.

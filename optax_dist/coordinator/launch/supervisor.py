@@ -43,7 +43,8 @@ class ReplicaEnded:
     process: the name of that process.
     failure: the error that ended its part in the run, if its program has hidden
       it by ending with 0.
-    refused: whether the run has refused it, as it would again.
+    final: "" if it may do better next time, "refused" if the run would refuse it
+      again, "final" if the run has ended with an error.
   """
 
   replica: int
@@ -52,7 +53,7 @@ class ReplicaEnded:
   tail: str = ""
   process: str = ""
   failure: str = ""
-  refused: bool = False
+  final: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +109,13 @@ class GiveUpRun:
   Attributes:
     reason: explanation for people.
     code: the exit code of what failed.
+    corrigible: whether the run goes on, and its replicas may come once people have
+      corrected what is wrong with them.
   """
 
   reason: str
   code: int = 1
+  corrigible: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +217,7 @@ class Supervisor:
     self.over = False
     self._end_late_at = math.inf
     self._stopped: int | None = None
+    self._failed_run = False
     # The first error after the run, the first signal that killed a replica
     # then, and whether any replica has ended well.
     self._code = self._killed = 0
@@ -261,6 +266,8 @@ class Supervisor:
     """How the job ends, once all replicas have."""
     if self._stopped is not None:
       return JobEnded(128 + self._stopped)
+    if self._failed_run and not self.over:
+      return self._explain("The run has ended with an error")
     places = self._places.values()
     if not (self.over or any(p.has_joined or p.left for p in places)):
       return GiveUpRun(
@@ -359,9 +366,12 @@ class Supervisor:
         self._code = self._code or max(0, code)
         self._killed = self._killed or exit_code(min(0, code))
       return []
-    if given.refused:
+    if given.final:
       place.state, place.first = State.ABSENT, (now, given)
-      return [self._explain("The run refuses a replica of this host")]
+      self._failed_run |= given.final == "final"
+      if given.final == "refused":
+        return [self._explain("The run refuses a replica of this host", True)]
+      return []  # The others are told the same.
     if not (code or place.joined or given.failure):
       # If it were started again, it would end in the same way.
       place.state, place.first = State.ABSENT, (now, given)
@@ -428,8 +438,8 @@ class Supervisor:
       return []
     return [self._explain(f"{left} replicas are left of {needed} needed")]
 
-  def _explain(self, what: str) -> GiveUpRun:
-    """Names the replica because of which the run can't go on."""
+  def _explain(self, what: str, corrigible: bool = False) -> GiveUpRun:
+    """Names the replica because of which the run can't go on here."""
     states = State.WAITING, State.ABSENT
     down = [p for p in self._places.values() if p.state in states]
     firsts = [place.first for place in down if place.first is not None]
@@ -442,8 +452,12 @@ class Supervisor:
     )
     if cause.tail:
       told += f" The last lines of its output:\n{cause.tail}"
-    told += "\nTo go on, start the job again from its last checkpoint."
-    return GiveUpRun(told, exit_code(cause.code) or 1)
+    told += (
+      "\nCorrect that, and start this launcher again."
+      if corrigible
+      else "\nTo go on, start the job again from its last checkpoint."
+    )
+    return GiveUpRun(told, exit_code(cause.code) or 1, corrigible)
 
 
 def _cause(

@@ -307,10 +307,12 @@ class Fail(Struct):
   The core does nothing more. Attributes:
     error: the name of a class of `coordinator.errors`.
     reason: the message.
+    final: whether a process that took its place would fail in the same way.
   """
 
   error: Literal["CoordinatorError", "JoinRefused", "RunFinished", "Diverged"]
   reason: str
+  final: bool = True
 
 
 # Journal and log.

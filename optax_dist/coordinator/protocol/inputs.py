@@ -165,13 +165,15 @@ class SaveWanted(Struct):
 
 
 class NeverJoined(Struct):
-  """Replicas have ended before they ever joined; they count as lost.
+  """For a coordinator: replicas have ended, and count as lost if they never joined.
 
   Attributes:
     replicas: all of them, so far.
+    given_up: why some of them do not start again; "" if they do.
   """
 
   replicas: tuple[ReplicaId, ...]
+  given_up: str = ""
 
 
 class HyperparamsWanted(Struct):

@@ -185,15 +185,6 @@ class Save(Struct):
   """A member asks all to save after the next commit (`Committed.save`)."""
 
 
-class NeverJoined(Struct):
-  """Replicas that the run expects have ended before they ever joined.
-
-  A member has heard that from its launcher.
-  """
-
-  replicas: tuple[ReplicaId, ...]
-
-
 class SetHyperparams(Struct):
   """A member sets hyperparameters for all, with the next commit.
 
@@ -391,11 +382,11 @@ class Refused(Struct):
 
   Attributes:
     reason: explanation for people.
-    taken: whether another process has its number.
+    again: whether another process that takes its place may be admitted.
   """
 
   reason: str
-  taken: bool = False
+  again: bool = False
 
 
 class Rejected(Struct):
@@ -451,6 +442,37 @@ class Parted(Struct):
   reason: str
 
 
+# Between the coordinator and the launcher of a host.
+
+
+class Host(Struct):
+  """The first message on a connection, and again whenever it changes.
+
+  Attributes:
+    run: name of the run.
+    rank: index of the host among those of the job.
+    nodes: how many hosts the job has.
+    launcher: which process the sender is, for people.
+    replicas: those that have processes on this host.
+    ended: of these, the ones that have ended, and have never joined.
+    given_up: why some of these do not start again; "" if they do.
+  """
+
+  run: str
+  rank: Natural
+  nodes: Positive
+  launcher: str
+  replicas: tuple[ReplicaId, ...] = ()
+  ended: tuple[ReplicaId, ...] = ()
+  given_up: str = ""
+
+
+class Rival(Struct):
+  """Another launcher has the receiver's rank: one that lives sends `Host` again."""
+
+  launcher: str
+
+
 ToCoordinator: TypeAlias = (
   Hello
   | Arrive
@@ -461,7 +483,6 @@ ToCoordinator: TypeAlias = (
   | Leave
   | Finish
   | Save
-  | NeverJoined
   | SetHyperparams
   | Fingerprint
 )
@@ -483,7 +504,7 @@ FromCoordinator: TypeAlias = (
   | Rejected
 )
 Message: TypeAlias = (
-  ToCoordinator | FromCoordinator | Meet | Awaited | Met | Parted
+  ToCoordinator | FromCoordinator | Meet | Awaited | Met | Parted | Host | Rival
 )
 
 MESSAGES: Codec[Message] = Codec(Message)

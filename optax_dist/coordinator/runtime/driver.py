@@ -492,10 +492,12 @@ class Driver:
         | fx.Finished()
       ):
         self._notify(effect)
-      case fx.Fail(error, reason):
+      case fx.Fail(name, reason, final):
         if self._unreached:
           reason = f"{reason} {self._unreached}."
-        self.handover.fail(getattr(errors, error)(reason))
+        error = getattr(errors, name)(reason)
+        error.final = final
+        self.handover.fail(error)
         self._wakes = True
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)

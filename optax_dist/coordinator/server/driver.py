@@ -18,10 +18,12 @@ import optax_dist
 from optax_dist.coordinator.protocol import codec, deadlines, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
+from optax_dist.coordinator.protocol.coordinator.hosts import Hosts
 from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
 from optax_dist.coordinator.protocol.messages import (
   MESSAGES,
   Hello,
+  Host,
   Meet,
   Refused,
 )
@@ -85,7 +87,7 @@ class Server:
     self._runs: dict[str, _Run] = {}
     # Which run a process has called.
     self._called: dict[str, _Run] = {}
-    self._meetings = Meetings()
+    self._meetings, self._hosts = Meetings(), Hosts()
     self._warned_at = -_AGAIN
     self.idle_since = time.monotonic()
     self._open("")
@@ -93,12 +95,14 @@ class Server:
   def _open(self, name: str) -> _Run:
     run = self._runs[name] = _Run(self._open_log(name))
     self._step(run, inputs.Started())
+    self._step(run, self._hosts.never_joined(name))
     return run
 
   @property
   def clients(self) -> int:
-    """How many processes are connected."""
-    return len(self._transport.peers())
+    """How many processes are connected, but for launchers."""
+    peers = self._transport.peers()
+    return sum(not self._hosts.has(peer) for peer in peers)
 
   @property
   def has_begun(self) -> bool:
@@ -159,6 +163,10 @@ class Server:
         if isinstance(message, Meet):
           self._say(self._meetings.called(peer, message))
           return
+        if isinstance(message, Host):
+          self._say(self._hosts.called(peer, message))
+          self._tell_never_joined(message.run)
+          return
         if isinstance(message, Hello):
           called = self._run_of(peer, message)
           if called is None:
@@ -171,6 +179,9 @@ class Server:
           self._allow(peer)
       case transports.PeerLost(peer, how, reason):
         self._say(self._meetings.lost(peer, how, reason))
+        host_of = self._hosts.lost(peer)
+        if host_of is not None:
+          self._tell_never_joined(host_of)
         if peer in self._called:
           run = self._called.pop(peer)
           self._step(run, inputs.PeerLost(peer, how, reason))
@@ -180,6 +191,10 @@ class Server:
   def _say(self, effects: Sequence[fx.Send]) -> None:
     for effect in effects:
       self._transport.send(effect.peer, [MESSAGES.encode(effect.message)])
+
+  def _tell_never_joined(self, name: str) -> None:
+    if name in self._runs:
+      self._step(self._runs[name], self._hosts.never_joined(name))
 
   def _allow(self, peer: str) -> None:
     """Lets a process be silent for as long as its run says."""

@@ -164,5 +164,5 @@ def test_another_secret_ends_a_launcher_at_once(start, tmp_path):
     *("--nodes", 1, "--node-rank", 0, "train.py", 10),
   )
   assert launcher.wait(120.0) == 1, text()
-  assert "The run refuses a replica of this host: replica 0 " in text()
+  assert "refuses this launcher: it has another secret" in text()
   assert "starts again" not in text()

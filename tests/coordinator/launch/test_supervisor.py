@@ -197,7 +197,7 @@ def test_one_that_the_run_refuses_ends_the_launcher_at_once():
     made = _Made(3)
     made.step(sup.Joined(0), 1.0)
     refused = sup.ReplicaEnded(
-      1, code, "failed", "JoinRefused: no", refused=True
+      1, code, "failed", "JoinRefused: no", final="refused"
     )
     [given_up] = made.step(refused, 2.0)
     assert given_up.code == shells

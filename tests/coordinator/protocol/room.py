@@ -10,7 +10,7 @@ those of a process that is held. A script's lines are commands:
     submit a sum=2 | submit a sum=3 more       a sum (that extends the one taken)
     submit a long                              a gradient with a byte too many
     stranger c                                 a replica of another job starts
-    absent a 1 2                               a hears that these never joined
+    absent 1 2 | absent 1 given up             these have ended, and never joined
     means | means b                            means that are under way are there
     fail b a                                   b gets nothing of a
     snapshots                                  snapshots that are fetched are there
@@ -182,8 +182,10 @@ class Room:
     self.clients[name] = Client(self.config(job), me)
     self.give(name, ins.Started())
 
-  def do_absent(self, name: str, *replicas: str) -> None:
-    self.give(name, ins.NeverJoined(tuple(map(int, replicas))))
+  def do_absent(self, *told: str) -> None:
+    replicas = tuple(int(word) for word in told if word.isdigit())
+    given_up = "it has no disk" if "up" in told else ""
+    self.give(_CHIEF, ins.NeverJoined(replicas, given_up))
 
   def do_submit(self, name: str, *how: str) -> None:
     total, step = 1, self.steps[name]

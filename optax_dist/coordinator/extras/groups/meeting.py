@@ -9,24 +9,19 @@ starts them again.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from optax_dist.coordinator import errors
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.runtime import endpoint
-from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.runtime import caller, endpoint
 
 _log = logging.getLogger("optax_dist.coordinator")
-# Seconds to wait for the other processes, until it says for whom, between two calls
-# of a coordinator that is lost, and for the next event.
-PATIENCE = 300.0
-_SAYS_SO, _PAUSE, _SLICE = 10.0, 0.2, 1.0
+# Seconds to wait for the other processes, and until it says for whom.
+PATIENCE, _SAYS_SO = 300.0, 10.0
 
 
 class Meeting:
@@ -45,17 +40,14 @@ class Meeting:
       call: which process this is.
       on_loss: called if the replica can't go on after all had come.
     """
-    self._place, self._call, self._on_loss = place, call, on_loss
+    self._call, self._on_loss = call, on_loss
     self._changed = threading.Condition()
     self._met: msg.Met | None = None
     self._failure, self._refused = "", False
     self._missing: tuple[int, ...] | None = None
-    self._trouble = "it has not answered yet"
     self._closed = False
-    self._thread = threading.Thread(
-      target=self._run, name="optax-dist-meeting", daemon=True
-    )
-    self._thread.start()
+    self._caller = caller.Caller(place, self._answer, self._hear, self._refuse)
+    self._caller.start()
     atexit.register(self.close)
 
   def wait(self, timeout: float = PATIENCE) -> str:
@@ -86,58 +78,27 @@ class Meeting:
   def close(self) -> None:
     """Parts without ending the others; once this process joins, or ends."""
     atexit.unregister(self.close)
-    if not self._closed:
-      self._closed = True
-      self._place.transport.wake()
-      self._thread.join(_SLICE)
+    self._closed = True
+    self._caller.close()
 
   def __str__(self) -> str:
     return f"Process {self._call.index} of replica {self._call.replica!r}"
 
   def _awaited(self) -> str:
-    if self._missing is None:
+    if self._missing is None or self._caller.trouble:
       return (
-        f"the coordinator at {self._place.coordinator} ({self._trouble})."
+        f"the coordinator at {self._caller.place.coordinator}"
+        f" ({self._caller.trouble})."
         " `optax-dist launch` starts it, or `optax-dist coordinator`"
       )
     some = " and ".join(f"process {index}" for index in self._missing)
     return f"{some} of its replica, on this or another host"
 
-  # In a thread of its own.
+  # In the caller's thread.
 
-  def _run(self) -> None:
-    transport = self._place.transport
-    try:
-      self._connect()
-      while not self._closed and not self._failure:
-        for event in transport.poll(_SLICE):
-          self._take(event)
-    except Exception as error:
-      self._fail(repr(error))
-    finally:
-      with contextlib.suppress(Exception):
-        transport.close("it joins, or ends")
-
-  def _connect(self) -> None:
-    call = self._call
-    if self._met is not None:
-      call = codec.replace(call, generation=self._met.generation)
-    self._place.connect(endpoint.COORDINATOR, self._place.coordinator)
-    encoded = msg.MESSAGES.encode(call)
-    self._place.transport.send(endpoint.COORDINATOR, [encoded])
-
-  def _take(self, event: transports.Event) -> None:
-    match event:
-      # Others may connect, and have nothing to say.
-      case transports.Message(endpoint.COORDINATOR, payload):
-        self._hear(msg.MESSAGES.decode(payload))
-      case transports.PeerLost(endpoint.COORDINATOR, "refused", reason):
-        self._refused = True
-        self._fail(f"no connection with the coordinator: {reason}")
-      case transports.PeerLost(endpoint.COORDINATOR, _, reason):
-        self._trouble, self._missing = reason, None
-        time.sleep(_PAUSE)
-        self._connect()
+  def _answer(self) -> msg.Meet:
+    generation = "" if self._met is None else self._met.generation
+    return codec.replace(self._call, generation=generation)
 
   def _hear(self, message: Any) -> None:
     match message:
@@ -147,8 +108,12 @@ class Meeting:
         with self._changed:
           self._met = message
           self._changed.notify_all()
-      case msg.Parted(reason) | msg.Rejected(reason):
+      case msg.Parted(reason):
         self._fail(reason)
+
+  def _refuse(self, reason: str) -> None:
+    self._refused = True
+    self._fail(f"no connection with the coordinator: {reason}")
 
   def _fail(self, reason: str) -> None:
     with self._changed:

@@ -42,6 +42,7 @@ class HostPlacement(placement.Placement):
     self._node, self._external = node, external
     self._share = node.share(replicas, processes)
     self.address = node.address
+    self.rank, self.nodes = node.rank, node.count
 
   @property
   def replicas_here(self) -> range:
@@ -50,10 +51,6 @@ class HostPlacement(placement.Placement):
   @property
   def processes_here(self) -> range:
     return self._share.processes
-
-  @property
-  def is_spread(self) -> bool:
-    return self._node.count > 1
 
   def listens(self) -> Listens | None:
     if self._external or self._node.rank:

@@ -40,7 +40,6 @@ _REQUESTS = (
   msg.Leave,
   msg.Finish,
   msg.Save,
-  msg.NeverJoined,
   msg.SetHyperparams,
   msg.Fingerprint,
 )
@@ -158,7 +157,7 @@ class Client:
     match input_:
       case ins.Started():
         self._call(now)
-      case ins.TimePassed():
+      case ins.TimePassed() | ins.NeverJoined():
         pass
       case ins.Received(peer, message):
         self._receive(peer, message, now)
@@ -187,8 +186,6 @@ class Client:
         self._request(msg.Finish(reason), now)
       case ins.SaveWanted():
         self._request(msg.Save(), now)
-      case ins.NeverJoined(replicas):
-        self._request(msg.NeverJoined(replicas), now)
       case ins.HyperparamsWanted(values):
         old = self._requests.get(msg.SetHyperparams)
         if isinstance(old, msg.SetHyperparams):
@@ -379,9 +376,9 @@ class Client:
         self._missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
         self._out.append(fx.Log("warning", text if waited else missing))
-      case msg.Refused(reason, taken):
-        if taken:
-          self._fail("CoordinatorError", reason)
+      case msg.Refused(reason, again):
+        if again:
+          self._fail("CoordinatorError", reason, final=False)
         else:
           replica = self._me.replica
           text = f"The job refuses replica {replica!r}: {reason}."
@@ -567,8 +564,9 @@ class Client:
       "CoordinatorError", "JoinRefused", "RunFinished", "Diverged"
     ],
     reason: str,
+    final: bool = True,
   ) -> None:
-    self._out.append(fx.Fail(error, reason))
+    self._out.append(fx.Fail(error, reason, final))
     self._out += self.submissions.lost(quorum.Reason.LOST.value, counted=True)
     self._stop()
 
@@ -597,6 +595,7 @@ class Client:
       self._fail(
         "CoordinatorError",
         f"Replica {self._me.replica!r} {waited} {self.missing(now)}.",
+        final=False,
       )
 
   def missing(self, now: float) -> str:

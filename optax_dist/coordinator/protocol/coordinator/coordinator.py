@@ -55,6 +55,7 @@ class Coordinator:
     self._out = Outbox(history)
     self._run: Run | None = None
     self._connected: set[Process] = set()
+    self._gone = ins.NeverJoined(())
     self._bad = 0
     self.outdated = ""
 
@@ -97,6 +98,10 @@ class Coordinator:
         self._connected.discard(peer)
         if self._run is not None:
           self._run.lost(peer, how, reason, now)
+      case ins.NeverJoined():
+        self._gone = input_
+        if self._run is not None:
+          self._run.never_joined(input_, now)
       case ins.Malformed(peer, error):
         self._bad += 1
         text = f"bad message {self._bad}, of {peer}: {error}"
@@ -115,10 +120,8 @@ class Coordinator:
     else:
       # The last one may have had no time for it.
       self._out.note(notes.finished(history.ended, history.applied))
-    job = self.history.job
-    if job is not None:
-      config = self._configure(job)
-      self._run = Run(config, self.history, self._out, now)
+    if history.job is not None:
+      self._make_run(now)
 
   def _begin(self, began: Began, now: float) -> None:
     """Begins a run, perhaps again: all that are connected call again."""
@@ -135,7 +138,7 @@ class Coordinator:
       self._out.add(fx.Log("warning", text))
       self._continue("the run begins again", now)
     else:
-      self._run = Run(self._configure(began.job), self.history, self._out, now)
+      self._make_run(now)
 
   def _recover(self, peer: Process, hello: msg.Hello, now: float) -> None:
     """Takes the steps of a member that the log has lost, unless others followed.
@@ -166,6 +169,11 @@ class Coordinator:
     for peer in sorted(self._connected):
       self._out.add(fx.Disconnect(peer, why))
     self._connected.clear()
+    self._make_run(now)
+
+  def _make_run(self, now: float) -> None:
     assert self.history.job is not None
     config = self._configure(self.history.job)
     self._run = Run(config, self.history, self._out, now)
+    if self._gone.replicas:
+      self._run.never_joined(self._gone, now)

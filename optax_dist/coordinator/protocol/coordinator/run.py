@@ -18,8 +18,8 @@ from typing import Literal
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs, notes
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.absent import Absent
 from optax_dist.coordinator.protocol.coordinator.comparison import (
@@ -129,6 +129,22 @@ class Run:
       self._remove(state, f"its connection was lost: {reason}")
     self._run_pending()
 
+  def never_joined(self, gone: inputs.NeverJoined, now: float) -> None:
+    """Counts replicas as lost that have ended before they joined.
+
+    If they are needed and do not start again, nobody waits for them: before the
+    first step there is nothing to lose.
+    """
+    self._at(now)
+    self._steps.never_joined(gone.replicas)
+    state = self._steps.quorum
+    least = 1 if state.shared else quorum.needed(state)
+    enough = state.live + state.awaited >= least
+    if gone.given_up and self._history.is_untouched and not enough:
+      text = f"The run needs replicas that have never joined: {gone.given_up}"
+      self._record_end(text, "CoordinatorError")
+    self._run_pending()
+
   def time_passed(self, now: float) -> None:
     """Does what is due."""
     self._at(now)
@@ -187,8 +203,6 @@ class Run:
           self._steps.apply(quorum.Finish())
       case msg.Save():
         self._steps.saving = True
-      case msg.NeverJoined(replicas):
-        self._steps.never_joined(replicas)
       case msg.SetHyperparams(number, values):
         self._steps.set_hyperparams(Change(peer, number, values))
       case msg.Fingerprint():
@@ -212,7 +226,9 @@ class Run:
     self, peer: Process, hello: msg.Hello, waited: bool = False
   ) -> None:
     if peer in self._wrong:
-      self._refuse(peer, hello, self._wrong[peer])
+      name, why = hello.replica, self._wrong[peer]
+      text = f"The job refuses replica {name!r}: {why}."
+      self._out.send(peer, msg.Refused(text, again=True))
       return
     why = difference(self._config.job, hello.job)
     if why:
@@ -596,5 +612,5 @@ def _taken(replica: ReplicaId) -> msg.Refused:
   return msg.Refused(
     f"Another process has joined as replica {replica!r}, and takes the place of"
     " this one. If both are wanted, they need numbers of their own.",
-    taken=True,
+    again=True,
   )

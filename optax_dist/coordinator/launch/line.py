@@ -1,0 +1,115 @@
+"""The launcher's line to the coordinator: who it is, and whom nobody must wait for.
+
+The run knows only replicas that have joined; of those that ended before, launchers
+tell it. A launcher that is refused ends at once, and one whose coordinator is gone
+says what it does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from optax_dist.coordinator.protocol import codec, deadlines
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.runtime import caller, endpoint
+from optax_dist.coordinator.transport import tls
+
+# Seconds without a byte after which the coordinator is lost, and after which one is
+# gone that was lost, or has not come yet.
+_SILENCE, _GONE, _LATE = 6.0, 2.0, 15.0
+
+
+class Line:
+  """Connects a launcher to the coordinator of its job, whichever that is.
+
+  Attributes:
+    refused: why no attempt can help; "" if one may.
+  """
+
+  def __init__(
+    self,
+    address: str,
+    secret: bytes,
+    host: msg.Host,
+    say: Callable[[str], None],
+    certificates: tls.Certificates | None = None,
+  ):
+    """Calls the coordinator.
+
+    Args:
+      address: of the coordinator, or a URL of etcd.
+      secret: of the job.
+      host: what it says at first, but for who it is.
+      say: called by `look` with what people must know.
+      certificates: encrypt all traffic that leaves this host.
+
+    Raises:
+      ValueError: a certificate can't be used.
+    """
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    self._host = codec.replace(host, launcher=who)
+    self._say = say
+    self._is_gone = self._was_there = False
+    self.refused = ""
+    place = endpoint.connect(
+      address,
+      f"launcher-{host.rank}",
+      secret,
+      deadlines.silence_of_peers(10 * _SILENCE, _SILENCE),
+      bind="127.0.0.1",  # Nobody calls a launcher.
+      ports=(0,),
+      certificates=certificates,
+    )
+    self._caller = caller.Caller(
+      place, lambda: self._host, self._hear, self._refuse
+    )
+    self._caller.start()
+
+  def tell(self, ended: frozenset[int], given_up: str = "") -> None:
+    """Says which replicas have ended, and never joined.
+
+    Args:
+      ended: all of them.
+      given_up: why some of them do not start again.
+    """
+    host = codec.replace(
+      self._host, ended=tuple(sorted(ended)), given_up=given_up
+    )
+    if host != self._host:
+      self._host = host
+      self._caller.say_again()
+
+  def look(self) -> None:
+    """Says so if the coordinator is gone, or back."""
+    trouble, since = self._caller.trouble, self._caller.since
+    seconds = time.monotonic() - since
+    where = f"the coordinator at {self._caller.place.coordinator}"
+    late = _GONE if self._was_there else _LATE
+    if trouble and not self._is_gone and seconds > late:
+      self._is_gone = True
+      how = "is gone" if self._was_there else "is not there yet"
+      self._say(
+        f"{where} {how}: {trouble}. The replicas of this host go on, and wait for it,"
+        " each for at most the `timeout` of its join (300 s unless it was given);"
+        " nothing is lost if it comes back before"
+      )
+    elif not trouble:
+      if self._is_gone:
+        self._say(f"{where} is there{' again' if self._was_there else ''}")
+      self._is_gone, self._was_there = False, True
+
+  def close(self) -> None:
+    """Ends it; what was told before is sent first."""
+    self._caller.close()
+
+  def _hear(self, message: msg.Message) -> None:
+    if isinstance(message, msg.Rival):
+      self._caller.say_again()
+
+  def _refuse(self, reason: str) -> None:
+    self.refused = (
+      f"{self._caller.place.coordinator} refuses this launcher: {reason}"
+    )

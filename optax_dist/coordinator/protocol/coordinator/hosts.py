@@ -1,0 +1,96 @@
+"""The launchers of a job's hosts: who they are, and which replicas never joined.
+
+    launcher   Host (its rank, and what has ended)   ->
+               <-   Refused: there is another one, which has answered `Rival`
+
+A replica that has ended before it joined is not known to the run, which would wait
+for it. Nothing of this is in a log: launchers call the next coordinator, too.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.entries import Process
+from optax_dist.coordinator.protocol.inputs import NeverJoined
+
+# A run, and the rank of a host.
+_Key: TypeAlias = tuple[str, int]
+
+
+class Hosts:
+  """The launchers of all runs.
+
+  Example:
+    >>> hosts = Hosts()
+    >>> hosts.called("a", msg.Host("", 0, 1, "the first", (0,)))
+    []
+    >>> hosts.called("b", msg.Host("", 0, 1, "the second", (0,)))
+    [Send(peer='a', message=Rival(launcher='the second'))]
+    >>> (told,) = hosts.called("a", msg.Host("", 0, 1, "the first", (0,)))
+    >>> told.peer, type(told.message).__name__
+    ('b', 'Refused')
+  """
+
+  def __init__(self) -> None:
+    """Starts before anybody has called."""
+    self._here: dict[_Key, tuple[Process, msg.Host]] = {}
+    # Launchers that have the rank of another one, which is asked if it lives.
+    self._rivals: dict[_Key, tuple[Process, msg.Host]] = {}
+    self._gone: dict[_Key, NeverJoined] = {}
+
+  def has(self, peer: Process) -> bool:
+    """Whether a process is a launcher."""
+    known = (*self._here.values(), *self._rivals.values())
+    return any(process == peer for process, _ in known)
+
+  def called(self, peer: Process, host: msg.Host) -> list[fx.Send]:
+    """A launcher has called, says what has changed, or that it lives."""
+    key = host.run, host.rank
+    for (run, rank), (_, other) in self._here.items():
+      if run == host.run and rank != host.rank and other.nodes != host.nodes:
+        text = (
+          f"this launcher has --nodes {host.nodes}, and that of rank {rank}"
+          f" ({other.launcher}) has --nodes {other.nodes}. Start all with the same"
+        )
+        return [fx.Send(peer, msg.Refused(text))]
+    holder = self._here.get(key)
+    if holder is not None and holder[0] != peer:
+      self._rivals[key] = peer, host
+      return [fx.Send(holder[0], msg.Rival(host.launcher))]
+    self._here[key] = peer, host
+    self._gone[key] = NeverJoined(host.ended, host.given_up)
+    rival = self._rivals.pop(key, None)
+    if rival is None:
+      return []
+    text = (
+      f"another launcher has rank {host.rank} of this job ({host.launcher}). Give"
+      " each host a --node-rank of its own, or end that one first"
+    )
+    return [fx.Send(rival[0], msg.Refused(text))]
+
+  def lost(self, peer: Process) -> str | None:
+    """A process is not connected any more; the run whose launcher it was, if any."""
+    for key, (rival, _) in self._rivals.items():
+      if rival == peer:
+        del self._rivals[key]
+        return None
+    for key, (process, host) in self._here.items():
+      if process == peer:
+        del self._here[key]
+        # Those that have joined have connections of their own.
+        self._gone[key] = NeverJoined(host.replicas, host.given_up)
+        if key in self._rivals:
+          self.called(*self._rivals.pop(key))
+        return host.run
+    return None
+
+  def never_joined(self, run: str) -> NeverJoined:
+    """The replicas of a run that have ended before they joined, if they never did."""
+    found = [gone for (name, _), gone in self._gone.items() if name == run]
+    return NeverJoined(
+      tuple(replica for gone in found for replica in gone.replicas),
+      "; ".join(gone.given_up for gone in found if gone.given_up),
+    )

@@ -1,0 +1,130 @@
+"""A connection to the coordinator of a process that is no replica, or not yet.
+
+It is made again whenever it is lost, until that can't help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from optax_dist.coordinator.protocol import codec
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.transport import interface as transports
+
+# Seconds to the next call of a coordinator that is lost, and for the next event.
+_PAUSE, _SLICE = 0.2, 1.0
+
+
+class Caller:
+  """Calls a coordinator, and the next one.
+
+  Attributes:
+    place: a transport, which it owns, and the coordinator.
+    trouble: why it is not connected; "" while it is.
+    since: since when that has been so; by `time.monotonic`.
+  """
+
+  def __init__(
+    self,
+    place: endpoint.Endpoint,
+    call: Callable[[], msg.Message],
+    hear: Callable[[msg.Message], None],
+    refused: Callable[[str], None],
+  ):
+    """Prepares it; nothing happens before `start`.
+
+    Args:
+      place: a transport, and the coordinator.
+      call: the first message of a connection.
+      hear: called in its thread with each message.
+      refused: called in its thread, once, with the reason why no call can help.
+    """
+    self.place = place
+    self._call, self._hear, self._refused = call, hear, refused
+    self.trouble, self.since = "it has not answered yet", time.monotonic()
+    self._closed = self._says = False
+    self._thread = threading.Thread(
+      target=self._run, name="optax-dist-caller", daemon=True
+    )
+
+  def start(self) -> None:
+    """Calls the coordinator, in a thread of its own."""
+    self._thread.start()
+
+  def say_again(self) -> None:
+    """Sends the first message of a connection once more, since it has changed."""
+    self._says = True
+    with contextlib.suppress(RuntimeError):  # It is closed.
+      self.place.transport.wake()
+
+  def close(self) -> None:
+    """Says goodbye; what was said before is sent first, if it is connected."""
+    self._closed = True
+    with contextlib.suppress(RuntimeError):
+      self.place.transport.wake()
+    self._thread.join(_SLICE)
+
+  # In its thread.
+
+  def _run(self) -> None:
+    transport = self.place.transport
+    try:
+      self._connect()
+      while not self._closed:
+        events = transport.poll(_SLICE)
+        if self._says and not self.trouble:
+          self._says = False
+          self._send()
+        for event in events:
+          self._take(event)
+    except Exception as error:
+      self._end(repr(error))
+    finally:
+      with contextlib.suppress(Exception):
+        self.place.close("it ends, or joins")
+
+  def _connect(self) -> None:
+    self.place.connect(endpoint.COORDINATOR, self.place.coordinator)
+    self._send()
+
+  def _send(self) -> None:
+    encoded = msg.MESSAGES.encode(self._call())
+    self.place.transport.send(endpoint.COORDINATOR, [encoded])
+
+  def _take(self, event: transports.Event) -> None:
+    match event:
+      # Others may connect, and have nothing to say.
+      case transports.PeerUp(endpoint.COORDINATOR):
+        self.trouble, self.since = "", time.monotonic()
+      case transports.Message(endpoint.COORDINATOR, payload):
+        try:
+          message = msg.MESSAGES.decode(payload)
+        except codec.BadMessage as error:
+          message = msg.Rejected(str(error))
+        if isinstance(message, msg.Refused):
+          self._end(message.reason)
+        elif isinstance(message, msg.Rejected):
+          self._end(
+            f"it has another version of optax_dist ({message.reason}). Install the"
+            " same one for all"
+          )
+        else:
+          self._hear(message)
+      case transports.PeerLost(endpoint.COORDINATOR, how, reason):
+        if not self.trouble:
+          self.since = time.monotonic()
+        self.trouble = reason
+        if how == "refused":
+          self._end(reason)
+        elif not self._closed:
+          time.sleep(_PAUSE)
+          self._connect()
+
+  def _end(self, reason: str) -> None:
+    if not self._closed:
+      self._closed = True
+      self._refused(reason)

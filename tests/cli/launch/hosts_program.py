@@ -1,0 +1,37 @@
+"""A replica of a job on several hosts, which may be started wrongly."""
+
+import os
+import sys
+import time
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist import coordinator
+
+
+def main():
+  """Trains to a step: with another size, or a cause to end, where told."""
+  steps, *wrong = sys.argv[1:]
+  number = os.environ["OPTAX_DIST_REPLICA"]
+  told = dict(text.split("=") for text in wrong)
+  if "dies" in told:
+    sys.exit("ImportError: no module of that name")
+  if "late" in told:
+    time.sleep(float(told["late"]))
+  size = int(told.get("size", "2"))
+  with coordinator.join(
+    optax.sgd(0.5), jnp.zeros(size), timeout=float(told.get("timeout", "120"))
+  ) as replica:
+    print("joined at", replica.global_step, flush=True)
+    while replica.global_step < int(steps) and not replica.finished:
+      nan = "nan" in told
+      outcome = replica.step(jnp.full(size, jnp.nan if nan else 1.0))
+      print("step", outcome.global_step, "of", len(outcome.members), flush=True)
+      time.sleep(0.02)
+    replica.finish()
+    print("ends at", replica.global_step, f"({number})", flush=True)
+
+
+if __name__ == "__main__":
+  main()

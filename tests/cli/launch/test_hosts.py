@@ -1,0 +1,201 @@
+"""`optax-dist launch` as on several hosts, of which some were started wrongly."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import waiting
+
+from optax_dist.coordinator.transport import addresses
+
+_PROGRAM = str(pathlib.Path(__file__).with_name("hosts_program.py"))
+_SECRET = "a secret of enough bytes"
+
+
+class _Job:
+  """The launchers of a job, each as if on a host of its own."""
+
+  def __init__(self, folder, nodes):
+    self._folder, self._nodes = folder, nodes
+    self.address = f"127.0.0.1:{addresses.free_ports()[0]}"
+    self._made = []
+
+  def launch(
+    self, rank, *program, flags=(), secret=_SECRET, nodes=None, steps=30
+  ):
+    """Starts a launcher; returns it, and what reads its output."""
+    log = self._folder / f"printed-{len(self._made)}-by-{rank}"
+    environment = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith("OPTAX_DIST_")
+    }
+    environment |= {"JAX_PLATFORMS": "cpu", "OPTAX_DIST_SECRET": secret}
+    nodes = nodes or self._nodes
+    command = [
+      *(sys.executable, "-m", "optax_dist", "launch", "--nodes", nodes),
+      *("--node-rank", rank, "--address", self.address, "--replicas", nodes),
+      *("--local-addr", "127.0.0.1", *flags, _PROGRAM, steps, *program),
+    ]
+    with log.open("wb") as out:
+      made = subprocess.Popen(
+        [*map(str, command)],
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env=environment,
+      )
+    self._made.append(made)
+    return made, log.read_text
+
+  def close(self):
+    for one in self._made:
+      one.kill()
+      one.wait()
+
+
+@pytest.fixture
+def job(tmp_path, request):
+  made = _Job(tmp_path, getattr(request, "param", 2))
+  yield made
+  made.close()
+
+
+def _joined(text):
+  waiting.until(lambda: "joined at" in text(), text)
+
+
+def _ends(code, *launched):
+  for one, text in launched:
+    assert one.wait(180.0) == code, text()
+
+
+@pytest.mark.parametrize("job", [3], indirect=True)
+def test_the_wrong_host_that_comes_first_ends_and_the_others_go_on(job):
+  """It does not define the job, and is named on all of them; it may come again."""
+  wrong = job.launch(2, "size=3")
+  first = job.launch(0)
+  _joined(wrong[1])
+  second = job.launch(1)
+  _ends(1, wrong)
+  text = wrong[1]()
+  assert "it differs in its parameters" in text
+  assert "starts again" not in text
+  assert "Correct that, and start this launcher again." in text
+  said = "replica 2 may not join: it differs in its parameters"
+  for _, other in (first, second):
+    waiting.until(lambda read=other: said in read(), other)
+  right = job.launch(2)
+  _ends(0, first, second, right)
+  assert all("ends at 30" in read() for _, read in (first, second, right))
+
+
+def test_two_hosts_that_differ_both_end_and_name_both(job):
+  both = job.launch(0), job.launch(1, "size=3")
+  _ends(1, *both)
+  for _, text in both:
+    assert "Beside replica" in text()
+    assert "it differs in its parameters" in text()
+    assert "starts again" not in text()
+
+
+def test_another_secret_ends_that_launcher_at_once(job):
+  first, text = job.launch(0)
+  _joined(text)
+  wrong = job.launch(1, secret="another secret of enough bytes")
+  _ends(1, wrong)
+  assert "another secret, or another run" in wrong[1]()
+  assert "starts again" not in wrong[1]()
+  _ends(0, (first, text), job.launch(1))
+
+
+def test_a_host_whose_replica_never_joins_is_not_waited_for(job):
+  """Its process dies in its imports; the other host is told, and goes on."""
+  flags = ("--min-replicas", 1, "--restarts", 0)
+  dead = job.launch(1, "dies=1", flags=flags)
+  alive = job.launch(0, "timeout=600", flags=flags)
+  _ends(1, dead)
+  _ends(0, alive)
+  assert "step 30 of 1" in alive[1]()
+
+
+def test_a_host_that_is_needed_and_given_up_ends_the_run(job):
+  flags = ("--restarts", 0)
+  alive = job.launch(0, "timeout=600", flags=flags)
+  dead = job.launch(1, "dies=1", flags=flags)
+  _ends(1, dead, alive)
+  assert "The run needs replicas that have never joined" in alive[1]()
+  assert "replica 1 ended with exit code 1" in alive[1]()
+  assert "starts again" not in alive[1]()
+
+
+def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on(job):
+  first = job.launch(0, steps=150), job.launch(1, steps=150)
+  for _, text in first:
+    _joined(text)
+  second = job.launch(1, steps=150)
+  _ends(1, second)
+  assert "another launcher has rank 1 of this job (process " in second[1]()
+  _ends(0, *first)
+  assert not any("starts again" in text() for _, text in first)
+
+
+def test_hosts_that_were_started_differently_are_named(job):
+  _joined(job.launch(0)[1])
+  other = job.launch(1, nodes=3)
+  _ends(1, other)
+  assert "this launcher has --nodes 3, and that of rank 0" in other[1]()
+
+
+def test_a_launcher_that_is_late_or_comes_again_joins_the_run(job, tmp_path):
+  """Whether or not it has the output of the run."""
+  flags = ("--replicas-to-aggregate", 1, "--output", tmp_path / "out")
+  first = job.launch(0, steps=900, flags=flags)
+  waiting.until(lambda: "step 20 of 1" in first[1](), first[1])
+  late, text = job.launch(1, flags=flags, steps=900)
+  waiting.until(lambda: re.search(r"joined at \d\d", text()), text)
+  late.send_signal(signal.SIGKILL)
+  late.wait()
+  again = job.launch(1, flags=(*flags, "--resume"), steps=900)
+  waiting.until(lambda: re.search(r"joined at \d\d", again[1]()), again[1])
+  _ends(0, first, again)
+
+
+def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job):
+  command = [
+    *(sys.executable, "-m", "optax_dist", "coordinator", "--address"),
+    *(job.address, "--output", str(job._folder / "own")),
+  ]
+  environment = os.environ | {"OPTAX_DIST_SECRET": _SECRET}
+  begin = lambda: subprocess.Popen(command, env=environment)
+  flags = ("--no-coordinator", "--run", "x")
+  made = begin()
+  try:
+    one, text = job.launch(0, flags=flags, steps=200)
+    other = job.launch(1, flags=flags, steps=200)
+    _joined(text)
+    _joined(other[1])
+    made.kill()
+    made.wait()
+    gone = f"[launch] the coordinator at {job.address} is gone: "
+    waiting.until(lambda: gone in text() and gone in other[1](), text, 10.0)
+    assert "wait for it, each for at most the `timeout` of its join" in text()
+    made = begin()
+    _ends(0, (one, text), other)
+    assert f"the coordinator at {job.address} is there again" in text()
+  finally:
+    made.kill()
+    made.wait()
+
+
+def test_a_run_that_diverges_is_no_success(job):
+  """All gradients are NaN: the run ends, and no launcher starts anything again."""
+  both = (
+    job.launch(0, "nan=1", "timeout=5"),
+    job.launch(1, "nan=1", "timeout=5"),
+  )
+  _ends(1, *both)
+  assert not any("starts again" in text() for _, text in both)
