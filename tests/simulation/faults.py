@@ -247,8 +247,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     world.start(index, stranger=True)  # In the place of one that has just died.
   if kind == "never joins":
     world.absent = (index,)
-    for one in _all_living(world):
-      world.input(one, ins.NeverJoined(world.absent))
+    if world.chief.alive:
+      world.input(world.chief, ins.NeverJoined(world.absent))
   process = _living(world, index)
   if process is None or kind == "stranger":
     return

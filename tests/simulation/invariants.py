@@ -1219,6 +1219,8 @@ class Checker:
         self.fail("A9", f"{self.left_in_peace} left with what others need")
       if error == "CoordinatorError":
         excuse = self.excuse() or self.why_it_ended
+        if refused and "The job refuses replica" in reason:
+          excuse = "its gradients are wrong"
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
         if not excuse:

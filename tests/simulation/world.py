@@ -561,8 +561,6 @@ class World:
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.beat, process)
     self.at(self.now, self.input, process, ins.Started())
-    if self.absent:
-      self.at(self.now, self.input, process, ins.NeverJoined(self.absent))
     return process
 
   def start_coordinator(self) -> Chief:
@@ -575,6 +573,8 @@ class World:
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.beat, chief)
     self.at(self.now, self.input, chief, ins.Started())
+    if self.absent:  # Launchers tell each coordinator.
+      self.at(self.now, self.input, chief, ins.NeverJoined(self.absent))
     return chief
 
   def restart_coordinator(self) -> None:

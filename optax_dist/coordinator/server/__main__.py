@@ -198,7 +198,10 @@ def _coordinate(
     return process.TAKEN if taken else 1
   path = options.log or process.default_log(transport.port or port)
   if options.log is None and standby is None:
-    logs.forget_if_old(path)
+    if port:
+      logs.forget_if_old(path)
+    else:
+      logs.forget(path)  # Nobody has started one here before, for this job.
 
   def open_log(name: str) -> logs.Log:
     if standby is not None:

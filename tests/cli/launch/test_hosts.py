@@ -183,6 +183,8 @@ def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job):
     gone = f"[launch] the coordinator at {job.address} is gone: "
     waiting.until(lambda: gone in text() and gone in other[1](), text, 10.0)
     assert "wait for it, each for at most the `timeout` of its join" in text()
+    says = "replica 1 goes on, and waits for it for at most"
+    waiting.until(lambda: says in other[1](), other[1], 10.0)
     made = begin()
     _ends(0, (one, text), other)
     assert f"the coordinator at {job.address} is there again" in text()

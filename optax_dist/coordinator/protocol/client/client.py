@@ -142,6 +142,12 @@ class Client:
     """Does what follows from an input, and from the time."""
     if self._link.is_unanswered(now):
       self._disconnect("no answer", now)
+    if now >= self._link.tell_at:
+      self._link.tell_at, self._link.told = math.inf, True
+      self._tell_of_coordinator(
+        f"is gone ({self._trouble}): replica {self._me.replica!r} goes on, and waits"
+        f" for it for at most {self._limits.replica:.0f} s"
+      )
     self._admit()
     self._end_if_ended(now)
     if self.over:
@@ -245,6 +251,10 @@ class Client:
       return
     self._disconnected(reason, now)
 
+  def _tell_of_coordinator(self, what: str) -> None:
+    text = f"the coordinator at {self._me.coordinator_address} {what}"
+    self._out.append(fx.Log("warning", text))
+
   def _disconnect(self, reason: str, now: float, removed: bool = False) -> None:
     """Closes the connection, and calls again after a pause."""
     self._out.append(fx.Disconnect(self._me.coordinator, reason))
@@ -263,6 +273,8 @@ class Client:
     if welcome.epoch < self._epoch:
       self._disconnect("another coordinator has started since", now)
       return
+    if self._link.told:
+      self._tell_of_coordinator("is there again")
     self._link.welcome()
     self._epoch, self._trouble = welcome.epoch, ""
     self._out.append(fx.UseRun(welcome.nonce))

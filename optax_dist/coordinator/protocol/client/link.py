@@ -14,6 +14,8 @@ _FORGOTTEN_AFTER = 10
 # The longest pause while a coordinator is away: one that has started again is to be
 # found soon.
 _LONGEST_PAUSE = 0.2
+# Seconds after which people are told of a coordinator that is away.
+_TOLD_AFTER = 2.0
 
 
 class Link:
@@ -22,6 +24,8 @@ class Link:
   Attributes:
     status: "lost", "called", or "welcomed".
     call_at: when to call; infinity for not at all.
+    tell_at: when to tell people that it is away; infinity for not (again).
+    told: whether they know.
   """
 
   def __init__(self, limits: Deadlines):
@@ -31,11 +35,12 @@ class Link:
     self.status: Literal["lost", "called", "welcomed"] = "lost"
     self.call_at = self._called_at = math.inf
     self._losses, self._lost_at = 0, -math.inf
+    self.tell_at, self.told = math.inf, False
 
   @property
   def deadline(self) -> float:
     """When to call, or to give up a call."""
-    return min(self.call_at, self._called_at + self._patience)
+    return min(self.call_at, self._called_at + self._patience, self.tell_at)
 
   def is_unanswered(self, now: float) -> bool:
     """Whether a call has had no answer for too long."""
@@ -48,6 +53,7 @@ class Link:
   def welcome(self) -> None:
     """It has answered."""
     self.status, self._called_at = "welcomed", math.inf
+    self.tell_at, self.told = math.inf, False
 
   def lose(self, now: float, removed: bool) -> None:
     """The connection is lost; it is called again after a pause.
@@ -57,6 +63,8 @@ class Link:
       removed: whether a membership has ended with it: then the first pause is one,
         or replicas that can't stay would interrupt the others again and again.
     """
+    if self.status == "welcomed" and not removed:
+      self.tell_at = now + _TOLD_AFTER
     # A coordinator that starts again removes who hasn't called within a pace.
     away = min(self._pace / 8, _LONGEST_PAUSE)
     longest = self._pace if removed else away
@@ -69,4 +77,4 @@ class Link:
 
   def close(self) -> None:
     """It is not called any more."""
-    self.call_at = self._called_at = math.inf
+    self.call_at = self._called_at = self.tell_at = math.inf

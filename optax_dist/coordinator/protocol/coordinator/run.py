@@ -272,6 +272,12 @@ class Run:
     self._admit(peer, hello)
 
   def _refuse(self, peer: Process, hello: msg.Hello, why: str) -> None:
+    if not (self._members or self._history.is_untouched):
+      why += (
+        f". That job is in the coordinator's log, with {self._history.step} steps, and"
+        " no replica of it is there. Another job needs a log, an address or a run name"
+        " of its own"
+      )
     self._out.send(peer, msg.Refused(why))
     text = f"replica {hello.replica!r} may not join: {why}"
     self._out.add(fx.Log("warning", text))

@@ -1,0 +1,129 @@
+"""Logs that a coordinator can't use, or should not: each is named."""
+
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.cli import main
+from optax_dist.coordinator.server import process
+from optax_dist.coordinator.transport import addresses
+
+_SECRET = "a secret of enough bytes"
+
+
+def _join(address, width=2, opt=None, **options):
+  return coordinator.join(
+    opt or optax.sgd(0.1),
+    jnp.zeros(width),
+    **{
+      "coordinator_address": address,
+      "secret": _SECRET,
+      "total_num_replicas": 1,
+      "replica": 0,
+      "start_coordinator": False,
+      "timeout": 60.0,
+    }
+    | options,
+  )
+
+
+def test_with_any_port_it_continues_no_log_of_another_run(
+  tmp_path, monkeypatch
+):
+  """The port may be one at which a job was a moment ago."""
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  monkeypatch.setattr(tempfile, "tempdir", None)
+  (port,) = addresses.free_ports()
+  log = process.default_log(port)
+  log.parent.mkdir()
+  log.write_text("what another program has written just now")
+  code = f"""
+from optax_dist.coordinator.transport import addresses
+addresses.free_ports = lambda *some: [{port}]
+from optax_dist.coordinator.server import __main__
+__main__.main(["--port", "0", "--idle", "0.01"])
+"""
+  ended = subprocess.run(
+    [sys.executable, "-c", code],
+    env=os.environ | {process.SECRET_VARIABLE: _SECRET},
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  assert ended.stdout.startswith(f"{process.READY}127.0.0.1:{port}"), ended
+  assert ended.stderr == ""
+
+
+def test_the_log_of_another_job_is_named_and_no_replica_of_it_is_there(
+  tmp_path,
+):
+  with process.start(_SECRET.encode(), port=0, log=tmp_path / "log") as place:
+    code = f"""
+import os, jax.numpy as jnp, optax
+from optax_dist import coordinator
+replica = coordinator.join(
+  optax.sgd(0.1), jnp.zeros(2), coordinator_address={place.address!r},
+  secret={_SECRET!r}, total_num_replicas=1, replica=0, start_coordinator=False)
+while replica.global_step < 3:
+  replica.step(jnp.ones(2))
+os._exit(0)
+"""
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    with pytest.raises(coordinator.JoinRefused) as caught:
+      _join(place.address, 3)
+  said = str(caught.value)
+  assert "it differs in its parameters" in said
+  assert "That job is in the coordinator's log, with 3 steps" in said
+
+
+def test_a_run_goes_on_while_its_log_can_not_be_written(tmp_path, caplog):
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+  try:
+    place = process.start(_SECRET.encode(), port=0, log=tmp_path / "log")
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  with place, _join(place.address) as replica:
+    while replica.global_step < 60:
+      assert replica.step(jnp.ones(2)).accepted
+  assert (tmp_path / "log").stat().st_size <= 5000
+  assert "The coordinator's log can't be written: " in caplog.text
+  assert "The run goes on; " in caplog.text
+
+
+@pytest.mark.parametrize(
+  ("found", "words"),
+  [
+    (b"\x7fELF and more", "is no log of this version"),
+    (b"optax-dist log, format 99\n", "is no log of this version"),
+    (None, "The log can't be written"),
+  ],
+  ids=["foreign", "format", "folder"],
+)
+def test_a_launcher_that_can_not_continue_a_log_says_why(
+  tmp_path, capsys, monkeypatch, found, words
+):
+  monkeypatch.setenv("OPTAX_DIST_SECRET", _SECRET)
+  path = pathlib.Path(tmp_path, "coordinator.log")
+  if found is None:
+    path.mkdir()
+  else:
+    path.write_bytes(found)
+  (port,) = addresses.free_ports()
+  flags = ("--nodes", "2", "--node-rank", "0", "--address", f"127.0.0.1:{port}")
+  output = ("--output", str(tmp_path), "--resume")
+  assert main.main(["launch", *flags, *output, "--", "true"]) == 1
+  said = capsys.readouterr().err
+  assert words in said
+  assert str(path) in said
+  if found is not None:
+    assert path.read_bytes() == found  # Nobody has touched it.
