@@ -37,6 +37,12 @@ class Channel:
     with self._lock, contextlib.suppress(OSError):
       self._socket.sendall(encode(event, fields))
 
+  def events(self) -> Iterator[Event]:
+    """Messages of the launcher, as they come, until it ends."""
+    with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+      for line in lines:
+        yield json.loads(line)
+
 
 def encode(event: str, fields: Mapping[str, Any]) -> bytes:
   """A message, as a line of JSON."""

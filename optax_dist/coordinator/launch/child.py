@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from optax_dist.coordinator.launch import output
+from optax_dist.coordinator.launch import channel, output
 from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import variable
 
@@ -94,6 +94,11 @@ class Child:
         if isinstance(event, dict):
           events.append(event)
     return events
+
+  def tell(self, event: str, **fields: object) -> None:
+    """Sends it a message; no effect if it has ended, or does not read."""
+    with contextlib.suppress(OSError):
+      self._socket.send(channel.encode(event, fields))
 
   def read_prints(self, most: int = _IN_A_ROW) -> None:
     """Passes on new output.

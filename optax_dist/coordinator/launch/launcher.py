@@ -138,6 +138,8 @@ class Launcher:
     # Those that would fail in the same way again, and how: as "refused", or "final".
     self._final: dict[int, str] = {}
     self._line: line.Line | None = None
+    # Those that have joined since they were started last.
+    self._joined: set[int] = set()
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -302,7 +304,7 @@ class Launcher:
 
   def _start_standbys(self) -> None:
     """Starts those that are missing, once all replicas have joined."""
-    if self._stop_at is None and self._told_absent.keys() >= {*self._running}:
+    if self._stop_at is None and self._joined >= {*self._running}:
       for _ in range(self._wanted - len(self._standbys)):
         told = dataclasses.replace(self._told, standby=1)
         self._standbys.append(self._spawn(told))
@@ -400,6 +402,7 @@ class Launcher:
     for process in processes:
       process.kill()
     del self._running[replica]
+    self._joined.discard(replica)
     last = failed or processes[0]
     if failed is not None:
       self._record(replica, failed, child.ending(failed.popen))
@@ -421,6 +424,7 @@ class Launcher:
     match event.get("event"):
       case "joined":
         self._failures.pop(replica, None)
+        self._joined.add(replica)
         self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
         self._start_standbys()

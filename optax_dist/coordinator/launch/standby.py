@@ -9,10 +9,8 @@ Until then it is in no run, and nobody knows of it but its launcher.
 from __future__ import annotations
 
 import os
-import queue
-from collections.abc import Mapping
 
-from optax_dist.coordinator.launch.channel import Channel, Event
+from optax_dist.coordinator.launch.channel import Channel
 from optax_dist.coordinator.launch.environment import Environment, variable
 
 
@@ -29,12 +27,9 @@ def wait(line: Channel) -> Environment:
   Returns:
     Its environment, which is that of the process from now on.
   """
-  events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-  line.hear(events.put)
   line.say("standby")
-  while (event := events.get())["event"] != "replica":
-    pass
-  variables: Mapping[str, str] = event["variables"]
-  os.environ.update(variables)
-  del os.environ[variable("standby")]
-  return Environment.read()
+  for event in line.events():
+    os.environ.update(event["variables"])
+    del os.environ[variable("standby")]
+    return Environment.read()
+  raise SystemExit("The launcher of this standby has ended.")

@@ -208,11 +208,23 @@ class Steps:
           self.apply(quorum.Leave(gone.member.replica))
     self.members_changed()
 
-  def _count(self, incarnation: Incarnation) -> None:
-    """Steps wait for a newcomer from now on."""
+  def _count(self, incarnation: Incarnation, since: int | None = None) -> None:
+    """Steps wait for a newcomer from now on.
+
+    Args:
+      incarnation: the newcomer.
+      since: the step that its gradient is on, which it was given before it counted.
+    """
     late = self._newcomers.remove(incarnation)
     state = self._members[incarnation]
-    self.apply(quorum.Join(state.member.replica, incarnation))
+    replica = state.member.replica
+    self.apply(quorum.Join(replica, incarnation))
+    if since is not None:
+      known = self.quorum.replicas[replica]
+      counts = {replica: known._replace(start=min(known.start, since))}
+      self.quorum = dataclasses.replace(
+        self.quorum, replicas=self.quorum.replicas | counts
+      )
     self.members_changed()
     if late is not None:
       self.arrive(state, late)
@@ -340,7 +352,7 @@ class Steps:
     if incarnation in self._newcomers:
       if self._begins_later(incarnation, message):
         return
-      self._count(incarnation)
+      self._count(incarnation, message.local_step)
     state.sequence = message.sequence
     local_step = message.local_step
     held = self.quorum.inside.get(replica)
