@@ -98,7 +98,7 @@ class Connections:
       signs: whether frames are signed where they are not encrypted.
       listeners: where this process listens; they are closed with the rest.
       contexts: encrypt what leaves this host; None for no encryption.
-      server: the name of a process that only accepts connections; "" for none.
+      server: the name of a process to which only this one connects; "" for none.
       limits: bounds on time and memory.
       now: the transport's clock.
       up: called when a peer is connected, with whether this process can see its
@@ -356,7 +356,7 @@ class Connections:
       and link.endpoint is None
       and shake.peer == self._server
     ):
-      why = f"it is not {shake.peer!r}, which connects to nobody"
+      why = f"whoever may be {shake.peer!r} is called, and does not call"
       self._tell_refused(link, why)
       shake.refuse(why)
       raise handshake.Refused(why)

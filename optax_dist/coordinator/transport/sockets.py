@@ -50,7 +50,6 @@ class Transport:
     name: str,
     *,
     secret: bytes = b"",
-    run: bytes = b"",
     bind: str | None = None,
     ports: Iterable[int] = DEFAULT_PORTS,
     advertise: str | None = None,
@@ -66,7 +65,6 @@ class Transport:
       name: name of this process, unique in this run; at most 64 bytes.
       secret: known to all replicas of the job, at least 16 bytes. Without
         certificates it is required if other hosts can connect.
-      run: a nonce of this run; peers of other runs are refused.
       bind: host name or IP address to listen on, such as "0.0.0.0" or "::" for
         all addresses. None: only this host can connect if `towards` is on
         loopback, or None; otherwise all addresses.
@@ -76,8 +74,8 @@ class Transport:
       towards: a host that all replicas reach, to determine the address to
         advertise.
       certificates: encrypts all traffic that leaves this host.
-      server: a process that never connects to this one, which connects to it:
-        whoever comes with its name is somebody else, and refused; "" for none.
+      server: a process to which only this one connects: whoever comes with its
+        name may be another one of the run, and is refused; "" for none.
       limits: bounds on time and memory.
       time_source: a monotonic clock, in seconds.
 
@@ -99,7 +97,7 @@ class Transport:
     """
     self.name = handshake.check_name(name)
     self._secret = secret
-    key = handshake.job_key(secret, run)
+    key = handshake.job_key(secret, b"")
     contexts = tls.Contexts(certificates) if certificates else None
     listeners = listening.listen(
       bind, list(ports), advertise, towards, bool(secret or certificates)
@@ -128,7 +126,7 @@ class Transport:
     _living.add(self)
 
   def use_run(self, run: bytes) -> None:
-    """Refuses peers of other runs from now on.
+    """Refuses peers of other runs from now on, and of none.
 
     Args:
       run: the run's nonce.
@@ -154,7 +152,8 @@ class Transport:
       peer: name of the peer.
       address: the peer's `address`; or a function that finds it, called in
         another thread before each attempt: whoever has the peer's name may be
-        another process by then. It may raise `ValueError`.
+        another process by then. It may raise `ValueError`, or
+        `handshake.Refused` where trying can't help.
       run: the nonce of its run, if it differs from this process's.
       met: whether it is known to have listened there; so is who was connected.
     """

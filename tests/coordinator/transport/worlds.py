@@ -66,7 +66,10 @@ class World:
       options.setdefault("ports", [0])
     if self.kind == "tls":
       options["certificates"] = certificates(self._folder)
+    run = options.pop("run", None)
     made = sockets.Transport(name, time_source=self.clock, **options)
+    if run is not None:
+      made.use_run(run)
     self._made.append(made)
     self.all[name] = made
     self.events[name] = []

@@ -255,7 +255,7 @@ class _Meeting:
       return
     if not self._connected:
       assert self._node.address is not None
-      self._transport.connect(_MEETING, self._node.address, b"")
+      self._transport.connect(_MEETING, self._node.address)
     self._transport.send(_MEETING, [_CODEC.encode(_Known((own,)))])
 
   def _hear(self, known: _Known) -> None:
