@@ -38,6 +38,8 @@ from optax_dist.coordinator.transport import (
 _log = logging.getLogger("optax_dist.coordinator")
 _TURN = 2 << 20  # Bytes to read or write before other connections get a turn.
 _REMEMBERED = 1024  # Peers.
+# Seconds until a peer that has refused is called again: it needs new certificates.
+_PAUSE = 1.0
 
 
 @dataclasses.dataclass
@@ -121,6 +123,8 @@ class Connections:
     )
     self._memories: dict[str, _Memory] = {}
     self._listeners = listeners.sockets
+    # When to call those again that have refused.
+    self._refused: dict[str, float] = {}
     # Whom it has refused last, and why.
     self._told = ""
     # Those that don't accept, because descriptors or memory ran out.
@@ -153,7 +157,10 @@ class Connections:
     now, met = self._now(), met or peer in self._memories
     dial = dialing.Dial(ways, now, now + self._limits.connect, key, met)
     self._dials[peer] = dial
-    self._try(peer, dial)
+    dial.at = self._refused.get(peer, now)
+    if dial.at <= now:
+      self._try(peer, dial)
+    self._next_check = min(self._next_check, dial.at)
 
   def peers(self) -> list[str]:
     """The connected peers."""
@@ -607,6 +614,10 @@ class Connections:
     self._dialed.pop(peer, None)
     loss = dial.failed(how, reason, self._now())
     if loss is not None:
+      if loss[0] == "refused":
+        now = self._now()
+        waits = {p: at for p, at in self._refused.items() if at > now}
+        self._refused = waits | {peer: now + _PAUSE}
       self._notify_lost(peer, *loss)
     self._next_check = min(self._next_check, dial.at)
 

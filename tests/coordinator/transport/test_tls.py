@@ -144,6 +144,26 @@ def test_certificates_on_one_side_only_are_named_at_once(
     assert event.reason == "it has no certificates, and this side has"
 
 
+def test_one_that_has_refused_is_not_called_again_at_once(
+  authority, new_world, tmp_path
+):
+  """Rounds fail at once, and others follow: some hundred in a second."""
+  clock = worlds.VirtualClock()
+  world = new_world("tcp", limits=_LIMITS, clock=clock)
+  world.add("a", certificates=authority.issue())
+  files = issued.Authority(tmp_path / "other").issue()
+  b = world.add("b", certificates=files)
+  world.connect("b", "a")
+  world.wait_for("b", interface.PeerLost)
+  world.connect("b", "a")
+  before = clock()
+  assert not b._connections._dialed
+  # Meanwhile the file is replaced.
+  _replace(files, authority.issue("b"))
+  world.wait_for("b", interface.PeerUp)
+  assert clock() >= before + 1.0 - clock.STEP
+
+
 def test_an_address_that_refuses_is_named_though_another_does_not_answer(
   authority, world, tmp_path
 ):
