@@ -38,9 +38,11 @@ def main():
   state = TrainState.create(
     apply_fn=Network().apply, params=init(), tx=k_of_n.tx
   )
-  print(f"process {os.getpid()} starts at step {state.opt_state.step}")
-  for batch in k_of_n.until_finished(batches(*data, args.pause)):
+  taken = k_of_n.until_finished(batches(*data, args.pause))
+  for number, batch in enumerate(taken):
     state, value = train_step(state, *batch)
+    if not number:  # The first update joins the run, which may be under way.
+      print(f"process {os.getpid()} starts at step {state.opt_state.step}")
 
   mine = coordinator.fingerprint(state.params)
   print(

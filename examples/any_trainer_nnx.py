@@ -75,10 +75,13 @@ def main():
     nnx.update(
       (model, optimizer), saved.restore(saved.latest_step(), args=found)
     )
-  print(f"process {os.getpid()} starts at step {optimizer.opt_state.step[...]}")
 
-  for batch in k_of_n.until_finished(batches(images, labels, args.pause)):
+  taken = k_of_n.until_finished(batches(images, labels, args.pause))
+  for number, batch in enumerate(taken):
     value = train_step(model, optimizer, *batch)
+    if not number:  # The first update joins the run, which may be under way.
+      step = optimizer.opt_state.step[...]
+      print(f"process {os.getpid()} starts at step {step}")
     if saves:
       state = ocp.args.StandardSave(nnx.state((model, optimizer)))
       saved.save(int(optimizer.opt_state.step[...]), args=state)

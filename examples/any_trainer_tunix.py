@@ -51,7 +51,7 @@ def main():
   )
   trainer = PeftTrainer(model, k_of_n.tx, config).with_loss_fn(loss)
   state = trainer.optimizer.opt_state
-  print(f"process {os.getpid()} starts at step {state.step[...]}")
+  print(f"process {os.getpid()} starts with a checkpoint of {state.step[...]}")
   named = (
     {"images": images, "labels": labels}
     for images, labels in batches(images, labels, args.pause)

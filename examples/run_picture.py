@@ -1,4 +1,4 @@
-"""The picture of a run: a timeline of each replica, drops, and waits.
+"""The picture of a run: a timeline of each replica, and what became of its gradients.
 
     python examples/run_picture.py runs/killed/journal.jsonl timeline.png
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import time_ledger
-from optax_dist.quorum.events import ordered
 
 _INK, _GRID, _LOST = "#1f2933", "#e4e7eb", "#8a3ffc"
 COLORS = {
@@ -38,10 +37,10 @@ _REASONS = {
 _OTHER = "#8a94a6"
 # Columns of a timeline: about as many as it has pixels.
 _COLUMNS = 500
-# Readable at half the size, where 15 points become 7.5.
+# Readable at half the size, where 17 points become 8.5.
 _STYLE = {
-  "font.size": 15,
-  "axes.titlesize": 16,
+  "font.size": 17,
+  "axes.titlesize": 18,
   "axes.titlelocation": "left",
   "axes.titlepad": 12,
   "axes.labelpad": 7,
@@ -61,16 +60,14 @@ _STYLE = {
 }
 
 
-def save(path, records, title):
+def save(path, records):
   """Draws a run, from the records of its journal."""
   ledger = time_ledger.of(records)
   with matplotlib.style.context(["default", _STYLE]):
-    figure = matplotlib.figure.Figure(figsize=(19.8, 6.0), layout="constrained")
-    figure.suptitle(title, fontsize=17, fontweight="bold", parse_math=False)
-    timeline, fates, waits = figure.subplots(1, 3)
+    figure = matplotlib.figure.Figure(figsize=(15.0, 6.4), layout="constrained")
+    timeline, fates = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_timeline(timeline, records, ledger)
     draw_fates(fates, records, ledger)
-    draw_waits(waits, records)
     figure.savefig(path, dpi=100)
 
 
@@ -156,27 +153,6 @@ def draw_fates(axes, records, ledger):
   _name_rows(axes, ledger)
 
 
-def draw_waits(axes, records):
-  """The waits of each replica for commits, sorted."""
-  waits = {}
-  for record in records:
-    for member in record["members"] if record["kind"] == "commit" else ():
-      if member["age"] is not None:
-        waited = 1000 * member["age"]
-        waits.setdefault(member["replica"], []).append(waited)
-  for name in ordered(waits):
-    found = sorted(waits[name])
-    share = 100 * (np.arange(len(found)) + 0.5) / len(found)
-    axes.plot(share, found, label=f"replica {name}")
-  axes.set_title("Waits for a commit")
-  axes.set_xlabel("gradients that waited less (%)")
-  axes.set_ylabel("ms")
-  axes.set_yscale("symlog", linthresh=1.0)
-  axes.set_ylim(bottom=0)
-  if waits:
-    axes.legend(loc="upper left", fontsize=12)
-
-
 def _name_rows(axes, ledger):
   names = [f"{replica}" for replica in ledger.replicas]
   axes.set_yticks(range(len(names)), names)
@@ -184,7 +160,11 @@ def _name_rows(axes, ledger):
   axes.grid(axis="y", visible=False)
   axes.invert_yaxis()
   axes.legend(
-    loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=12
+    loc="upper center",
+    bbox_to_anchor=(0.5, -0.15),
+    ncols=3,
+    columnspacing=1.2,
+    handlelength=1.3,
   )
 
 
@@ -195,7 +175,7 @@ def main():
   args = parser.parse_args()
   # A resumed run has several parts.
   last = journal.segments(journal.read(args.journal).records)[-1]
-  save(args.picture, last, args.journal.absolute().parent.name)
+  save(args.picture, last)
 
 
 if __name__ == "__main__":

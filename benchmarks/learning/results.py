@@ -32,7 +32,7 @@ def save(
   """Draws and writes what was found, where the arguments say."""
   if args.image:
     args.image.parent.mkdir(parents=True, exist_ok=True)
-    draw().savefig(args.image, dpi=110)
+    draw().savefig(args.image, dpi=200)
   if args.json:
     text = json.dumps(_finite(figures), indent=1, allow_nan=False)
     args.json.write_text(text)

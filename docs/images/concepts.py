@@ -219,9 +219,12 @@ def elastic_average():
       for step in range(steps):
         _bar(ax, i, start + step * width, start + (step + 1) * width)
     stop = start + steps * width
+    # All at the same moment.
+    x = stop + 0.7 * gap
+    ax.plot([x, x], [-3, 0.5], color=MESSAGE, linewidth=1.8, zorder=2)
+    _arrow(ax, (x, 0.3), (x, 0.78), style="<|-|>")
     for i in range(4):
-      x = stop + 0.14 + 0.28 * i
-      _arrow(ax, (x, -i + _HEIGHT / 2), (x, 0.78), style="<|-|>")
+      _arrow(ax, (stop + 0.03, -i), (x, -i), style="<|-|>")
     ends.append((stop, stop + gap))
     start = stop + gap
   _bar(ax, -1.05, 0, start, CENTER)

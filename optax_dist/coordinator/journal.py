@@ -36,6 +36,9 @@ _SECONDS = frozenset({"time", "age", "compute", "waited", *TIMINGS})
 _DECIMALS = 6
 # Bytes at the end of a file that are read first, to continue its run.
 _END = 1 << 20
+#: Beside the journal, where a job is on several hosts: the address of the
+#: coordinator, on whose host the journal is.
+WRITER = "coordinator.address"
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 

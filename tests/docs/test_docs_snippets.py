@@ -9,6 +9,7 @@ import sys
 import textwrap
 import warnings
 
+import hosts
 import jax
 import pytest
 
@@ -87,3 +88,26 @@ def test_the_readmes_program_with_the_coordinator_is_complete(tmp_path):
   losses = re.findall(r"loss (\d\.\d{4})", ran.stdout)
   assert len(losses) == 3
   assert all(float(loss) < 0.5 for loss in losses)
+
+
+@pytest.mark.skipif(bool(hosts.not_permitted()), reason=hosts.not_permitted())
+def test_the_program_on_a_slow_network_is_complete(tmp_path):
+  text = (_ROOT / "docs" / "how_to.md").read_text("utf-8")
+  program, command = re.search(
+    r"as `slow\.py`,\n\n```py\n(.*?)^```\n\n```sh\n.*?^python (.*?)\n```$",
+    text,
+    re.MULTILINE | re.DOTALL,
+  ).groups()
+  (tmp_path / "slow.py").write_text(program.replace("range(40)", "range(2)"))
+  words = shlex.split(command)
+  words[0] = str(_ROOT / words[0])
+  ran = subprocess.run(
+    [sys.executable, *words],
+    cwd=tmp_path,
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert ran.returncode == 0, ran.stdout + ran.stderr
+  assert ran.stdout.count("s a step") == 2

@@ -30,9 +30,11 @@ _ENTRIES = [
 #: Of a run's output, of readers, of other projects, or an example in an address.
 _ELSEWHERE = {
   "checkpoints",
+  "compiled",
   "train.py",
   "train_replica.py",
   "team",
+  "slow.py",
   "step.py",
   "returnn/tf/updater.py",
 }

@@ -214,10 +214,14 @@ def test_a_trainers_checkpoint_outlives_the_whole_job(tmp_path):
   began = any_trainer(
     tmp_path, name, *_KILLED, steps=9999, start=subprocess.Popen
   )
-  pids, saved = [], tmp_path / "checkpoints" / "100"
+  pids, steps, saved = [], [], tmp_path / "checkpoints" / "100"
   with began:
     while len(pids) < 4:  # Replica 1 starts twice.
-      pids += map(int, re.findall(r"process (\d+) st", began.stdout.readline()))
+      line = began.stdout.readline()
+      for pid, step in re.findall(r"process (\d+) starts at step (\d+)", line):
+        pids.append(int(pid))
+        steps.append(int(step))
+    assert steps[3] > max(steps[:3])  # The run's, not that of a fresh start.
     end = time.monotonic() + 120
     while not saved.exists():
       assert time.monotonic() < end

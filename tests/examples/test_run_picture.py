@@ -1,4 +1,4 @@
-"""The picture of a run: its time, counts and waits where they belong."""
+"""The picture of a run: its time and counts where they belong."""
 
 import importlib.util
 import pathlib
@@ -128,18 +128,6 @@ def test_what_became_of_gradients_is_stacked(records):
     "stale": [(0, 4, 2), (1, 4, 0), (2, 0, 4)],
     "new": [(0, 6, 0), (1, 4, 0), (2, 4, 3)],
   }
-
-
-def test_waits_are_sorted_and_not_negative(records):
-  for step, record in enumerate(r for r in records if r["kind"] == "commit"):
-    for member, wait in enumerate((0.4 - step / 10, -1.0)):
-      record["members"][member]["age"] = max(0.0, wait)
-  axes = _axes()
-  picture.draw_waits(axes, records)
-  first, second = axes.lines
-  np.testing.assert_allclose(first.get_ydata(), [100, 200, 300, 400])
-  np.testing.assert_allclose(first.get_xdata(), [12.5, 37.5, 62.5, 87.5])
-  np.testing.assert_array_equal(second.get_ydata(), [0, 0, 0, 0])
 
 
 def test_lost_gradients_are_not_green():

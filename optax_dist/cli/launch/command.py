@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
       if not job.node.rank:
         # Elsewhere the run may have begun before this launcher has started.
         _check_journal(args, journal)
+      job.note_writer(journal)
     launched = launcher.Launcher(
       command,
       job.placement(args),

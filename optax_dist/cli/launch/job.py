@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -10,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 
 from optax_dist.cli import errors
+from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator.extras.hosts import nodes
 from optax_dist.coordinator.launch import environment, faults
 from optax_dist.coordinator.launch import placement as placements
@@ -95,6 +97,19 @@ class Job:
       faults=settings.faults,
       local_addr=self.node.local_addr,
     )
+
+  def note_writer(self, path: pathlib.Path) -> None:
+    """Writes beside a journal where the coordinator is that writes it.
+
+    Args:
+      path: the journal's, on this host, which need not be the coordinator's.
+    """
+    store = self.settings.store
+    place = None if store is None else places.in_etcd(store)
+    address = place or self.node.address
+    if address is not None:
+      with contextlib.suppress(OSError):  # The training does without it.
+        path.with_name(journals.WRITER).write_text(f"{address}\n", "utf-8")
 
   def placement(self, args: argparse.Namespace) -> placements.Placement:
     """Which of the replicas run on this host.

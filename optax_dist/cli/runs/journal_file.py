@@ -35,6 +35,21 @@ def reading(path: pathlib.Path, flag: str = "") -> Iterator[None]:
     ) from error
 
 
+def unwritten(path: pathlib.Path) -> str:
+  """Why a journal has no record, and where the run's is, in words."""
+  from optax_dist.coordinator import journal
+
+  text = "nothing has been written to this journal yet"
+  try:
+    address = path.with_name(journal.WRITER).read_text("utf-8").strip()
+  except (OSError, ValueError):
+    return text
+  return (
+    f"{text}: the run's is on the host of its coordinator,"
+    f" {parser.plain(address)}"
+  )
+
+
 def read(path: pathlib.Path, flag: str = "") -> list[dict[str, Any]]:
   """Reads a journal, and reports its invalid lines.
 

@@ -32,8 +32,6 @@ def table(numbers: RunNumbers, width: int, reported: str) -> str:
       important columns.
     reported: what the run's own script reports.
   """
-  if numbers.is_empty:
-    return "nothing has been written to this journal yet"
   title = f"step {numbers.step:,}, {numbers.rate():.1f} steps/s"
   if reported:
     title += f", {reported}"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from optax_dist.cli.runs import own_metrics
+from optax_dist.cli.runs import journal_file, own_metrics
 from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers, missing
 from optax_dist.quorum.events import ordered
@@ -71,6 +71,11 @@ class View:
     self.update(self.tail.read(), self.tail.age)
     self.reported = own_metrics.latest(self.tail.path)
 
+  @property
+  def unwritten(self) -> str:
+    """Why there is nothing to show, in words."""
+    return journal_file.unwritten(self.tail.path)
+
   def update(self, records: Iterable[Record], age: float = 0.0) -> None:
     """Processes further records; see `RunNumbers.update`."""
     for record in records:
@@ -96,7 +101,7 @@ class View:
       "reported": self.reported,
       "strategy": numbers.run["strategy"] if numbers.run else "",
       "restarts": numbers.restarts,
-      "trouble": numbers.trouble(),
+      "trouble": self.unwritten if numbers.is_empty else numbers.trouble(),
       "ended": (numbers.finish or {}).get("reason") or "",
       "members": [
         dataclasses.asdict(one)

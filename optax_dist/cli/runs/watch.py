@@ -112,4 +112,6 @@ def _follow(args: argparse.Namespace, shown: View) -> None:
 def _table(shown: View, stream: IO[str]) -> str:
   from optax_dist.cli.runs import table
 
+  if shown.numbers.is_empty:
+    return shown.unwritten
   return table.table(shown.numbers, tables.width(stream), shown.reported)

@@ -4,8 +4,10 @@ import argparse
 
 import pytest
 
-from optax_dist.cli import errors
+from optax_dist.cli import errors, main
 from optax_dist.cli.launch import job
+from optax_dist.cli.runs import view
+from optax_dist.cli.runs.web import server
 
 _HOSTS = {
   "OPTAX_DIST_NODES": "2",
@@ -46,6 +48,26 @@ def test_of_several_hosts():
     _job(_HOSTS | _SECRET, num_replicas=1)
   one = _job(_HOSTS | _SECRET, num_replicas=1, processes_per_replica=2)
   assert one.replicas == 1
+
+
+def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):
+  path = tmp_path / "journal.jsonl"
+  path.touch()
+  shown = view.View(path)
+  page = server.Server(shown)
+  try:
+    metrics = page.metrics()
+    assert metrics == "# nothing has been written to this journal yet\n"
+    made = _job(_HOSTS | _SECRET)
+    made.note_writer(path)
+    where = f"the run's is on the host of its coordinator, {made.node.address}"
+    assert where in page.metrics()
+    assert all(line[0] == "#" for line in page.metrics().splitlines())
+    assert where in page.state()["trouble"]
+  finally:
+    page.close()
+  assert main.main(["watch", "--once", str(path)]) == 0
+  assert where in capsys.readouterr().out
 
 
 def test_the_address_of_a_host_with_several_networks_can_be_given():

@@ -104,8 +104,10 @@ class Server:
     with self._view.lock:
       self._view.read()
       numbers = self._view.numbers
-      # Zeros of a host that has no journal would pass for those of the run.
-      return prometheus.text([] if numbers.is_empty else numbers.metrics())
+      if numbers.is_empty:
+        # Zeros of a host that has no journal would pass for those of the run.
+        return f"# {self._view.unwritten}\n"
+      return prometheus.text(numbers.metrics())
 
   def answer(self, url: str, host: str) -> tuple[int, str, str]:
     """The answer to a request.
