@@ -232,7 +232,7 @@ def join(
   with channel.refused_by(tls.CertificateError):
     certificates = certificates or launched.find_certificates()
     if certificates is not None:
-      certificates.check()
+      tls.check(certificates)
   where = _where_to_start(address, launched, start_coordinator)
   with memberships.begin(
     address, chosen.run, f"{program.name(number)}"

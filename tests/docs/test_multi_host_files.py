@@ -215,7 +215,8 @@ def test_slurm_with_certificates(place):
   # Before they are gone with the job.
   checks = (
     "from optax_dist.coordinator.launch.environment import Environment;"
-    "Environment.read().find_certificates().check()"
+    "from optax_dist.coordinator.transport import tls;"
+    "tls.check(Environment.read().find_certificates())"
   )
   _program(
     place / ".venv" / "bin" / "optax-dist",

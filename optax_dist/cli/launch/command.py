@@ -61,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
   from optax_dist.coordinator.launch import launcher, supervisor
+  from optax_dist.coordinator.transport import tls
 
   job = jobs.Job(args, journal)
   if job.certificates is not None:
     try:
-      job.certificates.check()
+      tls.check(job.certificates)
     except ValueError as error:
       raise errors.CommandError(f"launch: {error}") from None
   if args.standbys and args.processes_per_replica > 1:

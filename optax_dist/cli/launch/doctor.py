@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from typing import Any
 
 from optax_dist.cli import errors, parser
@@ -57,14 +58,19 @@ def run(args: argparse.Namespace) -> int:
   equal = doctor.settings(
     job.node, job.replicas, args.processes_per_replica, job.settings
   )
+  store = job.settings.store
+  findings = itertools.chain(
+    [doctor.check_etcd(store)] if store else [],
+    doctor.check(
+      job.node,
+      equal,
+      secret=secret.encode(),
+      certificates=job.certificates,
+      timeout=args.host_timeout,
+    ),
+  )
   good = True
-  for found in doctor.check(
-    job.node,
-    equal,
-    secret=secret.encode(),
-    certificates=job.certificates,
-    timeout=args.host_timeout,
-  ):
+  for found in findings:
     good &= found.good
     print(f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True)
   print("all is good" if good else "see the lines with FAILED")

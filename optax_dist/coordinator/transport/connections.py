@@ -304,7 +304,7 @@ class Connections:
       with contextlib.suppress(OSError):
         socket.socket.send(link.sock, b"".join(link.stage.output()))
     why = tls.explain(error, files, dialed)
-    if isinstance(error, ssl.SSLCertVerificationError) and not dialed:
+    if tls.is_final(error) and not (dialed or tls.is_plain(error)):
       self._tell_refused(link, why)
     self._end(link, "refused" if tls.is_final(error) else "broken", why)
 

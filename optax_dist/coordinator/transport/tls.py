@@ -59,13 +59,6 @@ class Certificates:
   key: str
   authority: str
 
-  def check(self) -> None:
-    """Raises `CertificateError` if they can't be used on both sides."""
-    server, client = self.contexts()
-    _, wrong = _handshake(server, client)
-    if wrong is not None:
-      self._raise(client, wrong, "accepts")
-
   def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """TLS contexts for the accepting side and for the dialing side.
 
@@ -84,29 +77,51 @@ class Certificates:
     server, client = found
     wrong, _ = _handshake(server, client)
     if wrong is not None:
-      self._raise(client, wrong, "dials")
+      _refuse(self, client, wrong, "dials")
     return server, client
 
   def files(self) -> tuple[str, ...]:
     """All of them."""
     return self.certificate, self.key, self.authority
 
-  def _raise(
-    self, context: ssl.SSLContext, wrong: ssl.SSLError, verifies: str
-  ) -> NoReturn:
-    """Raises the error of a certificate that this process itself refuses."""
-    ends = [
-      ssl.cert_time_to_seconds(str(authority["notAfter"]))
-      for authority in context.get_ca_certs()
-    ]
-    if ends and max(ends) < time.time():
-      raise CertificateError(
-        f"The authority in {self.authority} has expired; renew it."
-      )
-    why = _refusal(wrong, f"the authority in {self.authority}", verifies)
-    raise CertificateError(
-      f"The certificate in {self.certificate} can't be used: {why}."
+
+def check(files: Certificates) -> None:
+  """Checks that files can be used on both sides of a connection.
+
+  Raises:
+    CertificateError: they can't.
+    TypeError: they are something else.
+  """
+  if not isinstance(files, Certificates):
+    raise TypeError(
+      "certificates must be transport.tls.Certificates(certificate, key,"
+      f" authority), got {files!r:.200}."
     )
+  server, client = files.contexts()
+  _, wrong = _handshake(server, client)
+  if wrong is not None:
+    _refuse(files, client, wrong, "accepts")
+
+
+def _refuse(
+  files: Certificates,
+  context: ssl.SSLContext,
+  wrong: ssl.SSLError,
+  verifies: str,
+) -> NoReturn:
+  """Raises the error of a certificate that this process itself refuses."""
+  ends = [
+    ssl.cert_time_to_seconds(str(authority["notAfter"]))
+    for authority in context.get_ca_certs()
+  ]
+  if ends and max(ends) < time.time():
+    raise CertificateError(
+      f"The authority in {files.authority} has expired; renew it."
+    )
+  why = _refusal(wrong, f"the authority in {files.authority}", verifies)
+  raise CertificateError(
+    f"The certificate in {files.certificate} can't be used: {why}."
+  )
 
 
 def load(

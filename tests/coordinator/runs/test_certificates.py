@@ -136,6 +136,11 @@ def test_what_is_wrong_with_ones_own_is_named_at_once(
     join(place, certificates=files)
 
 
+def test_what_are_no_certificates_is_refused(place, good):
+  with pytest.raises(TypeError, match="certificates must be transport"):
+    join(place, certificates=good.files())
+
+
 def test_those_of_another_authority_are_refused_at_once(place, tmp_path):
   files = issued.Authority(tmp_path).issue()
   with pytest.raises(coordinator.JoinRefused) as error:

@@ -43,7 +43,7 @@ def meet(
   """
   certificates = certificates or launched.find_certificates()
   if certificates is not None:
-    certificates.check()
+    tls.check(certificates)
   address, _, number = cluster.detect(None, None, None)
   index, count = launched.process_index, launched.num_processes
   assert index is not None

@@ -21,6 +21,7 @@ from optax_dist.coordinator.extras.hosts import nodes
 from optax_dist.coordinator.extras.hosts.placement import listens
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol import codec
+from optax_dist.coordinator.server import places
 from optax_dist.coordinator.transport import (
   addresses,
   listening,
@@ -104,6 +105,23 @@ def settings(
   return tuple((flag, str(value)) for flag, value in flags.items())
 
 
+def check_etcd(url: str) -> Finding:
+  """Asks the etcd servers of a job for something.
+
+  Args:
+    url: of the keys of its run, which is valid.
+  """
+  client, place = places.load("client"), places.load("place")
+  where = place.parse(url)
+  key = {"key": place.encoded(where.holder_key)}
+  try:
+    with client.Client(where.servers) as asks:
+      asks.ask("kv/range", key, time.monotonic() + _CONNECT)
+  except (client.NoAnswer, client.Rejected, ValueError) as error:
+    return Finding(False, f"{where} can't be used from here: {error}")
+  return Finding(True, f"{where} answers")
+
+
 def check(
   node: nodes.Node,
   equal: tuple[tuple[str, str], ...],
@@ -134,7 +152,7 @@ def check(
     try:
       address = _listen(node, place.host, stack)
       if certificates is not None:
-        certificates.check()
+        tls.check(certificates)
       meeting = stack.enter_context(_Meeting(node, secret, certificates))
     except ValueError as error:
       yield Finding(False, f"{error}")

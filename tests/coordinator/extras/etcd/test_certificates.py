@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator
+from optax_dist.cli import main
 from optax_dist.coordinator.extras.etcd import client, place
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
@@ -131,6 +132,22 @@ def test_what_the_server_asks_for_is_named_at_once(server, files):
   # Like a server that is about to end.
   with pytest.raises(client.NoAnswer, match="its URL begins with etcds://"):
     _ask(f"etcd://{server}", 0.0)
+
+
+def test_doctor_says_so_before_the_job(server, files, tmp_path, capsys):
+  wrong = issued.Authority(tmp_path).issue()
+  (tmp_path / "secret").write_text(SECRET)
+  command = (
+    *("doctor", "--nodes", "2", "--node-rank", "0", "--host-timeout", "0.1"),
+    *("--address", f"127.0.0.1:{addresses.free_ports()[0]}", "--run", "first"),
+    *("--secret-file", str(tmp_path / "secret"), "--store"),
+  )
+  for own, words in (
+    (files, "[ok] etcds://"),
+    (wrong, f"is not signed by this side's authority in {wrong.authority}"),
+  ):
+    assert main.main([*command, _url(server, own)]) == 1
+    assert words in capsys.readouterr().out
 
 
 def test_another_host_name_is_named_at_once(server, files):
