@@ -46,7 +46,7 @@ class Caller:
     self.place = place
     self._call, self._hear, self._refused = call, hear, refused
     self.trouble, self.since = "it has not answered yet", time.monotonic()
-    self._closed = self._says = False
+    self._closed = self._says = self._was_up = False
     self._thread = threading.Thread(
       target=self._run, name="optax-dist-caller", daemon=True
     )
@@ -100,6 +100,7 @@ class Caller:
       # Others may connect, and have nothing to say.
       case transports.PeerUp(endpoint.COORDINATOR):
         self.trouble, self.since = "", time.monotonic()
+        self._was_up = True
       case transports.Message(endpoint.COORDINATOR, payload):
         try:
           message = msg.MESSAGES.decode(payload)
@@ -118,8 +119,8 @@ class Caller:
         if not self.trouble:
           self.since = time.monotonic()
         self.trouble = reason
-        if how == "refused":
-          self._end(reason)
+        if how == "refused" and not self._was_up:
+          self._end(reason)  # Later a certificate may have expired, say.
         elif not self._closed:
           time.sleep(_PAUSE)
           self._connect()

@@ -103,6 +103,24 @@ def test_nobody_but_the_coordinator_says_who_has_come(server):
   assert losses == []
 
 
+def test_one_that_was_connected_is_not_refused_for_good(tmp_path):
+  """Its certificate may have expired, and be renewed soon."""
+  (port,) = addresses.free_ports()
+  log = tmp_path / "coordinator.log"
+  losses = []
+  with process.start(SECRET, port=port, log=log) as place:
+    first = begin(place.address, 0, losses)
+    until(lambda: first._missing == (1,), first._awaited, 60.0)
+  with process.start(b"another secret, for a while", port=port, log=log):
+    until(lambda: "another secret" in first._awaited(), first._awaited, 60.0)
+  with process.start(SECRET, port=port, log=log) as place:
+    second = begin(place.address, 1)
+    assert both_wait(first, second) == [PLACE, PLACE]
+    first.close()
+    second.close()
+  assert not losses
+
+
 def test_what_does_not_come_is_named(server):
   address, _ = server
   first = begin(address, 0)
