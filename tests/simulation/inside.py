@@ -18,7 +18,7 @@ _BEFORE, _LONG = 1e-4, 1e4
 def gradients(run: Any) -> str:
   """What is wrong with the gradients that a run holds; "" for nothing."""
   steps = run._steps
-  state = steps.quorum
+  state = steps.ruling.state
   held = [*state.inside.values()]
   if state.attempt is not None:
     held += state.attempt.members

@@ -27,6 +27,14 @@ from optax_dist.coordinator.protocol.coordinator.comparison import (
   Verdict,
   difference,
 )
+from optax_dist.coordinator.protocol.coordinator.consequences import (
+  Evict,
+  Fail,
+  Finished,
+)
+from optax_dist.coordinator.protocol.coordinator.fingerprints import (
+  Fingerprints,
+)
 from optax_dist.coordinator.protocol.coordinator.holders import Holders
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
@@ -35,12 +43,7 @@ from optax_dist.coordinator.protocol.coordinator.members import (
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.shutdown import Shutdown
 from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
-from optax_dist.coordinator.protocol.coordinator.steps import (
-  Evict,
-  Fail,
-  Finished,
-  Steps,
-)
+from optax_dist.coordinator.protocol.coordinator.steps import Steps
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Change,
@@ -54,12 +57,8 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 
-# Replicas this far behind are asked for their step.
-_ASK_LAG = 4
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
-# Steps whose fingerprints are compared.
-_FINGERPRINTS = 64
 
 
 class Run:
@@ -83,15 +82,14 @@ class Run:
     self._now = now
     self._members = Members()
     self._steps = Steps(config, history, self._members, out)
-    self._snapshots = Snapshots(history.epoch, self._members, out)
+    self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
     self._shutdown = Shutdown(is_decided=history.ended is not None)
     # Where those listen that have called.
     self._addresses: dict[Process, str] = {}
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
     self._comparison = Comparison()
-    # The first fingerprint of each step, and whose it was.
-    self._fingerprints: dict[int, tuple[str, ReplicaId]] = {}
+    self._fingerprints = Fingerprints(out)
     self.begins_again: Began | None = None
     self._absent = Absent()
     self._holders = Holders(config, history, self._members, out)
@@ -106,8 +104,6 @@ class Run:
       )
     self._steps.at(now)
     self._steps.begin(expected=fresh)
-    # The step at which it has asked those behind for theirs.
-    self._asked_at = history.step
 
   def handle(self, peer: Process, message: msg.Message, now: float) -> None:
     """Handles a message."""
@@ -137,7 +133,7 @@ class Run:
     """
     self._at(now)
     self._steps.never_joined(gone.replicas)
-    state = self._steps.quorum
+    state = self._steps.ruling.state
     least = 1 if state.shared else quorum.needed(state)
     enough = state.live + state.awaited >= least
     if gone.given_up and self._history.is_untouched and not enough:
@@ -185,7 +181,7 @@ class Run:
       return  # It is no longer a member.
     match message:
       case msg.Arrive():
-        self._steps.arrive(state, message)
+        self._steps.intake.arrive(state, message)
       case msg.Done() | msg.Failed():
         self._steps.reported(state, message)
       case msg.Applied(step):
@@ -202,18 +198,23 @@ class Run:
           self._shutdown.reason = reason
           self._steps.apply(quorum.Finish())
       case msg.Save():
-        self._steps.saving = True
+        self._steps.commits.saving = True
       case msg.SetHyperparams(number, values):
-        self._steps.set_hyperparams(Change(peer, number, values))
-      case msg.Fingerprint():
-        self._fingerprint(state, message)
+        self._steps.commits.set_hyperparams(Change(peer, number, values))
+      case msg.Fingerprint(step, digest):
+        # It had that state: taking it lasts, and it may need a snapshot by now.
+        state.applied = max(state.applied, step)
+        replica = state.member.replica
+        why = self._fingerprints.compare(replica, step, digest)
+        if why:
+          self._record_end(why, "Diverged")
       case _:
         kind = type(message).__name__
         text = f"{kind} is not for a coordinator"
         self._out.add(
           fx.Log("warning", f"{peer} sent a forged message: {text}")
         )
-        self._steps.reject(peer, text)
+        self._out.send(peer, msg.Rejected(text))
 
   def _serve_the_end(self, peer: Process, state: MemberState | None) -> None:
     address = self._addresses.get(peer)
@@ -462,7 +463,7 @@ class Run:
       self._steps.apply(quorum.Join(replica))
       departure = self._steps.departure(False) if self._members else quorum.Lost
       self._steps.apply(departure(replica))
-      self._steps.members_changed()
+      self._steps.asks.members_changed()
 
   # States.
 
@@ -528,28 +529,6 @@ class Run:
       self._shutdown.reason = "all data is used"
       self._steps.apply(quorum.Finish())
 
-  def _fingerprint(self, state: MemberState, message: msg.Fingerprint) -> None:
-    # It had that state: a fingerprint takes a while, and it may need a snapshot
-    # by now.
-    state.applied = max(state.applied, message.step)
-    replica, step, known = (
-      state.member.replica,
-      message.step,
-      self._fingerprints,
-    )
-    digest, first = known.setdefault(step, (message.digest, replica))
-    if digest != message.digest:
-      self._record_end(
-        f"After {step} steps replicas {first!r} and {replica!r} hold different "
-        f"parameters or optimizer states ({digest} and {message.digest}).",
-        "Diverged",
-      )
-    elif first == replica:
-      params, _, whole = digest.partition("-")
-      self._out.note(notes.Fingerprint(step, replica, params, whole))
-      for old in [s for s in known if s < step - _FINGERPRINTS]:
-        del known[old]
-
   # What follows.
 
   def _run_pending(self) -> None:
@@ -574,7 +553,9 @@ class Run:
     self._end_of_data()
     self._follow()
     if not self._shutdown.is_decided:
-      self._ask_those_behind()
+      waits = self._steps.gradients.queued is not None
+      nobody = waits and not self._steps.intake.has_state
+      self._snapshots.ask_those_behind(self._steps.step, nobody)
       step, current = self._steps.step, self._steps.rounds.current
       at_least = step + (current is not None)
       self._snapshots.serve(step, at_least, self._now)
@@ -600,18 +581,6 @@ class Run:
         case Finished():
           if not self._shutdown.has_begun:
             self._begin_shutdown()
-
-  def _ask_those_behind(self) -> None:
-    step = self._steps.step
-    if self._steps.gradients.queued is not None and not self._steps.has_state:
-      for state in self._members:
-        self._snapshots.ask(state, step)
-    if step == self._asked_at:
-      return
-    self._asked_at = step
-    for state in self._members:
-      if step - state.applied >= _ASK_LAG and not state.needs:
-        self._snapshots.ask(state, step)
 
 
 def _taken(replica: ReplicaId) -> msg.Refused:

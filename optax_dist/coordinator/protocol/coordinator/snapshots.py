@@ -10,6 +10,9 @@ from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import Process
 from optax_dist.coordinator.protocol.messages import Fetch, Report, Serve
 
+# Replicas this far behind are asked for their step.
+_ASK_LAG = 4
+
 
 class Snapshots:
   """The snapshots that a coordinator has members serve each other.
@@ -18,11 +21,12 @@ class Snapshots:
     lacking_since: since when no member has the run's state; None if one has.
   """
 
-  def __init__(self, epoch: int, members: Members, out: Outbox):
+  def __init__(self, epoch: int, step: int, members: Members, out: Outbox):
     """Starts with no transfers.
 
     Args:
       epoch: the coordinator's.
+      step: the latest step.
       members: the members.
       out: where messages go.
     """
@@ -30,6 +34,8 @@ class Snapshots:
     self._epoch = epoch
     self._members, self._out = members, out
     self._transfers = 0
+    # The step at which those behind were asked.
+    self._asked_at = step
 
   def serve(self, step: int, at_least: int, now: float) -> None:
     """Serves members that need a snapshot.
@@ -84,6 +90,22 @@ class Snapshots:
     if state.reported < step and state.is_connected:
       state.reported = step
       self._out.tell(state, Report(step))
+
+  def ask_those_behind(self, step: int, nobody: bool) -> None:
+    """Asks members for their steps, if they may be far behind.
+
+    Args:
+      step: the latest step.
+      nobody: whether no member is known to have it, though gradients wait for one.
+    """
+    if nobody:
+      for state in self._members:
+        self.ask(state, step)
+    if step != self._asked_at:
+      self._asked_at = step
+      for state in self._members:
+        if step - state.applied >= _ASK_LAG and not state.needs:
+          self.ask(state, step)
 
   def _next_transfer(self) -> int:
     self._transfers += 1

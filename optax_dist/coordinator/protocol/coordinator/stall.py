@@ -7,6 +7,10 @@ import dataclasses
 import math
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.coordinator.members import Members
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   ReplicaId,
@@ -39,9 +43,16 @@ class Stall:
     since: since when its members wait; None if none do.
   """
 
-  def __init__(self, rules: Rules):
-    """Starts without a step."""
+  def __init__(self, rules: Rules, members: Members, out: Outbox):
+    """Starts without a step.
+
+    Args:
+      rules: how long a step may take.
+      members: who is told.
+      out: where messages and the journal's lines go.
+    """
     self._warning, self._timeout = rules.stall_warning, rules.timeout
+    self._members, self._out = members, out
     self.since: float | None = None
     self._warned = 0.0
     # Since the last commit, by member.
@@ -98,11 +109,7 @@ class Stall:
       self.since = None
       self.waits()
 
-  def counts(self) -> dict[str, dict[str, int]]:
-    """How many gradients were dropped, by replica and reason."""
-    return {str(d.replica): dict(d.reasons) for d in self._dropped.values()}
-
-  def text(self, state: quorum.State) -> str:
+  def _text(self, state: quorum.State) -> str:
     """What is wrong with a step, and whom it waits for."""
     texts = [
       f"replica {found.replica} delivered {count}"
@@ -133,18 +140,32 @@ class Stall:
     warning = self.since + self._warned + self._warning
     return [warning, self.since + self._timeout]
 
-  def check(self, now: float) -> tuple[float, bool] | None:
-    """How long members have waited, and whether that is too long.
+  def check(self, state: quorum.State, now: float) -> str:
+    """Says whom a step waits for, if it takes long.
 
     Returns:
-      None unless there is something to say.
+      Why the run has to end; "" if it goes on.
     """
     if self.since is None:
-      return None
-    waited = now - self.since
+      return ""
+    step, waited = state.step, now - self.since
     if waited >= self._timeout:
-      return waited, True
+      text = self._text(state)
+      return f"Step {step} made no progress for {waited:.1f} s: {text}."
     if waited >= self._warned + self._warning:
       self._warned = waited
-      return waited, False
-    return None
+      dropped = self._dropped.values()
+      counts = {str(d.replica): dict(d.reasons) for d in dropped}
+      missing = quorum.missing(state)._asdict()
+      self._out.note(notes.Stall(step, waited, missing, counts or None))
+      text = self._text(state)
+      self._out.tell_all(self._members, msg.Stalled(step, waited, text))
+    return ""
+
+  def cannot_proceed(self, decision: quorum.CannotProceed) -> None:
+    """Says that too few replicas are left."""
+    step, missing = decision.step, list(decision.missing)
+    have, needed, final = decision.have, decision.needed, decision.final
+    self._out.note(notes.CannotProceed(step, have, needed, missing, final))
+    if not final:
+      self._out.tell_all(self._members, msg.Stalled(step, 0.0, str(decision)))

@@ -1,0 +1,31 @@
+"""What a run has to do because of its steps."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from optax_dist.coordinator.protocol.entries import Incarnation
+
+
+class Evict(NamedTuple):
+  """A member has to go."""
+
+  incarnation: Incarnation
+  reason: str
+  wrong: bool = False
+
+
+class Fail(NamedTuple):
+  """The run can't go on."""
+
+  reason: str
+  error: Literal["CoordinatorError", "Diverged"] = "CoordinatorError"
+
+
+class Finished(NamedTuple):
+  """No more steps are taken."""
+
+  reason: str = ""
+
+
+Consequence: TypeAlias = Evict | Fail | Finished

@@ -1,0 +1,39 @@
+"""Whether replicas have the same state: by digests that they take of it."""
+
+from __future__ import annotations
+
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.entries import ReplicaId
+
+# Steps whose fingerprints are compared.
+_KEPT = 64
+
+
+class Fingerprints:
+  """Compares the fingerprints of a step with the first one."""
+
+  def __init__(self, out: Outbox):
+    """Starts without any.
+
+    Args:
+      out: where the journal's lines go.
+    """
+    self._out = out
+    # The first fingerprint of each step, and whose it was.
+    self._known: dict[int, tuple[str, ReplicaId]] = {}
+
+  def compare(self, replica: ReplicaId, step: int, digest: str) -> str:
+    """Says in what a state differs from another one; "" if it does not."""
+    known, first = self._known.setdefault(step, (digest, replica))
+    if known != digest:
+      return (
+        f"After {step} steps replicas {first!r} and {replica!r} hold different "
+        f"parameters or optimizer states ({known} and {digest})."
+      )
+    if first == replica:
+      params, _, whole = digest.partition("-")
+      self._out.note(notes.Fingerprint(step, replica, params, whole))
+      for old in [s for s in self._known if s < step - _KEPT]:
+        del self._known[old]
+    return ""
