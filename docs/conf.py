@@ -56,10 +56,13 @@ intersphinx_timeout = 10
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+# Their types name modules that are not public.
+napoleon_attr_annotations = False
 add_module_names = False
 # Some docstrings have `names` in single backticks.
 default_role = "code"

@@ -66,8 +66,8 @@ def cross_shard(
 
   Updates may be any pytree of floating-point or complex arrays: dtypes are
   kept, None and other empty nodes pass through. The rows of sparse updates
-  (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. See
-  :mod:`optax_dist._internal.collectives` for how leaves share messages.
+  (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. Small leaves
+  share a message.
 
   Keyword arguments of ``update`` reach the other transformations of a chain as they
   are. These share their state, so pass ``value=jax.lax.pmean(loss, axis_name)``, not

@@ -116,6 +116,11 @@ def test_public_names_have_docstrings():
     assert not value.__doc__.startswith(f"{value.__name__}("), name
 
 
+def test_public_names_send_nobody_to_what_is_private():
+  for name, value in sorted(_public().items()):
+    assert "_internal" not in (inspect.getdoc(value) or ""), name
+
+
 def test_public_functions_describe_their_arguments():
   """Each of them under ``Args:``; up to three may be shown by an example."""
   for name, function in sorted(_functions().items()):

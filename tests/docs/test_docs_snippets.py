@@ -69,11 +69,11 @@ def test_the_readmes_program_with_the_coordinator_is_complete(tmp_path):
   """It starts a step while the callback of the last one waits for others."""
   text = (_ROOT / "README.md").read_text("utf-8")
   program, command = re.search(
-    r"as `train\.py`:\n\n```py\n(.*?)^```\n\n```sh\n(.*?)\n```$",
+    r"as `survive\.py`:\n\n```py\n(.*?)^```\n\n```sh\n(.*?)\n```$",
     text,
     re.MULTILINE | re.DOTALL,
   ).groups()
-  (tmp_path / "train.py").write_text(program)
+  (tmp_path / "survive.py").write_text(program)
   words = shlex.split(command)
   assert words[:2] == [".venv/bin/optax-dist", "launch"]
   ran = subprocess.run(

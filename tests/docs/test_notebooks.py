@@ -42,7 +42,7 @@ def _install(path, monkeypatch, has):
   """Runs a notebook's first cell on a machine that has these modules."""
   source = _source(_cells(path, "code")[0])
   lines = [x for x in source.splitlines() if x and not x.startswith("#")]
-  assert len(lines) == 5
+  assert len(lines) == 6
   source, count = re.subn(r"%pip (.+)", r"pip(f'''\1''')", source)
   assert count == 1
   commands = []
@@ -73,6 +73,13 @@ def test_it_keeps_the_accelerator_of_the_machine(path, has, extra, monkeypatch):
   (command,) = _install(path, monkeypatch, has)
   assert f'"jax[{extra}]"' in command
   assert f"git+https://github.com/{_REPOSITORY}" in command
+
+
+@each_notebook
+def test_no_line_of_code_has_to_be_scrolled(path):
+  sources = [_source(cell) for cell in _cells(path, "code")]
+  lines = [line for source in sources for line in source.splitlines()]
+  assert not [line for line in lines if len(line) > 80]
 
 
 @each_notebook
