@@ -13,6 +13,9 @@ import hosts
 import jax
 import pytest
 
+from optax_dist.coordinator import options
+from optax_dist.coordinator.protocol import deadlines
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FILES = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -111,3 +114,12 @@ def test_the_program_on_a_slow_network_is_complete(tmp_path):
   )
   assert ran.returncode == 0, ran.stdout + ran.stderr
   assert ran.stdout.count("s a step") == 2
+
+
+def test_the_deadlines_of_the_page_are_those_of_a_run():
+  text = (_ROOT / "docs" / "coordinator.md").read_text("utf-8")
+  table = text.split("| who waits | default | and then |")[1].split("\n\n")[0]
+  told = list(map(int, re.findall(r"\| (\d+) s \|", table)))
+  used = deadlines.of(options.Options().timeout)
+  assert told == [used.patience, used.mean, used.timeout, used.replica]
+  assert told == sorted(told)
