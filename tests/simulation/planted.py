@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.mutants import making, running
 from tests.simulation import bad, faults, fragments, leases, slots
+from tests.simulation.world import SILENCE, Setting
 
 _CORE = "optax_dist.coordinator.protocol"
 _COORDINATOR, _CLIENT = f"{_CORE}.coordinator", f"{_CORE}.client"
@@ -58,6 +59,20 @@ class Outage:
   def schedule(self, seed: int) -> faults.Schedule:
     """The schedule of a seed."""
     return faults.schedule(seed, outage=self._kind)
+
+
+class OnlyHolder:
+  """Schedules in which whoever has the only state is away for a while."""
+
+  run = staticmethod(faults.run)
+
+  @staticmethod
+  def schedule(seed: int) -> faults.Schedule:
+    """The schedule of a seed."""
+    setting = Setting(replicas=2, needed=1, inline=False)
+    time = 0.2 + 0.01 * (seed % 50)
+    away = (time + 0.001, "isolate", (0, SILENCE + 7.0))
+    return faults.Schedule(seed, setting, ((time, "restart", (1, 0.0)), away))
 
 
 FAULTS = (
@@ -256,6 +271,7 @@ FAULTS = (
     "Holders._may_have",
     "lost.step + 1 > step and lost.member.process not in self._ended",
     "False",
+    OnlyHolder,
   ),
   Planted(
     "A15",
@@ -359,7 +375,7 @@ FAULTS = (
     "a replica that has died before it joined is waited for",
     f"{_COORDINATOR}.steps",
     "Steps.never_joined",
-    "replica not in self.quorum.replicas",
+    "replica not in self.ruling.state.replicas",
     "False",
     bad.plain,
   ),

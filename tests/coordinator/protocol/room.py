@@ -277,8 +277,10 @@ class Room:
     self.queue.extend(self.held.pop(name))
 
   def do_wait(self, seconds: str) -> None:
-    end = self.now + float(seconds)
+    end, inputs = self.now + float(seconds), 0
     while True:
+      inputs += 1
+      assert inputs < 10_000, "busy without end"
       due = {
         n: self.core(n).deadline()
         for n in (_CHIEF, *self.clients)

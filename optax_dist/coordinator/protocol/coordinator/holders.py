@@ -70,8 +70,10 @@ class Holders:
   def deadlines(self, since: float) -> list[float]:
     """When `wait` may find something, if somebody waits since then."""
     limits, calls = self._limits, self._call_at.values()
-    times = [since + limits.pace] if not self._told else []
-    return [*times, since + limits.timeout, *calls]
+    is_told = bool(self._told) or not calls
+    first = since + limits.pace
+    early = self._history.is_untouched or not is_told
+    return [*([first] if early else ()), since + limits.timeout, *calls]
 
   def wait(self, step: int, since: float, now: float) -> bool:
     """Whether to wait for any; calls those that were not called, and says so.
