@@ -228,7 +228,7 @@ class GroupChecker(Checker):
     if process.rank and self.beginnings > 1:
       return True
     first = self.world.by_name[process.names[0]]
-    return bool(first.node.core._beginnings < self.beginnings)
+    return bool(first.node.core._known.beginnings < self.beginnings)
 
   def committed(self, process: Any, commit: Any) -> None:
     super().committed(process, commit)

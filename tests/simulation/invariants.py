@@ -919,7 +919,7 @@ class Checker:
 
   def began_anew_without(self, process: Any) -> bool:
     """Whether a process hasn't heard yet that the run has begun again."""
-    return process.node._beginnings < self.beginnings
+    return process.node._known.beginnings < self.beginnings
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
     self.world.tell(f"{process.name} is admitted, with step {process.step}")

@@ -17,14 +17,14 @@ class Assignment:
     lease: the samples that it computes on, or has submitted without an answer.
   """
 
-  def __init__(self, has_leases: bool, out: list[Effect]):
+  def __init__(self, unit: int, out: list[Effect]):
     """Starts with one gradient and no samples.
 
     Args:
-      has_leases: whether samples are leased.
+      unit: samples of a gradient, if samples are leased; otherwise 0.
       out: the list to which effects are appended.
     """
-    self._has_leases = has_leases
+    self._unit = unit
     self._out = out
     self.asked = 1
     self.lease: Spans = ()
@@ -39,7 +39,7 @@ class Assignment:
     self, incarnation: Incarnation, spans: Spans, more: bool = False
   ) -> None:
     """Sets the samples of a membership; with `more`, adds to buffered ones."""
-    if not self._has_leases or incarnation < 0:
+    if not self._unit or incarnation < 0:
       return
     self.lease = sp.union(self.lease, spans) if more else spans
     self._out.append(fx.Leased(incarnation, spans))
@@ -49,6 +49,12 @@ class Assignment:
     for lease in commit.leases:
       if lease.incarnation == incarnation:
         self.lend(incarnation, lease.spans)
+
+  def last(self, spans: Spans, count: int, total: int) -> Spans:
+    """Of the samples of a sum of `total` gradients, those of the last ones."""
+    if not self._unit or count == total:
+      return spans
+    return sp.tail(spans, count * self._unit)
 
   def end(self) -> None:
     """The membership has ended, and its leases with it."""

@@ -18,7 +18,11 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.applier import Applier
 from optax_dist.coordinator.protocol.client.assignment import Assignment
+from optax_dist.coordinator.protocol.client.ending import Ending
+from optax_dist.coordinator.protocol.client.known import Known
 from optax_dist.coordinator.protocol.client.link import Link
+from optax_dist.coordinator.protocol.client.patience import Patience
+from optax_dist.coordinator.protocol.client.requests import Requests
 from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.protocol.effects import Effect
@@ -26,23 +30,9 @@ from optax_dist.coordinator.protocol.entries import (
   Committed,
   Ended,
   Removed,
-  Start,
 )
-from optax_dist.coordinator.protocol.history import after
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.ledger import Spans
-from optax_dist.ledger import spans as sp
-
-# What a replica may request, in the order in which a coordinator is told when it
-# has started again. Of fingerprints it is the last one: others may tell theirs of
-# the same step.
-_REQUESTS = (
-  msg.Leave,
-  msg.Finish,
-  msg.Save,
-  msg.SetHyperparams,
-  msg.Fingerprint,
-)
 
 
 class Client:
@@ -61,7 +51,6 @@ class Client:
       me: which replica this is.
     """
     self._config, self._me = config, me
-    self._limits = config.deadlines
     self._out: list[Effect] = []
     self.over = False
     self._link = Link(config.deadlines)
@@ -74,40 +63,21 @@ class Client:
       self._out,
       self._tell,
     )
-    self._assignment = Assignment(config.job.data is not None, self._out)
-    # What the coordinator has said: its epoch, how often the run has begun, how
-    # many steps there are, and the samples in them.
-    self._epoch, self._beginnings = -1, 0
-    self._read, self._progress = me.start.step, me.start.progress
-    # The samples in the steps since its state; the state that it has offered when
-    # it called, for the run to begin from; and the one that the run began from.
-    self._progress_at = {me.start.step: me.start.progress}
-    self._offered = self._origin = me.start
-    self._ended: Ended | None = None
-    # The membership, the last one, and the one that the training loop knows of.
-    self.incarnation = self._last_incarnation = self._admitted = -1
+    data, k = config.job.data, config.rules.replicas_to_aggregate
+    unit = 0 if data is None else data.unit(k)
+    self._assignment = Assignment(unit, self._out)
+    self._known = Known(me.process, me.start, unit > 0, self._out)
+    self._requests = Requests(me.process, config.deadlines)
+    self._patience = Patience(config.deadlines.replica)
+    self._ending = Ending()
+    # The membership, and the one that the training loop knows of.
+    self.incarnation = self._admitted = -1
     self._admissions = 0
-    # What it requests of its coordinator, by kind; and when it leaves without an
-    # answer.
-    self._requests: dict[type, msg.Message] = {}
-    # How often it has asked to set hyperparameters.
-    self._changes = 0
-    self._leave_by = math.inf
-    # Whether it has requested the final state, and the deadline for it.
-    self._asked_for_end, self._end_by = False, math.inf
-    # Since when it waits, and for which step: the next one starts a new wait.
-    self._waiting_since, self._waiting_step = math.inf, -1
-    # Whom the run waits for, as the coordinator says.
-    self._missing = ""
-    # When the coordinator was last heard from, by which message; and why it is not
-    # connected.
-    self._heard: tuple[float, str] | None = None
-    self._trouble = ""
 
   @property
   def stalled(self) -> bool:
     """Whether the coordinator says that a step takes long."""
-    return bool(self._missing)
+    return bool(self._patience.missing)
 
   @property
   def connected(self) -> bool:
@@ -132,10 +102,10 @@ class Client:
     if self.over:
       return math.inf
     return min(
-      self._leave_by,
-      self._end_by,
+      self._requests.leave_by,
+      self._ending.by,
       self._link.deadline,
-      self._waiting_since + self._limits.replica,
+      self._patience.deadline,
     )
 
   def _run_pending(self, now: float) -> None:
@@ -144,15 +114,16 @@ class Client:
       self._disconnect("no answer", now)
     if now >= self._link.tell_at:
       self._link.tell_at, self._link.told = math.inf, True
+      limit, trouble = self._config.deadlines.replica, self._patience.trouble
       self._tell_of_coordinator(
-        f"is gone ({self._trouble}): replica {self._me.replica!r} goes on, and waits"
-        f" for it for at most {self._limits.replica:.0f} s"
+        f"is gone ({trouble}): replica {self._me.replica!r} goes on, and waits for"
+        f" it for at most {limit:.0f} s"
       )
     self._admit()
     self._end_if_ended(now)
     if self.over:
       return
-    if now >= self._leave_by:
+    if now >= self._requests.leave_by:
       self._leave()
       return
     if now >= self._link.call_at:
@@ -193,11 +164,7 @@ class Client:
       case ins.SaveWanted():
         self._request(msg.Save(), now)
       case ins.HyperparamsWanted(values):
-        old = self._requests.get(msg.SetHyperparams)
-        if isinstance(old, msg.SetHyperparams):
-          values = tuple((dict(old.values) | dict(values)).items())
-        self._changes += 1
-        self._request(msg.SetHyperparams(self._changes, values), now)
+        self._request(self._requests.hyperparams(values), now)
       case ins.Aborted(reason, stacks):
         self._tell(msg.Leave(True, reason, stacks))
         self._stop()
@@ -212,33 +179,23 @@ class Client:
     """Asks for membership, on a new connection."""
     me = self._me
     self._link.call(now)
-    offered = self._offered = self._offer()
+    applier, known = self.applier, self._known
     self._out.append(fx.Connect(me.coordinator, me.coordinator_address))
     hello = msg.Hello(
       self._config.job,
       me.replica,
       me.address,
-      offered,
-      self._epoch,
+      known.offer(applier.start, applier.step),
+      known.epoch,
       self.incarnation,
-      self._beginnings,
-      self._read,
-      self._progress,
-      self.applier.step if self.applier.sound else -1,
+      known.beginnings,
+      known.read,
+      known.progress,
+      applier.step if applier.sound else -1,
       self._assignment.lease,
       me.follows,
     )
     self._out.append(fx.Send(me.coordinator, hello))
-
-  def _offer(self) -> Start:
-    """Its state, from which a run may begin that has lost all others."""
-    applier = self.applier
-    if applier.start is not None:
-      return applier.start
-    step = applier.step
-    progress = self._progress_at.get(step, self._progress)
-    digest = f"{self._me.process} at step {step}"
-    return Start(step, digest, progress, self._origin.lineage)
 
   def _lost(self, how: str, reason: str, now: float) -> None:
     """Handles the loss of the connection, which may be the coordinator's death."""
@@ -263,25 +220,24 @@ class Client:
   def _disconnected(
     self, reason: str, now: float, removed: bool = False
   ) -> None:
-    self._trouble = reason
-    self._asked_for_end, self._end_by = False, math.inf
+    self._patience.trouble = reason
+    self._ending.disconnected()
     self._link.lose(now, removed)
     self.applier.disconnected()
 
   def _welcomed(self, welcome: msg.Welcome, now: float) -> None:
     """Takes part from now on, as the same member or as a new one."""
-    if welcome.epoch < self._epoch:
+    if welcome.epoch < self._known.epoch:
       self._disconnect("another coordinator has started since", now)
       return
     if self._link.told:
       self._tell_of_coordinator("is there again")
     self._link.welcome()
-    self._epoch, self._trouble = welcome.epoch, ""
+    self._patience.trouble = ""
     self._out.append(fx.UseRun(welcome.nonce))
     stays = welcome.incarnation == self.incarnation >= 0
-    known, self._read = self._read, welcome.step
-    self._progress, self._beginnings = welcome.progress, welcome.beginnings
-    self._tell_progress()
+    read = self._known.read if welcome.whole else -1
+    self._known.welcomed(welcome)
     if not welcome.whole:
       # What it has submitted may be in a commit that it will never know.
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
@@ -293,16 +249,16 @@ class Client:
       if welcome.incarnation < 0:
         return
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
-      self.incarnation = self._last_incarnation = welcome.incarnation
-      self._waiting_since = math.inf
-      self._requests.pop(msg.Fingerprint, None)
+      self.incarnation = self.submissions.incarnation = welcome.incarnation
+      self._patience.begin_anew()
+      self._requests.joined()
     elif welcome.whole:
       self._out += self.submissions.new_coordinator()
-    origin = self._origin = welcome.origin
-    if origin.is_same(self._offered) and origin.step == self.applier.step:
-      self.applier.start = self._offered
-    known = known if welcome.whole else -1
-    self.applier.begin(origin, welcome.step, known, welcome.alone)
+    origin, offered = welcome.origin, self._known.offered
+    self._known.origin = origin
+    if origin.is_same(offered) and origin.step == self.applier.step:
+      self.applier.start = offered
+    self.applier.begin(origin, welcome.step, read, welcome.alone)
     if welcome.anew and self._admissions and not self.applier.sound:
       text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
       text += " is not of the run any more: others have gone on without it"
@@ -310,18 +266,12 @@ class Client:
     self.applier.tell_state()
     if self.submissions.pending is not None:
       self._arrive()
-    for kind in _REQUESTS:
-      if kind in self._requests:
-        self._request(self._requests[kind], now)
+    for request in self._requests.all():
+      self._request(request, now)
 
   def _request(self, message: msg.Message, now: float) -> None:
     """Tells the coordinator; one that has started again is told again."""
-    self._requests[type(message)] = message
-    if isinstance(message, msg.Leave):
-      limits = self._limits
-      self._leave_by = now + limits.silence
-      self._leave_by += 2 * (limits.pace + limits.patience)
-    self._tell(message)
+    self._tell(self._requests.add(message, now))
 
   def _tell(self, message: msg.Message) -> bool:
     """Sends to the coordinator, if it is connected and this one is a member."""
@@ -352,7 +302,7 @@ class Client:
       )
       self._out.append(fx.Send(peer, msg.Rejected(text)))
       return
-    self._heard = now, type(message).__name__
+    self._patience.heard(message, now)
     match message:
       case msg.Welcome():
         if self._link.status == "called":
@@ -363,7 +313,7 @@ class Client:
         if incarnation == self.incarnation:
           self._removed(left, reason, now)
       case Ended():
-        self._ended = message
+        self._ending.ended = message
         self._out += self.submissions.lost(quorum.Reason.FINISHED.value)
       case msg.Round():
         self.applier.announced(message, self.incarnation)
@@ -380,12 +330,12 @@ class Client:
       case msg.Serve():
         self.applier.serve(message)
       case msg.Fetch():
-        self._end_by = math.inf
+        self._ending.by = math.inf
         self.applier.fetch(message)
       case msg.Report():
         self.applier.report(message)
       case msg.Stalled(step, waited, missing):
-        self._missing = missing
+        self._patience.missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
         self._out.append(fx.Log("warning", text if waited else missing))
       case msg.Refused(reason, again):
@@ -409,28 +359,14 @@ class Client:
     self._out += taken
 
   def _committed(self, commit: Committed) -> None:
-    if commit.round.step != self._read:
+    if commit.round.step != self._known.read:
       return  # A coordinator sends none twice, and leaves none out.
-    self._read += 1
-    self._missing = ""
-    if self._config.job.data is not None:
-      self._progress = after(self._progress, commit)
-      self._progress_at[self._read] = self._progress
-      for step in [s for s in self._progress_at if s < self.applier.step]:
-        del self._progress_at[step]
-    self._tell_progress()
-    if commit.save:
-      self._requests.pop(msg.Save, None)
-    latest = self._me.process, self._changes
-    if latest in [(c.process, c.number) for c in commit.changes]:
-      self._requests.pop(msg.SetHyperparams, None)
-    self.submissions.committed(commit, self._last_incarnation)
+    self._patience.missing = ""
+    self._known.committed(commit, self.applier.step)
+    self._requests.committed(commit)
+    self.submissions.committed(commit)
     self._assignment.committed(commit, self.incarnation)
     self.applier.committed(commit)
-
-  def _tell_progress(self) -> None:
-    if self._config.job.data is not None:
-      self._out.append(fx.Progressed(self._read, self._progress))
 
   # Membership.
 
@@ -467,7 +403,9 @@ class Client:
       self._admitted = self.incarnation
       self._admissions += 1
       self._out.append(
-        fx.Admitted(self._admissions, self.incarnation, self._origin.lineage)
+        fx.Admitted(
+          self._admissions, self.incarnation, self._known.origin.lineage
+        )
       )
 
   def _leave(self) -> None:
@@ -477,7 +415,7 @@ class Client:
   # The training loop.
 
   def _submit(self, submitted: ins.Submitted) -> None:
-    if self._ended is not None:
+    if self._ending.ended is not None:
       reason = quorum.Reason.FINISHED
     elif (
       submitted.admission != self._admissions
@@ -518,23 +456,15 @@ class Client:
         pending.batches,
         pending.compute,
         pending.timings,
-        self._data_of(pending, count),
+        self._assignment.last(pending.data, count, pending.total),
         pending.work,
       )
     )
 
-  def _data_of(self, pending: ins.Submitted, count: int) -> Spans:
-    """The samples of the last gradients of a sum."""
-    data = self._config.job.data
-    if data is None or count == pending.total:
-      return pending.data
-    unit = data.unit(self._config.rules.replicas_to_aggregate)
-    return sp.tail(pending.data, count * unit)
-
   # Ends.
 
   def _end_if_ended(self, now: float) -> None:
-    ended, applier = self._ended, self.applier
+    ended, applier = self._ending.ended, self.applier
     if ended is None or self.over:
       return
     applier.pump()
@@ -562,13 +492,11 @@ class Client:
     """Requests the final state, once; returns whether it may come."""
     if not self.connected:
       return self._link.status == "called" or self._link.call_at < math.inf
-    if not self._asked_for_end:
-      self._asked_for_end = True
-      self._end_by = now + self._limits.patience
+    if self._ending.request(now + self._config.deadlines.patience):
       self.applier.lack("the run has ended")
       need = msg.NeedsSnapshot(self.applier.step)
       self._out.append(fx.Send(self._me.coordinator, need))
-    return now < self._end_by < math.inf
+    return self._ending.may_come(now)
 
   def _fail(
     self,
@@ -594,16 +522,10 @@ class Client:
       or bool(self.applier.awaits)
       or msg.Leave in self._requests
       or msg.Finish in self._requests
-      or self._ended is not None
+      or self._ending.ended is not None
     )
-    if not waits:
-      self._waiting_since = math.inf
-    elif math.isinf(self._waiting_since) or (
-      self._waiting_step != self.applier.step
-    ):
-      self._waiting_since, self._waiting_step = now, self.applier.step
-    elif now >= self._waiting_since + self._limits.replica:
-      waited = f"has waited {now - self._waiting_since:.1f} s"
+    waited = self._patience.check(waits, self.applier.step, now)
+    if waited:
       self._fail(
         "CoordinatorError",
         f"Replica {self._me.replica!r} {waited} {self.missing(now)}.",
@@ -618,29 +540,15 @@ class Client:
     elif awaited:
       what = f"for {awaited}"
     elif self.submissions.waits:
-      what = f"for the commit of step {self._read}"
+      what = f"for the commit of step {self._known.read}"
     elif msg.Leave in self._requests:
       what = "for the confirmation that it may leave"
-    elif msg.Finish in self._requests or self._ended is not None:
+    elif msg.Finish in self._requests or self._ending.ended is not None:
       what = "for the end of the run"
     else:
       what = f"for nothing (it has step {self.applier.step})"
-    who = ""
-    if not self.connected:
-      address = self._me.coordinator_address
-      who = f"the coordinator at {address} is not connected"
-      if self._trouble:
-        who += f" ({self._trouble})"
-    heard = "it has not sent a message yet"
-    if self._heard is not None:
-      at, message = self._heard
-      heard = f"its last message came {now - at:.1f} s ago ({message})"
-    if not who:
-      heard = heard.replace("its", "the coordinator's").replace(
-        "it has", "the coordinator has"
-      )
-    texts = [what, who, heard, self._missing]
-    return "; ".join(text for text in texts if text)
+    away = "" if self.connected else self._me.coordinator_address
+    return self._patience.why(what, away, now)
 
 
 def _unread(what: str, error: str) -> str:

@@ -29,11 +29,14 @@ class Submissions:
   Attributes:
     pending: the submission without an answer, or None.
     taken: the buffered submission that the next one should extend, or None.
+    incarnation: of the membership that they are of, which may have ended; -1 for
+      none.
   """
 
   def __init__(self) -> None:
     self.pending: Submitted | None = None
     self.taken: Submitted | None = None
+    self.incarnation: Incarnation = -1
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
     self._apart = False
     self._counted: list[_Counted] = []
@@ -90,10 +93,10 @@ class Submissions:
       return []
     return [Resolved(sequence, reason, 0, apart=not whole)]
 
-  def committed(self, commit: Committed, incarnation: Incarnation) -> None:
+  def committed(self, commit: Committed) -> None:
     """Handles a commit, in which there may be a submission of this replica."""
     for part in commit.parts:
-      if part.incarnation != incarnation:
+      if part.incarnation != self.incarnation:
         continue
       if self.find(part.sequence) is None:
         return  # It was given up; see `lost`.
