@@ -71,7 +71,7 @@ class OnlyHolder:
     """The schedule of a seed."""
     setting = Setting(replicas=2, needed=1, inline=False)
     time = 0.2 + 0.01 * (seed % 50)
-    away = (time + 0.001, "isolate", (0, SILENCE + 7.0))
+    away = (time + 0.001, "stop", (0, SILENCE + 7.0))
     return faults.Schedule(seed, setting, ((time, "restart", (1, 0.0)), away))
 
 
@@ -137,7 +137,7 @@ FAULTS = (
     "a replica waits without a deadline",
     f"{_CLIENT}.client",
     "Client.deadline",
-    "self._waiting_since + self._limits.replica",
+    "self._patience.deadline",
     "math.inf",
   ),
   Planted(
@@ -175,10 +175,10 @@ FAULTS = (
   Planted(
     "A9",
     "a wish to save is not told again",
-    f"{_CLIENT}.client",
-    "Client._welcomed",
-    "kind in self._requests",
-    "kind in self._requests and kind is not msg.Save",
+    f"{_CLIENT}.requests",
+    "Requests.all",
+    "kind in self._last",
+    "kind in self._last and kind is not msg.Save",
   ),
   Planted(
     "A10",
