@@ -2,9 +2,10 @@
 
   python launch_ray.py --hosts 4 -- --output /shared/first --resume train_replica.py
 
-An actor whose host is lost is started again on another one. (With the store on host
-0 that one is the exception; with `--store etcd://...` there is none.) Ctrl-C or SIGTERM
-here stops all launchers as they are stopped elsewhere: replicas leave within --grace.
+An actor whose host is lost is started again on another one. (With the coordinator on
+host 0 that one is the exception; with `--store etcd://...` there is none.) Ctrl-C or
+SIGTERM here stops all launchers as they are stopped elsewhere: replicas leave within
+--grace.
 """
 
 import argparse

@@ -40,7 +40,7 @@ class Environment:
     secret_file: a file with the secret, if it is not in the environment.
     certificates: the paths of a certificate, its key and the job's authority,
       separated by colons; see `transport.tls.Certificates`.
-    run: a name that keeps runs on one store apart.
+    run: a name that keeps runs of one coordinator apart.
     num_replicas: number of replicas in the job.
     replica: the index of this one, from 0.
     replicas_to_aggregate: gradients in a step.
@@ -52,7 +52,7 @@ class Environment:
     process_index: index of this process in its replica, from 0.
     nodes: number of hosts of the job, for their launchers.
     node_rank: the index of this host, from 0, for its launcher.
-    address: ``host:port`` of the store that host 0 starts, for the launchers.
+    address: ``host:port`` of the coordinator, for the launchers.
     local_addr: the address of this host that its processes listen on, and that
       processes on other hosts use.
     output: output folder of the job, for example for checkpoints.
