@@ -219,11 +219,14 @@ class Admitted(Struct):
     admission: number of admissions, from 1.
     incarnation: incarnation of the membership.
     lineage: the runs that this one continues.
+    ends_in: seconds in which its first step is expected to end without it; None
+      if that waits for it, or is not known.
   """
 
   admission: int
   incarnation: Incarnation
   lineage: Lineage = ()
+  ends_in: float | None = None
 
 
 class Suspended(Struct):

@@ -230,6 +230,8 @@ class Welcome(Struct):
     anew: whether it needs one in any case, unless it has the state that the run
       began from: what it has is not of this run, or not any more.
     alone: whether there is no other member.
+    ends_in: seconds in which the present step is expected to end, if that does not
+      wait for the new member; None otherwise, or if it is not known.
   """
 
   epoch: Natural
@@ -242,6 +244,7 @@ class Welcome(Struct):
   whole: bool
   anew: bool
   alone: bool
+  ends_in: Finite | None = None
 
 
 class Round(Struct):

@@ -12,7 +12,9 @@ the order in which the training loop may rely on them.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
 
@@ -55,6 +57,8 @@ class Handover:
     published: the state that all replicas share.
     to_save: the last state that all replicas save; None if there is none yet.
     admission: number of times the replica was admitted; 0 before the first.
+    round_ends: when a step is expected to end in which the replica has joined, by
+      `time.monotonic`; infinity if that waits for it, or the replica is past it.
     suspended: whether the replica is currently not a member.
     asked: how many gradients to sum into a submission.
     called: the last step that others have contributed to; -1: none yet.
@@ -74,6 +78,7 @@ class Handover:
     self.published = published
     self.to_save: State | None = None
     self.admission = 0
+    self.round_ends = math.inf
     self.suspended = False
     self.asked = 1
     self.called = -1
@@ -111,8 +116,10 @@ class Handover:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
         self._answers[event.sequence] = event, self._before
-      case fx.Admitted(admission, incarnation, lineage):
+      case fx.Admitted(admission, incarnation, lineage, ends_in):
         self.lineage, self.incarnation = lineage, incarnation
+        left = math.inf if ends_in is None else ends_in
+        self.round_ends = time.monotonic() + left
         self.suspended = False
         self.admission = admission
       case fx.Suspended():

@@ -94,6 +94,12 @@ class LocalSteps(strategy.WaitingStrategy):
       return None, local
     return self._payload(shared.params, local.params), local
 
+  def so_far(
+    self, shared: strategy.SharedState, local: LocalState
+  ) -> tuple[Any, float]:
+    sent = self._payload(shared.params, local.params)
+    return sent, local.steps / self.period
+
   def settle(
     self,
     before: strategy.SharedState,

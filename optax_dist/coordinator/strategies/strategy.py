@@ -98,6 +98,13 @@ class WaitingStrategy(Strategy):
     """What to send (None: nothing this time), and the new local state."""
     return grads, local
 
+  def so_far(self, shared: Any, local: Any) -> tuple[Any, float] | None:
+    """What to send amid a round of local steps, and the share that it is of one.
+
+    None: there are no such rounds.
+    """
+    return None
+
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
     """The local state after a commit, with or without this replica's part."""
     return local

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, cast
 
 from optax_dist import quorum
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.outcome import Outcome
+from optax_dist.coordinator.protocol.policies.policy import SHARE, Share
 from optax_dist.coordinator.training.participant import Participant
+
+# How long another local step may take, for one that took 1.
+_MARGIN = 1.25
 
 
 class WaitingLoop:
@@ -24,6 +29,9 @@ class WaitingLoop:
     self._participant = participant
     self._strategy = cast(strategies.WaitingStrategy, participant.strategy)
     self.local: Any = None
+    # When the last local step was taken: before the first, after all times; and
+    # what is said of a round that is shorter.
+    self._stepped, self._work = math.inf, b""
 
   def begin(self) -> None:
     self.local = self._participant.fresh_local()
@@ -45,6 +53,8 @@ class WaitingLoop:
       leaves = participant.update.split(part)
       part = participant.sums.encode(submission.drawn, leaves)
     submission.keep_drawn()
+    if part is None and not submission.is_late(participant.handover):
+      part = self._cut_short()
     if part is not None:
       seconds = participant.stopwatch.take()
       submission.add(participant.handover, part, batch, seconds)
@@ -52,6 +62,21 @@ class WaitingLoop:
       # Its round has been taken without it: the rest would be for nothing.
       submission.abandon(participant.handover)
     return self._conclude() or participant.outcome()
+
+  def _cut_short(self) -> Any:
+    """What there is of a first round, if another local step would be too late."""
+    seen, now = self._participant.handover, time.monotonic()
+    took, self._stepped = now - self._stepped, now
+    if math.isinf(seen.round_ends):
+      return None
+    if not seen.agree(now + _MARGIN * took > seen.round_ends):
+      return None
+    found = self._strategy.so_far(self._participant.shared, self.local)
+    if found is None:
+      return None
+    part, share = found
+    self._work = SHARE.encode(Share(share))
+    return part
 
   def abandon(self) -> Outcome:
     participant = self._participant
@@ -78,7 +103,7 @@ class WaitingLoop:
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
     if submission.is_complete:
-      participant.submit(self._strategy.inner_state(self.local))
+      participant.submit(self._strategy.inner_state(self.local), self._work)
     if submission.pending < 0:
       return None if submission.ended is None else self._go_on()
     self._wait()
@@ -99,6 +124,7 @@ class WaitingLoop:
     if result is None:
       self._compute()
       return participant.outcome()
+    participant.handover.round_ends, self._work = math.inf, b""
     applied = result.applied
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()

@@ -1,6 +1,7 @@
 """Local updates: one round, and runs of several against the same by hand."""
 
 import threading
+import time
 
 import embedded_runs as runs
 import jax
@@ -92,6 +93,36 @@ def test_local_updates_that_come_too_late_begin_again():
 
   results = runs.run(train, 3, k=2, strategy=strategy, opt=INNER)
   assert [r.error for r in results] == [None] * 3
+
+
+def test_who_joins_amid_a_round_counts_by_its_steps():
+  """One has taken 2 of 6 steps, so its change counts by a third."""
+  strategy = strategies.local_updates(communication_period=6)
+  ones = jnp.ones(3)
+
+  def train(replica, result):
+    steps = 0
+    while replica.global_step < 1:
+      if replica.replica == 1 and steps == 1:
+        # As if it had joined amid the round, which is about to end.
+        replica._participant.handover.round_ends = time.monotonic()
+      outcome = replica.step((1.0 + replica.replica) * ones)
+      steps += 1
+    assert outcome.members == (0, 1)
+    # The next round is a whole one.
+    while replica.global_step < 2:
+      outcome = replica.step(ones)
+      steps += 1
+    return steps, np.asarray(replica.center)
+
+  results = runs.run(
+    train, 2, strategy=strategy, opt=optax.sgd(0.25), params=0 * ones
+  )
+  assert [r.error for r in results] == [None] * 2
+  first = (1.0 * 0.25 * 6 + 1 / 3 * 2 * 0.25 * 2) / (1.0 + 1 / 3)
+  for result, steps in zip(results, (12, 8), strict=True):
+    assert result.value[0] == steps
+    np.testing.assert_allclose(result.value[1], -first - 0.25 * 6, rtol=1e-6)
 
 
 def test_a_replica_has_one_pending_change():

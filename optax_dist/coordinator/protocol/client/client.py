@@ -73,6 +73,9 @@ class Client:
     # The membership, and the one that the training loop knows of.
     self.incarnation = self._admitted = -1
     self._admissions = 0
+    # The step amid which it has joined, and when that is expected to end; None if
+    # it waits for this replica.
+    self._joined_amid: tuple[int, float] | None = None
 
   @property
   def stalled(self) -> bool:
@@ -119,7 +122,7 @@ class Client:
         f"is gone ({trouble}): replica {self._me.replica!r} goes on, and waits for"
         f" it for at most {limit:.0f} s"
       )
-    self._admit()
+    self._admit(now)
     self._end_if_ended(now)
     if self.over:
       return
@@ -251,6 +254,9 @@ class Client:
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
       self.incarnation = self.submissions.incarnation = welcome.incarnation
       self._patience.begin_anew()
+      self._joined_amid = None
+      if welcome.ends_in is not None:
+        self._joined_amid = welcome.step, now + welcome.ends_in
       self._requests.joined()
     elif welcome.whole:
       self._out += self.submissions.new_coordinator()
@@ -391,7 +397,7 @@ class Client:
     )
     self._disconnect("it was removed", now, removed=True)
 
-  def _admit(self) -> None:
+  def _admit(self, now: float) -> None:
     """Tells the training loop, once it is a member and has the state."""
     applier = self.applier
     if (
@@ -402,10 +408,11 @@ class Client:
     ):
       self._admitted = self.incarnation
       self._admissions += 1
+      step, ends = self._joined_amid or (-1, now)
+      ends_in = max(0.0, ends - now) if step == applier.step else None
+      lineage = self._known.origin.lineage
       self._out.append(
-        fx.Admitted(
-          self._admissions, self.incarnation, self._known.origin.lineage
-        )
+        fx.Admitted(self._admissions, self.incarnation, lineage, ends_in)
       )
 
   def _leave(self) -> None:

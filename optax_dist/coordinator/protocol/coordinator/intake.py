@@ -31,7 +31,7 @@ from optax_dist.coordinator.protocol.coordinator.newcomers import (
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.ruling import Ruling
-from optax_dist.coordinator.protocol.entries import Incarnation
+from optax_dist.coordinator.protocol.entries import Incarnation, Member
 from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
@@ -67,6 +67,13 @@ class Intake:
     self._newcomers = Newcomers()
 
   # Members.
+
+  def ends_in(self, member: Member) -> float | None:
+    """For `Welcome`, if steps would not wait for a new member at first."""
+    join = quorum.Join(member.replica, member.incarnation)
+    if self._config.job.data is None and raises(self._ruling.state, join):
+      return self._newcomers.ends_in(self._policy.now)
+    return None
 
   def joined(self, state: MemberState) -> None:
     """A replica has become a member."""

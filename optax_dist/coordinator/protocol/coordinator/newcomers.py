@@ -53,6 +53,12 @@ class Newcomers:
       self._seconds = now - self._committed
     self._committed, self._is_due = now, True
 
+  def ends_in(self, now: float) -> float | None:
+    """Seconds in which this step ends, if it takes as long as the last one."""
+    if not self._seconds:
+      return None
+    return max(0.0, self._committed + self._seconds - now)
+
   def wait(
     self, incarnation: Incarnation, late: Arrive, others: int, now: float
   ) -> bool:

@@ -340,7 +340,13 @@ class Run:
       return True
     return history.has_lost(hello.epoch, hello.read)
 
-  def _welcome(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
+  def _welcome(
+    self,
+    peer: Process,
+    hello: msg.Hello,
+    incarnation: int,
+    ends_in: float | None = None,
+  ) -> None:
     """Sends what a process has missed, and from where it takes part."""
     history = self._history
     anew = self._is_of_another_history(hello)
@@ -360,6 +366,7 @@ class Run:
         missed is not None,
         anew,
         len(history.members) < 2,
+        ends_in,
       ),
     )
     if history.ended is not None:
@@ -386,7 +393,8 @@ class Run:
     self._out.note(
       notes.Join(member.replica, step, member.incarnation, member.address)
     )
-    self._welcome(peer, hello, incarnation)
+    ends_in = self._steps.intake.ends_in(member)
+    self._welcome(peer, hello, incarnation, ends_in)
     self._members.add(state)
     self._steps.joined(state)
 

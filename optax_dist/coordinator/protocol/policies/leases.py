@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Sequence
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import (
@@ -245,6 +246,11 @@ class LeaseManager(Policy):
     return (
       audit is not None and has_all and (alone or audit.is_settled(self._able))
     )
+
+  def weigh(
+    self, parts: tuple[Part, ...], messages: Sequence[Arrive]
+  ) -> tuple[Part, ...]:
+    return parts  # All have the samples of whole rounds.
 
   def verdict(self) -> Verdict | None:
     audit = self._audit

@@ -16,13 +16,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
 from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.coordinator.protocol.policies.audit import Verdict
 from optax_dist.ledger import Spans
+
+
+class Share(codec.Struct):
+  """What a member says of a round that it took part in from amid it.
+
+  Attributes:
+    share: of the round's own steps, how many it has taken.
+  """
+
+  share: Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+#: `Submitted.work`, of what has fewer steps than others.
+SHARE: codec.Codec[Share] = codec.Codec(Share)
 
 
 class Ask(NamedTuple):
@@ -82,6 +99,11 @@ class Policy:
 
   def admit(self, incarnation: Incarnation, message: Arrive) -> str:
     """A member has submitted; returns why that is refused, "" if it isn't."""
+    try:
+      if message.work:
+        SHARE.decode(message.work)
+    except codec.BadMessage as error:
+      return f"a share of a round that is none ({error})"
     return ""
 
   def is_finite(self, incarnation: Incarnation, message: Arrive) -> bool:
@@ -145,8 +167,19 @@ class Policy:
   def weigh(
     self, parts: tuple[Part, ...], messages: Sequence[Arrive]
   ) -> tuple[Part, ...]:
-    """The parts of a mean with their weights."""
-    return parts
+    """The parts of a mean with their weights: here, by their own steps."""
+    if not any(message.work for message in messages):
+      return parts
+    shares = [
+      SHARE.decode(message.work).share if message.work else 1.0
+      for message in messages
+    ]
+    # Their mean is 1.
+    scale = len(shares) / sum(shares)
+    return tuple(
+      codec.replace(part, weight=part.weight * share * scale)
+      for part, share in zip(parts, shares, strict=True)
+    )
 
   def committed(
     self,
