@@ -53,7 +53,8 @@ class Round:
     self.holders: list[Incarnation] = []
     # The replica that must also get the mean; None once it has.
     self._witness = message.witness
-    # Reports that are held back until the witness has the mean.
+    # Reports that are held back until the witness has the mean; or all members, if
+    # the round may be repeated since it is an early one.
     self._held: list[quorum.Done] = []
 
   @property
@@ -71,10 +72,11 @@ class Round:
       for part in self.message.parts
       if part.incarnation == incarnation
     ]
-    if self._witness is None:
+    if self._witness is None and not self.id.early:
       return own
-    self._held += own
-    return []
+    self._held += [report for report in own if report not in self._held]
+    all_done = self.id.early and len(self._held) == len(self.message.parts)
+    return self._witnessed() if all_done else []
 
   def failed(
     self, state: MemberState, message: msg.Failed, essential: bool
