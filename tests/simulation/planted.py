@@ -35,7 +35,8 @@ class Planted:
     old: what is there.
     new: what stands there instead.
     kind: the schedules that find it.
-    also: what else is changed: a second line of defence, in the same module.
+    also: what else is changed, a second line of defence: where, old and new; with
+      its module in front if that is another one.
   """
 
   rule: str
@@ -45,7 +46,7 @@ class Planted:
   old: str
   new: str
   kind: Any = faults
-  also: tuple[tuple[str, str, str], ...] = ()
+  also: tuple[tuple[str, ...], ...] = ()
 
 
 class Outage:
@@ -296,10 +297,10 @@ FAULTS = (
     "the mean of an abandoned round is kept",
     f"{_CLIENT}.applier",
     "Applier._take",
-    "self._ahead != commit.round or hyperparams",
-    "self._ahead is None or hyperparams",
+    "self.means.ahead != commit.round or hyperparams",
+    "self.means.ahead is None or hyperparams",
     Outage("half a mean"),
-    (("Applier._drop", "self._ahead == round_", "False"),),
+    ((f"{_CLIENT}.means", "Means._drop", "self.ahead == round_", "False"),),
   ),
   Planted(
     "A21",
@@ -385,16 +386,21 @@ FAULTS = (
 @contextlib.contextmanager
 def plant(fault: Planted) -> Iterator[None]:
   """Has the fault in the core for as long as the context lasts."""
-  module = importlib.import_module(fault.module)
-  source = inspect.getsource(module)
-  changed = source
-  for change in ((fault.where, fault.old, fault.new), *fault.also):
-    changed = ast.unparse(making.changed(changed, *change).tree)
-  running.replace(module, ast.parse(changed))
+  changes = ((fault.where, fault.old, fault.new), *fault.also)
+  sources: dict[Any, str] = {}
+  changed: dict[Any, str] = {}
+  for *names, where, old, new in changes:
+    module = importlib.import_module(names[0] if names else fault.module)
+    source = sources.setdefault(module, inspect.getsource(module))
+    tree = making.changed(changed.get(module, source), where, old, new).tree
+    changed[module] = ast.unparse(tree)
   try:
+    for module, source in changed.items():
+      running.replace(module, ast.parse(source))
     yield
   finally:
-    running.replace(module, ast.parse(source))
+    for module, source in sources.items():
+      running.replace(module, ast.parse(source))
 
 
 def find(fault: Planted, most: int) -> faults.Result | None:

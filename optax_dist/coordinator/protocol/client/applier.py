@@ -9,13 +9,11 @@ snapshot, and continues from there.
 from __future__ import annotations
 
 import collections
-import dataclasses
-from collections.abc import Callable
-from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.client.means import Means, Tell
+from optax_dist.coordinator.protocol.client.serving import Serving
 from optax_dist.coordinator.protocol.client.submissions import Submissions
-from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
   Committed,
@@ -32,30 +30,11 @@ from optax_dist.coordinator.protocol.inputs import (
 )
 from optax_dist.coordinator.protocol.messages import (
   Applied,
-  Done,
-  Failed,
   Fetch,
-  Message,
   NeedsSnapshot,
   Report,
-  Round,
   Serve,
 )
-
-# Number of means kept for readers that are slightly behind.
-KEPT = 2
-
-Tell: TypeAlias = Callable[[Message], bool]
-
-
-@dataclasses.dataclass(slots=True)
-class _Work:
-  """An aggregation in which this replica takes part."""
-
-  answers: bool
-  lag: int = 0
-  status: Literal["runs", "done", "failed"] = "runs"
-  committed: bool = False
 
 
 class Applier:
@@ -65,6 +44,7 @@ class Applier:
     step: the step of the published state.
     sound: whether that state belongs to the run.
     start: the start state that it is; None once it is a later one.
+    means: the rounds in which it takes part.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
   """
 
@@ -97,18 +77,13 @@ class Applier:
     # The run's start state, until there is a step.
     self._origin: Start | None = None
     self._todo: collections.deque[Committed] = collections.deque()
-    # The round whose mean is applied to a speculative state.
-    self._ahead: RoundId | None = None
-    self._work: dict[RoundId, _Work] = {}
-    # An early round, until this replica has a gradient for it.
-    self._early: Round | None = None
+    self.means = Means(submissions, out, tell)
+    self._serving = Serving(out, tell)
     # Whether it has asked for a snapshot, and the one that it was told to fetch.
     self._asked = False
     self._fetch: Fetch | None = None
-    self._serves: list[Serve] = []
-    self._report = -1
-    # Whether it has never had the run's state.
-    self._is_new, self._wants_inner = True, wants_inner
+    # Whether it lacks the state of another's own optimizer, which it wants.
+    self._lacks_inner = wants_inner
 
   # Membership of the run.
 
@@ -141,8 +116,7 @@ class Applier:
       return False
     if self.needs or not self._todo or not self.sound:
       return True
-    work = self._work.get(self._todo[0].round)
-    runs = work is not None and work.status == "runs"
+    runs = self.means.status(self._todo[0].round) == "runs"
     return not runs and self._todo[0].mean is None
 
   def begin(self, origin: Start, step: int, known: int, alone: bool) -> None:
@@ -161,12 +135,10 @@ class Applier:
       self.lack("its state is not the run's")
     elif (known if self._todo else self.step) != step:
       self.lack(f"it is at step {self.step} of {step}")
-    elif (
-      self._is_new and self._wants_inner and not alone and self._origin is None
-    ):
+    elif self._lacks_inner and not alone and self._origin is None:
       self.lack("it has no state of its own optimizer yet")
     else:
-      self._is_new = False
+      self._lacks_inner = False
     self.pump()
 
   def skip(self) -> None:
@@ -180,109 +152,38 @@ class Applier:
     self.sound = False
 
   def end(self) -> None:
-    """The replica is no longer a member, or will join again.
-
-    Reported means are kept, since they may still be committed.
-    """
-    for round_, work in list(self._work.items()):
-      if not work.committed and not (work.answers and work.status == "done"):
-        self._drop(round_)
+    """The replica is no longer a member, or will join again."""
+    self.means.end()
     self.disconnected()
     self.needs = ""
 
   # Rounds.
 
-  def announced(self, message: Round, me: Incarnation) -> None:
-    """Takes part in a round, as a member or a reader."""
-    if message.round.early:
-      self._early = message
-      return
-    for other in list(self._work):
-      if other.step == message.round.step and not self._work[other].committed:
-        self._drop(other)
-    self._early = None
-    self._begin(message, me)
-
   def begin_early(self, me: Incarnation, sequence: int) -> RoundId | None:
-    """Begins the early round of this step with a gradient.
-
-    Returns:
-      Its id; None if there is none. It is begun once: a second gradient under its
-      id could be mistaken for the first.
-    """
-    message, self._early = self._early, None
-    if message is None or message.round.step != self.step or not self.current:
-      return None
-    parts = tuple(
-      replace(part, sequence=sequence) if part.incarnation == me else part
-      for part in message.parts
-    )
-    self._begin(replace(message, parts=parts), me)
-    return message.round if message.round in self._work else None
-
-  def _begin(self, message: Round, me: Incarnation) -> None:
-    round_ = message.round
-    incarnations = [part.incarnation for part in message.parts]
-    reads = me in [reader.incarnation for reader in message.readers]
-    if me not in incarnations and not reads:
-      return
-    index = None if reads else incarnations.index(me)
-    if index is not None:
-      sequence = message.parts[index].sequence
-      if self._submissions.find(sequence) is None:
-        self._tell(Failed(round_, None, "it has no such gradient"))
-        return
-    answers = index is not None or me == message.witness
-    self._work[round_] = _Work(answers, message.lag)
-    readers = () if reads else message.readers
-    self._out.append(
-      fx.Aggregate(round_, message.parts, message.peers, readers, index)
-    )
-
-  def cancelled(self, round_: RoundId) -> None:
-    """A round won't be committed."""
-    if self._early is not None and self._early.round == round_:
-      self._early = None
-    if round_ in self._work and not self._work[round_].committed:
-      self._drop(round_)
+    """Begins the early round of this step with a gradient; see `Means`."""
+    if self.current:
+      return self.means.begin_early(me, sequence, self.step)
+    self.means.forget_early()
+    return None
 
   def aggregated(self, done: Aggregated) -> None:
     """Handles a mean that is here."""
-    work = self._work.get(done.round)
-    if work is None or work.status == "failed":
-      # It was released while its mean came.
-      self._out.append(fx.Release(done.round))
+    if not self.means.aggregated(done):
       return
-    work.status = "done"
-    if work.answers:
-      self._tell(Done(done.round))
     if self.current and done.round.step == self.step:
       self._apply(done.round)
     self.pump()
 
   def aggregate_failed(self, failed: AggregateFailed) -> None:
     """Handles a mean that will not come."""
-    work = self._work.get(failed.round)
-    if work is None:
-      return
-    work.status = "failed"
-    if work.answers and not work.committed:
-      self._tell(Failed(failed.round, failed.failed_replica, failed.reason))
+    self.means.failed(failed)
     self.pump()
-
-  def _drop(self, round_: RoundId) -> None:
-    del self._work[round_]
-    self._out.append(fx.Release(round_))
-    if self._ahead == round_:
-      self._ahead = None
 
   # Commits.
 
   def committed(self, commit: Committed) -> None:
     """Queues a commit, to be applied in order."""
-    work = self._work.get(commit.round)
-    if work is not None:
-      work.committed = True
+    self.means.committed(commit.round)
     self._todo.append(commit)
     self.pump()
 
@@ -311,23 +212,23 @@ class Applier:
     if commit.mean is not None:
       self._out.append(fx.Apply(commit.mean, hyperparams))
       return True
-    work = self._work.get(commit.round)
-    if work is None or work.status == "failed":
+    status = self.means.status(commit.round)
+    if status is None or status == "failed":
       self._need(f"it could not have the mean of step {step}")
       return False
-    if work.status == "runs":
+    if status == "runs":
       return False
     # What was applied ahead of the commit could not know of these.
-    if self._ahead != commit.round or hyperparams:
+    if self.means.ahead != commit.round or hyperparams:
       self._apply(commit.round, hyperparams)
     return True
 
   def _apply(self, round_: RoundId, hyperparams: Hyperparams = ()) -> None:
-    self._ahead = round_
+    self.means.ahead = round_
     self._out.append(fx.Apply(round_, hyperparams))
 
   def _publish(self, commit: Committed) -> None:
-    self._ahead = None
+    self.means.ahead = None
     self.start = None
     self.step += 1
     self._out.append(fx.Publish(self.step, commit.save))
@@ -338,15 +239,8 @@ class Applier:
 
   def _arrived_at_step(self) -> None:
     self._out += self._submissions.published(self.step)
-    for round_, work in list(self._work.items()):
-      kept = round_.step + KEPT + work.lag if work.committed else round_.step
-      if kept < self.step:
-        self._drop(round_)
-    for serve in self._serves[:]:
-      self._serve(serve)
-    if 0 <= self._report <= self.step:
-      self._report = -1
-      self._tell(Applied(self.step))
+    self.means.arrived_at(self.step)
+    self._serving.arrived_at(self.step, self.sound and not self.needs)
 
   # Snapshots.
 
@@ -358,7 +252,7 @@ class Applier:
   def lack(self, why: str) -> None:
     """Notes that it needs a snapshot, if it wasn't noted before."""
     if not self.needs:
-      self._ahead = None
+      self.means.ahead = None
       self.needs = why
 
   def tell_state(self) -> None:
@@ -374,27 +268,22 @@ class Applier:
 
   def disconnected(self) -> None:
     """Drops the requests of a coordinator that is not connected any more."""
-    self._early, self._asked = None, False
-    self._fetch, self._serves, self._report = None, [], -1
+    self.means.forget_early()
+    self._serving.forget()
+    self._asked, self._fetch = False, None
+
+  @property
+  def _servable(self) -> int:
+    """The step of its state; -1 if it has none of the run's."""
+    return self.step if self.sound and not self.needs else -1
 
   def report(self, message: Report) -> None:
     """Reports once it has the requested step."""
-    if self.sound and not self.needs and self.step >= message.step:
-      self._tell(Applied(self.step))
-    else:
-      self._report = message.step
+    self._serving.report(message, self._servable)
 
   def serve(self, message: Serve) -> None:
     """Serves a snapshot, as soon as it can."""
-    self._serves.append(message)
-    self._serve(message)
-
-  def _serve(self, serve: Serve) -> None:
-    if self.sound and not self.needs and self.step >= serve.at_least:
-      self._serves.remove(serve)
-      self._out.append(
-        fx.ServeSnapshot(serve.transfer, serve.to, serve.address, self.step)
-      )
+    self._serving.serve(message, self._servable)
 
   def fetch(self, message: Fetch) -> None:
     """Fetches a snapshot, if it still needs one."""
@@ -413,11 +302,11 @@ class Applier:
       return
     self._fetch = None
     self.needs, self.sound = "", True
-    self._is_new = False
+    self._lacks_inner = False
     origin = self._origin
     began = origin is not None and origin.step == found.step
     self.start = origin if began else None
-    self._ahead = None
+    self.means.ahead = None
     self.step = found.step
     self._out.append(fx.Restore(found.step, found.transfer))
     self._arrived_at_step()

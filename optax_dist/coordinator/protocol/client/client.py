@@ -322,9 +322,9 @@ class Client:
         self._ending.ended = message
         self._out += self.submissions.lost(quorum.Reason.FINISHED.value)
       case msg.Round():
-        self.applier.announced(message, self.incarnation)
+        self.applier.means.announced(message, self.incarnation)
       case msg.Cancel(round_):
-        self.applier.cancelled(round_)
+        self.applier.means.cancelled(round_)
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._assignment.lend(self.incarnation, lease)
         self._assignment.ask(count)

@@ -1,0 +1,172 @@
+"""The rounds in which a replica takes part, and the means that it has of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.client.submissions import Submissions
+from optax_dist.coordinator.protocol.codec import replace
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import Incarnation, RoundId
+from optax_dist.coordinator.protocol.inputs import Aggregated, AggregateFailed
+from optax_dist.coordinator.protocol.messages import (
+  Done,
+  Failed,
+  Message,
+  Round,
+)
+
+# Number of means kept for readers that are slightly behind.
+KEPT = 2
+
+# Sends a message to the coordinator; returns whether it could.
+Tell: TypeAlias = Callable[[Message], bool]
+Status: TypeAlias = Literal["runs", "done", "failed"]
+
+
+@dataclasses.dataclass(slots=True)
+class _Work:
+  """An aggregation in which this replica takes part."""
+
+  answers: bool
+  lag: int = 0
+  status: Status = "runs"
+  committed: bool = False
+
+
+class Means:
+  """Takes part in rounds, as a member or a reader.
+
+  Attributes:
+    ahead: the round whose mean is applied to a speculative state, or None.
+  """
+
+  def __init__(self, submissions: Submissions, out: list[Effect], tell: Tell):
+    """Starts without any.
+
+    Args:
+      submissions: whose gradients are averaged.
+      out: the list to which effects are appended.
+      tell: sends a message to the coordinator.
+    """
+    self._submissions, self._out, self._tell = submissions, out, tell
+    self.ahead: RoundId | None = None
+    self._work: dict[RoundId, _Work] = {}
+    # An early round, until this replica has a gradient for it.
+    self._early: Round | None = None
+
+  def status(self, round_: RoundId) -> Status | None:
+    """Whether it has a mean; None if it takes no part in the round."""
+    work = self._work.get(round_)
+    return None if work is None else work.status
+
+  def announced(self, message: Round, me: Incarnation) -> None:
+    """Takes part in a round; in an early one, as soon as it has a gradient."""
+    if message.round.early:
+      self._early = message
+      return
+    for other in list(self._work):
+      if other.step == message.round.step and not self._work[other].committed:
+        self._drop(other)
+    self._early = None
+    self._begin(message, me)
+
+  def begin_early(
+    self, me: Incarnation, sequence: int, step: int
+  ) -> RoundId | None:
+    """Begins the early round of a step with a gradient.
+
+    Returns:
+      Its id; None if there is none. It is begun once: a second gradient under its
+      id could be mistaken for the first.
+    """
+    message, self._early = self._early, None
+    if message is None or message.round.step != step:
+      return None
+    parts = tuple(
+      replace(part, sequence=sequence) if part.incarnation == me else part
+      for part in message.parts
+    )
+    self._begin(replace(message, parts=parts), me)
+    return message.round if message.round in self._work else None
+
+  def forget_early(self) -> None:
+    """Whoever has announced it is not connected any more."""
+    self._early = None
+
+  def _begin(self, message: Round, me: Incarnation) -> None:
+    round_ = message.round
+    incarnations = [part.incarnation for part in message.parts]
+    reads = me in [reader.incarnation for reader in message.readers]
+    if me not in incarnations and not reads:
+      return
+    index = None if reads else incarnations.index(me)
+    if index is not None:
+      sequence = message.parts[index].sequence
+      if self._submissions.find(sequence) is None:
+        self._tell(Failed(round_, None, "it has no such gradient"))
+        return
+    answers = index is not None or me == message.witness
+    self._work[round_] = _Work(answers, message.lag)
+    readers = () if reads else message.readers
+    self._out.append(
+      fx.Aggregate(round_, message.parts, message.peers, readers, index)
+    )
+
+  def cancelled(self, round_: RoundId) -> None:
+    """A round won't be committed."""
+    if self._early is not None and self._early.round == round_:
+      self._early = None
+    if round_ in self._work and not self._work[round_].committed:
+      self._drop(round_)
+
+  def aggregated(self, done: Aggregated) -> bool:
+    """A mean is here; returns whether it is of use."""
+    work = self._work.get(done.round)
+    if work is None or work.status == "failed":
+      # It was released while its mean came.
+      self._out.append(fx.Release(done.round))
+      return False
+    work.status = "done"
+    if work.answers:
+      self._tell(Done(done.round))
+    return True
+
+  def failed(self, failed: AggregateFailed) -> None:
+    """A mean will not come."""
+    work = self._work.get(failed.round)
+    if work is not None:
+      work.status = "failed"
+      if work.answers and not work.committed:
+        self._tell(Failed(failed.round, failed.failed_replica, failed.reason))
+
+  def committed(self, round_: RoundId) -> None:
+    """A round is in a commit."""
+    work = self._work.get(round_)
+    if work is not None:
+      work.committed = True
+
+  def arrived_at(self, step: int) -> None:
+    """The state is that of a step; releases means that nobody needs any more."""
+    for round_, work in list(self._work.items()):
+      kept = round_.step + KEPT + work.lag if work.committed else round_.step
+      if kept < step:
+        self._drop(round_)
+
+  def end(self) -> None:
+    """The membership has ended.
+
+    Reported means are kept, since they may still be committed.
+    """
+    for round_, work in list(self._work.items()):
+      if not work.committed and not (work.answers and work.status == "done"):
+        self._drop(round_)
+
+  def _drop(self, round_: RoundId) -> None:
+    del self._work[round_]
+    self._out.append(fx.Release(round_))
+    if self.ahead == round_:
+      self.ahead = None
