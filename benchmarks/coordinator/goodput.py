@@ -9,9 +9,9 @@ at once, or the coordinator with a replica get SIGKILL:
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 5 --strategy diloco
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 1 --standby 1
 
-`kept`, `bound` and `each` are those of `optax-dist report`. `stall` is by how much the
-step of a strike, or the one after it, was longer than a usual one. The parts of the
-time to be back are measured in the process that is back.
+`kept` and `bound` are those of `optax-dist report`, from the first strike on. `stall`
+is by how much the step of a strike, or the one after it, was longer than a usual one.
+The parts of the time to be back are measured in the process that is back.
 """
 
 import argparse
@@ -153,16 +153,17 @@ def _strike(launcher, journal, replicas, coordinator, random_):
   return [replica for replica in chosen if _kill(pids[replica])]
 
 
-def _peak(launcher, peaks):
-  """Keeps the most memory that each process was seen to have."""
-  for pid in _children(launcher.pid):
-    try:
-      text = pathlib.Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-      continue
-    for line in text.splitlines():
-      if line.startswith("VmRSS"):
-        peaks[pid] = max(peaks.get(pid, 0), int(line.split()[1]) / 1024)
+def _memory(launcher, journal):
+  """MiB of resident memory: of replicas, and of what stands by; medians."""
+  replicas = set(_pids(_records(journal)).values())
+  found = {"a replica": [], "a standby": []}
+  for pid, command in _children(launcher.pid).items():
+    path = pathlib.Path(f"/proc/{pid}/statm")
+    if b"goodput.py" in command and path.exists():
+      pages = int(path.read_text().split()[1])
+      mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+      found["a replica" if pid in replicas else "a standby"].append(mib)
+  return {what: statistics.median(all_) for what, all_ in found.items() if all_}
 
 
 def run(args):
@@ -186,6 +187,7 @@ def run(args):
   strikes = []
   try:
     _follow(args, folder, journal, launcher, strikes)
+    memory = _memory(launcher, journal)
     (folder / "over").touch()
     code = launcher.wait(60 + 3 * args.gradient)
   finally:
@@ -194,6 +196,8 @@ def run(args):
       launcher.wait(60)
     out.close()
   _print(args, folder, _records(journal), strikes, code)
+  told = ", ".join(f"{what} {mib:.0f} MiB" for what, mib in memory.items())
+  print(f"resident memory: {told}")
 
 
 def _follow(args, folder, journal, launcher, strikes):
@@ -233,9 +237,13 @@ def _print(args, folder, records, strikes, code):
     print("too few undisturbed steps")
   else:
     hit = sum(len(who) for _, who, _ in strikes)
+    # All that is missing is missing since the first strike.
+    last = max(_times(records))
+    under = args.replicas * (last - strikes[0][0]) / found.seconds
+    kept, bound = (1 - (1 - x) / under for x in (found.kept, found.bound))
     print(
-      f"kept {found.kept:.1%}, bound {found.bound:.1%}, {hit} replicas and"
-      f" {sum(c for *_, c in strikes)} coordinators killed in {len(strikes)}"
+      f"kept {kept:.1%} from the first strike on, bound {bound:.1%}, {hit} replicas"
+      f" and {sum(c for *_, c in strikes)} coordinators killed in {len(strikes)}"
       f" strikes, {(1 - found.kept) * found.seconds / max(1, hit):.1f}"
       " replica-seconds lost a replica's kill"
     )
@@ -253,11 +261,15 @@ def _print(args, folder, records, strikes, code):
     raise SystemExit(1)
 
 
+def _times(records):
+  """When steps were committed, by the clock of `time.time`."""
+  began = next(r["unix_time"] for r in records if r["kind"] == "run")
+  return [r["time"] + began for r in records if r["kind"] == "commit"]
+
+
 def _print_stalls(records, strikes):
   """How much longer the steps of strikes were than usual ones."""
-  began = next(r["unix_time"] for r in records if r["kind"] == "run")
-  commits = [r["time"] + began for r in records if r["kind"] == "commit"]
-  spans = list(itertools.pairwise(commits[1:]))
+  spans = list(itertools.pairwise(_times(records)[1:]))
   if not spans:
     return
   usual = statistics.median(b - a for a, b in spans)
