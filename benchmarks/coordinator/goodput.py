@@ -248,7 +248,7 @@ def _print(args, folder, records, strikes, code):
       " replica-seconds lost a replica's kill"
     )
   _print_stalls(records, strikes)
-  _print_back(folder, strikes)
+  _print_back(folder, records, strikes)
   finals = [json.loads(p.read_text()) for p in sorted(folder.glob("final-*"))]
   equal = len({json.dumps(final) for final in finals}) == 1
   whole = len(finals) == args.replicas
@@ -288,11 +288,15 @@ def _print_stalls(records, strikes):
       )
 
 
-def _print_back(folder, strikes):
+def _print_back(folder, records, strikes):
   """How long replicas took to be back, by part."""
   path = folder / "back.jsonl"
   if not path.exists():
     return
+  began = next(r["unix_time"] for r in records if r["kind"] == "run")
+  joins = [
+    (r["replica"], r["time"] + began) for r in records if r["kind"] == "join"
+  ]
   starts = [json.loads(line) for line in path.read_text().splitlines()]
   rows = []
   for when, hit, _ in strikes:
@@ -305,7 +309,8 @@ def _print_back(folder, strikes):
         names = ("started", "python", "imported", "compiled")
         # What a standby has done before it was needed took no time.
         times = [when, *(max(when, first[n]) for n in names)]
-        times += [first["joined"], first["counted"]]
+        member = (t for who, t in joins if who == replica and t > when)
+        times += [next(member, first["joined"]), first["counted"]]
         rows.append([b - a for a, b in itertools.pairwise(times)])
   if not rows:
     return

@@ -219,7 +219,8 @@ def join(
   )
   chosen: options.Options = job.keywords["settings"]
   line = channel.current()
-  if launched.standby and line is not None:
+  warm = bool(launched.standby)
+  if warm and line is not None:
     participant.compile_update(job.keywords["strategy"], params, chosen)
     launched = standby.wait(line)
     assert launched.replica is not None
@@ -278,7 +279,7 @@ def join(
         ends = preempted.remove if preempted is not None else lambda: None
         membership.belongs_to(made, part, ends)
       try:
-        return made.start()
+        return made.start(warm)
       except SystemExit:
         _log.warning(
           "Replica %r ends before it has joined the run: it got a signal.",

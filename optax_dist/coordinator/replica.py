@@ -60,8 +60,12 @@ class Replica:
     # What the training loop was shown of its state, with copies of the containers.
     self._shown: dict[str, tuple[Any, Any]] = {}
 
-  def start(self) -> Replica:
+  def start(self, warm: bool = False) -> Replica:
     """Asks to join, and waits until the replica is admitted.
+
+    Args:
+      warm: whether it has compiled what it computes, and begins with the next step
+        where the present one would not wait for it.
 
     Raises:
       JoinRefused: the job differs in parameters, optimizer or strategy.
@@ -80,10 +84,10 @@ class Replica:
       raise
     if preempted is not None:
       preempted.joined()
-    self._loop.begin()
+    self._participant.tell("joined", step=self.global_step)
+    self._loop.begin(warm)
     if self._participant.settings.step_timeout != 0:
       self._participant.watchdog.start()
-    self._participant.tell("joined", step=self.global_step)
     return self
 
   # Read by the training loop.

@@ -62,8 +62,12 @@ class Loop(Protocol):
   weighs_tokens: bool
   local: Any
 
-  def begin(self) -> None:
-    """The replica was admitted, and its training loop starts to compute."""
+  def begin(self, warm: bool = False) -> None:
+    """The replica was admitted, and its training loop starts to compute.
+
+    Args:
+      warm: whether it has compiled what it computes.
+    """
     ...
 
   def add(self, grads: Any, batch: str, tokens: int) -> Outcome:

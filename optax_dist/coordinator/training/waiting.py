@@ -33,9 +33,23 @@ class WaitingLoop:
     # what is said of a round that is shorter.
     self._stepped, self._work = math.inf, b""
 
-  def begin(self) -> None:
+  def begin(self, warm: bool = False) -> None:
     self.local = self._participant.fresh_local()
     self._compute()
+    if warm:
+      self._skip()
+
+  def _skip(self) -> None:
+    """Begins with the next step, amid one whose gradient would come too late."""
+    participant, seen = self._participant, self._participant.handover
+    left = seen.round_ends - time.monotonic()
+    amid = self._strategy.so_far(participant.shared, self.local) is not None
+    if math.isinf(left) or amid or participant.strategy.quorum.max_staleness:
+      return
+    is_late = lambda: participant.submission.is_late(seen)
+    # The others may be gone by then.
+    if seen.wait(is_late, _MARGIN * max(0.0, left)) and is_late():
+      self.abandon()
 
   def _compute(self) -> None:
     self._participant.compute(first=not self._participant.submission.gradients)

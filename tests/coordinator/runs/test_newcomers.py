@@ -1,12 +1,48 @@
 """A replica that is back holds up nobody until its first gradient is there."""
 
 import threading
+import time
 
 import embedded_runs as runs
 import pytest
 
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
+
+
+def test_one_that_has_compiled_begins_with_the_next_step():
+  """Its gradient of the step amid which it joins would be for nothing."""
+  options = {"k": 3, "n": 3, "quorum": {"lower_on_loss": True}}
+  world, results = runs.endpoint.World(), [runs.Result() for _ in range(4)]
+  over = threading.Event()
+
+  def survive(replica, result):
+    while not over.is_set():
+      time.sleep(0.5)
+      result.outcomes.append(replica.step(runs.compute(replica, 0)[0]))
+
+  def die(replica, result):
+    runs.to_step(3)(replica, result)
+    raise runs.Killed
+
+  def come_back(replica, result):
+    outcome = replica.step(runs.compute(replica, 0)[0])
+    over.set()
+    return outcome
+
+  make = lambda i: runs.make(world, i, **options)
+  threads = [runs.start(make(i), survive, results[i]) for i in (0, 1)]
+  runs.finish([runs.start(make(2), die, results[2])])
+  step = len(results[0].outcomes)
+  while len(results[0].outcomes) < step + 2:
+    time.sleep(0.01)
+  again = runs.make(world, 2, name="again", **options)
+  start, again.start = again.start, lambda: start(warm=True)
+  runs.finish([*threads, runs.start(again, come_back, results[3])])
+  assert [r.error for r in results[:2] + results[3:]] == [None] * 3
+  # What it has computed is in a step at once.
+  assert results[3].value.members == (0, 1, 2)
+  assert results[3].counts == {"applied": 1, "stale": 1}
 
 
 def _local(opt, quorum):

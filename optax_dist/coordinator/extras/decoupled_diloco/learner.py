@@ -30,7 +30,7 @@ class Learner:
     # of them if they are too long.
     self._batches: list[str] = []
 
-  def begin(self) -> None:
+  def begin(self, warm: bool = False) -> None:
     participant = self._participant
     self.local = participant.fresh_local()
     self._compute()
