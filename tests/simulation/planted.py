@@ -80,7 +80,7 @@ FAULTS = (
   Planted(
     "A1",
     "a step is committed before all have its mean",
-    f"{_COORDINATOR}.rounds",
+    f"{_COORDINATOR}.steps.rounds",
     "Round.done",
     "part.incarnation == incarnation",
     "True",
@@ -96,7 +96,7 @@ FAULTS = (
   Planted(
     "A2",
     "a lost replica lowers the quorum",
-    f"{_COORDINATOR}.steps",
+    f"{_COORDINATOR}.steps.steps",
     "Steps.departure",
     "left or self._config.rules.lower_on_loss",
     "True",
@@ -152,7 +152,7 @@ FAULTS = (
   Planted(
     "A8",
     "the journal does not tell of a step",
-    f"{_COORDINATOR}.steps",
+    f"{_COORDINATOR}.steps.steps",
     "Steps._commit",
     "self._out.note(notes.committed(entry, timings))",
     "pass",
@@ -160,7 +160,7 @@ FAULTS = (
   Planted(
     "A9",
     "a dropped gradient is not told",
-    f"{_COORDINATOR}.steps",
+    f"{_COORDINATOR}.steps.steps",
     "Steps._drop",
     "self._out.tell(state, msg.Dropped(sequence, reason, count, lease, whole))",
     "pass",
@@ -210,7 +210,7 @@ FAULTS = (
   Planted(
     "A13",
     "a gradient of the right size is taken for one of another size",
-    f"{_COORDINATOR}.intake",
+    f"{_COORDINATOR}.steps.intake",
     "Intake._arrive",
     "finite and found != expected",
     "finite and found == expected",
@@ -218,7 +218,7 @@ FAULTS = (
   Planted(
     "A14",
     "an inline mean takes the first gradient for all",
-    f"{_COORDINATOR}.commits",
+    f"{_COORDINATOR}.steps.commits",
     "Commits.make",
     "a.message.payload",
     "arrivals[0].message.payload",
@@ -226,7 +226,7 @@ FAULTS = (
   Planted(
     "A15",
     "nobody else has the mean of a single gradient",
-    f"{_COORDINATOR}.rounds",
+    f"{_COORDINATOR}.steps.rounds",
     "Rounds._announce",
     "None if best is None else best.member.incarnation",
     "None",
@@ -260,7 +260,7 @@ FAULTS = (
   Planted(
     "A20",
     "steps begin before all members have called again",
-    f"{_COORDINATOR}.intake",
+    f"{_COORDINATOR}.steps.intake",
     "Intake._all_connected",
     "all(state.is_connected for state in self._members.waiting())",
     "True",
@@ -277,7 +277,7 @@ FAULTS = (
   Planted(
     "A15",
     "a step may have no part of who has the state before it",
-    f"{_COORDINATOR}.rounds",
+    f"{_COORDINATOR}.steps.rounds",
     "Rounds._is_essential",
     "not any(s is not None and s.has(current.id.step) for s in states)",
     "False",
@@ -286,7 +286,7 @@ FAULTS = (
   Planted(
     "A15",
     "a witness counts that is lost",
-    f"{_COORDINATOR}.rounds",
+    f"{_COORDINATOR}.steps.rounds",
     "Round.lost",
     "not essential",
     "True",
@@ -305,7 +305,7 @@ FAULTS = (
   Planted(
     "A21",
     "a step that takes no gradient is no stall",
-    f"{_COORDINATOR}.steps",
+    f"{_COORDINATOR}.steps.steps",
     "Steps._delivered",
     "self._stall.waits()",
     "pass",
@@ -314,7 +314,7 @@ FAULTS = (
   Planted(
     "A21",
     "each gradient that is not finite begins a stall anew",
-    f"{_COORDINATOR}.stall",
+    f"{_COORDINATOR}.steps.stall",
     "Stall.dropped",
     "min(found.since, now)",
     "now",
@@ -374,7 +374,7 @@ FAULTS = (
   Planted(
     "A22",
     "a replica that has died before it joined is waited for",
-    f"{_COORDINATOR}.steps",
+    f"{_COORDINATOR}.steps.steps",
     "Steps.never_joined",
     "replica not in self.ruling.state.replicas",
     "False",

@@ -27,11 +27,6 @@ from optax_dist.coordinator.protocol.coordinator.comparison import (
   Verdict,
   difference,
 )
-from optax_dist.coordinator.protocol.coordinator.consequences import (
-  Evict,
-  Fail,
-  Finished,
-)
 from optax_dist.coordinator.protocol.coordinator.fingerprints import (
   Fingerprints,
 )
@@ -43,7 +38,12 @@ from optax_dist.coordinator.protocol.coordinator.members import (
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.shutdown import Shutdown
 from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
-from optax_dist.coordinator.protocol.coordinator.steps import Steps
+from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
+  Evict,
+  Fail,
+  Finished,
+)
+from optax_dist.coordinator.protocol.coordinator.steps.steps import Steps
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Change,

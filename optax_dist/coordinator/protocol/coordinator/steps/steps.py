@@ -18,29 +18,31 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.asks import Asks
-from optax_dist.coordinator.protocol.coordinator.audits import judge
-from optax_dist.coordinator.protocol.coordinator.commits import Commits
-from optax_dist.coordinator.protocol.coordinator.consequences import (
+from optax_dist.coordinator.protocol.coordinator.members import (
+  Members,
+  MemberState,
+)
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.steps.asks import Asks
+from optax_dist.coordinator.protocol.coordinator.steps.audits import judge
+from optax_dist.coordinator.protocol.coordinator.steps.commits import Commits
+from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
   Fail,
   Finished,
 )
-from optax_dist.coordinator.protocol.coordinator.gradients import (
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
   Arrival,
   Gradients,
 )
-from optax_dist.coordinator.protocol.coordinator.intake import Intake
-from optax_dist.coordinator.protocol.coordinator.members import (
-  Members,
-  MemberState,
+from optax_dist.coordinator.protocol.coordinator.steps.intake import Intake
+from optax_dist.coordinator.protocol.coordinator.steps.not_finite import (
+  NotFinite,
 )
-from optax_dist.coordinator.protocol.coordinator.not_finite import NotFinite
-from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
-from optax_dist.coordinator.protocol.coordinator.rounds import Rounds
-from optax_dist.coordinator.protocol.coordinator.ruling import Ruling
-from optax_dist.coordinator.protocol.coordinator.stall import Stall
+from optax_dist.coordinator.protocol.coordinator.steps.rounds import Rounds
+from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
+from optax_dist.coordinator.protocol.coordinator.steps.stall import Stall
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Incarnation,

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.gradients import (
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
   Arrival,
   Gradients,
 )
-from optax_dist.coordinator.protocol.coordinator.rounds import Round
+from optax_dist.coordinator.protocol.coordinator.steps.rounds import Round
 from optax_dist.coordinator.protocol.entries import (
   Change,
   Committed,

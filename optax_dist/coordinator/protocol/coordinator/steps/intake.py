@@ -12,25 +12,25 @@ from __future__ import annotations
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.asks import Asks
-from optax_dist.coordinator.protocol.coordinator.consequences import (
-  Consequence,
-  Evict,
-)
-from optax_dist.coordinator.protocol.coordinator.gradients import (
-  Arrival,
-  Gradients,
-)
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
 )
-from optax_dist.coordinator.protocol.coordinator.newcomers import (
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.steps.asks import Asks
+from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
+  Consequence,
+  Evict,
+)
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
+  Arrival,
+  Gradients,
+)
+from optax_dist.coordinator.protocol.coordinator.steps.newcomers import (
   Newcomers,
   raises,
 )
-from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
-from optax_dist.coordinator.protocol.coordinator.ruling import Ruling
+from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
 from optax_dist.coordinator.protocol.entries import Incarnation, Member
 from optax_dist.coordinator.protocol.policies.policy import Policy
 

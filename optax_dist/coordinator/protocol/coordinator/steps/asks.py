@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.coordinator.gradients import Gradients
 from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
-from optax_dist.coordinator.protocol.coordinator.ruling import Ruling
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
+  Gradients,
+)
+from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
 from optax_dist.coordinator.protocol.entries import Incarnation, ReplicaId
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies.policy import Policy

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from optax_dist.coordinator.protocol import notes
-from optax_dist.coordinator.protocol.coordinator.consequences import (
+from optax_dist.coordinator.protocol.coordinator.members import Members
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
   Fail,
 )
-from optax_dist.coordinator.protocol.coordinator.members import Members
-from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.policies.audit import Verdict
 
 

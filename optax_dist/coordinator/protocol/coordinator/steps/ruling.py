@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from optax_dist import quorum
-from optax_dist.coordinator.protocol.coordinator.gradients import Arrival
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
 from optax_dist.coordinator.protocol.entries import ReplicaId
 
 #: Does what the rules have decided, about a gradient that has come if any.
