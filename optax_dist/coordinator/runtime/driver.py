@@ -14,6 +14,7 @@ training loop is notified through the `Handover`.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import math
 import os
@@ -56,6 +57,8 @@ from optax_dist.coordinator.transport import interface as transports
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
 _PATIENCE = 5.0
+# Seconds for which a coordinator may be silent before it is known how long it is.
+_SILENT = 7.0
 
 
 class Driver:
@@ -389,7 +392,10 @@ class Driver:
         if not near:
           self._far.add(peer)
         if peer == endpoint.COORDINATOR:
-          self._transport.allow(peer, self._silence)
+          # It compiles nothing meanwhile, and people are to know soon.
+          first = min(self._silence.first, _SILENT)
+          rule = dataclasses.replace(self._silence, first=first)
+          self._transport.allow(peer, rule)
       case _:
         # An unknown round was abandoned.
         if not self._aggregations.handle(event):

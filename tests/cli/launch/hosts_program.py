@@ -17,16 +17,19 @@ def main():
   told = dict(text.split("=") for text in wrong)
   if "dies" in told:
     sys.exit("ImportError: no module of that name")
-  if "late" in told:
-    time.sleep(float(told["late"]))
+  if "nan" in told:
+    data = coordinator.Batches(num_samples=32, global_batch=4, seed=1)
+    with coordinator.join(optax.sgd(0.5), jnp.zeros(2), data=data) as replica:
+      for _ in replica.batches():
+        replica.step(jnp.full(2, jnp.nan))
+    return
   size = int(told.get("size", "2"))
   with coordinator.join(
     optax.sgd(0.5), jnp.zeros(size), timeout=float(told.get("timeout", "120"))
   ) as replica:
     print("joined at", replica.global_step, flush=True)
     while replica.global_step < int(steps) and not replica.finished:
-      nan = "nan" in told
-      outcome = replica.step(jnp.full(size, jnp.nan if nan else 1.0))
+      outcome = replica.step(jnp.ones(size))
       print("step", outcome.global_step, "of", len(outcome.members), flush=True)
       time.sleep(0.02)
     replica.finish()

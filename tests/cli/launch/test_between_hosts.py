@@ -12,6 +12,7 @@ import time
 
 import hosts as host_maker
 import pytest
+import waiting
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _EXAMPLE = _ROOT / "examples" / "sharded_transformer_groups.py"
@@ -151,6 +152,49 @@ def test_a_host_that_was_started_wrongly_says_what_is_wrong(
   assert made[1].returncode == 1, text
   assert words in text
   assert "as others see it" not in text
+
+
+@pytest.mark.namespaces
+def test_the_host_of_the_coordinator_vanishes_and_comes_back(tmp_path):
+  """Within ten seconds all that wait for it say so, and what they do until when."""
+  secret = tmp_path / "secret"
+  secret.write_text("a secret of enough bytes")
+  program = str(pathlib.Path(__file__).with_name("hosts_program.py"))
+  log = tmp_path / "log"
+  with host_maker.Hosts(2) as hosts, log.open("wb") as out:
+    made = [
+      hosts.python(
+        host,
+        *("-m", "optax_dist", "launch", "--nodes", "2", "--replicas", "2"),
+        *("--node-rank", str(host), "--secret-file", str(secret), "--address"),
+        *(f"{hosts.address(0)}:29300", program, "700"),
+        stdout=out if host else subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)},
+      )
+      for host in (0, 1)
+    ]
+    waiting.until(lambda: "step 150 " in log.read_text(), log.read_text)
+    hosts.vanish(0)
+    began = time.monotonic()
+    where = f"the coordinator at {hosts.address(0)}:29300 is"
+    gone = (
+      f"[launch] {where} gone: not a byte came for ",
+      f"[replica 1] {where} gone (not a byte came for ",
+      "replica 1 goes on, and waits for it for at most 325 s",
+      "each for at most the `timeout` of its join",
+    )
+    waiting.until(
+      lambda: all(x in log.read_text() for x in gone), log.read_text
+    )
+    assert time.monotonic() - began < 20.0  # Ten, on a busy machine.
+    hosts.heal()
+    for one in made:
+      assert one.wait(240.0) == 0, log.read_text()
+  text = log.read_text()
+  assert f"[launch] {where} there again" in text
+  assert "[replica 1] ends at 700" in text
+  assert "starts again" not in text
 
 
 # What a replica does at first.
