@@ -18,6 +18,7 @@ those of a process that is held. A script's lines are commands:
     fingerprint a 5f                           the digest of its state
     kill coordinator | restart | lose 1        it ends; starts; forgets records
     kill a | break a | hold a | let a          processes and their connections
+    renew a                                    a has lost its connection, and calls
     silent a | wake a                          it is not heard; it is there again
     wait 5                                     seconds
 """
@@ -269,6 +270,12 @@ class Room:
   def do_wake(self, name: str) -> None:
     self.away.discard(name)
     self.give(name, ins.PeerLost(_CHIEF, "broken", "it was closed"))
+
+  def do_renew(self, name: str) -> None:
+    self.give(name, ins.PeerLost(_CHIEF, "silent", "not a byte came"))
+    self.do_wait("0.5")  # Its call is on the way, on a new connection.
+    lost = ins.PeerLost(name, "replaced", "it has connected anew")
+    self.give(_CHIEF, lost)
 
   def do_hold(self, name: str) -> None:
     self.held[name] = []

@@ -122,6 +122,8 @@ class Run:
     self._addresses.pop(peer, None)
     state = self._members.of_process(peer)
     if state is not None and state.is_connected:
+      # Nobody is there to be told, or on another connection, which has to stay.
+      state.until = now
       self._remove(state, f"its connection was lost: {reason}")
     self._run_pending()
 
@@ -265,6 +267,7 @@ class Run:
         self._out.send(peer, _taken(hello.replica))
         return
     if state is not None:
+      state.until = self._now  # This connection is the next one.
       self._remove(state, "its process has called again")
     if self._absent.has_left(hello.incarnation):
       # It has yet to read that it has left; if admitted, it would be lost.
