@@ -58,6 +58,7 @@ class Keeper:
     say: Callable[[str], None],
     env: Mapping[str, str] | None = None,
     certificates: tls.Certificates | None = None,
+    journal: str | None = None,
   ):
     """Starts the coordinator, and waits until it is ready.
 
@@ -68,6 +69,7 @@ class Keeper:
       say: called with what it prints, and with what happens to it.
       env: variables to add to this process's own.
       certificates: encrypt all traffic that leaves this host.
+      journal: its journal, on this host.
 
     Raises:
       RuntimeError: it has exited, for example because the port is taken.
@@ -77,6 +79,7 @@ class Keeper:
       process.start(
         secret,
         log=log,
+        journal=journal,
         beats=True,
         env=env,
         certificates=certificates,

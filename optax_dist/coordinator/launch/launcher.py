@@ -211,6 +211,7 @@ class Launcher:
         lambda line: self._printed.take(f"{line}\n".encode(), True),
         self._env,
         self._told.find_certificates(),
+        self._told.journal,
       )
       address = address or f"{listens.bind}:{listens.port}"
     self._told = dataclasses.replace(self._told, coordinator_address=address)

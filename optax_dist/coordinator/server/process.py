@@ -89,6 +89,7 @@ def start(
   port: int | None = None,
   advertise: str | None = None,
   log: str | os.PathLike[str] | None = None,
+  journal: str | os.PathLike[str] | None = None,
   certificates: tls.Certificates | None = None,
   idle: float | None = None,
   store: str | None = None,
@@ -105,6 +106,7 @@ def start(
     advertise: the host that others connect to, if it isn't `bind`.
     log: its log, which it continues if there is one; None for a file in the
       folder of temporary files that belongs to the port.
+    journal: the file that it writes events to; None for that of its members.
     certificates: encrypts all traffic that leaves this host.
     idle: seconds without a member after which it exits by itself; None: it
       exits when this process ends, however that happens.
@@ -124,6 +126,7 @@ def start(
   command += [] if port is None else ["--port", str(port)]
   command += [] if advertise is None else ["--advertise", advertise]
   command += [] if log is None else ["--log", os.fspath(log)]
+  command += [] if journal is None else ["--journal", os.fspath(journal)]
   if certificates is not None:
     command += ["--certificates", *certificates.files()]
   command += ["--lifeline"] if idle is None else ["--idle", str(idle)]

@@ -10,6 +10,8 @@ import pytest
 import run_journals
 import waiting
 
+from optax_dist.cli import main
+from optax_dist.coordinator import journal
 from optax_dist.coordinator.transport import addresses
 
 _TRAIN = """
@@ -139,6 +141,27 @@ def test_one_by_itself_goes_on_with_its_log(start, tmp_path):
   assert text().count("ends at 100 ") == 2
   second.terminate()
   assert second.wait(60.0) == 0, said()
+
+
+def test_the_journal_is_on_the_coordinators_host(start, tmp_path, capsys):
+  """Another host, which shares no folder with it, says where it is."""
+  (port,) = addresses.free_ports()
+  both = [
+    start(
+      *("launch", "--nodes", 2, "--node-rank", rank),
+      *("--address", f"127.0.0.1:{port}", "--replicas", 2),
+      *("--output", tmp_path / f"host{rank}", "train.py", 20),
+    )
+    for rank in (1, 0)
+  ]
+  for launched, printed in both:
+    assert launched.wait(300) == 0, printed()
+  journals = [tmp_path / f"host{rank}" / "journal.jsonl" for rank in (0, 1)]
+  records = journal.read(journals[0]).records
+  assert [r["kind"] for r in records].count("commit") == 20
+  assert not journals[1].stat().st_size
+  assert main.main(["watch", "--once", str(journals[1])]) == 0
+  assert f"of its coordinator, 127.0.0.1:{port}" in capsys.readouterr().out
 
 
 def test_no_command_line_and_no_line_shows_a_password(start):
