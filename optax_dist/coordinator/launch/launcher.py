@@ -204,15 +204,21 @@ class Launcher:
           server_log.forget(log)
       path = self._folder and self._folder / "coordinator.log"
       self._printed = output.Printed("coordinator", file=path, echo=self._echo)
-      self._keeper = keeper.Keeper(
-        listens,
-        self._told.secret.encode(),
-        log,
-        lambda line: self._printed.take(f"{line}\n".encode(), True),
-        self._env,
-        self._told.find_certificates(),
-        self._told.journal,
-      )
+      try:
+        self._keeper = keeper.Keeper(
+          listens,
+          self._told.secret.encode(),
+          log,
+          lambda line: self._printed.take(f"{line}\n".encode(), True),
+          self._env,
+          self._told.find_certificates(),
+          self._told.journal,
+        )
+      except server_process.PortTaken as error:
+        raise LaunchError(
+          f"{error} Most likely another launcher has --node-rank 0 of this job, or"
+          " another job has this --address."
+        ) from error
       address = address or f"{listens.bind}:{listens.port}"
     self._told = dataclasses.replace(self._told, coordinator_address=address)
 

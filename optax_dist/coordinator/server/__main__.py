@@ -197,11 +197,6 @@ def _coordinate(
     taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     return process.TAKEN if taken else 1
   path = options.log or process.default_log(transport.port or port)
-  if options.log is None and standby is None:
-    if port:
-      logs.forget_if_old(path)
-    else:
-      logs.forget(path)  # Nobody has started one here before, for this job.
 
   def open_log(name: str) -> logs.Log:
     if standby is not None:
@@ -214,6 +209,11 @@ def _coordinate(
     return logs.FileLog(pathlib.Path(f"{path}.{digest}"))
 
   try:
+    if options.log is None and standby is None:
+      if port:
+        logs.forget_if_old(path)
+      else:
+        logs.forget(path)  # Nobody has started one here before, for this job.
     server = driver.Server(transport, open_log, options.journal)
   except logs.LogError as error:
     print(f"The coordinator can't start: {error}", file=sys.stderr)

@@ -256,9 +256,15 @@ def forget_if_old(path: str | os.PathLike[str]) -> None:
 
 
 def forget(path: pathlib.Path) -> None:
-  """Deletes a log that nobody has, and those of named runs beside it."""
+  """Deletes a log that nobody has, and those of named runs beside it.
+
+  Raises:
+    LogError: a coordinator has it.
+  """
   for one in (path, *path.parent.glob(f"{path.name}.????????????????")):
-    one.unlink(missing_ok=True)
+    if one.exists():
+      FileLog(one).close()
+      one.unlink(missing_ok=True)
 
 
 def goes_on(path: pathlib.Path, replicas: int) -> bool:

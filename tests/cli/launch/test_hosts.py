@@ -10,6 +10,7 @@ import sys
 import pytest
 import waiting
 
+from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("hosts_program.py"))
@@ -133,12 +134,17 @@ def test_a_host_that_is_needed_and_given_up_ends_the_run(job):
 
 
 def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on(job):
-  first = job.launch(0, steps=150), job.launch(1, steps=150)
+  first = job.launch(0, steps=400), job.launch(1, steps=400)
   for _, text in first:
     _joined(text)
-  second = job.launch(1, steps=150)
+  second = job.launch(1, steps=400)
   _ends(1, second)
   assert "another launcher has rank 1 of this job (process " in second[1]()
+  third = job.launch(0, steps=400)
+  _ends(1, third)
+  port = int(job.address.rpartition(":")[2])
+  assert "Another coordinator has the log " in third[1]()
+  assert process.default_log(port).exists()
   _ends(0, *first)
   assert not any("starts again" in text() for _, text in first)
 
