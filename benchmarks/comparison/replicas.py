@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
       address, within = _hosts(args, stack)
     group = stack.enter_context(processes.group(args.timeout))
     if args.late is not None:
-      _coordinator(args, within[0], address, stack)
+      _coordinator(args, within[0], address, folder, stack)
     started = [
       group.start(
         f"replica {i}",
@@ -118,6 +118,7 @@ def _coordinator(
   args: argparse.Namespace,
   within: list[str],
   address: str,
+  folder: str,
   stack: contextlib.ExitStack,
 ) -> None:
   """Starts the coordinator by itself, so that any replica joins first."""
@@ -126,6 +127,7 @@ def _coordinator(
     [
       *(*within, args.python, "-m", "optax_dist.coordinator.server"),
       *("--bind", "0.0.0.0", "--port", port, "--advertise", host),
+      *("--log", f"{folder}/log"),
     ],
     stdout=subprocess.PIPE,
     env=os.environ | {"OPTAX_DIST_SECRET": SECRET},

@@ -128,16 +128,19 @@ def measure(args, hosts, method):
     "OPTAX_DIST_SECRET": SECRET,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
   }
-  server = hosts.python(
-    0,
-    *("-m", "optax_dist.coordinator.server", "--bind", "0.0.0.0"),
-    *("--advertise", hosts.address(0)),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
-    env=environment,
-  )
   found = []
-  with tempfile.TemporaryFile("w+") as errors:
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    tempfile.TemporaryFile("w+") as errors,
+  ):
+    server = hosts.python(
+      0,
+      *("-m", "optax_dist.coordinator.server", "--bind", "0.0.0.0"),
+      *("--advertise", hosts.address(0), "--log", f"{folder}/log"),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      env=environment,
+    )
     try:
       if not server.stdout.readline().startswith(b"ready"):
         raise RuntimeError("The coordinator did not start.")

@@ -41,10 +41,10 @@ class Options:
     timeout: how long the run may make no progress while a replica waits.
     attempt_timeout: how long a transfer of a gradient, mean or snapshot may
       make no progress; None: 10 s. At most an eighth of `timeout` is used.
-    leader_timeout: silence of the coordinator after which another replica takes
-      over, and of any replica after which it is lost; None: two and a half
-      times the 99th percentile of its silences, at least 5 s. At most half of
-      `timeout` is used.
+    leader_timeout: silence of a connection after which its peer is lost, and
+      the time that members have to call a coordinator that has started again;
+      None: two and a half times the 99th percentile of the silences, at least
+      5 s. At most half of `timeout` is used.
     step_timeout: how long a step may take inside a replica until its watchdog
       evicts the replica; 0 for no watchdog; None: ten times the 99th
       percentile, while others wait, if a launcher restarts the replica;
