@@ -11,6 +11,7 @@ import argparse
 import os
 import pathlib
 import secrets
+import signal
 import sys
 import tempfile
 
@@ -33,6 +34,8 @@ def main() -> int:
     parser.error("a program is missing")
   if why := hosts.not_permitted():
     parser.error(f"no hosts can be made here: {why}")
+  # The hosts have to be removed in this case, too.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   with (
     tempfile.TemporaryDirectory() as folder,
     hosts.Hosts(args.replicas) as network,

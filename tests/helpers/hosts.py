@@ -7,6 +7,7 @@ and removed with it. Making them needs the rights of root; a test asks
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -165,7 +166,8 @@ class Hosts:
         process.kill()
       process.wait()
     if self._switch is not None:
-      self._switch.stdin.close()
+      with contextlib.suppress(BrokenPipeError):  # A signal ended it, too.
+        self._switch.stdin.close()
       self._switch.wait(60)
       self._switch.stdout.close()
       self._switch = None
