@@ -84,7 +84,8 @@ class Replica:
       raise
     if preempted is not None:
       preempted.joined()
-    self._participant.tell("joined", step=self.global_step)
+    process = self._participant.process
+    self._participant.tell("joined", step=self.global_step, process=process)
     self._loop.begin(warm)
     if self._participant.settings.step_timeout != 0:
       self._participant.watchdog.start()

@@ -131,6 +131,10 @@ class Launcher:
       self._env.setdefault(name, os.environ.get(name, kept))
     # The processes of each running replica.
     self._running: dict[int, list[child.Child]] = {}
+    # As the coordinator calls the process of each replica that has joined, and the
+    # last one of each that has ended.
+    self._members: dict[int, str] = {}
+    self._gone: dict[int, str] = {}
     self._standbys: list[child.Child] = []
     self._wanted = standbys
     # Why replicas had to stop before the end of the run, by replica.
@@ -382,7 +386,7 @@ class Launcher:
       return
     if self._line.refused:
       raise LaunchError(f"The coordinator at {self._line.refused}.")
-    self._line.tell(self._supervisor.never_joined)
+    self._line.tell(self._supervisor.never_joined, gone=self._gone.values())
     self._line.look()
 
   def _live(self) -> list[child.Child]:
@@ -410,6 +414,8 @@ class Launcher:
       process.kill()
     del self._running[replica]
     self._joined.discard(replica)
+    if replica in self._members:
+      self._gone[replica] = self._members.pop(replica)
     last = failed or processes[0]
     if failed is not None:
       self._record(replica, failed, child.ending(failed.popen))
@@ -432,6 +438,7 @@ class Launcher:
       case "joined":
         self._failures.pop(replica, None)
         self._joined.add(replica)
+        self._members[replica] = str(event.get("process", ""))
         self._record(replica, process, None)
         self._step(supervisor.Joined(replica))
         self._start_standbys()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from optax_dist.coordinator.protocol import codec, deadlines
 from optax_dist.coordinator.protocol import messages as msg
@@ -68,15 +68,24 @@ class Line:
     )
     self._caller.start()
 
-  def tell(self, ended: frozenset[int], given_up: str = "") -> None:
+  def tell(
+    self,
+    ended: frozenset[int],
+    given_up: str = "",
+    gone: Iterable[str] = (),
+  ) -> None:
     """Says which replicas have ended, and never joined.
 
     Args:
       ended: all of them.
       given_up: why some of them do not start again.
+      gone: the last process of each replica that has joined and ended.
     """
     host = codec.replace(
-      self._host, ended=tuple(sorted(ended)), given_up=given_up
+      self._host,
+      ended=tuple(sorted(ended)),
+      given_up=given_up,
+      gone=tuple(sorted(gone)),
     )
     if host != self._host:
       self._host = host

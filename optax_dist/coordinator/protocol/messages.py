@@ -459,6 +459,7 @@ class Host(Struct):
     replicas: those that have processes on this host.
     ended: of these, the ones that have ended, and have never joined.
     given_up: why some of these do not start again; "" if they do.
+    gone: processes on this host that have been members, and have ended.
   """
 
   run: str
@@ -468,6 +469,7 @@ class Host(Struct):
   replicas: tuple[ReplicaId, ...] = ()
   ended: tuple[ReplicaId, ...] = ()
   given_up: str = ""
+  gone: tuple[Process, ...] = ()
 
 
 class Rival(Struct):

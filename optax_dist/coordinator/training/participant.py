@@ -98,6 +98,7 @@ class Participant:
 
   Attributes:
     replica: its id.
+    process: how the coordinator calls this process.
     strategy: what replicas share, keep and send.
     settings: the options of the run.
     processes: the processes of the replica, of which this is one.
@@ -206,6 +207,7 @@ class Participant:
       alike += (("gradient of a probe", text),)
     averages = reducer.Reducer(self.layout, data if window else None)
     transport = place.transport
+    self.process = transport.name
     address, digest = self.processes.meet(
       (transport.name, transport.address), fingerprint(shared)
     )

@@ -44,6 +44,9 @@ def main() -> int:
     wait_for(pathlib.Path(sys.argv[2]), str(replica), "said")
     channel.say("left")
     return 0
+  if what == "both-die":
+    die_with_the_coordinator()
+    return 0
   if what == "stand-by":
     stand_by(pathlib.Path(sys.argv[2]), place)
     return 0
@@ -58,6 +61,43 @@ def wait_for(folder: pathlib.Path, mine: str, *names: str) -> None:
   (folder / mine).touch()
   while not all((folder / name).exists() for name in names):
     time.sleep(0.01)
+
+
+def die_with_the_coordinator() -> None:
+  """Replica 1 kills the coordinator and itself; the other one goes on."""
+  import jax.numpy as jnp
+  import optax
+
+  from optax_dist import coordinator
+
+  with coordinator.join(
+    optax.sgd(0.1),
+    jnp.ones(3),
+    timeout=300.0,
+    leader_timeout=100.0,
+    lower_on_loss=True,
+  ) as replica:
+    for step in range(8):
+      if step == 4 and replica.replica == 1:
+        os.kill(the_coordinator(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+      outcome = replica.step(jnp.ones(3))
+    assert outcome.members == (0,)
+    replica.finish()
+
+
+def the_coordinator() -> int:
+  """The process that this one's launcher has started."""
+  for folder in pathlib.Path("/proc").iterdir():
+    if folder.name.isdigit():
+      try:
+        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        command = (folder / "cmdline").read_bytes()
+      except OSError:
+        continue
+      if int(parent) == os.getppid() and b"coordinator.server" in command:
+        return int(folder.name)
+  raise LookupError("no coordinator")
 
 
 def stand_by(folder: pathlib.Path, place: environment.Environment) -> None:

@@ -11,6 +11,7 @@ import time
 import left_over
 import pytest
 
+from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import (
   child,
   environment,
@@ -66,6 +67,16 @@ def test_a_process_that_stands_by_takes_the_place_of_a_replica_that_dies(
   assert log.count("--- replica 1, started") == 2
   assert f"joined 1 {first[2]}" in log
   assert not any("is not replaced" in line for line in lines)
+
+
+def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(tmp_path):
+  """Its launcher has seen its end, and tells the next coordinator."""
+  path = tmp_path / "run.jsonl"
+  told = environment.Environment(journal=str(path))
+  assert _launcher(tmp_path, "both-die", told=told).run() == 0
+  lost = [r for r in journal.read(path).records if r["kind"] == "lost"]
+  assert [(r["replica"], r["step"]) for r in lost] == [(1, 4)]
+  assert lost[0]["reason"] == "its process has ended"
 
 
 def test_a_standby_that_ends_is_named_and_not_replaced(tmp_path):

@@ -11,6 +11,7 @@ those of a process that is held. A script's lines are commands:
     submit a long                              a gradient with a byte too many
     stranger c                                 a replica of another job starts
     absent 1 2 | absent 1 given up             these have ended, and never joined
+    ended b                                    its process has, says its launcher
     means | means b                            means that are under way are there
     fail b a                                   b gets nothing of a
     snapshots                                  snapshots that are fetched are there
@@ -187,6 +188,9 @@ class Room:
     replicas = tuple(int(word) for word in told if word.isdigit())
     given_up = "it has no disk" if "up" in told else ""
     self.give(_CHIEF, ins.NeverJoined(replicas, given_up))
+
+  def do_ended(self, name: str) -> None:
+    self.give(_CHIEF, ins.NeverJoined((), "", (name,)))
 
   def do_submit(self, name: str, *how: str) -> None:
     total, step = 1, self.steps[name]

@@ -61,7 +61,7 @@ class Hosts:
       self._rivals[key] = peer, host
       return [fx.Send(holder[0], msg.Rival(host.launcher))]
     self._here[key] = peer, host
-    self._gone[key] = NeverJoined(host.ended, host.given_up)
+    self._gone[key] = NeverJoined(host.ended, host.given_up, host.gone)
     rival = self._rivals.pop(key, None)
     if rival is None:
       return []
@@ -93,4 +93,5 @@ class Hosts:
     return NeverJoined(
       tuple(replica for gone in found for replica in gone.replicas),
       "; ".join(gone.given_up for gone in found if gone.given_up),
+      tuple(process for gone in found for process in gone.gone),
     )

@@ -134,6 +134,10 @@ class Run:
     first step there is nothing to lose.
     """
     self._at(now)
+    for process in gone.gone:
+      member = self._members.of_process(process)
+      if member is not None:
+        self._remove(member, "its process has ended")
     self._steps.never_joined(gone.replicas)
     state = self._steps.ruling.state
     least = 1 if state.shared else quorum.needed(state)
@@ -386,7 +390,8 @@ class Run:
       self._members.remove(old.member.incarnation)
       self._note_removed(old, False, "replaced")
       self._out.tell(old, _taken(member.replica))
-      self._steps.removed(old, quorum.Lost, changed=False)
+      lost = self._steps.departure(False) if self._members else quorum.Lost
+      self._steps.removed(old, lost, changed=False)
     self._absent.joined(member.replica)
     for state in self._members.waiting():
       if state.leaving is not None:  # It may have what this one needs.
