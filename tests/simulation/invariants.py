@@ -240,11 +240,13 @@ class Checker:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
         new = self.world.by_name[member.process]
         self.joined(new)
-        self.members = {
+        others = {
           incarnation: name
           for incarnation, name in self.members.items()
           if self.world.by_name[name].index != new.index
         }
+        self.lost += len(self.members) - len(others)  # Replaced.
+        self.members = others
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
         self.joined_at[member.incarnation] = len(self.commits)
