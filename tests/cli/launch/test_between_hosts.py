@@ -225,7 +225,7 @@ def _listeners(pid):
   return found
 
 
-@pytest.mark.nightly  # In one host: test_shared.py, and runs/test_groups.py.
+@pytest.mark.nightly  # Without launchers: runs/test_groups_on_hosts.py.
 @pytest.mark.namespaces
 def test_each_replica_over_two_hosts(tmp_path):
   """A kill on one host ends the replica on both; it comes back as a whole."""
