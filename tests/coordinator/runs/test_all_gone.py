@@ -1,4 +1,6 @@
-"""All replicas die while their coordinator lives, and others come."""
+"""All replicas die while their coordinator lives, or seem to, and others come."""
+
+import threading
 
 import embedded_runs as runs
 import jax
@@ -6,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import waiting
 
 _OPTIONS = {
   "n": 2,
@@ -65,3 +68,29 @@ def test_the_run_begins_again_from_the_state_that_a_replica_brings(
     result.params,
     want,
   )
+
+
+def test_who_stands_still_with_the_only_state_is_waited_for(caplog):
+  """It is evicted, but what it has was committed."""
+  still, released = threading.Event(), threading.Event()
+
+  def stand_still():
+    still.set()
+    assert released.wait(60.0)
+
+  world, results = runs.endpoint.World(), [runs.Result(), runs.Result()]
+  options = _OPTIONS | {"inline_bytes": 0}
+  replica = lambda i: runs.make(world, i, **options)
+  train = runs.to_step(6)
+  with runs.Faults({("applied", 0, 3): stand_still}):
+    threads = [runs.start(replica(0), train, results[0])]
+    assert still.wait(60.0)
+    threads.append(runs.start(replica(1), train, results[1]))
+    waiting.until(lambda: "waiting for replica 0" in caplog.text, seconds=60.0)
+    released.set()
+    runs.finish(threads)
+  assert [result.error for result in results] == [None, None]
+  assert "begins again" not in caplog.text
+  jax.tree.map(np.testing.assert_array_equal, *[r.params for r in results])
+  accepted = [o.global_step for r in results for o in r.outcomes if o.accepted]
+  assert {*accepted} == {*range(1, 7)}
