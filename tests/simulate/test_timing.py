@@ -176,6 +176,34 @@ def test_simulation_that_takes_all_its_steps_has_not_stopped():
   assert not timing.stopped
 
 
+def test_who_has_failed_sends_nothing_until_that_is_noticed(tmp_path):
+  path, unnoticed = tmp_path / "run.jsonl", 20.0
+  with journal.Journal(path) as writer:
+    _run(
+      simulate.sync_replicas(1),
+      "gamma:4,0.25",
+      2,
+      steps=300,
+      failures=simulate.Failures(0.05, (5.0,), unnoticed=(unnoticed,)),
+      journal=writer,
+    )
+  records = run_journals.whole(path)
+  failed = {
+    (r["replica"], r["incarnation"]): r["time"] - unnoticed
+    for r in records
+    if r["kind"] == "lost"
+  }
+  assert len(failed) > 2
+  arrived = [
+    (member["replica"], member["incarnation"], r["time"] - member["age"])
+    for r in records
+    if r["kind"] == "commit"
+    for member in r["members"]
+  ]
+  for replica, incarnation, time in arrived:
+    assert time <= failed.get((replica, incarnation), math.inf)
+
+
 @pytest.mark.parametrize("lowers", [False, True])
 @pytest.mark.parametrize("k", [3, 4, 7])
 def test_time_adds_up_under_failures_of_all_kinds(k, lowers):

@@ -138,6 +138,23 @@ def test_without_a_launcher_a_stuck_replica_is_only_reported(capsys):
     dog.close()
 
 
+def test_a_stuck_step_is_reported_once(capsys):
+  looks, stuck = [], threading.Event()
+
+  def awaited():
+    looks.append(1)
+    if len(looks) > 20:
+      stuck.set()
+    return False
+
+  dog = watchdog.Watchdog(1e-3, "replica 7", awaited, None)
+  dog.steps.begin()
+  dog.start()
+  assert stuck.wait(60.0)
+  dog.close()
+  assert capsys.readouterr().err.count("replica 7: stuck") == 1
+
+
 class _Full:
   """A stream to a full disk."""
 

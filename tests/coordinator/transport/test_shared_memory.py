@@ -1,6 +1,5 @@
 """Buffers that others read where they lie."""
 
-import mmap
 import os
 import resource
 
@@ -123,7 +122,7 @@ def test_memory_that_could_shrink_is_not_mapped():
   pool = shared_memory.Pool()
   region = pool.find(pool.allocate(shared_memory.LEAST))
   file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-  os.ftruncate(file, mmap.PAGESIZE)
+  os.ftruncate(file, region.array.size)  # Large enough, and without a seal.
   with pytest.raises(OSError, match="shrink"):
     _map(region, file=file, inode=os.fstat(file).st_ino)
   os.close(file)
