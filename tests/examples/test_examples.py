@@ -280,6 +280,10 @@ def test_port_from_tensorflow1():
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=str)
 def test_each_example_has_its_test(path):
   here = "".join(p.read_text("utf-8") for p in _HERE.glob("test_*.py"))
-  # Those for the launcher are run as on this page, by the test of its name.
-  page = _FOLDER.parent / "docs" / "first_launch.md"
-  assert f'{path.name}"' in here or f"examples/{path.name} " in page.read_text()
+  # Others are run as on these pages, by the tests of the pages.
+  docs = _FOLDER.parent / "docs"
+  pages = "".join(
+    (docs / name).read_text("utf-8")
+    for name in ("first_launch.md", "how_to.md")
+  )
+  assert f'{path.name}"' in here or f"examples/{path.name} " in pages

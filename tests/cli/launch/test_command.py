@@ -332,7 +332,7 @@ def test_a_folder_is_for_one_job_at_a_time(start, tmp_path, capfd):
   assert one.process.wait(180.0) == 143
   assert _launch(*flags, "--resume", _LIGHT, "nothing") == 0
   assert sorted(p.name for p in output.iterdir()) == [
-    *("journal.jsonl", "replicas")
+    *("coordinator.address", "journal.jsonl", "replicas")
   ]
 
 

@@ -151,7 +151,7 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
 def _forged(replica):
   """What only a coordinator may say, of a run that goes on."""
   core = replica._participant.driver._core
-  epoch, step = core._epoch, core._read
+  epoch, step = core._known.epoch, core._known.read
   round_ = entries.RoundId(epoch, step, 0)
   mean = bytes(4 * 40)
   return (
