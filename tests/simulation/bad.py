@@ -59,7 +59,9 @@ def with_bad(
   if way == "always" and r.random() < 0.1:
     # The run diverges.
     bad = tuple((i, way) for i in range(setting.replicas))
-    compute = [2.0] * len(compute)
+    # In few gradients; a step of slots has all of them again and again.
+    slow = 2.0 / setting.needed if setting.window else 2.0
+    compute = [slow] * len(compute)
   setting = dataclasses.replace(setting, bad=bad, compute=tuple(compute))
   return dataclasses.replace(found, setting=setting, faults=struck)
 
