@@ -223,7 +223,7 @@ class Machine:
       "run": f"run-{secrets.token_hex(4)}",
       "journal": str(path),
       "timeout": 60.0,
-      "leader_timeout": 2.0,
+      "silence_timeout": 2.0,
       "lower_on_loss": False,
     }
     if setting["k"] is not None:
@@ -403,7 +403,7 @@ def main():
       for name in args.rows or settings():
         found, measured = predict(name, runs)
         print(line(name, found, measured), flush=True)
-        for doubt in found.doubts:
+        for doubt in found.warnings:
           print(f"    {doubt}")
     finally:
       runs.end()

@@ -34,7 +34,9 @@ def main():
 
   data, test = load()
   schedule = optax.cosine_decay_schedule(3e-3, args.steps)
-  k_of_n = coordinator.behind(optax.adamw(schedule), total_steps=args.steps)
+  k_of_n = coordinator.as_optimizer(
+    optax.adamw(schedule), total_steps=args.steps
+  )
   state = TrainState.create(
     apply_fn=Network().apply, params=init(), tx=k_of_n.tx
   )

@@ -48,7 +48,9 @@ def main():
   args = parser.parse_args()
 
   schedule = optax.cosine_decay_schedule(3e-2, args.steps)
-  k_of_n = coordinator.behind(optax.adam(schedule), total_steps=args.steps)
+  k_of_n = coordinator.as_optimizer(
+    optax.adam(schedule), total_steps=args.steps
+  )
   svi = SVI(model, AutoNormal(model), k_of_n.tx, Trace_ELBO())
   # All replicas start with the same parameters.
   state = svi.init(jax.random.key(0), jnp.zeros((1, 3)), jnp.zeros(1))

@@ -36,7 +36,9 @@ def main():
 
   (images, labels), test = load()
   schedule = optax.cosine_decay_schedule(3e-3, args.steps)
-  k_of_n = coordinator.behind(optax.adamw(schedule), total_steps=args.steps)
+  k_of_n = coordinator.as_optimizer(
+    optax.adamw(schedule), total_steps=args.steps
+  )
   model = Net(nnx.Rngs(0))
   # One replica saves, all restore.
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", ".")).absolute()

@@ -91,8 +91,8 @@ def our_steps(settings):
     secret=settings["secret"],
     on_sigterm="leave",
     timeout=60.0,
-    leader_timeout=float(settings["seconds"]),
-    attempt_timeout=float(settings["seconds"]),
+    silence_timeout=float(settings["seconds"]),
+    transfer_timeout=float(settings["seconds"]),
     step_timeout=float(settings["seconds"]),
   ) as replica:
     while not replica.finished:

@@ -28,7 +28,7 @@ from optax_dist.coordinator.launch import (
   placement,
   supervisor,
 )
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 
 _STEPS = 2000
 _BURST, _BETWEEN = 10, 200
@@ -70,8 +70,8 @@ class Exponential(Normal):
 def rule(args):
   """The rule alone, in virtual time, next to others."""
   kinds = {
-    "a percentile (ours)": lambda: arrivals.Arrivals(
-      arrivals.Rule(floor=0.01, first=60.0, ceiling=1e4)
+    "a percentile (ours)": lambda: liveness.Silence(
+      liveness.Rule(floor=0.01, first=60.0, ceiling=1e4)
     ),
     "normal (Akka)": Normal,
     "exponential (Cassandra)": Exponential,

@@ -69,7 +69,7 @@ def train(args):
     )
     pause /= _PERIOD
   with coordinator.join(
-    opt, params, strategy=strategy, leader_timeout=10.0, timeout=120.0
+    opt, params, strategy=strategy, silence_timeout=10.0, timeout=120.0
   ) as replica:
     joined, counted = time.time(), None
     while not replica.finished:

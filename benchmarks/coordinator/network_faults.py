@@ -52,7 +52,7 @@ def shaped(run: cuts.Run, seconds: float) -> list[str]:
       f" the longest {stall:.2f} s",
       flush=True,
     )
-    if stall > cuts.ATTEMPT_TIMEOUT:
+    if stall > cuts.TRANSFER_TIMEOUT:
       bad.append(f"{name}: no step for {stall:.1f} s")
   run.hosts.shape()
   return bad

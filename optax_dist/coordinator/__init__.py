@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING
 from optax_dist._internal import lazy
 
 if TYPE_CHECKING:
-  from optax_dist.coordinator.any_trainer import Behind, BehindState, behind
+  from optax_dist.coordinator.any_trainer import (
+    CoordinatedOptimizer,
+    CoordinatedState,
+    as_optimizer,
+  )
   from optax_dist.coordinator.errors import (
     CoordinatorError,
     Diverged,
@@ -46,8 +50,8 @@ else:
 
 __all__ = [
   "Batches",
-  "Behind",
-  "BehindState",
+  "CoordinatedOptimizer",
+  "CoordinatedState",
   "CoordinatorError",
   "Diverged",
   "JoinRefused",
@@ -55,7 +59,7 @@ __all__ = [
   "Outcome",
   "Replica",
   "RunFinished",
-  "behind",
+  "as_optimizer",
   "decoupled_diloco",
   "elastic_average",
   "fingerprint",

@@ -47,7 +47,7 @@ _REFUSED = {
 }
 
 
-class BehindState(NamedTuple):
+class CoordinatedState(NamedTuple):
   """The state of `Behind.tx`, all that a trainer's checkpoint needs.
 
   Attributes:
@@ -65,12 +65,12 @@ class BehindState(NamedTuple):
   inner: Any
 
 
-def behind(
+def as_optimizer(
   optimizer: optax.GradientTransformation,
   *,
   total_steps: int,
   **options: Any,
-) -> Behind:
+) -> CoordinatedOptimizer:
   """Puts the coordinator behind an optax transformation.
 
   For trainers that have their own loop and take an optimizer: the process is a
@@ -92,7 +92,7 @@ def behind(
 
   Example::
 
-      k_of_n = coordinator.behind(optax.adamw(schedule), total_steps=400)
+      k_of_n = coordinator.as_optimizer(optax.adamw(schedule), total_steps=400)
       optimizer = nnx.Optimizer(model, k_of_n.tx, wrt=nnx.Param)
       for batch in k_of_n.until_finished(batches):
         train_step(model, optimizer, batch)
@@ -100,8 +100,8 @@ def behind(
   for name, reason in _REFUSED.items():
     if options.get(name):
       raise ValueError(
-        f"behind() can't use {name}={options[name]!r:.100}: {reason}. Leave it out,"
-        " or write the loop yourself, with coordinator.join and Replica.step."
+        f"as_optimizer() can't use {name}={options[name]!r:.100}: {reason}. Leave it"
+        " out, or write the loop yourself, with coordinator.join and Replica.step."
       )
   # `join` comes at the first update, perhaps in a callback.
   named = inspect.signature(joining.join).parameters
@@ -110,14 +110,16 @@ def behind(
   )
   if processes.of_this_program().count > 1:
     raise ValueError(
-      "behind() is for replicas of one process, in which a trainer's callback is."
+      "as_optimizer() is for replicas of one process, in which a trainer's callback is."
       " Write the loop yourself, with coordinator.join and Replica.step."
     )
-  return Behind(optimizer, checks.count("total_steps", total_steps), options)
+  return CoordinatedOptimizer(
+    optimizer, checks.count("total_steps", total_steps), options
+  )
 
 
-class Behind:
-  """A replica behind an optax transformation; created by `behind`.
+class CoordinatedOptimizer:
+  """A replica behind an optax transformation; created by `as_optimizer`.
 
   Attributes:
     tx: the transformation to give to the trainer, as the last one of a chain.
@@ -140,7 +142,7 @@ class Behind:
     self._lock = threading.Lock()
     self._preempted: preemption.Preemption | None = None
     self._failure: BaseException | None = None
-    self._closed = self._settled = self._raises_later = False
+    self._closed = self._final_params_seen = self._defer_errors = False
     # The structures of the parameters and of the optimizer's state.
     self._shape: Any = None
     self._inner_shape: Any = None
@@ -154,7 +156,7 @@ class Behind:
   @property
   def finished(self) -> bool:
     """Whether the run is over and the trainer has its last parameters."""
-    return self._settled or self._closed
+    return self._final_params_seen or self._closed
 
   @property
   def preempted(self) -> bool:
@@ -175,7 +177,7 @@ class Behind:
       The error that ended this replica's part in the run; under jit, the trainer
         would see it as one of XLA's.
     """
-    self._raises_later = True
+    self._defer_errors = True
     left = iter(batches)
     with self._leaving_on_sigterm() as preempted:
       while self._failure is None and not (self.finished or preempted.look()):
@@ -226,18 +228,18 @@ class Behind:
 
   # The transformation.
 
-  def _init(self, params: Any) -> BehindState:
+  def _init(self, params: Any) -> CoordinatedState:
     _check_whole(params)
     # Each has a buffer of its own: trainers donate the state.
     step, calls, dropped = (jnp.zeros((), jnp.int32) for _ in range(3))
     finished = jnp.zeros((), jnp.bool_)
-    return BehindState(
+    return CoordinatedState(
       step, calls, dropped, finished, self._optimizer.init(params)
     )
 
   def _update(
-    self, grads: Any, state: BehindState, params: Any = None, **extra: Any
-  ) -> tuple[Any, BehindState]:
+    self, grads: Any, state: CoordinatedState, params: Any = None, **extra: Any
+  ) -> tuple[Any, CoordinatedState]:
     del extra  # A step is computed from the mean gradient alone.
     if params is None:
       raise ValueError(
@@ -270,7 +272,7 @@ class Behind:
     """The callback under jit, which calls no JAX itself."""
     return jax.tree.map(np.asarray, self._call(*jax.tree.map(np.asarray, args)))
 
-  # Lists of leaves, and a `BehindState` whose numbers may be NumPy's.
+  # Lists of leaves, and a `CoordinatedState` whose numbers may be NumPy's.
 
   def _call(self, grads: Any, params: Any, state: Any) -> tuple[Any, Any]:
     """The parameters to move to, and the state; calls JAX in the worker."""
@@ -285,7 +287,7 @@ class Behind:
         return self._worker.submit(run).result()
       except BaseException as error:
         self._failure = error
-    if self._failure is not None and not self._raises_later:
+    if self._failure is not None and not self._defer_errors:
       raise self._failure
     # The trainer goes on with what it has until it asks for a batch.
     calls = np.int32(int(state.calls) + 1)
@@ -317,7 +319,7 @@ class Behind:
     is_current = int(state.step) == replica.global_step and _same(params, here)
     self._check_use(params, state, is_current)
     if over:
-      self._settled = is_current
+      self._final_params_seen = is_current
     elif not is_current:
       replica.abandon()
     else:
@@ -347,7 +349,7 @@ class Behind:
         "The last update of the coordinator's transformation was discarded, and"
         " its gradient may be in a step: optax.MultiSteps, apply_if_finite or the"
         " trainer's gradient accumulation is around it. Leave that out, and use"
-        " behind(..., replicas_to_aggregate=k) with more gradients in a step;"
+        " as_optimizer(..., replicas_to_aggregate=k) with more gradients in a step;"
         " gradients that are not finite are dropped by the coordinator."
       )
     if (state.step, state.calls) != (last.step, last.calls):
@@ -356,8 +358,8 @@ class Behind:
       raise ValueError(
         "The optimizer's state was edited on this replica alone. For a"
         " hyperparameter of optax.inject_hyperparams call"
-        " behind(...).replica.set_hyperparams(learning_rate=...), which sets it on"
-        " all replicas."
+        " as_optimizer(...).replica.set_hyperparams(learning_rate=...), which sets"
+        " it on all replicas."
       )
     if not is_current and not _rounded(params, self._before, self._after):
       raise ValueError(
@@ -365,7 +367,7 @@ class Behind:
         " transformation leads to: something after it in the chain, or the"
         " trainer, changes updates or parameters. Make it the last one of the"
         " chain, and put what scales, decays or clips updates into the optimizer"
-        " that behind() gets."
+        " that as_optimizer() gets."
       )
 
 
@@ -376,8 +378,8 @@ def _check_whole(params: Any) -> None:
     raise ValueError(
       "The coordinator's transformation gets some of the parameters, inside of"
       " optax.partition or optax.masked; the others would differ between replicas."
-      " Put that inside: behind(optax.partition(...), ...), with optax.set_to_zero()"
-      " for what is frozen."
+      " Put that inside: as_optimizer(optax.partition(...), ...), with"
+      " optax.set_to_zero() for what is frozen."
     )
 
 

@@ -31,7 +31,7 @@ from optax_dist.coordinator.launch import (
 from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.runtime import (
   endpoint,
-  last_words,
+  process_exit,
   processes,
   threads,
 )
@@ -398,8 +398,8 @@ def run_embedded(
       started.abort()
       while futures.wait(running, 0.1).not_done:
         for part in list(parts):
-          part.handover.fail(interrupted)
-          part.handover.wake()
+          part.inbox.fail(interrupted)
+          part.inbox.wake()
       raise
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
@@ -494,7 +494,7 @@ class _Starter:
 
 def _end(reason: str) -> None:
   """Ends a process whose training loop is stuck."""
-  last_words.end_process(f"This process ends because it is {reason}.")
+  process_exit.end_process(f"This process ends because it is {reason}.")
 
 
 def _job(

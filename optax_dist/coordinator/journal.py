@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.codec import Finite
 
-VERSION = notes.VERSION
+VERSION = journal_events.VERSION
 
 Record = dict[str, Any]
 
 # The kinds of records.
-KINDS = notes.RECORDS
+KINDS = journal_events.RECORDS
 #: The time spent on a contribution, if its replica reported it.
-TIMINGS = notes.Timings.__struct_fields__
+TIMINGS = journal_events.Timings.__struct_fields__
 _SECONDS = frozenset({"time", "age", "compute", "waited", *TIMINGS})
 # To how many digits they are rounded.
 _DECIMALS = 6
@@ -359,8 +359,8 @@ def _fault(record: Record) -> str:
     return str(error)
   if kind is not None:
     _fill(record, kind)
-  for member in record["members"] if kind is notes.Commit else ():
-    _fill(member, notes.Member)
+  for member in record["members"] if kind is journal_events.Commit else ():
+    _fill(member, journal_events.Member)
   return ""
 
 

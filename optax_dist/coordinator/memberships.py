@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _REMEDY = (
   "For several models in one process give each a run= of its own; to take part"
   " anew, end the earlier one first: its `with` block, its close(), or that of"
-  " behind(...)."
+  " as_optimizer(...)."
 )
 
 
@@ -93,7 +93,7 @@ class Membership:
     part = self.part
     if part is None:
       return True
-    return not (part.closed or part.is_over or part.handover.failure)
+    return not (part.closed or part.is_over or part.inbox.failure)
 
   def give_up(self) -> None:
     """`join` has failed."""
@@ -179,7 +179,7 @@ def _followed(
     if one is not made and one.is_ours and not one.is_open:
       found.update(one.follows)
       if one.part is not None:
-        seen = one.part.handover
+        seen = one.part.inbox
         found.add((seen.run_id, seen.incarnation))
   return tuple(sorted(found))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from optax_dist._internal import checks
 from optax_dist.coordinator.aggregation import wire_formats as wires
-from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import deadlines as dl
+from optax_dist.coordinator.protocol import liveness
 
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
@@ -39,9 +39,9 @@ class Options:
 
   Attributes:
     timeout: how long the run may make no progress while a replica waits.
-    attempt_timeout: how long a transfer of a gradient, mean or snapshot may
+    transfer_timeout: how long a transfer of a gradient, mean or snapshot may
       make no progress; None: 10 s. At most an eighth of `timeout` is used.
-    leader_timeout: silence of a connection after which its peer is lost, and
+    silence_timeout: silence of a connection after which its peer is lost, and
       the time that members have to call a coordinator that has started again;
       None: two and a half times the 99th percentile of the silences, at least
       5 s. At most half of `timeout` is used.
@@ -64,8 +64,8 @@ class Options:
   """
 
   timeout: float = 300.0
-  attempt_timeout: float | None = None
-  leader_timeout: float | None = None
+  transfer_timeout: float | None = None
+  silence_timeout: float | None = None
   step_timeout: float | None = None
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
@@ -77,14 +77,14 @@ class Options:
   run: str = ""
 
   def __post_init__(self) -> None:
-    adaptive = ("attempt_timeout", "leader_timeout", "step_timeout")
+    adaptive = ("transfer_timeout", "silence_timeout", "step_timeout")
     for name in ("timeout", *adaptive, "stall_warning"):
       value = getattr(self, name)
       if value is not None or name not in adaptive:
         checks.rate(name, value, positive=name != "step_timeout")
         checks.at_most(name, value, _LONGEST)
-    if self.attempt_timeout is not None:
-      checks.at_most("attempt_timeout", self.attempt_timeout, self.timeout)
+    if self.transfer_timeout is not None:
+      checks.at_most("transfer_timeout", self.transfer_timeout, self.timeout)
     checks.count("inline_bytes", self.inline_bytes, least=0)
     checks.at_most("inline_bytes", self.inline_bytes, _MOST_INLINE)
     checks.count("fingerprint_every", self.fingerprint_every, least=0)
@@ -95,8 +95,8 @@ class Options:
     path = isinstance(journal, str | os.PathLike) and bool(os.fspath(journal))
     for name, fits, allowed in (
       (
-        "leader_timeout",
-        (self.leader_timeout or 1.0) >= _SHORTEST_SILENCE,
+        "silence_timeout",
+        (self.silence_timeout or 1.0) >= _SHORTEST_SILENCE,
         f"at least {_SHORTEST_SILENCE} seconds",
       ),
       ("journal", journal is None or path, "a path or None"),
@@ -110,12 +110,12 @@ class Options:
   # What follows from them.
 
   @property
-  def silence(self) -> arrivals.Rule:
+  def silence(self) -> liveness.Rule:
     """How long a peer may be silent."""
-    return dl.silence_of_peers(self.timeout, self.leader_timeout)
+    return dl.silence_of_peers(self.timeout, self.silence_timeout)
 
   @property
-  def steps(self) -> float | arrivals.Rule:
+  def steps(self) -> float | liveness.Rule:
     """How long a step may take inside a replica, or the rule that finds it."""
     if self.step_timeout is None:
       return dl.steps(self.timeout)

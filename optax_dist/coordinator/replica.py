@@ -20,7 +20,7 @@ from optax_dist.coordinator.protocol import inputs
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
-from optax_dist.coordinator.training.waiting import WaitingLoop
+from optax_dist.coordinator.training.waiting import SynchronousLoop
 
 __all__ = ["Outcome", "Replica"]
 
@@ -54,7 +54,7 @@ class Replica:
     self._participant, self._preempted = participant, preempted
     if tell is not None:
       participant.tell = tell
-    make = participant.strategy.loop or WaitingLoop
+    make = participant.strategy.loop or SynchronousLoop
     self._loop: Loop = make(participant)
     self._lock = threading.RLock()
     # What the training loop was shown of its state, with copies of the containers.
@@ -131,7 +131,7 @@ class Replica:
   @property
   def run_id(self) -> str:
     """Identifies the run: the same for all replicas, and new for each start."""
-    return self._participant.handover.run_id
+    return self._participant.inbox.run_id
 
   @property
   def lineage(self) -> Lineage:
@@ -139,7 +139,7 @@ class Replica:
 
     Of each its `run_id`, and the step at which the next one began.
     """
-    return self._participant.handover.lineage
+    return self._participant.inbox.lineage
 
   @property
   def is_stale(self) -> bool:
@@ -148,14 +148,14 @@ class Replica:
     A training step in micro-batches can check between them, and `abandon`. If a
     replica has several processes, all of them check at the same points.
     """
-    seen = self._participant.handover
+    seen = self._participant.inbox
     seen.sync()
     return self._participant.submission.is_late(seen)
 
   @property
   def failure(self) -> BaseException | None:
     """The error that ended this replica's part in the run; None for none."""
-    return self._participant.handover.failure
+    return self._participant.inbox.failure
 
   @property
   def finished(self) -> bool:
@@ -165,7 +165,7 @@ class Replica:
     ones. If a replica has several processes, all of them check at the same
     points.
     """
-    participant, seen = self._participant, self._participant.handover
+    participant, seen = self._participant, self._participant.inbox
     if not seen.left:
       seen.sync()
       is_loop = participant.watchdog.steps.thread == threading.get_ident()
@@ -186,14 +186,14 @@ class Replica:
   @property
   def has_left(self) -> bool:
     """Whether this replica has left the run gracefully."""
-    return self._participant.handover.left
+    return self._participant.inbox.left
 
   def stats(self) -> dict[str, Any]:
     """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
     return {
       "gradients": dict(self._participant.submission.counts),
       **self._participant.driver.stats(),
-      "rejoins": max(0, self._participant.handover.admission - 1),
+      "rejoins": max(0, self._participant.inbox.admission - 1),
     }
 
   def fingerprint(self) -> str:
@@ -237,7 +237,7 @@ class Replica:
       ... )
       [([[5, 2, 4, 0]], 1)]
     """
-    yield from map(self._data("batches()").indices, self._drawn())
+    yield from map(self._data("batches()").indices, self._leases())
 
   def micro_batches(self) -> Iterator[micro_batches.Slot]:
     """Yields the micro-batches to compute gradients on, until all data is used.
@@ -271,14 +271,14 @@ class Replica:
         "micro_batches() needs data=Batches(..., deterministic=True), given to"
         " join or run_embedded."
       )
-    for spans in self._drawn():
+    for spans in self._leases():
       yield slots(spans)
 
-  def _drawn(self) -> Iterator[ledger.Spans]:
+  def _leases(self) -> Iterator[ledger.Spans]:
     """The positions of the next gradient, until there are none."""
     while True:
       with self._one_thread():
-        spans = self._draw()
+        spans = self._next_lease()
       if spans is None:
         return
       yield spans
@@ -303,7 +303,7 @@ class Replica:
       ValueError: the step is neither, and not among the latest either.
     """
     self._data("progress_at()")
-    seen = self._participant.handover
+    seen = self._participant.inbox
     known = lambda: step in seen.progress
     latest = max(list(seen.progress), default=-1)
     comes = latest < step <= seen.published.step
@@ -329,9 +329,9 @@ class Replica:
       )
     return data
 
-  def _draw(self) -> ledger.Spans | None:
+  def _next_lease(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
-    participant, seen = self._participant, self._participant.handover
+    participant, seen = self._participant, self._participant.inbox
     participant.driver.check_process()
     submission = participant.submission
     while True:
@@ -388,11 +388,11 @@ class Replica:
       phases.reach("computing", self.replica)
       participant.driver.check_process()
       participant.stopwatch.computed()
-      participant.handover.sync()
+      participant.inbox.sync()
       outcome = self._ended(1)
       if outcome is None:
         grads = participant.template.fit(grads)
-        text = self._text(batch)
+        text = self._encode_batch_label(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
       return self._leave_if_preempted(participant.announce(outcome))
@@ -404,7 +404,7 @@ class Replica:
     current afterwards, and the rest of the computation is saved.
     """
     with self._one_thread():
-      self._participant.handover.sync()
+      self._participant.inbox.sync()
       outcome = self._ended(1) or self._loop.abandon()
       return self._leave_if_preempted(self._participant.announce(outcome))
 
@@ -413,7 +413,7 @@ class Replica:
 
     Call it when this process is asked to stop (SIGTERM).
     """
-    self._participant.driver.feed(inputs.SaveWanted())
+    self._participant.driver.enqueue(inputs.SaveWanted())
 
   def set_hyperparams(self, **values: float) -> None:
     """Sets hyperparameters on all replicas, at the same step.
@@ -447,7 +447,7 @@ class Replica:
     """
     self._participant.check_hyperparams(values)
     numbers = tuple((name, float(value)) for name, value in values.items())
-    self._participant.driver.feed(inputs.HyperparamsWanted(numbers))
+    self._participant.driver.enqueue(inputs.HyperparamsWanted(numbers))
 
   def state_to_save(self) -> tuple[strategies.SharedState, int]:
     """The state to save now, and its step.
@@ -474,10 +474,10 @@ class Replica:
     participant = self._participant
     if not self.finished:
       participant.raise_failure()
-      participant.driver.feed(inputs.FinishWanted(reason))
-      over = lambda: participant.handover.finished is not None
+      participant.driver.enqueue(inputs.FinishWanted(reason))
+      over = lambda: participant.inbox.finished is not None
       participant.wait(over, "for the end of the run")
-    if not participant.handover.left:
+    if not participant.inbox.left:
       self._loop.ended(0)
 
   def leave(self) -> None:
@@ -502,7 +502,7 @@ class Replica:
       save=outcome.save is not None,
       settled=decided and not self._participant.submission.gradients,
     )
-    if not self._participant.handover.agree(leaves):
+    if not self._participant.inbox.agree(leaves):
       return outcome
     self.leave()
     return outcome._replace(finished=True)
@@ -541,7 +541,7 @@ class Replica:
       elif self.failure is None:
         # Tell the others, so that they need not wait for a timeout.
         reason = f"it has raised {error!r:.200}"
-        self._participant.driver.feed(inputs.Aborted(reason))
+        self._participant.driver.enqueue(inputs.Aborted(reason))
     finally:
       self.close()
 
@@ -581,7 +581,7 @@ class Replica:
           " replicas. For other computations take a copy."
         )
 
-  def _text(self, batch: Any) -> str:
+  def _encode_batch_label(self, batch: Any) -> str:
     """A batch as JSON, short enough for a record with those of all gradients."""
     text, most = journal.to_json("batch", batch), self._participant.most_text
     if len(text) > most:
@@ -595,7 +595,7 @@ class Replica:
     """The outcome to return if nothing can be submitted any more."""
     participant = self._participant
     participant.raise_failure()
-    if participant.handover.left:
+    if participant.inbox.left:
       participant.submission.count("finished", gradients)
       return participant.outcome("finished", finished=True)
     return self._loop.ended(gradients)

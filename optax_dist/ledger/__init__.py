@@ -24,7 +24,7 @@ Example:
   >>> leases
   (Lease(holder='b', spans=((2, 4),)),)
   >>> state, _ = ledger.step(state, ledger.Accept("a", ((0, 2),)))
-  >>> state, _ = ledger.step(state, ledger.Gone("b"))
+  >>> state, _ = ledger.step(state, ledger.HolderLost("b"))
   >>> state, _ = ledger.step(state, ledger.Need(1))
   >>> state, _ = ledger.step(state, ledger.Commit((("a", ((0, 2),)),)))
   >>> state, leases = ledger.step(state, ledger.Ask("a"))
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     Copy,
     Drop,
     Event,
-    Gone,
     Holder,
+    HolderLost,
     Lease,
     Members,
     Need,
@@ -80,9 +80,9 @@ __all__ = [
   "Drop",
   "EpochReport",
   "Event",
-  "Gone",
   "Held",
   "Holder",
+  "HolderLost",
   "Lease",
   "Members",
   "Need",

@@ -68,13 +68,13 @@ class Drop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Gone:
+class HolderLost:
   """A replica is gone, and its samples return to the pool.
 
   Attributes:
     holder: the replica.
     keep: samples of a gradient that may still be committed, because it is in a
-      current attempt; `Commit` or `Drop` follows.
+      current round; `Commit` or `Drop` follows.
   """
 
   holder: Holder
@@ -135,7 +135,16 @@ class Members:
 
 
 Event: TypeAlias = (
-  Ask | Claim | Accept | Drop | Gone | Copy | Swap | Commit | Need | Members
+  Ask
+  | Claim
+  | Accept
+  | Drop
+  | HolderLost
+  | Copy
+  | Swap
+  | Commit
+  | Need
+  | Members
 )
 
 

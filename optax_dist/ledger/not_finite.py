@@ -39,7 +39,7 @@ def trusted(state: State) -> set[Holder]:
   good = {holder for holder in live if not _is_suspect(state, holder)}
   if not state.expected:
     return good or live
-  return good if len(good) > 1 else good & state.sound
+  return good if len(good) > 1 else good & state.finite_holders
 
 
 def _is_suspect(state: State, holder: Holder) -> bool:
@@ -50,7 +50,7 @@ def finite(draft: State, holder: Holder, spans: Spans) -> None:
   """A gradient of this holder on these samples was finite."""
   if not spans:
     return
-  draft.sound |= {holder}
+  draft.finite_holders |= {holder}
   if not (draft.streaks or draft.strikes):
     return
   streaks = dict(draft.streaks)

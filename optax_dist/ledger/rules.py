@@ -82,7 +82,7 @@ def _claim(draft: State, event: ev.Claim) -> None:
     not spans
     or any(sp.overlap(part, spans) for part in taken)
     or not state.progress.is_open(spans)
-    or sp.overlap(state.giving_up, spans)
+    or sp.overlap(state.abandoned, spans)
     or sp.size(spans) % state.unit
     or sp.size(sp.union(spans)) != sp.size(spans)
     # An earlier coordinator may have given up samples that are open again.
@@ -107,7 +107,7 @@ def _accept(draft: State, event: ev.Accept) -> None:
   if not fits(draft, holder, spans):
     raise ValueError(f"{spans} are not leased to {holder!r}.")
   held = _held(draft, holder)
-  if holder not in draft.sound or draft.streaks or draft.strikes:
+  if holder not in draft.finite_holders or draft.streaks or draft.strikes:
     not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
   if event.zeros:
     not_finite.strike(draft, holder, event.zeros)
@@ -157,13 +157,13 @@ def _drop(draft: State, event: ev.Drop) -> None:
     rest = _held_by_nobody(draft, holder, rest)
   draft.doubtful = sp.union(draft.doubtful, rest)
   if given_up:
-    draft.giving_up = sp.union(draft.giving_up, given_up)
+    draft.abandoned = sp.union(draft.abandoned, given_up)
     draft.limit = limit_of(draft)
 
 
-def _gone(draft: State, event: ev.Gone) -> None:
+def _holder_lost(draft: State, event: ev.HolderLost) -> None:
   _stop_waiting(draft, event.holder)
-  draft.sound -= {event.holder}
+  draft.finite_holders -= {event.holder}
   if event.holder in draft.streaks:
     draft.streaks = {**draft.streaks}
     del draft.streaks[event.holder]
@@ -200,7 +200,7 @@ def _commit(draft: State, event: ev.Commit) -> None:
     spans += part
   draft.progress = draft.progress.commit(spans, event.skipped)
   if event.skipped:
-    draft.giving_up = sp.minus(draft.giving_up, event.skipped)
+    draft.abandoned = sp.minus(draft.abandoned, event.skipped)
   draft.proven = ()
   if draft.strikes:
     not_finite.forget(draft, sp.union(spans, event.skipped))
@@ -360,7 +360,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
   ev.Claim: _claim,
   ev.Accept: _accept,
   ev.Drop: _drop,
-  ev.Gone: _gone,
+  ev.HolderLost: _holder_lost,
   ev.Copy: _copy,
   ev.Swap: _swap,
   ev.Commit: _commit,

@@ -65,12 +65,12 @@ class State:
     expected: replicas that may still come.
     strikes: gradients that were not finite, so many for each sample.
     streaks: by holder, which of its latest gradients were not finite.
-    sound: holders that have had a finite gradient.
+    finite_holders: holders that have had a finite gradient.
     proven: samples on which one was finite since the last commit.
     pool: sorted spans before `cursor` that no replica holds.
     doubtful: sorted spans with a non-finite gradient; leased again only if
       there is nothing else, or after the next commit.
-    giving_up: spans with too many of them, to be named in the next `Commit`.
+    abandoned: spans with too many of them, to be named in the next `Commit`.
     waiting: replicas that wait for samples, and for how many gradients.
     numbers: number of leases so far.
     leases: what is leased by the events that are being applied.
@@ -87,11 +87,11 @@ class State:
   expected: int = 0
   strikes: tuple[Strike, ...] = ()
   streaks: dict[Holder, Streak] = dataclasses.field(default_factory=dict)
-  sound: frozenset[Holder] = frozenset()
+  finite_holders: frozenset[Holder] = frozenset()
   proven: Spans = ()
   pool: Spans = ()
   doubtful: Spans = ()
-  giving_up: Spans = ()
+  abandoned: Spans = ()
   waiting: tuple[tuple[Holder, int], ...] = ()
   numbers: int = 0
   leases: list[Lease] = dataclasses.field(default_factory=list)
@@ -111,7 +111,7 @@ class State:
     total = self.data.total
     if total is None:
       return None
-    return total - self.progress.done - sp.size(self.giving_up)
+    return total - self.progress.done - sp.size(self.abandoned)
 
   @property
   def free(self) -> int:
@@ -161,7 +161,7 @@ def init(
 def limit_of(state: State) -> int | None:
   """The end of the positions that may be leased now."""
   data = state.data
-  done = state.progress.done + sp.size(state.giving_up)
+  done = state.progress.done + sp.size(state.abandoned)
   samples = state.need * state.unit
   size = data.per_epoch
   total = None if data.epochs is None else size * data.epochs

@@ -60,11 +60,11 @@ from optax_dist.quorum.events import (
   Refuse,
   Replica,
   Return,
-  StartAttempt,
+  StartRound,
   Token,
   Wait,
 )
-from optax_dist.quorum.state import Config, Ledger, Missing, State, needed
+from optax_dist.quorum.state import Config, Counts, Missing, State, needed
 
 __all__ = [
   "Abandon",
@@ -75,6 +75,7 @@ __all__ = [
   "Commit",
   "Config",
   "Contribution",
+  "Counts",
   "Decision",
   "Done",
   "Drop",
@@ -84,14 +85,13 @@ __all__ = [
   "Finished",
   "Join",
   "Leave",
-  "Ledger",
   "Lost",
   "Missing",
   "Reason",
   "Refuse",
   "Replica",
   "Return",
-  "StartAttempt",
+  "StartRound",
   "State",
   "Token",
   "Wait",
@@ -201,7 +201,7 @@ def missing(state: State) -> Missing:
   return _state.missing(state)
 
 
-def ledger(state: State) -> Ledger:
+def ledger(state: State) -> Counts:
   """The outcomes of all gradients.
 
   Example:

@@ -82,28 +82,28 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-  """A member has finished its part of an attempt."""
+  """A member has finished its part of a round."""
 
   replica: Replica
   step: int
-  attempt: int
+  round: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-  """A member could not finish its part of an attempt.
+  """A member could not finish its part of a round.
 
   Attributes:
     replica: the member that reports.
-    step: the step of the attempt.
-    attempt: the number of the attempt.
-    failed_replica: the replica whose gradient to leave out of the next attempt;
+    step: the step of the round.
+    round: the number of the round.
+    failed_replica: the replica whose gradient to leave out of the next round;
       None: the reporter's own.
   """
 
   replica: Replica
   step: int
-  attempt: int
+  round: int
   failed_replica: Replica | None = None
 
 
@@ -122,7 +122,7 @@ class Close:
 class Return:
   """An accepted gradient is dropped, and its replica computes another one.
 
-  It has no effect on a gradient that is in an attempt.
+  It has no effect on a gradient that is in a round.
   """
 
   replica: Replica
@@ -142,7 +142,7 @@ Event = Join | Arrive | Leave | Lost | Done | Failed | Close | Return | Finish
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contribution:
-  """An accepted gradient, as a member of an attempt or commit.
+  """An accepted gradient, as a member of a round or commit.
 
   Attributes:
     replica: the replica.
@@ -214,20 +214,20 @@ class Token:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StartAttempt:
+class StartRound:
   """The members aggregate, and report `Done` or `Failed`."""
 
   step: int
-  attempt: int
+  round: int
   members: tuple[Contribution, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abandon:
-  """The attempt is void and has no effect."""
+  """The round is void and has no effect."""
 
   step: int
-  attempt: int
+  round: int
   failed_replica: Replica
 
 
@@ -238,12 +238,12 @@ class Commit:
   Attributes:
     step: the global step before the update; after it, it is `step + 1`.
     members: the averaged gradients.
-    attempt: the number of the attempt that succeeded.
+    round: the number of the round that succeeded.
   """
 
   step: int
   members: tuple[Contribution, ...]
-  attempt: int
+  round: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ Decision = (
   | Drop
   | Wait
   | Token
-  | StartAttempt
+  | StartRound
   | Abandon
   | Commit
   | CannotProceed

@@ -41,7 +41,7 @@ def _join(draft: State, event: ev.Join) -> None:
       return
     if old.live:
       # Its earlier incarnation died undetected.
-      _go(draft, replica, ev.Reason.LOST)
+      _deactivate(draft, replica, ev.Reason.LOST)
     draft.lost -= not old.left
   draft.live += 1
   draft.replicas[replica] = ReplicaState(
@@ -70,19 +70,19 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
     if incarnation is None:
       incarnation = -1 if record is None else record.incarnation
     draft.drop(replica, local_step, reason, count, incarnation)
-    inside = draft.inside.get(replica)
+    accepted = draft.accepted.get(replica)
     if (
       reason is ev.Reason.NON_FINITE
       and not draft.exact
-      and inside is not None
-      and inside.local_step == local_step
+      and accepted is not None
+      and accepted.local_step == local_step
     ):
       # The new sum continues the accepted one, so that one can't count either,
       # and the same step may be tried again.
       assert record is not None
-      draft.withdraw(replica, ev.Reason.SUPERSEDED)
+      draft.unaccept(replica, ev.Reason.SUPERSEDED)
       record = record._replace(
-        counted=local_step - 1, asked=record.asked + inside.count
+        counted=local_step - 1, requested=record.requested + accepted.count
       )
       draft.replicas[replica] = record
     if draft.finished:
@@ -92,28 +92,28 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
     elif event.incarnation not in (None, record.incarnation):
       # A gradient of an earlier incarnation: the live one has its token.
       pass
-    elif record.asked:
-      asked = record.asked
+    elif record.requested:
+      asked = record.requested
       draft.ask(replica, max(1, asked - draft.excess(asked)))
     else:
       draft.emit(ev.Wait(replica, draft.step))
     return
   assert record is not None
-  held = draft.inside.get(replica)
+  held = draft.accepted.get(replica)
   if held is not None and held.local_step != local_step:
-    draft.withdraw(replica, ev.Reason.SUPERSEDED)
+    draft.unaccept(replica, ev.Reason.SUPERSEDED)
     held = None
   late = draft.step - local_step
   total = count + (held.count if held else 0)
   contribution = draft.contribution(
     replica, local_step, total, record.incarnation
   )
-  draft.inside[replica] = contribution
-  draft.gathered += count
+  draft.accepted[replica] = contribution
+  draft.accepted_count += count
   draft.working -= 1
-  draft.replicas[replica] = record._replace(asked=0, counted=local_step)
+  draft.replicas[replica] = record._replace(requested=0, counted=local_step)
   draft.emit(ev.Accept(replica, local_step, late, count))
-  if draft.attempt is not None or draft.gathered < draft.quorum():
+  if draft.round is not None or draft.accepted_count < draft.quorum():
     draft.emit(ev.Wait(replica, draft.step))
   draft.advance()
 
@@ -130,13 +130,13 @@ def _fault(
     return ev.Reason.OTHER_INCARNATION
   if event.local_step > draft.step:
     return ev.Reason.FUTURE
-  if not record.asked:
+  if not record.requested:
     return ev.Reason.DUPLICATE
   if not accepts(event.local_step, draft.step, draft.config.max_staleness):
     return ev.Reason.STALE
   if event.local_step < record.start:
     return ev.Reason.OTHER_INCARNATION
-  held = draft.inside.get(event.replica)
+  held = draft.accepted.get(event.replica)
   if event.local_step <= record.counted and (
     held is None or held.local_step != event.local_step
   ):
@@ -144,7 +144,7 @@ def _fault(
   if not event.finite:
     return ev.Reason.NON_FINITE
   replaced = held.count if held and held.local_step != event.local_step else 0
-  too_many = event.count > record.asked and not draft.exact
+  too_many = event.count > record.requested and not draft.exact
   if too_many or draft.excess(event.count - replaced):
     return ev.Reason.OVER_QUOTA
   return None
@@ -174,7 +174,7 @@ def _depart(draft: State, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
   elif event.incarnation not in (None, record.incarnation):
     return
   elif record.live:
-    _go(draft, event.replica, reason)
+    _deactivate(draft, event.replica, reason)
   elif reason is ev.Reason.LEFT and not record.left:
     draft.lost -= 1
     draft.replicas[event.replica] = record._replace(left=True)
@@ -184,27 +184,27 @@ def _depart(draft: State, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
     _finish(draft)
     return
   draft.advance()
-  _complain(draft)
+  _check_reachable(draft)
 
 
-def _go(draft: State, replica: ev.Replica, reason: ev.Reason) -> None:
+def _deactivate(draft: State, replica: ev.Replica, reason: ev.Reason) -> None:
   """Removes the replica, along with what only it holds."""
   record = draft.replicas[replica]
   draft.live -= 1
   draft.lost += reason is ev.Reason.LOST
-  draft.working -= record.asked > 0
+  draft.working -= record.requested > 0
   draft.replicas[replica] = record._replace(
-    live=False, left=reason is ev.Reason.LEFT, asked=0
+    live=False, left=reason is ev.Reason.LEFT, requested=0
   )
-  draft.withdraw(replica, reason)
-  attempt = draft.attempt
-  if attempt is not None and replica in attempt.pending:
+  draft.unaccept(replica, reason)
+  round_ = draft.round
+  if round_ is not None and replica in round_.pending:
     draft.abandon(replica, reason)
 
 
-def _complain(draft: State) -> None:
+def _check_reachable(draft: State) -> None:
   """Decides `CannotProceed` if the quorum is out of reach."""
-  if draft.attempt is not None:
+  if draft.round is not None:
     return
   needed = 1 if draft.shared else draft.quorum()
   have = draft.live + draft.awaited
@@ -221,28 +221,28 @@ def _complain(draft: State) -> None:
 
 
 def _done(draft: State, event: ev.Done) -> None:
-  attempt = draft.attempt
-  if attempt is None or (event.step, event.attempt) != (
+  round_ = draft.round
+  if round_ is None or (event.step, event.round) != (
     draft.step,
-    attempt.number,
+    round_.number,
   ):
     return
-  pending = {r: i for r, i in attempt.pending.items() if r != event.replica}
-  draft.attempt = attempt._replace(pending=pending)
+  pending = {r: i for r, i in round_.pending.items() if r != event.replica}
+  draft.round = round_._replace(pending=pending)
   if not pending:
     draft.commit()
     draft.advance()
-    _complain(draft)
+    _check_reachable(draft)
 
 
 def _failed(draft: State, event: ev.Failed) -> None:
-  attempt = draft.attempt
-  if attempt is None or (event.step, event.attempt) != (
+  round_ = draft.round
+  if round_ is None or (event.step, event.round) != (
     draft.step,
-    attempt.number,
+    round_.number,
   ):
     return
-  members = attempt.incarnations
+  members = round_.incarnations
   if event.replica not in members:
     return
   failed_replica = event.replica
@@ -250,26 +250,26 @@ def _failed(draft: State, event: ev.Failed) -> None:
     failed_replica = event.failed_replica
   draft.abandon(failed_replica, ev.Reason.FAILED)
   draft.advance()
-  _complain(draft)
+  _check_reachable(draft)
 
 
 def _close(draft: State, event: ev.Close) -> None:
   """Stops waiting for the rest of a step that has enough gradients."""
-  if event.step == draft.step and draft.gathered >= draft.quorum():
+  if event.step == draft.step and draft.accepted_count >= draft.quorum():
     draft.closed = True
     draft.advance()
 
 
 def _return(draft: State, event: ev.Return) -> None:
-  replica, inside = event.replica, draft.inside.get(event.replica)
+  replica, accepted = event.replica, draft.accepted.get(event.replica)
   record = draft.replicas.get(replica)
   if record is None or event.incarnation not in (None, record.incarnation):
     return
-  if inside is None or draft.finished:
+  if accepted is None or draft.finished:
     return
-  draft.withdraw(replica, ev.Reason.RETURNED)
+  draft.unaccept(replica, ev.Reason.RETURNED)
   # The same step may be tried again.
-  counted = inside.local_step - 1
+  counted = accepted.local_step - 1
   draft.replicas[replica] = record._replace(counted=counted)
   draft.ask(replica, draft.quota(replica))
 
@@ -278,13 +278,13 @@ def _finish(draft: State, event: ev.Finish | None = None) -> None:
   """Drops all accepted gradients; `finished` is a state, not an error."""
   if draft.finished:
     return
-  held = [draft.inside[r] for r in ev.ordered(draft.inside)]
-  if draft.attempt:
-    held += draft.attempt.members
+  held = [draft.accepted[r] for r in ev.ordered(draft.accepted)]
+  if draft.round:
+    held += draft.round.members
   for gradient in held:
     draft.drop_accepted(gradient, ev.Reason.FINISHED)
-  draft.inside, draft.gathered = {}, 0
-  draft.attempt, draft.finished = None, True
+  draft.accepted, draft.accepted_count = {}, 0
+  draft.round, draft.finished = None, True
   draft.emit(ev.Finished(draft.step))
 
 

@@ -45,7 +45,7 @@ class ReplicaState(NamedTuple):
     incarnation: how often this id has started.
     live: whether it currently takes part.
     left: whether it left gracefully.
-    asked: gradients requested by its token; 0 while it waits or is not live.
+    requested: gradients requested by its token; 0 while it waits or is not live.
     start: the first step this incarnation was given.
     counted: the last local step that counted, or -1.
   """
@@ -53,16 +53,16 @@ class ReplicaState(NamedTuple):
   incarnation: int
   live: bool
   left: bool
-  asked: int
+  requested: int
   start: int
   counted: int = -1
 
 
-class Attempt(NamedTuple):
+class Round(NamedTuple):
   """An aggregation in progress.
 
   Attributes:
-    number: counts the attempts at this step, from 1.
+    number: counts the rounds at this step, from 1.
     members: the gradients to average, in replica order.
     incarnations: of the members.
     pending: the part of `incarnations` that has not reported.
@@ -74,19 +74,19 @@ class Attempt(NamedTuple):
   pending: Mapping[ev.Replica, int]
 
 
-class Ledger(NamedTuple):
-  """The outcomes of all gradients: `arrived == applied + inside + dropped`.
+class Counts(NamedTuple):
+  """The outcomes of all gradients: `arrived == applied + accepted + dropped`.
 
   Attributes:
     arrived: gradients that arrived.
     applied: gradients that were part of a commit.
-    inside: gradients accepted, and not committed yet.
+    accepted: gradients accepted, and not committed yet.
     dropped: the others, by reason.
   """
 
   arrived: int
   applied: int
-  inside: int
+  accepted: int
   dropped: dict[ev.Reason, int]
 
 
@@ -100,10 +100,10 @@ class State:
     config: the configuration of the run.
     step: the global step, which is the number of commits.
     replicas: the state of each replica.
-    inside: accepted gradients that are in no attempt, by replica.
-    gathered: the number of gradients in `inside`.
-    attempt: the aggregation in progress, or None.
-    attempts: how many attempts this step has had.
+    accepted: accepted gradients that are in no round, by replica.
+    accepted_count: the number of gradients in `accepted`.
+    round: the aggregation in progress, or None.
+    rounds: how many rounds this step has had.
     live: replicas that take part.
     working: of these, the ones that hold a token.
     awaited: expected replicas that have never joined.
@@ -121,12 +121,12 @@ class State:
   replicas: dict[ev.Replica, ReplicaState] = dataclasses.field(
     default_factory=dict
   )
-  inside: dict[ev.Replica, ev.Contribution] = dataclasses.field(
+  accepted: dict[ev.Replica, ev.Contribution] = dataclasses.field(
     default_factory=dict
   )
-  gathered: int = 0
-  attempt: Attempt | None = None
-  attempts: int = 0
+  accepted_count: int = 0
+  round: Round | None = None
+  rounds: int = 0
   live: int = 0
   working: int = 0
   awaited: int = 0
@@ -143,7 +143,7 @@ class State:
     # Much faster than `dataclasses.replace`: it is done for every gradient.
     found = object.__new__(State)
     found.__dict__.update(self.__dict__)
-    found.replicas, found.inside = dict(self.replicas), dict(self.inside)
+    found.replicas, found.accepted = dict(self.replicas), dict(self.accepted)
     found.dropped, found.decisions = dict(self.dropped), []
     return found
 
@@ -170,7 +170,7 @@ class State:
 
   def quota(self, replica: ev.Replica) -> int:
     if self.exact:
-      return max(1, self.quorum() - self.gathered)
+      return max(1, self.quorum() - self.accepted_count)
     if not self.shared:
       return 1
     return -(-self.quorum() // (self.live + self.awaited))
@@ -179,8 +179,8 @@ class State:
     """The number of gradients in excess of a step with this many more."""
     if not self.exact:
       return 0
-    attempt = self.attempt.members if self.attempt is not None else ()
-    held = self.gathered + sum(member.count for member in attempt)
+    round_ = self.round.members if self.round is not None else ()
+    held = self.accepted_count + sum(member.count for member in round_)
     return max(0, held + count - self.quorum())
 
   # Tokens and drops.
@@ -188,8 +188,8 @@ class State:
   def ask(self, replica: ev.Replica, count: int) -> None:
     """Gives the replica a token of the current step."""
     record = self.replicas[replica]
-    self.working += not record.asked
-    self.replicas[replica] = record._replace(asked=count)
+    self.working += not record.requested
+    self.replicas[replica] = record._replace(requested=count)
     self.emit(ev.Token(replica, self.step, count))
 
   def drop(
@@ -209,18 +209,18 @@ class State:
       found.replica, found.local_step, reason, found.count, found.incarnation
     )
 
-  def withdraw(self, replica: ev.Replica, reason: ev.Reason) -> None:
-    """Drops the replica's accepted gradients that are not in an attempt."""
-    inside = self.inside.pop(replica, None)
-    if inside is not None:
-      self.gathered -= inside.count
-      self.drop_accepted(inside, reason)
+  def unaccept(self, replica: ev.Replica, reason: ev.Reason) -> None:
+    """Drops the replica's accepted gradients that are not in a round."""
+    accepted = self.accepted.pop(replica, None)
+    if accepted is not None:
+      self.accepted_count -= accepted.count
+      self.drop_accepted(accepted, reason)
 
   # Attempts.
 
   def advance(self) -> None:
-    """Starts an attempt if there are enough gradients, or asks for the rest."""
-    while self.attempt is None and self.gathered >= self.quorum():
+    """Starts a round if there are enough gradients, or asks for the rest."""
+    while self.round is None and self.accepted_count >= self.quorum():
       open_ = self.config.window and not self.closed
       if open_ and self.working:
         break  # More may come.
@@ -228,18 +228,18 @@ class State:
       if self.config.two_phase:
         return
       self.commit()
-    if self.attempt is None and self.shared:
+    if self.round is None and self.shared:
       self.ask_for_the_rest()
 
   def start(self) -> None:
-    members = tuple([self.inside[r] for r in ev.ordered(self.inside)])
-    self.inside, self.gathered = {}, 0
-    self.attempts += 1
+    members = tuple([self.accepted[r] for r in ev.ordered(self.accepted)])
+    self.accepted, self.accepted_count = {}, 0
+    self.rounds += 1
     who = {}  # Without reports it is complete at once.
     if self.config.two_phase:
       who = {c.replica: c.incarnation for c in members}
-      self.emit(ev.StartAttempt(self.step, self.attempts, members))
-    self.attempt = Attempt(self.attempts, members, who, who)
+      self.emit(ev.StartRound(self.step, self.rounds, members))
+    self.round = Round(self.rounds, members, who, who)
 
   def ask_for_the_rest(self) -> None:
     """K > N: asks for more if no replica computes and too few are in.
@@ -248,17 +248,19 @@ class State:
     """
     if self.exact:
       known = self.replicas.items()
-      for replica in ev.ordered(r for r, m in known if m.live and not m.asked):
+      for replica in ev.ordered(
+        r for r, m in known if m.live and not m.requested
+      ):
         self.ask(replica, self.quota(replica))
       return
     if self.working or self.awaited or not self.live:
       return
-    lacks = self.quorum() - self.gathered
+    lacks = self.quorum() - self.accepted_count
     each = -(-lacks // self.live)
     for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
       # A sum cannot mix steps: an older one is replaced as a whole.
-      inside = self.inside[replica]
-      old = inside.count if inside.local_step != self.step else 0
+      accepted = self.accepted[replica]
+      old = accepted.count if accepted.local_step != self.step else 0
       self.ask(replica, each + old)
 
   def is_here(self, member: ev.Contribution) -> bool:
@@ -267,26 +269,26 @@ class State:
     return record.live and record.incarnation == member.incarnation
 
   def commit(self) -> None:
-    """Ends the attempt and the step."""
-    attempt = self.attempt
-    assert attempt is not None
-    self.emit(ev.Commit(self.step, attempt.members, attempt.number))
-    self.attempt, self.attempts, self.closed = None, 0, False
-    self.applied += sum(c.count for c in attempt.members)
+    """Ends the round and the step."""
+    round_ = self.round
+    assert round_ is not None
+    self.emit(ev.Commit(self.step, round_.members, round_.number))
+    self.round, self.rounds, self.closed = None, 0, False
+    self.applied += sum(c.count for c in round_.members)
     self.step += 1
-    # Gradients that came during the attempt are one step staler now.
-    for replica in ev.ordered(self.inside):
-      held = self.inside[replica]
+    # Gradients that came during the round are one step staler now.
+    for replica in ev.ordered(self.accepted):
+      held = self.accepted[replica]
       if accepts(held.local_step, self.step, self.config.max_staleness):
-        self.inside[replica] = self.aged(held)
+        self.accepted[replica] = self.aged(held)
       else:
-        self.withdraw(replica, ev.Reason.STALE)
+        self.unaccept(replica, ev.Reason.STALE)
         self.ask(replica, self.quota(replica))
     if self.exact:
       # What others compute for this step was for nothing: they begin the next.
       free = ev.ordered(r for r, m in self.replicas.items() if m.live)
     else:
-      free = tuple(m.replica for m in attempt.members if self.is_here(m))
+      free = tuple(m.replica for m in round_.members if self.is_here(m))
     for replica in free:
       self.ask(replica, self.quota(replica))
 
@@ -307,16 +309,16 @@ class State:
     )
 
   def abandon(self, failed_replica: ev.Replica, reason: ev.Reason) -> None:
-    """Abandons the attempt; the survivors' gradients stay accepted."""
-    attempt = self.attempt
-    assert attempt is not None
-    self.emit(ev.Abandon(self.step, attempt.number, failed_replica))
-    self.attempt = None
-    for member in attempt.members:
+    """Abandons the round; the survivors' gradients stay accepted."""
+    round_ = self.round
+    assert round_ is not None
+    self.emit(ev.Abandon(self.step, round_.number, failed_replica))
+    self.round = None
+    for member in round_.members:
       record, here = self.replicas[member.replica], self.is_here(member)
       if here and member.replica != failed_replica:
-        self.inside[member.replica] = member
-        self.gathered += member.count
+        self.accepted[member.replica] = member
+        self.accepted_count += member.count
         continue
       gone = ev.Reason.LEFT if record.left else ev.Reason.LOST
       why = reason if member.replica == failed_replica else gone
@@ -349,7 +351,7 @@ class Missing(NamedTuple):
 
   Attributes:
     computing: live replicas whose gradient has not been accepted.
-    reporting: members that have not reported on the attempt.
+    reporting: members that have not reported on the round.
     absent: replicas that never joined, were lost, or left.
   """
 
@@ -368,22 +370,22 @@ def init(config: Config, global_step: int) -> State:
 def missing(state: State) -> Missing:
   """The replicas that the current step waits for, in order; O(n)."""
   known = state.replicas
-  computing = (r for r, m in known.items() if m.asked)
+  computing = (r for r, m in known.items() if m.requested)
   gone = (r for r, m in known.items() if not m.live)
   expected: Iterable[ev.Replica] | None = state.config.expected
   if expected is None:
     # No ids were given; they usually count from 0.
     expected = range(state.config.total_num_replicas)
   never = [r for r in expected if r not in known][: state.awaited]
-  reporting = state.attempt.pending if state.attempt else ()
+  reporting = state.round.pending if state.round else ()
   return Missing(
     ev.ordered(computing), ev.ordered(reporting), ev.ordered((*gone, *never))
   )
 
 
-def ledger(state: State) -> Ledger:
+def ledger(state: State) -> Counts:
   """The outcomes of all gradients."""
-  inside = state.gathered
-  if state.attempt:
-    inside += sum(c.count for c in state.attempt.members)
-  return Ledger(state.arrived, state.applied, inside, dict(state.dropped))
+  accepted = state.accepted_count
+  if state.round:
+    accepted += sum(c.count for c in state.round.members)
+  return Counts(state.arrived, state.applied, accepted, dict(state.dropped))

@@ -264,7 +264,7 @@ class _Engine:
     self.write(
       "commit",
       step=commit.step,
-      attempt=commit.attempt,
+      round=commit.round,
       members=members,
     )
     self.numbers.update(self.since_commit)

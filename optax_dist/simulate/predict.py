@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.doubts import of_losses
 from optax_dist.simulate.engine import Failures, NoStepError, simulate_timing
 from optax_dist.simulate.recorded import Recorded
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import INTERVAL, LEVEL
+from optax_dist.simulate.warnings import of_losses
 
 _MOST_STEPS = 500
 # Relative accuracy to aim for.
@@ -27,18 +27,18 @@ class Prediction(NamedTuple):
     low, high: the interval of 95 % of the repetitions. Each draws its times
       from the recorded ones in stretches (a moving block bootstrap), and is as
       long as the predicted run.
-    doubts: why these numbers can't be trusted to 10 %, one line each; the text
+    warnings: why these numbers can't be trusted to 10 %, one line each; the text
       of a prediction with a doubt has no number.
   """
 
   steps_per_second: float
   low: float
   high: float
-  doubts: tuple[str, ...]
+  warnings: tuple[str, ...]
 
   def __str__(self) -> str:
-    if self.doubts:
-      return f"no prediction ({'; '.join(self.doubts)})"
+    if self.warnings:
+      return f"no prediction ({'; '.join(self.warnings)})"
     return (
       f"{self.steps_per_second:.4g} steps/s"
       f" ({LEVEL} %: {self.low:.4g} to {self.high:.4g})"
@@ -89,9 +89,9 @@ def predict(
   if repetitions < 2:
     raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
   asked = recorded
-  doubts = recorded.doubts
+  warnings = recorded.warnings
   if failures is ...:
-    doubts += of_losses(recorded.losses)
+    warnings += of_losses(recorded.losses)
   else:
     asked = asked._replace(failures=failures, losses=())
   if strategy is not None:
@@ -103,17 +103,17 @@ def predict(
   paces, stopped = _simulate(asked, repetitions)
   low, high = np.percentile(paces, INTERVAL)
   pace = float(np.mean(paces))
-  doubts += _too_wide(recorded, pace, float(low), float(high))
+  warnings += _too_wide(recorded, pace, float(low), float(high))
   if stopped:
-    doubts += (
+    warnings += (
       f"in {stopped} of {repetitions} simulations too few replicas were left to"
       " take all steps",
     )
   of_recorded = pace
   if asked is not recorded and asked != recorded:
     of_recorded = float(np.mean(_simulate(recorded, repetitions).paces))
-  doubts += _differs(recorded, of_recorded)
-  return Prediction(pace, float(low), float(high), doubts)
+  warnings += _differs(recorded, of_recorded)
+  return Prediction(pace, float(low), float(high), warnings)
 
 
 def _simulate(run: Recorded, repetitions: int) -> _Paces:

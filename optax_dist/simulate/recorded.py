@@ -1,4 +1,4 @@
-"""A run as its journal has it: latencies, strategy, failures, pace, doubts."""
+"""A run as its journal has it: latencies, strategy, failures, pace, warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
-from optax_dist.simulate import computations, doubts
+from optax_dist.simulate import computations, warnings
 from optax_dist.simulate import strategy as strategies
 from optax_dist.simulate.computations import Computation
 from optax_dist.simulate.engine import Failures
@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
     failures: failures of replicas; None if there were none.
     losses: each of them, with its length. Their number says how well the rate
       of failures is known.
-    doubts: why its times may mislead, one line each.
+    warnings: why its times may mislead, one line each.
   """
 
   latency: Recording
@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
   steps: int = 0
   failures: Failures | None = None
   losses: tuple[Loss, ...] = ()
-  doubts: tuple[str, ...] = ()
+  warnings: tuple[str, ...] = ()
 
 
 def from_journal(records: Sequence[journal.Record]) -> Recorded:
@@ -101,7 +101,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     steps,
     _failures(each, up, bool(runs[-1].get("lower_on_loss"))),
     each,
-    doubts.of(records, every, strategy.cancel),
+    warnings.of(records, every, strategy.cancel),
   )
 
 

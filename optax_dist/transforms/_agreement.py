@@ -14,7 +14,7 @@ from optax_dist._internal.replication import (
 #: What the results of a step are, for messages and remedies.
 PARAMS, STATE, VARIABLES = "parameters", "parts of the state", "variables"
 
-_MOST = 3
+_MAX_NAMED = 3
 
 
 def refusal(
@@ -58,8 +58,8 @@ def refusal(
     )
 
   def _differs(what: str, found: list[Difference]) -> str:
-    which = ", ".join(d.path for d in found[:_MOST])
-    more = f" and {len(found) - _MOST} more" * (len(found) > _MOST)
+    which = ", ".join(d.path for d in found[:_MAX_NAMED])
+    more = f" and {len(found) - _MAX_NAMED} more" * (len(found) > _MAX_NAMED)
     over = axes.listed({name for d in found for name in d.axes})
     origins = frozenset[object]().union(*(d.origins for d in found))
     differ = (

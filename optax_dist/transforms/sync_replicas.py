@@ -29,7 +29,7 @@ from optax_dist.transforms.params_ema import params_ema
 _NAME = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
 # The number of all replicas' gradients travels as float32, exact up to here.
-_MOST = 2**24
+_MAX_COUNT = 2**24
 _SCATTERED = (
   "so no replica has a gradient of its own to add up. Use cross_shard(...,"
   " param_specs=...) for it (optax.partition)."
@@ -227,7 +227,7 @@ def sync_replicas(
     total_num_replicas,
     0 if max_staleness is None else max_staleness,
   )
-  checks.at_most("replicas_to_aggregate", needed, _MOST)
+  checks.at_most("replicas_to_aggregate", needed, _MAX_COUNT)
   replicas = Replicas.of(
     _NAME, axis_name, total_num_replicas, model_axes, "total_num_replicas"
   )

@@ -150,8 +150,8 @@ def test_unknown_names_raise_an_attribute_error(name):
     "optax_dist.coordinator.protocol.client.client",
     "optax_dist.coordinator.training.submission",
     "optax_dist.coordinator.extras.decoupled_diloco.rounds",
-    "optax_dist.coordinator.extras.groups.companion",
-    "optax_dist.coordinator.extras.groups.speaker",
+    "optax_dist.coordinator.extras.groups.worker_rank",
+    "optax_dist.coordinator.extras.groups.rank_zero",
     "optax_dist.coordinator.server.__main__",
   ],
 )

@@ -89,7 +89,7 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
     level=logging.INFO, format="%(relativeCreated)d %(message)s"
   )
   kill = _Kill(channel, job["fault"])
-  orders: queue.Queue[int] = queue.Queue()
+  commands: queue.Queue[int] = queue.Queue()
 
   def obey(told: dict[str, Any]) -> None:
     match told["do"]:
@@ -97,9 +97,9 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
         kill.arm(told)
         channel.say("armed")
       case "save":
-        orders.put(_SAVE)
+        commands.put(_SAVE)
       case "finish":
-        orders.put(_FINISH)
+        commands.put(_FINISH)
 
   channel.obey(obey)
   phases.listen(kill)
@@ -139,7 +139,7 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
     )
     while replica.global_step < job["target"]:
       # All processes of a replica must do the same at the same step.
-      order = _GO_ON if orders.empty() else orders.get()
+      order = _GO_ON if commands.empty() else commands.get()
       order = int(multihost_utils.broadcast_one_to_all(np.int32(order)))
       if order == _FINISH:
         break

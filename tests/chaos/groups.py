@@ -72,8 +72,8 @@ class Groups:
       "journal": str(self.journal),
       # Kills are detected immediately; a busy machine is not a fault.
       "timeout": 100.0,
-      "attempt_timeout": 10.0,
-      "leader_timeout": 10.0,
+      "transfer_timeout": 10.0,
+      "silence_timeout": 10.0,
       **self.job.pop("join", {}),
     }
     self.live: dict[int, list[Member]] = {}

@@ -34,8 +34,8 @@ def run(pool: Pool, case: Case) -> Result:
       replicas_to_aggregate=case.aggregate,
       max_staleness=case.max_staleness,
       # The deadlines that a cut is to exceed are the usual ones.
-      attempt_timeout=None,
-      leader_timeout=None,
+      transfer_timeout=None,
+      silence_timeout=None,
     ) as between:
       result.struck = True
       between.cut_repeatedly(case.times, case.seconds, case.healed)

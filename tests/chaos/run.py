@@ -19,8 +19,8 @@ OUTCOMES = ("ok", "ended early", "diverged", "not struck", "hang", "wrong")
 TIMEOUT = 40.0
 _DEADLINES = {
   "timeout": TIMEOUT,
-  "attempt_timeout": 1.5,
-  "leader_timeout": 1.0,
+  "transfer_timeout": 1.5,
+  "silence_timeout": 1.0,
 }
 # Seconds after which a run counts as hanging, without those of an outage.
 DEADLINE = 90.0

@@ -14,8 +14,8 @@ from tests.churn.plans import MOST_REPLICAS, STEPS, Event, Plan, Setting
 
 _DEADLINES = {
   "timeout": 30.0,
-  "attempt_timeout": 1.5,
-  "leader_timeout": 1.0,
+  "transfer_timeout": 1.5,
+  "silence_timeout": 1.0,
 }
 # Seconds after which a run counts as hanging.
 DEADLINE = 100.0

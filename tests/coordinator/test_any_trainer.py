@@ -51,7 +51,7 @@ def run(address, monkeypatch):
 
   def make(optimizer, replica=0, n=1, **options):
     made.append(
-      coordinator.behind(
+      coordinator.as_optimizer(
         optimizer,
         **{
           "total_steps": 20,
@@ -531,14 +531,14 @@ def test_each_number_of_the_state_has_a_buffer(run):
 )
 def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
   with pytest.raises(ValueError, match=named) as raised:
-    coordinator.behind(optax.sgd(0.1), total_steps=1, **options)
+    coordinator.as_optimizer(optax.sgd(0.1), total_steps=1, **options)
   assert "coordinator.join and Replica.step" in str(raised.value)
 
 
 def test_a_replica_of_several_processes_is_refused(monkeypatch):
   monkeypatch.setattr(processes.Processes, "count", 2)
   with pytest.raises(ValueError, match="replicas of one process"):
-    coordinator.behind(optax.sgd(0.1), total_steps=1)
+    coordinator.as_optimizer(optax.sgd(0.1), total_steps=1)
 
 
 def test_the_update_needs_parameters(run):
@@ -593,7 +593,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from optax_dist import coordinator
 from optax_dist.coordinator.transport import addresses
 
-k_of_n = coordinator.behind(
+k_of_n = coordinator.as_optimizer(
   optax.adam(0.1), total_steps=10, replica=0, total_num_replicas=1,
   coordinator_address=f"127.0.0.1:{addresses.free_ports()[0]}")
 tx = k_of_n.tx

@@ -26,7 +26,7 @@ from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
 
 # Only where something is wrong does anybody wait so long.
-_PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
+_PATIENT = {"timeout": 120.0, "transfer_timeout": 30.0, "silence_timeout": 10.0}
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_invalid_numbers_are_refused(argument, said):
     ({"staleness_weight": "linear"}, ValueError, "weight must .*'linear'"),
     ({"data": 3}, TypeError, "data must be a Batches"),
     ({"progress": 3}, TypeError, "progress must be a Progress"),
-    ({"leader_timout": 3.0}, TypeError, "Did you mean leader_timeout"),
+    ({"leader_timout": 3.0}, TypeError, "Did you mean silence_timeout"),
   ],
 )
 def test_invalid_options_are_refused_by_name(argument, error, said):
@@ -245,8 +245,8 @@ def test_the_address_of_an_absent_coordinator_is_reported():
       address,
       # A connection has failed by then, though the machine stalls.
       timeout=3.0,
-      attempt_timeout=0.1,
-      leader_timeout=0.1,
+      transfer_timeout=0.1,
+      silence_timeout=0.1,
     )
   said = str(caught.value)
   assert f"the coordinator at {address} is not connected" in said
@@ -254,7 +254,7 @@ def test_the_address_of_an_absent_coordinator_is_reported():
 
 
 # A connection has failed well before.
-_IMPATIENT = {"timeout": 3.0, "attempt_timeout": 0.1, "leader_timeout": 0.1}
+_IMPATIENT = {"timeout": 3.0, "transfer_timeout": 0.1, "silence_timeout": 0.1}
 _NOBODY = re.compile(
   r"Replica 1 has waited [34]\.\d s for admission to the run; the coordinator at"
 )
@@ -364,8 +364,8 @@ def test_waiting_for_a_coordinator_is_warned_of(caplog):
       address,
       secret=served.SECRET,
       timeout=120.0,
-      attempt_timeout=0.2,
-      leader_timeout=2.0,
+      transfer_timeout=0.2,
+      silence_timeout=2.0,
       stall_warning=0.2,
     ).close()
   finally:

@@ -58,7 +58,7 @@ def test_what_is_written_is_read(path, monkeypatch):
     clock.now += 1.23456789
     weight = 1 / 3
     members = [_member(0, weight=weight), _member("b", age=0.12345678)]
-    writer.write("commit", step=0, attempt=1, members=members, more="kept")
+    writer.write("commit", step=0, round=1, members=members, more="kept")
     # A line is on disk before write returns.
     assert path.read_text().count("\n") == 2
   (run, commit), problems = journal.read(path)
@@ -90,10 +90,10 @@ def test_what_is_written_is_read(path, monkeypatch):
       "Expected `int`, got `bool` - at `..step`",
     ),
     ("stall", {"step": 0, "waited": float("nan"), "missing": {}}, "waited"),
-    ("commit", {"step": 0, "attempt": 1, "members": [3]}, r"members\[0\]"),
+    ("commit", {"step": 0, "round": 1, "members": [3]}, r"members\[0\]"),
     (
       "commit",
-      {"step": 0, "attempt": 1, "members": [_member(0), {"replica": 1}]},
+      {"step": 0, "round": 1, "members": [_member(0), {"replica": 1}]},
       r"required field `local_step` - at `\$.members\[1\]`",
     ),
   ],
@@ -257,7 +257,7 @@ def test_missing_fields_are_unknown():
     b'{"replica": 0, "local_step": 0, "count": 1, "staleness": 0, "weight": 1}'
   )
   record, wrong = journal.parse(
-    b'{"kind": "commit", "time": 1, "step": 0, "attempt": 0, "members": ['
+    b'{"kind": "commit", "time": 1, "step": 0, "round": 0, "members": ['
     + member
     + b"]}"
   )
@@ -305,7 +305,7 @@ def _lines(*records):
 
 def _commit(step, replicas=2):
   members = [_member(replica) for replica in range(replicas)]
-  return {"kind": "commit", "time": 1.0, "step": step, "attempt": 1} | {
+  return {"kind": "commit", "time": 1.0, "step": step, "round": 1} | {
     "members": members
   }
 

@@ -12,7 +12,7 @@ import waiting
 
 from optax_dist import coordinator
 
-_PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
+_PATIENT = {"timeout": 120.0, "transfer_timeout": 30.0, "silence_timeout": 10.0}
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_after_its_block_a_replica_that_was_alone_begins_anew(address, ending):
 
 
 def test_one_that_was_never_there_does_not_begin_an_ended_run_anew(address):
-  options = {"total": 2, "replicas_to_aggregate": 1, "attempt_timeout": 0.2}
+  options = {"total": 2, "replicas_to_aggregate": 1, "transfer_timeout": 0.2}
   with _join(address, 0, **options) as replica:
     assert replica.step(jnp.ones(2)).accepted
   with pytest.raises(coordinator.RunFinished):
@@ -153,7 +153,7 @@ def test_after_a_join_that_failed_another_may_come(address):
 def test_two_behind_one_number_are_an_error(address):
   params, grads = jnp.zeros(2), jnp.ones(2)
   first, second = (
-    coordinator.behind(optax.sgd(0.5), total_steps=4, **_options(address))
+    coordinator.as_optimizer(optax.sgd(0.5), total_steps=4, **_options(address))
     for _ in range(2)
   )
   with contextlib.closing(first), contextlib.closing(second):

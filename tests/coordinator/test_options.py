@@ -16,16 +16,16 @@ def test_by_default_silence_and_steps_follow_what_is_seen():
 
 
 def test_a_number_that_is_given_wins():
-  options = Options(leader_timeout=2.0, attempt_timeout=3.0, step_timeout=4.0)
+  options = Options(silence_timeout=2.0, transfer_timeout=3.0, step_timeout=4.0)
   assert (options.silence, options.steps) == (interface.fixed(2.0), 4.0)
 
 
-@pytest.mark.parametrize("name", ["timeout", "attempt_timeout"])
+@pytest.mark.parametrize("name", ["timeout", "transfer_timeout"])
 def test_options_out_of_range_are_refused_by_name(name):
   with pytest.raises(ValueError, match=name):
     Options(**{name: 0.0})
-  with pytest.raises(ValueError, match="attempt_timeout` must be at most"):
-    Options(timeout=5.0, attempt_timeout=6.0)
+  with pytest.raises(ValueError, match="transfer_timeout` must be at most"):
+    Options(timeout=5.0, transfer_timeout=6.0)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_options_out_of_range_are_refused_by_name(name):
     ("timeout", True),
     ("timeout", float("inf")),  # No clock can wait for that.
     ("timeout", float("nan")),
-    ("attempt_timeout", "3"),
-    ("leader_timeout", float("inf")),
-    ("leader_timeout", 1e-6),  # The event loop would do nothing else.
+    ("transfer_timeout", "3"),
+    ("silence_timeout", float("inf")),
+    ("silence_timeout", 1e-6),  # The event loop would do nothing else.
     ("step_timeout", "3"),
     ("stall_warning", None),
     ("stall_warning", -1),
@@ -66,7 +66,7 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_unknown_choices_are_refused_with_the_known_ones():
   with pytest.raises(
-    TypeError, match=r"join .*leader_timout.*leader_timeout\?"
+    TypeError, match=r"join .*leader_timout.*silence_timeout\?"
   ):
     options.of("join", {"leader_timout": 3.0})
-  assert options.of("join", {"leader_timeout": 3.0}).leader_timeout == 3.0
+  assert options.of("join", {"silence_timeout": 3.0}).silence_timeout == 3.0

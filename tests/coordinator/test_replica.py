@@ -30,7 +30,7 @@ def inline(request, monkeypatch):
   Some gradients stay where they are, as if replicas were on hosts of their own.
   """
   if request.param == "in place":
-    monkeypatch.setattr(driver.Driver, "is_far_from_some", True)
+    monkeypatch.setattr(driver.Driver, "has_remote_peers", True)
     monkeypatch.setattr(means, "_IN_PLACE", 0)
   return 64 << 10 if request.param == "inline" else 0
 
@@ -345,7 +345,7 @@ def test_the_journal_has_a_join_of_each_replica(tmp_path):
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_replicas_do_not_wait_for_one_that_raised_an_error(replicas):
   # With time-outs longer than the test may take, only the messages matter.
-  slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+  slow = {"timeout": 300.0, "transfer_timeout": 100.0, "silence_timeout": 100.0}
   begun = time.monotonic()
 
   def train(replica):
@@ -430,7 +430,7 @@ def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
     assert "absent: replica 1, 2" in str(caught.value)
 
   one = runs.make(
-    endpoint.World(), 0, k=3, n=3, timeout=1.0, attempt_timeout=0.5
+    endpoint.World(), 0, k=3, n=3, timeout=1.0, transfer_timeout=0.5
   )
   result = runs.Result()
   runs.finish([runs.start(one, train, result)])

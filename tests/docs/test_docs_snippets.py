@@ -121,5 +121,5 @@ def test_the_deadlines_of_the_page_are_those_of_a_run():
   table = text.split("| who waits | default | and then |")[1].split("\n\n")[0]
   told = list(map(int, re.findall(r"\| (\d+) s \|", table)))
   used = deadlines.of(options.Options().timeout)
-  assert told == [used.patience, used.mean, used.timeout, used.replica]
+  assert told == [used.transfer, used.mean, used.timeout, used.replica]
   assert told == sorted(told)

@@ -20,7 +20,7 @@ from tests.chaos.members import Members, read_journal
 from tests.chaos.pool import Pool
 
 TARGETS = ("replica", "coordinator", "two replicas")
-LEADER_TIMEOUT, ATTEMPT_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
+SILENCE_TIMEOUT, TRANSFER_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
 # For a busy machine, beyond what time-outs say.
 SLACK = 6.0
 
@@ -45,15 +45,15 @@ def too_late(
   """What of a cut took longer than the time-outs allow.
 
   Nobody goes on without the coordinator. Otherwise a peer that is silent is given
-  up after `leader_timeout`, and so is an exchange, after `attempt_timeout`.
+  up after `silence_timeout`, and so is an exchange, after `transfer_timeout`.
   """
   allowed = seconds
   if target != "coordinator":
-    allowed = min(seconds, LEADER_TIMEOUT + ATTEMPT_TIMEOUT)
+    allowed = min(seconds, SILENCE_TIMEOUT + TRANSFER_TIMEOUT)
   late = []
   if found.stall > allowed + slack:
     late.append(f"{target}: stood still {found.stall:.1f} s")
-  if found.back > LEADER_TIMEOUT + slack:
+  if found.back > SILENCE_TIMEOUT + slack:
     late.append(f"{target}: all were back after {found.back:.1f} s")
   return late
 
@@ -101,8 +101,8 @@ class Run:
         "lower_on_loss": True,
         "journal": str(self.journal),
         "timeout": TIMEOUT,
-        "attempt_timeout": ATTEMPT_TIMEOUT,
-        "leader_timeout": LEADER_TIMEOUT,
+        "transfer_timeout": TRANSFER_TIMEOUT,
+        "silence_timeout": SILENCE_TIMEOUT,
         **options,
       },
     }

@@ -22,7 +22,7 @@ class Choice(NamedTuple):
 
 def event_of(choice, state):
   """The event that a choice means at a state."""
-  number = state.attempt.number if state.attempt else 1
+  number = state.round.number if state.round else 1
   kind = choice.kind
   if kind == "part":
     # Some of what was asked for, which the rest may follow.
@@ -30,7 +30,7 @@ def event_of(choice, state):
     if not computing:
       return quorum.Join(choice.replica)
     replica = computing[choice.replica % len(computing)]
-    count = min(choice.count, state.replicas.get(replica).asked)
+    count = min(choice.count, state.replicas.get(replica).requested)
     return quorum.Arrive(replica, state.step, choice.finite, count=count)
   if kind == "work":
     missing = quorum.missing(state)
@@ -40,10 +40,10 @@ def event_of(choice, state):
     replica = waited_for[choice.replica % len(waited_for)]
     if missing.reporting:
       return quorum.Done(replica, state.step, number)
-    asked = state.replicas.get(replica).asked
+    asked = state.replicas.get(replica).requested
     if state.config.exact:
       # Others bring some of the rest meanwhile.
-      asked = min(choice.count, quorum.needed(state) - state.gathered)
+      asked = min(choice.count, quorum.needed(state) - state.accepted_count)
     if not asked:
       return quorum.Close(state.step)
     return quorum.Arrive(replica, state.step, count=asked)
@@ -133,17 +133,15 @@ def random_history(seed, kind, length=60):
       r.randrange(5),
     )
     event = event_of(choice, state)
-    if kind == "any" and state.attempt and r.random() < 0.1:
-      # On the outcome of the attempt, mostly by a member that has reported.
-      early = r.choice([*state.attempt.incarnations])
+    if kind == "any" and state.round and r.random() < 0.1:
+      # On the outcome of the round, mostly by a member that has reported.
+      early = r.choice([*state.round.incarnations])
       event = quorum.Arrive(early, state.step + r.choice((1, 1, 1, 2)))
     if kind == "any" and isinstance(event, quorum.Arrive) and r.random() < 0.1:
       event = dataclasses.replace(event, finite=False)
     if isinstance(event, quorum.Done | quorum.Failed) and r.random() < 0.1:
-      # On another attempt.
-      past = r.choice(
-        ({"step": event.step - 1}, {"attempt": event.attempt - 1})
-      )
+      # On another round.
+      past = r.choice(({"step": event.step - 1}, {"round": event.round - 1}))
       event = dataclasses.replace(event, **past)
     if kind == "any" and number == length - 1 and seed % 4 == 0:
       event = quorum.Finish()

@@ -46,7 +46,7 @@ def commit(written, step, *replicas, at):
   written.write(
     "commit",
     step=step,
-    attempt=1,
+    round=1,
     members=[member(r, step, 0.2) for r in replicas],
     time=at,
   )

@@ -336,7 +336,7 @@ class StrictSystem:
     return self.follow(self.system.close())
 
   def restart_chief(self, *, keep):
-    """Restarts the leader, with the checkpoint of the last step or none."""
+    """Restarts the coordinator, with the checkpoint of the last step or none."""
     step = self.system.global_step if keep else 0
     if keep:
       self.join_anew(0)

@@ -1,7 +1,7 @@
 """Learners of decoupled DiLoCo in virtual time and one process.
 
 What they compute is real and how long it takes is said, so that a run is the same
-each time. The strategy and the rules are the coordinator's; rounds follow its leader,
+each time. The strategy and the rules are the coordinator's; rounds follow it,
 without its log: one is open at a time, the first contribution calls the others, a
 quorum opens the window.
 """
@@ -185,7 +185,7 @@ class VirtualLearners:
         learner.called = round_
 
   def _look(self) -> None:
-    """Merges what is in, if it is time; the leader's `Rounds` in short."""
+    """Merges what is in, if it is time; the coordinator's `Rounds` in short."""
     live = [i for i, learner in enumerate(self.learners) if learner is not None]
     begun = self._began is not None or len(self._inside) == len(live)
     needed = self.strategy.quorum.replicas_to_aggregate

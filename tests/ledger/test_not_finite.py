@@ -57,7 +57,7 @@ class Run:
   def commit(self):
     parts, self.inside = tuple(sorted(self.inside.items())), {}
     self.steps.append(parts)
-    self.do(ledger.Commit(parts, self.state.giving_up))
+    self.do(ledger.Commit(parts, self.state.abandoned))
     for holder, _ in parts:
       self.do(ledger.Ask(holder))
 
@@ -95,7 +95,7 @@ def test_a_bad_replica_takes_no_sample_from_the_others(seed):
   run.go_on(endless(r, holders, weights))
   assert run.state.exhausted
   assert len(run.steps) == data.total // data.global_batch
-  assert run.state.progress.skipped == run.state.giving_up == ()
+  assert run.state.progress.skipped == run.state.abandoned == ()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -108,7 +108,7 @@ def test_bad_samples_are_given_up(seed):
   run = Run(data, k, list(range(n)), samples=samples)
   run.go_on(endless(r, list(range(n)), [1] * n))
   assert run.state.exhausted
-  skipped = sp.union(run.state.progress.skipped, run.state.giving_up)
+  skipped = sp.union(run.state.progress.skipped, run.state.abandoned)
   numbers = {p for start, stop in skipped for p in range(start, stop)}
   assert numbers <= set(samples)
   done = [p for parts in run.steps for _, spans in parts for p in spans]
@@ -121,7 +121,7 @@ def test_a_bad_replica_that_is_needed_gives_nothing_up():
   run.go_on(endless(random.Random(0), [0, 1], [1, 1]), most=500)
   assert run.steps == []
   assert run.state.progress == ledger.Progress()
-  assert run.state.giving_up == ()
+  assert run.state.abandoned == ()
   assert run.dropped[1] > 100
   assert run.returned < 10
 
@@ -133,7 +133,7 @@ def test_a_sample_is_given_up_for_gradients_of_different_replicas():
     claim = ledger.Claim(holder, ((0, 1),))
     drop = ledger.Drop(holder, ((0, 1),), finite=False)
     state, _ = ledger.step(state, claim, drop)
-    assert state.giving_up == given_up
+    assert state.abandoned == given_up
 
 
 def test_a_replica_that_is_always_bad_and_alone_leaves_little():
@@ -150,9 +150,9 @@ def test_a_replica_that_comes_again_is_the_same():
     members = ledger.Members({holder: "bad", 1: "good"})
     claim = ledger.Claim(holder, ((0, 1),))
     drop = ledger.Drop(holder, ((0, 1),), finite=False)
-    gone = ledger.Gone(holder)
+    gone = ledger.HolderLost(holder)
     state, _ = ledger.step(state, members, claim, drop, gone)
-  assert state.giving_up == ()
+  assert state.abandoned == ()
 
 
 def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
@@ -162,7 +162,7 @@ def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
   for _ in range(100):
     drop = ledger.Drop(0, leases[-1].spans, finite=False)
     state, leases = ledger.step(state, drop, ledger.Ask(0))
-  assert state.giving_up == ()
+  assert state.abandoned == ()
   # The run has diverged: it was the only one.
   state, _ = ledger.step(state, ledger.Members({0: 0}))
   for _ in range(100):
@@ -170,7 +170,7 @@ def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
       break
     drop = ledger.Drop(0, leases[-1].spans, finite=False)
     state, leases = ledger.step(state, drop, ledger.Ask(0))
-  assert sp.size(state.giving_up) == 40
+  assert sp.size(state.abandoned) == 40
 
 
 def test_a_bad_replica_gets_only_what_others_compute_until_it_is_good():

@@ -12,8 +12,8 @@ def listed(spans):
   return [p for start, stop in spans for p in range(start, stop)]
 
 
-class Leader:
-  """Drives a ledger as a leader does, and checks it against plain sets."""
+class Run:
+  """Drives a ledger as a coordinator does, and checks it against plain sets."""
 
   def __init__(self, data, gradients, progress=None):
     self.data, self.need = data, gradients
@@ -37,7 +37,7 @@ class Leader:
     held = dict(state.held.items())
     ins = [p for h in held.values() for p in listed(h.inside)]
     outs = {p for h in held.values() for p in listed(h.out)}
-    free = listed(state.pool) + listed(state.doubtful) + listed(state.giving_up)
+    free = listed(state.pool) + listed(state.doubtful) + listed(state.abandoned)
     assert len(ins) == len(set(ins))
     assert len(free) == len(set(free))
     assert not set(ins) & outs
@@ -56,7 +56,7 @@ class Leader:
       for start, stop in lease.spans:
         for epoch in range(start // size, (stop - 1) // size + 1):
           before = epoch * size - sum(p < epoch * size for p in self.done)
-          before -= sp.size(self.state.giving_up)
+          before -= sp.size(self.state.abandoned)
           assert before < self.need * self.state.unit
 
   def submit(self, holder):
@@ -70,7 +70,7 @@ class Leader:
 
   def commit(self):
     parts = tuple(sorted(self.inside.items()))
-    skipped = self.state.giving_up
+    skipped = self.state.abandoned
     spans = [p for _, part in parts for p in listed(part)]
     self.done += spans + listed(skipped)
     assert len(self.done) == len(set(self.done)), "a sample counts twice"
@@ -93,18 +93,18 @@ def history(seed):
     epochs=r.choice((1, 2, 3)),
     mode=r.choice(("exact", "streaming")),
   )
-  leader = Leader(data, gradients)
+  run = Run(data, gradients)
   live = list(range(gradients + r.choice((0, 1, 2))))
   for holder in live:
-    leader.step(ledger.Ask(holder))
+    run.step(ledger.Ask(holder))
   faults = r.choice((0, 0, 20, 60))
   names = len(live)
   poison = r.random() < 0.2
   for _ in range(4000):
-    if leader.state.exhausted and not leader.inside:
+    if run.state.exhausted and not run.inside:
       break
-    if len(leader.inside) >= leader.need:
-      leader.commit()
+    if len(run.inside) >= run.need:
+      run.commit()
       continue
     holder = r.choice(live)
     kind = r.random() if faults else 1.0
@@ -112,48 +112,48 @@ def history(seed):
     if kind < 0.08:
       # It dies, and another one takes its place.
       live.remove(holder)
-      leader.inside.pop(holder, None)
-      leader.leases.pop(holder, None)
-      leader.step(ledger.Gone(holder))
+      run.inside.pop(holder, None)
+      run.leases.pop(holder, None)
+      run.step(ledger.HolderLost(holder))
       live.append(names)
-      leader.step(ledger.Ask(names))
+      run.step(ledger.Ask(names))
       names += 1
-    elif kind < 0.16 and holder in leader.leases:
-      if holder not in leader.inside:
-        leader.step(ledger.Drop(holder, leader.leases[holder], not poison))
-        leader.step(ledger.Ask(holder))
+    elif kind < 0.16 and holder in run.leases:
+      if holder not in run.inside:
+        run.step(ledger.Drop(holder, run.leases[holder], not poison))
+        run.step(ledger.Ask(holder))
     elif kind < 0.18:
-      leader.need = r.randrange(1, gradients + 1)
-      leader.step(ledger.Need(leader.need))
+      run.need = r.randrange(1, gradients + 1)
+      run.step(ledger.Need(run.need))
     elif kind < 0.2:
-      # Another leader begins with what is committed, and what it is told.
-      leader.inside = {}
-      told = Leader(data, gradients, leader.state.progress)
-      told.need, told.done = leader.need, leader.done
-      told.step(ledger.Need(leader.need))
-      told.steps = leader.steps
+      # Another coordinator begins with what is committed, and what it is told.
+      run.inside = {}
+      told = Run(data, gradients, run.state.progress)
+      told.need, told.done = run.need, run.done
+      told.step(ledger.Need(run.need))
+      told.steps = run.steps
       for one in live:
-        spans = leader.leases.get(one, ())
+        spans = run.leases.get(one, ())
         told.leases[one] = spans
         told.step(ledger.Claim(one, spans))
-      leader = told
-    elif holder not in leader.inside and len(leader.inside) < leader.need:
-      leader.submit(holder)
+      run = told
+    elif holder not in run.inside and len(run.inside) < run.need:
+      run.submit(holder)
   else:
-    pytest.fail(f"seed {seed}: no end of it: {leader.state}")
-  return leader
+    pytest.fail(f"seed {seed}: no end of it: {run.state}")
+  return run
 
 
 @pytest.mark.parametrize("block", range(8))
 def test_each_sample_is_in_one_committed_step(block):
   ends = 0
   for seed in range(block * 25, block * 25 + 25):
-    leader = history(seed)
-    state = leader.state
-    assert state.left < leader.need * state.unit
-    reports = ledger.report(leader.data, state.progress)
+    run = history(seed)
+    state = run.state
+    assert state.left < run.need * state.unit
+    reports = ledger.report(run.data, state.progress)
     for one in reports:
-      size = leader.data.num_samples
+      size = run.data.num_samples
       numbers = [*one.left_out, *one.skipped, *one.open]
       assert one.committed + len(numbers) == size
     ends += state.left == 0
@@ -164,18 +164,18 @@ def test_an_exact_epoch_ends_before_the_next_begins():
   """With backups, and with every replica as slow as it likes."""
   data = ledger.Batches(13, 4, epochs=3)
   r = random.Random(0)
-  leader = Leader(data, 2)
+  run = Run(data, 2)
   for holder in range(4):
-    leader.step(ledger.Ask(holder))
-  while not leader.state.exhausted:
+    run.step(ledger.Ask(holder))
+  while not run.state.exhausted:
     holder = r.randrange(4)
-    if holder not in leader.inside:
-      leader.submit(holder)
-    if len(leader.inside) == 2:
-      leader.commit()
-  epochs = [{p // 12 for p in step} for step in leader.steps]
+    if holder not in run.inside:
+      run.submit(holder)
+    if len(run.inside) == 2:
+      run.commit()
+  epochs = [{p // 12 for p in step} for step in run.steps]
   assert epochs == [{0}] * 3 + [{1}] * 3 + [{2}] * 3
-  assert leader.state.left == 0
+  assert run.state.left == 0
 
 
 def test_a_stream_does_not_wait_for_what_is_out():
@@ -225,21 +225,21 @@ def test_at_the_end_of_an_epoch_the_first_of_two_counts():
 
 def test_what_is_never_finite_is_given_up():
   data = ledger.Batches(4, 1, shuffle=False)
-  leader = Leader(data, 1)
-  leader.step(ledger.Ask("a"))
+  run = Run(data, 1)
+  run.step(ledger.Ask("a"))
   tried = []
-  while not leader.state.exhausted:
-    spans = leader.leases["a"]
+  while not run.state.exhausted:
+    spans = run.leases["a"]
     if spans == ((1, 2),):
       tried.append(spans)
-      leader.step(ledger.Drop("a", spans, finite=False))
-      leader.step(ledger.Ask("a"))
+      run.step(ledger.Drop("a", spans, finite=False))
+      run.step(ledger.Ask("a"))
       continue
-    leader.submit("a")
-    leader.commit()
+    run.submit("a")
+    run.commit()
   assert len(tried) == 3
   # Other samples come first, so the others can go on meanwhile.
-  assert leader.steps == [[0], [2], [3]]
+  assert run.steps == [[0], [2], [3]]
 
 
 def test_a_sample_is_given_up_for_its_own_gradients_alone():
@@ -255,7 +255,7 @@ def test_a_sample_is_given_up_for_its_own_gradients_alone():
   # A sum on it and on another sample, which has given no gradient so far.
   state, _ = ledger.step(state, ledger.Claim("a", ((0, 2),)))
   state, _ = ledger.step(state, ledger.Drop("a", ((0, 2),), finite=False))
-  assert (state.giving_up, state.doubtful) == (((0, 1),), ((1, 2),))
+  assert (state.abandoned, state.doubtful) == (((0, 1),), ((1, 2),))
   assert [strike.spans for strike in state.strikes] == [((1, 2),)]
 
 
@@ -295,7 +295,7 @@ def test_a_gradient_in_an_attempt_counts_though_its_replica_has_gone():
     state, (lease,) = ledger.step(state, ledger.Ask(name))
     state, _ = ledger.step(state, ledger.Accept(name, lease.spans))
     parts.append((name, lease.spans))
-  state, _ = ledger.step(state, ledger.Gone("b", keep=parts[1][1]))
+  state, _ = ledger.step(state, ledger.HolderLost("b", keep=parts[1][1]))
   state, (lease,) = ledger.step(state, ledger.Ask("c"))
   assert lease.spans == ((2, 3),)
   dropped, _ = ledger.step(state, ledger.Drop("b", parts[1][1]))
@@ -377,23 +377,23 @@ def test_samples_that_are_not_leased_are_not_accepted():
     ledger.step(state, ledger.Commit((("a", ((0, 1),)),)))
 
 
-def submitted(leader, r, holder):
+def submitted(run, r, holder):
   """Submits all of a lease, or its first gradient, and asks for nothing."""
-  held = leader.state.held.get(holder, ledger.Held())
-  count = r.choice((leader.state.unit, sp.size(held.out)))
+  held = run.state.held.get(holder, ledger.Held())
+  count = r.choice((run.state.unit, sp.size(held.out)))
   part = sp.head(held.out, count)[0]
-  if part and ledger.fits(leader.state, holder, part):
-    others = {h: one.out for h, one in leader.state.held.items() if h != holder}
-    leader.step(ledger.Accept(holder, part))
-    leader.inside[holder] = sp.join(leader.inside.get(holder, ()), part)
-    now = leader.state.held[holder]
-    assert listed(now.inside) == listed(leader.inside[holder])
+  if part and ledger.fits(run.state, holder, part):
+    others = {h: one.out for h, one in run.state.held.items() if h != holder}
+    run.step(ledger.Accept(holder, part))
+    run.inside[holder] = sp.join(run.inside.get(holder, ()), part)
+    now = run.state.held[holder]
+    assert listed(now.inside) == listed(run.inside[holder])
     assert listed(now.out) == listed(held.out)[sp.size(part) :]
     assert now.copied == (held.copied and bool(now.out))
     # Whoever computes on the same samples has lost them, and nothing else.
     for other, out in others.items():
       left = [p for p in listed(out) if p not in listed(part)]
-      assert listed(leader.state.held.get(other, ledger.Held()).out) == left
+      assert listed(run.state.held.get(other, ledger.Held()).out) == left
 
 
 def test_a_claim_is_granted_if_nothing_stands_against_it():
@@ -402,19 +402,19 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
     r = random.Random(seed)
     epochs, mode = r.choice((1, 2, None)), r.choice(("exact", "streaming"))
     data = ledger.Batches(9, 4, epochs=epochs, mode=mode)
-    leader = Leader(data, r.choice((2, 4)))
+    run = Run(data, r.choice((2, 4)))
     for _ in range(r.randrange(25)):
       holder, kind = r.choice("abc"), r.random()
-      held = leader.state.held.get(holder, ledger.Held())
+      held = run.state.held.get(holder, ledger.Held())
       if kind < 0.5:
-        submitted(leader, r, holder)
+        submitted(run, r, holder)
       elif kind < 0.65 and held.out:
-        leader.step(ledger.Drop(holder, held.out, finite=False))
-      elif kind < 0.75 and leader.inside:
-        leader.commit()
+        run.step(ledger.Drop(holder, held.out, finite=False))
+      elif kind < 0.75 and run.inside:
+        run.commit()
       else:
-        leader.step(ledger.Ask(holder, r.choice((1, 2))))
-    state, holder = leader.state, r.choice("abcd")
+        run.step(ledger.Ask(holder, r.choice((1, 2))))
+    state, holder = run.state, r.choice("abcd")
     own = state.held.get(holder, ledger.Held())
     start = r.randrange(14)
     spans = r.choice(
@@ -423,7 +423,7 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
         sp.head(own.out, state.unit)[0],
         sp.head(state.pool, state.unit)[0],
         sp.head(state.doubtful, state.unit)[0],
-        sp.head(state.giving_up, state.unit)[0],
+        sp.head(state.abandoned, state.unit)[0],
         sp.head(own.inside, state.unit)[0],
         ((start, start + state.unit),),
         ((start, start + 1),),
@@ -440,7 +440,7 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
       if h != holder
       for p in listed(o.out) + listed(o.inside)
     ]
-    taken += listed(own.inside) + listed(state.giving_up) + leader.done
+    taken += listed(own.inside) + listed(state.abandoned) + run.done
     free = (
       wanted
       and len(set(wanted)) == len(wanted)
@@ -448,16 +448,16 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
       and len(wanted) % state.unit == 0
       and (state.limit is None or max(wanted) < state.limit)
     )
-    leases = leader.step(ledger.Claim(holder, spans))
-    now = leader.state.held.get(holder, ledger.Held())
+    leases = run.step(ledger.Claim(holder, spans))
+    now = run.state.held.get(holder, ledger.Held())
     assert now.inside == own.inside
     if free:
       granted += 1
       assert (now.out, now.copied) == (spans, False)
-      assert holder not in [h for h, _ in leader.state.waiting]
+      assert holder not in [h for h, _ in run.state.waiting]
       assert holder not in [lease.holder for lease in leases]
     else:
-      waits = [h for h, _ in leader.state.waiting].count(holder)
+      waits = [h for h, _ in run.state.waiting].count(holder)
       assert waits + [one.holder for one in leases].count(holder) == 1
       if waits:
         assert now.out == ()

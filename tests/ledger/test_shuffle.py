@@ -33,12 +33,12 @@ def test_any_part_is_computed_alone():
 
 
 def test_seeds_and_epochs_have_orders_of_their_own():
-  orders = {
+  commands = {
     tuple(shuffle.permuted(np.arange(64), 64, seed, epoch).tolist())
     for seed in range(20)
     for epoch in range(20)
   }
-  assert len(orders) == 400
+  assert len(commands) == 400
 
 
 def test_large_sizes_stay_within_range():

@@ -61,7 +61,7 @@ def test_what_is_given_up_is_not_left():
   state = dataclasses.replace(state, progress=state.progress.commit(((0, 4),)))
   assert (state.left, state.exhausted) == (4, False)
   # Two of the last four: no step can be filled any more.
-  state = dataclasses.replace(state, giving_up=((4, 6),))
+  state = dataclasses.replace(state, abandoned=((4, 6),))
   assert (state.left, state.exhausted) == (2, True)
   # A smaller step can.
   assert not dataclasses.replace(state, need=1).exhausted
@@ -73,7 +73,7 @@ def test_what_is_given_up_opens_the_next_epoch():
   state = ledger.init(data, 2)
   state = dataclasses.replace(state, progress=state.progress.commit(((0, 4),)))
   assert states.limit_of(state) == 8
-  assert states.limit_of(dataclasses.replace(state, giving_up=((4, 6),))) == 16
+  assert states.limit_of(dataclasses.replace(state, abandoned=((4, 6),))) == 16
 
 
 def test_without_a_last_epoch_samples_never_run_out():
@@ -89,5 +89,5 @@ def test_free_is_what_no_replica_holds_of_a_deterministic_step():
   assert state.free == 8
   state, (lease,) = ledger.step(state, ledger.Ask("a", 2))
   assert state.free == 8 - sum(b - a for a, b in lease.spans)
-  state, _ = ledger.step(state, ledger.Gone("a"))
+  state, _ = ledger.step(state, ledger.HolderLost("a"))
   assert state.free == 8

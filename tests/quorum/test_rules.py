@@ -29,7 +29,7 @@ def kinds(decisions):
 def test_a_failed_attempt_drops_the_gradients_that_failed_or_were_lost():
   state = started(3, 3, two_phase=True)
   state, _ = run(state, *(quorum.Arrive(replica, 0) for replica in range(3)))
-  # It has done its part, so the attempt goes on without it.
+  # It has done its part, so the round goes on without it.
   state, _ = run(state, quorum.Done(2, 0, 1), quorum.Lost(2))
   _, decisions = run(state, quorum.Failed(0, 0, 1, failed_replica=1))
   drops = [d for d in decisions if isinstance(d, quorum.Drop)]
@@ -82,7 +82,7 @@ def test_a_window_is_open_until_it_is_closed():
   state, decisions = run(
     started(2, 3, window=True), quorum.Arrive(0, 0), quorum.Arrive(1, 0)
   )
-  assert (state.step, state.gathered) == (0, 2)
+  assert (state.step, state.accepted_count) == (0, 2)
   state, decisions = run(state, quorum.Close(0))
   assert [m.replica for m in decisions[0].members] == [0, 1]
   # It was that step's window; the next one has its own.

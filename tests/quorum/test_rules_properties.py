@@ -17,23 +17,23 @@ def of(decisions, kind):
 
 
 def members(state):
-  return state.attempt.members if state.attempt else ()
+  return state.round.members if state.round else ()
 
 
 def test_a_live_replica_has_a_token_or_a_gradient_in():
   def holds(event, before, decisions, after):
-    inside = {c.replica for c in members(after)} | {*after.inside}
+    accepted = {c.replica for c in members(after)} | {*after.accepted}
     for replica, record in after.replicas.items():
-      assert record.asked >= 0
+      assert record.requested >= 0
       if record.live and not after.finished:
-        assert record.asked or replica in inside
+        assert record.requested or replica in accepted
     for token in of(decisions, quorum.Token):
       assert before.step <= token.step <= after.step
       later = decisions[decisions.index(token) + 1 :]
       if token.replica not in {
         d.replica for d in of(later, quorum.Accept | quorum.Token)
       }:
-        assert after.replicas[token.replica].asked == token.count
+        assert after.replicas[token.replica].requested == token.count
 
   check(holds)
 
@@ -49,7 +49,7 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
       outcome.reason == Reason.SUPERSEDED
     ):
       # An older gradient of the replica makes room for this one.
-      held = before.inside[replica]
+      held = before.accepted[replica]
       assert (outcome.local_step, outcome.count) == (
         held.local_step,
         held.count,
@@ -63,7 +63,7 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
     if isinstance(outcome, quorum.Accept):
       assert same
       assert event.finite
-      assert record.asked >= event.count or before.config.exact
+      assert record.requested >= event.count or before.config.exact
       assert before.step - late.max_staleness <= step <= before.step
       assert outcome.staleness == before.step - step
       assert (outcome.local_step, outcome.count) == (step, event.count)
@@ -89,7 +89,9 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
       or replica in [m.replica for m in getattr(d, "members", ())]
     ]
     # In an open window nothing is decided until more have come.
-    window = after.config.window and after.gathered >= quorum.needed(after)
+    window = after.config.window and after.accepted_count >= quorum.needed(
+      after
+    )
     if not (window and isinstance(outcome, quorum.Accept)):
       assert bool(answers) == (same or before.finished)
 
@@ -98,7 +100,7 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
 
 def holds_of_reason(reason, event, before, record, same):
   """Whether what a reason says is so."""
-  step, held = event.local_step, before.inside.get(event.replica)
+  step, held = event.local_step, before.accepted.get(event.replica)
   late = before.step - step
   match reason:
     case Reason.FINISHED:
@@ -115,16 +117,18 @@ def holds_of_reason(reason, event, before, record, same):
       counted = step <= record.counted and not (
         held and held.local_step == step
       )
-      return not record.asked or counted
+      return not record.requested or counted
     case Reason.NON_FINITE:
       return not event.finite
     case Reason.OVER_QUOTA:
       # A sum of a newer step takes the place of the older one.
       replaced = held.count if held and held.local_step != step else 0
-      number = before.gathered + event.count - replaced
+      number = before.accepted_count + event.count - replaced
       number += sum(m.count for m in members(before))
       full = before.config.exact and number > quorum.needed(before)
-      return full or (event.count > record.asked and not before.config.exact)
+      return full or (
+        event.count > record.requested and not before.config.exact
+      )
   return False
 
 
@@ -136,7 +140,7 @@ def test_a_sum_stands_or_falls_as_a_whole():
     drops = of(decisions, quorum.Drop)
     if not isinstance(event, quorum.Arrive) or before.finished or not drops:
       return
-    held = before.inside.get(event.replica)
+    held = before.accepted.get(event.replica)
     if drops[0].reason in (Reason.NON_FINITE, Reason.OVER_QUOTA) and held:
       seen += 1
       record = before.replicas[event.replica]
@@ -152,13 +156,13 @@ def test_a_sum_stands_or_falls_as_a_whole():
             held.incarnation,
           )
         ]
-        assert event.replica not in after.inside
+        assert event.replica not in after.accepted
         # All of it is to be computed again, and no step that counted before.
-        asked = after.replicas[event.replica].asked
-        assert asked == record.asked + held.count
+        asked = after.replicas[event.replica].requested
+        assert asked == record.requested + held.count
         assert after.replicas[event.replica].counted == held.local_step - 1
       else:
-        assert after.inside[event.replica] == held
+        assert after.accepted[event.replica] == held
 
   check(holds)
   assert seen > 20
@@ -186,10 +190,10 @@ def test_what_was_asked_for_is_accepted():
       and event.incarnation in (None, record.incarnation)
       and event.finite
       and event.local_step == before.step
-      and event.count == record.asked
-      # What a member adds to its sum waits until the attempt is over.
+      and event.count == record.requested
+      # What a member adds to its sum waits until the round is over.
       and event.replica not in {m.replica for m in members(before)}
-      and not (before.config.exact and (before.gathered or before.attempt))
+      and not (before.config.exact and (before.accepted_count or before.round))
     ):
       kinds = [type(d) for d in decisions]
       assert kinds.index(quorum.Accept) <= 1  # One that it replaces is first.
@@ -223,10 +227,10 @@ def test_a_step_has_enough_fresh_gradients_with_their_weights():
 
 def test_no_step_with_enough_gradients_is_held_back():
   def holds(event, before, decisions, after):
-    if after.finished or after.attempt or not after.gathered:
+    if after.finished or after.round or not after.accepted_count:
       return
     open_ = after.config.window and after.working and not after.closed
-    assert after.gathered < quorum.needed(after) or open_
+    assert after.accepted_count < quorum.needed(after) or open_
 
   check(holds)
 
@@ -235,7 +239,7 @@ def test_shares_are_asked_for_until_a_step_is_full():
   def holds(event, before, decisions, after):
     config = after.config
     shared = config.replicas_to_aggregate > config.total_num_replicas
-    if not shared or after.finished or after.attempt:
+    if not shared or after.finished or after.round:
       return
     if not (after.awaited or after.lost) and after.live:
       assert after.working
@@ -249,10 +253,10 @@ def test_what_healthy_replicas_are_asked_for_fills_the_step():
     if config.replicas_to_aggregate <= config.total_num_replicas:
       return
     assert not of(decisions, quorum.Drop)
-    if after.attempt:
+    if after.round:
       return
-    asked = sum(record.asked for record in after.replicas.values())
-    assert asked >= config.replicas_to_aggregate - after.gathered
+    asked = sum(record.requested for record in after.replicas.values())
+    assert asked >= config.replicas_to_aggregate - after.accepted_count
 
   check(holds, "healthy")
 
@@ -268,15 +272,15 @@ def test_who_cannot_proceed_is_told_why():
       assert told.have < told.needed
       assert told.final == (have + after.lost < need)
       assert told.missing == quorum.missing(after).absent
-      assert not after.attempt
+      assert not after.round
       assert not after.finished
     departed = isinstance(event, quorum.Lost | quorum.Leave)
     if departed and before == after:
       assert decisions == ()
     gone = departed and before != after
-    ended = before.attempt and isinstance(event, quorum.Done | quorum.Failed)
-    if (gone or (ended and not after.attempt)) and have < need:
-      waits = after.attempt or after.finished
+    ended = before.round and isinstance(event, quorum.Done | quorum.Failed)
+    if (gone or (ended and not after.round)) and have < need:
+      waits = after.round or after.finished
       assert waits or of(decisions, quorum.CannotProceed)
 
   check(holds)
@@ -302,29 +306,29 @@ def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
     nonlocal seen
     for abandoned in of(decisions, quorum.Abandon):
       seen += 1
-      attempt = before.attempt
-      assert (abandoned.step, abandoned.attempt) == (
+      round_ = before.round
+      assert (abandoned.step, abandoned.round) == (
         before.step,
-        attempt.number,
+        round_.number,
       )
-      inside = {*after.inside.values(), *members(after)}
+      accepted = {*after.accepted.values(), *members(after)}
       dropped = {d.replica: d.reason for d in of(decisions, quorum.Drop)}
-      for m in attempt.members:
+      for m in round_.members:
         record = before.replicas[m.replica]
         here = record.live and record.incarnation == m.incarnation
         if here and m.replica != abandoned.failed_replica:
-          assert m in inside
+          assert m in accepted
         elif m.replica != abandoned.failed_replica:
           left = after.replicas[m.replica].left
           assert dropped[m.replica] == (Reason.LEFT if left else Reason.LOST)
       assert abandoned.failed_replica in dropped
-      if after.attempt:
-        assert after.attempt.number == attempt.number + 1
+      if after.round:
+        assert after.round.number == round_.number + 1
       failed = abandoned.failed_replica
       record = after.replicas[failed]
-      same = record.incarnation == attempt.incarnations[failed]
+      same = record.incarnation == round_.incarnations[failed]
       if record.live and same:
-        assert record.asked >= 1
+        assert record.requested >= 1
 
   check(holds)
   assert seen > 100
@@ -346,7 +350,9 @@ def test_a_joining_replica_gets_the_present_step():
     assert record.live
     assert not record.left
     assert (record.counted, record.start) == (-1, before.step)
-    assert quorum.Token(event.replica, before.step, record.asked) in decisions
+    assert (
+      quorum.Token(event.replica, before.step, record.requested) in decisions
+    )
     was = old is not None and old.live
     assert after.live == before.live + (not was)
 
@@ -356,7 +362,7 @@ def test_a_joining_replica_gets_the_present_step():
 def test_tokens_are_counted():
   # A replica that has one and gets another is still one that computes.
   def holds(event, before, decisions, after):
-    holders = [m for m in after.replicas.values() if m.asked]
+    holders = [m for m in after.replicas.values() if m.requested]
     assert after.working == len(holders)
     assert all(m.live for m in holders)
 
@@ -369,7 +375,7 @@ def test_the_ledger_adds_up():
     ledger = quorum.ledger(after)
     assert ledger.arrived == quorum.ledger(before).arrived + sent
     dropped = sum(ledger.dropped.values())
-    assert ledger.arrived == ledger.applied + ledger.inside + dropped
+    assert ledger.arrived == ledger.applied + ledger.accepted + dropped
 
   check(holds)
 
@@ -377,9 +383,9 @@ def test_the_ledger_adds_up():
 def test_a_report_on_another_attempt_changes_nothing():
   def holds(event, before, decisions, after):
     if isinstance(event, quorum.Done | quorum.Failed):
-      attempt = before.attempt
-      of_it = (before.step, attempt.number) if attempt else ()
-      if (event.step, event.attempt) != of_it:
+      round_ = before.round
+      of_it = (before.step, round_.number) if round_ else ()
+      if (event.step, event.round) != of_it:
         assert (after, decisions) == (before, ())
 
   check(holds)
@@ -401,10 +407,10 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
     assert after.finished == (finish or not any(everybody))
     if after.finished:
       assert decisions[-1] == quorum.Finished(before.step)
-      assert not after.attempt
-      assert not after.inside
-      assert after.gathered == quorum.ledger(after).inside == 0
-      held = (*before.inside.values(), *members(before))
+      assert not after.round
+      assert not after.accepted
+      assert after.accepted_count == quorum.ledger(after).accepted == 0
+      held = (*before.accepted.values(), *members(before))
       drops = of(decisions, quorum.Drop)
       found = {(d.replica, d.local_step, d.count) for d in drops}
       assert found == {(g.replica, g.local_step, g.count) for g in held}
@@ -440,15 +446,15 @@ def test_enough_live_replicas_always_get_on():
     for _ in range(200):
       if state.step >= target:
         break
-      if state.attempt:
-        (member, *_) = sorted(state.attempt.pending)
-        event = quorum.Done(member, state.step, state.attempt.number)
+      if state.round:
+        (member, *_) = sorted(state.round.pending)
+        event = quorum.Done(member, state.step, state.round.number)
       else:
         # Some replica has a token, or the run would stall.
         (worker, *_) = quorum.missing(state).computing
-        asked = state.replicas.get(worker).asked
+        asked = state.replicas.get(worker).requested
         if state.config.exact:
-          asked = quorum.needed(state) - state.gathered
+          asked = quorum.needed(state) - state.accepted_count
         event = quorum.Arrive(worker, state.step, count=asked)
         if not asked:  # The step has all, and its window is open.
           event = quorum.Close(state.step)

@@ -51,10 +51,12 @@ def test_shares_are_enough_for_a_step(n, more, spare):
 
 
 @given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
-def test_any_replica_may_bring_the_rest_of_an_exact_step(k, n, inside):
-  inside = min(inside, k - 1)
-  state = dataclasses.replace(joined(k, n, n, exact=True), gathered=inside)
-  assert state.quota(0) == k - inside
+def test_any_replica_may_bring_the_rest_of_an_exact_step(k, n, accepted):
+  accepted = min(accepted, k - 1)
+  state = dataclasses.replace(
+    joined(k, n, n, exact=True), accepted_count=accepted
+  )
+  assert state.quota(0) == k - accepted
 
 
 def test_one_gradient_each_where_there_are_enough_replicas():
@@ -70,13 +72,15 @@ def test_leaves_do_not_make_an_exact_step_smaller():
   assert quorum.needed(state) == 3
   assert not decisions
   state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=3))
-  assert isinstance(decisions[-1], quorum.StartAttempt)
+  assert isinstance(decisions[-1], quorum.StartRound)
 
 
 @given(st.integers(0, 12), st.integers(0, 12))
-def test_excess_is_what_an_exact_step_has_no_place_for(inside, count):
-  state = dataclasses.replace(joined(7, 2, 2, exact=True), gathered=inside)
-  assert state.excess(count) == max(0, inside + count - 7)
+def test_excess_is_what_an_exact_step_has_no_place_for(accepted, count):
+  state = dataclasses.replace(
+    joined(7, 2, 2, exact=True), accepted_count=accepted
+  )
+  assert state.excess(count) == max(0, accepted + count - 7)
   loose = dataclasses.replace(state, config=state.config._replace(exact=False))
   assert loose.excess(count) == 0
 
@@ -114,10 +118,10 @@ def test_a_dropped_addition_leaves_the_sum_of_an_exact_step():
   """Another replica had brought its last gradient before."""
   state = joined(4, 2, 2, exact=True)
   state, _ = quorum.step(state, quorum.Arrive(0, 0, count=2))
-  held = state.inside
+  held = state.accepted
   state, decisions = quorum.step(state, quorum.Arrive(0, 0, finite=False))
   assert [type(d) for d in decisions] == [quorum.Drop, quorum.Token]
-  assert state.inside == held
+  assert state.accepted == held
 
 
 def test_an_exact_step_has_no_stale_gradients():
@@ -130,5 +134,5 @@ def test_a_token_twice_is_one_working_replica():
   assert state.working == 2
   state.ask(0, 3)
   assert state.working == 2
-  assert state.replicas.get(0).asked == 3
+  assert state.replicas.get(0).requested == 3
   assert state.decisions == [quorum.Token(0, 0, 3)]

@@ -11,7 +11,7 @@ def test_each_count_is_of_what_it_says():
     known = after.replicas.values()
     assert after.live == sum(m.live for m in known)
     assert after.lost == sum(not m.live and not m.left for m in known)
-    assert after.gathered == sum(c.count for c in after.inside.values())
+    assert after.accepted_count == sum(c.count for c in after.accepted.values())
     if expected is not None:
       assert after.awaited == len(expected - set(after.replicas))
     else:
@@ -25,9 +25,9 @@ def test_missing_are_those_that_could_still_contribute():
     found = quorum.missing(after)
     for replica in found.computing:
       assert after.replicas[replica].live
-      assert after.replicas[replica].asked
+      assert after.replicas[replica].requested
     assert len(found.computing) == after.working
-    pending = after.attempt.pending if after.attempt else ()
+    pending = after.round.pending if after.round else ()
     assert set(found.reporting) == set(pending)
     gone = {r for r, m in after.replicas.items() if not m.live}
     assert gone <= set(found.absent)
@@ -67,9 +67,9 @@ def test_the_ledger_has_attempted_gradients_inside():
     quorum.Done(0, 0, 1),
   ):
     state, _ = quorum.step(state, event)
-  assert state.attempt
+  assert state.round
   found = quorum.ledger(state)
-  assert (found.arrived, found.applied, found.inside) == (4, 0, 4)
+  assert (found.arrived, found.applied, found.accepted) == (4, 0, 4)
   state, _ = quorum.step(state, quorum.Done(1, 0, 1))
   found = quorum.ledger(state)
-  assert (found.arrived, found.applied, found.inside) == (4, 4, 0)
+  assert (found.arrived, found.applied, found.accepted) == (4, 4, 0)

@@ -1,4 +1,4 @@
-"""Journals: the run that they recorded, predictions from it, and doubts."""
+"""Journals: the run that they recorded, predictions from it, and warnings."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_cancelled_and_late_work_is_part_of_the_strategy(tmp_path):
   )
   recorded = simulate.from_journal(records(cancel=True))
   assert recorded.strategy.cancel
-  assert "slow computations are missing" in recorded.doubts[-1]
+  assert "slow computations are missing" in recorded.warnings[-1]
   recorded = simulate.from_journal(records(max_staleness=2))
   assert recorded.strategy.max_staleness == 2
 
@@ -228,7 +228,9 @@ def test_longer_journal_gives_a_narrower_interval(tmp_path):
     )
     found = simulate.predict(recorded)
     widths.append((found.high - found.low) / found.steps_per_second)
-    assert any("too short" in doubt for doubt in found.doubts) == (steps == 20)
+    assert any("too short" in doubt for doubt in found.warnings) == (
+      steps == 20
+    )
   assert widths[0] > 2 * widths[1]
 
 
@@ -237,9 +239,9 @@ def test_a_prediction_in_doubt_has_no_number(tmp_path):
     _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
   )
   found = simulate.predict(recorded, replicas=8, repetitions=5)
-  assert not found.doubts
+  assert not found.warnings
   assert f"{found.steps_per_second:.4g} steps/s" in str(found)
-  crowded = recorded._replace(doubts=("a load of 9 on 2 cores",))
+  crowded = recorded._replace(warnings=("a load of 9 on 2 cores",))
   found = simulate.predict(crowded, replicas=8, repetitions=5)
   assert str(found) == "no prediction (a load of 9 on 2 cores)"
   with pytest.raises(ValueError, match="repetitions"):
@@ -254,7 +256,7 @@ def test_a_run_whose_own_pace_is_not_found_again_predicts_no_other(tmp_path):
   slower = recorded._replace(steps_per_second=recorded.steps_per_second / 7.7)
   for strategy in (None, simulate.sync_replicas(3)):
     found = simulate.predict(slower, strategy, repetitions=5)
-    (doubt,) = found.doubts
+    (doubt,) = found.warnings
     assert "is not in the model" in doubt
     assert str(found) == f"no prediction ({doubt})"
 
@@ -267,7 +269,7 @@ def test_prediction_says_if_simulations_stopped(tmp_path):
   found = simulate.predict(recorded._replace(failures=for_good), repetitions=5)
   assert any(
     "in 5 of 5 simulations too few replicas were left" in doubt
-    for doubt in found.doubts
+    for doubt in found.warnings
   )
 
 
@@ -292,7 +294,7 @@ def test_prediction_without_a_step_is_a_pace_of_zero(tmp_path):
   at_once = simulate.Failures(1e9, (float("inf"),))
   found = simulate.predict(recorded._replace(failures=at_once), repetitions=2)
   assert found.steps_per_second == 0.0
-  assert "in the simulation the run stands still" in found.doubts
+  assert "in the simulation the run stands still" in found.warnings
 
 
 def test_more_losses_tell_the_rate_of_failures_better(tmp_path):
@@ -396,15 +398,15 @@ def test_loss_just_before_the_end_says_little_about_how_long_one_takes():
   assert len(recorded.losses) == 5
   assert recorded.failures.downtimes == pytest.approx([5.0] * 4)
   found = simulate.predict(recorded, repetitions=2)
-  assert not any("was not back" in doubt for doubt in found.doubts)
+  assert not any("was not back" in doubt for doubt in found.warnings)
 
 
 def test_long_absence_at_the_end_keeps_its_share():
   returned = [_lost(10.0), *_back(15.0), _lost(20.0), *_back(25.0)]
   recorded = _lossy(*returned, _lost(40.0))
   assert recorded.failures.downtimes == pytest.approx((5.0, 5.0, 60.0))
-  doubts = simulate.predict(recorded, repetitions=2).doubts
-  (doubt,) = (d for d in doubts if "was not back" in d)
+  warnings = simulate.predict(recorded, repetitions=2).warnings
+  (doubt,) = (d for d in warnings if "was not back" in d)
   assert doubt.startswith("replica 2 was not back when the journal ended")
   assert "longer than the 60 s" in doubt
 
@@ -414,7 +416,7 @@ def test_only_loss_just_before_the_end_does_not_stop_the_prediction():
   assert all(down < 2.0 for down in recorded.failures.downtimes)
   found = simulate.predict(recorded, repetitions=5)
   assert found.low > 0
-  assert any("was not back" in doubt for doubt in found.doubts)
+  assert any("was not back" in doubt for doubt in found.warnings)
 
 
 # Doubts.
@@ -425,10 +427,10 @@ def _joined(replica, address):
 
 
 def _doubts(end=()):
-  """The doubts about a run of one replica on two cores."""
+  """The warnings about a run of one replica on two cores."""
   commit = _commit(1.0, [0], start=0.0)
   records = [_run(cores=2), _joined(0, "h:1"), *[commit] * 40, *end]
-  return simulate.from_journal(records).doubts
+  return simulate.from_journal(records).warnings
 
 
 def test_programs_that_share_cores_are_outside_the_model():
@@ -442,9 +444,11 @@ def test_programs_that_share_cores_are_outside_the_model():
 def test_doubts_name_what_a_journal_lacks():
   quiet = [_joined("c", "h:1")]
   assert "no time of computing of replica c" in (_doubts(end=quiet)[0])
-  assert any("no timings" in doubt for doubt in _lossy().doubts)
+  assert any("no timings" in doubt for doubt in _lossy().warnings)
   recorded = _lossy(_lost(10.0), *_back(15.0))
-  few = lambda found: [d for d in found.doubts if d.startswith("too few fail")]
+  few = lambda found: [
+    d for d in found.warnings if d.startswith("too few fail")
+  ]
   (doubt,) = few(simulate.predict(recorded, repetitions=2))
   assert doubt.startswith("too few failures: 1, where 10")
   # Not if others are given.

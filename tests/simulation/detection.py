@@ -16,7 +16,7 @@ import random
 from typing import Any
 
 from optax_dist import ledger
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from tests.simulation import sums
 from tests.simulation.invariants import Checker
 from tests.simulation.world import Process, Setting, World
@@ -40,8 +40,8 @@ class _Checker(Checker):
 
   found = -1
 
-  def noted(self, process: Any, note: notes.Record) -> None:
-    if isinstance(note, notes.Audit) and self.found < 0:
+  def noted(self, process: Any, note: journal_events.Record) -> None:
+    if isinstance(note, journal_events.Audit) and self.found < 0:
       assert note.evicted == [3]
       self.found = note.step
 

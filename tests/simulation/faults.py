@@ -14,8 +14,8 @@ from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
   FASTEST,
-  LEADER_TIMEOUT,
   SILENCE,
+  SILENCE_TIMEOUT,
   Process,
   Setting,
   World,
@@ -157,8 +157,8 @@ def schedule(seed: int, steps: int = 0, outage: str = "") -> Schedule:
 def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
   a = r.randrange(replicas)
   b = (a + 1 + r.randrange(replicas - 1)) % replicas
-  short = r.choice((0.01, 0.1, 1.0, SILENCE + 1.0, 3 * LEADER_TIMEOUT))
-  long = r.choice((SILENCE + 1.0, 3 * LEADER_TIMEOUT, 45.0))
+  short = r.choice((0.01, 0.1, 1.0, SILENCE + 1.0, 3 * SILENCE_TIMEOUT))
+  long = r.choice((SILENCE + 1.0, 3 * SILENCE_TIMEOUT, 45.0))
   match kind:
     case "kill coordinator" | "kill coordinator twice":
       # After how long it is started again.
@@ -256,7 +256,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   if kind not in _BRIEF:
     # So long it may take until all know of each other again.
     rest = max([0.0, *times]) + world.longest_silence
-    rest += CONNECT + LEADER_TIMEOUT
+    rest += CONNECT + SILENCE_TIMEOUT
     world.quiet_at = max(world.quiet_at, world.now + rest)
   match kind:
     case "kill coordinator":

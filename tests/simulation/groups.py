@@ -15,17 +15,17 @@ import math
 import random
 from typing import Any
 
-from optax_dist.coordinator.extras.groups import orders
-from optax_dist.coordinator.extras.groups.companion import Companion
-from optax_dist.coordinator.extras.groups.speaker import Speaker
+from optax_dist.coordinator.extras.groups import commands
+from optax_dist.coordinator.extras.groups.rank_zero import RankZero
+from optax_dist.coordinator.extras.groups.worker_rank import WorkerRank
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.client.client import Client
 from tests.simulation import faults
 from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
-  LEADER_TIMEOUT,
   SILENCE,
+  SILENCE_TIMEOUT,
   Process,
   World,
   digest,
@@ -41,7 +41,7 @@ _TOLD = (
   fx.Suspended,
   fx.Leased,
   fx.Progressed,
-  fx.SetAsked,
+  fx.SetRequested,
   fx.Called,
   fx.Taken,
   fx.Resolved,
@@ -73,13 +73,13 @@ class GroupProcess(Process):
     super().__init__(world, names[rank], index, start)
     self.rank, self.names = rank, names
     self.told = self.calls = 0
-    self.orders: list[tuple[tuple[str, ...], Process]] = []
+    self.commands: list[tuple[tuple[str, ...], Process]] = []
     places = [(name, f"at {name}") for name in names]
     if rank:
-      self.node: Any = Companion(*places[0])
+      self.node: Any = WorkerRank(*places[0])
       return
-    self.me = dataclasses.replace(self.me, address=orders.join_places(places))
-    self.node = Speaker(
+    self.me = dataclasses.replace(self.me, address=commands.join_places(places))
+    self.node = RankZero(
       Client(self.config, self.me),
       names[1:],
       patience=self.config.deadlines.replica,
@@ -140,7 +140,7 @@ class GroupWorld(World):
       process.told += 1
     super().effect(process, effect)
 
-  def on_endgroup(self, process: Any, effect: orders.EndGroup) -> None:
+  def on_endgroup(self, process: Any, effect: commands.EndGroup) -> None:
     self.close(process, "left", effect.reason)
 
   # Training loops.
@@ -154,26 +154,26 @@ class GroupWorld(World):
   def act(self, process: Any, what: str, *how: str) -> None:
     """Process 0's training loop decides by what it was told so far."""
     self.looks[process.name, process.calls] = (what, *how)
-    self.input(process, orders.Advance(process.calls, process.told))
+    self.input(process, commands.Advance(process.calls, process.told))
     process.calls += 1
     super().act(process, what, *how)
 
-  def on_advance(self, process: Any, effect: orders.Advance) -> None:
+  def on_advance(self, process: Any, effect: commands.Advance) -> None:
     assert effect.call == process.calls, "the training loops differ"
     assert effect.events == process.told, "they were told different events"
     process.calls += 1
     seen = copy.copy(process)
     seen.answers = dict(process.answers)
     what = self.looks[process.names[0], effect.call]
-    process.orders.append((what, seen))
+    process.commands.append((what, seen))
     self.follow(process)
 
   def follow(self, process: Any) -> None:
     """Another process's training loop does what that of process 0 did."""
     while process.alive and not (process.over or process.busy):
-      if not process.orders:
+      if not process.commands:
         return
-      (what, *how), seen = process.orders.pop(0)
+      (what, *how), seen = process.commands.pop(0)
       getattr(self, what)(process, seen, *how)
 
   def computed(self, process: Any) -> None:
@@ -273,7 +273,7 @@ class GroupChecker(Checker):
 
   def fingerprint(self, process: Any, taken: Any) -> None:
     super().fingerprint(process, taken)
-    # What its leader gets is one of all its processes.
+    # What its coordinator gets is one of all its processes.
     self.taken.clear()
 
   def sums_as_asked(self, process: Any) -> None:
@@ -299,10 +299,10 @@ class GroupChecker(Checker):
     if waits and process.alive and not over and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
-  def within_reach(self, leader: Any) -> list[Any]:
+  def within_reach(self, coordinator: Any) -> list[Any]:
     since = self.world.now - FORGOTTEN
     runs = lambda p: p.alive and max(p.paused_until, p.busy_until) <= since
-    found = super().within_reach(leader)
+    found = super().within_reach(coordinator)
     return [p for p in found if all(map(runs, self.group(p.name)))]
 
   def fetches(self, process: Any) -> bool:
@@ -355,7 +355,7 @@ def schedule(seed: int, steps: int = 8) -> faults.Schedule:
     index, rank = r.randrange(replicas), r.randrange(SIZE)
     other = (r.randrange(replicas), r.randrange(SIZE))
     short = r.choice((0.01, 0.1, 1.0, SILENCE + 1.0))
-    long = r.choice((SILENCE + 1.0, 3 * LEADER_TIMEOUT))
+    long = r.choice((SILENCE + 1.0, 3 * SILENCE_TIMEOUT))
     often = r.choice((0.0, 0.0, -1.0))
     struck.append((time, kind, (index, rank, other, short, long, often)))
   return faults.Schedule(seed, setting, tuple(struck))

@@ -19,9 +19,9 @@ def gradients(run: Any) -> str:
   """What is wrong with the gradients that a run holds; "" for nothing."""
   steps = run._steps
   state = steps.ruling.state
-  held = [*state.inside.values()]
-  if state.attempt is not None:
-    held += state.attempt.members
+  held = [*state.accepted.values()]
+  if state.round is not None:
+    held += state.round.members
   counts = {c.incarnation for c in held}
   accepted = set(steps.gradients.accepted)
   going_on = not state.finished and not run._shutdown.is_decided
@@ -51,7 +51,7 @@ def samples(run: Any) -> str:
   inside = [span for held in state.held.values() for span in held.inside]
   after = ((state.progress.next, state.cursor),)
   open_ = sp.union(state.progress.open, after)
-  places = (out, inside, state.pool, state.doubtful, state.giving_up)
+  places = (out, inside, state.pool, state.doubtful, state.abandoned)
   if sum(map(sp.size, places)) != sp.size(open_) or (
     sp.union(*places) != open_
   ):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,
@@ -40,27 +40,27 @@ from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.ledger import spans as sp
 from tests.simulation import inside, journal, sums, transcript
 from tests.simulation.world import (
-  ATTEMPT_TIMEOUT,
   FASTEST,
-  LEADER_TIMEOUT,
+  SILENCE_TIMEOUT,
   TIMEOUT,
+  TRANSFER_TIMEOUT,
   digest,
 )
 
 # Seconds after which a request has been overlooked, not delayed.
 FORGOTTEN = 5.0
 # Of so many seconds, a member that is given up was not heard for at least so many
-# while its leader was awake; the loss of its connection counts for as long.
+# while its coordinator was awake; the loss of its connection counts for as long.
 _RECENT, _UNHEARD = 60.0, 1.0
-# Seconds after which a leader knows of a member's state, and as many times a
+# Seconds after which a coordinator knows of a member's state, and as many times a
 # message's latency: some take that long.
 _SETTLED, _LATE = 0.5, 20.0
 # Two processes with one number take each other's place at most so often.
 _PLACES = 2
 # Seconds that a step takes at most beside its gradients, if nothing goes wrong.
-_STALL = ATTEMPT_TIMEOUT
+_STALL = TRANSFER_TIMEOUT
 # Seconds after which a process learns that another one has its place, about.
-_PLACE_TAKEN = LEADER_TIMEOUT / FASTEST + FORGOTTEN
+_PLACE_TAKEN = SILENCE_TIMEOUT / FASTEST + FORGOTTEN
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
 # How often samples give a gradient that is not finite before they are given up.
@@ -157,7 +157,7 @@ class Checker:
     self.replaced: collections.Counter[int] = collections.Counter()
     # Since when each process is replaced by another one of its number.
     self.usurped: dict[str, float] = {}
-    self.written: list[notes.Commit] = []
+    self.written: list[journal_events.Commit] = []
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
@@ -178,7 +178,7 @@ class Checker:
     self.prints: dict[int, list[_Print]] = collections.defaultdict(list)
     self.found_wrong: dict[str, int] = {}
     self.taken: set[tuple[int, int, str]] = set()
-    # Who has had the mean of which attempt.
+    # Who has had the mean of which round.
     self.means: set[tuple[str, Any]] = set()
     # The attempts whose mean each process has had, if only to read it.
     self.collected: dict[str, set[Any]] = collections.defaultdict(set)
@@ -408,7 +408,7 @@ class Checker:
 
   def all_could_call(self, chief: Any, step: int) -> None:
     """No step is taken before all members have called who may have later ones."""
-    if self.world.now >= self.epoch_at + LEADER_TIMEOUT / FASTEST:
+    if self.world.now >= self.epoch_at + SILENCE_TIMEOUT / FASTEST:
       return
     for name in self.members.values():
       process = self.world.by_name[name]
@@ -507,7 +507,7 @@ class Checker:
       text = f"{process.name} applied another mean than step {process.step}'s"
       self.fail(guarantee, text)
 
-  def copied(self, leader: Any, commit: Committed) -> None:
+  def copied(self, coordinator: Any, commit: Committed) -> None:
     """With a single gradient, another replica has the mean too, if one can."""
     world, step = self.world, commit.round.step
     if len(commit.parts) > 1 or self.setting.policy is not None:
@@ -519,9 +519,10 @@ class Checker:
     since -= _SETTLED + _LATE * self.setting.latency
     if name is None or max(self.changed_at, self.epoch_at) > since:
       return  # A witness may have been lost, or have failed.
-    others = [p for p in self.within_reach(leader) if p.name != name]
+    others = [p for p in self.within_reach(coordinator) if p.name != name]
     settled = lambda p: (
-      max(p.settled_at, p.welcomed_at) < since and not self.unheard(leader, p)
+      max(p.settled_at, p.welcomed_at) < since
+      and not self.unheard(coordinator, p)
     )
     able = [p for p in others if p.step >= step and settled(p)]
     everyone = [p for p in world.all if p.name != name]
@@ -538,9 +539,9 @@ class Checker:
     step = commit.round.step
     self.fail("A15", f"nobody can apply step {step}, which is committed")
 
-  def has_all(self, process: Any, attempt: Any) -> None:
-    """A process that takes part in an attempt has the mean of it."""
-    self.means.add((process.name, attempt))
+  def has_all(self, process: Any, round_: Any) -> None:
+    """A process that takes part in a round has the mean of it."""
+    self.means.add((process.name, round_))
 
   def could_have(self, process: Any) -> int:
     """The step that it can reach by what it has reported to have; -1 for none."""
@@ -562,15 +563,15 @@ class Checker:
   def save_wanted(self, process: Any) -> None:
     self.wishes.append([process, 0, self.world.now])
 
-  def saves(self, leader: Any, commit: Committed) -> None:
-    """A wish to save survives the leader that it was told to."""
+  def saves(self, coordinator: Any, commit: Committed) -> None:
+    """A wish to save survives the coordinator that it was told to."""
     if commit.save or not self.wishes:
       self.wishes.clear()
       return
-    ready = self.within_reach(leader)
+    ready = self.within_reach(coordinator)
     for wish in self.wishes:
       process, _, since = wish
-      # It is told to the leader once that has welcomed its replica.
+      # It is told to the coordinator once that has welcomed its replica.
       told_at = max(since, process.welcomed_at, process.settled_at)
       came = process.welcomed_at >= self.epoch_at
       came = came and self.world.now - told_at > _ON_ITS_WAY
@@ -596,22 +597,22 @@ class Checker:
     }
 
   def may_have_failed(self, step: int, number: int) -> bool:
-    """Whether a member has failed in an attempt, or was lost in this step.
+    """Whether a member has failed in a round, or was lost in this step.
 
-    A member may begin an attempt after its leader has already lost another. A
+    A member may begin a round after its coordinator has already lost another. A
     leader that was replaced may note so after the next one has committed the step.
     """
-    failed = {(attempt.step, attempt.number) for attempt in self.world.failed}
+    failed = {(round_.step, round_.number) for round_ in self.world.failed}
     before = self.times[:step]
     began = before[-1] if before else -math.inf
     return self.changed_at >= began or (step, number) in failed
 
   # Who is given up.
 
-  def unheard(self, leader: Any, process: Any) -> float:
-    """For how long a leader that was awake could not hear a process lately."""
+  def unheard(self, coordinator: Any, process: Any) -> float:
+    """For how long a coordinator that was awake could not hear a process lately."""
     world = self.world
-    both = {(process.name, leader.name), (leader.name, process.name)}
+    both = {(process.name, coordinator.name), (coordinator.name, process.name)}
     keys = {(process.name,), *both}
     now, since = world.now, world.now - _RECENT
     times = sorted({since, now} | {
@@ -625,11 +626,13 @@ class Checker:
       absent = {
         who for who, begin, end in world.absences if begin <= a and b <= end
       }
-      if absent & keys and (leader.name,) not in absent:
+      if absent & keys and (coordinator.name,) not in absent:
         total += b - a
     return total
 
-  def removed(self, leader: Any, process: Any, left: bool, reason: str) -> None:
+  def removed(
+    self, coordinator: Any, process: Any, left: bool, reason: str
+  ) -> None:
     """Only who was not heard from is removed."""
     self.changed_at = self.world.now
     if left:
@@ -654,11 +657,13 @@ class Checker:
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
       return
-    if "did not reconnect" in reason and not self.was_away(leader, process):
+    if "did not reconnect" in reason and not self.was_away(
+      coordinator, process
+    ):
       self.fail("A20", f"{process.name} is removed as the coordinator restarts")
-    # Two members that can't reach each other, and the leader reaches both.
+    # Two members that can't reach each other, and the coordinator reaches both.
     others = self.members.values() if "can't reach" in reason else ()
-    ends = [leader, *map(self.world.by_name.__getitem__, others)]
+    ends = [coordinator, *map(self.world.by_name.__getitem__, others)]
     lost = max(
       time
       for end in ends
@@ -677,9 +682,9 @@ class Checker:
         f"{reason}",
       )
 
-  def was_away(self, leader: Any, process: Any) -> bool:
+  def was_away(self, coordinator: Any, process: Any) -> bool:
     """Whether something kept a process from calling this coordinator."""
-    ends = {process.name, leader.name}
+    ends = {process.name, coordinator.name}
     return any(
       end > self.epoch_at and begin < self.world.now and ends >= {*who}
       for who, begin, end in self.world.absences
@@ -693,7 +698,7 @@ class Checker:
       step: the step.
       since: since when it was waited for.
     """
-    if self.world.now >= since + ATTEMPT_TIMEOUT / FASTEST:
+    if self.world.now >= since + TRANSFER_TIMEOUT / FASTEST:
       return
     for name in self.members.values():
       process = self.world.by_name[name]
@@ -719,7 +724,7 @@ class Checker:
     if self.replaced[process.index] > _PLACES:
       self.fail("A13", f"{process.name} and another one replace each other")
 
-  def one_goes(self, leader: Any) -> None:
+  def one_goes(self, coordinator: Any) -> None:
     """Who was replaced by another process of its number learns that soon."""
     world = self.world
     for name, since in self.usurped.items():
@@ -728,7 +733,7 @@ class Checker:
       if not there or name in self.members.values():
         continue
       late = world.now > since + _PLACE_TAKEN
-      if late and self.hears(process, leader) and not process.node.over:
+      if late and self.hears(process, coordinator) and not process.node.over:
         self.fail("A6", f"{name} waits, and another process has its number")
 
   def how_it_ended(self, end: Ended) -> None:
@@ -974,8 +979,8 @@ class Checker:
   def sums_as_asked(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
     client = getattr(process.node, "core", process.node)
-    asked = client._assignment.asked
-    if process.asked != asked:
+    asked = client._assignment.requested
+    if process.requested != asked:
       self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
@@ -1050,10 +1055,10 @@ class Checker:
     if waits and process.alive and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
-  def nobody_forgotten(self, leader: Any) -> None:
+  def nobody_forgotten(self, coordinator: Any) -> None:
     """A replica that asks for a snapshot is served one, if it can be had."""
     world = self.world
-    ready = [p for p in self.within_reach(leader) if not p.over]
+    ready = [p for p in self.within_reach(coordinator) if not p.over]
     latest = len(self.commits)
     if not any(p.step == latest and p.needs_since == math.inf for p in ready):
       return
@@ -1066,24 +1071,24 @@ class Checker:
     """Whether a replica is being served a snapshot."""
     return process.fetching is not None
 
-  def within_reach(self, leader: Any) -> list[Any]:
-    """Members that nothing has kept from hearing the leader, and from answering."""
+  def within_reach(self, coordinator: Any) -> list[Any]:
+    """Members that nothing has kept from hearing it, and from answering."""
     members = map(self.world.by_name.__getitem__, self.members.values())
-    return [process for process in members if self.hears(process, leader)]
+    return [process for process in members if self.hears(process, coordinator)]
 
-  def hears(self, process: Any, leader: Any) -> bool:
-    """Whether nothing has kept a process from talking with the leader lately."""
+  def hears(self, process: Any, coordinator: Any) -> bool:
+    """Whether nothing has kept a process from talking with the coordinator lately."""
     world = self.world
     since = world.now - FORGOTTEN
-    connection = process.connections.get(leader.name)
-    connected = process is leader or (
+    connection = process.connections.get(coordinator.name)
+    connected = process is coordinator or (
       connection is not None
       and all(connection.open.values())
-      and world.blocked_until(process, leader) <= since
-      and world.blocked_until(leader, process) <= since
+      and world.blocked_until(process, coordinator) <= since
+      and world.blocked_until(coordinator, process) <= since
     )
-    stopped = max(process.paused_until, leader.paused_until)
-    busy = max(process.busy_until, leader.busy_until)
+    stopped = max(process.paused_until, coordinator.paused_until)
+    busy = max(process.busy_until, coordinator.busy_until)
     return process.alive and connected and max(stopped, busy) <= since
 
   # Journal.
@@ -1092,17 +1097,17 @@ class Checker:
     """A coordinator writes first what the last one had no time for."""
     for commit in recent:
       if commit.round.step >= len(self.written):
-        self.note_commit(notes.committed(commit))
+        self.note_commit(journal_events.committed(commit))
 
-  def noted(self, process: Any, note: notes.Record) -> None:
-    if isinstance(note, notes.Commit):
+  def noted(self, process: Any, note: journal_events.Record) -> None:
+    if isinstance(note, journal_events.Commit):
       self.note_commit(note)
     self.look_inside(process, note)
 
   # Inside the core.
 
-  def look_inside(self, process: Any, note: notes.Record) -> None:
-    """Whether a leader's note is right, and so is what it holds by then."""
+  def look_inside(self, process: Any, note: journal_events.Record) -> None:
+    """Whether a coordinator's note is right, and so is what it holds by then."""
     wrong = journal.wrong(self, process, note)
     if wrong:
       self.fail("A8", f"{note}: {wrong}")
@@ -1118,10 +1123,12 @@ class Checker:
     if found:
       self.fail("A6", f"{process.name}: {found}")
 
-  def note_commit(self, commit: notes.Commit) -> None:
+  def note_commit(self, commit: journal_events.Commit) -> None:
     step = commit.step
     timings = [member.timings for member in commit.members]
-    known = [notes.committed(x, timings) for x in self.commits[step:][:1]]
+    known = [
+      journal_events.committed(x, timings) for x in self.commits[step:][:1]
+    ]
     if known != [commit]:
       self.fail("A8", f"the journal tells of step {step}, which is not")
     if step != len(self.written):

@@ -6,59 +6,59 @@ import math
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.policies import audit
-from tests.simulation.world import FASTEST, LEADER_TIMEOUT
+from tests.simulation.world import FASTEST, SILENCE_TIMEOUT
 
 
-def wrong(checker: Any, process: Any, note: notes.Record) -> str:
-  """What is wrong with a leader's note; "" for nothing."""
+def wrong(checker: Any, process: Any, note: journal_events.Record) -> str:
+  """What is wrong with a coordinator's note; "" for nothing."""
   steps, world = len(checker.commits), checker.world
   began_at, before = checker.began_from
   if began_at == world.now:  # What came before it is noted after it.
     steps = max(steps, before)
   step = getattr(note, "step", 0)
-  # A leader may note steps before they are in the log; one that was replaced
+  # A coordinator may note steps before they are in the log; one that was replaced
   # may lack some.
-  if not isinstance(note, notes.Run) and not 0 <= step <= steps + 1:
+  if not isinstance(note, journal_events.Run) and not 0 <= step <= steps + 1:
     return f"there are {steps} steps"
   match note:
-    case notes.Run():
+    case journal_events.Run():
       if not checker.beginnings:
         return "no run has begun"
-    case notes.Coordinator(_, epoch):
+    case journal_events.Coordinator(_, epoch):
       if checker.epochs[-1] != epoch:
         return "another one has started"
-    case notes.Join(replica, _, incarnation, address):
+    case journal_events.Join(replica, _, incarnation, address):
       member = _member(checker, incarnation)
       if member is None or replica != member.index:
         return "it is not that replica's"
       if address != member.me.address:
         return f"its address is {member.me.address}"
-    case notes.Leave(replica, _, incarnation):
+    case journal_events.Leave(replica, _, incarnation):
       return _removed(checker, replica, incarnation, True, "left")
-    case notes.Lost(replica, _, incarnation, reason):
+    case journal_events.Lost(replica, _, incarnation, reason):
       return _removed(checker, replica, incarnation, False, reason)
-    case notes.Commit(_, _, members):
+    case journal_events.Commit(_, _, members):
       if any(not 0 <= one.age <= FASTEST * world.now for one in members):
         return "an age that can't be"
-    case notes.Drop():
+    case journal_events.Drop():
       checker.drops[note.reason] += note.count
       return _dropped(checker, note)
-    case notes.Abandon(step, number, replica):
+    case journal_events.Abandon(step, number, replica):
       if replica not in range(checker.setting.replicas):
         return "there is no such replica"
       if not checker.may_have_failed(step, number):
         return "nobody has failed"
-    case notes.Stall(_, waited, missing):
-      # The leader has decided on that step before it stood in the log.
-      since = max(checker.committed_at, 0.0) - LEADER_TIMEOUT
+    case journal_events.Stall(_, waited, missing):
+      # The coordinator has decided on that step before it stood in the log.
+      since = max(checker.committed_at, 0.0) - SILENCE_TIMEOUT
       if waited > FASTEST * (world.now - since):
         return f"a step was committed at {checker.committed_at:.1f} s"
       who = {r for some in missing.values() for r in some}
       if waited <= 0 or not who <= {*range(checker.setting.replicas)}:
         return "nobody is waited for"
-    case notes.NotFinite(replica, _, gradients, incarnation):
+    case journal_events.NotFinite(replica, _, gradients, incarnation):
       member = _member(checker, incarnation)
       if member is None or replica != member.index:
         return "it is not that replica's"
@@ -71,16 +71,16 @@ def wrong(checker: Any, process: Any, note: notes.Record) -> str:
       }
       if not 1 <= gradients <= sum(bad.values()):
         return f"it has delivered {bad} that are not finite"
-    case notes.CannotProceed(_, have, needed, missing):
+    case journal_events.CannotProceed(_, have, needed, missing):
       if not 0 <= have < needed <= checker.setting.needed:
         return "there are enough"
       if not {*missing} <= {*range(checker.setting.replicas)}:
         return "there are no such replicas"
-    case notes.Fingerprint(step, replica, params, state):
+    case journal_events.Fingerprint(step, replica, params, state):
       digest = f"{params}-{state}" if state else params
       if checker.taken and (step, replica, digest) not in checker.taken:
         return "nobody has taken that"
-    case notes.Finish(step, reason, ledger):
+    case journal_events.Finish(step, reason, ledger):
       end = checker.end
       if end is None or (step, reason) != (end.step, end.reason):
         return f"the log says {end}"
@@ -111,7 +111,7 @@ def _member(checker: Any, incarnation: int) -> Any:
   return None if name is None else checker.world.by_name[name]
 
 
-def _dropped(checker: Any, note: notes.Drop) -> str:
+def _dropped(checker: Any, note: journal_events.Drop) -> str:
   """A gradient that was dropped is one that its replica submitted."""
   member = _member(checker, note.incarnation)
   if member is None:
@@ -148,7 +148,7 @@ def is_finite(checker: Any, submitted: ins.Submitted) -> bool:
   return submitted.finite and audit.NOT_FINITE not in sent.values()
 
 
-def _reason(checker: Any, note: notes.Drop, finite: bool) -> str:
+def _reason(checker: Any, note: journal_events.Drop, finite: bool) -> str:
   """Whether a gradient was dropped for the reason that is named."""
   late = note.step - note.local_step
   match note.reason:

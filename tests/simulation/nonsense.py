@@ -9,20 +9,20 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Removed, RoundId, Start
 from optax_dist.ledger import NOTHING_DONE
 
-# A sequence, a step and an attempt that no run comes to.
+# A sequence, a step and a round that no run comes to.
 _NEVER = 1_000_000
 
 
 def _to_coordinator(r: random.Random) -> tuple[msg.Message, ...]:
-  attempt = RoundId(0, _NEVER, 1, r.choice((False, True)))
-  gradient = lambda step, total, count: msg.Arrive(
+  round_ = RoundId(0, _NEVER, 1, r.choice((False, True)))
+  gradient = lambda step, total, count: msg.SubmitGradient(
     _NEVER, step, total, count, True, 0, None, b"", "", None
   )
   return (
     gradient(0, 1, 2),
     gradient(_NEVER, 1, 1),
-    msg.Done(attempt),
-    msg.Failed(attempt, None, "nonsense"),
+    msg.Done(round_),
+    msg.Failed(round_, None, "nonsense"),
     msg.Stalled(0, 1.0, "nonsense"),
   )
 
@@ -31,7 +31,7 @@ def _to_members() -> tuple[msg.Message, ...]:
   """What only a coordinator may say; from another process it is refused."""
   return (
     msg.Dropped(0, "stale", 1, (), True),
-    msg.Asked(0, -1, 7, ()),
+    msg.RequestGradients(0, -1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0"),
     msg.Cancel(RoundId(0, 0, 1)),

@@ -12,15 +12,15 @@ import random
 from typing import Any
 
 from tests.simulation.world import (
-  ATTEMPT_TIMEOUT,
-  LEADER_TIMEOUT,
   SILENCE,
+  SILENCE_TIMEOUT,
   TIMEOUT,
+  TRANSFER_TIMEOUT,
   Setting,
 )
 
 # Longer than a replica waits for anything.
-BEYOND = TIMEOUT + 3 * LEADER_TIMEOUT + ATTEMPT_TIMEOUT + 15.0
+BEYOND = TIMEOUT + 3 * SILENCE_TIMEOUT + TRANSFER_TIMEOUT + 15.0
 
 _KINDS = (
   "all stop",
@@ -99,7 +99,7 @@ def schedule(
       return setting, tuple(_cuts(setting, index, time, r))
     case "stop, and die":
       moment = r.choice((0.0, 0.001, 0.05))
-      long = r.choice((1.0, SILENCE + 1.0, 3 * LEADER_TIMEOUT))
+      long = r.choice((1.0, SILENCE + 1.0, 3 * SILENCE_TIMEOUT))
       return setting, ((time, kind, (index, long, moment)),)
     case "bytes":
       struck = [
@@ -118,7 +118,7 @@ def schedule(
       setting = dataclasses.replace(
         setting, inline=False, alone=False, needed=max(2, setting.needed)
       )
-      return setting, ((time, kind, (index, 3 * ATTEMPT_TIMEOUT)),)
+      return setting, ((time, kind, (index, 3 * TRANSFER_TIMEOUT)),)
     case "storm":
       return setting, tuple(_storm(setting, time, r))
     case "twin":

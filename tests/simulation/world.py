@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from optax_dist import ledger
-from optax_dist.coordinator.protocol import arrivals, codec, deadlines
+from optax_dist.coordinator.protocol import codec, deadlines, liveness
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -123,7 +123,7 @@ class Setting:
     return 1 if self.window else self.needed
 
 
-TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
+TIMEOUT, TRANSFER_TIMEOUT, SILENCE_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT = 5.0, 10.0
 HEARTBEAT = 1.0
 # The fastest clock.
@@ -145,8 +145,8 @@ MISHAPS = (
 
 # Of `World`, by the kind of effect that each carries out.
 _METHODS: dict[type, str] = {}
-# What may come twice, for which a leader must not do anything.
-_SAID = (msg.Arrive, msg.Done, msg.Failed)
+# What may come twice, for which a coordinator must not do anything.
+_SAID = (msg.SubmitGradient, msg.Done, msg.Failed)
 # Losses after which an end closes the connection, which the other one may still
 # have: a connection that was opened later may have arrived earlier.
 _CLOSES = ("silent", "unreachable", "replaced")
@@ -186,7 +186,6 @@ class Aggregation:
   """One process's side of an exchange of gradients."""
 
   __slots__ = (
-    "attempt",
     "ended",
     "gradients",
     "me",
@@ -195,18 +194,19 @@ class Aggregation:
     "parts",
     "peers",
     "readers",
+    "round",
   )
 
   def __init__(
     self,
-    attempt: RoundId,
+    round_: RoundId,
     parts: Any,
     peers: Any,
     readers: Any,
     me: int,
     now: float,
   ):
-    self.attempt, self.parts, self.peers = attempt, parts, peers
+    self.round, self.parts, self.peers = round_, parts, peers
     self.readers, self.me = readers, me
     self.gradients: dict[int, int] = {}
     self.means: dict[int, int] = {}
@@ -241,7 +241,7 @@ class Process:
     self.connections: dict[str, Connection] = {}
     # When each peer's heartbeat was heard last, and how that went so far.
     self.heard: dict[str, float] = {}
-    self.gaps: dict[str, arrivals.Arrivals] = {}
+    self.gaps: dict[str, liveness.Silence] = {}
     self.timer = math.inf
     # Until when what it sends of a gradient comes piece by piece.
     self.crawls_until = -math.inf
@@ -251,7 +251,7 @@ class Process:
     self.before: int = start
     self.saved: dict[int, int] = {}
     # What the training loop is notified of, and how far it is.
-    self.admission, self.suspended, self.asked = 0, True, 1
+    self.admission, self.suspended, self.requested = 0, True, 1
     self.called = -1
     self.answers: dict[int, fx.Taken | fx.Resolved] = {}
     self.busy, self.over = False, ""
@@ -270,7 +270,7 @@ class Process:
     self.incarnation = -1
     self.lease: tuple[int, ledger.Spans] = (-1, ())
     self.gradients: dict[int, int] = {}
-    # What the leader must know of each slot, by its first position.
+    # What the coordinator must know of each slot, by its first position.
     self.work: dict[int, bytes] = {}
     self.aggregations: dict[RoundId, Aggregation] = {}
     # What has come before it was asked for, and from whom; lost with them.
@@ -280,7 +280,7 @@ class Process:
     self.fetched = -1, 0
     self.fail_snapshots = 0
     # Seconds until its event loop has what its training loop submits; and what it
-    # has told its leader of gradients and attempts, over which connection.
+    # has told its coordinator of gradients and attempts, over which connection.
     self.hand_over = 0.0
     self.handed_over: collections.deque[ins.Submitted] = collections.deque()
     self.said: list[tuple[Connection, Any]] = []
@@ -297,7 +297,7 @@ class Process:
     self.is_faulty = False
     # When it was admitted, or its state was replaced.
     self.settled_at = math.inf
-    # When a leader has taken it as a member last.
+    # When a coordinator has taken it as a member last.
     self.welcomed_at = -math.inf
     config = config_of(setting)
     self.me = Me(
@@ -378,7 +378,7 @@ class Chief:
     self.losing = []
     self.connections: dict[str, Connection] = {}
     self.heard: dict[str, float] = {}
-    self.gaps: dict[str, arrivals.Arrivals] = {}
+    self.gaps: dict[str, liveness.Silence] = {}
     self.timer = math.inf
     self.aggregations: dict[RoundId, Aggregation] = {}
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
@@ -417,8 +417,8 @@ def config_of(setting: Setting) -> Config:
     inline_bytes=8 if setting.inline else None,
     alone=setting.alone,
     timeout=TIMEOUT,
-    attempt_timeout=ATTEMPT_TIMEOUT,
-    leader_timeout=None if setting.adaptive else LEADER_TIMEOUT,
+    transfer_timeout=TRANSFER_TIMEOUT,
+    silence_timeout=None if setting.adaptive else SILENCE_TIMEOUT,
     fingerprint_every=setting.fingerprint_every,
     max_skipped=setting.max_skipped,
   )
@@ -489,7 +489,7 @@ class World:
 
   def is_struck(self, begin: float, end: float) -> None:
     """A fault lasts from then to then; then all find each other again."""
-    rest = self.longest_silence + CONNECT + 3 * LEADER_TIMEOUT
+    rest = self.longest_silence + CONNECT + 3 * SILENCE_TIMEOUT
     self.troubles.append((begin, end + rest))
 
   def was_calm(self, since: float) -> bool:
@@ -737,10 +737,10 @@ class World:
     if last is not None:
       self.gaps(process, peer).add(awake - last)
 
-  def gaps(self, process: Process, peer: Process) -> arrivals.Arrivals:
+  def gaps(self, process: Process, peer: Process) -> liveness.Silence:
     gaps = process.gaps.get(peer.name)
     if gaps is None:
-      gaps = process.gaps[peer.name] = arrivals.Arrivals(self.silences)
+      gaps = process.gaps[peer.name] = liveness.Silence(self.silences)
     return gaps
 
   def silence(self, process: Process, peer: Process) -> float:
@@ -802,7 +802,7 @@ class World:
       action(*args)
 
   def strike_at_the_end(self) -> None:
-    """Kills who is to die while the leader has yet to learn of the end."""
+    """Kills who is to die while the coordinator has yet to learn of the end."""
     for process in self.all:
       if process.alive and process.dies_at_the_end:
         self.at(self.now, self.kill, process)
@@ -908,7 +908,7 @@ class World:
     self.at(time, self.deliver, connection, process, other, item)
 
   def echo(self, process: Process) -> None:
-    """Sends again what it has told the leader, as long as that is the same."""
+    """Sends again what it has told the coordinator, as long as that is the same."""
     self.tell(f"{process.name} repeats itself")
     said, process.said = process.said[-6:], []
     for connection, item in said:
@@ -1026,15 +1026,15 @@ class World:
   def begin(
     self,
     process: Process,
-    attempt: RoundId,
+    round_: RoundId,
     parts: Any,
     peers: Any,
     readers: Any,
     me: int,
     sequence: int,
   ) -> None:
-    aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
-    process.aggregations[attempt] = aggregation
+    aggregation = Aggregation(round_, parts, peers, readers, me, self.now)
+    process.aggregations[round_] = aggregation
     for j, peer in enumerate(peers):
       if peer.process in process.losing:
         self.fail(process, aggregation, j, "its connection was lost just now")
@@ -1044,12 +1044,12 @@ class World:
       gradient = process.gradients[sequence]
       for j, peer in enumerate(peers):
         if j != me:
-          item = ("gradient", attempt, me, gradient)
+          item = ("gradient", round_, me, gradient)
           self.send_slowly(process, aggregation, peer.process, item)
       aggregation.gradients[me] = gradient
-    if not attempt.early:
+    if not round_.early:
       self.limit_wait(process, aggregation)
-    for _, *item in process.early.pop(attempt, []):
+    for _, *item in process.early.pop(round_, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
 
@@ -1064,12 +1064,12 @@ class World:
     if process.crawls_until <= self.now:
       self.send(process, peer, item)
       return
-    going = process.aggregations.get(aggregation.attempt) is aggregation
+    going = process.aggregations.get(aggregation.round) is aggregation
     if process.alive and going and not aggregation.ended:
       aggregation.moved = self.now
-      self.send(process, peer, ("piece", aggregation.attempt, 0, 0))
+      self.send(process, peer, ("piece", aggregation.round, 0, 0))
       args = (process, aggregation, peer, item)
-      self.at(self.now + ATTEMPT_TIMEOUT / 3, self.send_slowly, *args)
+      self.at(self.now + TRANSFER_TIMEOUT / 3, self.send_slowly, *args)
 
   def check_moves(
     self, process: Process, aggregation: Aggregation, slept: float
@@ -1082,10 +1082,10 @@ class World:
       return
     aggregation.moved += process.slept - slept
     idle = self.now - aggregation.moved
-    if idle >= ATTEMPT_TIMEOUT - 1e-6:
+    if idle >= TRANSFER_TIMEOUT - 1e-6:
       self.fail(process, aggregation, aggregation.lacks()[0], "nothing moves")
     else:
-      time = aggregation.moved + ATTEMPT_TIMEOUT
+      time = aggregation.moved + TRANSFER_TIMEOUT
       self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def array(
@@ -1093,17 +1093,17 @@ class World:
     process: Process,
     sender: Process,
     kind: str,
-    attempt: RoundId,
+    round_: RoundId,
     index: int,
     value: int,
   ) -> None:
     if kind == "snapshot":
-      self.snapshot(process, sender, attempt, index, value)
+      self.snapshot(process, sender, round_, index, value)
       return
-    aggregation = process.aggregations.get(attempt)
+    aggregation = process.aggregations.get(round_)
     if aggregation is None:
       item = (sender.name, kind, index, value)
-      process.early.setdefault(attempt, []).append(item)
+      process.early.setdefault(round_, []).append(item)
     elif not aggregation.ended:
       self.arrived(process, aggregation, kind, index, value)
       self.go_on(process, aggregation)
@@ -1136,19 +1136,19 @@ class World:
         process.half_means -= 1
         self.reset(process, self.by_name[others.pop().process])
       for peer in others:
-        item = ("mean", aggregation.attempt, me, mean)
+        item = ("mean", aggregation.round, me, mean)
         self.send(process, peer.process, item)
       for peer in aggregation.readers:
         self.connect(process, peer.process)
-        item = ("mean", aggregation.attempt, me, mean)
+        item = ("mean", aggregation.round, me, mean)
         self.send(process, peer.process, item)
     if len(aggregation.means) == n:
       aggregation.ended = True
       if self.checker is not None:
-        self.checker.collected[process.name].add(aggregation.attempt)
+        self.checker.collected[process.name].add(aggregation.round)
         if me >= 0:
-          self.checker.has_all(process, aggregation.attempt)
-      self.input(process, ins.Aggregated(aggregation.attempt))
+          self.checker.has_all(process, aggregation.round)
+      self.input(process, ins.Aggregated(aggregation.round))
 
   def peer_lost(
     self, process: Process, aggregation: Aggregation, peer: str
@@ -1165,12 +1165,12 @@ class World:
     self, process: Process, aggregation: Aggregation, j: int, reason: str
   ) -> None:
     aggregation.ended = True
-    self.failed.add(aggregation.attempt)
+    self.failed.add(aggregation.round)
     if self.checker is not None:
       self.checker.changed_at = self.now
-    process.aggregations.pop(aggregation.attempt, None)
+    process.aggregations.pop(aggregation.round, None)
     failed_replica = aggregation.parts[j].incarnation
-    failed = ins.AggregateFailed(aggregation.attempt, failed_replica, reason)
+    failed = ins.AggregateFailed(aggregation.round, failed_replica, reason)
     self.at(self.now, self.input, process, failed)
 
   # Snapshots.
@@ -1197,7 +1197,7 @@ class World:
 
   def fetch_times_out(self, process: Process, transfer: int) -> None:
     if process.paused_until > self.now:
-      time = process.paused_until + ATTEMPT_TIMEOUT
+      time = process.paused_until + TRANSFER_TIMEOUT
       self.at(time, self.fetch_times_out, process, transfer)
       return
     if process.fetching is not None and process.fetching[0] == transfer:
@@ -1259,8 +1259,8 @@ class World:
       self.go_on(process, aggregation)
 
   def limit_wait(self, process: Process, aggregation: Aggregation) -> None:
-    """From now on it fails if nothing moves for a member's patience."""
-    time = self.now + ATTEMPT_TIMEOUT
+    """From now on it fails if nothing moves for a member's `Deadlines.transfer`."""
+    time = self.now + TRANSFER_TIMEOUT
     self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def on_release(self, process: Process, effect: fx.Release) -> None:
@@ -1323,7 +1323,10 @@ class World:
     self.connect(process, effect.source)
     process.fetching = (effect.transfer, effect.source, self.now)
     self.at(
-      self.now + ATTEMPT_TIMEOUT, self.fetch_times_out, process, effect.transfer
+      self.now + TRANSFER_TIMEOUT,
+      self.fetch_times_out,
+      process,
+      effect.transfer,
     )
     early = process.early.pop(effect.transfer, None)  # type: ignore[call-overload]
     if early:
@@ -1364,7 +1367,7 @@ class World:
 
   def on_admitted(self, process: Process, effect: fx.Admitted) -> None:
     process.admission, process.suspended = effect.admission, False
-    # It may have become the leader, and what it has is the run's state now.
+    # It may have become the coordinator, and what it has is the run's state now.
     process.needs_since = math.inf
     process.incarnation = effect.incarnation
     if self.checker is not None:
@@ -1384,8 +1387,8 @@ class World:
     if self.checker is not None:
       self.checker.progressed(process, effect)
 
-  def on_setasked(self, process: Process, effect: fx.SetAsked) -> None:
-    process.asked = effect.count
+  def on_setrequested(self, process: Process, effect: fx.SetRequested) -> None:
+    process.requested = effect.count
 
   def on_called(self, process: Process, effect: fx.Called) -> None:
     process.called = effect.step
@@ -1398,7 +1401,7 @@ class World:
     if self.checker is not None:
       self.checker.resolved(process, effect)
     for sequence in [s for s in process.gradients if s <= effect.sequence]:
-      if sequence == effect.sequence or not effect.apart:
+      if sequence == effect.sequence or not effect.partial_only:
         del process.gradients[sequence]
     process.answers[effect.sequence] = effect
     self.at(self.now, self.next_gradient, process)

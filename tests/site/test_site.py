@@ -49,7 +49,7 @@ def test_names_link_to_their_reference(site):
   assert links["jax.shard_map"].startswith("https://docs.jax.dev/")
   links = _links(site / "coordinator.html")
   assert links["join"] == "api/coordinator.html#optax_dist.coordinator.join"
-  assert links["leader_timeout"].endswith("coordinator.Options")
+  assert links["silence_timeout"].endswith("coordinator.Options")
 
 
 def _found(site, word):

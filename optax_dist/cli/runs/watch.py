@@ -20,7 +20,7 @@ second, and for each replica how many of its gradients were applied or
 dropped, how long it computes and waits, when it was last seen, and which ones
 the others wait for. Ends with the run, or at Ctrl-C."""
 
-_SLICE = 0.5
+_POLL_SECONDS = 0.5
 _CLEAR = "\x1b[2J\x1b[H"  # Of a terminal, from the top.
 
 
@@ -104,7 +104,7 @@ def _follow(args: argparse.Namespace, shown: View) -> None:
           print(f"{_CLEAR}{table}\n{served}", file=sys.stderr, flush=True)
         if args.web is None and shown.numbers.finish is not None:
           break
-        time.sleep(_SLICE)
+        time.sleep(_POLL_SECONDS)
     with shown.lock:
       shown.read()
 

@@ -93,7 +93,7 @@ def load(args: argparse.Namespace):
   except ValueError as error:
     what = "--latency" if args.journal is None else f"--journal {args.journal}"
     raise errors.CommandError(f"{what}: {error}") from error
-  for doubt in recorded.doubts if recorded else ():
+  for doubt in recorded.warnings if recorded else ():
     parser.say(f"{args.journal}: {doubt}")
   if args.replicas is None:
     args.replicas = recorded.replicas if recorded else 8

@@ -121,12 +121,12 @@ def _predict(args: argparse.Namespace, recorded, strategy) -> tuple[str, bool]:
     )
   except ValueError as error:
     raise errors.CommandError(f"simulate: {error}") from error
-  for doubt in predicted.doubts:
-    if doubt not in recorded.doubts:
+  for doubt in predicted.warnings:
+    if doubt not in recorded.warnings:
       parser.say(f"{args.journal}: {doubt}")
   measured = recorded.steps_per_second
   line = "" if measured is None else f"recorded: {measured:.4g} steps/s; "
-  if predicted.doubts:
+  if predicted.warnings:
     return f"{line}no prediction, for the reasons above", False
   line += f"predicted: {predicted}"
   same = args.backups is None and args.replicas == recorded.replicas

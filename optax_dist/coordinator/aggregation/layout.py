@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
   size: int
 
 
-class Group(NamedTuple):
+class DtypeBuffer(NamedTuple):
   """Leaves of one dtype with the same encoding.
 
   Attributes:
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
   """
 
   leaves: tuple[Leaf, ...]
-  groups: tuple[Group, ...]
+  groups: tuple[DtypeBuffer, ...]
   elements: int
   nbytes: int
 
@@ -104,7 +104,9 @@ class Layout(NamedTuple):
         return position - inside % group.codec.quantum
     return position
 
-  def _ranges(self, start: int, stop: int) -> list[tuple[Group, int, int]]:
+  def _ranges(
+    self, start: int, stop: int
+  ) -> list[tuple[DtypeBuffer, int, int]]:
     """What each group has of a slice."""
     found = [
       (group, max(start, group.start), min(stop, group.start + group.elements))
@@ -168,7 +170,7 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
   groups = []
   start = offset = 0
   for codec, elements in zip(codecs, filled, strict=True):
-    groups.append(Group(codec, start, elements, offset))
+    groups.append(DtypeBuffer(codec, start, elements, offset))
     start += elements
     nbytes = codec.nbytes(elements)
     offset += -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES

@@ -21,7 +21,7 @@ from optax_dist.ledger import tree
 from optax_dist.ledger.spans import Span
 
 
-class Nodes(NamedTuple):
+class PartialSums(NamedTuple):
   """The sum of some micro-batches; its arrays do not change once it is submitted.
 
   Attributes:
@@ -74,7 +74,7 @@ class Summing:
     self._gaps = list(_gaps(place))
     self._allocate = allocate
 
-  def encode(self, slot: int, leaves: Sequence[Any]) -> Nodes | None:
+  def encode(self, slot: int, leaves: Sequence[Any]) -> PartialSums | None:
     """The gradient of one micro-batch; None if not all numbers are finite.
 
     Args:
@@ -86,18 +86,18 @@ class Summing:
       return None
     for gap in self._gaps:
       out[gap] = 0
-    return Nodes(((slot, slot + 1),), (out,))
+    return PartialSums(((slot, slot + 1),), (out,))
 
-  def zeros(self, slot: int) -> Nodes:
+  def zeros(self, slot: int) -> PartialSums:
     """A gradient of zeros."""
     out = self._array()
     out[:] = 0
-    return Nodes(((slot, slot + 1),), (out,))
+    return PartialSums(((slot, slot + 1),), (out,))
 
   def _array(self) -> np.ndarray:
     return np.frombuffer(self._allocate(), np.uint8)
 
-  def add(self, total: Nodes, more: Nodes) -> Nodes:
+  def add(self, total: PartialSums, more: PartialSums) -> PartialSums:
     """The sum of both.
 
     Args:
@@ -114,7 +114,7 @@ class Summing:
         out = found[span] = more.arrays[0]
         self._make(rows, order, [s[0] for s in spans].index(span[0]), out)
     arrays = tuple([found[span] for span in wanted])
-    return Nodes(wanted, arrays, total.work + more.work)
+    return PartialSums(wanted, arrays, total.work + more.work)
 
   @np.errstate(all="ignore")
   def _make(
@@ -127,7 +127,7 @@ class Summing:
     """Makes the additions, and writes what is then in a row."""
     for chunk in self._place.chunks(0, self._place.elements):
       some = [array[chunk.bytes] for array in rows]
-      out[chunk.bytes] = tree_sums.added_up(chunk.codec, some, order)[row]
+      out[chunk.bytes] = tree_sums.tree_sum(chunk.codec, some, order)[row]
 
 
 def _gaps(place: layouts.Layout) -> Iterator[slice]:

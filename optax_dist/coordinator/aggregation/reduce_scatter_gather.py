@@ -1,12 +1,12 @@
 """Members average their gradients: reduce-scatter, then gather.
 
 Of k members each is pushed one slice of every gradient, averages it in the
-order of the attempt, and pushes the mean to all members and readers. A member
+order of the round, and pushes the mean to all members and readers. A member
 moves 2P(k-1)/k bytes in each direction, plus a slice for each reader; a reader
 takes P in. Everything is pushed as soon as it is there, so a mean is two one-way
 trips away from the gradients.
 
-A failed attempt is kept until it is cancelled: if its transfers ended at once,
+A failed round is kept until it is cancelled: if its transfers ended at once,
 peers that wait for the same bytes would consider this replica failed.
 """
 
@@ -75,7 +75,7 @@ class _Row:
 
 @dataclasses.dataclass
 class _Part:
-  """One member of an attempt, as seen by another.
+  """One member of a round, as seen by another.
 
   Attributes:
     incarnation: its membership.
@@ -93,7 +93,7 @@ class _Part:
 
 
 @dataclasses.dataclass
-class _Attempt:
+class _Round:
   """An aggregation.
 
   Attributes:
@@ -128,14 +128,14 @@ class _Transfer(NamedTuple):
   """A transfer under way.
 
   Attributes:
-    attempt: of which it is part.
+    round: of which it is part.
     at: of the other side in `parts`; of this replica for a slice of a mean
       that is sent.
     is_part: whether it is a slice of a gradient; otherwise of the mean.
     row: which of the rows of the member, for what comes of a gradient.
   """
 
-  attempt: _Attempt
+  round: _Round
   at: int
   is_part: bool
   row: int = 0
@@ -156,13 +156,13 @@ class Aggregations:
     answer: Callable[[inputs.Input], None],
     reach: Callable[[str], None] = lambda phase: None,
   ):
-    """Makes one without attempts.
+    """Makes one without rounds.
 
     Args:
       transport: connections to the others.
       reducer: averages the slices of this replica.
       background: does what takes long.
-      limits: how long an attempt may go on without a byte.
+      limits: how long a round may go on without a byte.
       answer: takes inputs for the protocol core.
       reach: called at each phase, "reduce_scatter" and "gather".
     """
@@ -172,7 +172,7 @@ class Aggregations:
     self._limits = limits
     self._answer = answer
     self._reach = reach
-    self._attempts: dict[entries.RoundId, _Attempt] = {}
+    self._rounds: dict[entries.RoundId, _Round] = {}
     # By peer, transfer id, and whether it is sent.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
@@ -180,41 +180,41 @@ class Aggregations:
     self, effect: effects.Aggregate, gradient: Gradient | None = None
   ) -> None:
     """Takes part in an aggregation: with a gradient, or as a reader."""
-    attempt = self._made(effect)
+    round_ = self._made(effect)
     if gradient is None or effect.me is None:
       self._reach("gather")
-      for index in range(len(attempt.parts)):
-        self._expect_mean(attempt, index)
-      self._finish(attempt)
+      for index in range(len(round_.parts)):
+        self._expect_mean(round_, index)
+      self._finish(round_)
       return
-    attempt.gradient = gradient
+    round_.gradient = gradient
     self._reach("reduce_scatter")
-    mine = attempt.parts[effect.me]
-    first, last = self._slice(attempt, effect.me)
-    for index, part in enumerate(attempt.parts):
+    mine = round_.parts[effect.me]
+    first, last = self._slice(round_, effect.me)
+    for index, part in enumerate(round_.parts):
       if part is mine:
         continue
-      self._expect_mean(attempt, index)
-      low, high = self._slice(attempt, index)
+      self._expect_mean(round_, index)
+      low, high = self._slice(round_, index)
       for i, row in enumerate(mine.rows if low < high else ()):
         data = gradient.parts(*self._within(i, low, high))
-        transfer = _Transfer(attempt, index, True)
+        transfer = _Transfer(round_, index, True)
         self._send(part.process, row.id, data, transfer)
       for i, row in enumerate(part.rows):
         if first < last:
-          transfer = _Transfer(attempt, index, True, i)
+          transfer = _Transfer(round_, index, True, i)
           self._expect(row.id, last - first, None, transfer)
         else:
           row.data = memoryview(b"")
-    self._average(attempt)
+    self._average(round_)
 
-  def mean(self, attempt: entries.RoundId) -> np.ndarray:
+  def mean(self, round_: entries.RoundId) -> np.ndarray:
     """The bytes of a received mean."""
-    return np.frombuffer(self._attempts[attempt].mean, np.uint8)
+    return np.frombuffer(self._rounds[round_].mean, np.uint8)
 
-  def drop(self, attempt: entries.RoundId) -> None:
-    """Executes `Release`: ends an attempt, whose mean may still be read."""
-    found = self._attempts.pop(attempt, None)
+  def drop(self, round_: entries.RoundId) -> None:
+    """Executes `Release`: ends a round, whose mean may still be read."""
+    found = self._rounds.pop(round_, None)
     if found is not None:
       self._drop(found)
 
@@ -230,57 +230,57 @@ class Aggregations:
     found = self._transfers.pop((event.peer, event.transfer, sending), None)
     if found is None:
       return False
-    attempt = found.attempt
-    if found.is_part and attempt.timed is not None:
+    round_ = found.round
+    if found.is_part and round_.timed is not None:
       # A slice of a gradient has moved, without which there is no mean.
-      attempt.timed = self._transport.now()
+      round_.timed = self._transport.now()
     if isinstance(event, transports.ArrayReceived):
       self._received(found, event.data)
     # A replica that lacks a slice of the mean reports it itself.
     elif isinstance(event, transports.ArrayFailed) and (
       found.is_part or not sending
     ):
-      who = attempt.parts[found.at].incarnation
+      who = round_.parts[found.at].incarnation
       text = f"{'to' if sending else 'from'} it: {event.reason}"
-      self._fail(attempt, who, text)
+      self._fail(round_, who, text)
     return True
 
   def check(self) -> None:
     """Gives up transfers without progress; to be called often."""
     now = self._transport.now()
-    for attempt in self._attempts.values():
-      if attempt.timed is None or attempt.answered or attempt.averaging:
+    for round_ in self._rounds.values():
+      if round_.timed is None or round_.answered or round_.averaging:
         continue
       mine = [
         (key, found)
         for key, found in self._transfers.items()
-        if found.attempt is attempt
+        if found.round is round_
       ]
       # Slices of the mean can come only once the gradients have moved.
       is_part = any(found.is_part for _, found in mine)
       what, most = "slice of the mean", self._limits.mean
       if is_part:
-        what, most = "gradient", self._limits.patience
+        what, most = "gradient", self._limits.transfer
       idle: dict[int, float] = {}
       for (process, number, sending), found in mine:
         if found.is_part == is_part and not sending:
           seconds = self._transport.idle(process, number) or 0.0
           # The rows of a member come in turns.
-          since = idle.get(found.at, now - attempt.timed)
+          since = idle.get(found.at, now - round_.timed)
           idle[found.at] = min(seconds, since)
       for at, seconds in idle.items():
         if seconds > most:
           text = f"no byte of its {what} came for {seconds:.1f} s"
-          self._fail(attempt, attempt.parts[at].incarnation, text)
+          self._fail(round_, round_.parts[at].incarnation, text)
 
   # Helpers.
 
-  def _made(self, effect: effects.Aggregate) -> _Attempt:
+  def _made(self, effect: effects.Aggregate) -> _Round:
     for peer in (*effect.peers, *effect.readers):
       if peer.process != self._transport.name:
         self._transport.connect(peer.process, peer.address)
     total = self._reducer.sum_of(effect.parts)
-    made = _Attempt(
+    made = _Round(
       effect.round,
       total,
       [
@@ -302,7 +302,7 @@ class Aggregations:
     )
     if not effect.round.early:
       made.timed = self._transport.now()
-    self._attempts[effect.round] = made
+    self._rounds[effect.round] = made
     return made
 
   def _within(self, row: int, low: int, high: int) -> tuple[int, int]:
@@ -310,8 +310,8 @@ class Aggregations:
     start = row * self._place.nbytes
     return start + low, start + high
 
-  def _slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
-    cuts = attempt.cuts
+  def _slice(self, round_: _Round, index: int) -> tuple[int, int]:
+    cuts = round_.cuts
     return self._place.bytes_of(cuts[index], cuts[index + 1])
 
   def _send(
@@ -331,43 +331,43 @@ class Aggregations:
     into: memoryview | None,
     transfer: _Transfer,
   ) -> None:
-    process = transfer.attempt.parts[transfer.at].process
+    process = transfer.round.parts[transfer.at].process
     self._transfers[process, number, False] = transfer
     self._transport.expect(process, number, nbytes, into)
 
-  def _expect_mean(self, attempt: _Attempt, index: int) -> None:
-    low, high = self._slice(attempt, index)
-    part = attempt.parts[index]
+  def _expect_mean(self, round_: _Round, index: int) -> None:
+    low, high = self._slice(round_, index)
+    part = round_.parts[index]
     if low == high:
       part.has_mean = True
       return
-    transfer = _Transfer(attempt, index, False)
-    self._expect(part.mean, high - low, attempt.mean[low:high], transfer)
+    transfer = _Transfer(round_, index, False)
+    self._expect(part.mean, high - low, round_.mean[low:high], transfer)
 
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
-    part = transfer.attempt.parts[transfer.at]
+    part = transfer.round.parts[transfer.at]
     if transfer.is_part:
       part.rows[transfer.row].data = data
-      self._average(transfer.attempt)
+      self._average(transfer.round)
     else:
       part.has_mean = True
-      self._finish(transfer.attempt)
+      self._finish(transfer.round)
 
-  def _average(self, attempt: _Attempt) -> None:
+  def _average(self, round_: _Round) -> None:
     """Averages the own slice once it is here of all gradients."""
-    assert attempt.me is not None
-    members, mine = attempt.parts, attempt.parts[attempt.me]
-    if attempt.answered or attempt.averaging or mine.has_mean:
+    assert round_.me is not None
+    members, mine = round_.parts, round_.parts[round_.me]
+    if round_.answered or round_.averaging or mine.has_mean:
       return
     others = [member for member in members if member is not mine]
     if any(row.data is None for member in others for row in member.rows):
       return
-    assert attempt.gradient is not None
-    start, stop = attempt.cuts[attempt.me : attempt.me + 2]
-    first, last = self._slice(attempt, attempt.me)
-    out = np.frombuffer(attempt.mean, np.uint8)[first:last]
+    assert round_.gradient is not None
+    start, stop = round_.cuts[round_.me : round_.me + 2]
+    first, last = self._slice(round_, round_.me)
+    out = np.frombuffer(round_.mean, np.uint8)[first:last]
     gradients = [
-      attempt.gradient.read(*self._within(i, first, last))
+      round_.gradient.read(*self._within(i, first, last))
       if row.data is None
       else np.frombuffer(row.data, np.uint8)
       for member in members
@@ -376,69 +376,69 @@ class Aggregations:
 
     def work() -> None:
       if start < stop:
-        self._reducer.slice(attempt.total, gradients, start, stop, out)
+        self._reducer.slice(round_.total, gradients, start, stop, out)
 
-    attempt.averaging = True
+    round_.averaging = True
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:
       work()
-      self._averaged(attempt)
+      self._averaged(round_)
     else:
-      self._background(work, lambda: self._averaged(attempt))
+      self._background(work, lambda: self._averaged(round_))
 
-  def _averaged(self, attempt: _Attempt) -> None:
+  def _averaged(self, round_: _Round) -> None:
     """The slice of the mean is there."""
-    attempt.averaging = False
-    self._give_back(attempt)
-    if attempt.answered:
+    round_.averaging = False
+    self._give_back(round_)
+    if round_.answered:
       return
-    self._push(attempt)
-    assert attempt.me is not None
-    attempt.parts[attempt.me].has_mean = True
-    self._finish(attempt)
+    self._push(round_)
+    assert round_.me is not None
+    round_.parts[round_.me].has_mean = True
+    self._finish(round_)
 
-  def _push(self, attempt: _Attempt) -> None:
+  def _push(self, round_: _Round) -> None:
     """Sends the averaged slice to all that need it."""
-    assert attempt.me is not None
-    mine = attempt.parts[attempt.me]
-    low, high = self._slice(attempt, attempt.me)
+    assert round_.me is not None
+    mine = round_.parts[round_.me]
+    low, high = self._slice(round_, round_.me)
     if low == high:
       return
     number = mine.mean
-    others = [p.process for p in attempt.parts if p is not mine]
+    others = [p.process for p in round_.parts if p is not mine]
     self._reach("gather")
-    for process in (*others, *attempt.readers):
-      transfer = _Transfer(attempt, attempt.me, False)
-      self._send(process, number, [attempt.mean[low:high]], transfer)
+    for process in (*others, *round_.readers):
+      transfer = _Transfer(round_, round_.me, False)
+      self._send(process, number, [round_.mean[low:high]], transfer)
 
-  def _give_back(self, attempt: _Attempt) -> None:
+  def _give_back(self, round_: _Round) -> None:
     """Ends reading all gradients."""
-    attempt.gradient = None
-    for part in attempt.parts:
+    round_.gradient = None
+    for part in round_.parts:
       for row in part.rows:
         if row.data:
           row.data = None
           self._transport.release(part.process, row.id)
 
-  def _finish(self, attempt: _Attempt) -> None:
-    if not attempt.answered and self._has_mean(attempt):
-      attempt.answered = True
-      self._answer(inputs.Aggregated(attempt.id))
+  def _finish(self, round_: _Round) -> None:
+    if not round_.answered and self._has_mean(round_):
+      round_.answered = True
+      self._answer(inputs.Aggregated(round_.id))
 
-  def _has_mean(self, attempt: _Attempt) -> bool:
-    return all(part.has_mean for part in attempt.parts)
+  def _has_mean(self, round_: _Round) -> bool:
+    return all(part.has_mean for part in round_.parts)
 
-  def _fail(self, attempt: _Attempt, failed_replica: int, reason: str) -> None:
-    if not attempt.answered:
-      attempt.answered = True
-      failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
+  def _fail(self, round_: _Round, failed_replica: int, reason: str) -> None:
+    if not round_.answered:
+      round_.answered = True
+      failed = inputs.AggregateFailed(round_.id, failed_replica, reason)
       self._answer(failed)
 
-  def _drop(self, attempt: _Attempt) -> None:
-    attempt.answered = True
+  def _drop(self, round_: _Round) -> None:
+    round_.answered = True
     for key, transfer in list(self._transfers.items()):
-      if transfer.attempt is attempt:
+      if transfer.round is round_:
         process, number, _ = key
         self._transport.cancel(process, number)
         del self._transfers[key]
-    if not attempt.averaging:
-      self._give_back(attempt)
+    if not round_.averaging:
+      self._give_back(round_)

@@ -121,7 +121,7 @@ def _add_up(
   """The sum of encoded numbers."""
   if total.order is not None:
     root = total.order[-1][0] if total.order else 0
-    summed = tree_sums.added_up(codec, rows, total.order)[root]
+    summed = tree_sums.tree_sum(codec, rows, total.order)[root]
     np.copyto(out, codec.decode(summed))
     return
   numbers = [

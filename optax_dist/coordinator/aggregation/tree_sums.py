@@ -9,7 +9,7 @@ import numpy as np
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
 
-def added_up(
+def tree_sum(
   codec: wires.Codec,
   rows: Sequence[np.ndarray],
   order: Sequence[tuple[int, int]],

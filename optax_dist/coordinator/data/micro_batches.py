@@ -69,7 +69,7 @@ class Slots:
 
 
 # A sum that may not be there yet.
-Sum = futures.Future[nodes.Nodes]
+Sum = futures.Future[nodes.PartialSums]
 
 
 class Sums:
@@ -109,7 +109,7 @@ class Sums:
     self._last = self._thread.submit(encoded, spans, leaves)
     return self._last
 
-  def _encoded(self, spans: Spans, leaves: Sequence[Any]) -> nodes.Nodes:
+  def _encoded(self, spans: Spans, leaves: Sequence[Any]) -> nodes.PartialSums:
     slot = self._slots.number(spans)
     found = self._summing.encode(slot, leaves)
     # Each process sees its own part, and all of them judge the whole.

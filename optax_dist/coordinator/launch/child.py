@@ -33,7 +33,7 @@ class Child:
     self,
     name: str,
     command: Sequence[str],
-    printed: output.Printed,
+    printed: output.OutputRelay,
     env: Mapping[str, str] | None = None,
   ):
     """Starts the process.

@@ -23,7 +23,7 @@ from optax_dist.coordinator.transport import tls
 # Seconds without a beat after which it hangs. Only those count in which this process
 # was awake itself.
 _SILENCE = 5.0
-_SLICE = 0.5
+_POLL_SECONDS = 0.5
 # Seconds to end before it is killed.
 _STOP_SECONDS = 5.0
 # Seconds after which it counts as healthy, and the longest pause before a start of
@@ -117,7 +117,7 @@ class Keeper:
       # Again, since another one may just have started.
       late = time.monotonic() > end
       self._made.process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
-      self._thread.join(_SLICE / 5)
+      self._thread.join(_POLL_SECONDS / 5)
 
   def _keep(self) -> None:
     while True:
@@ -143,7 +143,7 @@ class Keeper:
         ended = child.ending(self._made.process)
         self._tell(f"process {self.pid} {ended}; it starts again")
       fails = code >= 0 and time.monotonic() - began < _HEALTHY
-      self._start_again(_SLICE if fails else 0.0)
+      self._start_again(_POLL_SECONDS if fails else 0.0)
 
   def _start_again(self, pause: float) -> None:
     """Starts it until that succeeds."""
@@ -155,7 +155,7 @@ class Keeper:
         if str(error) != told:
           told = str(error)
           self._tell(f"it can't start again yet: {told}")
-        pause = min(_LONGEST_PAUSE, max(_SLICE, 2 * pause))
+        pause = min(_LONGEST_PAUSE, max(_POLL_SECONDS, 2 * pause))
         continue
       if self._drains.is_set():
         self._made.drain()
@@ -167,8 +167,8 @@ class Keeper:
     file, rest, silent = watched.stdout.fileno(), b"", 0
     poll = select.poll()
     poll.register(file, select.POLLIN)
-    while silent < _SILENCE / _SLICE:
-      if not poll.poll(1000 * _SLICE):
+    while silent < _SILENCE / _POLL_SECONDS:
+      if not poll.poll(1000 * _POLL_SECONDS):
         silent += 1
         continue
       more = os.read(file, 1 << 16)

@@ -41,7 +41,7 @@ from optax_dist.coordinator.server import process as server_process
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-_SLICE = 0.1
+_POLL_SECONDS = 0.1
 # Seconds after a signal in which the coordinator goes on for other hosts.
 _FAREWELL = 3.0
 # Makes glibc keep freed memory in the process: fresh pages cost as much as all
@@ -169,7 +169,7 @@ class Launcher:
         while self._code is None:
           while received:
             self._pass_on(received.pop(0))
-          self._look()
+          self._poll()
         self._leave_to_others(received)
         return self._code
       except LaunchError:
@@ -207,7 +207,9 @@ class Launcher:
         if not (self._continues and server_log.goes_on(log, replicas)):
           server_log.forget(log)
       path = self._folder and self._folder / "coordinator.log"
-      self._printed = output.Printed("coordinator", file=path, echo=self._echo)
+      self._printed = output.OutputRelay(
+        "coordinator", file=path, echo=self._echo
+      )
       try:
         self._keeper = keeper.Keeper(
           listens,
@@ -248,7 +250,7 @@ class Launcher:
       return
     self._keeper.drain()
     began, said = time.monotonic(), False
-    while not self._keeper.drained(_SLICE):
+    while not self._keeper.drained(_POLL_SECONDS):
       seconds = time.monotonic() - began
       if self._stop_at is not None or any(
         number in signals.ENDING for number in received
@@ -333,14 +335,14 @@ class Launcher:
         how = child.ending(process.popen)
         self._echo("launch", f"a standby {how}, and is not replaced", True)
 
-  def _printed_by(self, told: Environment) -> tuple[str, output.Printed]:
+  def _printed_by(self, told: Environment) -> tuple[str, output.OutputRelay]:
     """The name of a process, and what takes its output."""
     number = f"{told.replica}"
     if told.process_index is not None:
       number += f".{told.process_index}"
     name = "standby" if told.standby else f"replica {number}"
     path = self._folder and self._folder / f"{name.replace(' ', '-')}.log"
-    return name, output.Printed(name, file=path, echo=self._echo)
+    return name, output.OutputRelay(name, file=path, echo=self._echo)
 
   def _spawn(self, told: Environment) -> child.Child:
     """Starts a process of a replica, or one that stands by."""
@@ -358,16 +360,16 @@ class Launcher:
         f"{name} can't be started: {error}.{_remedy(error)}"
       ) from error
 
-  def _look(self) -> None:
+  def _poll(self) -> None:
     """Waits briefly for events, and handles them."""
     poll = select.poll()  # `select.select` refuses descriptors from 1024 on.
     for process in self._live():
       for file in process.files():
         poll.register(file, select.POLLIN)
-    poll.poll(1000 * _SLICE)
+    poll.poll(1000 * _POLL_SECONDS)
     for replica, processes in list(self._running.items()):
       if self._running.get(replica) is processes:
-        self._look_at(replica, processes)
+        self._poll_replica(replica, processes)
     self._look_at_standbys()
     if self._code is None:
       self._step(supervisor.Tick())
@@ -394,7 +396,7 @@ class Launcher:
     running = [p for processes in self._running.values() for p in processes]
     return running + self._standbys
 
-  def _look_at(self, replica: int, processes: list[child.Child]) -> None:
+  def _poll_replica(self, replica: int, processes: list[child.Child]) -> None:
     ended = [p.has_ended() for p in processes]
     for process in processes:
       process.read_prints()

@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeAlias
 # Called with a label, a line, and whether it is from standard error.
 Echo: TypeAlias = Callable[[str, str, bool], None]
 
-_KEPT = 12  # Lines.
+_LINES_KEPT = 12  # Lines.
 _LONGEST = 64 << 10  # Longer lines are cut.
 
 
@@ -34,14 +34,14 @@ def echo(label: str, line: str, error: bool) -> None:
     pass
 
 
-class Printed:
+class OutputRelay:
   r"""The output of one process.
 
   Whole lines are passed on, so those of several processes don't mix. Of a line
   that is overwritten repeatedly (a progress bar) the last state is passed on.
 
   Example:
-    >>> printed = Printed("replica 2", echo=echo)
+    >>> printed = OutputRelay("replica 2", echo=echo)
     >>> printed.take(b"loss 0.5\nlo", error=False)
     [replica 2] loss 0.5
     >>> printed.take(b"ss 0.4\n", error=False)
@@ -60,7 +60,7 @@ class Printed:
     """
     self._label, self._echo = label, echo
     self._rest = {False: b"", True: b""}
-    self._tail: collections.deque[str] = collections.deque(maxlen=_KEPT)
+    self._tail: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
     self._file: BinaryIO | None = None
     # Bytes since the file could not be written.
     self._missing = 0

@@ -23,7 +23,7 @@ CATEGORIES = {
 }
 
 # Intervals of a replica that are kept, unless all are.
-_MOST = 5000
+_MAX_SPANS_KEPT = 5000
 
 
 class Goodput(NamedTuple):
@@ -80,7 +80,7 @@ class _Replica:
 
   def __init__(self, replica: Replica, keep: float):
     self.replica, self.keep = replica, keep
-    most = None if math.isinf(keep) else _MOST
+    most = None if math.isinf(keep) else _MAX_SPANS_KEPT
     self.spans: collections.deque[Span] = collections.deque(maxlen=most)
     self.seconds = dict.fromkeys(CATEGORIES, 0.0)
     self.now = 0.0

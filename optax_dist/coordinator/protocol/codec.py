@@ -17,12 +17,12 @@ import msgspec
 
 T = TypeVar("T")
 
-_MOST = (1 << 63) - 1
+_MAX_INT = (1 << 63) - 1
 
 # Whole numbers that fit into 64 bits with a sign, and finite numbers.
-Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
-Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
-Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_INT, le=_MAX_INT)]
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT)]
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT)]
 Finite: TypeAlias = Annotated[
   float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 ]

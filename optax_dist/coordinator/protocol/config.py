@@ -66,7 +66,7 @@ class Config:
     """How long everybody waits."""
     rules = self.rules
     return deadlines.of(
-      rules.timeout, rules.attempt_timeout, rules.leader_timeout
+      rules.timeout, rules.transfer_timeout, rules.silence_timeout
     )
 
   @property

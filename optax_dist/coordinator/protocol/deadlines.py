@@ -1,11 +1,11 @@
 """All deadlines of a run, in one place, in an order that always holds.
 
-  a member's patience < attempt < the run's own timeout < a replica's own wait
+  a member's `transfer` < `round` < the run's own timeout < a replica's own wait
 
 So whoever lacks bytes names the member that they should come from long before
 the coordinator ends the run, and the coordinator says why before replicas end by
 themselves. Three durations decide all of them: `timeout`,
-`attempt_timeout` and `leader_timeout` of `join`. Two limits follow what was
+`transfer_timeout` and `silence_timeout` of `join`. Two limits follow what was
 seen, by a `Rule`: the silence of a connection, and a step inside a replica.
 
 The core's clock stands still while its process does (`Transport.now`), so time
@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from optax_dist.coordinator.protocol.arrivals import Rule
+from optax_dist.coordinator.protocol.liveness import Rule
 
 # Defaults, in seconds.
-_ATTEMPT, _PACE = 10.0, 5.0
+_TRANSFER, _RECONNECT = 10.0, 5.0
 # A slice of the mean can come only once its owner has all gradients, so it may
 # take longer than they; then a member that misses a gradient reports first.
 _MEAN = 1.5
@@ -30,23 +30,23 @@ class Deadlines:
   """How long everybody waits, in seconds.
 
   Attributes:
-    patience: after this long without a byte of a member's gradient, another
-      member reports that it is missing; also for a snapshot, and for what a
+    transfer: after this long without a byte of a member's gradient, another member
+      reports that it is missing; also for a snapshot, and for what a
       coordinator should answer at once.
     mean: the same for a member's slice of the mean, once the gradients have moved.
-    attempt: how long a round, or a call for gradients, may take before others look.
-    pace: how long members have to call a coordinator that has started again; pauses
-      between calls are based on it.
+    round: how long a round, or a call for gradients, may take before others look.
+    reconnect: how long members have to call a coordinator that has started again;
+      pauses between calls are based on it.
     silence: how long a peer may be silent at most.
     timeout: after this long without progress the coordinator ends the run.
     replica: after this long a replica that waits ends by itself; the coordinator
       should have said why before.
   """
 
-  patience: float
+  transfer: float
   mean: float
-  attempt: float
-  pace: float
+  round: float
+  reconnect: float
   silence: float
   timeout: float
   replica: float
@@ -54,15 +54,15 @@ class Deadlines:
 
 def of(
   timeout: float,
-  attempt_timeout: float | None = None,
-  leader_timeout: float | None = None,
+  transfer_timeout: float | None = None,
+  silence_timeout: float | None = None,
 ) -> Deadlines:
   """The deadlines of a run.
 
   Args:
     timeout: how long the run may make no progress while a replica waits.
-    attempt_timeout: how long a transfer may make no progress; None for 10 s.
-    leader_timeout: how long a peer may be silent; None: it follows what is seen
+    transfer_timeout: how long a transfer may make no progress; None for 10 s.
+    silence_timeout: how long a peer may be silent; None: it follows what is seen
       (`silence`), and 5 s to call a coordinator that has started again.
 
   Returns:
@@ -71,22 +71,24 @@ def of(
 
   Example:
     >>> default = of(300.0)
-    >>> default.patience, default.mean, default.attempt, default.silence
+    >>> default.transfer, default.mean, default.round, default.silence
     (10.0, 15.0, 20.0, 60.0)
-    >>> of(16.0).attempt
+    >>> of(16.0).round
     4.0
   """
-  patience = min(attempt_timeout or _ATTEMPT, timeout / 8)
-  pace = min(leader_timeout or _PACE, timeout / 2)
-  longest = pace if leader_timeout else max(pace, silence(timeout).ceiling)
+  transfer = min(transfer_timeout or _TRANSFER, timeout / 8)
+  reconnect = min(silence_timeout or _RECONNECT, timeout / 2)
+  longest = reconnect
+  if not silence_timeout:
+    longest = max(reconnect, silence(timeout).ceiling)
   return Deadlines(
-    patience,
-    _MEAN * patience,
-    2.0 * patience,
-    pace,
+    transfer,
+    _MEAN * transfer,
+    2.0 * transfer,
+    reconnect,
     longest,
     timeout,
-    timeout + 3.0 * pace + patience,
+    timeout + 3.0 * reconnect + transfer,
   )
 
 
@@ -106,21 +108,21 @@ def silence(timeout: float) -> Rule:
   return Rule(min(5.0, most), min(30.0, most), min(60.0, most))
 
 
-def silence_of_peers(timeout: float, leader_timeout: float | None) -> Rule:
+def silence_of_peers(timeout: float, silence_timeout: float | None) -> Rule:
   """How long a peer may be silent: by `silence`, or no longer than was chosen.
 
   Args:
     timeout: how long the run may make no progress.
-    leader_timeout: see `of`.
+    silence_timeout: see `of`.
 
   Example:
     >>> silence_of_peers(300.0, 1.0)
     Rule(floor=1.0, first=1.0, ceiling=1.0, factor=2.5, least=20)
   """
-  if leader_timeout is None:
+  if silence_timeout is None:
     return silence(timeout)
-  pace = of(timeout, None, leader_timeout).pace
-  return Rule(pace, pace, pace)
+  reconnect = of(timeout, None, silence_timeout).reconnect
+  return Rule(reconnect, reconnect, reconnect)
 
 
 def steps(timeout: float) -> Rule:

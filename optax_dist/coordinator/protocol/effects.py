@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   Hyperparams,
@@ -101,7 +101,7 @@ class Aggregate(Struct):
 
   An early one may begin long before the others have a gradient: it has no
   deadline, and ends by success, `Release`, or the loss of a peer. Any other fails
-  if nothing moves for a member's patience (`Deadlines`).
+  if nothing moves for a member's `Deadlines.transfer` (`Deadlines`).
 
   Attributes:
     round: its id, from which transfer ids are derived.
@@ -173,7 +173,7 @@ class Restore(Struct):
 class ServeSnapshot(Struct):
   """Connects to a process, and serves it the currently published state.
 
-  Ends by itself: when it was sent, or if nothing moves for a member's patience.
+  Ends by itself: when it was sent, or if nothing moves for `Deadlines.transfer`.
 
   Attributes:
     transfer: the transfer id on both sides.
@@ -192,7 +192,7 @@ class FetchSnapshot(Struct):
   """Connects to a process, and fetches a snapshot from it.
 
   Answers `SnapshotFetched`, or `SnapshotFailed`, as if nothing moves for a
-  member's patience. Another one replaces it.
+  member's `Deadlines.transfer`. Another one replaces it.
   """
 
   transfer: int
@@ -243,7 +243,7 @@ class Progressed(Struct):
   progress: Progress
 
 
-class SetAsked(Struct):
+class SetRequested(Struct):
   """Sets how many gradients to sum in a submission from now on; 1 before.
 
   It precedes the `Taken` or `Resolved` that it comes with.
@@ -282,7 +282,7 @@ class Resolved(Struct):
     step: if it was part of a commit, the number of steps after it.
     members: the ids of the replicas in that commit.
     staleness: its staleness, in steps.
-    apart: whether the submission that this one extends has a separate outcome,
+    partial_only: whether the submission that this one extends has a separate outcome,
       sent before or after this one; otherwise this is the outcome of both.
   """
 
@@ -291,7 +291,7 @@ class Resolved(Struct):
   step: int
   members: tuple[ReplicaId, ...] = ()
   staleness: int = 0
-  apart: bool = False
+  partial_only: bool = False
 
 
 class Left(Struct):
@@ -327,7 +327,7 @@ class WriteJournal(Struct):
   If the journal can't be written, a warning is logged and training continues.
   """
 
-  note: notes.Record
+  note: journal_events.Record
 
 
 class Log(Struct):
@@ -356,7 +356,7 @@ Effect: TypeAlias = (
   | Suspended
   | Leased
   | Progressed
-  | SetAsked
+  | SetRequested
   | Called
   | Taken
   | Resolved

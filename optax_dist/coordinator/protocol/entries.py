@@ -183,8 +183,8 @@ class Rules(Struct):
       in messages; None: members exchange them.
     alone: whether no two replicas may take part in one step.
     timeout: see `deadlines.of`; likewise the next two.
-    attempt_timeout: how long a transfer may make no progress.
-    leader_timeout: how long a peer may be silent.
+    transfer_timeout: how long a transfer may make no progress.
+    silence_timeout: how long a peer may be silent.
     stall_warning: time to wait before the missing replicas are reported.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     max_skipped: samples that may be skipped because gradients on them are not
@@ -200,8 +200,8 @@ class Rules(Struct):
   inline_bytes: Natural | None = None
   alone: bool = False
   timeout: Finite = 300.0
-  attempt_timeout: Finite | None = None
-  leader_timeout: Finite | None = None
+  transfer_timeout: Finite | None = None
+  silence_timeout: Finite | None = None
   stall_warning: Finite = 10.0
   fingerprint_every: Natural = 0
   max_skipped: Natural | None = None

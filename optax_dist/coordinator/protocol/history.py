@@ -75,7 +75,7 @@ class History:
   ended: Ended | None = None
 
   @property
-  def is_untouched(self) -> bool:
+  def has_no_commits(self) -> bool:
     """Whether no step has been committed, so that all start states are equal."""
     return self.step == self.origin.step
 

@@ -3,7 +3,7 @@
 The driver creates them, one at a time and in the order of the events, and adds
 the time: seconds of a monotonic clock. The core never asks for the time, and
 never waits. It has no arrays: the driver knows those of an aggregation by the
-attempt, those of a state by the transfer, and gradients by the submission.
+round, those of a state by the transfer, and gradients by the submission.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
   RoundId,
 )
+from optax_dist.coordinator.protocol.journal_events import Timings
 from optax_dist.coordinator.protocol.messages import Message
-from optax_dist.coordinator.protocol.notes import Timings
 from optax_dist.ledger import Spans
 
 

@@ -37,7 +37,7 @@ from optax_dist.coordinator.protocol.entries import (
   RoundId,
   Start,
 )
-from optax_dist.coordinator.protocol.notes import Timings
+from optax_dist.coordinator.protocol.journal_events import Timings
 from optax_dist.ledger import Progress, Spans
 
 # To the coordinator.
@@ -79,7 +79,7 @@ class Hello(Struct):
   follows: tuple[tuple[str, Integer], ...] = ()
 
 
-class Arrive(Struct):
+class SubmitGradient(Struct):
   """A member submits a gradient.
 
   It is answered by a commit, `Asked` or `Dropped`.
@@ -299,7 +299,7 @@ class Dropped(Struct):
   whole: bool = True
 
 
-class Asked(Struct):
+class RequestGradients(Struct):
   """A token: what the receiver should compute next.
 
   Sent if `replicas_to_aggregate` exceeds the number of replicas, or if samples
@@ -480,7 +480,7 @@ class Rival(Struct):
 
 ToCoordinator: TypeAlias = (
   Hello
-  | Arrive
+  | SubmitGradient
   | Done
   | Failed
   | Applied
@@ -499,7 +499,7 @@ FromCoordinator: TypeAlias = (
   | Round
   | Cancel
   | Dropped
-  | Asked
+  | RequestGradients
   | Call
   | Serve
   | Fetch

@@ -8,7 +8,7 @@
 The core decides, one input at a time and in the order of the events; effects
 are executed in their order, too. All of this is one thread, which never blocks
 except to wait for the next event: slow work is done in the background, and the
-training loop is notified through the `Handover`.
+training loop is notified through the `TrainingInbox`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from optax_dist.coordinator.aggregation import (
   snapshots,
 )
 from optax_dist.coordinator.protocol import (
-  arrivals,
   codec,
   entries,
   inputs,
+  liveness,
   messages,
 )
 from optax_dist.coordinator.protocol import effects as fx
@@ -47,7 +47,7 @@ from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.runtime import (
   background,
   endpoint,
-  handover,
+  inbox,
   states,
   threads,
 )
@@ -56,7 +56,7 @@ from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
-_PATIENCE = 5.0
+_CLOSE_SECONDS = 5.0
 # Seconds for which a coordinator may be silent before it is known how long it is.
 _SILENT = 7.0
 
@@ -82,7 +82,7 @@ class Driver:
     step: int,
     apply: Callable[[Any, Sequence[np.ndarray]], Any],
     deadlines: Deadlines,
-    silence: arrivals.Rule,
+    silence: liveness.Rule,
     processes: Processes,
     shards: states.Shards | None = None,
     inner: Any = None,
@@ -110,17 +110,17 @@ class Driver:
     self._transport, self._place = place.transport, place
     self._silence = silence
     # A transfer that is stuck is noticed so much later.
-    self._check_every = deadlines.patience / 8
+    self._check_every = deadlines.transfer / 8
     name = f"optax-dist-{replica}"
     target = threads.in_this_precision(self._run)
     self._thread = threading.Thread(target=target, name=name, daemon=True)
-    self._background = background.Background(f"{name}-work", self.post)
+    self._background = background.Background(f"{name}-work", self.call_soon)
     self._processes = processes
     self._states = states.States(
-      initial, step, apply, self._background, self.post, shards, inner
+      initial, step, apply, self._background, self.call_soon, shards, inner
     )
-    self.handover = processes.handover(
-      self._states.published, self.feed, deadlines.replica
+    self.inbox = processes.inbox(
+      self._states.published, self.enqueue, deadlines.replica
     )
     self._aggregations = reduce_scatter_gather.Aggregations(
       place.transport,
@@ -134,7 +134,7 @@ class Driver:
       place.transport,
       self._states.nbytes,
       self._background,
-      deadlines.patience,
+      deadlines.transfer,
       self._answered,
     )
     # Bytes of gradients and means sent inline.
@@ -148,7 +148,7 @@ class Driver:
     # Why another replica could not be called; "" once this one is admitted.
     self._unreached = ""
     self._gradients: dict[int, gradient.Gradient] = {}
-    self._wakes = False
+    self._notify_training_loop = False
     # The core's deadline, as of the last `_proceed`.
     self._due = math.inf
     self._closing = ""
@@ -162,10 +162,10 @@ class Driver:
     self._inputs.append(inputs.Started())
     self._thread.start()
 
-  def feed(self, input_: Any) -> None:
+  def enqueue(self, input_: Any) -> None:
     """Queues an input for the core; callable from any thread."""
     self.check_process()
-    self.post(lambda: self._inputs.append(input_))
+    self.call_soon(lambda: self._inputs.append(input_))
 
   def submit(
     self,
@@ -180,7 +180,7 @@ class Driver:
         stale to count.
     """
     self.check_process()
-    self.post(lambda: self._submit(submitted, parts))
+    self.call_soon(lambda: self._submit(submitted, parts))
 
   def allocate(self) -> memoryview:
     """Memory for a gradient; it is used again once no view of it is left."""
@@ -197,11 +197,11 @@ class Driver:
     return self._states.inner
 
   @property
-  def is_far_from_some(self) -> bool:
+  def has_remote_peers(self) -> bool:
     """Whether arrays are sent to some peers, not lent; from any thread."""
     return bool(self._far)
 
-  def post(self, action: Callable[[], None]) -> None:
+  def call_soon(self, action: Callable[[], None]) -> None:
     """Schedules a function on the event loop."""
     self._posted.append(action)
     if not self._closed:
@@ -241,7 +241,9 @@ class Driver:
   def missing(self) -> str:
     """A sentence that says what the event loop is waiting for."""
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()
-    self.post(lambda: answer.put(self._core.missing(self._transport.now())))
+    self.call_soon(
+      lambda: answer.put(self._core.missing(self._transport.now()))
+    )
     try:
       waits = answer.get(timeout=1.0)
     except queue.Empty:
@@ -265,26 +267,26 @@ class Driver:
     )
 
     def fail() -> None:
-      self.handover.fail(failure)
-      self._wakes = True
+      self.inbox.fail(failure)
+      self._notify_training_loop = True
 
-    self.post(fail)
-    self.feed(inputs.Aborted(reason, stacks))
+    self.call_soon(fail)
+    self.enqueue(inputs.Aborted(reason, stacks))
     self.close(reason)
 
   def close(self, reason: str = "closed") -> None:
     """Stops the threads and waits for them; unsent messages are lost."""
     if self.is_forked:
       return
-    self.post(lambda: setattr(self, "_closing", reason))
+    self.call_soon(lambda: setattr(self, "_closing", reason))
     if self._thread is threading.current_thread():
       return
     if self._thread.ident is None:
       self._end()
     # A thread stuck in foreign code must not block the caller.
     else:
-      self._thread.join(_PATIENCE)
-    self._background.close(_PATIENCE)
+      self._thread.join(_CLOSE_SECONDS)
+    self._background.close(_CLOSE_SECONDS)
 
   # The event loop.
 
@@ -298,13 +300,13 @@ class Driver:
         self._proceed()
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
-      self.handover.fail(error)
+      self.inbox.fail(error)
       self._closing = f"it has raised {error!r:.200}"
     finally:
       try:
         self._end()
       finally:
-        self.handover.wake()
+        self.inbox.wake()
 
   def _proceed(self) -> None:
     """Does everything that needs no waiting."""
@@ -332,11 +334,11 @@ class Driver:
         break
       timed = True
       self._step(inputs.TimePassed())
-    if self._wakes:
-      self._wakes = False
+    if self._notify_training_loop:
+      self._notify_training_loop = False
       # The training loop takes the processor: others may get theirs first.
       self._transport.flush()
-      self.handover.wake()
+      self.inbox.wake()
 
   def _timeout(self) -> float:
     """The longest time to wait for an event."""
@@ -442,7 +444,7 @@ class Driver:
           self._transport.send(peer, [encoded])
       case fx.Publish(step, save):
         self._states.publish(step)
-        self._notify(handover.Published(self._states.published, save))
+        self._notify(inbox.Published(self._states.published, save))
         phases.reach("applied", self._replica)
       case fx.Resolved():
         self._resolve(effect)
@@ -450,7 +452,7 @@ class Driver:
         self._apply(effect)
       case fx.UseRun(nonce):
         self._transport.use_run(nonce.encode())
-        self.handover.run_id = entries.run_id(nonce)
+        self.inbox.run_id = entries.run_id(nonce)
       case fx.Connect(peer, address):
         self._place.connect(peer, address)
       case fx.Disconnect(peer, reason):
@@ -465,7 +467,7 @@ class Driver:
         self._aggregations.drop(round_)
       case fx.Restore(step, transfer):
         self._states.restore(step, self._snapshots.take(transfer))
-        self._notify(handover.Published(self._states.published, False))
+        self._notify(inbox.Published(self._states.published, False))
       case fx.ServeSnapshot():
         phases.reach("serving", self._replica)
         published = self._states.published
@@ -492,7 +494,7 @@ class Driver:
         | fx.Progressed()
         | fx.Taken()
         | fx.Suspended()
-        | fx.SetAsked()
+        | fx.SetRequested()
         | fx.Called()
         | fx.Left()
         | fx.Finished()
@@ -503,15 +505,15 @@ class Driver:
           reason = f"{reason} {self._unreached}."
         error = getattr(errors, name)(reason)
         error.final = final
-        self.handover.fail(error)
-        self._wakes = True
+        self.inbox.fail(error)
+        self._notify_training_loop = True
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case _:
-        reason = self._processes.execute(effect, self.handover)
-        self._wakes = True
+        reason = self._processes.execute(effect, self.inbox)
+        self._notify_training_loop = True
         if reason:
-          self.handover.fail(errors.CoordinatorError(reason))
+          self.inbox.fail(errors.CoordinatorError(reason))
           self._closing = reason
 
   def _aggregate(self, effect: fx.Aggregate) -> None:
@@ -550,15 +552,15 @@ class Driver:
     changes = dict(effect.hyperparams)
     self._states.apply(lambda: means.read(self._layout, raw), changes)
 
-  def _notify(self, event: handover.Event) -> None:
+  def _notify(self, event: inbox.Event) -> None:
     """Notifies the training loop, which may continue with it."""
-    self.handover.notify(event)
-    self._wakes = True
+    self.inbox.notify(event)
+    self._notify_training_loop = True
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
-      if sequence == resolved.sequence or not resolved.apart:
+      if sequence == resolved.sequence or not resolved.partial_only:
         del self._gradients[sequence]
     self._notify(resolved)
 

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.server import driver, places
 from optax_dist.coordinator.transport import addresses, sockets, tls
 from optax_dist.coordinator.transport import interface as transports
@@ -16,7 +16,7 @@ from optax_dist.coordinator.transport import interface as transports
 #: The name of the coordinator's process.
 COORDINATOR = driver.NAME
 # Seconds to wait for a closing thread.
-_PATIENCE = 5.0
+_CLOSE_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class World:
     self._ended.set()
     if self._transport is not None and self._thread is not None:
       self._transport.wake()
-      self._thread.join(_PATIENCE)
+      self._thread.join(_CLOSE_SECONDS)
 
   def __enter__(self) -> World:
     return self
@@ -113,7 +113,7 @@ def connect(
   coordinator: str,
   replica: object,
   secret: bytes,
-  silence: arrivals.Rule,
+  silence: liveness.Rule,
   *,
   bind: str | None = None,
   ports: Iterable[int] = sockets.DEFAULT_PORTS,

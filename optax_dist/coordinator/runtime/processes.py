@@ -14,7 +14,7 @@ from optax_dist.coordinator import strategies
 from optax_dist.coordinator.protocol import codec, messages
 from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.config import Config, Me
-from optax_dist.coordinator.runtime.handover import Handover
+from optax_dist.coordinator.runtime.inbox import TrainingInbox
 from optax_dist.coordinator.runtime.states import Shards, State
 
 
@@ -115,9 +115,9 @@ class Processes:
     """
     return Parts(shared, inner, strategy.apply)
 
-  def handover(
-    self, published: State, feed: Callable[[Any], None], patience: float
-  ) -> Handover:
+  def inbox(
+    self, published: State, enqueue: Callable[[Any], None], patience: float
+  ) -> TrainingInbox:
     """What the training loop reads.
 
     Args:
@@ -126,9 +126,9 @@ class Processes:
       patience: seconds that another process may take to reach the same point
         of the program.
     """
-    return Handover(published)
+    return TrainingInbox(published)
 
-  def execute(self, effect: Any, handover: Handover) -> str:
+  def execute(self, effect: Any, inbox: TrainingInbox) -> str:
     """Executes an effect that the protocol does not have; the training loop wakes.
 
     Returns:

@@ -151,7 +151,7 @@ class States:
       inner: the initial value of `inner`, a tree of arrays; None for none.
     """
     self.published = State(step, initial, inner)
-    self._ahead: State | None = None
+    self._speculative: State | None = None
     self._apply = apply
     leaves, self._tree = jax.tree.flatten((initial, inner))
     self._likes, self._shards, self._post = leaves, shards, post
@@ -173,7 +173,7 @@ class States:
       changes: hyperparameters to set before, by name.
     """
     base = self.published
-    after = self._ahead = State(base.step + 1)
+    after = self._speculative = State(base.step + 1)
 
     def work() -> Any:
       after.inner = self.inner
@@ -183,13 +183,13 @@ class States:
 
   def publish(self, step: int) -> None:
     """Publishes the state computed ahead: it is committed."""
-    assert self._ahead is not None
-    assert self._ahead.step == step
-    self.published, self._ahead = self._ahead, None
+    assert self._speculative is not None
+    assert self._speculative.step == step
+    self.published, self._speculative = self._speculative, None
 
   def restore(self, step: int, raw: np.ndarray) -> None:
     """Continues from the bytes that `write` wrote on another replica."""
-    self._ahead = None
+    self._speculative = None
     after = self.published = State(step)
 
     def work() -> Any:

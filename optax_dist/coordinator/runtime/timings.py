@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from optax_dist.coordinator.protocol.notes import Timings
+from optax_dist.coordinator.protocol.journal_events import Timings
 
 _COMPILING = "/jax/core/compile/"
 

@@ -15,8 +15,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from optax_dist.coordinator.protocol import arrivals
-from optax_dist.coordinator.runtime import last_words
+from optax_dist.coordinator.protocol import liveness
+from optax_dist.coordinator.runtime import process_exit
 from optax_dist.coordinator.transport.clock import AwakeClock
 
 # A step that no one waits for may be an evaluation, or a pause in a notebook.
@@ -24,7 +24,7 @@ _UNHURRIED = 3600.0
 # Seconds within which the thread looks at the clock.
 _LONGEST = 2.0
 # Characters of the stacks written to the journal.
-_MOST = 16_000
+_MAX_STACK_CHARS = 16_000
 
 
 class Steps:
@@ -37,17 +37,17 @@ class Steps:
     thread: that of the training loop.
   """
 
-  def __init__(self, limit: float | arrivals.Rule, now: Callable[[], float]):
+  def __init__(self, limit: float | liveness.Rule, now: Callable[[], float]):
     """Starts without a step.
 
     Args:
       limit: the seconds a step may take, or the rule that adapts them.
       now: a clock, in seconds.
     """
-    self._seen: arrivals.Arrivals | None = None
+    self._seen: liveness.Silence | None = None
     self._limit = 0.0
-    if isinstance(limit, arrivals.Rule):
-      self._seen = arrivals.Arrivals(limit)
+    if isinstance(limit, liveness.Rule):
+      self._seen = liveness.Silence(limit)
     else:
       self._limit = limit
     self._now, self._lock = now, threading.Lock()
@@ -103,7 +103,7 @@ class Watchdog:
 
   def __init__(
     self,
-    limit: float | arrivals.Rule,
+    limit: float | liveness.Rule,
     name: str,
     awaited: Callable[[], bool],
     evict: Callable[[str, str], None] | None,
@@ -150,7 +150,7 @@ class Watchdog:
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
       found = stacks(steps.thread)
       text = f"{self._name}: {reason}. Its threads:\n{found}"
-      last_words.say(text)
+      process_exit.say(text)
       if self._evict is not None:
         self._evict(reason, found)
         return
@@ -179,4 +179,4 @@ def stacks(first: int) -> str:
   for ident in sorted(frames, key=lambda i: (i != first, i)):
     lines = "".join(traceback.format_stack(frames[ident]))
     texts.append(f"Thread {names.get(ident, ident)}:\n{lines}")
-  return "".join(texts)[:_MOST]
+  return "".join(texts)[:_MAX_STACK_CHARS]

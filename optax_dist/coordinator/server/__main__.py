@@ -25,7 +25,7 @@ from optax_dist.coordinator.server import log as logs
 from optax_dist.coordinator.transport import addresses, sockets, tls
 
 # The longest wait for an event, in seconds.
-_SLICE = 0.5
+_POLL_SECONDS = 0.5
 # Seconds without a member after which one exits that was told to: if the run is
 # over or has not begun, and if its members may only be cut off.
 _DRAINED, _CUT_OFF = 1.0, 60.0
@@ -43,7 +43,7 @@ class _Beats:
     """Prints a line, unless one was printed a moment ago."""
     if time.monotonic() < self._next:
       return
-    self._next = time.monotonic() + _SLICE
+    self._next = time.monotonic() + _POLL_SECONDS
     # Not while it is full: whoever reads it may have been stopped.
     with contextlib.suppress(OSError):
       os.write(sys.stdout.fileno(), f"{process.BEAT}\n".encode())
@@ -148,7 +148,7 @@ def _acquire(standby: Any, ends: Callable[[], bool], beats: _Beats) -> bool:
       )
     told = standby.trouble
     beats.beat()
-    time.sleep(_SLICE)
+    time.sleep(_POLL_SECONDS)
   return False
 
 
@@ -226,7 +226,7 @@ def _coordinate(
   while not ended.is_set() and not server.outdated:
     if standby is not None:
       standby.check()
-    server.poll(_SLICE)
+    server.poll(_POLL_SECONDS)
     beats.beat()
     if _is_left(server, options.idle, drained.is_set()):
       break

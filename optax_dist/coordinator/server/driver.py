@@ -15,7 +15,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 import optax_dist
-from optax_dist.coordinator.protocol import codec, deadlines, inputs, notes
+from optax_dist.coordinator.protocol import (
+  codec,
+  deadlines,
+  inputs,
+  journal_events,
+)
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
 from optax_dist.coordinator.protocol.coordinator.hosts import Hosts
@@ -37,7 +42,7 @@ _log = logging.getLogger("optax_dist.coordinator")
 #: The name of a coordinator's process, for its members.
 NAME = "coordinator"
 # The longest time to wait for an event, in seconds.
-_SLICE = 1.0
+_POLL_SECONDS = 1.0
 # Seconds between two warnings that the log can't be written.
 _AGAIN = 60.0
 
@@ -201,7 +206,7 @@ class Server:
     job = self._called[peer].core.history.job
     if job is not None:
       rules = job.rules
-      silence = deadlines.silence_of_peers(rules.timeout, rules.leader_timeout)
+      silence = deadlines.silence_of_peers(rules.timeout, rules.silence_timeout)
       self._transport.allow(peer, silence)
 
   def _run_of(self, peer: str, hello: Hello) -> _Run | None:
@@ -251,7 +256,7 @@ class Server:
       case _:
         raise AssertionError(f"a coordinator has no effect {effect!r}")
 
-  def _write(self, run: _Run, note: notes.Record) -> None:
+  def _write(self, run: _Run, note: journal_events.Record) -> None:
     history = run.core.history
     if history.job is None:
       return  # There is no run yet.
@@ -263,7 +268,7 @@ class Server:
       run.journal = journal_lines.JournalLines(
         path or None, msgspec.json.decode(about)
       )
-      run.journal.open([notes.committed(c) for c in history.recent])
+      run.journal.open([journal_events.committed(c) for c in history.recent])
     run.journal.write(note)
 
 
@@ -272,6 +277,6 @@ def serve(transport: sockets.Transport, ended: threading.Event) -> None:
   server = Server(transport, lambda name: MemoryLog())
   try:
     while not ended.is_set():
-      server.poll(_SLICE)
+      server.poll(_POLL_SECONDS)
   finally:
     server.close()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -34,7 +34,7 @@ class _Line(NamedTuple):
   """
 
   time: float
-  note: notes.Record
+  note: journal_events.Record
   old: bool
 
 
@@ -72,14 +72,14 @@ class JournalLines:
     # When the file could last be written; None while it can.
     self._failing: float | None = None
 
-  def open(self, commits: Sequence[notes.Commit]) -> None:
+  def open(self, commits: Sequence[journal_events.Commit]) -> None:
     """Opens the file, if possible, and writes the commits missing from it."""
     self._opened = self._path is not None
     for commit in commits:
       self._add(commit, old=True)
     self._flush()
 
-  def write(self, note: notes.Record) -> None:
+  def write(self, note: journal_events.Record) -> None:
     """Writes the line of a note, if there is a journal."""
     self._add(note)
     self._flush()
@@ -95,7 +95,7 @@ class JournalLines:
     self._opened = False
     self._waiting.clear()
 
-  def _add(self, note: notes.Record, old: bool = False) -> None:
+  def _add(self, note: journal_events.Record, old: bool = False) -> None:
     if self._opened:
       self._waiting.append(_Line(time.monotonic(), note, old))
       if len(self._waiting) > _MOST_WAITING:
@@ -112,7 +112,11 @@ class JournalLines:
         last = self._file.step
         for line in list(self._waiting):
           note = line.note
-          if line.old and isinstance(note, notes.Commit) and note.step <= last:
+          if (
+            line.old
+            and isinstance(note, journal_events.Commit)
+            and note.step <= last
+          ):
             self._waiting.remove(line)
       while self._waiting:
         line = self._waiting.popleft()
@@ -146,14 +150,14 @@ class JournalLines:
   def _write(self, file: journal.Journal, line: _Line) -> None:
     fields = msgspec.to_builtins(line.note)
     kind = fields.pop("kind")
-    if isinstance(line.note, notes.Finish) and file.ended:
+    if isinstance(line.note, journal_events.Finish) and file.ended:
       return  # The last coordinator has written it.
-    if isinstance(line.note, notes.Run):
+    if isinstance(line.note, journal_events.Run):
       fields = {**self._describe, "step": line.note.step}
-    elif isinstance(line.note, notes.Finish):
+    elif isinstance(line.note, journal_events.Finish):
       fields["load"] = _load()
     file.write(kind, ago=time.monotonic() - line.time, **fields)
-    file.ended = isinstance(line.note, notes.Finish)
+    file.ended = isinstance(line.note, journal_events.Finish)
 
 
 def _load() -> float | None:

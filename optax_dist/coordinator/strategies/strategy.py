@@ -50,7 +50,7 @@ class Strategy:
     fragments: the rules of Decoupled DiLoCo; None: steps are taken by the quorum's
       rules alone.
     loop: makes the `Loop` of a `Participant`, if its replicas don't wait for each
-      step; None: `WaitingLoop`, for a `WaitingStrategy`.
+      step; None: `SynchronousLoop`, for a `WaitingStrategy`.
   """
 
   name: str

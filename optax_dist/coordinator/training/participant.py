@@ -4,7 +4,7 @@
                                              <- Participant.wait     its outcome
     event loop      Driver, which notifies the Handover
 
-`WaitingLoop` is the `Loop` of most strategies; one whose replicas don't wait for
+`SynchronousLoop` is the `Loop` of most strategies; one whose replicas don't wait for
 each step has its own.
 """
 
@@ -230,8 +230,8 @@ class Participant:
         inline_bytes=nbytes if self._inline else None,
         alone=strategy.alone,
         timeout=float(settings.timeout),
-        attempt_timeout=settings.attempt_timeout,
-        leader_timeout=settings.leader_timeout,
+        transfer_timeout=settings.transfer_timeout,
+        silence_timeout=settings.silence_timeout,
         stall_warning=float(settings.stall_warning),
         fingerprint_every=settings.fingerprint_every,
         max_skipped=settings.max_skipped,
@@ -281,11 +281,11 @@ class Participant:
     )
     if begins_fresh:
       self.driver.keep(parts.inner)
-    self.handover = self.driver.handover
+    self.inbox = self.driver.inbox
     self.tell: Callable[..., None] = lambda event, **fields: None
-    self.handover.on_finished = lambda: self.tell("finished")
+    self.inbox.on_finished = lambda: self.tell("finished")
     self.submission = Submission(
-      self.handover.published,
+      self.inbox.published,
       add,
       max_staleness=numbers.max_staleness if strategy.loop is None else None,
       samples=samples,
@@ -330,7 +330,7 @@ class Participant:
     Raises:
       CoordinatorError: see `Replica.start`.
     """
-    seen = self.handover
+    seen = self.inbox
     admitted = lambda: seen.admission > 0
     seconds = min(self.settings.stall_warning, _JOINS_WITHIN)
     self.driver.start()
@@ -354,7 +354,7 @@ class Participant:
     if self.sums is not None:
       self.sums.close()
     self.driver.close()
-    self.handover.close()
+    self.inbox.close()
 
   def leave(self) -> None:
     """Leaves the run gracefully; the others go on.
@@ -363,8 +363,8 @@ class Participant:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
     self.raise_failure()
-    self.driver.feed(inputs.LeaveWanted())
-    left = lambda: self.handover.left
+    self.driver.enqueue(inputs.LeaveWanted())
+    left = lambda: self.inbox.left
     self.wait(left, "for the confirmation that it may leave")
     self.tell("left")
 
@@ -375,13 +375,13 @@ class Participant:
       reason: for the others.
       failure: what the training loop gets.
     """
-    self.handover.fail(failure)
-    self.driver.feed(inputs.Aborted(reason))
+    self.inbox.fail(failure)
+    self.driver.enqueue(inputs.Aborted(reason))
     self.close()
 
   def _evict(self, reason: str, stacks: str) -> None:
     """Called by the watchdog: the training loop is stuck."""
-    if self.is_over or self.handover.failure is not None:
+    if self.is_over or self.inbox.failure is not None:
       return
     self.driver.evict(reason, stacks)
     if self._on_stuck is not None:
@@ -390,7 +390,7 @@ class Participant:
   @property
   def is_over(self) -> bool:
     """Whether the run is over, or this replica has left it."""
-    return self.handover.left or self.handover.finished is not None
+    return self.inbox.left or self.inbox.finished is not None
 
   # The state.
 
@@ -411,15 +411,15 @@ class Participant:
   def resume(self) -> None:
     """Continues from the current shared state."""
     # In this order: it may be readmitted in between.
-    admission = self.handover.admission
-    published = self.handover.published
+    admission = self.inbox.admission
+    published = self.inbox.published
     published.get()  # Waits until it is computed.
     self.submission.resume(admission, published)
     self.forget()
 
   def forget(self) -> None:
     """Forgets what the training loop has no more use for."""
-    self.handover.forget(self.submission.sequence, self.held_steps())
+    self.inbox.forget(self.submission.sequence, self.held_steps())
 
   def held_steps(self) -> tuple[int, ...]:
     """The steps of the parameters and of the state to save."""
@@ -433,7 +433,7 @@ class Participant:
   def announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""
     # Held before it is looked at: a newer one may replace it meanwhile.
-    kept = self.to_save = self.handover.to_save
+    kept = self.to_save = self.inbox.to_save
     if kept is None or not self._saved < kept.step <= self.submission.base.step:
       self.to_save = None
       return outcome
@@ -508,7 +508,7 @@ class Participant:
         self.layout,
         out,
         # If all are on this host, they read it in memory that all of them have.
-        in_place=self.driver.is_far_from_some,
+        in_place=self.driver.has_remote_peers,
       )
       finite = written is not None
       if written is not None:
@@ -543,11 +543,11 @@ class Participant:
     if self.closed and not ready():
       self.raise_failure()
     self.watchdog.steps.wait()
-    if self.handover.wait(ready, patience):
+    if self.inbox.wait(ready, patience):
       self._watch()
       return
     self.raise_failure()
-    if self.handover.finished is not None:
+    if self.inbox.finished is not None:
       return
     raise errors.CoordinatorError(
       f"Replica {self.replica!r} has waited {patience:.1f} s {what}."
@@ -556,8 +556,8 @@ class Participant:
 
   def raise_failure(self) -> None:
     """Raises the error that ended this replica's part in the run, if any."""
-    if self.handover.failure is not None:
-      raise self.handover.failure
+    if self.inbox.failure is not None:
+      raise self.inbox.failure
     if self.closed and not self.is_over:
       raise errors.CoordinatorError(
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from optax_dist._internal import checks
-from optax_dist.coordinator.runtime import last_words
+from optax_dist.coordinator.runtime import process_exit
 
 MODES = ("leave", "save")
 DEFAULT_GRACE = 10.0
@@ -132,7 +132,7 @@ class Preemption:
       return
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = traceback.format_stack(frame)[-_CALLS:] if frame else []
-    last_words.say(
+    process_exit.say(
       f"{signal.Signals(self._number).name} came {wait:g} s ago, and this program"
       " has neither come to the end of a step nor looked at replica.preempted: it"
       f" will be killed {wait:g} s from now. Look at replica.preempted in loops"

@@ -37,20 +37,20 @@ from typing import Any, NamedTuple, Protocol
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.coordinator.protocol.inputs import Submitted
-from optax_dist.coordinator.protocol.notes import Timings
+from optax_dist.coordinator.protocol.journal_events import Timings
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
 
 
-class Seen(Protocol):
+class Inbox(Protocol):
   """What the event loop has notified the training loop of, until now.
 
   Attributes:
     published: the state that all replicas share; its `step` is read here.
     admission: number of times the replica was admitted; 0 before the first.
     suspended: whether the replica is currently not a member.
-    asked: how many gradients to sum into a submission.
+    requested: how many gradients to sum into a submission.
     finished: why the run has finished; None if it has not.
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
@@ -59,7 +59,7 @@ class Seen(Protocol):
   published: Any
   admission: int
   suspended: bool
-  asked: int
+  requested: int
   finished: str | None
   lease: tuple[Incarnation, Spans]
   incarnation: Incarnation
@@ -154,7 +154,7 @@ class Submission:
 
   # Samples.
 
-  def draw(self, seen: Seen) -> Spans | None:
+  def draw(self, seen: Inbox) -> Spans | None:
     """The samples to compute on; None if none are leased, or the sum ends."""
     self._supersede(seen)
     if self._window and self._is_behind(seen):
@@ -172,29 +172,29 @@ class Submission:
       self.drawn = sp.head(self._left(seen), self._samples)[0] or None
     return self.drawn
 
-  def _left(self, seen: Seen) -> Spans:
+  def _left(self, seen: Inbox) -> Spans:
     """What is leased for this sum and not drawn yet."""
     spans = self._leased(seen)
     drawn = [*self._round, *(g.data for g in self.gradients)]
     return sp.minus(spans, (span for part in drawn for span in part))
 
-  def _leased(self, seen: Seen) -> Spans:
+  def _leased(self, seen: Inbox) -> Spans:
     """What is leased to the current membership, for the step it is at."""
     incarnation, spans = seen.lease
     if incarnation != seen.incarnation or self._is_over(seen):
       return ()
     return spans
 
-  def _is_leased_anew(self, seen: Seen) -> bool:
+  def _is_leased_anew(self, seen: Inbox) -> bool:
     """Whether a restarted coordinator has leased other samples amid local steps."""
     return bool(sp.minus(self.computed, self._leased(seen)))
 
-  def _is_over(self, seen: Seen) -> bool:
+  def _is_over(self, seen: Inbox) -> bool:
     """Whether the lease is of another step than the one it is at."""
     spans = seen.lease[1] if self._window else ()
     return bool(spans) and spans[0][0] // self._window != self.base.step
 
-  def can_draw(self, seen: Seen) -> bool:
+  def can_draw(self, seen: Inbox) -> bool:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
       bool(self._left(seen))
@@ -218,15 +218,15 @@ class Submission:
 
   # The sum.
 
-  def is_late(self, seen: Seen) -> bool:
+  def is_late(self, seen: Inbox) -> bool:
     """Whether a gradient on `base` would be dropped now."""
     most = self._max_staleness
     return most is not None and seen.published.step - self.base.step > most
 
-  def _is_behind(self, seen: Seen) -> bool:
+  def _is_behind(self, seen: Inbox) -> bool:
     return seen.published.step > self.base.step
 
-  def _supersede(self, seen: Seen) -> bool:
+  def _supersede(self, seen: Inbox) -> bool:
     """Drops what was added to a partial sum that was decided in the meantime.
 
     Gradients can't be removed from a sum.
@@ -243,7 +243,7 @@ class Submission:
 
   def add(
     self,
-    seen: Seen,
+    seen: Inbox,
     part: Any,
     batch: str,
     seconds: float | None,
@@ -272,11 +272,11 @@ class Submission:
     self.gradients.append(Gradient(batch, seconds, data))
     self.is_complete = late or self._is_all(seen)
 
-  def _is_all(self, seen: Seen) -> bool:
+  def _is_all(self, seen: Inbox) -> bool:
     """Whether what was added since the last submission is all of it."""
     added = len(self.gradients) - self._sent
     if not self._samples:
-      return added >= seen.asked
+      return added >= seen.requested
     return added > 0 and not self._left(seen) and not self._is_over(seen)
 
   def _revert(self, reason: str) -> None:
@@ -285,7 +285,7 @@ class Submission:
     self.gradients, self.total = self.gradients[: self._sent], self._sent_total
     self.drawn, self._round, self.is_complete = None, [], False
 
-  def abandon(self, seen: Seen) -> None:
+  def abandon(self, seen: Inbox) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
     self._supersede(seen)
     if self._window:
@@ -341,7 +341,7 @@ class Submission:
 
   # Its outcome.
 
-  def waits(self, seen: Seen) -> str:
+  def waits(self, seen: Inbox) -> str:
     """What the training loop waits for; "" if it can go on."""
     if seen.finished is not None:
       return ""
@@ -349,7 +349,7 @@ class Submission:
       answer = seen.answer(self.pending)
       if answer is None:
         return "for this step's commit"
-      if self._is_apart(seen) and not self._window:
+      if self._is_partial_only(seen) and not self._window:
         return "for the commit of its partial sum"
     elif self.ended is not None:
       if self.ended.reason == Reason.FINISHED:
@@ -365,19 +365,23 @@ class Submission:
         return "to be admitted again"
     return ""
 
-  def conclude(self, seen: Seen) -> None:
+  def conclude(self, seen: Inbox) -> None:
     """Handles the answer to what is pending; without one the run is over."""
     answer = seen.answer(self.pending)
     if isinstance(answer, Taken):
       self.partial, self.pending = self.pending, -1
       self._sent, self._sent_total = len(self.gradients), self.total
-    elif self._window and isinstance(answer, Resolved) and self._is_apart(seen):
+    elif (
+      self._window
+      and isinstance(answer, Resolved)
+      and self._is_partial_only(seen)
+    ):
       self.pending = -1
       self._revert(answer.reason)
     else:
       self.end(seen, Reason.FINISHED.value)
 
-  def end(self, seen: Seen, reason: str, more: int = 0) -> None:
+  def end(self, seen: Inbox, reason: str, more: int = 0) -> None:
     """Ends the sum, of which nothing is computed any more.
 
     Args:
@@ -393,12 +397,12 @@ class Submission:
     if pending is not None:
       reason = reason if more else pending.reason
       applied = None if reason else pending
-      behind = pending.reason == Reason.STALE and not pending.apart
+      behind = pending.reason == Reason.STALE and not pending.partial_only
     self._clear()
     self._round = []
     self.ended = Result(reason, applied, behind, forgets)
 
-  def expire(self, seen: Seen, more: int = 0) -> bool:
+  def expire(self, seen: Inbox, more: int = 0) -> bool:
     """Ends the sum if it can't be submitted any more; returns whether it is so.
 
     Args:
@@ -422,7 +426,7 @@ class Submission:
       reason = reason or "applied"
       self.counts[reason] = self.counts.get(reason, 0) + gradients
 
-  def _close(self, seen: Seen, reason: str) -> None:
+  def _close(self, seen: Inbox, reason: str) -> None:
     """Counts all gradients: by their outcome, or this reason without one."""
     partial = self._resolved(seen, self.partial)
     pending = self._resolved(seen, self.pending)
@@ -432,13 +436,13 @@ class Submission:
       self.count(partial.reason, self._sent)
     self.count(reason if pending is None else pending.reason, rest)
 
-  def _is_apart(self, seen: Seen) -> bool:
+  def _is_partial_only(self, seen: Inbox) -> bool:
     """Whether only what was added is decided, and the partial sum goes on."""
     pending = self._resolved(seen, self.pending)
     partial = self._resolved(seen, self.partial)
-    return pending is not None and pending.apart and partial is None
+    return pending is not None and pending.partial_only and partial is None
 
-  def _resolved(self, seen: Seen, sequence: int) -> Resolved | None:
+  def _resolved(self, seen: Inbox, sequence: int) -> Resolved | None:
     answer = seen.answer(sequence) if sequence >= 0 else None
     return answer if isinstance(answer, Resolved) else None
 

@@ -16,7 +16,7 @@ from optax_dist.coordinator.training.participant import Participant
 _MARGIN = 1.25
 
 
-class WaitingLoop:
+class SynchronousLoop:
   """Adds up gradients, submits the sum, and waits for its outcome.
 
   See `participant.Loop`.
@@ -41,7 +41,7 @@ class WaitingLoop:
 
   def _skip(self) -> None:
     """Begins with the next step, amid one whose gradient would come too late."""
-    participant, seen = self._participant, self._participant.handover
+    participant, seen = self._participant, self._participant.inbox
     left = seen.round_ends - time.monotonic()
     amid = self._strategy.so_far(participant.shared, self.local) is not None
     if math.isinf(left) or amid or participant.strategy.quorum.max_staleness:
@@ -67,19 +67,19 @@ class WaitingLoop:
       leaves = participant.update.split(part)
       part = participant.sums.encode(submission.drawn, leaves)
     submission.keep_drawn()
-    if part is None and not submission.is_late(participant.handover):
+    if part is None and not submission.is_late(participant.inbox):
       part = self._cut_short()
     if part is not None:
       seconds = participant.stopwatch.take()
-      submission.add(participant.handover, part, batch, seconds)
-    elif submission.is_late(participant.handover):
+      submission.add(participant.inbox, part, batch, seconds)
+    elif submission.is_late(participant.inbox):
       # Its round has been taken without it: the rest would be for nothing.
-      submission.abandon(participant.handover)
+      submission.abandon(participant.inbox)
     return self._conclude() or participant.outcome()
 
   def _cut_short(self) -> Any:
     """What there is of a first round, if another local step would be too late."""
-    seen, now = self._participant.handover, time.monotonic()
+    seen, now = self._participant.inbox, time.monotonic()
     took, self._stepped = now - self._stepped, now
     if math.isinf(seen.round_ends):
       return None
@@ -94,7 +94,7 @@ class WaitingLoop:
 
   def abandon(self) -> Outcome:
     participant = self._participant
-    participant.submission.abandon(participant.handover)
+    participant.submission.abandon(participant.inbox)
     outcome = self._conclude()
     if outcome is None:
       self._compute()
@@ -104,12 +104,12 @@ class WaitingLoop:
     participant, submission = self._participant, self._participant.submission
     # What a call that was interrupted has left.
     concluded = self._conclude()
-    if submission.expire(participant.handover, gradients):
-      return self._go_on()
+    if submission.expire(participant.inbox, gradients):
+      return self._finish_step()
     if concluded and gradients and not submission.gradients:
       # This gradient is as old as the sum that was left.
-      submission.end(participant.handover, "stale", 1)
-      return self._go_on()
+      submission.end(participant.inbox, "stale", 1)
+      return self._finish_step()
     return None
 
   def _conclude(self) -> Outcome | None:
@@ -119,31 +119,31 @@ class WaitingLoop:
     if submission.is_complete:
       participant.submit(self._strategy.inner_state(self.local), self._work)
     if submission.pending < 0:
-      return None if submission.ended is None else self._go_on()
+      return None if submission.ended is None else self._finish_step()
     self._wait()
     waited = time.monotonic() - start
-    submission.conclude(participant.handover)
-    return self._go_on()._replace(waited=waited)
+    submission.conclude(participant.inbox)
+    return self._finish_step()._replace(waited=waited)
 
   def _wait(self) -> None:
     participant = self._participant
-    waits = lambda: participant.submission.waits(participant.handover)
+    waits = lambda: participant.submission.waits(participant.inbox)
     while what := waits():
       participant.wait(lambda: waits() != what, what)
 
-  def _go_on(self) -> Outcome:
+  def _finish_step(self) -> Outcome:
     """Continues with the same sum, or with another one."""
     participant, strategy = self._participant, self._strategy
     result, before = participant.submission.ended, participant.shared
     if result is None:
       self._compute()
       return participant.outcome()
-    participant.handover.round_ends, self._work = math.inf, b""
+    participant.inbox.round_ends, self._work = math.inf, b""
     applied = result.applied
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()
     if applied is not None:
-      before = participant.handover.before(applied.sequence).get()
+      before = participant.inbox.before(applied.sequence).get()
     self._wait()
     if result.reason == quorum.Reason.LOST:
       participant.raise_failure()  # With which it may have been lost.
@@ -161,7 +161,7 @@ class WaitingLoop:
       )
     self._compute()
     if applied is None:
-      finished = participant.handover.finished is not None
+      finished = participant.inbox.finished is not None
       return participant.outcome(result.reason, finished=finished)
     return participant.outcome(
       members=applied.members,

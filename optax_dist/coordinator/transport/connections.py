@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.transport import (
   addresses,
   channels,
@@ -46,7 +46,7 @@ _PAUSE = 1.0
 class _Memory:
   """What is known of a peer from one connection to the next."""
 
-  silences: arrivals.Arrivals
+  silences: liveness.Silence
   heartbeat: float
   last: bytes = handshake.NO_SESSION
 
@@ -128,7 +128,7 @@ class Connections:
     # Whom it has refused last, and why.
     self._told = ""
     # Those that don't accept, because descriptors or memory ran out.
-    self._deaf: list[socket.socket] = []
+    self._paused_listeners: list[socket.socket] = []
     self._next_check = now()
     self._selector = selectors.DefaultSelector()
     self._wake_read, self._wake_write = socket.socketpair()
@@ -188,7 +188,7 @@ class Connections:
       if not link.closed:
         self._guarded(link, selectors.EVENT_WRITE)
 
-  def turn(self, until: float | None) -> None:
+  def run_once(self, until: float | None) -> None:
     """Waits for something to happen, and handles it.
 
     Args:
@@ -350,13 +350,13 @@ class Connections:
         continue
       stage.received(got)
       if isinstance(stage, handshake.Handshake):
-        self._shake(link, stage)
+        self._on_handshake(link, stage)
       elif stage.ended is not None:
         self._end(link, "left", stage.ended)
       if link.closed or (channel.drains and got < sum(map(len, room))):
         return
 
-  def _shake(self, link: _Link, shake: handshake.Handshake) -> None:
+  def _on_handshake(self, link: _Link, shake: handshake.Handshake) -> None:
     """Uses the connection, if this side decides and has no other one."""
     if (
       (shake.undecided or shake.done)
@@ -400,14 +400,14 @@ class Connections:
       link.mask = mask
       self._selector.modify(link.sock, mask, link)
 
-  def allow(self, peer: str, silence: arrivals.Rule) -> None:
+  def allow(self, peer: str, silence: liveness.Rule) -> None:
     """Sets how long a connected peer may be silent, and this process to it."""
     link = self._up_links.get(peer)
     if link is None or link.memory is None:
       return
     memory = link.memory
     if memory.silences.rule != silence:
-      memory.silences = arrivals.Arrivals(silence)
+      memory.silences = liveness.Silence(silence)
       memory.heartbeat = min(self._limits.heartbeat, silence.floor / 4)
       self._next_check = self._now()
 
@@ -445,10 +445,10 @@ class Connections:
         self._try(peer, dial)
       if peer not in self._dialed:
         self._next_check = min(self._next_check, max(dial.at, now + 0.005))
-    for listener in self._deaf[:]:
+    for listener in self._paused_listeners[:]:
       with contextlib.suppress(OSError):  # Out of watches or memory.
         self._selector.register(listener, selectors.EVENT_READ)
-        self._deaf.remove(listener)
+        self._paused_listeners.remove(listener)
 
   # Opening connections.
 
@@ -460,7 +460,7 @@ class Connections:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
           # Otherwise the loop would spin here.
           self._selector.unregister(listener)
-          self._deaf.append(listener)
+          self._paused_listeners.append(listener)
         return
       unix = sock.family == socket.AF_UNIX
       if unix and _owner(sock)[1] not in (os.getuid(), 0):
@@ -579,7 +579,7 @@ class Connections:
     self._up_links[peer] = link
     self._strangers.pop(link, None)
     if peer not in self._memories:
-      silences = arrivals.Arrivals(self._limits.silence)
+      silences = liveness.Silence(self._limits.silence)
       self._memories[peer] = _Memory(silences, self._limits.heartbeat)
     link.memory = self._memories[peer]
     link.memory.last = keys.session

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple, TypeAlias
 
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 
 # Anything contiguous can be sent, such as `bytes`, `memoryview`, or an array's
 # `.data`.
@@ -45,9 +45,9 @@ How: TypeAlias = Literal[
 ]
 
 
-def fixed(seconds: float) -> arrivals.Rule:
+def fixed(seconds: float) -> liveness.Rule:
   """The rule of a silence that does not adapt."""
-  return arrivals.Rule(floor=seconds, first=seconds, ceiling=seconds)
+  return liveness.Rule(floor=seconds, first=seconds, ceiling=seconds)
 
 
 _SILENCE = fixed(10.0)
@@ -69,7 +69,7 @@ class Limits:
   """
 
   heartbeat: float = 1.0
-  silence: arrivals.Rule = _SILENCE
+  silence: liveness.Rule = _SILENCE
   connect: float = 10.0
   handshake: float = 5.0
   max_queued: int = 64 << 20

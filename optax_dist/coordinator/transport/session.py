@@ -159,7 +159,7 @@ class Session:
     # What the peer expects and this side does not send yet, with the size.
     self._ready: dict[int, int] = {}
     # What either side has given up, of which frames may be on their way.
-    self._dead: dict[int, None] = {}
+    self._cancelled: dict[int, None] = {}
 
   def start(
     self,
@@ -212,7 +212,7 @@ class Session:
     parts = [part for part in parts if part.nbytes]
     if transfer in self._outgoing:
       raise ValueError(f"Transfer {transfer} to {self.peer!r} is in progress.")
-    if transfer in self._dead:
+    if transfer in self._cancelled:
       self._fail(transfer, True, "it was cancelled before it was sent")
       return
     size = sum(part.nbytes for part in parts)
@@ -237,7 +237,7 @@ class Session:
       raise ValueError(
         f"Transfer {transfer} of {self.peer!r} is expected already."
       )
-    if transfer in self._dead:
+    if transfer in self._cancelled:
       self._fail(transfer, False, "it was cancelled before it was expected")
       return
     self._incoming[transfer] = _Incoming(nbytes, memory, self._now())
@@ -267,7 +267,7 @@ class Session:
     """Fails all transfers, and ends the use of buffers that the peer may read."""
     for transfer, out in list(self._outgoing.items()):
       if out.region is not None:
-        out.region.spent = True
+        out.region.retired = True
       self._end_lending(out)
       if not out.cancelled:
         self._fail(transfer, True, reason)
@@ -337,7 +337,7 @@ class Session:
       out.sends = True
       return
     out.region = region
-    region.lent += 1
+    region.readers += 1
     start = shared_memory.address_within(out.parts[0], region)
     place = region.file, region.array.size, region.inode, start
     self._put(_OFFER, transfer, _PLACE.pack(*place))
@@ -453,7 +453,7 @@ class Session:
   def _expected(self, transfer: int) -> _Incoming | None:
     """An array of which something came; None if it was given up."""
     found = self._incoming.get(transfer)
-    if found is None and transfer not in self._dead:
+    if found is None and transfer not in self._cancelled:
       raise Faulty(f"array {transfer}, which is not expected")
     return found
 
@@ -566,7 +566,7 @@ class Session:
       self._fail(transfer, False, reason)
 
   def _forget(self, transfer: int) -> None:
-    self._remember(self._dead, transfer, None)
+    self._remember(self._cancelled, transfer, None)
     self._ready.pop(transfer, None)
     out = self._outgoing.get(transfer)
     if out is not None and out.region is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   import numpy as np
 
 LEAST = 64 << 10  # Smaller arrays are sent even if memory is shared.
-_KEPT = 8  # Free buffers kept for reuse.
+_FREE_BUFFERS_KEPT = 8  # Free buffers kept for reuse.
 # From fcntl.h; Python 3.11 does not define them on every system.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
@@ -35,8 +35,8 @@ class Region:
     file: its descriptor; -1 if memory can't be shared.
     inode: its file's inode; 0 if it can't be shared.
     array: its bytes.
-    lent: how many peers read it.
-    spent: whether a peer was lost that may still read it: it is not used again.
+    readers: how many peers read it.
+    retired: whether a peer was lost that may still read it: it is not used again.
   """
 
   def __init__(self, nbytes: int, shared: bool):
@@ -53,7 +53,7 @@ class Region:
     self.array = bytes_of(mapped)
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
-    self.lent, self.spent = 0, False
+    self.readers, self.retired = 0, False
     # The last array in it that was given out, while there are views of it.
     self._user: weakref.ref[np.ndarray] | None = None
 
@@ -68,7 +68,7 @@ class Region:
   @property
   def is_idle(self) -> bool:
     """Whether nobody uses it, here or elsewhere."""
-    return not self.lent and (self._user is None or self._user() is None)
+    return not self.readers and (self._user is None or self._user() is None)
 
   def close(self) -> None:
     """Stops sharing it; existing views stay valid."""
@@ -92,7 +92,7 @@ class Pool:
         r
         for r in self._regions
         if r.is_idle
-        and not r.spent
+        and not r.retired
         and nbytes <= r.array.size <= 2 * nbytes + 65536
       ]
       if fitting:
@@ -117,12 +117,12 @@ class Pool:
   def returned(self, region: Region) -> None:
     """Called when a reader has finished with it, or is lost."""
     with self._lock:
-      region.lent -= 1
+      region.readers -= 1
       self._trim()
 
   def _trim(self) -> None:
     idle = [r for r in self._regions if r.is_idle]
-    kept = [r for r in idle if not r.spent][-_KEPT:]
+    kept = [r for r in idle if not r.retired][-_FREE_BUFFERS_KEPT:]
     for region in idle:
       if region not in kept:
         self._regions.remove(region)

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.transport import (
   addresses,
   clock,
@@ -186,7 +186,7 @@ class Transport:
     if not self._connections.leave(peer):
       found.close()
 
-  def allow(self, peer: str, silence: arrivals.Rule) -> None:
+  def allow(self, peer: str, silence: liveness.Rule) -> None:
     """Sets how long a connected peer may be silent, in place of the limits.
 
     The peer is expected to allow as much: heartbeats come often enough.
@@ -339,7 +339,7 @@ class Transport:
     end = None if timeout is None else now + timeout
     while True:
       self.flush()
-      self._connections.turn(now if self._events else end)
+      self._connections.run_once(now if self._events else end)
       now = self.now()
       done = end is not None and now >= end
       if self._events or self._connections.woken or done:

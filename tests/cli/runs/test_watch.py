@@ -110,7 +110,7 @@ def test_a_run_of_two_records_is_shown(tmp_path, capsys):
   run = {"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}
   member = {"replica": 0, "local_step": 0, "count": 1}
   member |= {"staleness": 0, "weight": 1.0}
-  commit = {"kind": "commit", "time": 1, "step": 0, "attempt": 0}
+  commit = {"kind": "commit", "time": 1, "step": 0, "round": 0}
   commit |= {"members": [member]}
   path.write_text(f"{json.dumps(run)}\n{json.dumps(commit)}\n")
   assert main.main(["watch", str(path), "--once"]) == 0

@@ -85,7 +85,7 @@ def summed(summing, slots):
 
 
 def mean(place, slots, sums):
-  """The mean of the sums of several replicas, as the leader averages them."""
+  """The mean of the sums of several replicas, as the coordinator averages them."""
   data = ledger.Batches(2 * slots, 2 * slots, micro_batch=2, deterministic=True)
   parts = [
     entries.Part(
@@ -134,7 +134,7 @@ def test_a_sum_has_the_bits_of_the_tree(wire):
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
-  """As the leader averages what came in messages."""
+  """As the coordinator averages what came in messages."""
   place = layout.layout(TEMPLATE, wire)
   summing = make_summing(place, slots=11)
   want = mean(place, 11, [summed(summing, range(11))])

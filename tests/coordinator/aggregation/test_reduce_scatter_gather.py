@@ -42,7 +42,7 @@ def attempt_id(number=1, step=3):
   return entries.RoundId(0, step, number, not number)
 
 
-class Group:
+class DtypeBuffer:
   """Replicas of one process, all driven by this thread."""
 
   def __init__(
@@ -82,25 +82,25 @@ class Group:
       for i in range(self.members)
     )
 
-  def begin(self, who, attempt=None, **numbers):
+  def begin(self, who, round_=None, **numbers):
     side = self.sides[who]
-    attempt = attempt or attempt_id()
+    round_ = round_ or attempt_id()
     members, readers = self.peers[: self.members], self.peers[self.members :]
     parts = self.parts(**numbers)
     if who >= self.members:
-      side.all.begin(effects.Aggregate(attempt, parts, members, (), None))
+      side.all.begin(effects.Aggregate(round_, parts, members, (), None))
       return
     side.all.begin(
-      effects.Aggregate(attempt, parts, members, readers, who), side.gradient
+      effects.Aggregate(round_, parts, members, readers, who), side.gradient
     )
 
-  def begin_all(self, attempt=None, **numbers):
+  def begin_all(self, round_=None, **numbers):
     for who in range(len(self.sides)):
-      self.begin(who, attempt, **numbers)
+      self.begin(who, round_, **numbers)
 
-  def average(self, attempt=None, **numbers):
+  def average(self, round_=None, **numbers):
     """The whole of an aggregation."""
-    self.begin_all(attempt, **numbers)
+    self.begin_all(round_, **numbers)
     self.pump()
 
   def pump(self, without=()):
@@ -165,7 +165,7 @@ class Side:
       self.transport,
       reducer.Reducer(self.place, data),
       group.background,
-      deadlines.of(300.0, attempt_timeout=timeout),
+      deadlines.of(300.0, transfer_timeout=timeout),
       self.answers.append,
     )
 
@@ -192,8 +192,8 @@ class Side:
     """Whether nobody needs the memory of its gradient any more."""
     return self._memory() is None
 
-  def mean(self, attempt=None):
-    return means.read(self.place, self.all.mean(attempt or attempt_id()))
+  def mean(self, round_=None):
+    return means.read(self.place, self.all.mean(round_ or attempt_id()))
 
 
 def by_hand(sides, weights=None, count=None):
@@ -207,26 +207,26 @@ def by_hand(sides, weights=None, count=None):
   return found
 
 
-def everyone_has(group, want, attempt=None):
+def everyone_has(group, want, round_=None):
   """Asserts that all sides have a mean, and have reported it once."""
-  attempt = attempt or attempt_id()
+  round_ = round_ or attempt_id()
   for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt)]
-    for got, mean in zip(side.mean(attempt), want, strict=True):
+    assert side.answers == [inputs.Aggregated(round_)]
+    for got, mean in zip(side.mean(round_), want, strict=True):
       np.testing.assert_array_equal(got, mean)
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("readers", [0, 2])
 def test_everyone_has_the_mean_to_the_bit(members, readers):
-  group = Group(members, readers)
+  group = DtypeBuffer(members, readers)
   group.average()
   everyone_has(group, by_hand(group.sides[:members]))
 
 
 def test_weights_and_counts():
   numbers = {"weights": {1: 0.5}, "counts": {0: 2}}
-  group = Group(3)
+  group = DtypeBuffer(3)
   group.average(**numbers)
   want = by_hand(group.sides, numbers["weights"], count=4)
   for side in group.sides:
@@ -236,7 +236,7 @@ def test_weights_and_counts():
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 def test_it_is_the_mean_that_the_leader_would_have_made(wire):
-  group = Group(3, wire=wire)
+  group = DtypeBuffer(3, wire=wire)
   group.average()
   whole = average(
     group.sides[0].place, [bytes(side.written[0]) for side in group.sides]
@@ -250,7 +250,7 @@ def test_it_is_the_mean_that_the_leader_would_have_made(wire):
 
 @pytest.mark.parametrize("members", [2, 3, 4])
 def test_no_byte_more_than_needed_is_moved(members):
-  group = Group(members, readers=1)
+  group = DtypeBuffer(members, readers=1)
   group.average()
   size = group.sides[0].place.nbytes
   exact = 2 * size * (members - 1) / members
@@ -266,7 +266,7 @@ def test_no_byte_more_than_needed_is_moved(members):
 
 
 def test_a_tree_smaller_than_the_members_are_many():
-  group = Group(5, readers=1, template=[np.zeros(3, np.float32)])
+  group = DtypeBuffer(5, readers=1, template=[np.zeros(3, np.float32)])
   group.average()
   for side in group.sides:
     np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
@@ -278,11 +278,11 @@ def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):
   """Members have several nodes each, and slices in several pieces."""
   template = [np.zeros((1300, 401), np.float32), np.zeros(7, np.float64)]
   count, rng = 9, random.Random(members)
-  alone = Group(1, wire=wire, template=template, slots=[range(count)])
+  alone = DtypeBuffer(1, wire=wire, template=template, slots=[range(count)])
   alone.average()
   want = alone.sides[0].mean()
   order = rng.sample(range(count), count)
-  group = Group(
+  group = DtypeBuffer(
     members,
     readers=1,
     wire=wire,
@@ -299,7 +299,7 @@ def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):
 
 
 def test_a_member_that_begins_late_is_waited_for():
-  group = Group(3)
+  group = DtypeBuffer(3)
   group.begin(0)
   group.begin(2)
   group.pump()
@@ -310,7 +310,7 @@ def test_a_member_that_begins_late_is_waited_for():
 
 
 def test_a_lost_member_is_reported_as_failed_by_all():
-  group = Group(3, readers=1)
+  group = DtypeBuffer(3, readers=1)
   group.begin(0)
   group.begin(2)
   group.begin(3)
@@ -324,7 +324,7 @@ def test_a_lost_member_is_reported_as_failed_by_all():
 
 
 def test_a_member_whose_address_is_none_is_reported_as_failed():
-  group = Group(2)
+  group = DtypeBuffer(2)
   group.peers = (group.peers[0], entries.Member(1, 1, "gone", "node-1\n:29400"))
   group.begin(0)
   group.pump()
@@ -333,8 +333,8 @@ def test_a_member_whose_address_is_none_is_reported_as_failed():
 
 
 def test_a_failure_does_not_blame_waiting_members():
-  """One that has failed keeps its transfers up until the leader has decided."""
-  group = Group(3)
+  """One that has failed keeps its transfers up until the coordinator has decided."""
+  group = DtypeBuffer(3)
   group.begin(0)
   group.begin(2)
   group.pump()
@@ -346,7 +346,7 @@ def test_a_failure_does_not_blame_waiting_members():
 
 
 def test_a_silent_member_times_out_and_is_named():
-  group = Group(3, timeout=30.0)
+  group = DtypeBuffer(3, timeout=30.0)
   group.begin(0)
   group.begin(2)
   group.pump()
@@ -362,7 +362,7 @@ def test_a_silent_member_times_out_and_is_named():
 
 
 def test_an_early_round_waits_as_long_as_it_takes():
-  group = Group(2, timeout=30.0)
+  group = DtypeBuffer(2, timeout=30.0)
   group.begin(0, attempt_id(0))
   group.pump()
   group.late = 70.0
@@ -375,7 +375,7 @@ def test_an_early_round_waits_as_long_as_it_takes():
 
 
 def test_a_cancelled_attempt_leaves_no_trace():
-  group = Group(3)
+  group = DtypeBuffer(3)
   group.begin(0)
   group.begin(2)
   group.pump()
@@ -384,13 +384,13 @@ def test_a_cancelled_attempt_leaves_no_trace():
   group.pump()
   assert not any(side.answers for side in group.sides)
   assert all(side.transport.pending() == 0 for side in group.sides)
-  # Another attempt with the same gradients is as good as a first one.
+  # Another round with the same gradients is as good as a first one.
   group.average(attempt_id(2))
   everyone_has(group, by_hand(group.sides), attempt_id(2))
 
 
 def test_a_member_that_begins_a_failed_attempt_fails():
-  group = Group(2)
+  group = DtypeBuffer(2)
   group.begin(0)
   group.pump()
   group.sides[0].all.drop(attempt_id())
@@ -401,7 +401,7 @@ def test_a_member_that_begins_a_failed_attempt_fails():
 
 
 def test_memory_is_free_once_it_was_released_and_resolved():
-  group = Group(2)
+  group = DtypeBuffer(2)
   group.average()
   for side in group.sides:
     assert not side.is_idle
@@ -421,7 +421,7 @@ def averaged_aside(monkeypatch):
 
 @pytest.mark.usefixtures("averaged_aside")
 def test_cancelled_while_it_is_averaged():
-  group = Group(2)
+  group = DtypeBuffer(2)
   group.begin_all()
   while not group.work:
     for side in group.sides:
@@ -439,7 +439,7 @@ def test_cancelled_while_it_is_averaged():
 
 @pytest.mark.usefixtures("averaged_aside")
 def test_a_lender_that_is_lost_while_it_is_read_is_named():
-  group = Group(2)
+  group = DtypeBuffer(2)
   group.begin_all()
   for _ in range(10):
     # The lender has to send what it lends, and no more.
@@ -456,7 +456,7 @@ def test_a_lender_that_is_lost_while_it_is_read_is_named():
 
 
 def test_closing_the_connection_fails_what_waits_for_that_peer():
-  group = Group(2, readers=1)
+  group = DtypeBuffer(2, readers=1)
   group.begin(0)
   group.begin(2)
   group.pump()
@@ -485,7 +485,7 @@ def in_pieces(monkeypatch):
 def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
   wire, members, readers
 ):
-  group = Group(members, readers, wire)
+  group = DtypeBuffer(members, readers, wire)
   group.average()
   whole = average(
     group.sides[0].place,
@@ -507,7 +507,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
 
 @pytest.mark.usefixtures("in_pieces")
 def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
-  group = Group(2, timeout=0.1)
+  group = DtypeBuffer(2, timeout=0.1)
   group.begin(0)
   group.pump()
   side, now = group.sides[0], group.sides[0].transport.now()
@@ -520,7 +520,7 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
     side.all.check()
     assert side.answers == []
   # The other one has all gradients now, and sends no mean.
-  group.sides[1].all._averaged = lambda attempt: None
+  group.sides[1].all._averaged = lambda round_: None
   group.begin(1)
   group.pump()
   now += 0.14
@@ -535,7 +535,7 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
 
 @pytest.mark.usefixtures("in_pieces")
 def test_a_member_that_is_lost_between_two_pieces_is_named():
-  group = Group(2)
+  group = DtypeBuffer(2)
   group.begin_all()
   first, second = group.sides
   number = aggregation.transfer_id("part", attempt_id(), 1, 0)
@@ -561,7 +561,7 @@ def test_a_gradient_that_is_apart_is_averaged_to_the_bit(
   """Its parts end anywhere, and some are empty."""
   if far:
     request.getfixturevalue("in_pieces")
-  group = Group(members, readers)
+  group = DtypeBuffer(members, readers)
   for index, side in enumerate(group.sides[:members]):
     (whole,) = side.written
     ends = sorted({0, 64, *range(0, whole.nbytes, 30_000 + 10_000 * index)})

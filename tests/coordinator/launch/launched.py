@@ -74,7 +74,7 @@ def die_with_the_coordinator() -> None:
     optax.sgd(0.1),
     jnp.ones(3),
     timeout=300.0,
-    leader_timeout=100.0,
+    silence_timeout=100.0,
     lower_on_loss=True,
   ) as replica:
     for step in range(8):

@@ -28,7 +28,7 @@ subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
 
 def test_what_it_says_and_prints():
   lines, events = [], []
-  printed = output.Printed("one", echo=lambda *told: lines.append(told[1:]))
+  printed = output.OutputRelay("one", echo=lambda *told: lines.append(told[1:]))
   made = child.Child("one", [sys.executable, "-S", "-c", _SPEAKING], printed)
   try:
     until(lambda: events.extend(made.read()) or events)
@@ -48,7 +48,7 @@ def test_what_it_has_started_ends_with_it(late):
   made = child.Child(
     "one",
     [sys.executable, "-S", "-c", _PARENT + wait],
-    output.Printed("one", echo=lambda *told: None),
+    output.OutputRelay("one", echo=lambda *told: None),
   )
   if late:  # It has ended itself, but its group has not.
     until(made.has_ended)
@@ -61,7 +61,7 @@ def test_what_it_has_started_ends_with_it(late):
 def test_one_that_prints_without_end_leaves_time_for_others():
   """The launcher has others to look at, and a Ctrl-C to see."""
   lines = []
-  printed = output.Printed("one", echo=lambda *told: lines.append(told))
+  printed = output.OutputRelay("one", echo=lambda *told: lines.append(told))
   script = "while True: print('again and again')"
   made = child.Child("one", [sys.executable, "-S", "-c", script], printed)
   reader = threading.Thread(target=made.read_prints)

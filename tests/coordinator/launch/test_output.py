@@ -18,7 +18,9 @@ def lines():
 
 
 def _printed(lines, **options):
-  return output.Printed("replica 2", echo=lambda *x: lines.append(x), **options)
+  return output.OutputRelay(
+    "replica 2", echo=lambda *x: lines.append(x), **options
+  )
 
 
 def test_lines_come_out_whole(lines):

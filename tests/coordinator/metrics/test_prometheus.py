@@ -128,7 +128,7 @@ def test_a_killed_replica_is_counted(tmp_path):
 
   with runs.Faults({("computing", 0, 4): runs.kill}) as faults:
     replicas = [
-      runs.make(world, i, k=2, n=3, journal=path, leader_timeout=30.0)
+      runs.make(world, i, k=2, n=3, journal=path, silence_timeout=30.0)
       for i in range(3)
     ]
     threads = [

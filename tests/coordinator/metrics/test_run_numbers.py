@@ -110,7 +110,7 @@ def _record(kind, at, **fields):
 
 
 def _commit(step, at, *members):
-  return _record("commit", at, step=step, attempt=1, members=list(members))
+  return _record("commit", at, step=step, round=1, members=list(members))
 
 
 def test_it_counts_by_replica(tmp_path):

@@ -136,7 +136,7 @@ class Room:
   # Commands.
 
   def do_run(self, *numbers: str) -> None:
-    fields: dict[str, Any] = {"timeout": 100.0, "leader_timeout": 5.0}
+    fields: dict[str, Any] = {"timeout": 100.0, "silence_timeout": 5.0}
     for number in numbers:
       name, _, value = number.partition("=")
       name = {

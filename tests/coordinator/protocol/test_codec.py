@@ -82,7 +82,7 @@ def test_every_struct_comes_back(codec_, kind):
   check()
 
 
-ARRIVE = messages.Arrive(
+ARRIVE = messages.SubmitGradient(
   3, 7, 2, 1, True, 7, entries.RoundId(0, 7, 3, True), b"\0\xff" * 8, "", 0.5
 )
 
@@ -128,10 +128,10 @@ def _raw(value: Any) -> bytes:
     (_raw(["Stalled", 1, float("inf"), ""]), "Expected `float`"),
     (_raw(["Stalled", 1, "2", ""]), "got `str`"),
     (_raw(["Leave", 1, "left", ""]), "Expected `bool`"),
-    (_raw(["Asked", 1, 1, 1, [4]]), "Expected `array`"),
-    (_raw(["Asked", 1, 1, 1, [[4]]]), "length 2"),
-    (_raw(["Asked", 1, 1, 1, [[4, 5.0]]]), "got `float`"),
-    (_raw(["Asked", 1, 1, 1, {"4": 5}]), "got `object`"),
+    (_raw(["RequestGradients", 1, 1, 1, [4]]), "Expected `array`"),
+    (_raw(["RequestGradients", 1, 1, 1, [[4]]]), "length 2"),
+    (_raw(["RequestGradients", 1, 1, 1, [[4, 5.0]]]), "got `float`"),
+    (_raw(["RequestGradients", 1, 1, 1, {"4": 5}]), "got `object`"),
     (_raw(["Applied", 1]) + b"more", "trailing characters"),
     (_raw(["Done", ["RoundId", 0, 0]]), "at least length 4"),
     (b"\x91" * 200_000, "Expected `str`"),

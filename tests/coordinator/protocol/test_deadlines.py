@@ -10,7 +10,7 @@ from optax_dist.coordinator.transport import interface
 
 
 @pytest.mark.parametrize(
-  ("timeout", "attempt", "leader"),
+  ("timeout", "transfer", "silence"),
   list(
     itertools.product(
       (0.01, 1.0, 16.0, 300.0, 1e9),
@@ -19,27 +19,27 @@ from optax_dist.coordinator.transport import interface
     )
   ),
 )
-def test_who_knows_more_speaks_first(timeout, attempt, leader):
-  """Members name who is missing, then the leader ends the run."""
-  found = deadlines.of(timeout, attempt, leader)
+def test_who_knows_more_speaks_first(timeout, transfer, silence):
+  """Members name who is missing, then the coordinator ends the run."""
+  found = deadlines.of(timeout, transfer, silence)
   order = (
-    found.patience,
+    found.transfer,
     found.mean,
-    found.attempt,
+    found.round,
     found.timeout,
     found.replica,
   )
   assert order == tuple(sorted(set(order)))
   assert found.silence < found.timeout
-  # The leader may fail at the very end, and be replaced.
-  assert found.replica >= timeout + 2 * found.pace
+  # The coordinator may fail at the very end, and be replaced.
+  assert found.replica >= timeout + 2 * found.reconnect
 
 
 def test_options_decide_the_patience_and_the_silence():
-  assert deadlines.of(300.0, attempt_timeout=4.0).patience == 4.0
-  found = deadlines.of(300.0, leader_timeout=2.0)
-  assert (found.pace, found.silence) == (2.0, 2.0)
-  assert Options(leader_timeout=2.0).silence == interface.fixed(2.0)
+  assert deadlines.of(300.0, transfer_timeout=4.0).transfer == 4.0
+  found = deadlines.of(300.0, silence_timeout=2.0)
+  assert (found.reconnect, found.silence) == (2.0, 2.0)
+  assert Options(silence_timeout=2.0).silence == interface.fixed(2.0)
   assert Options().silence == deadlines.silence(300.0)
   assert deadlines.of(300.0).silence == deadlines.silence(300.0).ceiling
 
@@ -51,4 +51,4 @@ def test_short_runs_have_short_rules():
 
 def test_a_silent_member_has_no_less_time_than_a_silent_leader():
   found = deadlines.of(20.0)
-  assert found.silence >= found.pace
+  assert found.silence >= found.reconnect

@@ -22,7 +22,7 @@ from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.training import participant
 
 # Without faults no replica waits this long, however busy the machine is.
-PATIENT = {"timeout": 60.0, "attempt_timeout": 10.0, "leader_timeout": 10.0}
+PATIENT = {"timeout": 60.0, "transfer_timeout": 10.0, "silence_timeout": 10.0}
 PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
 
 

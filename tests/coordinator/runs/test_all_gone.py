@@ -13,8 +13,8 @@ import waiting
 _OPTIONS = {
   "n": 2,
   "k": 1,
-  "attempt_timeout": 0.5,
-  "leader_timeout": 0.5,
+  "transfer_timeout": 0.5,
+  "silence_timeout": 0.5,
 }
 
 

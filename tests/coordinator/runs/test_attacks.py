@@ -27,7 +27,11 @@ from optax_dist.coordinator.transport import sockets
 
 SECRET = "a secret of enough bytes"
 # Nobody waits so long: of what is told at once a test sees that it is.
-PATIENT = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+PATIENT = {
+  "timeout": 300.0,
+  "transfer_timeout": 100.0,
+  "silence_timeout": 100.0,
+}
 PARAMS = {"w": jnp.ones(40)}
 OPT = optax.sgd(0.1)
 
@@ -139,7 +143,7 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
     bad = codec.replace(hello, lost=-3)
     transport.send(endpoint.COORDINATOR, [messages.MESSAGES.encode(bad)])
 
-  other.replica._participant.driver.post(attack)
+  other.replica._participant.driver.call_soon(attack)
   step = one.step
   until(lambda: one.step > step + 10)
   stop(*loops)
@@ -189,7 +193,7 @@ def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
         driver._transport.send(to, [messages.MESSAGES.encode(record)])
 
   step = victim.step
-  driver.post(attack)
+  driver.call_soon(attack)
   own = evil.replica._participant.driver._transport.name
   for record in records:
     words = f"{own} sent a forged message: {type(record).__name__} of a process"
@@ -274,7 +278,7 @@ how, address, secret, run = sys.argv[1:]
 with coordinator.join(
   optax.sgd(0.1), {"w": jnp.ones(40)}, replica=1, total_num_replicas=2,
   coordinator_address=address, secret=secret, run=run, start_coordinator=False,
-  timeout=300.0, attempt_timeout=100.0, leader_timeout=100.0, lower_on_loss=True,
+  timeout=300.0, transfer_timeout=100.0, silence_timeout=100.0, lower_on_loss=True,
 ) as replica:
   for i in range(5):
     replica.step({"w": jnp.ones(40)})

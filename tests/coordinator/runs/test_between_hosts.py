@@ -33,7 +33,7 @@ def test_a_round_trip_of_300_ms(tmp_path, width):
 
 
 def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(tmp_path):
-  patient = {"leader_timeout": 60.0, "attempt_timeout": 60.0}
+  patient = {"silence_timeout": 60.0, "transfer_timeout": 60.0}
   with cuts.Run(tmp_path, 2, timeout=480.0, **patient) as run:
     found = run.cut("two replicas", 3.0, both=True)
     # It stood still, and goes on; on a busy machine not at once, but long before

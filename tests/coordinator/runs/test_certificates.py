@@ -16,7 +16,11 @@ from optax_dist.coordinator.transport import tls
 
 SECRET = "a secret of enough bytes"
 # Nobody waits so long: of what is told at once a test sees that it is.
-PATIENT = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+PATIENT = {
+  "timeout": 300.0,
+  "transfer_timeout": 100.0,
+  "silence_timeout": 100.0,
+}
 
 
 def join(address, replica=0, **options):

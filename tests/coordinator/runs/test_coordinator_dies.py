@@ -41,7 +41,7 @@ class Place:
       "coordinator_address": f"127.0.0.1:{self.port}",
       "secret": _SECRET,
       "timeout": _TIMEOUT,
-      "attempt_timeout": 20.0,
+      "transfer_timeout": 20.0,
       "journal": str(self.journal),
       "fingerprint_every": 1,
     }
@@ -279,7 +279,7 @@ def test_the_journal_has_the_end_of_the_run_once(place):
 
 def test_it_is_stopped_and_goes_on(place):
   """Nobody has replaced it: two of them at once would be worse than a pause."""
-  loops, ending = _begin(place, 2, leader_timeout=1.0)
+  loops, ending = _begin(place, 2, silence_timeout=1.0)
   _wait(loops)
   pid = place.pid()
   place.signal(signal.SIGSTOP)
@@ -297,7 +297,7 @@ def test_it_is_stopped_and_goes_on(place):
 
 def test_a_coordinator_with_nothing_to_say_is_not_taken_for_dead(place):
   """However short the silence that its members allow."""
-  loops, ending = _begin(place, 2, leader_timeout=0.6)
+  loops, ending = _begin(place, 2, silence_timeout=0.6)
   _wait(loops)
   for loop in loops:
     loop.before_step = lambda: time.sleep(1.5)

@@ -20,7 +20,7 @@ from optax_dist.simulate import replay_run
 PARAMS = jnp.zeros(4)
 
 
-class Seen:
+class Inbox:
   """What was committed, as the replicas are told."""
 
   def __init__(self, data):
@@ -51,7 +51,7 @@ def train(replica, seen):
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
 def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
   data = coordinator.Batches(num_samples=26, global_batch=6, seed=3, epochs=2)
-  seen = Seen(data)
+  seen = Inbox(data)
   found = coordinator.run_embedded(
     lambda replica: train(replica, seen),
     3,
@@ -74,7 +74,7 @@ def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
 def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
   """Saved by three after some steps; two continue, with other shares."""
   data = coordinator.Batches(num_samples=66, global_batch=6, seed=3)
-  seen = Seen(data)
+  seen = Inbox(data)
   path = tmp_path / "saved"
 
   def first(replica):
@@ -106,7 +106,7 @@ def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
 
 def test_a_gradient_that_is_never_finite_is_reported():
   data = coordinator.Batches(num_samples=10, global_batch=1, seed=3)
-  seen = Seen(data)
+  seen = Inbox(data)
   reasons = collections.Counter()
 
   def bad(replica):
@@ -170,8 +170,8 @@ def test_samples_are_reported_by_a_replica_far_behind():
     data=data,
     replicas_to_aggregate=1,
     timeout=60.0,
-    attempt_timeout=20.0,
-    leader_timeout=20.0,
+    transfer_timeout=20.0,
+    silence_timeout=20.0,
   )
   assert 0 < saved <= committed == step < 300
 

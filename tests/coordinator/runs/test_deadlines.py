@@ -26,7 +26,7 @@ def hangs():
 
   All at once: their deadlines are beyond what a busy machine delays.
   """
-  patience = {"timeout": 2.8, "attempt_timeout": 2.5, "leader_timeout": 1.1}
+  patience = {"timeout": 2.8, "transfer_timeout": 2.5, "silence_timeout": 1.1}
   released, results, threads = threading.Event(), [], []
   hang = lambda: released.wait(120.0)
   plan = {(phase, 2 * i, 2): hang for i, phase in enumerate(PHASES)}

@@ -13,7 +13,7 @@ from tests.chaos import cases as chaos_cases
 
 # Each fault, of replicas and of the coordinator; what a fault does in which phase
 # is simulated, and each phase is struck nightly. The last ones are outages: all are
-# stopped for longer than anybody waits; one, for longer than its own patience.
+# stopped for longer than anybody waits; one, for longer than its own deadlines.
 _SEEDS = (2, 1, 17, 18, 35, 42, 56, 4)
 _NIGHTLY_SEEDS = (0, 6, 8, 10, 81, 55, 66, 9)
 

@@ -31,7 +31,7 @@ def _train(options):
         replica=number,
         total_num_replicas=2,
         timeout=60.0,
-        attempt_timeout=20.0,
+        transfer_timeout=20.0,
         **options,
       ) as replica:
         while replica.global_step < 6:
@@ -92,7 +92,7 @@ def test_a_process_may_listen_where_a_lost_one_did():
     "from optax_dist import coordinator;"
     "joined = coordinator.join(optax.sgd(0.1), jnp.zeros(2), replica=0,"
     " total_num_replicas=1, bind='127.0.0.1', ports=os.environ['PORT'],"
-    " timeout=60.0, leader_timeout=1.0, attempt_timeout=2.0);"
+    " timeout=60.0, silence_timeout=1.0, transfer_timeout=2.0);"
     "print('at step', joined.global_step, flush=True);"
     "os._exit(0)"  # Without saying goodbye.
   )

@@ -16,7 +16,7 @@ from optax_dist.coordinator import strategies
 def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
   released, caught_up = threading.Event(), threading.Event()
   # Nothing that it might wait for comes about in the time of this test.
-  slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+  slow = {"timeout": 300.0, "transfer_timeout": 100.0, "silence_timeout": 100.0}
 
   def train(replica, result):
     if replica.replica == 2:

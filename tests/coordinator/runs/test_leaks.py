@@ -60,7 +60,7 @@ def test_rejoins_leave_no_descriptor_and_no_thread(
       "lower_on_loss": True,
       "inline_bytes": inline_bytes,
       "timeout": 60.0,
-      "attempt_timeout": 20.0,
+      "transfer_timeout": 20.0,
     }
 
     def come_and_go(count, apart=0):

@@ -62,7 +62,7 @@ _KINDS = {
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_others_go_on_while_a_newcomer_computes_its_first_gradient(kind):
   # Nothing that they might wait for comes about in the time of this test.
-  slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+  slow = {"timeout": 300.0, "transfer_timeout": 100.0, "silence_timeout": 100.0}
   options = {"k": 3, "n": 3, "quorum": {"lower_on_loss": True}}
   options |= slow | _KINDS[kind]
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(4)]

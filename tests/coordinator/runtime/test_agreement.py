@@ -219,7 +219,7 @@ def test_two_that_differ_end_both_at_once_and_name_both():
 def test_a_coordinator_that_can_not_read_a_call_is_of_another_version(
   monkeypatch,
 ):
-  other = codec.Codec(messages.Rejected | messages.Arrive)
+  other = codec.Codec(messages.Rejected | messages.SubmitGradient)
   monkeypatch.setattr(driver, "MESSAGES", other)
   result = runs.Result()
   with endpoint.World() as world:

@@ -116,7 +116,7 @@ def test_an_error_names_the_peer_that_could_not_be_reached(driven):
   one._on_event(lost)
   one._inputs.append(WAKE)
   one._proceed()
-  assert str(one.handover.failure) == (
+  assert str(one.inbox.failure) == (
     "It waits. Process far could not be reached: nobody listens."
   )
 
@@ -148,17 +148,17 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   one, core = driven
   core.does[type(WAKE)] = [fx.Disconnect("far", "it is no member")]
   up = lambda near: one._on_event(driver.transports.PeerUp("far", near))
-  assert not one.is_far_from_some
+  assert not one.has_remote_peers
   up(True)
-  assert not one.is_far_from_some
+  assert not one.has_remote_peers
   up(False)
-  assert one.is_far_from_some
+  assert one.has_remote_peers
   one._on_event(driver.transports.PeerLost("far", "broken", "it has died"))
-  assert not one.is_far_from_some
+  assert not one.has_remote_peers
   up(False)
   one._inputs.append(WAKE)
   one._proceed()
-  assert not one.is_far_from_some
+  assert not one.has_remote_peers
 
 
 def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
@@ -188,7 +188,7 @@ def test_peers_learn_what_an_event_loop_has_raised(driven, world):
   core.step = step
   one.start()
   wait_until(lambda: comes(driver.transports.PeerUp), seconds=20.0)
-  one.feed(WAKE)
+  one.enqueue(WAKE)
   (lost,) = wait_until(lambda: comes(driver.transports.PeerLost), seconds=20.0)
   peer.close()
   assert lost.reason == "it has raised ValueError('an array has been donated')"

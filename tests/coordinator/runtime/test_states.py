@@ -5,10 +5,10 @@ import weakref
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist.coordinator.extras.groups.handover import GroupHandover
+from optax_dist.coordinator.extras.groups.inbox import GroupInbox
 from optax_dist.coordinator.extras.groups.shards import LocalShards
 from optax_dist.coordinator.runtime import states
-from optax_dist.coordinator.runtime.handover import Published
+from optax_dist.coordinator.runtime.inbox import Published
 
 
 class Deferred:
@@ -38,7 +38,7 @@ class Deferred:
 
 def test_states_are_computed_in_order():
   found = Deferred()
-  seen = GroupHandover(found.states.published, lambda order: None, 5.0)
+  seen = GroupInbox(found.states.published, lambda order: None, 5.0)
   for number in range(1, 1500):  # More than could be nested.
     found.commit(number)
     seen.notify(Published(found.states.published, False))

@@ -13,7 +13,12 @@ import run_journals
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import codec, entries, messages, notes
+from optax_dist.coordinator.protocol import (
+  codec,
+  entries,
+  journal_events,
+  messages,
+)
 from optax_dist.coordinator.runtime import timings
 from optax_dist.coordinator.server import journal_lines
 
@@ -22,7 +27,9 @@ ONE = timings.Timings(1.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 def test_timings_that_are_no_numbers_are_refused():
   """A member's nonsense is counted, like any other."""
-  arrive = messages.Arrive(*(0, 0, 1, 1, True, 0, None, b"", "", None, ONE))
+  arrive = messages.SubmitGradient(
+    *(0, 0, 1, 1, True, 0, None, b"", "", None, ONE)
+  )
   sent = messages.MESSAGES.encode(arrive)
   assert messages.MESSAGES.decode(sent) == arrive
   for bad in (math.nan, math.inf):
@@ -105,7 +112,7 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
 def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
   lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
   lines.open([])
-  lines.write(notes.Run(notes.VERSION, "", 0))
+  lines.write(journal_events.Run(journal_events.VERSION, "", 0))
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
   for step, told in enumerate((None, (None,), (ONE,))):
     commit = entries.Committed(
@@ -116,7 +123,7 @@ def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
       (entries.Details("", 0.5, 0.0),),
       (),
     )
-    lines.write(notes.committed(commit, told))
+    lines.write(journal_events.committed(commit, told))
   lines.close()
   found = [
     record["members"][0]["timings"]

@@ -10,7 +10,7 @@ import pytest
 import run_journals
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.protocol import entries, journal_events
 from optax_dist.coordinator.runtime import timings
 from optax_dist.coordinator.server import journal_lines
 
@@ -35,7 +35,7 @@ def _commit(step, name="a", weight=1 / 3):
   one = timings.Timings(
     *(1.123456789, 0.25, 0.5, 0.125, 0.5, 1 / 3, 0.125, 40, 41)
   )
-  return notes.committed(commit, (one, None))
+  return journal_events.committed(commit, (one, None))
 
 
 def _begun(tmp_path):
@@ -43,7 +43,7 @@ def _begun(tmp_path):
   path = tmp_path / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.open([])
-  lines.write(notes.Run(notes.VERSION, "", 0))
+  lines.write(journal_events.Run(journal_events.VERSION, "", 0))
   return path, lines
 
 
@@ -86,7 +86,7 @@ def test_each_line_is_written_at_once(tmp_path):
   written = lambda: [r["kind"] for r in journal.read(path).records]
   lines.write(_commit(0))
   assert written() == ["run", "commit"]
-  lines.write(notes.Coordinator(1, 1))
+  lines.write(journal_events.Coordinator(1, 1))
   assert written() == ["run", "commit", "coordinator"]
   lines.write(_commit(1))
   lines.close()
@@ -166,7 +166,7 @@ def test_values_that_are_not_json_are_refused(tmp_path, config):
 def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
   lines = journal_lines.JournalLines("a\0b", {"strategy": "s"})
   lines.open([])
-  lines.write(notes.Run(notes.VERSION, "", 0))
+  lines.write(journal_events.Run(journal_events.VERSION, "", 0))
   lines.close()
   assert "training goes on without it" in caplog.text
 
@@ -175,12 +175,12 @@ def test_forged_details_do_not_end_training(tmp_path):
   """It is on the coordinator's event loop that this is written."""
   path, lines = _begun(tmp_path)
   deep = "[" * 320 + "]" * 320
-  lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, deep))
+  lines.write(journal_events.Drop(0, 1, 0, 1, "stale", 0, deep))
   strange = r'["\ud800", 1234567890123456789012]'
-  lines.write(notes.Drop(0, 1, 0, 1, "stale", 0, strange))
-  lines.write(notes.Stuck(1, 0, "stuck", "in file \udcff.py", 0))
-  lines.write(notes.Fingerprint(0, 1, "made up", ""))
-  lines.write(notes.Fingerprint(0, 1, "a", "b-c"))
+  lines.write(journal_events.Drop(0, 1, 0, 1, "stale", 0, strange))
+  lines.write(journal_events.Stuck(1, 0, "stuck", "in file \udcff.py", 0))
+  lines.write(journal_events.Fingerprint(0, 1, "made up", ""))
+  lines.write(journal_events.Fingerprint(0, 1, "a", "b-c"))
   lines.close()
   _, dropped, odd, stuck, digest, other = run_journals.whole(path)
   assert dropped["batches"] == deep
@@ -225,7 +225,7 @@ def test_a_run_that_begins_on_a_full_disk_is_in_its_journal(tmp_path, caplog):
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   with _full(path):
     lines.open([])
-    lines.write(notes.Run(notes.VERSION, "", 0))
+    lines.write(journal_events.Run(journal_events.VERSION, "", 0))
     lines.write(_commit(0))
     assert not path.stat().st_size
   lines.write(_commit(1))

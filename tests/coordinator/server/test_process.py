@@ -73,7 +73,7 @@ def test_it_encrypts_where_certificates_are_given(tmp_path):
     SECRET, port=0, certificates=files, log=tmp_path / "log"
   ) as place:
     with pytest.raises(coordinator.CoordinatorError):
-      join(place, timeout=1.0, attempt_timeout=0.1, leader_timeout=0.1)
+      join(place, timeout=1.0, transfer_timeout=0.1, silence_timeout=0.1)
     with join(place, certificates=files) as replica:
       assert replica.step(jnp.ones(2)).accepted
 

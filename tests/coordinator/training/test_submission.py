@@ -13,7 +13,7 @@ class Told:
 
   def __init__(self, **fields):
     self.published = types.SimpleNamespace(step=0)
-    self.admission = self.asked = self.incarnation = 1
+    self.admission = self.requested = self.incarnation = 1
     self.suspended, self.finished = False, None
     self.lease = (1, ())
     self.answers = {}
@@ -40,12 +40,14 @@ def give(submission, seen, gradient=1):
   return submission.submit(True) if submission.is_complete else None
 
 
-def answer(seen, reason, sequence, apart=False):
-  seen.answers[sequence] = Resolved(sequence, reason, 0, apart=apart)
+def answer(seen, reason, sequence, partial_only=False):
+  seen.answers[sequence] = Resolved(
+    sequence, reason, 0, partial_only=partial_only
+  )
 
 
 def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
-  seen = Told(asked=2)
+  seen = Told(requested=2)
   submission = begin(seen)
   assert give(submission, seen, 3) is None
   submitted = give(submission, seen, 4)
@@ -62,7 +64,7 @@ def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
 
 
 def partial_sum(max_staleness=0):
-  """A gradient is with the leader, which requests another one."""
+  """A gradient is with the coordinator, which requests another one."""
   seen = Told()
   submission = begin(seen, max_staleness=max_staleness)
   give(submission, seen, 3)
@@ -80,7 +82,7 @@ def test_what_is_added_to_a_partial_sum_is_submitted_with_it():
 
 def test_what_is_added_to_a_decided_sum_is_superseded():
   seen, submission = partial_sum()
-  seen.asked = 3
+  seen.requested = 3
   give(submission, seen, 4)
   answer(seen, "lost", 0)
   give(submission, seen, 5)
@@ -101,7 +103,7 @@ def test_no_other_sum_begins_on_a_step_in_which_a_partial_sum_counts():
 def test_a_partial_sum_may_have_an_outcome_of_its_own():
   seen, submission = partial_sum()
   give(submission, seen, 4)
-  answer(seen, "stale", 1, apart=True)
+  answer(seen, "stale", 1, partial_only=True)
   assert submission.waits(seen) == "for the commit of its partial sum"
   answer(seen, "", 0)
   assert not submission.waits(seen)
@@ -194,7 +196,7 @@ def test_a_new_membership_draws_samples_of_its_own():
 
 
 def partial():
-  """A sum on two samples, of which the leader has asked for one gradient more."""
+  """A sum on two samples, of which the coordinator has asked for one gradient more."""
   seen = Told(lease=(1, ((0, 2),)))
   submission = begin(seen, samples=2)
   submission.draw(seen)
@@ -300,7 +302,7 @@ def test_a_dropped_addition_leaves_the_partial_sum():
   submission.conclude(seen)
   submission.draw(seen)
   assert give(submission, seen, 4).total == 2
-  answer(seen, "returned", 1, apart=True)
+  answer(seen, "returned", 1, partial_only=True)
   seen.lease = (1, ((6, 8),))
   assert not submission.waits(seen)
   submission.conclude(seen)
@@ -332,12 +334,12 @@ def test_a_report_of_a_stale_sum_extends_nothing():
   seen.publish()
   submitted = give(submission, seen, 4)
   assert submitted.extends == -1
-  # Nor does it have what the leader has already.
+  # Nor does it have what the coordinator has already.
   assert (submitted.total, submitted.batches) == (1, "[4]")
 
 
 def test_an_abandoned_sum_goes_on_while_it_may_count():
-  seen = Told(asked=2)
+  seen = Told(requested=2)
   submission = begin(seen, max_staleness=1)
   give(submission, seen)
   seen.publish()

@@ -46,7 +46,7 @@ def _offer(owner, reader):
   reader.expect(owner.name, 1, _SIZE)
   reader.flush()
   assert not owner.poll(0)
-  reader._connections.turn(0)
+  reader._connections.run_once(0)
   assert isinstance(reader._events[-1], interface.ArrayReceived)
 
 

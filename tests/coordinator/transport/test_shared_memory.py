@@ -107,7 +107,7 @@ def test_few_free_buffers_are_kept():
   pool = shared_memory.Pool()
   taken = [pool.allocate(n * 300_000) for n in range(1, 40)]
   region = pool.find(taken[0])
-  region.lent += 1
+  region.readers += 1
   taken.clear()
   small = pool.allocate(1)
   assert len(pool._regions) == 10

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.transport import interface, session, sockets
 from tests.coordinator.transport import worlds
 
@@ -42,7 +42,7 @@ _only_here_loses_the_silent = pytest.mark.parametrize(
   [
     (
       dataclasses.replace(
-        _LOSES, silence=arrivals.Rule(_SILENCE, _SILENCE, 200.0, 1.0)
+        _LOSES, silence=liveness.Rule(_SILENCE, _SILENCE, 200.0, 1.0)
       ),
       worlds.VirtualClock,
     )
@@ -131,7 +131,7 @@ def test_idle_peers_are_not_lost(through_proxy):
   assert world.events == {"a": [], "b": []}
 
 
-_LEARNS = arrivals.Rule(floor=10.0, first=1e4, ceiling=1e4)
+_LEARNS = liveness.Rule(floor=10.0, first=1e4, ceiling=1e4)
 
 
 @pytest.mark.parametrize(

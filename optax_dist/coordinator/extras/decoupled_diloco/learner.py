@@ -46,7 +46,7 @@ class Learner:
   def abandon(self) -> Outcome:
     """Merges what has arrived and submits what is due, without waiting."""
     participant, strategy = self._participant, self._strategy
-    submission, seen = participant.submission, participant.handover
+    submission, seen = participant.submission, participant.inbox
     # Before the state, which is as new as the answers.
     pending = submission.pending
     resolved = pending >= 0 and seen.answer(pending) is not None
@@ -74,7 +74,7 @@ class Learner:
     # What was not submitted is no contribution.
     del gradients
     participant = self._participant
-    submission, seen = participant.submission, participant.handover
+    submission, seen = participant.submission, participant.inbox
     admission = seen.admission
     if seen.finished is None:
       if admission != submission.admission:
@@ -118,7 +118,7 @@ class Learner:
     if len(batches) > participant.most_text:
       # It has waited for others over many steps.
       batches = "null"
-    participant.submission.add(participant.handover, payload, batches, seconds)
+    participant.submission.add(participant.inbox, payload, batches, seconds)
     inner = self._strategy.inner_state(self.local)
     participant.submit(inner, WORK.encode(work))
     self._batches.clear()

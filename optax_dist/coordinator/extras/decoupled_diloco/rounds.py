@@ -17,7 +17,7 @@ from optax_dist.coordinator.extras.decoupled_diloco import rules
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
-from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies.policy import Policy
 from optax_dist.ledger import Spans
 
@@ -95,7 +95,7 @@ class Rounds(Policy):
   def deadline(self) -> float:  # type: ignore[override]
     return min(self._closes, self._begins_by)
 
-  def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+  def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
     try:
       self._work[incarnation] = WORK.decode(message.work)
     except codec.BadMessage as error:
@@ -105,7 +105,7 @@ class Rounds(Policy):
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
     self._work.pop(incarnation, None)
 
-  def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
     # The first contribution in its turn begins the round.
     step = message.local_step
     if self._step == step or not self._work[incarnation].begins:
@@ -116,7 +116,7 @@ class Rounds(Policy):
   def dropped(
     self,
     incarnation: Incarnation,
-    message: Arrive,
+    message: SubmitGradient,
     arriving: bool,
     asked: int | None,
     reason: str,
@@ -137,7 +137,7 @@ class Rounds(Policy):
       # It would have begun the round, and the others are called all the same.
       self._step, self._began = state.step, self.now
       return True
-    if not state.gathered:
+    if not state.accepted_count:
       return False
     if not all_in and self.now < first + self._patience:
       self._begins_by = first + self._patience
@@ -152,10 +152,10 @@ class Rounds(Policy):
     # The window opens once there is a quorum.
     enough = (
       self.has_begun(state.step)
-      and state.gathered
-      and state.gathered >= quorum.needed(state)
+      and state.accepted_count
+      and state.accepted_count >= quorum.needed(state)
     )
-    if state.attempt is not None or state.finished or not enough:
+    if state.round is not None or state.finished or not enough:
       self._closes = math.inf
       return False
     if self._closes == math.inf:
@@ -171,7 +171,7 @@ class Rounds(Policy):
     return True
 
   def weigh(
-    self, parts: tuple[Part, ...], messages: Sequence[Arrive]
+    self, parts: tuple[Part, ...], messages: Sequence[SubmitGradient]
   ) -> tuple[Part, ...]:
     work = [WORK.decode(message.work) for message in messages]
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)

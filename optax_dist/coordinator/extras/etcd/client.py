@@ -19,7 +19,7 @@ from optax_dist.coordinator.transport import addresses, tls
 
 # Shortest and longest time in seconds to wait for one server before asking the
 # next one.
-_ATTEMPT = 0.5, 2.0
+_TRANSFER = 0.5, 2.0
 _BACKOFF = 0.05, 0.3
 # gRPC status codes.
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 7, 8, 9, 16
@@ -86,7 +86,7 @@ class Client:
     random.shuffle(self._endpoints)
     self._connection: http.client.HTTPConnection | None = None
     self._token = ""
-    self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
+    self._patience, self._backoff = _TRANSFER[0], _BACKOFF[0]
 
   def ask(
     self, path: str, body: dict[str, Any], until: float
@@ -113,7 +113,7 @@ class Client:
         if time.monotonic() >= until:
           raise NoAnswer(f"no answer of etcd: {error}") from None
         continue
-      self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
+      self._patience, self._backoff = _TRANSFER[0], _BACKOFF[0]
       self._answered, self._final = True, 0
       return found
 
@@ -135,7 +135,7 @@ class Client:
     self._endpoints.append(self._endpoints.pop(0))
     time.sleep(self._backoff * random.uniform(0.5, 1.0))
     self._backoff = min(2 * self._backoff, _BACKOFF[1])
-    self._patience = min(2 * self._patience, _ATTEMPT[1])
+    self._patience = min(2 * self._patience, _TRANSFER[1])
 
   def _attempt(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
     servers = self._servers

@@ -11,7 +11,7 @@ from optax_dist.coordinator.extras.etcd.place import Etcd
 from optax_dist.coordinator.transport import handshake
 
 # Seconds that a look-up may take, and between two of them while all is well.
-_PATIENCE, _PAUSE = 5.0, 1.0
+_REQUEST_SECONDS, _ASK_SECONDS = 5.0, 1.0
 
 
 class Finder:
@@ -79,7 +79,7 @@ class Finder:
           found = self._asked.ask(
             "kv/range",
             {"key": place.encoded(where.holder_key)},
-            time.monotonic() + _PATIENCE,
+            time.monotonic() + _REQUEST_SECONDS,
           )
         finally:
           if self._closed.is_set():
@@ -97,7 +97,7 @@ class Finder:
     return holder.address
 
   def _watch(self) -> None:
-    while not self._closed.wait(_PAUSE):
+    while not self._closed.wait(_ASK_SECONDS):
       told = self._told
       try:
         found = self._ask()

@@ -22,7 +22,7 @@ from optax_dist.coordinator.extras.etcd.place import Etcd, Holder
 from optax_dist.coordinator.server.log import LogError
 
 # Seconds that one request may take, and one of a coordinator that ends.
-_PATIENCE, _FAREWELL = 2.0, 1.0
+_REQUEST_SECONDS, _FAREWELL = 2.0, 1.0
 # How often it is kept alive while it lasts.
 _BEATS = 5
 
@@ -142,7 +142,7 @@ class Lease:
     while True:
       self.check()
       try:
-        found = asked.ask("kv/txn", body, time.monotonic() + _PATIENCE)
+        found = asked.ask("kv/txn", body, time.monotonic() + _REQUEST_SECONDS)
       except client.NoAnswer:
         continue
       if not found.get("succeeded"):
@@ -165,7 +165,7 @@ class Lease:
     """Gives it back, for another coordinator to have it at once."""
     self._ended.set()
     if self._thread.is_alive():
-      self._thread.join(_PATIENCE)
+      self._thread.join(_REQUEST_SECONDS)
     if self._id:
       with contextlib.suppress(client.NoAnswer, client.Rejected):
         self._asked.ask(
@@ -180,7 +180,7 @@ class Lease:
       self.check()
 
   def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    return self._asked.ask(path, body, time.monotonic() + _PATIENCE)
+    return self._asked.ask(path, body, time.monotonic() + _REQUEST_SECONDS)
 
   def _put(self, holder: Holder) -> dict[str, Any]:
     key, value = self._where.holder_key, msgspec.json.encode(holder)
@@ -206,7 +206,7 @@ class Lease:
           found = asked.ask(
             "lease/keepalive",
             {"ID": self._id},
-            min(self._until, began + _PATIENCE),
+            min(self._until, began + _REQUEST_SECONDS),
           )
         except client.NoAnswer:
           continue

@@ -29,7 +29,7 @@ _PIECE, _AT_ONCE = 128 << 10, 16
 _MANY, _LARGE = 512, 16 << 20
 _FIRST, _LAST = 1, 2  # Which piece of a record it is.
 # Seconds for one request, and between two attempts to write what etcd refuses.
-_PATIENCE, _PAUSE = 2.0, 5.0
+_REQUEST_SECONDS, _RETRY_SECONDS = 2.0, 5.0
 _REMEDY = "Resume from a checkpoint, with a ?prefix= of its own."
 
 
@@ -92,7 +92,10 @@ class EtcdLog:
       else:
         self._write(record)
     except client.Rejected as error:
-      self._trouble, self._retry_at = str(error), time.monotonic() + _PAUSE
+      self._trouble, self._retry_at = (
+        str(error),
+        time.monotonic() + _RETRY_SECONDS,
+      )
       return self._trouble
     self._trouble = ""
     if self._records > _MANY or self._bytes > _LARGE:
@@ -137,7 +140,9 @@ class EtcdLog:
     while True:
       self._lease.check()
       try:
-        return self._asked.ask("kv/range", body, time.monotonic() + _PATIENCE)
+        return self._asked.ask(
+          "kv/range", body, time.monotonic() + _REQUEST_SECONDS
+        )
       except client.NoAnswer:
         continue
       except client.Rejected as error:

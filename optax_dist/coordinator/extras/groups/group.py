@@ -19,17 +19,17 @@ from typing import Any
 import jax
 
 from optax_dist.coordinator import errors, strategies
-from optax_dist.coordinator.extras.groups import jax_program, orders, shards
-from optax_dist.coordinator.extras.groups.companion import Companion
-from optax_dist.coordinator.extras.groups.handover import GroupHandover
-from optax_dist.coordinator.extras.groups.speaker import Speaker
+from optax_dist.coordinator.extras.groups import commands, jax_program, shards
+from optax_dist.coordinator.extras.groups.inbox import GroupInbox
+from optax_dist.coordinator.extras.groups.rank_zero import RankZero
+from optax_dist.coordinator.extras.groups.worker_rank import WorkerRank
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.config import Config, Me
-from optax_dist.coordinator.runtime import last_words, processes, trees
-from optax_dist.coordinator.runtime.handover import Handover
+from optax_dist.coordinator.runtime import process_exit, processes, trees
+from optax_dist.coordinator.runtime.inbox import TrainingInbox
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.transport import tls
 
@@ -41,7 +41,7 @@ _GRACE = 5.0
 class Group(processes.Processes):
   """The processes of this replica, of which there are several."""
 
-  codec: Codec[Any] = orders.WIRE
+  codec: Codec[Any] = commands.WIRE
 
   def __init__(
     self,
@@ -76,15 +76,15 @@ class Group(processes.Processes):
     members = [json.loads(x) for x in self.gather(json.dumps([*own, digest]))]
     self._places = [(name, address) for name, address, _ in members]
     digests = [digest for _, _, digest in members]
-    return orders.join_places(self._places), orders.combined(digests)
+    return commands.join_places(self._places), commands.combined(digests)
 
   def core(self, config: Config, me: Me) -> processes.Core:
     self._joins()
     if self.index:
-      return Companion(*self._places[0])
+      return WorkerRank(*self._places[0])
     others = [name for name, _ in self._places[1:]]
     client = Client(config, me)
-    return Speaker(client, others, patience=config.deadlines.replica)
+    return RankZero(client, others, patience=config.deadlines.replica)
 
   def parts(
     self,
@@ -122,18 +122,18 @@ class Group(processes.Processes):
       agreement,
     )
 
-  def handover(
-    self, published: State, feed: Callable[[Any], None], patience: float
-  ) -> Handover:
-    return GroupHandover(published, None if self.index else feed, patience)
+  def inbox(
+    self, published: State, enqueue: Callable[[Any], None], patience: float
+  ) -> TrainingInbox:
+    return GroupInbox(published, None if self.index else enqueue, patience)
 
-  def execute(self, effect: Any, handover: Handover) -> str:
+  def execute(self, effect: Any, inbox: TrainingInbox) -> str:
     match effect:
-      case orders.Advance():
-        assert isinstance(handover, GroupHandover)
-        handover.advance(effect)
+      case commands.Advance():
+        assert isinstance(inbox, GroupInbox)
+        inbox.advance(effect)
         return ""
-      case orders.EndGroup(reason):
+      case commands.EndGroup(reason):
         # The replica is lost with any of its processes.
         _log.error("%s", reason)
         self._on_loss(reason)
@@ -194,6 +194,6 @@ def _end_soon(reason: str) -> None:
 
   def end() -> None:
     time.sleep(_GRACE)
-    last_words.end_process(f"{reason} This process ends, too.")
+    process_exit.end_process(f"{reason} This process ends, too.")
 
   threading.Thread(target=end, name="optax-dist-end", daemon=True).start()

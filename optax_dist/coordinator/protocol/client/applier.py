@@ -42,7 +42,7 @@ class Applier:
 
   Attributes:
     step: the step of the published state.
-    sound: whether that state belongs to the run.
+    belongs_to_run: whether that state belongs to the run.
     start: the start state that it is; None once it is a later one.
     means: the rounds in which it takes part.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
@@ -71,7 +71,7 @@ class Applier:
     self._submissions, self._out, self._tell = submissions, out, tell
     self._fingerprint_every = fingerprint_every
     self.step = start.step
-    self.sound = False
+    self.belongs_to_run = False
     self.needs = ""
     self.start: Start | None = start
     # The run's start state, until there is a step.
@@ -90,7 +90,7 @@ class Applier:
   @property
   def current(self) -> bool:
     """Whether the state is the run's, with everything applied that is known."""
-    return self.sound and not self.needs and not self._todo
+    return self.belongs_to_run and not self.needs and not self._todo
 
   @property
   def awaits(self) -> str:
@@ -110,11 +110,11 @@ class Applier:
     return ""
 
   @property
-  def hopeless(self) -> bool:
+  def is_stuck_without_snapshot(self) -> bool:
     """Whether nothing is in progress that could advance the state."""
     if self._fetch is not None:
       return False
-    if self.needs or not self._todo or not self.sound:
+    if self.needs or not self._todo or not self.belongs_to_run:
       return True
     runs = self.means.status(self._todo[0].round) == "runs"
     return not runs and self._todo[0].mean is None
@@ -130,16 +130,16 @@ class Applier:
     """
     self._origin = origin if step == origin.step else None
     if self.start is not None:
-      self.sound = self.start.is_same(origin)
-    if not self.sound:
-      self.lack("its state is not the run's")
+      self.belongs_to_run = self.start.is_same(origin)
+    if not self.belongs_to_run:
+      self.mark_stale("its state is not the run's")
     elif (known if self._todo else self.step) != step:
-      self.lack(f"it is at step {self.step} of {step}")
+      self.mark_stale(f"it is at step {self.step} of {step}")
     elif self._lacks_inner and not alone and self._origin is None:
-      self.lack("it has no state of its own optimizer yet")
+      self.mark_stale("it has no state of its own optimizer yet")
     else:
       self._lacks_inner = False
-    self.pump()
+    self.apply_ready_commits()
 
   def skip(self) -> None:
     """Handles a gap: there are commits that it will never know."""
@@ -149,7 +149,7 @@ class Applier:
   def start_anew(self) -> None:
     """The run has begun again, from another state."""
     self.skip()
-    self.sound = False
+    self.belongs_to_run = False
 
   def end(self) -> None:
     """The replica is no longer a member, or will join again."""
@@ -172,12 +172,12 @@ class Applier:
       return
     if self.current and done.round.step == self.step:
       self._apply(done.round)
-    self.pump()
+    self.apply_ready_commits()
 
   def aggregate_failed(self, failed: AggregateFailed) -> None:
     """Handles a mean that will not come."""
     self.means.failed(failed)
-    self.pump()
+    self.apply_ready_commits()
 
   # Commits.
 
@@ -185,24 +185,26 @@ class Applier:
     """Queues a commit, to be applied in order."""
     self.means.committed(commit.round)
     self._todo.append(commit)
-    self.pump()
+    self.apply_ready_commits()
 
-  def pump(self) -> None:
+  def apply_ready_commits(self) -> None:
     """Applies all commits that can be applied."""
     while self._todo:
       commit = self._todo[0]
       step = commit.round.step
-      if step < self.step and self.sound:
+      if step < self.step and self.belongs_to_run:
         # A snapshot already included it.
         self._todo.popleft()
         self._out += self._submissions.published(self.step)
         continue
-      if not self.sound or self.needs or not self._take(commit):
+      if (
+        not self.belongs_to_run or self.needs or not self._apply_commit(commit)
+      ):
         return
       self._todo.popleft()
       self._publish(commit)
 
-  def _take(self, commit: Committed) -> bool:
+  def _apply_commit(self, commit: Committed) -> bool:
     """Computes the state after a commit, or sets why it can't."""
     step = commit.round.step
     if step > self.step:
@@ -240,16 +242,16 @@ class Applier:
   def _arrived_at_step(self) -> None:
     self._out += self._submissions.published(self.step)
     self.means.arrived_at(self.step)
-    self._serving.arrived_at(self.step, self.sound and not self.needs)
+    self._serving.arrived_at(self.step, self.belongs_to_run and not self.needs)
 
   # Snapshots.
 
   def _need(self, why: str) -> None:
     if not self.needs:
-      self.lack(why)
+      self.mark_stale(why)
       self.ask()
 
-  def lack(self, why: str) -> None:
+  def mark_stale(self, why: str) -> None:
     """Notes that it needs a snapshot, if it wasn't noted before."""
     if not self.needs:
       self.means.ahead = None
@@ -257,7 +259,7 @@ class Applier:
 
   def tell_state(self) -> None:
     """Tells the coordinator which state is here: it may have come since the call."""
-    if self.sound and not self.needs:
+    if self.belongs_to_run and not self.needs:
       self._tell(Applied(self.step))
     self.ask()
 
@@ -275,7 +277,7 @@ class Applier:
   @property
   def _servable(self) -> int:
     """The step of its state; -1 if it has none of the run's."""
-    return self.step if self.sound and not self.needs else -1
+    return self.step if self.belongs_to_run and not self.needs else -1
 
   def report(self, message: Report) -> None:
     """Reports once it has the requested step."""
@@ -301,7 +303,7 @@ class Applier:
     if fetch is None or found.transfer != fetch.transfer or not self.needs:
       return
     self._fetch = None
-    self.needs, self.sound = "", True
+    self.needs, self.belongs_to_run = "", True
     self._lacks_inner = False
     origin = self._origin
     began = origin is not None and origin.step == found.step
@@ -310,7 +312,7 @@ class Applier:
     self.step = found.step
     self._out.append(fx.Restore(found.step, found.transfer))
     self._arrived_at_step()
-    self.pump()
+    self.apply_ready_commits()
     if not self.needs:
       self._tell(Applied(self.step))
 

@@ -13,7 +13,7 @@ class Assignment:
   """What the coordinator has asked of this replica.
 
   Attributes:
-    asked: how many gradients.
+    requested: how many gradients.
     lease: the samples that it computes on, or has submitted without an answer.
   """
 
@@ -26,14 +26,14 @@ class Assignment:
     """
     self._unit = unit
     self._out = out
-    self.asked = 1
+    self.requested = 1
     self.lease: Spans = ()
 
   def ask(self, count: int) -> None:
     """It should compute so many gradients."""
-    if count != self.asked:
-      self.asked = count
-      self._out.append(fx.SetAsked(count))
+    if count != self.requested:
+      self.requested = count
+      self._out.append(fx.SetRequested(count))
 
   def lend(
     self, incarnation: Incarnation, spans: Spans, more: bool = False

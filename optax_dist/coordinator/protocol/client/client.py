@@ -20,7 +20,7 @@ from optax_dist.coordinator.protocol.client.applier import Applier
 from optax_dist.coordinator.protocol.client.assignment import Assignment
 from optax_dist.coordinator.protocol.client.ending import Ending
 from optax_dist.coordinator.protocol.client.known import Known
-from optax_dist.coordinator.protocol.client.link import Link
+from optax_dist.coordinator.protocol.client.link import CoordinatorConnection
 from optax_dist.coordinator.protocol.client.patience import Patience
 from optax_dist.coordinator.protocol.client.requests import Requests
 from optax_dist.coordinator.protocol.client.submissions import Submissions
@@ -53,7 +53,7 @@ class Client:
     self._config, self._me = config, me
     self._out: list[Effect] = []
     self.over = False
-    self._link = Link(config.deadlines)
+    self._link = CoordinatorConnection(config.deadlines)
     self.submissions = Submissions()
     self.applier = Applier(
       me.start,
@@ -194,7 +194,7 @@ class Client:
       known.beginnings,
       known.read,
       known.progress,
-      applier.step if applier.sound else -1,
+      applier.step if applier.belongs_to_run else -1,
       self._assignment.lease,
       me.follows,
     )
@@ -265,7 +265,7 @@ class Client:
     if origin.is_same(offered) and origin.step == self.applier.step:
       self.applier.start = offered
     self.applier.begin(origin, welcome.step, read, welcome.alone)
-    if welcome.anew and self._admissions and not self.applier.sound:
+    if welcome.anew and self._admissions and not self.applier.belongs_to_run:
       text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
       text += " is not of the run any more: others have gone on without it"
       self._out.append(fx.Log("warning", text))
@@ -329,7 +329,7 @@ class Client:
         self._assignment.lend(self.incarnation, lease)
         self._assignment.ask(count)
         self._out += self.submissions.dropped(sequence, reason, whole)
-      case msg.Asked(step, sequence, count, lease):
+      case msg.RequestGradients(step, sequence, count, lease):
         self._asked(step, sequence, count, lease)
       case msg.Call(step):
         self._out.append(fx.Called(step))
@@ -403,7 +403,7 @@ class Client:
     if (
       self.incarnation >= 0
       and self._admitted != self.incarnation
-      and applier.sound
+      and applier.belongs_to_run
       and not applier.needs
     ):
       self._admitted = self.incarnation
@@ -451,7 +451,7 @@ class Client:
     ):
       early = self.applier.begin_early(self.incarnation, pending.sequence)
     self._tell(
-      msg.Arrive(
+      msg.SubmitGradient(
         pending.sequence,
         pending.local_step,
         pending.total,
@@ -474,18 +474,22 @@ class Client:
     ended, applier = self._ending.ended, self.applier
     if ended is None or self.over:
       return
-    applier.pump()
+    applier.apply_ready_commits()
     if ended.error:
       diverged = ended.error == "Diverged"
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
-    elif applier.sound and not applier.needs and applier.step >= ended.step:
+    elif (
+      applier.belongs_to_run
+      and not applier.needs
+      and applier.step >= ended.step
+    ):
       self._out += self.submissions.lost("finished", counted=True)
       self._out.append(fx.Finished(ended.reason))
       self._stop()
-    elif applier.hopeless and not self._awaits_end(now):
+    elif applier.is_stuck_without_snapshot and not self._awaits_end(now):
       replica = self._me.replica
       lacks = f"has only the parameters of step {applier.step}"
-      if not applier.sound:
+      if not applier.belongs_to_run:
         lacks = "joined after the run had ended and received no parameters"
       self._fail(
         "RunFinished",
@@ -499,8 +503,8 @@ class Client:
     """Requests the final state, once; returns whether it may come."""
     if not self.connected:
       return self._link.status == "called" or self._link.call_at < math.inf
-    if self._ending.request(now + self._config.deadlines.patience):
-      self.applier.lack("the run has ended")
+    if self._ending.request(now + self._config.deadlines.transfer):
+      self.applier.mark_stale("the run has ended")
       need = msg.NeedsSnapshot(self.applier.step)
       self._out.append(fx.Send(self._me.coordinator, need))
     return self._ending.may_come(now)

@@ -18,7 +18,7 @@ _LONGEST_PAUSE = 0.2
 _TOLD_AFTER = 2.0
 
 
-class Link:
+class CoordinatorConnection:
   """Whether the coordinator is connected, and when to call it again.
 
   Attributes:
@@ -30,8 +30,8 @@ class Link:
 
   def __init__(self, limits: Deadlines):
     """Starts without a connection."""
-    self._pace = limits.pace
-    self._patience = limits.patience
+    self._reconnect = limits.reconnect
+    self._transfer = limits.transfer
     self.status: Literal["lost", "called", "welcomed"] = "lost"
     self.call_at = self._called_at = math.inf
     self._losses, self._lost_at = 0, -math.inf
@@ -40,11 +40,11 @@ class Link:
   @property
   def deadline(self) -> float:
     """When to call, or to give up a call."""
-    return min(self.call_at, self._called_at + self._patience, self.tell_at)
+    return min(self.call_at, self._called_at + self._transfer, self.tell_at)
 
   def is_unanswered(self, now: float) -> bool:
     """Whether a call has had no answer for too long."""
-    return now >= self._called_at + self._patience
+    return now >= self._called_at + self._transfer
 
   def call(self, now: float) -> None:
     """The coordinator is called."""
@@ -66,8 +66,8 @@ class Link:
     if self.status == "welcomed" and not removed:
       self.tell_at = now + _TOLD_AFTER
     # A coordinator that starts again removes who hasn't called within a pace.
-    away = min(self._pace / 8, _LONGEST_PAUSE)
-    longest = self._pace if removed else away
+    away = min(self._reconnect / 8, _LONGEST_PAUSE)
+    longest = self._reconnect if removed else away
     pause = min(longest, _FIRST_PAUSE * 2.0 ** min(self._losses, 16))
     if now >= self._lost_at + _FORGOTTEN_AFTER * pause or not self._losses:
       self._losses, pause = 0, _FIRST_PAUSE if removed else 0.0

@@ -51,7 +51,7 @@ class Requests:
     self._last[type(message)] = message
     if isinstance(message, msg.Leave):
       limits = self._limits
-      wait = limits.silence + 2 * (limits.pace + limits.patience)
+      wait = limits.silence + 2 * (limits.reconnect + limits.transfer)
       self.leave_by = now + wait
     return message
 

@@ -38,14 +38,14 @@ class Submissions:
     self.taken: Submitted | None = None
     self.incarnation: Incarnation = -1
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
-    self._apart = False
+    self._partial_only = False
     self._counted: list[_Counted] = []
 
   @property
   def waits(self) -> bool:
     """Whether the training loop waits for an outcome."""
-    apart = self._apart and self.taken is not None
-    return self.pending is not None or bool(self._counted) or apart
+    partial_only = self._partial_only and self.taken is not None
+    return self.pending is not None or bool(self._counted) or partial_only
 
   def submit(self, submitted: Submitted) -> list[Effect]:
     """Takes a submission; it is pending unless an effect resolves it."""
@@ -53,8 +53,8 @@ class Submissions:
       self.taken is None or self.taken.sequence != submitted.extends
     ):
       # It includes a sum that was decided separately.
-      return [Resolved(submitted.sequence, "superseded", 0, apart=True)]
-    self.pending, self._apart = submitted, False
+      return [Resolved(submitted.sequence, "superseded", 0, partial_only=True)]
+    self.pending, self._partial_only = submitted, False
     return []
 
   def count(self) -> int:
@@ -83,7 +83,7 @@ class Submissions:
   ) -> list[Effect]:
     """Handles that a submission, or only its addition, was dropped."""
     if self.pending is not None and self.pending.sequence == sequence:
-      self._apart = not whole
+      self._partial_only = not whole
       self.pending = None
       if whole:
         self.taken = None
@@ -91,7 +91,7 @@ class Submissions:
       self.taken = None
     else:
       return []
-    return [Resolved(sequence, reason, 0, apart=not whole)]
+    return [Resolved(sequence, reason, 0, partial_only=not whole)]
 
   def committed(self, commit: Committed) -> None:
     """Handles a commit, in which there may be a submission of this replica."""
@@ -112,16 +112,16 @@ class Submissions:
       if larger is not None and larger.extends == part.sequence:
         # It includes that sum, and a coordinator that has started again can't know it.
         self.pending = None
-        outcome = Resolved(larger.sequence, "superseded", 0, apart=True)
+        outcome = Resolved(larger.sequence, "superseded", 0, partial_only=True)
         self._counted.append(_Counted(step, outcome))
       return
 
   def published(self, step: int) -> list[Effect]:
     """Resolves the submissions that count as of this step."""
-    told: list[Resolved] = []
+    resolved: list[Resolved] = []
     while self._counted and self._counted[0].step <= step:
-      told.append(self._counted.pop(0).outcome)
-    return list(told)
+      resolved.append(self._counted.pop(0).outcome)
+    return list(resolved)
 
   def new_coordinator(self) -> list[Effect]:
     """Drops the buffered submission, which only the last coordinator had."""
@@ -137,12 +137,12 @@ class Submissions:
       reason: the reason.
       counted: whether to include those in commits that won't be applied.
     """
-    told: list[Effect] = []
+    resolved: list[Effect] = []
     last = self.pending or self.taken
     if last is not None:
-      told.append(Resolved(last.sequence, reason, 0))
+      resolved.append(Resolved(last.sequence, reason, 0))
     self.pending = self.taken = None
     if counted:
-      told += [one.outcome for one in self._counted]
+      resolved += [one.outcome for one in self._counted]
       self._counted = []
-    return told
+    return resolved

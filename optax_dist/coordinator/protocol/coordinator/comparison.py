@@ -97,7 +97,7 @@ def _tie(groups: list[_Group]) -> str:
 
 
 # What each replica may choose for itself.
-_TIMES = ("timeout", "attempt_timeout", "leader_timeout", "stall_warning")
+_TIMES = ("timeout", "transfer_timeout", "silence_timeout", "stall_warning")
 
 
 def difference(ours: Job, theirs: Job, whose: str = "the job") -> str:

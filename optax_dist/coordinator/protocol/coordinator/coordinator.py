@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.comparison import difference
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
@@ -116,10 +116,10 @@ class Coordinator:
     self._out.append(Epoch(self.history.epoch + 1, self._nonce))
     history = self.history
     if history.ended is None:
-      self._out.note(notes.Coordinator(history.step, history.epoch))
+      self._out.note(journal_events.Coordinator(history.step, history.epoch))
     else:
       # The last one may have had no time for it.
-      self._out.note(notes.finished(history.ended, history.applied))
+      self._out.note(journal_events.finished(history.ended, history.applied))
     if history.job is not None:
       self._make_run(now)
 
@@ -133,7 +133,9 @@ class Coordinator:
     if not self.is_over and self.history.job != began.job:
       text = "the run begins again with the job that most replicas have"
     self._out.append(began)
-    self._out.note(notes.Run(notes.VERSION, "", began.start.step))
+    self._out.note(
+      journal_events.Run(journal_events.VERSION, "", began.start.step)
+    )
     if again:
       self._out.add(fx.Log("warning", text))
       self._continue("the run begins again", now)

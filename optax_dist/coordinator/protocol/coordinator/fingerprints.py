@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import ReplicaId
 
@@ -33,7 +33,7 @@ class Fingerprints:
       )
     if first == replica:
       params, _, whole = digest.partition("-")
-      self._out.note(notes.Fingerprint(step, replica, params, whole))
+      self._out.note(journal_events.Fingerprint(step, replica, params, whole))
       for old in [s for s in self._known if s < step - _KEPT]:
         del self._known[old]
     return ""

@@ -65,14 +65,14 @@ class Holders:
     elif how == "broken":
       self._closed.add(process)
     if process in self._call_at:
-      self._call_at[process] = now + self._limits.pace
+      self._call_at[process] = now + self._limits.reconnect
 
   def deadlines(self, since: float) -> list[float]:
     """When `wait` may find something, if somebody waits since then."""
     limits, calls = self._limits, self._call_at.values()
     is_told = bool(self._told) or not calls
-    first = since + limits.pace
-    early = self._history.is_untouched or not is_told
+    first = since + limits.reconnect
+    early = self._history.has_no_commits or not is_told
     return [*([first] if early else ()), since + limits.timeout, *calls]
 
   def wait(self, step: int, since: float, now: float) -> bool:
@@ -85,10 +85,10 @@ class Holders:
     """
     # Its server may have gone after the last byte.
     fetched = any(state.fetches for state in self._members)
-    if self._history.is_untouched:
+    if self._history.has_no_commits:
       # Any state is as good, but one is known to some.
       known = fetched or bool(self._history.lost())
-      return known and now < since + self._limits.pace
+      return known and now < since + self._limits.reconnect
     found = [d.member for d in self._history.lost() if self._may_have(d, step)]
     times = self._call_at
     self._call_at = {m.process: times.get(m.process, now) for m in found}
@@ -97,7 +97,9 @@ class Holders:
         self._call_at[member.process] = math.inf
         self._out.add(fx.Connect(member.process, member.address))
     replicas = [member.replica for member in found]
-    if found and now >= since + self._limits.pace and replicas != self._told:
+    if (
+      found and now >= since + self._limits.reconnect and replicas != self._told
+    ):
       self._told = replicas
       self._tell(since, now)
     return (fetched or bool(found)) and now < since + self._limits.timeout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.coordinator.members import MemberState
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -49,7 +49,7 @@ class Outbox:
     if peers:
       self._effects.append(fx.SendAll(peers, message))
 
-  def note(self, note: notes.Record) -> None:
+  def note(self, note: journal_events.Record) -> None:
     """Writes into the journal."""
     self._effects.append(fx.WriteJournal(note))
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import inputs, notes
+from optax_dist.coordinator.protocol import inputs, journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.absent import Absent
@@ -58,7 +58,7 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.history import History
 
 # Messages after which a member waits as before.
-_WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
+_WAIT_NO_LESS = frozenset((msg.SubmitGradient, msg.Done))
 
 
 class Run:
@@ -93,14 +93,14 @@ class Run:
     self.begins_again: Began | None = None
     self._absent = Absent()
     self._holders = Holders(config, history, self._members, out)
-    fresh = history.is_untouched and history.beginnings > 1
+    fresh = history.has_no_commits and history.beginnings > 1
     if fresh:
-      until = now + self._config.deadlines.pace
+      until = now + self._config.deadlines.reconnect
       for gone in history.lost():
         self._absent.expect(gone.member.replica, until)
     for member in history.members.values():
       self._members.add(
-        MemberState(member, until=now + self._config.deadlines.pace)
+        MemberState(member, until=now + self._config.deadlines.reconnect)
       )
     self._steps.at(now)
     self._steps.begin(expected=fresh)
@@ -142,7 +142,7 @@ class Run:
     state = self._steps.ruling.state
     least = 1 if state.shared else quorum.needed(state)
     enough = state.live + state.awaited >= least
-    if gone.given_up and self._history.is_untouched and not enough:
+    if gone.given_up and self._history.has_no_commits and not enough:
       text = f"The run needs replicas that have never joined: {gone.given_up}"
       self._record_end(text, "CoordinatorError")
     self._run_pending()
@@ -165,11 +165,11 @@ class Run:
     if self._snapshots.lacking_since is not None and all_here:
       times += self._holders.deadlines(self._snapshots.lacking_since)
     if self._shutdown.since is not None:
-      times.append(self._shutdown.since + self._config.deadlines.patience)
+      times.append(self._shutdown.since + self._config.deadlines.transfer)
     for state in self._members.waiting():
       times.append(state.until)
       if state.leaving is not None:
-        times.append(state.leaving[1] + self._config.deadlines.patience)
+        times.append(state.leaving[1] + self._config.deadlines.transfer)
     return min(times)
 
   # Messages.
@@ -186,7 +186,7 @@ class Run:
     if state is None or not state.is_connected:
       return  # It is no longer a member.
     match message:
-      case msg.Arrive():
+      case msg.SubmitGradient():
         self._steps.intake.arrive(state, message)
       case msg.Done() | msg.Failed():
         self._steps.reported(state, message)
@@ -265,7 +265,9 @@ class Run:
     if rival is not None and rival.member.process != peer:
       if not waited and rival.is_connected:
         # Most likely one of the two is dead, which will be detected.
-        self._absent.wait(peer, hello, self._now + self._config.deadlines.pace)
+        self._absent.wait(
+          peer, hello, self._now + self._config.deadlines.reconnect
+        )
         return
       if rival.member.incarnation > hello.incarnation >= 0 and waited:
         self._out.send(peer, _taken(hello.replica))
@@ -280,7 +282,7 @@ class Run:
     self._admit(peer, hello)
 
   def _refuse(self, peer: Process, hello: msg.Hello, why: str) -> None:
-    if not (self._members or self._history.is_untouched):
+    if not (self._members or self._history.has_no_commits):
       why += (
         f". That job is in the coordinator's log, with {self._history.step} steps, and"
         " no replica of it is there. Another job needs a log, an address or a run name"
@@ -289,7 +291,7 @@ class Run:
     self._out.send(peer, msg.Refused(why))
     text = f"replica {hello.replica!r} may not join: {why}"
     self._out.add(fx.Log("warning", text))
-    if self._history.is_untouched:
+    if self._history.has_no_commits:
       self._warn_all(text)
 
   def _warn_all(self, text: str) -> None:
@@ -314,7 +316,7 @@ class Run:
     if not calls:
       return
     verdict: Verdict | None = Verdict()
-    if self._history.is_untouched and not self._shutdown.is_decided:
+    if self._history.has_no_commits and not self._shutdown.is_decided:
       members = [state.member.replica for state in self._members]
       verdict = self._comparison.verdict(
         self._config.job, members, self._steps.never_came
@@ -399,7 +401,9 @@ class Run:
     state = MemberState(member, start=hello.start)
     step = self._steps.step
     self._out.note(
-      notes.Join(member.replica, step, member.incarnation, member.address)
+      journal_events.Join(
+        member.replica, step, member.incarnation, member.address
+      )
     )
     ends_in = self._steps.intake.ends_in(member)
     self._welcome(peer, hello, incarnation, ends_in)
@@ -420,7 +424,9 @@ class Run:
     self._holders.has_ended(member.process)
     if stacks:
       self._out.note(
-        notes.Stuck(member.replica, step, reason, stacks, member.incarnation)
+        journal_events.Stuck(
+          member.replica, step, reason, stacks, member.incarnation
+        )
       )
     self._remove(state, reason)
 
@@ -450,10 +456,12 @@ class Run:
   def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
     member, step = state.member, self._steps.step
     if left:
-      self._out.note(notes.Leave(member.replica, step, member.incarnation))
+      self._out.note(
+        journal_events.Leave(member.replica, step, member.incarnation)
+      )
     else:
       self._out.note(
-        notes.Lost(member.replica, step, member.incarnation, reason)
+        journal_events.Lost(member.replica, step, member.incarnation, reason)
       )
 
   def _complete_departures(self) -> None:
@@ -467,7 +475,7 @@ class Run:
         self._snapshots.ask(other, self._steps.step)
       last = len(self._members) == 1 and bool(self._history.lost())
       waits = bool(late) or last
-      if not waits or self._now >= since + self._config.deadlines.patience:
+      if not waits or self._now >= since + self._config.deadlines.transfer:
         self._remove(state, "left", left=True)
         if not self._members and not self._history.lost():
           # No replica has the state any more: joining is too late now.
@@ -513,7 +521,7 @@ class Run:
     late = [s for s in self._members if not s.has(step)]
     for state in late:
       self._snapshots.ask(state, step)
-    if not late or self._now >= since + self._config.deadlines.patience:
+    if not late or self._now >= since + self._config.deadlines.transfer:
       self._record_end(self._shutdown.reason, "")
 
   def _record_end(
@@ -529,7 +537,7 @@ class Run:
     self._out.append(ended)
     if self._addresses:
       self._out.add(fx.SendAll(tuple(self._addresses), ended))
-    self._out.note(notes.finished(ended, gradients.applied))
+    self._out.note(journal_events.finished(ended, gradients.applied))
 
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""

@@ -20,10 +20,14 @@ from optax_dist.coordinator.protocol.entries import (
   Part,
   ReplicaId,
 )
-from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.protocol.policies.audit import Audit, Verdict
-from optax_dist.coordinator.protocol.policies.policy import Ask, Next, Policy
+from optax_dist.coordinator.protocol.policies.policy import (
+  Next,
+  Policy,
+  Request,
+)
 from optax_dist.coordinator.protocol.policies.sharing import Sharing, Theft
 from optax_dist.ledger import Spans, progress
 from optax_dist.ledger import spans as sp
@@ -86,7 +90,7 @@ class LeaseManager(Policy):
     self._sharing.lend(incarnation, spans, self.now)
     self._pending[incarnation] = None
 
-  def announcements(self) -> list[Ask]:
+  def announcements(self) -> list[Request]:
     while (idle := self._idle) and (slot := self._left_out()):
       self._give(idle[0], slot)
     while (theft := self._theft()) is not None and self.now >= theft.time:
@@ -115,9 +119,11 @@ class LeaseManager(Policy):
     if self._sharing.leave_out(incarnation, spans, self.now):
       self._pending[incarnation] = None
 
-  def _ask_of(self, incarnation: Incarnation) -> Ask:
+  def _ask_of(self, incarnation: Incarnation) -> Request:
     lease = self.lease(incarnation)
-    return Ask(incarnation, max(1, sp.size(lease) // self.state.unit), lease)
+    return Request(
+      incarnation, max(1, sp.size(lease) // self.state.unit), lease
+    )
 
   def _theft(self) -> Theft | None:
     """The next slots that a member takes from a slow one, if there are any."""
@@ -219,7 +225,7 @@ class LeaseManager(Policy):
     idle = max(1, self._live - len(self._sharing.members))
     return max(1, -(-self.state.free // (idle * self.state.unit)))
 
-  def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+  def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
     data, timings = message.data, message.timings
     compiled = 0.0 if timings is None else timings.compiled
     self._sharing.brought(incarnation, data, compiled, self.now)
@@ -239,7 +245,7 @@ class LeaseManager(Policy):
     return self._audit.arrived(incarnation, data, sent)
 
   def closes(self, state: quorum.State, first: float) -> bool:
-    has_all = state.gathered >= quorum.needed(state) and not state.closed
+    has_all = state.accepted_count >= quorum.needed(state) and not state.closed
     audit = self._audit
     # Others may be compiling yet.
     alone = self._sharing.measured < 2
@@ -248,7 +254,7 @@ class LeaseManager(Policy):
     )
 
   def weigh(
-    self, parts: tuple[Part, ...], messages: Sequence[Arrive]
+    self, parts: tuple[Part, ...], messages: Sequence[SubmitGradient]
   ) -> tuple[Part, ...]:
     return parts  # All have the samples of whole rounds.
 
@@ -256,7 +262,9 @@ class LeaseManager(Policy):
     audit = self._audit
     return None if audit is None else audit.verdict(self._able)
 
-  def is_finite(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def is_finite(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> bool:
     bad = self._zeros_in(incarnation, message)
     if not bad:
       return message.finite
@@ -265,17 +273,21 @@ class LeaseManager(Policy):
   def is_blocked(self, incarnation: Incarnation) -> bool:
     return ledger.is_blocked(self.state, incarnation)
 
-  def _zeros_in(self, incarnation: Incarnation, message: Arrive) -> Spans:
+  def _zeros_in(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> Spans:
     """The slots of a gradient of which its member says that they are zeros."""
     zeros = self._zeros.get(incarnation, ())
     return sp.common(zeros, sp.union(message.data)) if zeros else ()
 
-  def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def may_accept(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> bool:
     if sp.size(message.data) != message.count * self.state.unit:
       return False
     return ledger.fits(self.state, incarnation, message.data)
 
-  def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
     zeros = self._zeros_in(incarnation, message)
     if zeros:
       self._count(incarnation, sp.size(zeros) // self.state.unit)
@@ -287,7 +299,7 @@ class LeaseManager(Policy):
   def dropped(
     self,
     incarnation: Incarnation,
-    message: Arrive,
+    message: SubmitGradient,
     arriving: bool,
     asked: int | None,
     reason: str,
@@ -326,7 +338,7 @@ class LeaseManager(Policy):
 
   def lost_samples(self, most: int | None) -> str:
     state, data = self.state, self.state.data
-    skipped = sp.union(state.progress.skipped, state.giving_up)
+    skipped = sp.union(state.progress.skipped, state.abandoned)
     count = sp.size(skipped)
     none = state.progress.done == sp.size(state.progress.skipped)
     if most is None:
@@ -350,7 +362,7 @@ class LeaseManager(Policy):
     self._sharing.removed(incarnation)
     if self._audit is not None:
       self._audit.removed(incarnation)
-    self._step(ledger.Gone(incarnation, keep))
+    self._step(ledger.HolderLost(incarnation, keep))
     self._pending.pop(incarnation, None)
 
   def committed(
@@ -384,6 +396,6 @@ class LeaseManager(Policy):
   def _skipped(self, parts: tuple[Part, ...]) -> Spans:
     """The samples that this step names because their gradients were not finite."""
     if not self._deterministic:
-      return self.state.giving_up
+      return self.state.abandoned
     zeros = ((self._zeros.get(p.incarnation, ()), p.data) for p in parts)
     return sp.union(*(sp.common(spans, data) for spans, data in zeros))

@@ -23,7 +23,7 @@ import msgspec
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
-from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies.audit import Verdict
 from optax_dist.ledger import Spans
 
@@ -42,7 +42,7 @@ class Share(codec.Struct):
 SHARE: codec.Codec[Share] = codec.Codec(Share)
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
   """What a member should compute next: so many gradients, on these samples."""
 
   incarnation: Incarnation
@@ -79,7 +79,7 @@ class Policy:
         many.
     """
     self._sums = sums
-    self._asks: list[Ask] = []
+    self._asks: list[Request] = []
 
   def members_changed(self, state: quorum.State, lost: int) -> None:
     """A replica has joined or left, or is no longer expected.
@@ -97,7 +97,7 @@ class Policy:
   def removed(self, incarnation: Incarnation, keep: Spans) -> None:
     """A member was removed; samples that are kept may still be committed."""
 
-  def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+  def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
     """A member has submitted; returns why that is refused, "" if it isn't."""
     try:
       if message.work:
@@ -106,7 +106,9 @@ class Policy:
       return f"a share of a round that is none ({error})"
     return ""
 
-  def is_finite(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def is_finite(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> bool:
     """Whether a gradient counts as finite."""
     return message.finite
 
@@ -114,11 +116,13 @@ class Policy:
     """Whether a member gets no samples, since its gradients are not finite."""
     return False
 
-  def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def may_accept(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> bool:
     """Whether a gradient may be accepted."""
     return True
 
-  def accepted(self, incarnation: Incarnation, message: Arrive) -> bool:
+  def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
     """A gradient was accepted; returns whether all others are called."""
     return False
 
@@ -129,7 +133,7 @@ class Policy:
   def dropped(
     self,
     incarnation: Incarnation,
-    message: Arrive,
+    message: SubmitGradient,
     arriving: bool,
     asked: int | None,
     reason: str,
@@ -165,7 +169,7 @@ class Policy:
     return ()
 
   def weigh(
-    self, parts: tuple[Part, ...], messages: Sequence[Arrive]
+    self, parts: tuple[Part, ...], messages: Sequence[SubmitGradient]
   ) -> tuple[Part, ...]:
     """The parts of a mean with their weights: here, by their own steps."""
     if not any(message.work for message in messages):
@@ -220,9 +224,9 @@ class Policy:
   def ask(self, incarnation: Incarnation, count: int) -> None:
     """A member gets a token: it should compute so many gradients."""
     if self._sums:
-      self._asks.append(Ask(incarnation, count))
+      self._asks.append(Request(incarnation, count))
 
-  def announcements(self) -> list[Ask]:
+  def announcements(self) -> list[Request]:
     """What is to be sent to members, since nothing else has told them."""
     asks, self._asks = self._asks, []
     return asks

@@ -24,7 +24,7 @@ from optax_dist.ledger import spans as sp
 # without any comes to that of the others: it may be faster by now.
 _NEW, _OTHERS = 1 / 4, 1 / 8
 # The shortest time, in seconds, that a slot is taken to need.
-_LEAST = 1e-6
+_MIN_SECONDS = 1e-6
 
 
 class Theft(NamedTuple):
@@ -120,7 +120,7 @@ class Sharing:
       self._measure(incarnation, seconds / (sp.size(spans) / self._unit))
 
   def _measure(self, incarnation: Incarnation, seconds: float) -> None:
-    seconds = max(seconds, _LEAST)
+    seconds = max(seconds, _MIN_SECONDS)
     before = self._paces.get(incarnation, seconds)
     self._paces[incarnation] = before + _NEW * (seconds - before)
 

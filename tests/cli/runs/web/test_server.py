@@ -45,7 +45,7 @@ def job(tmp_path_factory):
 
   with runs.Faults({("computing", 2, 4): runs.kill}) as faults:
     # None is lost that is only slow.
-    options = {"journal": path, "leader_timeout": 30.0}
+    options = {"journal": path, "silence_timeout": 30.0}
     replicas = [runs.make(world, i, k=2, n=3, **options) for i in range(3)]
     threads = [
       runs.start(one, train, result)

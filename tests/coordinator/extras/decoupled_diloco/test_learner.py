@@ -56,7 +56,7 @@ class Driven:
     self.one = Replica(self.participant)
     self.one._loop.begin()
     self.participant.driver.submit = self._submit
-    self.seen = self.participant.handover
+    self.seen = self.participant.inbox
     self.states = [self.seen.published]
 
   def _submit(self, submitted, memory, writer=None):

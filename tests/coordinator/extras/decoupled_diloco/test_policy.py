@@ -12,8 +12,8 @@ from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
 )
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
 from optax_dist.coordinator.protocol.entries import (
@@ -60,7 +60,7 @@ class Driven:
 
   def arrive(self, peer, sequence, step, payload, work=b""):
     told = (True, step, None, payload, "", None)
-    self.say(peer, msg.Arrive(sequence, step, 1, 1, *told, work=work))
+    self.say(peer, msg.SubmitGradient(sequence, step, 1, 1, *told, work=work))
 
 
 def rounds(replicas=3, quorum=2, **numbers):
@@ -225,7 +225,7 @@ def test_what_came_before_its_turn_waits_for_who_was_lost_meanwhile():
     driven.give(ins.PeerLost(peer, "broken", "it was killed"))
   passes(driven, 20.0 + driven.config.rules.stall_warning)
   told = driven.notes
-  assert isinstance(told[-1], notes.Stall)
+  assert isinstance(told[-1], journal_events.Stall)
   passes(driven, 10.0 + driven.config.rules.timeout)
   (ended,) = ends(driven)
   assert ended.error == "CoordinatorError"

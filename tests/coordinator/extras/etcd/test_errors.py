@@ -26,14 +26,14 @@ class _Gateway(http.server.ThreadingHTTPServer):
   def __init__(self):
     super().__init__(("127.0.0.1", 0), _Handler)
     self.answers = collections.deque()
-    self.asked = []
+    self.requested = []
     self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
     self._thread.start()
 
   def answer(self, path, token):
-    self.asked.append((path, token))
+    self.requested.append((path, token))
     if path == "/v3/auth/authenticate":
-      logins = [path for path, _ in self.asked].count(path)
+      logins = [path for path, _ in self.requested].count(path)
       return 200, {**_DONE[1], "token": f"token {logins}"}
     return self.answers.popleft() if self.answers else _DONE
 
@@ -98,7 +98,7 @@ def test_a_request_is_repeated_after_an_error_that_passes(
 ):
   gateway.answers += [(status, error(code, message))] * 2
   assert _put(gateway) == _DONE[1]
-  assert len(gateway.asked) == 3
+  assert len(gateway.requested) == 3
 
 
 def test_an_error_of_a_proxy_is_repeated(gateway):
@@ -120,7 +120,7 @@ def test_a_refused_request_is_not_repeated(
   gateway.answers.append((status, error(code, message)))
   with pytest.raises(client.Rejected, match=message):
     _put(gateway)
-  assert len(gateway.asked) == 1
+  assert len(gateway.requested) == 1
 
 
 def test_an_error_is_why_there_is_no_answer(gateway, error):
@@ -144,7 +144,7 @@ def test_a_client_logs_in_again_when_its_token_is_no_longer_valid(
   gateway.answers.append((status, error(code, message)))
   assert _put(gateway, user="root", password="word") == _DONE[1]
   login = "/v3/auth/authenticate", None
-  assert gateway.asked == [
+  assert gateway.requested == [
     login,
     ("/v3/kv/put", "token 1"),
     login,
@@ -156,7 +156,7 @@ def test_an_invalid_request_is_no_reason_to_log_in_again(gateway, error):
   gateway.answers.append((400, error(3, "etcdserver: request is too large")))
   with pytest.raises(client.Rejected, match="too large"):
     _put(gateway, user="root", password="secret")
-  assert [path for path, _ in gateway.asked] == [
+  assert [path for path, _ in gateway.requested] == [
     "/v3/auth/authenticate",
     "/v3/kv/put",
   ]

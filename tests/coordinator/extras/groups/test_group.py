@@ -15,17 +15,17 @@ import pytest
 
 from optax_dist import ledger
 from optax_dist.coordinator import errors, joining, strategies
+from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.extras.groups import group as groups
-from optax_dist.coordinator.extras.groups import orders
-from optax_dist.coordinator.extras.groups.handover import GroupHandover
+from optax_dist.coordinator.extras.groups.inbox import GroupInbox
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import endpoint, last_words, states
+from optax_dist.coordinator.runtime import endpoint, process_exit, states
 from optax_dist.coordinator.training.participant import Participant
 
 SIZE = 2
-PATIENT = {"timeout": 60.0, "attempt_timeout": 20.0, "leader_timeout": 10.0}
+PATIENT = {"timeout": 60.0, "transfer_timeout": 20.0, "silence_timeout": 10.0}
 OPT = optax.sgd(0.1, momentum=0.9)
 SYNC = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
 
@@ -351,7 +351,7 @@ def test_a_collective_with_a_lost_process_ends():
     text=True,
     timeout=120,
   )
-  assert done.returncode == last_words.EXIT_CODE == 75
+  assert done.returncode == process_exit.EXIT_CODE == 75
   assert "Process 1 is lost. This process ends, too." in done.stderr
 
 
@@ -360,38 +360,38 @@ def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
   closed.close()
   monkeypatch.setattr(os, "_exit", codes.append)
   monkeypatch.setattr(sys, "stderr", closed)
-  last_words.end_process("Process 1 is lost.")
+  process_exit.end_process("Process 1 is lost.")
   joining._end("stuck")
-  assert codes == [last_words.EXIT_CODE] * 2
+  assert codes == [process_exit.EXIT_CODE] * 2
 
 
 def test_processes_at_different_calls_are_reported():
-  seen = GroupHandover(states.State(0, {}), None, patience=5.0)
-  seen.advance(orders.Advance(3, 0))
+  seen = GroupInbox(states.State(0, {}), None, patience=5.0)
+  seen.advance(commands.Advance(3, 0))
   seen.sync()
   assert "process 0 is at call 3, this one at 0" in str(seen.failure)
-  late = GroupHandover(states.State(0, {}), None, patience=0.1)
+  late = GroupInbox(states.State(0, {}), None, patience=0.1)
   late.sync()
   assert "did not come to the same place" in str(late.failure)
 
 
 def test_a_process_looks_as_far_as_process_0_and_no_further():
   told = []
-  speaks = GroupHandover(states.State(0, {}), told.append, 5.0)
-  hears = GroupHandover(states.State(0, {}), None, 5.0)
+  speaks = GroupInbox(states.State(0, {}), told.append, 5.0)
+  hears = GroupInbox(states.State(0, {}), None, 5.0)
   for one in (speaks, hears):
-    one.notify(fx.SetAsked(2))
+    one.notify(fx.SetRequested(2))
   speaks.sync()
   for one in (speaks, hears):
-    one.notify(fx.SetAsked(3))
-  assert (speaks.asked, hears.asked) == (2, 1)
+    one.notify(fx.SetRequested(3))
+  assert (speaks.requested, hears.requested) == (2, 1)
   hears.advance(told[0])
   hears.sync()
-  assert (told[0].events, hears.asked) == (1, 2)
+  assert (told[0].events, hears.requested) == (1, 2)
   assert not speaks.agree(False)
   assert speaks.agree(True)
   for order in told[1:]:
     hears.advance(order)
   assert not hears.agree(True)
   assert hears.agree(False)
-  assert speaks.asked == hears.asked == 3
+  assert speaks.requested == hears.requested == 3

@@ -12,7 +12,7 @@ from optax_dist.ledger import spans as sp
 
 
 def arrive(spans, count=1):
-  return msg.Arrive(
+  return msg.SubmitGradient(
     0, 0, count, count, True, 0, None, b"", "", None, None, spans
   )
 
@@ -22,12 +22,12 @@ def test_a_gradient_must_be_on_the_samples_of_its_lease():
   lends.ask(0, 1)
   lends.ask(1, 1)
   mine, theirs = (ask.lease for ask in lends.announcements())
-  assert lends.fits(0, arrive(mine))
-  assert not lends.fits(0, arrive(theirs))
-  assert not lends.fits(0, arrive(mine, count=2))
-  assert not lends.fits(0, arrive(()))
+  assert lends.may_accept(0, arrive(mine))
+  assert not lends.may_accept(0, arrive(theirs))
+  assert not lends.may_accept(0, arrive(mine, count=2))
+  assert not lends.may_accept(0, arrive(()))
   lends.accepted(0, arrive(mine))
-  assert not lends.fits(0, arrive(mine))
+  assert not lends.may_accept(0, arrive(mine))
   assert lends.data(0) == mine
   assert lends.state.held[0] == ledger.Held((), mine, 0)
 
@@ -99,7 +99,7 @@ class Step:
     spans = self.leases[member] if spans is None else spans
     message = arrive(spans, sp.size(spans))
     assert not self.lends.admit(member, message)
-    if not self.lends.fits(member, message):
+    if not self.lends.may_accept(member, message):
       return None
     self.lends.accepted(member, message)
     self.lends.ask(member, 8)
@@ -301,7 +301,7 @@ def bring(lends, member, digest):
   lends.now += 1.0
   message = codec.replace(arrive(((0, 1),)), work=audit.pack(0, digest))
   assert not lends.admit(member, message)
-  if lends.fits(member, message):
+  if lends.may_accept(member, message):
     lends.accepted(member, message)
   lends.announcements()
 

@@ -59,7 +59,9 @@ class Asks:
         continue
       arrival = self._gradients.accepted.get(ask.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
-      asked = msg.Asked(self._ruling.step, inside, ask.gradients, ask.lease)
+      asked = msg.RequestGradients(
+        self._ruling.step, inside, ask.gradients, ask.lease
+      )
       self._out.tell(state, asked)
 
   def call(self, step: int) -> None:

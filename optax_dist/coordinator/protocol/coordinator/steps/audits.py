@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
@@ -30,7 +30,7 @@ def judge(
   digests = {
     str(states[i].member.replica): d for i, d in verdict.digests.items()
   }
-  out.note(notes.Audit(step, verdict.slot, digests, wrong))
+  out.note(journal_events.Audit(step, verdict.slot, digests, wrong))
   what = f"gradient of micro-batch {verdict.slot} of step {step}"
   others = [name for name in names if name not in wrong]
   why = f"its {what} is not what replicas {others} have computed"

@@ -110,7 +110,7 @@ class Commits:
     now, seconds = self._policy.now, 0.0
     if ended is None:
       parts = self.parts(commit.members)
-      id_ = RoundId(self._history.epoch, commit.step, commit.attempt)
+      id_ = RoundId(self._history.epoch, commit.step, commit.round)
     else:
       parts, id_ = ended.message.parts, ended.id
       seconds = now - ended.began

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
-from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Arrival:
   """A member's gradient, when it came, and whether it counts as finite."""
 
   incarnation: Incarnation
-  message: Arrive
+  message: SubmitGradient
   at: float
   finite: bool
 
@@ -40,7 +40,7 @@ class Gradients:
     """Starts with the counts in the log."""
     self.accepted: dict[Incarnation, Arrival] = {}
     self.applied, self.dropped = applied, dict(dropped)
-    self._queue: list[tuple[Incarnation, Arrive]] = []
+    self._queue: list[tuple[Incarnation, SubmitGradient]] = []
 
   @property
   def first(self) -> float:
@@ -48,11 +48,11 @@ class Gradients:
     return min((a.at for a in self.accepted.values()), default=math.inf)
 
   @property
-  def queued(self) -> tuple[Incarnation, Arrive] | None:
+  def queued(self) -> tuple[Incarnation, SubmitGradient] | None:
     """The first of those that can't be counted yet."""
     return self._queue[0] if self._queue else None
 
-  def queue(self, incarnation: Incarnation, message: Arrive) -> None:
+  def queue(self, incarnation: Incarnation, message: SubmitGradient) -> None:
     """Keeps a gradient that can't be counted yet."""
     self._queue.append((incarnation, message))
 

@@ -120,7 +120,7 @@ class Intake:
 
   # Gradients.
 
-  def arrive(self, state: MemberState, message: msg.Arrive) -> None:
+  def arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
     """A member submits a gradient, which may have to wait."""
     if not state.needs:
       state.applied = max(state.applied, message.applied)
@@ -150,11 +150,13 @@ class Intake:
     step = self._ruling.step
     return self._config.inline or any(s.has(step) for s in self._members)
 
-  def _may_process(self, state: MemberState, message: msg.Arrive) -> bool:
+  def _may_process(
+    self, state: MemberState, message: msg.SubmitGradient
+  ) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
     if not (self._all_connected() and self.has_state):
       return False
-    round_ = self._ruling.state.attempt
+    round_ = self._ruling.state.round
     if self._config.rules.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
       return round_ is None
@@ -173,7 +175,7 @@ class Intake:
     """
     return all(state.is_connected for state in self._members.waiting())
 
-  def _arrive(self, state: MemberState, message: msg.Arrive) -> None:
+  def _arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
     why = self._refusal(state, message)
     if why:
@@ -185,7 +187,7 @@ class Intake:
       self._count(incarnation, message.local_step)
     state.sequence = message.sequence
     local_step, ruling = message.local_step, self._ruling
-    held = ruling.state.inside.get(replica)
+    held = ruling.state.accepted.get(replica)
     inside = held.count if held and held.local_step == local_step else 0
     if inside + message.count != message.total:
       # A sum whose first part was decided separately in the meantime: of no
@@ -194,7 +196,7 @@ class Intake:
     finite = is_finite = self._policy.is_finite(incarnation, message)
     if self._is_fresh(local_step) and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = self._policy.fits(incarnation, message)
+      finite = self._policy.may_accept(incarnation, message)
       found, expected = len(message.payload), 0
       if finite:
         before = self._policy.data(incarnation) if inside else ()
@@ -208,7 +210,7 @@ class Intake:
       Arrival(incarnation, message, self._policy.now, is_finite),
     )
 
-  def _refusal(self, state: MemberState, message: msg.Arrive) -> str:
+  def _refusal(self, state: MemberState, message: msg.SubmitGradient) -> str:
     """What is wrong with a submission; "" for nothing."""
     if message.sequence <= state.sequence or message.count > message.total:
       return "a submission out of order"
@@ -221,7 +223,7 @@ class Intake:
     return quorum.accepts(local_step, self._ruling.step, most)
 
   def _begins_later(
-    self, incarnation: Incarnation, message: msg.Arrive
+    self, incarnation: Incarnation, message: msg.SubmitGradient
   ) -> bool:
     """Whether a newcomer's gradient is too late, and it begins with the others."""
     live, now = self._ruling.state.live, self._policy.now

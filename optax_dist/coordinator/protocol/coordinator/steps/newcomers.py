@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.entries import Incarnation
-from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 
 
 def raises(state: quorum.State, join: quorum.Join) -> bool:
@@ -28,7 +28,7 @@ class Newcomers:
   """Who has just joined, and the first gradients that came too late."""
 
   def __init__(self) -> None:
-    self._late: dict[Incarnation, Arrive | None] = {}
+    self._late: dict[Incarnation, SubmitGradient | None] = {}
     # When the last step was committed, and how long it took.
     self._committed, self._seconds = 0.0, 0.0
     self._is_due = False
@@ -43,7 +43,7 @@ class Newcomers:
     """A member has joined."""
     self._late[incarnation] = None
 
-  def remove(self, incarnation: Incarnation) -> Arrive | None:
+  def remove(self, incarnation: Incarnation) -> SubmitGradient | None:
     """It is gone, or counts from now on; returns its late gradient."""
     return self._late.pop(incarnation, None)
 
@@ -60,7 +60,11 @@ class Newcomers:
     return max(0.0, self._committed + self._seconds - now)
 
   def wait(
-    self, incarnation: Incarnation, late: Arrive, others: int, now: float
+    self,
+    incarnation: Incarnation,
+    late: SubmitGradient,
+    others: int,
+    now: float,
   ) -> bool:
     """Whether a member should begin with the next step, and not amid this one.
 

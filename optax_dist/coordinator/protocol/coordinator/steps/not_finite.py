@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
@@ -53,7 +53,7 @@ class NotFinite:
     member, times = state.member, state.not_finite
     self._unnamed.discard(member.incarnation)
     self._out.note(
-      notes.NotFinite(member.replica, step, times, member.incarnation)
+      journal_events.NotFinite(member.replica, step, times, member.incarnation)
     )
     text = (
       f"replica {member.replica}: {times} gradients in a row are not finite"

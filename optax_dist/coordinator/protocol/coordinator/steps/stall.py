@@ -7,8 +7,8 @@ import dataclasses
 import math
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import (
@@ -157,7 +157,9 @@ class Stall:
       dropped = self._dropped.values()
       counts = {str(d.replica): dict(d.reasons) for d in dropped}
       missing = quorum.missing(state)._asdict()
-      self._out.note(notes.Stall(step, waited, missing, counts or None))
+      self._out.note(
+        journal_events.Stall(step, waited, missing, counts or None)
+      )
       text = self._text(state)
       self._out.tell_all(self._members, msg.Stalled(step, waited, text))
     return ""
@@ -166,6 +168,8 @@ class Stall:
     """Says that too few replicas are left."""
     step, missing = decision.step, list(decision.missing)
     have, needed, final = decision.have, decision.needed, decision.final
-    self._out.note(notes.CannotProceed(step, have, needed, missing, final))
+    self._out.note(
+      journal_events.CannotProceed(step, have, needed, missing, final)
+    )
     if not final:
       self._out.tell_all(self._members, msg.Stalled(step, 0.0, str(decision)))

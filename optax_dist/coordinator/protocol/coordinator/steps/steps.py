@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
@@ -142,7 +142,7 @@ class Steps:
     """When `check` may find something."""
     return [
       self.policy.deadline,
-      self.rounds.deadline(self._config.deadlines.attempt),
+      self.rounds.deadline(self._config.deadlines.round),
       *self._stall.deadlines(),
     ]
 
@@ -154,7 +154,7 @@ class Steps:
     if verdict is not None:
       self.consequences += judge(verdict, self.step, self._members, self._out)
     self._check_window(now)
-    if now >= self.rounds.deadline(self._config.deadlines.attempt):
+    if now >= self.rounds.deadline(self._config.deadlines.round):
       self.rounds.repeat_early(now)
     why = self._stall.check(self.ruling.state, now)
     if why:
@@ -184,7 +184,7 @@ class Steps:
   def reconnected(self, state: MemberState, lease: Spans) -> None:
     """A member has called, and computes on these samples."""
     known = self.ruling.state.replicas.get(state.member.replica)
-    count = known.asked if known is not None else 0
+    count = known.requested if known is not None else 0
     self.policy.claim(state.member.incarnation, lease, count)
     self.asks.announce()
 
@@ -249,7 +249,7 @@ class Steps:
           self._accept(arriving)
         case quorum.Drop():
           self._drop(decision, tokens, arriving)
-        case quorum.StartAttempt():
+        case quorum.StartRound():
           self._start(decision)
         case quorum.Abandon():
           self._abandon(decision)
@@ -326,7 +326,7 @@ class Steps:
       count, sequence = asked or 1, message.sequence
       self._out.tell(state, msg.Dropped(sequence, reason, count, lease, whole))
     self._out.note(
-      notes.Drop(
+      journal_events.Drop(
         self.step,
         drop.replica,
         drop.local_step,
@@ -340,14 +340,12 @@ class Steps:
       )
     )
 
-  def _start(self, start: quorum.StartAttempt) -> None:
+  def _start(self, start: quorum.StartRound) -> None:
     parts = self.commits.parts(start.members)
     accepted = self.gradients.accepted
     early = [accepted[part.incarnation].message.early for part in parts]
     self.apply(
-      *self.rounds.begin(
-        start.step, start.attempt, parts, early, self.policy.now
-      )
+      *self.rounds.begin(start.step, start.round, parts, early, self.policy.now)
     )
 
   def reported(
@@ -372,9 +370,9 @@ class Steps:
     if self.rounds.end(cancel=True) is None:
       return
     self._out.note(
-      notes.Abandon(
+      journal_events.Abandon(
         abandon.step,
-        abandon.attempt,
+        abandon.round,
         abandon.failed_replica,
         f"replica {abandon.failed_replica!r} could not do its part",
       )
@@ -395,7 +393,7 @@ class Steps:
     self._out.append(entry)
     self._out.tell_all(self._members, entry)
     timings = [a.message.timings for a in made.arrivals]
-    self._out.note(notes.committed(entry, timings))
+    self._out.note(journal_events.committed(entry, timings))
     self._committed(entry, ended.holders if ended is not None else ())
 
   def _committed(

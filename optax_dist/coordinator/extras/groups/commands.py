@@ -91,7 +91,7 @@ Order: TypeAlias = (
   | fx.Suspended
   | fx.Leased
   | fx.Progressed
-  | fx.SetAsked
+  | fx.SetRequested
   | fx.Called
   | fx.Taken
   | fx.Resolved

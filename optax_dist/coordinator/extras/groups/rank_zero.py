@@ -13,7 +13,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, cast
 
-from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -35,7 +35,7 @@ _Asked: TypeAlias = (
 )
 
 
-class Speaker:
+class RankZero:
   """The core of a replica with several processes, in its process 0.
 
   Attributes:
@@ -63,18 +63,18 @@ class Speaker:
     self._ranks = {p: rank for rank, p in enumerate(companions, 1)}
     self._everyone = {0, *self._ranks.values()}
     self._patience = patience
-    self._out: list[orders.Effect] = []
+    self._out: list[commands.Effect] = []
     # Processes that are not connected yet, and inputs held until they are: a
     # replica takes part as a whole.
     self._absent = set(self._ranks.values())
-    self._held: list[orders.Input] = []
+    self._held: list[commands.Input] = []
     # What processes have reported of the same event, until all have.
     self._reports: dict[Hashable, dict[int, _Answer]] = {"submitted": {}}
     # Since when a process waits for another one.
     self._since: float | None = None
     self._ended = False
 
-  def step(self, input_: orders.Input, now: float) -> list[orders.Effect]:
+  def step(self, input_: commands.Input, now: float) -> list[commands.Effect]:
     """Processes an input; returns the effects, in order."""
     if not self.over:
       self._handle(input_, now)
@@ -106,10 +106,10 @@ class Speaker:
 
   # Inputs.
 
-  def _handle(self, input_: orders.Input, now: float) -> None:
+  def _handle(self, input_: commands.Input, now: float) -> None:
     match input_:
       case ins.Received(peer, message) if isinstance(
-        message, orders.REPORTS + orders.ORDERS
+        message, commands.REPORTS + commands.ORDERS
       ):
         rank = self._ranks.get(peer)
         if rank is None:
@@ -117,7 +117,7 @@ class Speaker:
           self._out.append(fx.Log("warning", text))
         else:
           self._report(rank, message, now)
-      case _ if isinstance(input_, orders.REPORTS):
+      case _ if isinstance(input_, commands.REPORTS):
         self._report(0, input_, now)
       case ins.PeerLost(peer, how, reason) if peer in self._ranks:
         rank = self._ranks[peer]
@@ -126,18 +126,18 @@ class Speaker:
       case _ if self._absent:
         if not isinstance(input_, ins.TimePassed):
           self._held.append(input_)
-      case orders.Advance():
+      case commands.Advance():
         for peer in self._ranks:
-          self._out.append(orders.send(peer, input_))
+          self._out.append(commands.send(peer, input_))
       case _:
         self._decide(input_, now)
 
   def _report(
-    self, rank: int, what: orders.Order | orders.Report, now: float
+    self, rank: int, what: commands.Order | commands.Report, now: float
   ) -> None:
     """Handles what has happened in a process, this one included."""
     match what:
-      case orders.Present():
+      case commands.Present():
         self._absent.discard(rank)
         if not self._absent:
           held, self._held = self._held, []
@@ -145,7 +145,7 @@ class Speaker:
             self._handle(earlier, now)
       case ins.Aborted(reason):
         self._lose(f"its process {rank} has failed: {reason}", now)
-      case _ if isinstance(what, orders.REPORTS):
+      case _ if isinstance(what, commands.REPORTS):
         self._answered(rank, cast(_Answer, what), now)
       case _:
         text = f"process {rank} of this replica gives orders: {what}"
@@ -192,7 +192,7 @@ class Speaker:
           input_ = ins.SnapshotFailed(transfer, text)
       case ins.FingerprintTaken(step):
         digests = [answer.digest for answer in answers]
-        input_ = ins.FingerprintTaken(step, orders.combined(digests))
+        input_ = ins.FingerprintTaken(step, commands.combined(digests))
     self._decide(input_, now)
 
   # Waits.
@@ -224,7 +224,7 @@ class Speaker:
     """Ends the replica: its processes can't continue without each other."""
     reason = f"The replica can't go on: {reason}."
     self._decide(ins.Aborted(reason), now)
-    self._all(orders.EndGroup(reason))
+    self._all(commands.EndGroup(reason))
     self.over = True
 
   # Effects.
@@ -237,7 +237,7 @@ class Speaker:
   def _carry_out(self, effect: fx.Effect) -> None:
     match effect:
       case fx.Connect(peer, address):
-        _, own = orders.place_of(peer, address, 0)
+        _, own = commands.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
       case fx.Aggregate() | fx.FetchSnapshot() | fx.TakeFingerprint():
         self._reports[_event(effect)] = {}
@@ -250,7 +250,7 @@ class Speaker:
         failed = isinstance(effect, fx.Fail)
         self._drop_submission("lost" if failed else "finished")
         self._all(effect)
-      case _ if isinstance(effect, orders.ORDERS):
+      case _ if isinstance(effect, commands.ORDERS):
         self._all(effect)
       case _:
         self._out.append(effect)
@@ -262,10 +262,10 @@ class Speaker:
     if isinstance(mine, ins.Submitted):
       self._all(fx.Resolved(mine.sequence, reason, 0))
 
-  def _all(self, effect: orders.Effect) -> None:
+  def _all(self, effect: commands.Effect) -> None:
     for peer, rank in self._ranks.items():
-      order = cast(orders.Order, at_rank(effect, rank))
-      self._out.append(orders.send(peer, order))
+      order = cast(commands.Order, at_rank(effect, rank))
+      self._out.append(commands.send(peer, order))
     self._out.append(at_rank(effect, 0))
 
 
@@ -289,7 +289,7 @@ def _step_of(submitted: _Answer) -> _Answer:
   )
 
 
-def at_rank(effect: orders.Effect, rank: int) -> orders.Effect:
+def at_rank(effect: commands.Effect, rank: int) -> commands.Effect:
   """An effect with the addresses of the processes of this rank.
 
   Process r of each replica exchanges its shards with process r of the others.
@@ -302,15 +302,15 @@ def at_rank(effect: orders.Effect, rank: int) -> orders.Effect:
         readers=tuple(_peer(peer, rank) for peer in effect.readers),
       )
     case fx.ServeSnapshot():
-      to, address = orders.place_of(effect.to, effect.address, rank)
+      to, address = commands.place_of(effect.to, effect.address, rank)
       return codec.replace(effect, to=to, address=address)
     case fx.FetchSnapshot():
-      source, address = orders.place_of(effect.source, effect.address, rank)
+      source, address = commands.place_of(effect.source, effect.address, rank)
       return codec.replace(effect, source=source, address=address)
     case _:
       return effect
 
 
 def _peer(peer: Member, rank: int) -> Member:
-  name, address = orders.place_of(peer.process, peer.address, rank)
+  name, address = commands.place_of(peer.process, peer.address, rank)
   return codec.replace(peer, process=name, address=address)

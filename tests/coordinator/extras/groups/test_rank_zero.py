@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from optax_dist.coordinator.extras.groups import orders
-from optax_dist.coordinator.extras.groups.speaker import Speaker
+from optax_dist.coordinator.extras.groups import commands
+from optax_dist.coordinator.extras.groups.rank_zero import RankZero
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import Member, Part, RoundId
 
 ROUND = RoundId(0, 0, 1)
 PLACES = [
-  orders.join_places([(f"{x}{r}", f"at {x}{r}") for r in range(3)])
+  commands.join_places([(f"{x}{r}", f"at {x}{r}") for r in range(3)])
   for x in "ab"
 ]
 PEERS = (Member(0, 0, "a0", PLACES[0]), Member(1, 1, "b0", PLACES[1]))
@@ -43,14 +43,14 @@ class Replica:
 
   def __init__(self, present=True):
     self.core = Core()
-    self.speaker = Speaker(self.core, ("a1", "a2"), patience=10.0)
+    self.rank_zero = RankZero(self.core, ("a1", "a2"), patience=10.0)
     self.now = 0.0
     if present:
-      self.hear(1, orders.Present())
-      self.hear(2, orders.Present())
+      self.hear(1, commands.Present())
+      self.hear(2, commands.Present())
 
   def give(self, input_):
-    return self.speaker.step(input_, self.now)
+    return self.rank_zero.step(input_, self.now)
 
   def hear(self, rank, what):
     return self.give(ins.Received(f"a{rank}", what))
@@ -85,7 +85,7 @@ def test_processes_at_different_places_of_the_program_are_an_error():
   wanted = replica.give(SUBMITTED)
   assert isinstance(replica.core.given[0], ins.Aborted)
   assert "do not take the same steps" in wanted[-1].reason
-  assert wanted[-1] == orders.EndGroup(wanted[-1].reason)
+  assert wanted[-1] == commands.EndGroup(wanted[-1].reason)
   assert {t.peer for t in wanted if isinstance(t, fx.Send)} == {"a1", "a2"}
 
 
@@ -93,7 +93,7 @@ def test_a_process_that_does_not_come_is_named():
   replica = Replica()
   replica.hear(1, READY)
   replica.give(SUBMITTED)
-  assert replica.speaker.deadline() == 10.0
+  assert replica.rank_zero.deadline() == 10.0
   replica.now = 10.0
   (*_, end) = replica.give(ins.TimePassed())
   assert "process 2 did not come" in end.reason
@@ -181,7 +181,7 @@ def test_a_process_that_is_lost_takes_its_replica_with_it(loss):
   replica = Replica()
   wanted = replica.give(loss)
   assert isinstance(replica.core.given[-1], ins.Aborted)
-  assert isinstance(wanted[-1], orders.EndGroup)
+  assert isinstance(wanted[-1], commands.EndGroup)
   assert "process 1" in wanted[-1].reason
   assert replica.give(SUBMITTED) == []
 
@@ -203,15 +203,15 @@ def test_what_is_submitted_as_the_run_ends_has_an_outcome():
 def test_a_replica_takes_part_as_a_whole():
   """Its core begins once all processes are connected."""
   replica = Replica(present=False)
-  advance, started = orders.Advance(0, 0), ins.Started()
+  advance, started = commands.Advance(0, 0), ins.Started()
   replica.core.answers = [fx.UseRun("nonce")]
   assert replica.give(started) == []
   assert replica.give(advance) == []
   assert replica.give(ins.TimePassed()) == []
-  replica.hear(1, orders.Present())
+  replica.hear(1, commands.Present())
   assert not replica.core.given
   run = fx.UseRun("nonce")
-  assert replica.hear(2, orders.Present()) == [
+  assert replica.hear(2, commands.Present()) == [
     fx.Send("a1", run),
     fx.Send("a2", run),
     run,
@@ -224,8 +224,8 @@ def test_a_replica_takes_part_as_a_whole():
 def test_a_process_that_is_never_connected_is_named():
   replica = Replica(present=False)
   replica.give(ins.Started())
-  replica.hear(1, orders.Present())
-  assert replica.speaker.deadline() == 10.0
+  replica.hear(1, commands.Present())
+  assert replica.rank_zero.deadline() == 10.0
   replica.now = 10.0
   (*_, end) = replica.give(ins.TimePassed())
   assert "process 2 did not come" in end.reason

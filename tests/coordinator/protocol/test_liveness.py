@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import liveness
 
 # As a watch over steps might have it; the floor is below all that comes here.
-RULE = arrivals.Rule(floor=0.01, first=60.0, ceiling=600.0)
+RULE = liveness.Rule(floor=0.01, first=60.0, ceiling=600.0)
 
 
-def feed(seen, durations):
+def enqueue(seen, durations):
   """How many come too late."""
   late = 0
   for seconds in durations:
@@ -34,9 +34,9 @@ def test_at_most_one_in_a_hundred_is_given_up_falsely(bursts):
   rng = np.random.default_rng(3)
   late = total = 0
   for _ in range(10):
-    seen = arrivals.Arrivals(RULE)
+    seen = liveness.Silence(RULE)
     durations = steps(rng, 1000, bursts)
-    late += feed(seen, durations.tolist())
+    late += enqueue(seen, durations.tolist())
     total += len(durations)
   # Bursts are seen for the first time by everyone.
   assert late / total <= (0.01 if bursts else 0.001)
@@ -47,54 +47,54 @@ def test_what_has_stopped_is_out_within_three_99th_percentiles(scale):
   rng = np.random.default_rng(5)
   ratios = []
   for _ in range(20):
-    seen = arrivals.Arrivals(RULE)
-    feed(seen, (scale * steps(rng, 1500)).tolist())
+    seen = liveness.Silence(RULE)
+    enqueue(seen, (scale * steps(rng, 1500)).tolist())
     ratios.append(seen.deadline / (scale * np.exp(0.6 * 2.3263)))
   assert max(ratios) <= 3.0
   assert min(ratios) >= 2.0
 
 
 def test_before_enough_was_seen_it_is_generous():
-  seen = arrivals.Arrivals(RULE)
+  seen = liveness.Silence(RULE)
   assert seen.deadline == 60.0
-  feed(seen, [0.1] * (RULE.least - 1))
+  enqueue(seen, [0.1] * (RULE.least - 1))
   assert seen.deadline == 60.0
   seen.add(0.1)
   assert 0.25 <= seen.deadline <= 0.27
   # What took longer than that makes it more generous still.
-  slow = arrivals.Arrivals(RULE)
+  slow = liveness.Silence(RULE)
   slow.add(100.0)
   assert 250.0 <= slow.deadline <= 263.0
 
 
 def test_what_was_seen_at_the_start_counts_little_afterwards():
-  seen = arrivals.Arrivals(RULE)
-  feed(seen, [50.0, 40.0] + [1.0] * 100)
+  seen = liveness.Silence(RULE)
+  enqueue(seen, [50.0, 40.0] + [1.0] * 100)
   assert 2.5 <= seen.deadline <= 2.7
 
 
 def test_it_stays_within_its_bounds():
-  rule = arrivals.Rule(floor=5.0, first=30.0, ceiling=60.0)
-  quick, slow = arrivals.Arrivals(rule), arrivals.Arrivals(rule)
-  feed(quick, [1e-9] * 100)
-  feed(slow, [1e9] * 100)
+  rule = liveness.Rule(floor=5.0, first=30.0, ceiling=60.0)
+  quick, slow = liveness.Silence(rule), liveness.Silence(rule)
+  enqueue(quick, [1e-9] * 100)
+  enqueue(slow, [1e9] * 100)
   assert (quick.deadline, slow.deadline) == (5.0, 60.0)
 
 
 def test_it_follows_a_change_of_pace():
-  seen = arrivals.Arrivals(RULE)
-  feed(seen, [1.0] * 2000)
+  seen = liveness.Silence(RULE)
+  enqueue(seen, [1.0] * 2000)
   # A few slow ones are no reason yet, and many are.
-  feed(seen, [10.0] * 5)
+  enqueue(seen, [10.0] * 5)
   assert seen.deadline < 3.0
-  feed(seen, [10.0] * 30)
+  enqueue(seen, [10.0] * 30)
   assert seen.deadline >= 25.0
-  feed(seen, [1.0] * 5000)
+  enqueue(seen, [1.0] * 5000)
   assert seen.deadline < 3.0
 
 
 def test_a_second_outlier_counts_at_once():
-  seen = arrivals.Arrivals(arrivals.Rule(1.0, 60.0, 600.0))
+  seen = liveness.Silence(liveness.Rule(1.0, 60.0, 600.0))
   for _ in range(100):
     seen.add(2.0)
   for _ in range(2):

@@ -8,7 +8,7 @@ import sys
 import threading
 
 # Seconds to wait until it is printed.
-_PATIENCE = 1.0
+_PRINT_SECONDS = 1.0
 # Exit code of a process that ends itself: the launcher restarts its replica.
 EXIT_CODE = 75
 
@@ -31,7 +31,7 @@ def say(text: str) -> None:
   )
   with contextlib.suppress(RuntimeError):  # Out of threads.
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_PRINT_SECONDS)
 
 
 def end_process(text: str) -> None:

@@ -1,7 +1,7 @@
 """What the event loops of a replica's processes hand over to their training loops.
 
-    process 0    GroupHandover: applies its events  ->  orders.Advance(call, events)
-    process 1 .. GroupHandover: as many of its own  <-
+    process 0    GroupInbox: applies its events  ->  orders.Advance(call, events)
+    process 1 .. GroupInbox: as many of its own  <-
 
 The training loops of all processes see the same events at the same points of
 the program: process 0 reads its events and announces how many; the others read
@@ -14,18 +14,18 @@ import collections
 from collections.abc import Callable
 
 from optax_dist.coordinator import errors
-from optax_dist.coordinator.extras.groups import orders
-from optax_dist.coordinator.runtime import handover
+from optax_dist.coordinator.extras.groups import commands
+from optax_dist.coordinator.runtime import inbox
 from optax_dist.coordinator.runtime.states import State
 
 
-class GroupHandover(handover.Handover):
+class GroupInbox(inbox.TrainingInbox):
   """A handover that changes only at points common to all training loops."""
 
   def __init__(
     self,
     published: State,
-    tell: Callable[[orders.Advance], None] | None,
+    tell: Callable[[commands.Advance], None] | None,
     patience: float,
   ):
     """Creates the handover.
@@ -38,17 +38,17 @@ class GroupHandover(handover.Handover):
     """
     super().__init__(published)
     self._tell_others, self._patience = tell, patience
-    self._events: collections.deque[handover.Event] = collections.deque()
-    self._advances: collections.deque[orders.Advance] = collections.deque()
+    self._events: collections.deque[inbox.Event] = collections.deque()
+    self._advances: collections.deque[commands.Advance] = collections.deque()
     self._seen = self._calls = 0
     self._closed = False
 
   # Called by the event loop.
 
-  def notify(self, event: handover.Event) -> None:
+  def notify(self, event: inbox.Event) -> None:
     self._events.append(event)
 
-  def advance(self, order: orders.Advance) -> None:
+  def advance(self, order: commands.Advance) -> None:
     """Process 0's training loop has advanced; `wake` follows."""
     self._advances.append(order)
 
@@ -85,7 +85,7 @@ class GroupHandover(handover.Handover):
     """Process 0 applies all events so far."""
     assert self._tell_others is not None
     events = self._seen + len(self._events)
-    self._tell_others(orders.Advance(self._calls, events, flag))
+    self._tell_others(commands.Advance(self._calls, events, flag))
     self._take(events)
 
   def _follow(self, patience: float) -> bool:

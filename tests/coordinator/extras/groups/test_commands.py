@@ -2,7 +2,7 @@
 
 import pytest
 
-from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -16,7 +16,7 @@ PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
 @pytest.mark.parametrize(
   "said",
   [
-    orders.Present(),
+    commands.Present(),
     ins.Submitted(3, -1, 1, 7, 1, True, b"", "[4]", 0.5),
     ins.Aggregated(ROUND),
     ins.AggregateFailed(ROUND, None, "why"),
@@ -24,22 +24,22 @@ PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
     fx.Apply(ROUND),
     fx.Resolved(3, "", 8, (0, "b"), 1),
     fx.Fail("Diverged", "why"),
-    orders.Advance(4, 17, True),
-    orders.EndGroup("why"),
+    commands.Advance(4, 17, True),
+    commands.EndGroup("why"),
     msg.Done(ROUND),
   ],
   ids=lambda said: type(said).__name__,
 )
 def test_what_is_said_is_what_is_heard(said):
-  assert orders.WIRE.decode(orders.WIRE.encode(said)) == said
+  assert commands.WIRE.decode(commands.WIRE.encode(said)) == said
 
 
 def test_an_address_of_a_replica_has_one_for_each_process():
-  address = orders.join_places([("a", "at a"), ("a.1", "at a.1")])
-  assert orders.place_of("a", address, 0) == ("a", "at a")
-  assert orders.place_of("a", address, 1) == ("a.1", "at a.1")
+  address = commands.join_places([("a", "at a"), ("a.1", "at a.1")])
+  assert commands.place_of("a", address, 0) == ("a", "at a")
+  assert commands.place_of("a", address, 1) == ("a.1", "at a.1")
 
 
 @pytest.mark.parametrize("address", ["at a", "[]", "{}", "[1]", "7"])
 def test_an_address_that_is_none_leads_nowhere(address):
-  assert orders.place_of("a", address, 1) == ("a", address)
+  assert commands.place_of("a", address, 1) == ("a", address)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.runtime.handover import Handover, Published
+from optax_dist.coordinator.runtime.inbox import Published, TrainingInbox
 from optax_dist.coordinator.runtime.states import State
 
 START, NEXT = State(0, "start"), State(1, "next")
@@ -13,7 +13,7 @@ START, NEXT = State(0, "start"), State(1, "next")
 
 @pytest.fixture(name="shared")
 def _shared():
-  return Handover(START)
+  return TrainingInbox(START)
 
 
 def test_a_wait_ends_when_woken(shared):

@@ -17,7 +17,7 @@ def of(
   computations: Sequence[Computation],
   cancelled: bool,
 ) -> tuple[str, ...]:
-  """The doubts about the times in a journal.
+  """The warnings about the times in a journal.
 
   Args:
     records: the records from `journal.read`.
@@ -25,7 +25,7 @@ def of(
     cancelled: whether computations were aborted.
 
   Returns:
-    Lines for people; empty if there are no doubts.
+    Lines for people; empty if there are no warnings.
   """
   lines = []
   counts: dict[Replica, int] = {}
@@ -52,7 +52,7 @@ def of(
 
 
 def of_losses(losses: Sequence[Loss]) -> tuple[str, ...]:
-  """The doubts about how often replicas fail, and for how long."""
+  """The warnings about how often replicas fail, and for how long."""
   lines = []
   if 0 < len(losses) < _FEW_LOSSES:
     lines.append(

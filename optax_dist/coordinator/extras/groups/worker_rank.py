@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from optax_dist.coordinator.extras.groups import orders
+from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import Process
 
 
-class Companion:
+class WorkerRank:
   """The core of processes 1, 2 and so on of a replica.
 
   Attributes:
     over: whether the replica has ended.
   """
 
-  def __init__(self, speaker: Process, address: str):
+  def __init__(self, rank_zero: Process, address: str):
     """Creates the core.
 
     Args:
@@ -30,16 +30,16 @@ class Companion:
       address: address of that process.
     """
     self.over = False
-    self._speaker, self._address = speaker, address
+    self._speaker, self._address = rank_zero, address
     self._ended = False
 
-  def step(self, input_: orders.Input, now: float) -> list[orders.Effect]:
+  def step(self, input_: commands.Input, now: float) -> list[commands.Effect]:
     """Processes an input; returns the effects, in order."""
     if self.over:
       return []
     match input_:
       case ins.Started():
-        present = orders.send(self._speaker, orders.Present())
+        present = commands.send(self._speaker, commands.Present())
         return [fx.Connect(self._speaker, self._address), present]
       case ins.PeerLost(peer, how, reason) if peer == self._speaker:
         if self._ended:
@@ -49,16 +49,16 @@ class Companion:
         )
       case ins.Received(peer, message):
         if peer == self._speaker and isinstance(
-          message, orders.REPORTS + orders.ORDERS
+          message, commands.REPORTS + commands.ORDERS
         ):
-          return self._obey(message)
+          return self._execute(message)
         kind = type(message).__name__
         text = f"{peer} sent {kind}, and does not speak for this replica"
         return [fx.Log("warning", text)]
       case ins.Aborted():
         self.over = True
         return self._report(input_)
-      case _ if isinstance(input_, orders.REPORTS):
+      case _ if isinstance(input_, commands.REPORTS):
         return self._report(input_)
       case _:
         # Process 0 gets the same request, and acts on it for all.
@@ -77,19 +77,21 @@ class Companion:
     """What it is waiting for, for an error message."""
     return "for what process 0 of its replica says"
 
-  def _obey(self, order: orders.Order | orders.Report) -> list[orders.Effect]:
+  def _execute(
+    self, order: commands.Order | commands.Report
+  ) -> list[commands.Effect]:
     match order:
       case fx.Left() | fx.Finished() | fx.Fail():
         self._ended = True
         return [order]
-      case orders.EndGroup(reason):
+      case commands.EndGroup(reason):
         return self._end(reason)
       case _:
-        return [cast(orders.Effect, order)]
+        return [cast(commands.Effect, order)]
 
-  def _report(self, report: orders.Report) -> list[orders.Effect]:
-    return [orders.send(self._speaker, report)]
+  def _report(self, report: commands.Report) -> list[commands.Effect]:
+    return [commands.send(self._speaker, report)]
 
-  def _end(self, reason: str) -> list[orders.Effect]:
+  def _end(self, reason: str) -> list[commands.Effect]:
     self.over = True
-    return [orders.EndGroup(reason)]
+    return [commands.EndGroup(reason)]

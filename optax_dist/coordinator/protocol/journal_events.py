@@ -193,7 +193,7 @@ class Commit(Record, tag="commit"):
   """
 
   step: int
-  attempt: int
+  round: int
   members: tuple[Member, ...]
   epoch: int | None = None
   skipped: tuple[Span, ...] | None = None
@@ -219,7 +219,7 @@ class Abandon(Record, tag="abandon"):
   """An aggregation was abandoned because of one replica."""
 
   step: int
-  attempt: int
+  round: int
   failed_replica: _Id | None = None
   reason: str | None = None
 

@@ -1,7 +1,7 @@
-"""Measures `coordinator.behind` against `Replica.step` called by hand.
+"""Measures `coordinator.as_optimizer` against `Replica.step` called by hand.
 
-    python benchmarks/behind.py
-    python benchmarks/behind.py --millions 10 --rounds 10
+    python benchmarks/as_optimizer.py
+    python benchmarks/as_optimizer.py --millions 10 --rounds 10
 
 Two replicas as processes on this host, both needed for a step; float32 parameters
 in four arrays, Adam, and a gradient that costs next to nothing. A round takes steps
@@ -42,7 +42,9 @@ def ways(size, options):
     replica.step(gradient(replica.params, x))
 
   def trainer(name, jit):
-    tx = coordinator.behind(adam, total_steps=10**9, run=name, **options).tx
+    tx = coordinator.as_optimizer(
+      adam, total_steps=10**9, run=name, **options
+    ).tx
     state = [params, tx.init(params)]
 
     def update(grads, params, opt_state):

@@ -39,7 +39,7 @@ class Rule:
   least: int = 20
 
 
-class Arrivals:
+class Silence:
   """The durations of one source, and the deadline for the next.
 
   Attributes:
@@ -48,7 +48,7 @@ class Arrivals:
     quantile: the 99th percentile of the last thousand; 0.0 before the first.
 
   Example:
-    >>> seen = Arrivals(Rule(floor=1.0, first=60.0, ceiling=600.0))
+    >>> seen = Silence(Rule(floor=1.0, first=60.0, ceiling=600.0))
     >>> seen.deadline
     60.0
     >>> for _ in range(100):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from optax_dist.coordinator.runtime import last_words
+from optax_dist.coordinator.runtime import process_exit
 
 
 class FullDisk:
@@ -39,20 +39,20 @@ def full_pipe():
 
 
 def test_it_is_printed_when_the_call_returns(capsys, monkeypatch):
-  monkeypatch.setattr(last_words, "_PATIENCE", 60.0)
-  last_words.say("stuck")
+  monkeypatch.setattr(process_exit, "_PRINT_SECONDS", 60.0)
+  process_exit.say("stuck")
   assert capsys.readouterr().err == "stuck\n"
 
 
 def test_a_full_pipe_does_not_block_training(full_pipe, monkeypatch):
   monkeypatch.setattr(sys, "stderr", full_pipe)
-  monkeypatch.setattr(last_words, "_PATIENCE", 0.05)
-  last_words.say("stuck")
+  monkeypatch.setattr(process_exit, "_PRINT_SECONDS", 0.05)
+  process_exit.say("stuck")
 
 
 def test_a_stream_that_fails_is_left_alone(monkeypatch):
   monkeypatch.setattr(sys, "stderr", FullDisk())
-  last_words.say("stuck")
+  process_exit.say("stuck")
 
 
 def test_last_words_without_a_thread_are_dropped(capsys, monkeypatch):
@@ -60,5 +60,5 @@ def test_last_words_without_a_thread_are_dropped(capsys, monkeypatch):
     raise RuntimeError("can't start new thread")
 
   monkeypatch.setattr(threading.Thread, "start", start)
-  last_words.say("stuck")
+  process_exit.say("stuck")
   assert capsys.readouterr().err == ""

@@ -25,7 +25,7 @@ from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
 
 # Seconds within which a waiting thread looks at its clock.
-_SLICE = 2.0
+_POLL_SECONDS = 2.0
 
 
 class Published(NamedTuple):
@@ -43,14 +43,14 @@ Event: TypeAlias = (
   | fx.Suspended
   | fx.Leased
   | fx.Progressed
-  | fx.SetAsked
+  | fx.SetRequested
   | fx.Called
   | fx.Left
   | fx.Finished
 )
 
 
-class Handover:
+class TrainingInbox:
   """Written by the event loop, and read by the training loop.
 
   Attributes:
@@ -60,7 +60,7 @@ class Handover:
     round_ends: when a step is expected to end in which the replica has joined, by
       `time.monotonic`; infinity if that waits for it, or the replica is past it.
     suspended: whether the replica is currently not a member.
-    asked: how many gradients to sum into a submission.
+    requested: how many gradients to sum into a submission.
     called: the last step that others have contributed to; -1: none yet.
     left: whether the replica has left on its own request.
     finished: why the run has finished; None if it has not.
@@ -80,7 +80,7 @@ class Handover:
     self.admission = 0
     self.round_ends = math.inf
     self.suspended = False
-    self.asked = 1
+    self.requested = 1
     self.called = -1
     self.left = False
     self.finished: str | None = None
@@ -128,8 +128,8 @@ class Handover:
         self.lease = incarnation, spans
       case fx.Progressed(step, progress):
         self.progress[step] = progress
-      case fx.SetAsked(count):
-        self.asked = count
+      case fx.SetRequested(count):
+        self.requested = count
       case fx.Called(step):
         self.called = step
       case fx.Left():
@@ -174,12 +174,12 @@ class Handover:
 
   def _wait_for(self, predicate: Callable[[], bool], timeout: float) -> float:
     """Waits for so many seconds awake; returns how many it waited."""
-    clock = AwakeClock(_SLICE)
+    clock = AwakeClock(_POLL_SECONDS)
     start = clock.now()
     end = start + timeout
     with self._changed:
       while not predicate() and (left := end - clock.now()) > 0:
-        self._changed.wait_for(predicate, min(left, _SLICE / 2))
+        self._changed.wait_for(predicate, min(left, _POLL_SECONDS / 2))
     return clock.now() - start
 
   def answer(self, sequence: int) -> Answer | None:
