@@ -577,11 +577,11 @@ class Run:
     self._end_of_data()
     self._follow()
     if not self._shutdown.is_decided:
-      waits = self._steps.gradients.queued is not None
-      nobody = waits and not self._steps.intake.has_state
-      self._snapshots.ask_those_behind(self._steps.step, nobody)
       step, current = self._steps.step, self._steps.rounds.current
-      at_least = step + (current is not None)
+      waits = self._steps.gradients.queued is not None or current is not None
+      nobody = waits and not self._steps.intake.has_state
+      self._snapshots.ask_those_behind(step, nobody)
+      at_least = step + (current is not None and current.is_told)
       self._snapshots.serve(step, at_least, self._now)
       self._wait_for_state()
       self._complete_departures()

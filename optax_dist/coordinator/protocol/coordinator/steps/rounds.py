@@ -45,11 +45,15 @@ class Round:
     message: what its members and readers were told.
     number: how the rules call it.
     began: when it began.
+    is_told: whether members know of it; it waits while nobody has the state.
     holders: who has said that it has the mean.
   """
 
-  def __init__(self, message: msg.Round, number: int, now: float):
+  def __init__(
+    self, message: msg.Round, number: int, now: float, is_told: bool = True
+  ):
     self.message, self.number, self.began = message, number, now
+    self.is_told = is_told
     self.holders: list[Incarnation] = []
     # The replica that must also get the mean; None once it has.
     self._witness = message.witness
@@ -113,8 +117,10 @@ class Round:
     """Stops waiting for a member that was removed."""
     if incarnation != self._witness:
       return []
-    if not essential:
-      return self._witnessed()
+    return self.impossible() if essential else self._witnessed()
+
+  def impossible(self) -> list[quorum.Event]:
+    """Nobody has the state that its step would be applied to."""
     first = self.message.parts[0].replica
     return [self._failure(first, first)]
 
@@ -231,8 +237,14 @@ class Rounds:
       witness,
       lag,
     )
-    self.current = Round(message, number, now)
-    self._out.tell_all([*inside, *readers], message)
+    is_told = self._is_possible(step)
+    self.current = Round(message, number, now, is_told)
+    if is_told:
+      self._out.tell_all([*inside, *readers], message)
+
+  def _is_possible(self, step: int) -> bool:
+    """Whether a member has the state, or a step would be committed for nobody."""
+    return any(state.has(step) for state in self._members)
 
   def _readers(
     self, step: int, inside: set[int]
@@ -282,6 +294,14 @@ class Rounds:
       return current.failed(state, message, self._is_essential(current))
     return []
 
+  def tell_waiting(self, now: float) -> None:
+    """Announces a round that has waited for a member with the state."""
+    current = self.current
+    if current is not None and not current.is_told:
+      step, parts = current.id.step, current.message.parts
+      if self._is_possible(step):
+        self._announce(step, current.number, parts, now)
+
   def repeat_early(self, now: float) -> None:
     """Announces a round again that all have begun early, with deadlines now."""
     current = self.current
@@ -326,7 +346,12 @@ class Rounds:
     current = self.current
     if current is None:
       return []
-    return current.lost(incarnation, self._is_essential(current))
+    events = current.lost(incarnation, self._is_essential(current))
+    if (
+      not events and current.is_told and not self._is_possible(current.id.step)
+    ):
+      return current.impossible()
+    return events
 
   def end(self, cancel: bool) -> Round | None:
     """Ends the current round, and returns it.
@@ -335,7 +360,7 @@ class Rounds:
       cancel: whether its members are told: it is not committed.
     """
     current, self.current = self.current, None
-    if cancel and current is not None:
+    if cancel and current is not None and current.is_told:
       self._cancel(current.message)
     return current
 

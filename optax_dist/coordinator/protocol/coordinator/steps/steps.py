@@ -154,6 +154,7 @@ class Steps:
     if verdict is not None:
       self.consequences += judge(verdict, self.step, self._members, self._out)
     self._check_window(now)
+    self.rounds.tell_waiting(now)
     if now >= self.rounds.deadline(self._config.deadlines.round):
       self.rounds.repeat_early(now)
     why = self._stall.check(self.ruling.state, now)
