@@ -400,7 +400,8 @@ def test_a_caught_error_is_reported_to_the_launcher(monkeypatch):
     train()
   replica.close()
   joined, failed = said
-  assert joined == ("joined", {"step": 0})
+  assert joined[0] == "joined"
+  assert joined[1]["step"] == 0
   assert failed[0] == "failed"
   assert f"coordinator at {address} is not connected" in failed[1]["reason"]
 
