@@ -288,8 +288,8 @@ FAULTS = (
     "a witness counts that is lost",
     f"{_COORDINATOR}.steps.rounds",
     "Round.lost",
-    "not essential",
-    "True",
+    "essential",
+    "False",
     Outage("cut members"),
   ),
   Planted(
