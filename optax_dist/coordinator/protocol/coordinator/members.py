@@ -150,6 +150,10 @@ class Members:
     """The set of waiting members may have changed."""
     self._waiting = None
 
+  def have(self, step: int) -> bool:
+    """Whether one of them can reach the state of a step without a snapshot."""
+    return any(state.has(step) for state in self._states.values())
+
   def server_for(self, state: MemberState, step: int) -> MemberState | None:
     """The member best placed to serve a snapshot.
 

@@ -147,8 +147,7 @@ class Intake:
 
     If gradients are sent inline, whoever has an older one gets the means.
     """
-    step = self._ruling.step
-    return self._config.inline or any(s.has(step) for s in self._members)
+    return self._config.inline or self._members.have(self._ruling.step)
 
   def _may_process(
     self, state: MemberState, message: msg.SubmitGradient

@@ -102,8 +102,7 @@ class Round:
     if state.member.incarnation == self._witness:
       if not essential:
         return self._witnessed()
-      # Nobody else has the state that this step would be applied to.
-      return [self._failure(parts[0].replica, failed or parts[0].replica)]
+      return self.impossible(failed)
     return [self._failure(state.member.replica, failed)]
 
   def _failure(
@@ -119,10 +118,12 @@ class Round:
       return []
     return self.impossible() if essential else self._witnessed()
 
-  def impossible(self) -> list[quorum.Event]:
+  def impossible(
+    self, failed: quorum.Replica | None = None
+  ) -> list[quorum.Event]:
     """Nobody has the state that its step would be applied to."""
     first = self.message.parts[0].replica
-    return [self._failure(first, first)]
+    return [self._failure(first, failed or first)]
 
   def _witnessed(self) -> list[quorum.Done]:
     self._witness = None
@@ -237,14 +238,11 @@ class Rounds:
       witness,
       lag,
     )
-    is_told = self._is_possible(step)
+    # Or the step might be committed, and nobody could take it.
+    is_told = self._members.have(step)
     self.current = Round(message, number, now, is_told)
     if is_told:
       self._out.tell_all([*inside, *readers], message)
-
-  def _is_possible(self, step: int) -> bool:
-    """Whether a member has the state, or a step would be committed for nobody."""
-    return any(state.has(step) for state in self._members)
 
   def _readers(
     self, step: int, inside: set[int]
@@ -299,7 +297,7 @@ class Rounds:
     current = self.current
     if current is not None and not current.is_told:
       step, parts = current.id.step, current.message.parts
-      if self._is_possible(step):
+      if self._members.have(step):
         self._announce(step, current.number, parts, now)
 
   def repeat_early(self, now: float) -> None:
@@ -348,7 +346,7 @@ class Rounds:
       return []
     events = current.lost(incarnation, self._is_essential(current))
     if (
-      not events and current.is_told and not self._is_possible(current.id.step)
+      not events and current.is_told and not self._members.have(current.id.step)
     ):
       return current.impossible()
     return events
