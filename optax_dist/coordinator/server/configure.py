@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import Job, Part
 
-_AGGREGATION = "optax_dist.coordinator.aggregation"
+if TYPE_CHECKING:
+  import numpy as np
+
+  from optax_dist.coordinator.aggregation import reducer
+
 _DILOCO = "optax_dist.coordinator.extras.decoupled_diloco"
 
 
 class _Leaf(NamedTuple):
   shape: tuple[int, ...]
-  dtype: Any
+  dtype: np.dtype
 
 
 def config_of(job: Job) -> Config:
@@ -43,10 +47,11 @@ def config_of(job: Job) -> Config:
   # With the first gradients: members wait for the answer of one that starts, and
   # NumPy takes half of the time until then.
   @functools.cache
-  def averages() -> Any:
-    np = importlib.import_module("numpy")
-    layout = importlib.import_module(f"{_AGGREGATION}.layout")
-    reducer = importlib.import_module(f"{_AGGREGATION}.reducer")
+  def averages() -> reducer.Reducer:
+    import numpy as np
+
+    from optax_dist.coordinator.aggregation import layout, reducer
+
     leaves = [_Leaf(shape, np.dtype(name)) for shape, name in job.leaves]
     deterministic = job.data is not None and job.data.deterministic
     return reducer.Reducer(
