@@ -337,6 +337,19 @@ class Log(Struct):
   text: str
 
 
+# What a training loop is notified of: the answer to a submission, and the rest.
+Answer: TypeAlias = Taken | Resolved
+Notice: TypeAlias = (
+  Admitted
+  | Suspended
+  | Leased
+  | Progressed
+  | SetRequested
+  | Called
+  | Left
+  | Finished
+)
+
 Effect: TypeAlias = (
   UseRun
   | Connect
@@ -352,16 +365,8 @@ Effect: TypeAlias = (
   | ServeSnapshot
   | FetchSnapshot
   | TakeFingerprint
-  | Admitted
-  | Suspended
-  | Leased
-  | Progressed
-  | SetRequested
-  | Called
-  | Taken
-  | Resolved
-  | Left
-  | Finished
+  | Answer
+  | Notice
   | Fail
   | WriteJournal
   | Log

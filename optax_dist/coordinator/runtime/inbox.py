@@ -1,6 +1,6 @@
 """What the event loop hands over to the training loop.
 
-    event loop                     Handover                    training loop
+    event loop                  TrainingInbox                  training loop
 
     notify(event)  ->  fields, answers to submissions  ->  reads them
     wake()         ------------------------------------>   returns from `wait`
@@ -35,19 +35,7 @@ class Published(NamedTuple):
   save: bool
 
 
-Answer: TypeAlias = fx.Taken | fx.Resolved
-Event: TypeAlias = (
-  Answer
-  | Published
-  | fx.Admitted
-  | fx.Suspended
-  | fx.Leased
-  | fx.Progressed
-  | fx.SetRequested
-  | fx.Called
-  | fx.Left
-  | fx.Finished
-)
+Event: TypeAlias = fx.Answer | fx.Notice | Published
 
 
 class TrainingInbox:
@@ -96,7 +84,7 @@ class TrainingInbox:
     # of several commits.
     self._before = published
     # Each with the state before the latest commit.
-    self._answers: dict[int, tuple[Answer, State]] = {}
+    self._answers: dict[int, tuple[fx.Answer, State]] = {}
 
   # Called by the event loop.
 
@@ -182,7 +170,7 @@ class TrainingInbox:
         self._changed.wait_for(predicate, min(left, _POLL_SECONDS / 2))
     return clock.now() - start
 
-  def answer(self, sequence: int) -> Answer | None:
+  def answer(self, sequence: int) -> fx.Answer | None:
     """The answer to a submission, if there is one."""
     found = self._answers.get(sequence)
     return None if found is None else found[0]

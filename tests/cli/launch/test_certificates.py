@@ -1,11 +1,9 @@
 """Certificates on the command line: `launch`, `doctor` and `coordinator`."""
 
-import os
 import re
 import ssl
-import subprocess
-import sys
 
+import commands
 import issued
 import pytest
 import waiting
@@ -13,7 +11,6 @@ import waiting
 from optax_dist.cli import main
 from optax_dist.coordinator.transport import addresses
 
-_SECRET = "a secret of enough bytes"
 _VARIABLE = "OPTAX_DIST_CERTIFICATES"
 # The replica says whose certificate its coordinator shows.
 _TRAIN = """
@@ -43,35 +40,8 @@ def good(authority):
 
 @pytest.fixture
 def start(tmp_path):
-  """Starts a command, with what it prints in a file."""
-  made = []
-
-  def begin(*arguments, **variables):
-    log = tmp_path / f"printed-{len(made)}"
-    environment = {
-      name: value
-      for name, value in os.environ.items()
-      if not name.startswith("OPTAX_DIST_")
-    }
-    environment |= {"JAX_PLATFORMS": "cpu", "OPTAX_DIST_SECRET": _SECRET}
-    with log.open("wb") as out:
-      made.append(
-        subprocess.Popen(
-          [sys.executable, "-m", "optax_dist", *map(str, arguments)],
-          stdout=out,
-          stderr=subprocess.STDOUT,
-          # A key that is encrypted asks whoever is there.
-          stdin=subprocess.DEVNULL,
-          env=environment | variables,
-          cwd=tmp_path,
-        )
-      )
-    return made[-1], log.read_text
-
-  yield begin
-  for one in made:
-    one.kill()
-    one.wait()
+  with commands.starting(tmp_path) as begin:
+    yield begin
 
 
 def test_launch_passes_them_to_replicas_and_coordinator(start, good, tmp_path):
@@ -147,7 +117,7 @@ def test_what_is_wrong_here_is_told_at_once(
   make, authority, good, capsys, tmp_path
 ):
   files, words = make(authority, good)
-  (tmp_path / "secret").write_text(_SECRET)
+  (tmp_path / "secret").write_text(commands.SECRET)
   (tmp_path / "train.py").write_text("raise SystemExit('it was started')")
   flags = ("--secret-file", str(tmp_path / "secret"), "--certificates", *files)
   assert main.main(["launch", *flags, str(tmp_path / "train.py")]) == 2

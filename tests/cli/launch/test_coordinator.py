@@ -3,9 +3,8 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 
+import commands
 import pytest
 import run_journals
 import waiting
@@ -30,36 +29,9 @@ with coordinator.join(optax.sgd(0.5), jnp.zeros(2)) as replica:
 
 @pytest.fixture
 def start(tmp_path):
-  """Starts a command, with what it prints in a file."""
-  made = []
-  script = tmp_path / "train.py"
-  script.write_text(_TRAIN)
-
-  def begin(*arguments, **variables):
-    log = tmp_path / f"printed-{len(made)}"
-    environment = {
-      name: value
-      for name, value in os.environ.items()
-      if not name.startswith("OPTAX_DIST_")
-    }
-    environment |= {"JAX_PLATFORMS": "cpu"}
-    environment |= {"OPTAX_DIST_SECRET": "a secret of enough bytes"}
-    with log.open("wb") as out:
-      made.append(
-        subprocess.Popen(
-          [sys.executable, "-m", "optax_dist", *map(str, arguments)],
-          stdout=out,
-          stderr=subprocess.STDOUT,
-          env=environment | variables,
-          cwd=tmp_path,
-        )
-      )
-    return made[-1], log.read_text
-
-  yield begin
-  for one in made:
-    one.kill()
-    one.wait()
+  (tmp_path / "train.py").write_text(_TRAIN)
+  with commands.starting(tmp_path) as begin:
+    yield begin
 
 
 def _coordinator(launcher):

@@ -41,7 +41,7 @@ class Advance(Struct):
 
   Events continue while the training loops compute. So that all make the same
   decisions, process 0's loop says how many of the events it has seen; the
-  others look at as many. Process 0's training loop gives it to `Speaker.step`
+  others look at as many. Process 0's training loop gives it to `RankZero.step`
   as an input, and it is sent to the others in the order of their calls.
 
   Attributes:
@@ -87,16 +87,8 @@ Order: TypeAlias = (
   | fx.ServeSnapshot
   | fx.FetchSnapshot
   | fx.TakeFingerprint
-  | fx.Admitted
-  | fx.Suspended
-  | fx.Leased
-  | fx.Progressed
-  | fx.SetRequested
-  | fx.Called
-  | fx.Taken
-  | fx.Resolved
-  | fx.Left
-  | fx.Finished
+  | fx.Answer
+  | fx.Notice
   | fx.Fail
   | Advance
   | EndGroup
@@ -108,7 +100,7 @@ REPORTS, ORDERS = typing.get_args(Report), typing.get_args(Order)
 WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)
 
 
-# Effects and inputs of `Speaker` and `Companion`: those of the core, and these.
+# Effects and inputs of `RankZero` and `WorkerRank`: those of the core, and these.
 Input: TypeAlias = ins.Input | Advance
 Effect: TypeAlias = fx.Effect | Advance | EndGroup
 

@@ -1,11 +1,10 @@
 """Etcd that encrypts: renewed certificates, and wrong ones at the front door."""
 
-import os
 import shutil
 import subprocess
-import sys
 import time
 
+import commands
 import etcd_cluster
 import issued
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ import pytest
 from optax_dist import coordinator
 from optax_dist.cli import main
 from optax_dist.coordinator.extras.etcd import client, place
-from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 
 SECRET = "a secret of enough bytes"
@@ -85,20 +83,6 @@ def _join(url):
   )
 
 
-def _says(url):
-  """What a coordinator says that ends at once."""
-  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: SECRET}
-  ended = subprocess.run(
-    [sys.executable, "-m", "optax_dist", "coordinator"],
-    env=os.environ | told,
-    capture_output=True,
-    text=True,
-    timeout=100,
-  )
-  assert ended.returncode == 1
-  return ended.stderr
-
-
 def test_certificates_are_read_again_for_a_new_connection(
   server, files, tmp_path
 ):
@@ -123,7 +107,7 @@ def test_a_server_that_can_not_be_trusted_ends_it_at_once(server, tmp_path):
   with pytest.raises(coordinator.JoinRefused) as error:
     _join(_url(server, wrong))
   assert words in str(error.value)
-  assert words in _says(_url(server, wrong))
+  assert words in commands.refused_by_etcd(_url(server, wrong))
 
 
 def test_what_the_server_asks_for_is_named_at_once(server, files):
@@ -171,4 +155,4 @@ def test_a_file_that_can_not_be_read_is_named(server, files, authority):
     url = _url(server, files).replace(f"{name}={old}", f"{name}={new}")
     with pytest.raises(ValueError, match=words):
       _join(url)
-    assert words in _says(url)
+    assert words in commands.refused_by_etcd(url)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import commands
 import etcd_cluster
 import jax.numpy as jnp
 import optax
@@ -174,25 +175,11 @@ def test_one_that_ends_gives_the_lease_back(start, url):
   waiting.until(lambda: not _address(url))
 
 
-def _says(url, secret):
-  """What a coordinator says that can't have the lease."""
-  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: secret}
-  ended = subprocess.run(
-    [sys.executable, "-m", "optax_dist", "coordinator"],
-    env=os.environ | told,
-    capture_output=True,
-    text=True,
-    timeout=100,
-  )
-  assert ended.returncode == 1
-  return ended.stderr
-
-
 def test_a_job_with_another_secret_is_told_so(start, url):
   start()
   waiting.until(lambda: _address(url))
   other = "another secret, long"
-  assert "no process of this job wrote" in _says(url, other)
+  assert "no process of this job wrote" in commands.refused_by_etcd(url, other)
   with pytest.raises(
     coordinator.JoinRefused, match="no process of this job wrote"
   ):
@@ -202,7 +189,10 @@ def test_a_job_with_another_secret_is_told_so(start, url):
 def test_a_key_without_a_value_is_named(cluster, url):
   key = place.parse(url).holder_key
   cluster.post(0, "kv/put", {"key": place.encoded(key)})
-  assert f"etcd's key {key!r} has a value that no process" in _says(url, SECRET)
+  assert (
+    f"etcd's key {key!r} has a value that no process"
+    in commands.refused_by_etcd(url, SECRET)
+  )
   # No waiting helps: whoever wrote it does not know the secret.
   with pytest.raises(
     coordinator.JoinRefused, match="no process of this job wrote"
