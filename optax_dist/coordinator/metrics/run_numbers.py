@@ -371,7 +371,7 @@ class RunNumbers:
         self.silence,
       ),
       row(
-        "attempts_abandoned",
+        "rounds_abandoned",
         "counter",
         "Aggregation rounds that were abandoned.",
         self.abandoned,

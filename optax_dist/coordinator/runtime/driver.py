@@ -3,7 +3,7 @@
     Transport      messages, lost peers  --+              +--> messages, peers
     Aggregations   means                 --+-> core.step -+--> aggregations
     Snapshots      states                --+              +--> States, snapshots
-    training loop  submissions, requests --+              +--> Handover
+    training loop  submissions, requests --+              +--> TrainingInbox
 
 The core decides, one input at a time and in the order of the events; effects
 are executed in their order, too. All of this is one thread, which never blocks
@@ -65,7 +65,7 @@ class Driver:
   """Drives one replica, from `start` to `close`.
 
   Attributes:
-    handover: what the training loop reads.
+    inbox: what the training loop reads.
     exchanged: the last submission exchanged, and the seconds that its exchange
       took.
   """

@@ -26,9 +26,7 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
       print(text, file=sys.stderr, flush=True)
 
-  thread = threading.Thread(
-    target=write, name="optax-dist-last-words", daemon=True
-  )
+  thread = threading.Thread(target=write, name="optax-dist-exit", daemon=True)
   with contextlib.suppress(RuntimeError):  # Out of threads.
     thread.start()
     thread.join(_PRINT_SECONDS)

@@ -2,7 +2,7 @@
 
     training loop   Replica.step -> Loop.add -> Participant.submit   a sum of gradients
                                              <- Participant.wait     its outcome
-    event loop      Driver, which notifies the Handover
+    event loop      Driver, which notifies the TrainingInbox
 
 `SynchronousLoop` is the `Loop` of most strategies; one whose replicas don't wait for
 each step has its own.
@@ -111,7 +111,7 @@ class Participant:
     update: what is sent of a gradient, and what a mean changes.
     layout: that of gradients, and of means.
     driver: the event loop.
-    handover: what the event loop has notified.
+    inbox: what the event loop has notified.
     submission: what is summed and submitted.
     stopwatch: measures the training loop.
     watchdog: finds a training loop that is stuck.

@@ -76,7 +76,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert found["members",] == 2
   assert found["membership_changes", "joined"] == 3
   assert found["membership_changes", "lost"] == 1
-  assert found["attempts_abandoned",] == 1
+  assert found["rounds_abandoned",] == 1
   assert found["coordinator_restarts",] == 1
   numbers.update([commit(11, 4.0, member(1, moved=None), member(2))])
   found = values(numbers)

@@ -1,7 +1,7 @@
 """A replica of several processes, as seen by one of them.
 
-    process 0    Speaker(Client)  <-  reports  --  process 1 ..  Companion
-                                --  orders   ->
+    process 0    RankZero(Client)  <-  reports  --  process 1 ..  WorkerRank
+                                   --  orders   ->
 
 Process 0 decides for all. Each process exchanges its own shards, with its
 counterparts in the other replicas.

@@ -20,7 +20,7 @@ from optax_dist.coordinator.runtime.states import State
 
 
 class GroupInbox(inbox.TrainingInbox):
-  """A handover that changes only at points common to all training loops."""
+  """An inbox that changes only at points common to all training loops."""
 
   def __init__(
     self,
@@ -28,7 +28,7 @@ class GroupInbox(inbox.TrainingInbox):
     tell: Callable[[commands.Advance], None] | None,
     patience: float,
   ):
-    """Creates the handover.
+    """Creates the inbox.
 
     Args:
       published: the first state.

@@ -46,7 +46,7 @@ class RankZero:
   def __init__(
     self,
     core: Client,
-    companions: Sequence[Process],
+    workers: Sequence[Process],
     *,
     patience: float,
   ):
@@ -54,13 +54,13 @@ class RankZero:
 
     Args:
       core: the protocol core.
-      companions: names of processes 1, 2 and so on of this replica.
+      workers: names of processes 1, 2 and so on of this replica.
       patience: seconds to wait for another process of the replica to start, or
         to submit after the first one.
     """
     self.core = core
     self.over = False
-    self._ranks = {p: rank for rank, p in enumerate(companions, 1)}
+    self._ranks = {p: rank for rank, p in enumerate(workers, 1)}
     self._everyone = {0, *self._ranks.values()}
     self._patience = patience
     self._out: list[commands.Effect] = []

@@ -26,11 +26,11 @@ class WorkerRank:
     """Creates the core.
 
     Args:
-      speaker: the name of process 0 of the replica.
+      rank_zero: the name of process 0 of the replica.
       address: address of that process.
     """
     self.over = False
-    self._speaker, self._address = rank_zero, address
+    self._rank_zero, self._address = rank_zero, address
     self._ended = False
 
   def step(self, input_: commands.Input, now: float) -> list[commands.Effect]:
@@ -39,16 +39,16 @@ class WorkerRank:
       return []
     match input_:
       case ins.Started():
-        present = commands.send(self._speaker, commands.Present())
-        return [fx.Connect(self._speaker, self._address), present]
-      case ins.PeerLost(peer, how, reason) if peer == self._speaker:
+        present = commands.send(self._rank_zero, commands.Present())
+        return [fx.Connect(self._rank_zero, self._address), present]
+      case ins.PeerLost(peer, how, reason) if peer == self._rank_zero:
         if self._ended:
           return []
         return self._end(
           f"The replica can't go on: its process 0 is lost ({how}: {reason})."
         )
       case ins.Received(peer, message):
-        if peer == self._speaker and isinstance(
+        if peer == self._rank_zero and isinstance(
           message, commands.REPORTS + commands.ORDERS
         ):
           return self._execute(message)
@@ -90,7 +90,7 @@ class WorkerRank:
         return [cast(commands.Effect, order)]
 
   def _report(self, report: commands.Report) -> list[commands.Effect]:
-    return [commands.send(self._speaker, report)]
+    return [commands.send(self._rank_zero, report)]
 
   def _end(self, reason: str) -> list[commands.Effect]:
     self.over = True
