@@ -12,6 +12,8 @@ reads it first, which is the training loop.
 
 from __future__ import annotations
 
+import math
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -26,8 +28,10 @@ from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
 from optax_dist.coordinator.runtime import trees
 from optax_dist.coordinator.strategies import hyperparams
 
-# States with more bytes are computed in the background.
+# What takes longer is done in the background, so that messages go on meanwhile: a
+# snapshot or a fingerprint of more bytes, an update of more seconds.
 _SMALL = 256 << 10
+_QUICK = 0.005
 
 
 class Shards(Protocol):
@@ -160,6 +164,8 @@ class States:
     self._place = layout.layout(blocks)
     self.nbytes = self._place.nbytes
     self._background = background if self.nbytes > _SMALL else None
+    # Seconds of the last update.
+    self._last = math.inf
 
   def apply(
     self,
@@ -177,9 +183,16 @@ class States:
 
     def work() -> Any:
       after.inner = self.inner
-      return self._apply(hyperparams.change(base.get(), changes), read())
+      start = time.monotonic()
+      value = self._apply(hyperparams.change(base.get(), changes), read())
+      self._last = time.monotonic() - start
+      return value
 
-    self._compute(after, work)
+    if self._shards is None and base.is_ready and self._last < _QUICK:
+      # Waking another thread takes about as long.
+      after.compute(work)
+    else:
+      self._compute(after, work)
 
   def publish(self, step: int) -> None:
     """Publishes the state computed ahead: it is committed."""
