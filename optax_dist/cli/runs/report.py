@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.runs import journal_file
+
+if TYPE_CHECKING:
+  from optax_dist.coordinator.metrics import losses
 
 _DESCRIPTION = """\
 Tells where the time of a run went, from its journal: every second of every
@@ -61,10 +65,20 @@ def run(args: argparse.Namespace) -> int:
   )
   cost = losses.of(records)
   if cost is not None:
-    print(
-      f"kept {cost.kept:.1%} of the gradients of a run without losses"
-      f" ({cost.bound:.1%} if only absence counts);"
-      f" {cost.losses} {'loss' if cost.losses == 1 else 'losses'} of a replica,"
-      f" {cost.each:.4g} replica-seconds each"
-    )
+    print(_sentence(cost))
   return 0
+
+
+def _sentence(cost: losses.Losses) -> str:
+  """What losses have cost, as a sentence."""
+  count = f"{cost.losses} {'loss' if cost.losses == 1 else 'losses'} of a replica"
+  if cost.kept > 1:
+    return (
+      f"{count}; the others computed more afterwards, as they had waited for what"
+      " was lost, so there is no figure of what was kept"
+    )
+  return (
+    f"kept {cost.kept:.1%} of the useful computing of a run without losses"
+    f" ({cost.bound:.1%} if only absence counts); {count}, {cost.each:.4g}"
+    " replica-seconds each"
+  )

@@ -1,7 +1,7 @@
 """What losses have cost a run, from a journal's records.
 
-A run without losses would have gone on as it did while all replicas were there and
-nothing had happened: that pace is the measure.
+A run without losses would have gone on as it did while nobody was missing and
+nothing happened: the share of its time that was useful then is the measure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from optax_dist.coordinator import journal
+from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 from optax_dist.quorum.events import Replica
 
 # What makes the step in which it happens, and the next one, no measure.
@@ -21,8 +22,10 @@ class Losses(NamedTuple):
 
   Attributes:
     losses: how often a replica was lost.
-    seconds: all replica-seconds, those of absent replicas included.
-    kept: the share of the gradients that a run without losses had had by then.
+    seconds: all replica-seconds, those of lost replicas until they are back
+      included.
+    kept: the share of the useful computing that a run without losses had had by
+      then. It is above 1 if the others waited for what was lost.
     bound: the share that is left if nothing but the lost replicas' absence counts.
   """
 
@@ -37,6 +40,76 @@ class Losses(NamedTuple):
     return (1.0 - self.kept) * self.seconds / self.losses
 
 
+class _Time:
+  """Replica-seconds: all, those of absence after a loss, and useful ones."""
+
+  def __init__(self) -> None:
+    self.all = self.absent = self.useful = 0.0
+
+  def add(self, other: _Time) -> None:
+    self.all += other.all
+    self.absent += other.absent
+    self.useful += other.useful
+
+
+class _Count:
+  """Counts the time of a run, commit by commit."""
+
+  def __init__(self) -> None:
+    self.total, self.undisturbed = _Time(), _Time()
+    # Losses up to the last commit: what is lost later costs no counted time.
+    self.losses = 0
+    self._ledger = TimeLedger()
+    self._members: set[Replica] = set()
+    self._lost: set[Replica] = set()
+    self._has_begun = False
+    self._disturbed = 2
+    # Since the last commit; of useful time, all up to it.
+    self._since, self._new_losses = _Time(), 0
+    self._now = self._useful = 0.0
+
+  def update(self, record: journal.Record) -> None:
+    self._ledger.update(record)
+    kind = record["kind"]
+    if kind not in (*_HAPPENINGS, "commit"):
+      return
+    seconds = max(0.0, record["time"] - self._now)
+    self._now += seconds
+    self._since.all += seconds * len(self._members | self._lost)
+    self._since.absent += seconds * len(self._lost)
+    if kind == "commit":
+      self._commit()
+      return
+    self._disturbed = 2
+    if kind != "coordinator":
+      self._change(kind, record["replica"])
+
+  def _change(self, kind: str, replica: Replica) -> None:
+    self._members.discard(replica)
+    if kind == "lost":
+      self._lost.add(replica)
+      self._new_losses += 1
+    else:
+      self._lost.discard(replica)
+    if kind == "join":
+      self._members.add(replica)
+
+  def _commit(self) -> None:
+    useful = self._ledger.booked()["useful"]
+    since, self._since = self._since, _Time()
+    since.useful, self._useful = useful - self._useful, useful
+    if self._has_begun:
+      self.losses += self._new_losses
+      self.total.add(since)
+      if not self._disturbed and not since.absent:
+        self.undisturbed.add(since)
+    else:
+      # Who was lost before, and is back, is missing in no counted second.
+      self.losses, self._has_begun = len(self._lost), True
+    self._new_losses = 0
+    self._disturbed = max(0, self._disturbed - 1)
+
+
 def of(records: Iterable[journal.Record]) -> Losses | None:
   """What losses have cost a recorded run; for a resumed one, its last part counts.
 
@@ -48,8 +121,8 @@ def of(records: Iterable[journal.Record]) -> Losses | None:
 
   Example:
     >>> commit = lambda time, *who: {
-    ...   "kind": "commit", "time": time,
-    ...   "members": [{"replica": r, "count": 1} for r in who]}
+    ...   "kind": "commit", "time": time, "members": [
+    ...     {"replica": r, "count": 1, "compute": 0.9, "age": 0.0} for r in who]}
     >>> found = of([
     ...   *({"kind": "join", "replica": r, "time": 0.0} for r in (0, 1)),
     ...   *(commit(float(t), 0, 1) for t in range(1, 5)),
@@ -61,50 +134,17 @@ def of(records: Iterable[journal.Record]) -> Losses | None:
     >>> print(f"{found.kept:.3f} {found.bound:.3f} {found.each:.1f}")
     0.833 0.917 2.0
   """
-  there: set[Replica] = set()
-  absent: dict[Replica, float] = {}
-  most = losses = 0
-  first = last = 0.0
-  gone = gradients = 0.0
-  # The steps of a pace, and their seconds, by the replicas that were there.
-  paces: dict[int, tuple[float, float]] = {}
-  disturbed = 2
+  count = _Count()
   for record in records:
-    kind, now = record["kind"], record["time"]
-    if kind == "run":
-      there, absent, paces = set(), {}, {}
-      most = losses = 0
-      first = last = gone = gradients = 0.0
-    if kind in _HAPPENINGS:
-      disturbed = 2
-    match kind:
-      case "join":
-        there.add(record["replica"])
-        most = max(most, len(there))
-        if record["replica"] in absent:
-          gone += now - max(first, absent.pop(record["replica"]))
-      case "leave" | "lost":
-        there.discard(record["replica"])
-        if kind == "lost":
-          losses += 1
-          absent[record["replica"]] = now
-      case "commit":
-        count = sum(member["count"] for member in record["members"])
-        if first:
-          gradients += count
-          if not disturbed:
-            steps, seconds = paces.get(len(there), (0.0, 0.0))
-            paces[len(there)] = steps + count, seconds + now - last
-        first, last = first or now, now
-        disturbed = max(0, disturbed - 1)
-  steps, seconds = paces.get(most, (0.0, 0.0))
-  if not losses or not steps:
+    if record["kind"] == "run":
+      count = _Count()
+    count.update(record)
+  total, usual = count.total, count.undisturbed
+  if not count.losses or not usual.useful:
     return None
-  gone += sum(max(0.0, last - max(first, since)) for since in absent.values())
-  total = last - first
   return Losses(
-    losses,
-    most * total,
-    gradients / (steps / seconds * total),
-    1.0 - gone / (most * total),
+    count.losses,
+    total.all,
+    total.useful / (usual.useful / usual.all * total.all),
+    1.0 - total.absent / total.all,
   )

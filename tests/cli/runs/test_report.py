@@ -39,7 +39,7 @@ def test_what_losses_have_cost_is_reported(tmp_path, capsys):
     written.write("finish", step=7, reason="finished", time=8.0)
   assert main.main(["report", str(path)]) == 0
   assert capsys.readouterr().out.splitlines()[-1] == (
-    "kept 83.3% of the gradients of a run without losses (91.7% if only absence"
+    "kept 83.3% of the useful computing of a run without losses (91.7% if only absence"
     " counts); 1 loss of a replica, 2 replica-seconds each"
   )
 
@@ -48,3 +48,20 @@ def test_of_a_run_without_losses_no_cost_is_reported(tmp_path, capsys):
   path = run_journals.simulated(tmp_path / "run.jsonl")
   assert main.main(["report", str(path)]) == 0
   assert "kept" not in capsys.readouterr().out
+
+
+def test_no_cost_is_made_up_where_others_were_faster_without_the_lost_one(
+  tmp_path, capsys
+):
+  path = tmp_path / "run.jsonl"
+  with journal.Journal(path) as written:
+    run_journals.begin(written, range(2))
+    for step in range(4):
+      run_journals.commit(written, step, 0, 1, at=5.0 * (1 + step))
+    written.write("lost", replica=1, incarnation=0, step=4, time=20.0)
+    for step in range(4, 20):
+      run_journals.commit(written, step, 0, at=20.0 + 0.6 * (step - 3))
+  assert main.main(["report", str(path)]) == 0
+  told = capsys.readouterr().out.splitlines()[-1]
+  assert told.startswith("1 loss of a replica; the others computed more")
+  assert "kept 1" not in told and "replica-seconds each" not in told

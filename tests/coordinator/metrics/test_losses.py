@@ -1,0 +1,141 @@
+"""What losses have cost a run, from handwritten records."""
+
+import pytest
+
+from optax_dist.coordinator.metrics import losses
+
+
+def _commit(time, compute):
+  """A step with a gradient of each replica, which took it so many seconds."""
+  members = [
+    {"replica": r, "count": 1, "staleness": 0, "compute": c, "age": 0.0}
+    for r, c in compute.items()
+  ]
+  return {"kind": "commit", "time": time, "members": members}
+
+
+def _steps(times, *replicas):
+  return [_commit(t, dict.fromkeys(replicas, 1.0)) for t in times]
+
+
+def _change(kind, time, *replicas):
+  return [{"kind": kind, "time": time, "replica": r} for r in replicas]
+
+
+def test_what_is_lost_before_the_first_step_and_after_the_last_costs_nothing():
+  records = [
+    *_change("join", 0.0, 0, 1),
+    *_change("lost", 1.0, 0),
+    *_change("join", 4.0, 0),
+    *_steps([10.0, 11.0, 12.0, 13.0], 0, 1),
+  ]
+  after = [*_change("lost", 13.5, 1)]
+  assert losses.of(records + after) is None
+  once = [
+    *_change("lost", 14.0, 1),
+    *_change("join", 14.5, 1),
+    *_steps([15.0], 0),
+    *_steps([16.0], 0, 1),
+  ]
+  found = losses.of(records + _steps([14.0], 0, 1) + once)
+  assert found.losses == 1
+  assert found.seconds == pytest.approx(12.0)
+  assert found.each == pytest.approx(1.0)
+
+
+def test_a_loss_that_lasts_over_the_first_step_counts_from_there():
+  found = losses.of(
+    [
+      *_change("join", 0.0, 0, 1),
+      *_change("lost", 1.0, 1),
+      *_steps([10.0, 11.0], 0),
+      *_change("join", 11.0, 1),
+      *_steps([12.0, 13.0, 14.0, 15.0], 0, 1),
+    ]
+  )
+  assert found.losses == 1
+  assert found.seconds == pytest.approx(10.0)
+  assert found.bound == pytest.approx(0.9)
+  assert found.kept == pytest.approx(0.9)
+  assert found.each == pytest.approx(1.0)
+
+
+def test_replicas_that_join_later_or_leave_are_not_missing():
+  found = losses.of(
+    [
+      *_change("join", 0.0, 0, 1),
+      *_steps([1.0, 2.0, 3.0, 4.0], 0, 1),
+      *_change("join", 4.0, 2, 3),
+      *_steps([5.0, 6.0, 7.0, 8.0], 0, 1, 2, 3),
+      *_change("leave", 8.0, 3),
+      *_steps([9.0], 0, 1, 2),
+      *_change("lost", 9.0, 2),
+      *_steps([10.0], 0, 1),
+      *_change("join", 10.0, 2),
+      *_steps([11.0], 0, 1, 2),
+    ]
+  )
+  assert found.seconds == pytest.approx(3 * 2 + 4 * 4 + 3 * 3)
+  assert found.each == pytest.approx(1.0)
+  assert found.bound == pytest.approx(1 - 1 / 31)
+
+
+def test_two_that_are_lost_at_once_are_both_missing():
+  found = losses.of(
+    [
+      *_change("join", 0.0, 0, 1, 2),
+      *_steps([1.0, 2.0, 3.0, 4.0], 0, 1, 2),
+      *_change("lost", 4.0, 1, 2),
+      *_steps([5.0], 0),
+      *_change("join", 5.0, 1),
+      *_steps([6.0], 0, 1),
+    ]
+  )
+  # One of them never comes back.
+  assert (found.losses, found.seconds) == (2, pytest.approx(15.0))
+  assert found.bound == pytest.approx(12 / 15)
+  assert found.kept == pytest.approx(12 / 15)
+  assert found.each == pytest.approx(1.5)
+
+
+def test_a_part_of_a_round_counts_as_the_part_that_it_is():
+  """A replica of local steps that joins amid a round of 5 s."""
+  found = losses.of(
+    [
+      *_change("join", 0.0, 0, 1),
+      *(_commit(5.0 * i, {0: 5.0, 1: 5.0}) for i in range(1, 5)),
+      *_change("lost", 23.0, 1),
+      *_change("join", 23.0, 1),
+      _commit(25.0, {0: 5.0, 1: 2.0}),
+    ]
+  )
+  assert found.bound == 1.0
+  assert found.each == pytest.approx(3.0)
+
+
+def test_cores_that_a_loss_frees_for_the_others_hide_no_cost():
+  """Three on few cores take 3 s for a gradient, two of them 2 s."""
+  found = losses.of(
+    [
+      *_change("join", 0.0, 0, 1, 2),
+      *(_commit(3.0 * i, dict.fromkeys(range(3), 3.0)) for i in range(1, 6)),
+      *_change("lost", 15.0, 2),
+      *(_commit(15.0 + 2.0 * i, {0: 2.0, 1: 2.0}) for i in range(1, 6)),
+      *_change("join", 25.0, 2),
+      _commit(28.0, dict.fromkeys(range(3), 3.0)),
+    ]
+  )
+  assert found.kept == pytest.approx(found.bound)
+  assert found.each == pytest.approx(10.0)
+
+
+def test_who_waited_for_what_was_lost_computes_more_without_it():
+  found = losses.of(
+    [
+      *_change("join", 0.0, 0, 1, 2),
+      *(_commit(3.0 * i, {0: 1.0, 1: 1.0, 2: 3.0}) for i in range(1, 6)),
+      *_change("lost", 15.0, 2),
+      *_steps([16.0, 17.0, 18.0, 19.0], 0, 1),
+    ]
+  )
+  assert found.kept > 1
