@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _sentence(cost: losses.Losses) -> str:
   """What losses have cost, as a sentence."""
-  count = f"{cost.losses} {'loss' if cost.losses == 1 else 'losses'} of a replica"
+  count = (
+    f"{cost.losses} {'loss' if cost.losses == 1 else 'losses'} of a replica"
+  )
   if cost.kept > 1:
     return (
       f"{count}; the others computed more afterwards, as they had waited for what"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import table
@@ -21,6 +21,44 @@ _STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 # Seconds without a line after which the writer may be gone: one that waits says so
 # more often.
 _SILENT = 30.0
+# What each number is.
+_HELP: dict[table.Kind, dict[str, str]] = {
+  "gauge": {
+    "step": "Committed steps of the model.",
+    "stalled_seconds": "How long the present step has stalled; 0 if it goes on.",
+    "commit_age_seconds": "Time since the last commit, or since the start; 0 once"
+    " the run has ended.",
+    "journal_age_seconds": "Time since a line was written; 0 once the run has"
+    " ended.",
+    "members": "Replicas that take part.",
+    "goodput_ratio": "The share of all replica-seconds that was useful.",
+  },
+  "counter": {
+    "steps": "Steps committed in this run.",
+    "gradients_applied": "Gradients in committed steps.",
+    "gradients_dropped": "Gradients that did not count, by reason.",
+    "samples_skipped": "Samples that were given up because their gradients were"
+    " not finite.",
+    "moved_bytes": "Bytes of gradients, means and states, over all replicas.",
+    "stalls": "Steps that took longer than stall_warning.",
+    "rounds_abandoned": "Aggregation rounds that were abandoned.",
+    "membership_changes": "Replicas that joined, left, or were lost.",
+    "coordinator_restarts": "How often the coordinator has started again.",
+    "replica_seconds": "Where the time of all replicas went;"
+    " docs/observability.md.",
+  },
+  "histogram": {
+    "step_seconds": "From one commit to the next.",
+    "staleness": "Steps by which applied gradients were late.",
+  },
+}
+# What distinguishes the values of those that have several.
+_LABELS = {
+  "gradients_dropped": "reason",
+  "moved_bytes": "direction",
+  "membership_changes": "change",
+  "replica_seconds": "category",
+}
 # Number of commits over which rates are computed.
 _WINDOW = 50
 
@@ -85,7 +123,6 @@ class RunNumbers:
     replicas: replicas by index.
     step: committed steps of the model.
     restarts: how often the coordinator has started again.
-    abandoned: aggregation rounds that failed.
     committed: time of the last commit.
     finish: the record of its end, or None.
     stall: the last record that names the missing replicas, if there was no
@@ -118,13 +155,11 @@ class RunNumbers:
     self.run = run
     self.replicas: dict[Replica, ReplicaNumbers] = {}
     self.step = run["step"] if run else 0
-    self._starts = self.abandoned = 0
+    # Steps, stalls, skipped samples, abandoned rounds and starts of the coordinator.
+    self._counts: collections.Counter[str] = collections.Counter()
     self.committed = 0.0
     self.finish: journal.Record | None = None
     self.stall: journal.Record | None = None
-    self._steps = self._stalls = self._skipped = 0
-    # How long the current step has stalled.
-    self._stalled = 0.0
     self._step_seconds = table.Distribution(_STEP_SECONDS)
     self.staleness = table.Distribution(_STALENESS)
     self._changes = dict.fromkeys(("joined", "left", "lost"), 0)
@@ -134,7 +169,12 @@ class RunNumbers:
   @property
   def restarts(self) -> int:
     """How often the coordinator has started again."""
-    return max(0, self._starts - 1)
+    return max(0, self._counts["starts"] - 1)
+
+  @property
+  def abandoned(self) -> int:
+    """How many aggregation rounds failed."""
+    return self._counts["abandoned"]
 
   def update(self, records: Iterable[journal.Record], age: float = 0.0) -> None:
     """Processes further records.
@@ -158,7 +198,7 @@ class RunNumbers:
         found = self._gradient(record, record)
         found.dropped[record["reason"]] += record["count"]
       case "coordinator":
-        self._starts += 1
+        self._counts["starts"] += 1
       case "join":
         self._seen(record["replica"], record["time"]).state = "in"
         self._changes["joined"] += 1
@@ -179,26 +219,26 @@ class RunNumbers:
         elif found.state == "starting" and found.ended:
           found.state = "lost"
       case "abandon":
-        self.abandoned += 1
+        self._counts["abandoned"] += 1
       case "stall":
         # It is reported repeatedly; one stall is one step that took too long.
-        self._stalls += not self._stalled
-        self._stalled, self.stall = record["waited"], record
+        self._counts["stalls"] += not self.stalled
+        self.stall = record
       case "cannot_proceed":
         self.stall = record
       case "finish":
-        self._stalled, self.finish = 0.0, record
+        self.finish = record
 
   def _commit(self, record: journal.Record) -> None:
     now = record["time"]
-    if self._steps:
+    if self._counts["steps"]:
       self._step_seconds.add(max(0.0, now - self.committed))
     self.step = record["step"] + 1
-    self._steps += 1
-    self.committed, self._stalled, self.stall = now, 0.0, None
+    self._counts["steps"] += 1
+    self.committed, self.stall = now, None
     self._commits.append(now)
     skipped = record.get("skipped") or ()
-    self._skipped += sum(stop - start for start, stop in skipped)
+    self._counts["skipped"] += sum(stop - start for start, stop in skipped)
     for member in record["members"]:
       found = self._gradient(record, member)
       found.accepted += member["count"]
@@ -257,9 +297,10 @@ class RunNumbers:
   @property
   def stalled(self) -> float:
     """How long the present step has stalled; 0 if it goes on."""
-    if not self._stalled or self.stall is None:
-      return self._stalled
-    return self._stalled + max(0.0, self.now() - self.stall["time"])
+    if self.finish is not None or self.stall is None:
+      return 0.0
+    waited: float = self.stall.get("waited", 0.0)
+    return waited and waited + max(0.0, self.now() - self.stall["time"])
 
   def rate(self) -> float:
     """Steps per second, over the last commits."""
@@ -283,124 +324,42 @@ class RunNumbers:
         f"Nothing was written for {silence:.1f} s: the job is gone, or computes for"
         " that long."
       )
-    if self.stall is not None:
-      found = missing(self.stall)
-    else:
-      found = [
-        r.replica
-        for r in self.replicas.values()
-        if r.state != "left" and r.seen <= self.committed
-      ]
+    found = missing(self.stall) if self.stall is not None else []
     if not found:
-      return ""
+      # Whom it waits for is in the journal after `stall_warning`.
+      return f"No step for {quiet:.1f} s."
     names = ", ".join(map(str, found))
     return f"Waiting for replica {names}, for {quiet:.1f} s."
 
   def metrics(self) -> list[table.Number]:
     """The table of all numbers, now."""
-    row = table.Number
     replicas = self.replicas.values()
-    applied = sum(one.accepted for one in replicas)
     dropped: collections.Counter[str] = collections.Counter()
     for one in replicas:
       dropped.update(one.dropped)
     members = 0 if self.finish else sum(one.state == "in" for one in replicas)
+    values: dict[str, float | table.Distribution | Mapping[str, float]] = {
+      "step": self.step,
+      "steps": self._counts["steps"],
+      "step_seconds": self._step_seconds,
+      "staleness": self.staleness,
+      "gradients_applied": sum(one.accepted for one in replicas),
+      "gradients_dropped": dropped,
+      "samples_skipped": self._counts["skipped"],
+      "moved_bytes": self._moved,
+      "stalls": self._counts["stalls"],
+      "stalled_seconds": self.stalled,
+      "commit_age_seconds": self.commit_age,
+      "journal_age_seconds": self.silence,
+      "rounds_abandoned": self.abandoned,
+      "members": members,
+      "membership_changes": self._changes,
+      "coordinator_restarts": self.restarts,
+      "replica_seconds": self.times.booked(),
+      "goodput_ratio": self.times.goodput().goodput,
+    }
     return [
-      row("step", "gauge", "Committed steps of the model.", self.step),
-      row("steps", "counter", "Steps committed in this run.", self._steps),
-      row(
-        "step_seconds",
-        "histogram",
-        "From one commit to the next.",
-        self._step_seconds,
-      ),
-      row(
-        "staleness",
-        "histogram",
-        "Steps by which applied gradients were late.",
-        self.staleness,
-      ),
-      row(
-        "gradients_applied",
-        "counter",
-        "Gradients in committed steps.",
-        applied,
-      ),
-      row(
-        "gradients_dropped",
-        "counter",
-        "Gradients that did not count, by reason.",
-        dropped,
-        "reason",
-      ),
-      row(
-        "samples_skipped",
-        "counter",
-        "Samples that were given up because their gradients were not finite.",
-        self._skipped,
-      ),
-      row(
-        "moved_bytes",
-        "counter",
-        "Bytes of gradients, means and states, over all replicas.",
-        self._moved,
-        "direction",
-      ),
-      row(
-        "stalls",
-        "counter",
-        "Steps that took longer than stall_warning.",
-        self._stalls,
-      ),
-      row(
-        "stalled_seconds",
-        "gauge",
-        "How long the present step has stalled; 0 if it goes on.",
-        self.stalled,
-      ),
-      row(
-        "commit_age_seconds",
-        "gauge",
-        "Time since the last commit, or since the start; 0 once the run has ended.",
-        self.commit_age,
-      ),
-      row(
-        "journal_age_seconds",
-        "gauge",
-        "Time since a line was written; 0 once the run has ended.",
-        self.silence,
-      ),
-      row(
-        "rounds_abandoned",
-        "counter",
-        "Aggregation rounds that were abandoned.",
-        self.abandoned,
-      ),
-      row("members", "gauge", "Replicas that take part.", members),
-      row(
-        "membership_changes",
-        "counter",
-        "Replicas that joined, left, or were lost.",
-        self._changes,
-        "change",
-      ),
-      row(
-        "coordinator_restarts",
-        "counter",
-        "How often the coordinator has started again.",
-        self.restarts,
-      ),
-      row(
-        "replica_seconds",
-        "counter",
-        "Where the time of all replicas went; docs/observability.md.",
-        self.times.booked(),
-        "category",
-      ),
-      row(
-        "goodput_ratio",
-        "gauge",
-        "The share of all replica-seconds that was useful.",
-        self.times.goodput().goodput,
-      ),
+      table.Number(name, kind, text, values[name], _LABELS.get(name, ""))
+      for kind, texts in _HELP.items()
+      for name, text in texts.items()
     ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Distribution:
@@ -54,7 +56,7 @@ class Number(NamedTuple):
   """
 
   name: str
-  kind: Literal["counter", "gauge", "histogram"]
+  kind: Kind
   help: str
   value: float | Distribution | Mapping[str, float]
   label: str = ""
