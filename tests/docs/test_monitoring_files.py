@@ -5,10 +5,13 @@ import pathlib
 import re
 import shutil
 import subprocess
+import time
 
+import promql
 import pytest
 import yaml
 
+from optax_dist.coordinator.metrics import prometheus
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "monitoring"
@@ -78,13 +81,111 @@ def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not():
   _check(series)
 
 
+def _inverted(rule):
+  """The rules that say the opposite, or part of it."""
+  turned = {"<": ">", ">": "<", "absent(": "("}
+  for match in re.finditer(r"[<>]|absent\(", rule["expr"]):
+    text = rule["expr"]
+    text = text[: match.start()] + turned[match[0]] + text[match.end() :]
+    yield rule | {"expr": text}
+  if "for" in rule:
+    yield rule | {"for": "6h"}
+
+
+def _wrong(rules):
+  """The checks of `_FIRE` that fail with these rules, evaluated in Python."""
+  tests = yaml.safe_load(_FIRE.read_text("utf-8"))
+  every = promql.seconds(tests["evaluation_interval"])
+  found = []
+  for case in tests["tests"]:
+    series = {
+      s["series"]: promql.samples(s["values"], promql.seconds(case["interval"]))
+      for s in case["input_series"]
+    }
+    for check in case["alert_rule_test"]:
+      rule = rules[check["alertname"]]
+      at = promql.seconds(check["eval_time"])
+      fires = [
+        dict(labels) | rule["labels"]
+        for labels in promql.firing(rule, series, at, every)
+      ]
+      if fires != [alert["exp_labels"] for alert in check["exp_alerts"]]:
+        found.append((case["name"], check["alertname"], check["eval_time"]))
+  return found
+
+
+def _rules():
+  rules = yaml.safe_load((_FOLDER / "alerts.yaml").read_text("utf-8"))
+  return {rule["alert"]: rule for g in rules["groups"] for rule in g["rules"]}
+
+
+def test_alerts_fire_when_they_should_and_not_otherwise():
+  assert _wrong(_rules()) == []
+
+
+@pytest.mark.parametrize("name", _rules())
+def test_an_alert_that_is_turned_around_is_noticed(name):
+  rules = _rules()
+  turned = list(_inverted(rules[name]))
+  assert turned
+  for rule in turned:
+    assert name in {wrong[1] for wrong in _wrong(rules | {name: rule})}, rule
+
+
+@pytest.mark.parametrize(
+  ("end", "fires"),
+  [
+    # Killed with SIGKILL after five minutes, with all that write its journal.
+    ("dead", {"OptaxDistSilent", "OptaxDistNoCommit"}),
+    ("finished", set()),
+    ("going on", set()),
+  ],
+)
+def test_alerts_fire_for_the_numbers_of_a_dead_job(monkeypatch, end, fires):
+  numbers, series = RunNumbers(), {}
+  now = 0.0
+  monkeypatch.setattr(time, "monotonic", lambda: now)
+  numbers.update([{"kind": "run", "time": 0.0, "step": 0}])
+  replicas = range(4)
+  numbers.update({"kind": "join", "time": 0.0, "replica": r} for r in replicas)
+  member = {"count": 1, "staleness": 0, "compute": 29.0, "age": 0.5}
+  for step in range(24):
+    now = 30.0 * step
+    if step <= 10 or end == "going on":
+      members = [member | {"replica": r} for r in replicas]
+      commit = {"kind": "commit", "step": step, "time": now}
+      numbers.update([commit | {"members": members}])
+    elif step == 11 and end == "finished":
+      numbers.update([{"kind": "finish", "time": now, "reason": "finished"}])
+    for line in prometheus.text(numbers.metrics()).splitlines():
+      if not line.startswith("#"):
+        name, _, value = line.rpartition(" ")
+        series.setdefault(name, []).append((now, float(value)))
+  found = {
+    name
+    for name, rule in _rules().items()
+    if promql.firing(rule, series, 690.0, 30.0)
+  }
+  assert found == fires
+
+
 @pytest.mark.skipif(
   shutil.which("promtool") is None,
   reason="needs promtool, of Debian's package prometheus",
 )
-def test_alerts_fire_when_they_should(tmp_path):
-  for path in (_FOLDER / "alerts.yaml", _FIRE):
-    shutil.copy(path, tmp_path)
-  command = ["promtool", "test", "rules", _FIRE.name]
-  ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-  assert ran.returncode == 0, ran.stdout + ran.stderr
+def test_promtool_finds_the_same(tmp_path):
+  shutil.copy(_FIRE, tmp_path)
+  rules = _rules()
+  cases = [
+    rules | {name: turned}
+    for name, rule in rules.items()
+    for turned in _inverted(rule)
+  ]
+  for case in (rules, *cases):
+    group = {"name": "optax-dist", "rules": list(case.values())}
+    text = yaml.safe_dump({"groups": [group]})
+    (tmp_path / "alerts.yaml").write_text(text)
+    command = ["promtool", "test", "rules", _FIRE.name]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    output = ran.stdout + ran.stderr
+    assert (ran.returncode == 0) is (_wrong(case) == []), output
