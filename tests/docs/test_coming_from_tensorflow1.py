@@ -107,12 +107,8 @@ _PROGRAMS = {
     "chief_init_op": _SYNC,
     "ready_for_local": _GRAPH,
     "sync_rep_local_step": _GRAPH,
-    "a ConditionalAccumulator": (
-      "tensorflow1/test_accumulator.py::test_recording_under_jit"
-    ),
-    "a SparseConditionalAccumulator": (
-      "tensorflow1/test_sparse_accumulator.py::test_recording_under_jit"
-    ),
+    "a ConditionalAccumulator": _SYNC,
+    "a SparseConditionalAccumulator": _SYNC,
     "the queue": _GRAPH,
   },
   "ElasticAverageOptimizer": {

@@ -99,23 +99,19 @@ def same(actual, recorded, dtype):
 
 
 class AccumulatorReplay:
-  """Runs a recording of accumulators and a queue through the model of TensorFlow.
+  """Runs a recording of accumulators and a queue through the model of TensorFlow."""
 
-  `on_apply(var, event, accepted)`, `on_take(var, done)` and
-  `on_step(var, step)` are told what the rules decide; `on_take` returns what to
-  compare with the recorded mean.
-  """
-
-  def __init__(self, recording, on_apply=None, on_take=None, on_step=None):
+  def __init__(self, recording):
     config = recording["config"]
     self.recording = recording
     self.dtype = config["dtype"]
-    self.on_apply, self.on_take, self.on_step = on_apply, on_take, on_step
+    self.reduction = config.get("reduction_type", "MEAN")
     shapes = config.get("shapes", [config.get("shape")])
     step = config.get("initial_step", config.get("initial_accumulator_step", 0))
     self.accumulators = [
       events.Accumulator(shape=shape, step=step) for shape in shapes
     ]
+    self.sums = [events.DenseSum(step) for _ in shapes]
     self.queue = events.TokenQueue(name="tq")
     self.several = "num_vars" in config
 
@@ -154,10 +150,13 @@ class AccumulatorReplay:
     if op == "apply":
       applied, *out = out
       error = applied.error
-      if self.on_apply and error is None:
-        self.on_apply(var, event, applied.accepted)
-    if op == "set_global_step" and self.on_step:
-      self.on_step(var, event["value"])
+      if error is None:
+        before = self.sums[var].count
+        value = array(event["value"], self.dtype)
+        self.sums[var].apply(value, event["local_step"])
+        assert self.sums[var].count == before + applied.accepted
+    if op == "set_global_step":
+      self.sums[var].step = event["value"]
     if op == "take_with_timeout":
       out, error = (), out[0].error
     return [(var, done) for done in out], error
@@ -186,8 +185,11 @@ class AccumulatorReplay:
       assert done.error == expected.get("error")
       if done.kind == "dequeue":
         assert done.value == expected.get("value")
-      elif done.error is None and self.on_take:
-        same(self.on_take(var, done), expected["value"], self.dtype)
+      elif done.error is None:
+        assert self.sums[var].count == len(done.value)
+        mean = self.sums[var].take(self.reduction)
+        assert self.sums[var].step == done.step + 1
+        same(mean, expected["value"], self.dtype)
 
   def compare_state(self, expect):
     counts = [books.count for books in self.accumulators]
@@ -210,17 +212,14 @@ def sparse_shape(values, event, config):
 
 
 class SparseReplay:
-  """Runs a recording of a sparse accumulator through the model of TensorFlow.
+  """Runs a recording of a sparse accumulator through the model of TensorFlow."""
 
-  `on_apply(event, shape, accepted)` and `on_take(done)` as in `AccumulatorReplay`.
-  """
-
-  def __init__(self, recording, on_apply=None, on_take=None):
+  def __init__(self, recording):
     self.recording = recording
     self.config = recording["config"]
     shape = self.config["shape"]
     self.books = events.SparseAccumulator(shape=() if shape == "()" else shape)
-    self.on_apply, self.on_take = on_apply, on_take
+    self.sum = events.SparseSum()
 
   def run(self):
     """Replays every event, comparing all that is recorded."""
@@ -239,15 +238,18 @@ class SparseReplay:
     )
     assert out[0].error == event.get("error"), event
     malformed = np.ndim(event["indices"]) != 1
-    if self.on_apply and out[0].error is None and not malformed:
-      self.on_apply(event, shape, out[0].accepted)
+    if out[0].error is None and not malformed:
+      before = self.sum.count
+      values = array(event["values"], self.config["dtype"]).reshape(shape)
+      self.sum.apply(event["indices"], values, event["local_step"])
+      assert self.sum.count == before + out[0].accepted
 
   def take(self, event):
     self.books, (done,) = self.books.take("t", event["num_required"])
     assert done.error is None
     assert list(done.shape) == event["result"]["shape"]
-    if self.on_take:
-      indices, values = self.on_take(done)
-      assert indices.tolist() == event["result"]["indices"]
-      values_recorded = np.reshape(event["result"]["values"], values.shape)
-      same(values, values_recorded, self.config["dtype"])
+    indices, values = self.sum.take(self.config.get("reduction_type", "MEAN"))
+    assert self.sum.step == self.books.step
+    assert indices.tolist() == event["result"]["indices"]
+    values_recorded = np.reshape(event["result"]["values"], values.shape)
+    same(values, values_recorded, self.config["dtype"])

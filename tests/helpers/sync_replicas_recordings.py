@@ -7,23 +7,12 @@ is recorded. Ops that are not known are errors.
 
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import scenario_recordings as recorded
 
-from optax_dist.sparse.indexed_slices import IndexedSlices
-from optax_dist.tensorflow1 import accumulator, sparse_accumulator
 from tests.tensorflow1 import events as tf
 
-_SLOTS = 4
-_CAPACITY = 16
 _NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
-
-_apply = jax.jit(accumulator.apply)
-_take = jax.jit(accumulator.take)
-_apply_sparse = jax.jit(sparse_accumulator.apply)
-_take_sparse = jax.jit(sparse_accumulator.take)
 
 
 def is_construction(recording):
@@ -205,27 +194,21 @@ class Runner:
 
 
 class Dense:
-  """A variable, and the jitted accumulator of its gradients."""
+  """A variable, and the sum of its gradients."""
 
   def __init__(self, value, dtype, config):
     self.start = recorded.array(value, dtype)
     self.value = self.start
-    self.state = accumulator.init(jnp.asarray(self.value), config["gs_init"])
+    self.sum = tf.DenseSum(config["gs_init"])
     self.inner, self.lr = config["inner"], self.value.dtype.type(config["lr"])
     self.slots = [np.zeros_like(self.value), np.zeros_like(self.value)]
     self.updates = 0
 
   def push(self, gradient, local_step):
-    gradient = jnp.asarray(recorded.array(gradient, self.value.dtype))
-    self.state = _apply(self.state, gradient, local_step)
+    self.sum.apply(recorded.array(gradient, self.value.dtype), local_step)
 
-  def set_global_step(self, step):
-    self.state = accumulator.set_global_step(self.state, step)
-
-  def update(self, required):
-    self.state, mean, taken = _take(self.state, required)
-    assert taken
-    mean, one = np.asarray(mean), self.value.dtype.type
+  def update(self):
+    mean, one = self.sum.take(), self.value.dtype.type
     self.updates += 1
     if self.inner.startswith("GradientDescent"):
       self.value = self.value - self.lr * mean
@@ -251,37 +234,23 @@ class Dense:
 
 
 class Sparse:
-  """A table, and the jitted accumulator of the rows of its gradients."""
+  """A table, and the sum of the rows of its gradients."""
 
   def __init__(self, value, dtype, config):
     self.start = recorded.array(value, dtype)
     self.value = self.start
-    self.state = sparse_accumulator.init(
-      _CAPACITY,
-      self.value.shape[1:],
-      dtype,
-      num_rows=sparse_accumulator.UNKNOWN_ROWS,
-      global_step=config["gs_init"],
-    )
+    self.sum = tf.SparseSum(config["gs_init"])
     self.lr = self.value.dtype.type(config["lr"])
 
   def push(self, gradient, local_step):
     indices, values = gradient
-    padded = np.full(_SLOTS, sparse_accumulator.UNKNOWN_ROWS, np.int32)
-    padded[: len(indices)] = indices
-    rows = np.zeros((_SLOTS, *self.value.shape[1:]), self.value.dtype)
-    rows[: len(indices)] = recorded.array(values, self.value.dtype)
-    slices = IndexedSlices(rows, padded, self.state.rows.dense_shape)
-    self.state = _apply_sparse(self.state, slices, local_step)
+    self.sum.apply(
+      indices, recorded.array(values, self.value.dtype), local_step
+    )
 
-  def update(self, required):
-    self.state, mean, taken = _take_sparse(self.state, required)
-    assert taken
-    used = np.asarray(mean.indices) < sparse_accumulator.UNKNOWN_ROWS
+  def update(self):
     self.value = self.value.copy()
-    for row, value in zip(
-      np.asarray(mean.indices)[used], np.asarray(mean.values)[used], strict=True
-    ):
+    for row, value in zip(*self.sum.take(), strict=True):
       self.value[row] -= self.lr * value
 
   def broken(self, gradient):
@@ -299,11 +268,10 @@ def variables_of(config):
 
 
 class StrictSystem:
-  """TensorFlow's rules event by event, with jitted sums."""
+  """TensorFlow's rules event by event, with its sums."""
 
   def __init__(self, config):
     self.config, self.dtype = config, config.get("dtype", "float32")
-    self.required = config["R"]
     self.variables = variables_of(config)
     self.system = tf.sync_replicas(
       config["R"],
@@ -358,7 +326,7 @@ class StrictSystem:
   def rewind(self, step):
     errors = self.follow(self.system.chief_init(step))
     for variable in self.variables:
-      variable.set_global_step(step)
+      variable.sum.step = step
     return errors
 
   def follow(self, moved):
@@ -381,14 +349,14 @@ class StrictSystem:
 
   def applied(self, worker, at, accepted, variable):
     target = self.variables[variable]
-    before = int(target.state.count)
+    before = target.sum.count
     target.push(self.gradients[worker][variable], at)
-    assert int(target.state.count) == before + accepted
+    assert target.sum.count == before + accepted
 
   def taken(self, variable, members):
     target = self.variables[variable]
-    assert int(target.state.count) == len(members)
-    target.update(self.required)
+    assert target.sum.count == len(members)
+    target.update()
 
   def advanced(self):
     half = np.float32(0.5)

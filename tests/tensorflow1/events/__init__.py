@@ -13,6 +13,7 @@ from tests.tensorflow1.events.outcomes import (
   StepFailed,
   Taken,
 )
+from tests.tensorflow1.events.sums import DenseSum, SparseSum
 from tests.tensorflow1.events.system import (
   Observation,
   SyncReplicas,
@@ -26,10 +27,12 @@ __all__ = [
   "Advanced",
   "Applied",
   "Completed",
+  "DenseSum",
   "GotToken",
   "Observation",
   "Outcome",
   "SparseAccumulator",
+  "SparseSum",
   "StepFailed",
   "SyncReplicas",
   "Taken",

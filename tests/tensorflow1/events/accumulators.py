@@ -1,7 +1,6 @@
 """TensorFlow's conditional accumulators, event for event.
 
-Bookkeeping only: counts, steps, and tags. The sums themselves are in
-`optax_dist.tensorflow1.accumulator`. Source:
+Bookkeeping only: counts, steps, and tags. The sums are in `sums.py`. Source:
 tensorflow/core/kernels/conditional_accumulator_base.cc and
 sparse_conditional_accumulator.h, and recordings of TensorFlow 2.21.
 """
