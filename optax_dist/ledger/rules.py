@@ -107,10 +107,11 @@ def _accept(draft: State, event: ev.Accept) -> None:
   if not fits(draft, holder, spans):
     raise ValueError(f"{spans} are not leased to {holder!r}.")
   held = _held(draft, holder)
-  if holder not in draft.finite_holders or draft.streaks or draft.strikes:
-    not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
   if event.zeros:
     not_finite.strike(draft, holder, event.zeros)
+  # Last: who has some finite ones among them is to be trusted.
+  if holder not in draft.finite_holders or draft.streaks or draft.strikes:
+    not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
   rest = () if held.out == spans else _minus(held.out, spans)
   inside = sp.join(held.inside, spans) if held.inside else spans
   copied = held.copied

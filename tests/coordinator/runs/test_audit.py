@@ -15,11 +15,14 @@ POINTS = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
 GRADIENT = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
 
 
-def run(replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16):
+def run(
+  replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16, bad_at_first=None
+):
   """What each replica ends with; one of them flips a bit from step 2 on.
 
   The others are slow until its training has ended, so that it finds the run
-  when it tries to join again.
+  when it tries to join again. Before they begin, one may have had three gradients
+  that were not finite; later ones are.
   """
   data = coordinator.Batches(
     96,
@@ -31,12 +34,23 @@ def run(replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16):
     audit=audit,
   )
   ends, refused = {}, threading.Event()
+  was_bad = threading.Event()
+  if bad_at_first is None:
+    was_bad.set()
 
   def train(replica):
     is_wrong = replica.replica == wrong
+    computed = 0
     try:
       for slot in replica.micro_batches():
         grads = GRADIENT(replica.params, POINTS[slot.indices])
+        computed += 1
+        if replica.replica != bad_at_first:
+          was_bad.wait(60.0)
+        elif slot.step < 2:
+          grads *= np.nan
+          if computed == 3:
+            was_bad.set()
         if is_wrong and slot.step >= 2:
           bits = np.array(grads)
           bits.view(np.uint32)[0] ^= 1 << 12
@@ -94,6 +108,16 @@ def test_of_two_replicas_that_differ_none_is_evicted(tmp_path):
   (evidence,) = [line for line in lines if line["kind"] == "audit"]
   assert evidence["evicted"] == []
   assert sorted(evidence["digests"]) == ["0", "1"]
+
+
+def test_one_that_was_not_trusted_decides_if_no_other_is_left(tmp_path):
+  ends, error, lines = run(3, 1, tmp_path / "journal.jsonl", bad_at_first=2)
+  assert "The job refuses replica 1: its gradient" in str(error)
+  (evidence,) = [line for line in lines if line["kind"] == "audit"]
+  assert evidence["evicted"] == [1]
+  digests = evidence["digests"]
+  assert digests["0"] == digests["2"] != digests["1"]
+  assert sorted(ends) == [0, 2]
 
 
 def test_right_replicas_stay(tmp_path):

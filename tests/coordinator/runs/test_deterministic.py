@@ -240,6 +240,32 @@ def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run(tmp_path):
   assert digest != undisturbed(8, "float32")[STEPS]
 
 
+def test_zeros_are_those_of_a_replica_that_has_finite_gradients_too(tmp_path):
+  """Many at once don't make it one that only ever has these."""
+  path, dropped = tmp_path / "journal.jsonl", threading.Event()
+
+  def run(replica):
+    for slot in replica.micro_batches():
+      if replica.replica:
+        dropped.wait(60.0)
+      grads = gradient_of(replica, slot)
+      if replica.replica or slot.number % 2:
+        grads["w"][7] = np.nan
+      if replica.step(grads).reason == "non_finite":
+        dropped.set()
+
+  data = batches(16)
+  coordinator.run_embedded(
+    run, 2, OPT, PARAMS, data=data, journal=path, max_skipped=data.total
+  )
+  records = journal.read(path).records
+  commits = [record for record in records if record["kind"] == "commit"]
+  size = data.micro_batch
+  odd = range(size, data.total, 2 * size)
+  skipped = [span for commit in commits for span in commit["skipped"]]
+  assert skipped == [[p, p + size] for p in odd]
+
+
 def test_a_key_follows_from_seed_step_and_number():
   seen = []
 

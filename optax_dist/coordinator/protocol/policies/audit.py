@@ -102,12 +102,17 @@ class Audit:
     return ""
 
   def assign(
-    self, idle: Iterable[Incarnation], leases: Sequence[Spans]
+    self,
+    idle: Iterable[Incarnation],
+    blocked: set[Incarnation],
+    leases: Sequence[Spans],
   ) -> Iterator[tuple[Incarnation, Spans]]:
     """Has idle members compute slots again; yields each with its slot.
 
     Args:
       idle: members without a lease.
+      blocked: members whose gradients are not finite. They are asked only to
+        decide between digests that differ.
       leases: those of all others.
     """
     at_work = collections.Counter(
@@ -116,6 +121,8 @@ class Audit:
     for incarnation in idle:
       for position, votes in self._votes.items():
         lacks = 0 if self._is_settled(votes) else self._lacks(votes)
+        if incarnation in blocked and not self._differ(votes):
+          continue
         if incarnation not in votes and at_work[position] < lacks:
           at_work[position] += 1
           yield incarnation, self._slot(position)
@@ -129,7 +136,7 @@ class Audit:
     """Whether no slot of the step has to be computed again.
 
     Args:
-      members: those that can compute one.
+      members: those whose gradients are finite, which can compute one.
     """
     return all(
       self._is_settled(votes)
@@ -141,7 +148,7 @@ class Audit:
     """A slot of which somebody has sent a wrong digest; None if there is none.
 
     Args:
-      members: those that can compute one.
+      members: all there are; each is asked before nobody can decide.
     """
     for position, every in self._votes.items():
       votes = _finite(every)
@@ -165,10 +172,10 @@ class Audit:
 
   def _lacks(self, votes: dict[Incarnation, bytes]) -> int:
     """How many more digests a slot needs."""
-    votes = _finite(votes)
-    if len(set(votes.values())) > 1:
-      return 1
-    return 2 - len(votes)
+    return 1 if self._differ(votes) else 2 - len(_finite(votes))
+
+  def _differ(self, votes: dict[Incarnation, bytes]) -> bool:
+    return len(set(_finite(votes).values())) > 1
 
   def _is_settled(self, votes: dict[Incarnation, bytes]) -> bool:
     votes = _finite(votes)

@@ -99,7 +99,9 @@ class LeaseManager(Policy):
       self._give(theft.thief, theft.slots)
     if self._audit is not None:
       leases = [*map(self._sharing.lease, self._sharing.members)]
-      for incarnation, slot in self._audit.assign(self._idle, leases):
+      blocked = {*filter(self.is_blocked, self._without_lease)}
+      idle = sorted(self._without_lease, key=blocked.__contains__)
+      for incarnation, slot in self._audit.assign(idle, blocked, leases):
         self._give(incarnation, slot)
     asks = [self._ask_of(incarnation) for incarnation in self._pending]
     self._pending.clear()
@@ -162,23 +164,23 @@ class LeaseManager(Policy):
   @property
   def _able(self) -> set[Incarnation]:
     """Members that get samples."""
-    blocked = ledger.is_blocked
-    live = self.state.replicas
-    return {
-      i for i in live if isinstance(i, int) and not blocked(self.state, i)
-    }
+    return {i for i in self._members if not self.is_blocked(i)}
 
   @property
-  def _idle(self) -> list[Incarnation]:
+  def _members(self) -> set[Incarnation]:
+    return {i for i in self.state.replicas if isinstance(i, int)}
+
+  @property
+  def _without_lease(self) -> list[Incarnation]:
     """Members that have nothing to compute in this step."""
     waiting = self.state.waiting if self._deterministic else ()
     found = [holder for holder, _ in waiting if isinstance(holder, int)]
-    return [
-      incarnation
-      for incarnation in found
-      if not self.lease(incarnation)
-      and not ledger.is_blocked(self.state, incarnation)
-    ]
+    return [i for i in found if not self.lease(i)]
+
+  @property
+  def _idle(self) -> list[Incarnation]:
+    """Of these, those that get samples."""
+    return [i for i in self._without_lease if not self.is_blocked(i)]
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member is to compute on."""
@@ -260,7 +262,7 @@ class LeaseManager(Policy):
 
   def verdict(self) -> Verdict | None:
     audit = self._audit
-    return None if audit is None else audit.verdict(self._able)
+    return None if audit is None else audit.verdict(self._members)
 
   def is_finite(
     self, incarnation: Incarnation, message: SubmitGradient
@@ -317,11 +319,12 @@ class LeaseManager(Policy):
       zeros = sp.size(bad) // self.state.unit if message.finite else 1
       self._count(incarnation, zeros)
     rest = sp.minus(sp.union(spans), bad)
-    if rest:
-      finite = True if returned or bad else None
-      self._step(ledger.Drop(incarnation, rest, finite))
     if bad:
       self._step(ledger.Drop(incarnation, bad, finite=False))
+    if rest:
+      # Last: who has some finite ones among them is to be trusted.
+      finite = True if returned or bad else None
+      self._step(ledger.Drop(incarnation, rest, finite))
     if asked is not None:
       self.ask(incarnation, asked)
     self._pending.pop(incarnation, None)

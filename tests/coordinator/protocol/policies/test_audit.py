@@ -38,20 +38,23 @@ def test_a_gradient_has_a_digest_of_each_slot_that_is_audited():
 
 def test_a_slot_is_computed_twice_and_by_another_member():
   made = audited({0: {0: RIGHT}})
-  assert list(made.assign([0, 1, 2], [SECOND])) == [(0, SECOND), (1, FIRST)]
+  assert list(made.assign([0, 1, 2], set(), [SECOND])) == [
+    (0, SECOND),
+    (1, FIRST),
+  ]
   assert not made.is_settled({*range(3)})
   assert made.wants(FIRST, 1)
   assert not made.wants(FIRST, 0)
   both = audited({p: {0: RIGHT, 1: RIGHT} for p in (0, 2)})
   assert both.is_settled({*range(3)})
-  assert not list(both.assign([2], []))
+  assert not list(both.assign([2], set(), []))
 
 
 def test_one_more_member_computes_a_slot_on_which_two_differ():
   made = audited({0: {0: RIGHT, 1: WRONG}, 2: {0: RIGHT, 1: RIGHT}})
   assert not made.is_settled({*range(3)})
-  assert list(made.assign([2, 3], [])) == [(2, FIRST)]
-  assert not list(made.assign([2, 3], [FIRST]))
+  assert list(made.assign([2, 3], set(), [])) == [(2, FIRST)]
+  assert not list(made.assign([2, 3], set(), [FIRST]))
 
 
 def test_two_that_agree_decide_who_is_wrong():
