@@ -137,6 +137,8 @@ class Checker:
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
+    # Those of gradients that were not finite while no good replica was there.
+    self.unopposed: set[int] = set()
     # Who has computed each slot; and the epoch in which each member had a gradient
     # in a commit last.
     self.computed: dict[int, set[str]] = collections.defaultdict(set)
@@ -419,6 +421,8 @@ class Checker:
   def fruitless(self, process: Any, submitted: ins.Submitted) -> None:
     """A gradient is not finite: it excuses nobody but who needs it (A21)."""
     self.suspects.add(process.name)
+    if not self.good():
+      self.unopposed |= {p for a, b in submitted.data for p in range(a, b)}
     needed = self.setting.least > self.setting.replicas - len(self.bad)
     if needed or process.index not in self.bad:
       self.not_finite += submitted.total
@@ -657,8 +661,8 @@ class Checker:
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
       return
-    if "did not reconnect" in reason and not self.was_away(
-      coordinator, process
+    if "did not reconnect" in reason and not (
+      self.was_away(coordinator, process) or self.calls(coordinator, process)
     ):
       self.fail("A20", f"{process.name} is removed as the coordinator restarts")
     # Two members that can't reach each other, and the coordinator reaches both.
@@ -689,6 +693,13 @@ class Checker:
       end > self.epoch_at and begin < self.world.now and ends >= {*who}
       for who, begin, end in self.world.absences
     )
+
+  def calls(self, chief: Any, process: Any) -> bool:
+    """Whether its call, or what makes it call, has been on its way all the time."""
+    connection = process.connections.get(chief.name)
+    on_its_way = chief.connections.get(process.name) is not connection
+    waited = self.world.now - self.epoch_at >= SILENCE_TIMEOUT / FASTEST
+    return connection is not None and on_its_way and waited
 
   def all_have_the_state(self, what: str, step: int, since: float) -> None:
     """Who stays has the state of a step, or was waited for.
@@ -861,10 +872,15 @@ class Checker:
     """At most how many samples were given up that no commit came to name."""
     named = self.samples | self.skipped
     return sum(
-      by.total() >= _STRIKES and not (by.keys() <= self.bad and self.good())
+      self.may_be_given_up(p, by)
       for p, by in self.strikes().items()
       if p not in named
     )
+
+  def may_be_given_up(self, p: int, by: collections.Counter[int]) -> bool:
+    """Whether a sample may be given up for gradients of these replicas."""
+    is_bad = by.keys() <= self.bad and self.good() and p not in self.unopposed
+    return by.total() >= _STRIKES and not is_bad
 
   def good(self) -> list[str]:
     """Members whose gradients are finite."""
@@ -876,7 +892,7 @@ class Checker:
     strikes = self.strikes() if commit.skipped else {}
     for p in [p for a, b in commit.skipped for p in range(a, b)]:
       by = strikes.get(p, collections.Counter())
-      if by.total() < _STRIKES or (self.good() and by.keys() <= self.bad):
+      if not self.may_be_given_up(p, by):
         self.fail("A22", f"sample {p} is given up for gradients of {dict(by)}")
 
   def end_of_data(self, end: Ended) -> None:

@@ -4,6 +4,8 @@ import threading
 import time
 
 import embedded_runs as runs
+import jax
+import numpy as np
 import pytest
 
 from optax_dist import ledger
@@ -121,3 +123,42 @@ def test_the_others_go_on_while_a_newcomer_computes_its_first_gradient(kind):
   both = results[0].prints.keys() & results[3].prints.keys()
   assert both
   assert all(results[0].prints[s] == results[3].prints[s] for s in both)
+
+
+def test_a_newcomer_tries_samples_on_which_another_one_has_no_finite_gradient():
+  """Else the other one would use them all up, and no step would be taken."""
+  data = ledger.Batches(num_samples=12, global_batch=2, seed=3)
+  options = {"k": 2, "n": 2, "quorum": {"lower_on_loss": True}, "data": data}
+  world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
+  back, has_samples = threading.Event(), threading.Event()
+
+  def bad_at_first(replica, result):
+    for _ in replica.batches():
+      assert back.wait(60.0)
+      grads, _ = runs.compute(replica, 0)
+      if not has_samples.is_set():
+        grads = jax.tree.map(lambda g: g * np.nan, grads)
+      result.outcomes.append(replica.step(grads))
+    return replica.report_data()
+
+  def die(replica, result):
+    raise runs.Killed
+
+  def come_back(replica, result):
+    back.set()
+    for _ in replica.batches():
+      has_samples.set()
+      result.outcomes.append(replica.step(runs.compute(replica, 0)[0]))
+    return replica.report_data()
+
+  make = lambda i: runs.make(world, i, **options)
+  thread = runs.start(make(0), bad_at_first, results[0])
+  runs.finish([runs.start(make(1), die, results[1])])
+  again = runs.make(world, 1, name="again", **options)
+  runs.finish([thread, runs.start(again, come_back, results[2])])
+  for result in (results[0], results[2]):
+    assert result.error is None
+    ((report,),) = [result.value]
+    assert report.committed == data.num_samples
+    assert not report.skipped
+  assert results[0].outcomes[0].reason == "non_finite"

@@ -97,6 +97,10 @@ class Intake:
     """A step is committed."""
     self._newcomers.committed(self._policy.now)
 
+  def not_finite(self) -> None:
+    """A gradient was not finite: newcomers are to try its samples."""
+    self._newcomers.begin()
+
   def _count(self, incarnation: Incarnation, since: int | None = None) -> None:
     """Steps wait for a newcomer from now on.
 

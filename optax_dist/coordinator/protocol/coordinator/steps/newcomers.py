@@ -3,7 +3,8 @@ r"""Members that have just joined a run that goes on, which no step waits for ye
 A replica that is back would have all others wait until it has the state, has
 compiled, and has computed its first gradient. So where a join would raise what a
 step needs, it counts only once that gradient is there. If it came too late for its
-step, its replica begins with the others, after the next commit:
+step, its replica begins with the others, after the next commit; or at once if what
+others deliver is not finite, as no commit may come of that:
 
     joined -> first gradient, in time -------------------> counts
                             \-> too late -> next commit -> counts
@@ -53,6 +54,10 @@ class Newcomers:
       self._seconds = now - self._committed
     self._committed, self._is_due = now, True
 
+  def begin(self) -> None:
+    """Those who can begin shall do so now."""
+    self._is_due = True
+
   def ends_in(self, now: float) -> float | None:
     """Seconds in which this step ends, if it takes as long as the last one."""
     if not self._seconds:
@@ -83,7 +88,7 @@ class Newcomers:
     return waits
 
   def due(self, begins: Callable[[Incarnation], bool]) -> Iterator[Incarnation]:
-    """Who counts from this step on, once after each commit.
+    """Who counts from this step on, once after each commit and each `begin`.
 
     Args:
       begins: whether a member without a gradient does.

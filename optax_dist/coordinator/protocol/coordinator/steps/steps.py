@@ -288,6 +288,7 @@ class Steps:
       self._stall.waits()
     if reason == quorum.Reason.NON_FINITE:
       self._not_finite.delivered(state, count, self.step)
+      self.intake.not_finite()
 
   def _swap(self) -> None:
     """Has a member try samples on which others' gradients were not finite."""
