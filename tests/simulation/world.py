@@ -621,9 +621,6 @@ class World:
       self.effect(process, effect)
       if not process.alive:
         return
-    if process is self.chief and process.node.outdated:
-      self.kill(process)
-      return
     self.set_timer(process)
     if self.looks_inside and self.events % 5 == 0 and self.checker is not None:
       self.checker.nothing_is_due(process)

@@ -13,7 +13,9 @@ A coordinator answers `Hello` with the commits that its sender has missed, then
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from optax_dist.coordinator.protocol.codec import (
   Codec,
@@ -69,7 +71,8 @@ class Hello(Struct):
   replica: ReplicaId
   address: str
   start: Start
-  epoch: Integer
+  # A new log continues from it, and numbers of transfers have 31 bits of it.
+  epoch: Annotated[int, msgspec.Meta(ge=-1, le=1 << 30)]
   incarnation: Integer
   beginnings: Natural
   read: Natural

@@ -223,7 +223,7 @@ def _coordinate(
   else:
     standby.announce(transport.address)
   beats = _Beats(options.beats)
-  while not ended.is_set() and not server.outdated:
+  while not ended.is_set():
     if standby is not None:
       standby.check()
     server.poll(_POLL_SECONDS)
@@ -231,8 +231,6 @@ def _coordinate(
     if _is_left(server, options.idle, drained.is_set()):
       break
   over = server.is_over
-  if server.outdated:
-    print(f"The coordinator ends: {server.outdated}.", file=sys.stderr)
   server.close()
   if over and options.log is None and standby is None:
     pathlib.Path(path).unlink(missing_ok=True)

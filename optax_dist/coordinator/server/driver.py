@@ -122,12 +122,6 @@ class Server:
     begun = [core for core in cores if core.history.job is not None]
     return bool(begun) and all(core.is_over for core in begun)
 
-  @property
-  def outdated(self) -> str:
-    """Why it must end: another coordinator has started since; "" if none."""
-    found = (run.core.outdated for run in self._runs.values())
-    return next(filter(None, found), "")
-
   def poll(self, timeout: float) -> None:
     """Handles events, and waits for more if there are none.
 

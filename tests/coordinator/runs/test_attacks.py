@@ -23,6 +23,7 @@ from optax_dist import coordinator, ledger
 from optax_dist.coordinator.protocol import codec, entries, messages
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.server import process as server
+from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
 SECRET = "a secret of enough bytes"
@@ -203,6 +204,44 @@ def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
   assert [loop.error for loop in loops] == [None, None]
   assert victim.replica.fingerprint() == evil.replica.fingerprint()
   assert "is not for a coordinator" in caplog.text  # What evil was told.
+
+
+def test_a_word_of_a_later_coordinator_does_not_end_this_one(job):
+  """Only its log can say that another one lives."""
+  one, other = loops = Loop(0, job), Loop(1, job)
+  for loop in loops:
+    loop.start()
+  until(lambda: min(loop.step for loop in loops) > 3)
+  of_job = one.replica._participant.driver._core._config.job
+  answers = []
+  for epoch in (7, 1 << 62):
+    with contextlib.closing(
+      sockets.Transport("liar", secret=SECRET.encode())
+    ) as liar:
+      liar.connect(endpoint.COORDINATOR, job["coordinator_address"], b"")
+      hello = messages.Hello(
+        *(of_job, 1, liar.address, entries.Start(), epoch, -1, 1, 0),
+        *(ledger.NOTHING_DONE, -1),
+      )
+      liar.send(endpoint.COORDINATOR, [messages.MESSAGES.encode(hello)])
+      heard = []
+
+      def hear(liar=liar, heard=heard):
+        for event in liar.poll(0.1):
+          if isinstance(event, transports.Message):
+            heard.append(messages.MESSAGES.decode(event.payload))
+        return heard
+
+      until(hear)
+      answers += heard
+  refused, rejected = answers
+  assert "was welcomed by coordinator 7 of its run" in refused.reason
+  assert refused.again
+  assert isinstance(rejected, messages.Rejected)
+  step = one.step
+  until(lambda: one.step > step + 5)
+  stop(*loops)
+  assert [loop.error for loop in loops] == [None, None]
 
 
 def test_who_has_the_coordinators_name_is_refused(job, caplog):

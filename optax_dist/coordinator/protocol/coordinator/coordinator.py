@@ -35,7 +35,6 @@ class Coordinator:
 
   Attributes:
     history: what its log says.
-    outdated: why it must end: another coordinator has started since; "" if none.
   """
 
   def __init__(
@@ -57,12 +56,10 @@ class Coordinator:
     self._connected: set[Process] = set()
     self._gone = ins.NeverJoined(())
     self._bad = 0
-    self.outdated = ""
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
-    if not self.outdated:
-      self._handle(input_, now)
+    self._handle(input_, now)
     if self._run is not None and self._run.begins_again is not None:
       self._begin(self._run.begins_again, now)
     return self._out.take()
@@ -83,11 +80,9 @@ class Coordinator:
       case ins.Received(peer, message):
         self._connected.add(peer)
         if isinstance(message, msg.Hello):
-          if message.epoch > self.history.epoch:
-            self.outdated = (
-              f"{peer} was welcomed by coordinator {message.epoch}, and this is"
-              f" {self.history.epoch}"
-            )
+          if message.epoch > self.history.epoch and not self._follow_up(
+            peer, message
+          ):
             return
           if self._run is None:
             self._begin(Began(message.start, message.job), now)
@@ -141,6 +136,29 @@ class Coordinator:
       self._continue("the run begins again", now)
     else:
       self._make_run(now)
+
+  def _follow_up(self, peer: Process, hello: msg.Hello) -> bool:
+    """Handles a process that a later coordinator has welcomed, as it says.
+
+    Only the log, of which there is one owner, can say that this coordinator must
+    end. If the log is new, the one before it is lost; otherwise the process has
+    followed another one.
+
+    Returns:
+      Whether it may take part.
+    """
+    history = self.history
+    if self._run is None:
+      self._out.append(Epoch(hello.epoch + 1, self._nonce))
+      return True
+    text = (
+      f"replica {hello.replica!r} was welcomed by coordinator {hello.epoch} of its"
+      f" run, and by its log this one is {history.epoch}: the log that it has"
+      " followed is lost, or another run has this address"
+    )
+    self._out.add(fx.Log("warning", text))
+    self._out.send(peer, msg.Refused(text, again=True))
+    return False
 
   def _recover(self, peer: Process, hello: msg.Hello, now: float) -> None:
     """Takes the steps of a member that the log has lost, unless others followed.
