@@ -208,7 +208,7 @@ def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
 
 def test_a_word_of_a_later_coordinator_does_not_end_this_one(job):
   """Only its log can say that another one lives."""
-  one, other = loops = Loop(0, job), Loop(1, job)
+  loops = one, _ = Loop(0, job), Loop(1, job)
   for loop in loops:
     loop.start()
   until(lambda: min(loop.step for loop in loops) > 3)

@@ -4,15 +4,17 @@ import dataclasses
 import pathlib
 import re
 import shutil
+import threading
 
 import issued
 import jax.numpy as jnp
 import optax
 import pytest
+import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator.server import process
-from optax_dist.coordinator.transport import tls
+from optax_dist.coordinator.transport import addresses, tls
 
 SECRET = "a secret of enough bytes"
 # Nobody waits so long: of what is told at once a test sees that it is.
@@ -208,3 +210,46 @@ def test_join_finds_them_in_the_environment(place, good, monkeypatch):
   monkeypatch.setenv("OPTAX_DIST_CERTIFICATES", good.certificate)
   with pytest.raises(ValueError, match=r"me\.pem:me\.key:ca\.pem; got"):
     join(place)
+
+
+def test_members_that_refuse_each_other_are_named_soon(
+  tmp_path, monkeypatch, caplog
+):
+  """The coordinator trusts both authorities, and each of them only its own."""
+  monkeypatch.setattr(addresses, "has_unix", lambda: False)  # As between hosts.
+  kinds = [issued.Authority(tmp_path / name) for name in "abc"]
+  files = []
+  for index, kind in enumerate(kinds):
+    trusted = kinds if index == 2 else (kind, kinds[2])
+    bundle = tmp_path / f"{index}.pem"
+    bundle.write_text("".join(one.path.read_text() for one in trusted))
+    files.append(dataclasses.replace(kind.issue(), authority=str(bundle)))
+  ended = threading.Event()
+
+  def train(number, address):
+    with join(
+      address, number, certificates=files[number], inline_bytes=0
+    ) as replica:
+      while not ended.is_set():
+        replica.step(jnp.ones(2))
+
+  with process.start(
+    SECRET.encode(), port=0, log=tmp_path / "log", certificates=files[2]
+  ) as made:
+    threads = [
+      threading.Thread(target=train, args=(number, made.address))
+      for number in (0, 1)
+    ]
+    for thread in threads:
+      thread.start()
+    named = (
+      r"replica (0|1) can't exchange with replica (0|1), and the step needs both:"
+      r" .*certificate.* is not signed by"
+    )
+    try:
+      # Long before the `timeout` of these.
+      waiting.until(lambda: re.search(named, caplog.text), lambda: caplog.text)
+    finally:
+      ended.set()
+      for thread in threads:
+        thread.join(100.0)

@@ -321,11 +321,11 @@ class Rounds:
 
   def strike(
     self, state: MemberState, message: msg.Failed
-  ) -> tuple[MemberState, MemberState] | None:
+  ) -> MemberState | None:
     """Counts a failure between two members that are not known to be dead.
 
     Returns:
-      Both, once there were too many: who has reported them first.
+      The one that was reported, when there are too many; once in a step.
     """
     failed = self._members.get(
       -1 if message.failed_replica is None else message.failed_replica
@@ -334,10 +334,7 @@ class Rounds:
       return None
     pair = frozenset((state.member.incarnation, failed.member.incarnation))
     self._strikes[pair] += 1
-    if self._strikes[pair] < _STRIKES:
-      return None
-    del self._strikes[pair]
-    return state, failed
+    return failed if self._strikes[pair] == _STRIKES else None
 
   def lost(self, incarnation: Incarnation) -> Sequence[quorum.Event]:
     """Stops waiting for a member that was removed."""

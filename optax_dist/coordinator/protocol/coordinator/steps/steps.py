@@ -359,14 +359,21 @@ class Steps:
     if isinstance(message, msg.Failed) and any(
       isinstance(event, quorum.Failed) for event in events
     ):
-      pair = self.rounds.strike(state, message)
-      if pair is not None and self._config.rules.lower_on_loss:
+      other = self.rounds.strike(state, message)
+      if other is None:
+        return
+      name = state.member.replica
+      if self._config.rules.lower_on_loss:
         # The others can continue without it; it pauses longer each time before it
         # rejoins, so the two don't replace each other indefinitely.
-        one, other = pair
-        name = one.member.replica
         why = f"replica {name!r} can't reach it: {message.reason}"
         self.consequences.append(Evict(other.member.incarnation, why))
+      else:
+        why = (
+          f"replica {name!r} can't exchange with replica {other.member.replica!r},"
+          f" and the step needs both: {message.reason}"
+        )
+        self._out.tell_all(self._members, msg.Stalled(self.step, 0.0, why))
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
     if self.rounds.end(cancel=True) is None:
