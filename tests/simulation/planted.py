@@ -97,7 +97,7 @@ FAULTS = (
     "A2",
     "a lost replica lowers the quorum",
     f"{_COORDINATOR}.steps.steps",
-    "Steps.departure",
+    "Steps._departure",
     "left or self._config.rules.lower_on_loss",
     "True",
   ),

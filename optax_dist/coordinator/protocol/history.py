@@ -91,6 +91,11 @@ class History:
     """The replicas that may come back."""
     return [gone for gone in self.departed.values() if not gone.left]
 
+  def has_left(self, incarnation: int) -> bool:
+    """Whether a membership has ended since its replica left."""
+    departed = self.departed.values()
+    return any(d.left and d.member.incarnation == incarnation for d in departed)
+
   @property
   def has_committed(self) -> bool:
     """Whether its last coordinator has committed a step."""

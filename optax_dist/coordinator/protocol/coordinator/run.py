@@ -1,7 +1,7 @@
 """A run: who takes part, which states there are, and how it ends.
 
     calls -> Comparison        which job the run has, if they differ
-          -> Members, Absent   who is a member
+          -> Members           who is a member
           -> Steps             gradients, rounds, commits
           -> Snapshots         who serves the state to whom
           -> Shutdown          how the run ends
@@ -21,7 +21,6 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs, journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.absent import Absent
 from optax_dist.coordinator.protocol.coordinator.comparison import (
   Comparison,
   Verdict,
@@ -91,17 +90,13 @@ class Run:
     self._comparison = Comparison()
     self._fingerprints = Fingerprints(out)
     self.begins_again: Began | None = None
-    self._absent = Absent()
     self._holders = Holders(config, history, self._members, out)
-    fresh = history.has_no_commits and history.beginnings > 1
-    if fresh:
-      until = now + self._config.deadlines.reconnect
-      for gone in history.lost():
-        self._absent.expect(gone.member.replica, until)
+    until = now + config.deadlines.reconnect
     for member in history.members.values():
-      self._members.add(
-        MemberState(member, until=now + self._config.deadlines.reconnect)
-      )
+      self._members.add(MemberState(member, until=until))
+    # Replicas from before the run began again are expected back until then.
+    fresh = history.has_no_commits and history.beginnings > 1
+    self._expected_until = until if fresh else math.inf
     self._steps.at(now)
     self._steps.begin(expected=fresh)
 
@@ -116,7 +111,6 @@ class Run:
   def lost(self, peer: Process, how: str, reason: str, now: float) -> None:
     """Handles the loss of a connection."""
     self._at(now)
-    self._absent.forget_process(peer)
     self._comparison.calls.pop(peer, None)
     self._holders.lost(peer, how, now)
     self._addresses.pop(peer, None)
@@ -160,7 +154,7 @@ class Run:
     """When `time_passed` must be called, at the latest."""
     if self._shutdown.is_decided:
       return math.inf
-    times = [*self._absent.deadlines(), *self._steps.deadlines()]
+    times = [self._expected_until, *self._steps.deadlines()]
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
       times += self._holders.deadlines(self._snapshots.lacking_since)
@@ -229,9 +223,7 @@ class Run:
 
   # Calls.
 
-  def _hello(
-    self, peer: Process, hello: msg.Hello, waited: bool = False
-  ) -> None:
+  def _hello(self, peer: Process, hello: msg.Hello) -> None:
     if peer in self._wrong:
       name, why = hello.replica, self._wrong[peer]
       text = f"The job refuses replica {name!r}: {why}."
@@ -262,20 +254,18 @@ class Run:
       self._welcome(peer, hello, -1)
       return
     rival = self._members.of_replica(hello.replica)
-    if rival is not None and rival.member.process != peer:
-      if not waited and rival.is_connected:
-        # Most likely one of the two is dead, which will be detected.
-        self._absent.wait(
-          peer, hello, self._now + self._config.deadlines.reconnect
-        )
-        return
-      if rival.member.incarnation > hello.incarnation >= 0 and waited:
-        self._out.send(peer, _taken(hello.replica))
-        return
+    if (
+      rival is not None
+      and rival.member.process != peer
+      and rival.member.incarnation > hello.incarnation >= 0
+    ):
+      # The later one stays, or the two would replace each other indefinitely.
+      self._out.send(peer, _taken(hello.replica))
+      return
     if state is not None:
       state.until = self._now  # This connection is the next one.
       self._remove(state, "its process has called again")
-    if self._absent.has_left(hello.incarnation):
+    if self._history.has_left(hello.incarnation):
       # It has yet to read that it has left; if admitted, it would be lost.
       self._out.send(peer, Removed(hello.incarnation, True, "left"))
       return
@@ -392,9 +382,7 @@ class Run:
       self._members.remove(old.member.incarnation)
       self._note_removed(old, False, "replaced")
       self._out.tell(old, _taken(member.replica))
-      lost = self._steps.departure(False) if self._members else quorum.Lost
-      self._steps.removed(old, lost, changed=False)
-    self._absent.joined(member.replica)
+      self._steps.removed(old, changed=False)
     for state in self._members.waiting():
       if state.leaving is not None:  # It may have what this one needs.
         state.leaving = state.leaving[0], self._now
@@ -437,8 +425,6 @@ class Run:
     incarnation = state.member.incarnation
     if not self._members.remove(incarnation) or self._shutdown.is_decided:
       return
-    if left:
-      self._absent.let_go(state)
     entry = Removed(incarnation, left, reason)
     self._out.append(entry)
     self._note_removed(state, left, reason)
@@ -447,11 +433,7 @@ class Run:
       self._out.add(
         fx.Disconnect(state.member.process, "it was removed from the run")
       )
-    # The quorum is not lowered to nobody while a lost replica may come back: the
-    # run would end well.
-    last = not self._members and bool(self._history.lost())
-    departure = quorum.Lost if last else self._steps.departure(left)
-    self._steps.removed(state, departure)
+    self._steps.removed(state, left)
 
   def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
     member, step = state.member, self._steps.step
@@ -481,13 +463,12 @@ class Run:
           # No replica has the state any more: joining is too late now.
           self._record_end("all replicas have left", "")
 
-  def _expire_rejoin_grace(self) -> None:
-    """Stops waiting for replicas that did not come to a new beginning."""
-    for replica in self._absent.overdue(self._now):
-      self._steps.apply(quorum.Join(replica))
-      departure = self._steps.departure(False) if self._members else quorum.Lost
-      self._steps.apply(departure(replica))
-      self._steps.asks.members_changed()
+  def _stop_expecting(self) -> None:
+    """Counts replicas as lost that did not come to a new beginning."""
+    if self._now >= self._expected_until:
+      self._expected_until = math.inf
+      lost = self._history.lost()
+      self._steps.never_joined(gone.member.replica for gone in lost)
 
   # States.
 
@@ -561,12 +542,10 @@ class Run:
     if self._shutdown.is_decided:
       self._steps.consequences.clear()
       return
-    for peer, hello in self._absent.ready(self._members, self._now):
-      self._hello(peer, hello, waited=True)
     for state in self._members.waiting():
       if self._now >= state.until:
         self._remove(state, "it did not reconnect to the coordinator in time")
-    self._expire_rejoin_grace()
+    self._stop_expecting()
     self._follow()
     self._steps.check()
     while self._steps.consequences:

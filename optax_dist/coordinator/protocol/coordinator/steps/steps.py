@@ -109,13 +109,9 @@ class Steps:
       expected: whether lost ones are expected back, as after a new beginning.
     """
     for replica, gone in self._history.departed.items():
-      left = gone.left
-      if expected and not left:
-        continue
-      # While nobody is there, the quorum is not lowered to nobody.
-      empty = not (left or self._members)
-      departure = quorum.Lost if empty else self.departure(left)
-      self.ruling.know(quorum.Join(replica), departure(replica))
+      if gone.left or not expected:
+        departure = quorum.Leave if gone.left else self._departure()
+        self.ruling.know(quorum.Join(replica), departure(replica))
     for state in self._members:
       member = state.member
       self.ruling.know(quorum.Join(member.replica, member.incarnation))
@@ -192,10 +188,17 @@ class Steps:
   def removed(
     self,
     state: MemberState,
-    departure: type[quorum.Leave] | type[quorum.Lost],
+    left: bool = False,
     changed: bool = True,
   ) -> None:
-    """A member has left, is lost, or was replaced."""
+    """A member has left, is lost, or was replaced.
+
+    Args:
+      state: the member.
+      left: whether it has left.
+      changed: whether no other takes its place at once.
+    """
+    departure = self._departure(left)
     incarnation = state.member.incarnation
     self.intake.removed(incarnation)
     self.rounds.void_early()
@@ -224,11 +227,17 @@ class Steps:
     for replica in replicas:
       # Of any other the log says what it is.
       if replica not in self.ruling.state.replicas:
-        self.apply(self.departure(False)(replica))
+        self.apply(self._departure()(replica))
         self.asks.members_changed()
 
-  def departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
+  def _departure(
+    self, left: bool = False
+  ) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""
+    if not self._members and (not left or self._history.lost()):
+      # The quorum is not lowered to nobody while a lost replica may come back:
+      # the run would end well.
+      return quorum.Lost
     counts_as_left = left or self._config.rules.lower_on_loss
     return quorum.Leave if counts_as_left else quorum.Lost
 
