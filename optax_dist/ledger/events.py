@@ -73,12 +73,9 @@ class HolderLost:
 
   Attributes:
     holder: the replica.
-    keep: samples of a gradient that may still be committed, because it is in a
-      current round; `Commit` or `Drop` follows.
   """
 
   holder: Holder
-  keep: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

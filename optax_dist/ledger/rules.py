@@ -169,8 +169,8 @@ def _holder_lost(draft: State, event: ev.HolderLost) -> None:
     draft.streaks = {**draft.streaks}
     del draft.streaks[event.holder]
   held = _held(draft, event.holder)
-  _hold(draft, event.holder, Held((), event.keep))
-  returned = sp.minus(sp.union(held.out, held.inside), event.keep)
+  draft.held.pop(event.holder, None)
+  returned = sp.union(held.out, held.inside)
   _give_back(draft, event.holder, returned, held.copied)
 
 

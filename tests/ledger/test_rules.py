@@ -287,23 +287,6 @@ def test_what_is_given_up_at_the_end_of_an_epoch_opens_the_next_one():
   assert leases[0].spans == ((2, 3),)
 
 
-def test_a_gradient_in_an_attempt_counts_though_its_replica_has_gone():
-  data = ledger.Batches(4, 2)
-  state = ledger.init(data, 2)
-  parts = []
-  for name in "ab":
-    state, (lease,) = ledger.step(state, ledger.Ask(name))
-    state, _ = ledger.step(state, ledger.Accept(name, lease.spans))
-    parts.append((name, lease.spans))
-  state, _ = ledger.step(state, ledger.HolderLost("b", keep=parts[1][1]))
-  state, (lease,) = ledger.step(state, ledger.Ask("c"))
-  assert lease.spans == ((2, 3),)
-  dropped, _ = ledger.step(state, ledger.Drop("b", parts[1][1]))
-  assert dropped.pool == parts[1][1]
-  state, _ = ledger.step(state, ledger.Commit(tuple(parts)))
-  assert state.progress == ledger.Progress(2)
-
-
 def test_an_old_state_stays_as_it_was():
   state = ledger.init(ledger.Batches(8, 2), 2)
   text = repr(state)

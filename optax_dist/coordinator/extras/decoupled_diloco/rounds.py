@@ -102,7 +102,7 @@ class Rounds(Policy):
       return f"a contribution without its work ({error})"
     return ""
 
-  def removed(self, incarnation: Incarnation, keep: Spans) -> None:
+  def removed(self, incarnation: Incarnation) -> None:
     self._work.pop(incarnation, None)
 
   def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:

@@ -560,7 +560,7 @@ class Run:
       waits = self._steps.gradients.queued is not None or current is not None
       nobody = waits and not self._steps.intake.has_state
       self._snapshots.ask_those_behind(step, nobody)
-      at_least = step + (current is not None and current.is_told)
+      at_least = step + (current is not None and current.is_announced)
       self._snapshots.serve(step, at_least, self._now)
       self._wait_for_state()
       self._complete_departures()

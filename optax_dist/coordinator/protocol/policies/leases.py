@@ -361,11 +361,11 @@ class LeaseManager(Policy):
       " allows more."
     )
 
-  def removed(self, incarnation: Incarnation, keep: Spans) -> None:
+  def removed(self, incarnation: Incarnation) -> None:
     self._sharing.removed(incarnation)
     if self._audit is not None:
       self._audit.removed(incarnation)
-    self._step(ledger.HolderLost(incarnation, keep))
+    self._step(ledger.HolderLost(incarnation))
     self._pending.pop(incarnation, None)
 
   def committed(

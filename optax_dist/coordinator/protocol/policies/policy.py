@@ -94,8 +94,8 @@ class Policy:
     if count:
       self.ask(incarnation, count)
 
-  def removed(self, incarnation: Incarnation, keep: Spans) -> None:
-    """A member was removed; samples that are kept may still be committed."""
+  def removed(self, incarnation: Incarnation) -> None:
+    """A member was removed."""
 
   def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
     """A member has submitted; returns why that is refused, "" if it isn't."""

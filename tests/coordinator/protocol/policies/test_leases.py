@@ -241,7 +241,7 @@ def test_the_only_slot_of_one_that_hangs_is_repeated():
 def test_what_a_lost_member_was_computing_is_computed_in_the_same_step():
   step = Step(0, 1)
   step.bring(0, 2.0)
-  step.lends.removed(1, ())
+  step.lends.removed(1)
   step.state, _ = quorum.step(step.state, quorum.Lost(1))
   step.lends.members_changed(step.state, 0)
   step.tell()
@@ -253,7 +253,7 @@ def test_what_a_lost_member_was_computing_is_computed_in_the_same_step():
 
 def test_a_slot_that_was_left_out_for_a_lost_member_is_given_to_another():
   step = late()
-  step.lends.removed(0, ())
+  step.lends.removed(0)
   step.state, _ = quorum.step(step.state, quorum.Lost(0))
   step.lends.members_changed(step.state, 0)
   assert step.join(2, 5.5) == {2: ((0, 4),)}

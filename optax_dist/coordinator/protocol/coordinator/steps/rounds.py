@@ -2,9 +2,9 @@
 
     announced early, before gradients --all have begun it--> begun
     announced, once the rules have chosen gradients -------> begun
-      |  Done of every member                     |  Done of a member, once the
-      v                                           v  witness has the mean
-    quorum.Done for all of them                 quorum.Done for it
+      |
+      v  all members and the witness have the mean
+    quorum.Done of each member
 
 What a `Round` and the `Rounds` of a step return are events for the quorum's rules.
 A round ends when these commit the step or abandon it.
@@ -26,6 +26,7 @@ from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Part,
+  ReplicaId,
   RoundId,
 )
 from optax_dist.quorum.events import ordered
@@ -39,96 +40,74 @@ _MAX_LAG_AFTER_SNAPSHOT = 32
 
 
 class Round:
-  """The round whose mean the rules wait for.
+  """The aggregation of a step, by one announcement of it.
 
   Attributes:
-    message: what its members and readers were told.
-    number: how the rules call it.
-    began: when it began.
-    is_told: whether members know of it; it waits while nobody has the state.
+    message: what its members and readers were sent.
+    number: how the rules call it; 0 as long as they have not chosen its gradients.
+    began: when they have.
+    is_announced: whether members know of it; it waits while nobody has the state.
     holders: who has said that it has the mean.
+    has_failed: whether a member could not complete it before it has begun.
   """
 
   def __init__(
-    self, message: msg.Round, number: int, now: float, is_told: bool = True
+    self,
+    message: msg.Round,
+    number: int = 0,
+    now: float = 0.0,
+    is_announced: bool = True,
   ):
     self.message, self.number, self.began = message, number, now
-    self.is_told = is_told
-    self.holders: list[Incarnation] = []
-    # The replica that must also get the mean; None once it has.
-    self._witness = message.witness
-    # Reports that are held back until the witness has the mean; or all members, if
-    # the round may be repeated since it is an early one.
-    self._held: list[quorum.Done] = []
+    self.is_announced, self.has_failed = is_announced, False
+    self.holders: set[Incarnation] = set()
+    self._awaited = {part.incarnation for part in message.parts}
+    if message.witness is not None:
+      self._awaited.add(message.witness)
 
   @property
   def id(self) -> RoundId:
     """Its id."""
     return self.message.round
 
-  def done(self, incarnation: Incarnation) -> list[quorum.Done]:
-    """A member or the witness has the mean; returns what counts now."""
-    self.holders.append(incarnation)
-    if incarnation == self._witness:
-      return self._witnessed()
-    own = [
+  def begin(self, number: int, parts: tuple[Part, ...], now: float) -> None:
+    """The gradients have come for which it was announced early."""
+    self.message = msg.Round(self.id, parts, self.message.peers)
+    self.number, self.began = number, now
+
+  def completed(self) -> list[quorum.Done]:
+    """What the rules have to know, once all have the mean that must."""
+    if not self.number or not self._awaited <= self.holders:
+      return []
+    return [
       quorum.Done(part.replica, self.id.step, self.number)
       for part in self.message.parts
-      if part.incarnation == incarnation
     ]
-    if self._witness is None and not self.id.early:
-      return own
-    self._held += [report for report in own if report not in self._held]
-    all_done = self.id.early and len(self._held) == len(self.message.parts)
-    return self._witnessed() if all_done else []
 
-  def failed(
-    self, state: MemberState, message: msg.Failed, essential: bool
-  ) -> Sequence[quorum.Event]:
-    """A member or the witness can't complete it.
+  def awaits(self, incarnation: Incarnation) -> bool:
+    """Whether this one must have the mean, and has not said that it has."""
+    return incarnation in self._awaited - self.holders
+
+  def go_without(self, witness: Incarnation) -> list[quorum.Done]:
+    """The witness need not have the mean any more."""
+    self._awaited.discard(witness)
+    return self.completed()
+
+  def failure(
+    self,
+    replica: ReplicaId | None = None,
+    failed: ReplicaId | None = None,
+  ) -> list[quorum.Failed]:
+    """It can't be completed.
 
     Args:
-      state: who.
-      message: what it says.
-      essential: whether the witness is the only one that can apply the step.
+      replica: the member that says so; None if nobody has the state that its step
+        would be applied to.
+      failed: whose bytes did not come, if that is known.
     """
-    parts = self.message.parts
-    named = [
-      part.replica
-      for part in parts
-      if part.incarnation == message.failed_replica
-    ]
-    failed = named[0] if named else None
-    if state.member.incarnation == self._witness:
-      if not essential:
-        return self._witnessed()
-      return self.impossible(failed)
-    return [self._failure(state.member.replica, failed)]
-
-  def _failure(
-    self, replica: quorum.Replica, failed: quorum.Replica | None
-  ) -> quorum.Failed:
-    return quorum.Failed(replica, self.id.step, self.number, failed)
-
-  def lost(
-    self, incarnation: Incarnation, essential: bool
-  ) -> Sequence[quorum.Event]:
-    """Stops waiting for a member that was removed."""
-    if incarnation != self._witness:
-      return []
-    return self.impossible() if essential else self._witnessed()
-
-  def impossible(
-    self, failed: quorum.Replica | None = None
-  ) -> list[quorum.Event]:
-    """Nobody has the state that its step would be applied to."""
-    first = self.message.parts[0].replica
-    return [self._failure(first, failed or first)]
-
-  def _witnessed(self) -> list[quorum.Done]:
-    self._witness = None
-    held, self._held = self._held, []
-    return held
+    if replica is None:
+      replica = self.message.parts[0].replica
+    return [quorum.Failed(replica, self.id.step, self.number, failed)]
 
 
 class Rounds:
@@ -138,22 +117,24 @@ class Rounds:
     current: the round whose mean the rules wait for, or None.
   """
 
-  def __init__(self, epoch: int, members: Members, out: Outbox):
+  def __init__(
+    self, epoch: int, patience: float, members: Members, out: Outbox
+  ):
     """Starts without a round.
 
     Args:
       epoch: the coordinator's.
+      patience: seconds after which a round is announced again that was early.
       members: the members.
       out: where announcements go.
     """
+    self._patience = patience
     self.current: Round | None = None
     self._epoch, self._members, self._out = epoch, members, out
     # How many were announced for a step: an id is used once.
     self._numbers: collections.Counter[int] = collections.Counter()
-    # A round that was announced before its gradients have come; and the reports
-    # of it, since members are faster than another member's gradient.
-    self._early: msg.Round | None = None
-    self._reports: dict[Incarnation, msg.Done | msg.Failed] = {}
+    # A round that was announced before its gradients have come.
+    self._early: Round | None = None
     # How often rounds have failed between two members, at this step.
     self._strikes: collections.Counter[frozenset[Incarnation]] = (
       collections.Counter()
@@ -172,15 +153,14 @@ class Rounds:
       ]
     )
     peers = tuple([state.member for state in states])
-    self._early = msg.Round(self._next(step, early=True), parts, peers)
-    self._out.tell_all(states, self._early)
+    self._early = Round(msg.Round(self._next(step, early=True), parts, peers))
+    self._out.tell_all(states, self._early.message)
 
   def void_early(self) -> None:
     """Somebody has gone, or a gradient won't come: another round follows."""
     if self._early is not None:
       self._cancel(self._early)
       self._early = None
-      self._reports.clear()
 
   def begin(
     self,
@@ -189,7 +169,7 @@ class Rounds:
     parts: tuple[Part, ...],
     early: Sequence[RoundId | None],
     now: float,
-  ) -> list[quorum.Event]:
+  ) -> Sequence[quorum.Event]:
     """Begins a round; returns what follows from earlier reports.
 
     Args:
@@ -199,20 +179,14 @@ class Rounds:
       early: the early rounds that these were submitted for.
       now: the time.
     """
-    announced, reports = self._early, self._reports
-    self._early, self._reports = None, {}
+    announced, self._early = self._early, None
     if announced is not None:
-      ids = {part.incarnation for part in announced.parts}
-      whole = ids == {part.incarnation for part in parts}
-      if whole and set(early) == {announced.round}:
-        message = msg.Round(announced.round, parts, announced.peers)
-        self.current = Round(message, number, now)
-        events: list[quorum.Event] = []
-        for incarnation, report in reports.items():
-          state = self._members.get(incarnation)
-          if state is not None:
-            events += self.reported(state, report, now)
-        return events
+      before = {part.incarnation for part in announced.message.parts}
+      is_whole = before == {part.incarnation for part in parts}
+      if is_whole and set(early) == {announced.id} and not announced.has_failed:
+        announced.begin(number, parts, now)
+        self.current = announced
+        return announced.completed()
       self._cancel(announced)
     self._announce(step, number, parts, now)
     return []
@@ -239,9 +213,9 @@ class Rounds:
       lag,
     )
     # Or the step might be committed, and nobody could take it.
-    is_told = self._members.have(step)
-    self.current = Round(message, number, now, is_told)
-    if is_told:
+    is_announced = self._members.have(step)
+    self.current = Round(message, number, now, is_announced)
+    if is_announced:
       self._out.tell_all([*inside, *readers], message)
 
   def _readers(
@@ -267,57 +241,76 @@ class Rounds:
     self._numbers[step] += 1
     return RoundId(self._epoch, step, self._numbers[step], early)
 
-  def _cancel(self, message: msg.Round) -> None:
-    told = [p.incarnation for p in (*message.peers, *message.readers)]
-    states = [s for s in map(self._members.get, told) if s is not None]
-    self._out.tell_all(states, msg.Cancel(message.round))
+  def _cancel(self, round_: Round) -> None:
+    members = (*round_.message.peers, *round_.message.readers)
+    states = [self._members.get(member.incarnation) for member in members]
+    there = [state for state in states if state is not None]
+    self._out.tell_all(there, msg.Cancel(round_.id))
 
   def reported(
     self, state: MemberState, message: msg.Done | msg.Failed, now: float
   ) -> Sequence[quorum.Event]:
     """A member or witness says how a round has ended for it."""
-    current, incarnation = self.current, state.member.incarnation
-    if current is None:
-      if self._early is not None and message.round == self._early.round:
-        self._reports[incarnation] = message
-    elif message.round != current.id:
-      pass
-    elif isinstance(message, msg.Done):
-      return current.done(incarnation)
-    elif current.id.early:
+    current, early = self.current, self._early
+    incarnation, replica = state.member.incarnation, state.member.replica
+    if early is not None and message.round == early.id:
+      # Members are faster than another member's gradient.
+      early.has_failed |= isinstance(message, msg.Failed)
+      early.holders.add(incarnation)
+    if current is None or message.round != current.id:
+      return []
+    if isinstance(message, msg.Done):
+      current.holders.add(incarnation)
+      return current.completed()
+    parts = current.message.parts
+    if current.id.early:
       # Others may not have had a gradient yet: nobody has failed.
-      parts = current.message.parts
       self._announce(current.id.step, current.number, parts, now)
-    else:
-      return current.failed(state, message, self._is_essential(current))
-    return []
+      return []
+    named = [p for p in parts if p.incarnation == message.failed_replica]
+    failed = named[0].replica if named else None
+    if incarnation == current.message.witness:
+      return self._witness_lost(current, failed)
+    return current.failure(replica, failed)
 
-  def tell_waiting(self, now: float) -> None:
-    """Announces a round that has waited for a member with the state."""
-    current = self.current
-    if current is not None and not current.is_told:
-      step, parts = current.id.step, current.message.parts
-      if self._members.have(step):
-        self._announce(step, current.number, parts, now)
-
-  def repeat_early(self, now: float) -> None:
-    """Announces a round again that all have begun early, with deadlines now."""
-    current = self.current
-    if current is not None and current.id.early:
-      step, parts = current.id.step, current.message.parts
-      self._announce(step, current.number, parts, now)
-
-  def _is_essential(self, current: Round) -> bool:
-    """Whether only the witness has the state that the step is applied to."""
+  def _witness_lost(
+    self, current: Round, failed: ReplicaId | None = None
+  ) -> Sequence[quorum.Event]:
+    """The witness won't have the mean, which others get all the same."""
+    witness = current.message.witness
+    assert witness is not None
     states = [self._members.get(p.incarnation) for p in current.message.parts]
-    return not any(s is not None and s.has(current.id.step) for s in states)
+    step = current.id.step
+    if not any(s is not None and s.has(step) for s in states):
+      # Nobody else has the state that the step is applied to.
+      return current.failure(failed=failed)
+    return current.go_without(witness)
 
-  def deadline(self, patience: float) -> float:
-    """When to call `repeat_early`."""
+  def awaits(self, replica: ReplicaId) -> bool:
+    """Whether a member must have the mean, and has not said that it has."""
+    current, state = self.current, self._members.of_replica(replica)
+    if current is None or state is None:
+      return False
+    return current.awaits(state.member.incarnation)
+
+  def check(self, now: float) -> None:
+    """Announces a round again that was early, or has waited for the state."""
+    current = self.current
+    if current is None:
+      return
+    step = current.id.step
+    if now >= self.deadline or not (
+      current.is_announced or not self._members.have(step)
+    ):
+      self._announce(step, current.number, current.message.parts, now)
+
+  @property
+  def deadline(self) -> float:
+    """When a round is announced again that all have begun early, with deadlines."""
     current = self.current
     if current is None or not current.id.early:
       return math.inf
-    return current.began + patience
+    return current.began + self._patience
 
   def strike(
     self, state: MemberState, message: msg.Failed
@@ -341,12 +334,11 @@ class Rounds:
     current = self.current
     if current is None:
       return []
-    events = current.lost(incarnation, self._is_essential(current))
-    if (
-      not events and current.is_told and not self._members.have(current.id.step)
-    ):
-      return current.impossible()
-    return events
+    if incarnation == current.message.witness and current.awaits(incarnation):
+      return self._witness_lost(current)
+    if current.is_announced and not self._members.have(current.id.step):
+      return current.failure()
+    return []
 
   def end(self, cancel: bool) -> Round | None:
     """Ends the current round, and returns it.
@@ -355,8 +347,8 @@ class Rounds:
       cancel: whether its members are told: it is not committed.
     """
     current, self.current = self.current, None
-    if cancel and current is not None and current.is_told:
-      self._cancel(current.message)
+    if cancel and current is not None and current.is_announced:
+      self._cancel(current)
     return current
 
   def committed(self) -> None:

@@ -11,6 +11,7 @@ from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.steps.rounds import Rounds
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   ReplicaId,
@@ -43,16 +44,19 @@ class Stall:
     since: since when its members wait; None if none do.
   """
 
-  def __init__(self, rules: Rules, members: Members, out: Outbox):
+  def __init__(
+    self, rules: Rules, rounds: Rounds, members: Members, out: Outbox
+  ):
     """Starts without a step.
 
     Args:
       rules: how long a step may take.
+      rounds: who has the mean of the step.
       members: who is told.
       out: where messages and the journal's lines go.
     """
     self._warning, self._timeout = rules.stall_warning, rules.timeout
-    self._members, self._out = members, out
+    self._rounds, self._members, self._out = rounds, members, out
     self.since: float | None = None
     self._warned = 0.0
     # Since the last commit, by member.
@@ -119,7 +123,7 @@ class Stall:
       for reason, count in found.reasons.items()
     ]
     delivers = {found.replica for found in self._dropped.values()}
-    missing = quorum.missing(state)
+    missing = self._missing(state)
     waits = [
       f"{what}: replica {', '.join(map(str, replicas))}"
       for what, replicas in (
@@ -132,6 +136,12 @@ class Stall:
     if waits or not texts:
       texts.append("waiting for " + ("; ".join(waits) or "nobody"))
     return "; ".join(texts)
+
+  def _missing(self, state: quorum.State) -> quorum.Missing:
+    missing = quorum.missing(state)
+    # The rules get all reports of a round at once.
+    waits = self._rounds.awaits
+    return missing._replace(reporting=tuple(filter(waits, missing.reporting)))
 
   def deadlines(self) -> list[float]:
     """When `check` may find something."""
@@ -156,7 +166,7 @@ class Stall:
       self._warned = waited
       dropped = self._dropped.values()
       counts = {str(d.replica): dict(d.reasons) for d in dropped}
-      missing = quorum.missing(state)._asdict()
+      missing = self._missing(state)._asdict()
       self._out.note(
         journal_events.Stall(step, waited, missing, counts or None)
       )

@@ -85,7 +85,7 @@ class Steps:
     state = config.quorum_state(history.step - late)
     self.ruling = Ruling(state, self._follow)
     self.gradients = Gradients(history.applied, history.dropped)
-    self.rounds = Rounds(history.epoch, members, out)
+    self.rounds = Rounds(history.epoch, config.deadlines.round, members, out)
     self.policy = policy = config.make_policy(history.progress)
     self.asks = Asks(policy, self.ruling, self.gradients, history, members, out)
     self.intake = Intake(
@@ -99,7 +99,7 @@ class Steps:
       out,
     )
     self.commits = Commits(config, policy, self.gradients, history)
-    self._stall = Stall(config.rules, members, out)
+    self._stall = Stall(config.rules, self.rounds, members, out)
     self._not_finite = NotFinite(members, policy, out)
 
   def begin(self, expected: bool) -> None:
@@ -138,7 +138,7 @@ class Steps:
     """When `check` may find something."""
     return [
       self.policy.deadline,
-      self.rounds.deadline(self._config.deadlines.round),
+      self.rounds.deadline,
       *self._stall.deadlines(),
     ]
 
@@ -150,9 +150,7 @@ class Steps:
     if verdict is not None:
       self.consequences += judge(verdict, self.step, self._members, self._out)
     self._check_window(now)
-    self.rounds.tell_waiting(now)
-    if now >= self.rounds.deadline(self._config.deadlines.round):
-      self.rounds.repeat_early(now)
+    self.rounds.check(now)
     why = self._stall.check(self.ruling.state, now)
     if why:
       self.consequences.append(Fail(why))
@@ -205,12 +203,7 @@ class Steps:
     # First, or a witness that is gone might let a step begin with its gradient.
     self.apply(departure(state.member.replica, incarnation))
     self.apply(*self.rounds.lost(incarnation))
-    keep: Spans = ()
-    if self.rounds.current is not None:
-      for part in self.rounds.current.message.parts:
-        if part.incarnation == incarnation:
-          keep = part.data  # It has done its part, and may still be committed.
-    self.policy.removed(incarnation, keep)
+    self.policy.removed(incarnation)
     self.asks.announce()
     if changed:
       self.asks.members_changed()
