@@ -116,8 +116,8 @@ def run(options: argparse.Namespace, secret: bytes) -> int:
       options.store, os.environ.get(process.STORE_VARIABLE)
     )
     if url:
-      standby = places.load("standby").Standby(url, secret)
-      print(f"{process.READY}{standby}", flush=True)
+      standby = places.load("lease").Lease(url, secret)
+      print(f"{process.READY}{standby.where}", flush=True)
       beats = _Beats(options.beats)
       ends = lambda: ended.is_set() or drained.is_set()
       if not _acquire(standby, ends, beats):
@@ -185,7 +185,7 @@ def _coordinate(
       driver.NAME,
       secret=secret,
       bind=bind,
-      towards=None if standby is None else standby.host,
+      towards=None if standby is None else standby.where.host,
       # Whoever starts it again needs the same port.
       ports=[port] if port else addresses.free_ports(),
       advertise=options.advertise,
@@ -200,13 +200,11 @@ def _coordinate(
 
   def open_log(name: str) -> logs.Log:
     if standby is not None:
-      standby.on_lost = transport.wake
-      log: logs.Log = standby.log(name)
-      return log
+      return logs.Log(places.load("log").EtcdRecords(standby, name))
     if not name:
-      return logs.FileLog(path)
+      return logs.Log(logs.FileRecords(path))
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return logs.FileLog(pathlib.Path(f"{path}.{digest}"))
+    return logs.Log(logs.FileRecords(f"{path}.{digest}"))
 
   try:
     if options.log is None and standby is None:

@@ -33,7 +33,7 @@ from optax_dist.coordinator.protocol.messages import (
   Refused,
 )
 from optax_dist.coordinator.server import configure, journal_lines
-from optax_dist.coordinator.server.log import Log, LogError, MemoryLog
+from optax_dist.coordinator.server.log import Log, LogError
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
@@ -268,7 +268,7 @@ class Server:
 
 def serve(transport: sockets.Transport, ended: threading.Event) -> None:
   """Runs a coordinator in memory until `ended` is set; for a thread."""
-  server = Server(transport, lambda name: MemoryLog())
+  server = Server(transport, lambda name: Log(None))
   try:
     while not ended.is_set():
       server.poll(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The coordinator's log, as a file that only grows.
+"""The coordinator's log: records, in a file that only grows or in etcd.
 
     magic, format                        one line of text
     length, checksum, record             each as it was decided
@@ -12,12 +12,15 @@ the disk: what the host's power takes away of them, members bring back
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import pathlib
 import struct
 import time
 import zlib
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from optax_dist.coordinator.protocol import codec
@@ -35,54 +38,133 @@ _LARGE = 64 << 20
 # Seconds after which a log that belongs to a port is that of an earlier job.
 _OLD = 600.0
 # Seconds between two attempts to write a log that could not be written.
-_PAUSE = 5.0
+_RETRY_SECONDS = 5.0
 
 
 class LogError(RuntimeError):
   """The log can't be used; the message says why, and what to do."""
 
 
-class Log(Protocol):
-  """What a coordinator needs of its log."""
+class Records(Protocol):
+  """Where records are kept; `str` names it."""
 
-  def read(self) -> History:
-    """What it says."""
+  @property
+  def is_long(self) -> bool:
+    """Whether one record should take the place of all."""
     ...
 
+  def read(self) -> Iterable[bytes]:
+    """All records, in order, but for a last one that is not whole.
+
+    Raises:
+      LogError: they are damaged.
+    """
+    ...
+
+  def append(self, record: bytes, durable: bool) -> None:
+    """Writes a record.
+
+    Args:
+      record: the record.
+      durable: whether it must survive that the host loses its power.
+
+    Raises:
+      OSError: it can't be written at present.
+      LogError: another coordinator may write here, so this one must end.
+    """
+    ...
+
+  def replace(self, record: bytes) -> None:
+    """Writes a record in place of all before; raises as `append` does."""
+    ...
+
+  def close(self) -> None:
+    """Closes it, for another process to continue it."""
+    ...
+
+
+class Log:
+  """What a coordinator has decided.
+
+  If it can't be written, the run goes on, and a coordinator that starts again is
+  told by its members what is missing.
+  """
+
+  def __init__(self, records: Records | None):
+    """Reads and writes nothing yet.
+
+    Args:
+      records: where they are kept; None for a log that ends with its process.
+    """
+    self._records = records
+    # Why it can't be written at present, and when to try again.
+    self._trouble, self._retry_at = "", 0.0
+
+  def read(self) -> History:
+    """What it says.
+
+    Raises:
+      LogError: it is no log of this version and job, or is damaged.
+    """
+    history = History()
+    try:
+      for raw in () if self._records is None else self._records.read():
+        history.apply(RECORDS.decode(raw))
+    except codec.BadMessage as error:
+      raise LogError(
+        f"The log {self._records} has a record that this version can't read"
+        f" ({error}). Continue with the version that wrote it, or resume from a"
+        " checkpoint, with a log of its own."
+      ) from None
+    except ValueError as error:
+      raise LogError(
+        f"The log {self._records} is damaged: {error}. Resume from a checkpoint,"
+        " with a log of its own."
+      ) from None
+    return history
+
   def append(self, record: Record, history: History) -> str:
-    """Writes a record; returns what went wrong, "" for nothing.
+    """Writes a record, or all of it anew once there are many.
 
     Args:
       record: the record.
       history: what the log says with it.
 
+    Returns:
+      What went wrong; "" for nothing.
+
     Raises:
       LogError: another coordinator may write it, so this one must end.
     """
-    ...
-
-  def close(self) -> None:
-    """Closes it."""
-    ...
-
-
-class MemoryLog:
-  """A log that ends with its process: that of replicas in threads."""
-
-  def read(self) -> History:
-    """Nothing was written before."""
-    return History()
-
-  def append(self, record: Record, history: History) -> str:
-    """Keeps nothing: `history` has it."""
+    if self._records is None:
+      return ""
+    if self._trouble and time.monotonic() < self._retry_at:
+      return self._trouble
+    whole = lambda: RECORDS.encode(Record((history.compacted(),)))
+    try:
+      if self._trouble:
+        self._records.replace(whole())
+      else:
+        steps = all(isinstance(entry, Committed) for entry in record.entries)
+        self._records.append(RECORDS.encode(record), durable=not steps)
+    except OSError as error:
+      self._trouble = str(error)
+      self._retry_at = time.monotonic() + _RETRY_SECONDS
+      return self._trouble
+    self._trouble = ""
+    if self._records.is_long:
+      with contextlib.suppress(OSError):  # What is there stays, and is good.
+        self._records.replace(whole())
     return ""
 
   def close(self) -> None:
-    """Does nothing."""
+    """Closes it, for another process to continue it."""
+    if self._records is not None:
+      self._records.close()
 
 
-class FileLog:
-  """A log in a file, which one process at a time may have."""
+class FileRecords:
+  """Records in a file, which one process at a time may have."""
 
   def __init__(self, path: str | os.PathLike[str]):
     """Locks the file; it is created if there is none.
@@ -91,154 +173,111 @@ class FileLog:
       LogError: another process has it, or it can't be read or written.
     """
     self.path = pathlib.Path(path)
-    try:
+    self._size, self._limit = 0, _LARGE
+    with contextlib.ExitStack() as stack, _as_log_error():
       self.path.parent.mkdir(parents=True, exist_ok=True)
-      self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-      raise LogError(f"The log can't be written: {error}.") from None
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      holder = os.pread(self._lock, 64, 0).decode(errors="replace") or "unknown"
-      os.close(self._lock)
-      raise LogError(
-        f"Another coordinator has the log {self.path}: process {holder}."
-      ) from None
-    try:
+      flags = os.O_RDWR | os.O_CREAT
+      self._lock = os.open(f"{self.path}.lock", flags, 0o600)
+      stack.callback(os.close, self._lock)
+      try:
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError:
+        holder = os.pread(self._lock, 64, 0).decode(errors="replace")
+        raise LogError(
+          f"Another coordinator has the log {self}: process {holder or 'unknown'}."
+        ) from None
       os.ftruncate(self._lock, 0)
       os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-      flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-      self._file = os.open(self.path, flags, 0o600)
-    except OSError as error:
-      os.close(self._lock)
-      raise LogError(f"The log can't be written: {error}.") from None
-    self._size = 0
-    # Why it can't be written at present, and when to try again.
-    self._trouble, self._retry_at = "", 0.0
+      self._file = os.open(self.path, flags | os.O_APPEND, 0o600)
+      stack.pop_all()
 
-  def read(self) -> History:
-    """What it says; a last record that was cut short is cut off.
+  def __str__(self) -> str:
+    return str(self.path)
 
-    Raises:
-      LogError: it is no log of this version, or is damaged.
-    """
-    data = self.path.read_bytes()
-    history = History()
-    if not data or _MAGIC.startswith(data):
-      try:
+  @property
+  def is_long(self) -> bool:
+    return self._size > self._limit
+
+  def read(self) -> Iterator[bytes]:
+    """All records; a last one that was cut short is cut off."""
+    with _as_log_error():
+      data = self.path.read_bytes()
+      if _MAGIC.startswith(data):
         os.ftruncate(self._file, 0)
-        self._write(self._file, _MAGIC)
-      except OSError as error:
-        raise LogError(f"The log can't be written: {error}.") from None
-      return history
+        self._write(_MAGIC)
+        return
     if not data.startswith(_MAGIC):
       raise LogError(
-        f"{self.path} is no log of this version: it begins with {data[:24]!r}."
-        " Give the run a log of its own."
+        f"{self} is no log of this version: it begins with {data[:24]!r}. Give the"
+        " run a log of its own."
       )
     at = len(_MAGIC)
     while at < len(data):
-      record, end = self._record(data, at)
-      if record is None:
+      body = at + _HEAD.size
+      head = data[at:body].ljust(_HEAD.size, b"\xff")  # Of nothing that fits.
+      length, checksum = _HEAD.unpack(head)
+      end = body + length
+      record = data[body:end]
+      if len(record) < length or zlib.crc32(record) != checksum:
+        if end < len(data):
+          raise LogError(
+            f"The log {self} is damaged at byte {at}: the checksum of a record is"
+            " wrong. Resume from a checkpoint, with a log of its own."
+          )
+        os.ftruncate(self._file, at)
         break
-      try:
-        history.apply(record)
-      except ValueError as error:
-        raise LogError(f"The log {self.path} is damaged: {error}.") from None
+      yield record
       at = end
-    if at < len(data):
-      os.ftruncate(self._file, at)
     self._size = at
-    return history
 
-  def _record(self, data: bytes, at: int) -> tuple[Record | None, int]:
-    """The record at a position, and the next one's; None if it is cut short."""
-    start = at + _HEAD.size
-    if start > len(data):
-      return None, at
-    length, checksum = _HEAD.unpack_from(data, at)
-    end = start + length
-    if end > len(data):
-      return None, at
-    raw = data[start:end]
-    if zlib.crc32(raw) != checksum:
-      if end == len(data):
-        return None, at
-      raise LogError(
-        f"The log {self.path} is damaged at byte {at}: the checksum of a record is"
-        " wrong. Resume from a checkpoint, with a log of its own."
-      )
-    try:
-      return RECORDS.decode(raw), end
-    except codec.BadMessage as error:
-      raise LogError(
-        f"The log {self.path} has a record that this version can't read ({error})."
-        " Continue with the version that wrote it, or resume from a checkpoint,"
-        " with a log of its own."
-      ) from None
+  def append(self, record: bytes, durable: bool) -> None:
+    """Writes a record; raises `OSError` if it can't be written."""
+    self._write(_framed(record))
+    if durable:
+      os.fsync(self._file)
 
-  def append(self, record: Record, history: History) -> str:
-    """Writes a record, or all of it anew once it is large.
-
-    If the file can't be written, the run goes on, and a coordinator that starts
-    again is told by its members what is missing.
-    """
-    if self._trouble:
-      return self._write_anew(history, retry=True)
-    try:
-      self._write(self._file, _framed(record))
-      if not all(isinstance(entry, Committed) for entry in record.entries):
-        os.fsync(self._file)
-    except OSError as error:
-      self._trouble, self._retry_at = str(error), time.monotonic() + _PAUSE
-      return self._trouble
-    if self._size > _LARGE:
-      return self._write_anew(history, retry=False)
-    return ""
-
-  def _write(self, file: int, data: bytes) -> None:
-    written = os.write(file, data)
-    if written < len(data):
-      # The disk is full: no half of a record may precede another one.
-      os.ftruncate(file, self._size)
-      raise OSError(28, "No space left on device")
-    self._size += written
-
-  def _write_anew(self, history: History, retry: bool) -> str:
-    """Writes one record of all that was decided, in place of all others."""
-    if retry and time.monotonic() < self._retry_at:
-      return self._trouble
+  def replace(self, record: bytes) -> None:
+    """Writes a file of one record, which takes the place of this one."""
     new = self.path.with_name(f"{self.path.name}.new")
-    data = _MAGIC + _framed(Record((history.compacted(),)))
+    data = _MAGIC + _framed(record)
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    file = os.open(new, flags, 0o600)
     try:
-      flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-      file = os.open(new, flags, 0o600)
-      try:
-        if os.write(file, data) < len(data):
-          raise OSError(28, "No space left on device")
-        os.fsync(file)
-        os.replace(new, self.path)
-      except BaseException:
-        os.close(file)
-        raise
-    except OSError as error:
-      if retry:
-        self._trouble, self._retry_at = str(error), time.monotonic() + _PAUSE
-        return self._trouble
-      return ""  # The old one is still there, and good.
+      if os.write(file, data) < len(data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+      os.fsync(file)
+      os.replace(new, self.path)
+    except BaseException:
+      os.close(file)
+      raise
     os.close(self._file)
-    self._file, self._size, self._trouble = file, len(data), ""
-    return ""
+    self._file, self._size = file, len(data)
+    self._limit = self._size + _LARGE
 
   def close(self) -> None:
     """Closes the file, for another process to continue it."""
     os.close(self._file)
     os.close(self._lock)
 
+  def _write(self, data: bytes) -> None:
+    written = os.write(self._file, data)
+    if written < len(data):
+      # The disk is full: no half of a record may precede another one.
+      os.ftruncate(self._file, self._size)
+      raise OSError(errno.ENOSPC, "No space left on device")
+    self._size += written
 
-def _framed(record: Record) -> bytes:
-  raw = RECORDS.encode(record)
-  return _HEAD.pack(len(raw), zlib.crc32(raw)) + raw
+
+def _framed(record: bytes) -> bytes:
+  return _HEAD.pack(len(record), zlib.crc32(record)) + record
+
+
+@contextlib.contextmanager
+def _as_log_error() -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    raise LogError(f"The log can't be written: {error}.") from None
 
 
 def forget_if_old(path: str | os.PathLike[str]) -> None:
@@ -246,13 +285,11 @@ def forget_if_old(path: str | os.PathLike[str]) -> None:
 
   That of a port is found by whatever job uses the port next.
   """
-  try:
-    if time.time() - os.stat(path).st_mtime < _OLD:
-      return
-    FileLog(path).close()
-    os.unlink(path)
-  except (OSError, LogError):
-    pass  # There is none, or it is in use.
+  with contextlib.suppress(
+    OSError, LogError
+  ):  # There is none, or it is in use.
+    if time.time() - os.stat(path).st_mtime >= _OLD:
+      forget(pathlib.Path(path))
 
 
 def forget(path: pathlib.Path) -> None:
@@ -263,7 +300,7 @@ def forget(path: pathlib.Path) -> None:
   """
   for one in (path, *path.parent.glob(f"{path.name}.????????????????")):
     if one.exists():
-      FileLog(one).close()
+      FileRecords(one).close()
       one.unlink(missing_ok=True)
 
 
@@ -275,13 +312,10 @@ def goes_on(path: pathlib.Path, replicas: int) -> bool:
   """
   if not path.exists():
     return False
-  log = FileLog(path)
-  try:
-    said = log.read()
-  finally:
-    log.close()
+  with contextlib.closing(Log(FileRecords(path))) as log:
+    history = log.read()
   return (
-    said.job is not None
-    and said.ended is None
-    and said.job.rules.total_num_replicas == replicas
+    history.job is not None
+    and history.ended is None
+    and history.job.rules.total_num_replicas == replicas
   )

@@ -62,7 +62,7 @@ def in_etcd(address: str) -> Place | None:
       "A coordinator is at host:port, or found by etcd://host:2379,host:2379,"
       f"host:2379; got {shown!r}."
     )
-  place: Place = load("place").parse(address)
+  place: Place = load("keys").parse(address)
   return place
 
 
@@ -96,18 +96,17 @@ def of_coordinator(option: str | None, told: str | None) -> str | None:
   if url and in_etcd(url) is None:
     shown = url.rpartition("@")[2]
     raise ValueError(f"{process.STORE_VARIABLE} is no URL of etcd: {shown!r}.")
-  if option and in_etcd(option) and load("place").has_password(option):
+  if option and in_etcd(option) and load("keys").parse(option).password:
     raise ValueError(
       "Others can read the password on a command line: put the URL into"
-      f" {process.STORE_VARIABLE}, or the password into a file and"
-      " ?password_file= into the URL."
+      f" {process.STORE_VARIABLE}."
     )
   return url
 
 
 def below(url: str, run: str) -> str:
   """The URL of the keys of a run, below those of another URL."""
-  found: str = load("place").below(url, run)
+  found: str = load("keys").below(url, run)
   return found
 
 

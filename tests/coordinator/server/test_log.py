@@ -34,7 +34,7 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
     synced.append(os.fstat(file).st_size)
 
   monkeypatch.setattr(os, "fsync", synchronize)
-  found = log.FileLog(path)
+  found = log.Log(log.FileRecords(path))
   history = found.read()
   for entry in (
     Epoch(0, "nonce"),
@@ -51,7 +51,7 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
   found.close()
   os.truncate(path, synced[-1])
 
-  again = log.FileLog(path)
+  again = log.Log(log.FileRecords(path))
   left = again.read()
   again.close()
   assert (left.epoch, left.next_incarnation, left.step) == (0, 2, 1)

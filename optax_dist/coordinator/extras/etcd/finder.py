@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
-from optax_dist.coordinator.extras.etcd import client, place
-from optax_dist.coordinator.extras.etcd.place import Etcd
+from optax_dist.coordinator.extras.etcd import client, keys, lease
+from optax_dist.coordinator.extras.etcd.keys import Etcd
 from optax_dist.coordinator.transport import handshake
 
 # Seconds that a look-up may take, and between two of them while all is well.
-_REQUEST_SECONDS, _ASK_SECONDS = 5.0, 1.0
+_REQUEST_SECONDS, _WATCH_SECONDS = 5.0, 1.0
 
 
 class Finder:
@@ -36,9 +35,10 @@ class Finder:
       ValueError: a certificate can't be used.
     """
     self._where, self._secret, self._wake = where, secret, wake
-    self._asked = client.Client(where.servers)
+    self._client = client.Client(where)
     self._lock = threading.Lock()
-    self._told = ""
+    # What `find` has said last.
+    self._address = ""
     self._moved = False
     self._closed = threading.Event()
     self._thread: threading.Thread | None = None
@@ -50,13 +50,13 @@ class Finder:
       ValueError: it is not known; the message says why.
       handshake.Refused: it won't be known, whoever asks again.
     """
-    self._told, self._moved = self._ask(), False
+    self._address, self._moved = self._ask(), False
     if self._thread is None:
       self._thread = threading.Thread(
         target=self._watch, name="optax-dist-finder", daemon=True
       )
       self._thread.start()
-    return self._told
+    return self._address
 
   def has_moved(self) -> bool:
     """Whether it is elsewhere than `find` has said; true once for each time."""
@@ -68,7 +68,7 @@ class Finder:
     self._closed.set()
     # Whoever asks just now closes it afterwards.
     if self._lock.acquire(timeout=0.1):
-      self._asked.close()
+      self._client.close()
       self._lock.release()
 
   def _ask(self) -> str:
@@ -76,19 +76,14 @@ class Finder:
     try:
       with self._lock:
         try:
-          found = self._asked.ask(
-            "kv/range",
-            {"key": place.encoded(where.holder_key)},
-            time.monotonic() + _REQUEST_SECONDS,
-          )
+          pair = self._client.get(where.holder_key, _REQUEST_SECONDS)
         finally:
           if self._closed.is_set():
-            self._asked.close()
-      pairs = found.get("kvs")
-      if not pairs:
+            self._client.close()
+      if pair is None:
         raise ValueError(f"no coordinator has the lease in {where}")
-      holder = where.read_holder(self._secret, pairs[0])
-    except (client.Rejected, place.Foreign) as error:
+      holder = lease.holder_of(where, self._secret, pair)
+    except (client.Rejected, keys.Foreign) as error:
       raise handshake.Refused(str(error)) from None
     except client.NoAnswer as error:
       raise ValueError(str(error)) from None
@@ -97,12 +92,12 @@ class Finder:
     return holder.address
 
   def _watch(self) -> None:
-    while not self._closed.wait(_ASK_SECONDS):
-      told = self._told
+    while not self._closed.wait(_WATCH_SECONDS):
+      known = self._address
       try:
-        found = self._ask()
+        address = self._ask()
       except (ValueError, handshake.Refused):
         continue  # The connection may be good, whatever etcd does.
-      if found != told == self._told:
+      if address != known == self._address:
         self._moved = True
         self._wake()

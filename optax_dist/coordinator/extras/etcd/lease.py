@@ -7,45 +7,77 @@ one that has lost it, and does not know, writes nothing.
 from __future__ import annotations
 
 import contextlib
-import os
-import pathlib
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from optax_dist.coordinator.extras.etcd import client, place
-from optax_dist.coordinator.extras.etcd.place import Etcd, Holder
+from optax_dist.coordinator.extras.etcd import client, keys
 from optax_dist.coordinator.server.log import LogError
+from optax_dist.coordinator.transport import addresses
 
-# Seconds that one request may take, and one of a coordinator that ends.
-_REQUEST_SECONDS, _FAREWELL = 2.0, 1.0
+# Seconds that one request may take.
+REQUEST_SECONDS = 2.0
+# Seconds that giving it back may take, and looking whether its holder has died.
+_FAREWELL, _CONNECT = 1.0, 0.5
 # How often it is kept alive while it lasts.
 _BEATS = 5
 
 
-class Lease:
-  """The lease of one coordinator; made without it, and acquired later."""
+class Holder(msgspec.Struct, frozen=True):
+  """Who has the lease.
 
-  def __init__(
-    self, where: Etcd, secret: bytes, on_lost: Callable[[], None] = lambda: None
-  ):
+  Attributes:
+    token: a random text of that process.
+    address: of its transport; "" until it has read the log.
+  """
+
+  token: str
+  address: str = ""
+
+  @property
+  def has_died(self) -> bool:
+    """Whether it was a process of this host, and listens no more."""
+    if not self.address:
+      return False
+    way = addresses.parse(self.address)[0]
+    try:
+      if addresses.is_own(way.host):
+        to = way.host, way.port
+        socket.create_connection(to, _CONNECT).close()
+    except ConnectionRefusedError:
+      return True
+    except OSError:
+      pass
+    return False
+
+
+class Lease:
+  """The lease of one coordinator; made without it, and acquired later.
+
+  Attributes:
+    where: the keys.
+    secret: the job's.
+    client: for the thread that it belongs to.
+    trouble: why the last attempt to get it had no answer; "" if it had.
+  """
+
+  def __init__(self, url: str, secret: bytes):
     """Prepares to ask for it.
 
     Args:
-      where: the keys.
+      url: of the cluster.
       secret: the job's.
-      on_lost: called from another thread when it is lost.
 
     Raises:
-      ValueError: a certificate can't be used.
+      ValueError: it is no such URL, or a certificate can't be used.
     """
-    self._where, self._secret, self._on_lost = where, secret, on_lost
-    self._asked = client.Client(where.servers)
-    self._me = Holder(secrets.token_hex(16), "", *_process(os.getpid()))
+    self.where, self.secret = keys.parse(url), secret
+    self.client, self.trouble = client.Client(self.where), ""
+    self._token = secrets.token_hex(16)
     self._id, self._revision, self._until = 0, "", 0.0
     self._lost = ""
     self._ended = threading.Event()
@@ -57,45 +89,35 @@ class Lease:
     """Asks for it once; returns whether it is this coordinator's now.
 
     Raises:
-      client.NoAnswer: it is not known.
       LogError: it can't be had, now or later.
     """
     try:
-      return self._acquire()
+      acquired, self.trouble = self._acquire(), ""
+    except client.NoAnswer as error:
+      self.trouble = str(error)
+      return False
     except client.Rejected as error:
       raise LogError(f"etcd refuses a request: {error}.") from None
-    except place.Foreign as error:
+    except keys.Foreign as error:
       raise LogError(f"{error}.") from None
+    return acquired
 
   def _acquire(self) -> bool:
-    key = place.encoded(self._where.holder_key)
-    pairs = self._ask("kv/range", {"key": key}).get("kvs")
-    if pairs:
-      holder = self._where.read_holder(self._secret, pairs[0])
-      if holder.token != self._me.token:
-        if _is_dead(holder):
-          # Nobody needs to wait for it.
-          self._ask("lease/revoke", {"ID": pairs[0]["lease"]})
-        return False
-    else:
-      began = time.monotonic()
-      seconds = round(self._where.lease)
+    holder, pair = self._holder()
+    if holder is None:
+      began, seconds = time.monotonic(), round(self.where.lease)
       self._id = self._ask("lease/grant", {"TTL": seconds})["ID"]
       self._until = began + seconds
-      self._ask(
-        "kv/txn",
-        {
-          "compare": [{"key": key, "target": "CREATE", "create_revision": "0"}],
-          "success": [{"request_put": self._put(self._me)}],
-        },
-      )
-      pairs = self._ask("kv/range", {"key": key}).get("kvs")
-      if not pairs:
-        return False
-      holder = self._where.read_holder(self._secret, pairs[0])
-      if holder.token != self._me.token:
-        return False  # Another one was faster.
-    self._id, self._revision = pairs[0]["lease"], pairs[0]["create_revision"]
+      absent = _created(self.where.holder_key, "0")
+      put = {"request_put": self._put(Holder(self._token))}
+      self._ask("kv/txn", {"compare": [absent], "success": [put]})
+      holder, pair = self._holder()
+    if holder is None or holder.token != self._token:
+      if holder is not None and holder.has_died:
+        # Nobody needs to wait for it.
+        self._ask("lease/revoke", {"ID": pair["lease"]})
+      return False
+    self._id, self._revision = pair["lease"], pair["create_revision"]
     self._thread.start()
     return True
 
@@ -105,20 +127,13 @@ class Lease:
     Raises:
       LogError: the lease is lost.
     """
-    self._me = msgspec.structs.replace(self._me, address=address)
-    self.write([{"request_put": self._put(self._me)}], self._asked)
+    self.write({"request_put": self._put(Holder(self._token, address))})
 
-  def write(
-    self,
-    changes: list[dict[str, Any]],
-    asked: client.Client,
-    absent: str = "",
-  ) -> dict[str, Any]:
+  def write(self, change: dict[str, Any], absent: str = "") -> dict[str, Any]:
     """Changes keys while the lease is this coordinator's; asks until it is known.
 
     Args:
-      changes: etcd's requests, which may be carried out twice.
-      asked: makes the request.
+      change: etcd's request, which may be carried out twice.
       absent: a key that must not exist, whose value is asked for if it does; ""
         for none.
 
@@ -129,119 +144,100 @@ class Lease:
       LogError: the lease is lost.
       client.Rejected: the cluster refuses the request.
     """
-    key = place.encoded(self._where.holder_key)
-    compare: list[dict[str, Any]] = [
-      {"key": key, "target": "CREATE", "create_revision": self._revision}
+    mine = self.where.holder_key
+    compare = [_created(mine, self._revision)]
+    compare += [_created(absent, "0")] if absent else []
+    asks = [
+      {"request_range": {"key": keys.encoded(key)}}
+      for key in (mine, absent)
+      if key
     ]
-    asks: list[dict[str, Any]] = [{"request_range": {"key": key}}]
-    if absent:
-      other = place.encoded(absent)
-      compare.append({"key": other, "target": "CREATE", "create_revision": "0"})
-      asks.append({"request_range": {"key": other}})
-    body = {"compare": compare, "success": changes, "failure": asks}
+    body = {"compare": compare, "success": [change], "failure": asks}
     while True:
       self.check()
       try:
-        found = asked.ask("kv/txn", body, time.monotonic() + _REQUEST_SECONDS)
+        answer = self._ask("kv/txn", body)
       except client.NoAnswer:
         continue
-      if not found.get("succeeded"):
-        self._check_holder(found["responses"][0]["response_range"])
-      return found
+      if not answer.get("succeeded"):
+        pairs = answer["responses"][0]["response_range"].get("kvs")
+        if not pairs or pairs[0]["create_revision"] != self._revision:
+          self._lost = "it has lost its lease in etcd"
+          self.check()
+      return answer
 
   def check(self) -> None:
     """Raises `LogError` if it is lost, or has ended as far as this host knows."""
     if not self._lost and time.monotonic() >= self._until:
-      self._lose("no etcd server has prolonged its lease in time")
+      self._lost = "no etcd server has prolonged its lease in time"
     if self._lost:
       raise LogError(f"Another coordinator may live: {self._lost}.")
-
-  @property
-  def is_lost(self) -> bool:
-    """Whether another coordinator may have it."""
-    return bool(self._lost) or time.monotonic() >= self._until
 
   def release(self) -> None:
     """Gives it back, for another coordinator to have it at once."""
     self._ended.set()
     if self._thread.is_alive():
-      self._thread.join(_REQUEST_SECONDS)
+      self._thread.join(REQUEST_SECONDS)
     if self._id:
       with contextlib.suppress(client.NoAnswer, client.Rejected):
-        self._asked.ask(
-          "lease/revoke", {"ID": self._id}, time.monotonic() + _FAREWELL
-        )
-    self._asked.close()
+        self.client.ask("lease/revoke", {"ID": self._id}, _FAREWELL)
+    self.client.close()
 
-  def _check_holder(self, found: dict[str, Any]) -> None:
-    pairs = found.get("kvs")
-    if not pairs or pairs[0]["create_revision"] != self._revision:
-      self._lose("it has lost its lease in etcd")
-      self.check()
+  def _holder(self) -> tuple[Holder | None, dict[str, Any]]:
+    """Who has it, and the pair that says so."""
+    pair = self.client.get(self.where.holder_key, REQUEST_SECONDS)
+    return (
+      (None, {})
+      if pair is None
+      else (holder_of(self.where, self.secret, pair), pair)
+    )
 
   def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    return self._asked.ask(path, body, time.monotonic() + _REQUEST_SECONDS)
+    return self.client.ask(path, body, REQUEST_SECONDS)
 
   def _put(self, holder: Holder) -> dict[str, Any]:
-    key, value = self._where.holder_key, msgspec.json.encode(holder)
-    return {
-      "key": place.encoded(key),
-      "value": place.sealed(self._secret, key, value),
-      "lease": self._id,
-    }
-
-  def _lose(self, why: str) -> None:
-    self._lost = self._lost or why
-    self._on_lost()
+    value = msgspec.json.encode(holder)
+    pair = keys.sealed(self.secret, self.where.holder_key, value)
+    return {**pair, "lease": self._id}
 
   def _keep(self) -> None:
     """Keeps it alive; in a thread of its own, since the log may be waiting."""
-    with client.Client(self._where.servers) as asked:
-      while not self._ended.wait(self._where.lease / _BEATS):
+    with client.Client(self.where) as own:
+      while not self._ended.wait(self.where.lease / _BEATS):
         began = time.monotonic()
-        if began >= self._until:
-          self._lose("no etcd server has prolonged its lease in time")
-          return
         try:
-          found = asked.ask(
-            "lease/keepalive",
-            {"ID": self._id},
-            min(self._until, began + _REQUEST_SECONDS),
-          )
+          answer = own.ask("lease/keepalive", {"ID": self._id}, REQUEST_SECONDS)
         except client.NoAnswer:
           continue
         except client.Rejected as error:
-          self._lose(f"etcd refuses to prolong its lease: {error}")
+          self._lost = f"etcd refuses to prolong its lease: {error}"
           return
-        seconds = float(found.get("result", {}).get("TTL", 0))
+        seconds = float(answer.get("result", {}).get("TTL", 0))
         if not seconds:
-          self._lose("its lease in etcd has ended")
+          self._lost = "its lease in etcd has ended"
           return
         self._until = began + seconds
 
 
-def _process(pid: int) -> tuple[str, int, str]:
-  """Identifies a process: host, number there, and when it was started."""
-  try:
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    space = os.readlink("/proc/self/ns/pid")
-    return f"{boot} {space}", pid, _stat(pid)[19]
-  except (OSError, IndexError):  # Not Linux.
-    return "", pid, ""
+def holder_of(where: keys.Etcd, secret: bytes, pair: dict[str, Any]) -> Holder:
+  """Who has the lease.
+
+  Args:
+    where: the keys.
+    secret: the job's.
+    pair: key and value, as etcd returns them.
+
+  Raises:
+    keys.Foreign: no process of this job wrote it.
+  """
+  raw = keys.unseal(secret, where.holder_key, pair)
+  return msgspec.json.decode(raw, type=Holder)
 
 
-def _stat(pid: int) -> list[str]:
-  text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  return text.rpartition(")")[2].split()
-
-
-def _is_dead(holder: Holder) -> bool:
-  """Whether it was a process of this host, and has ended."""
-  host, _, _ = _process(os.getpid())
-  if not host or holder.host != host:
-    return False
-  try:
-    fields = _stat(holder.pid)
-  except OSError:
-    return True
-  return fields[0] == "Z" or fields[19] != holder.started
+def _created(key: str, revision: str) -> dict[str, Any]:
+  """The condition that a key was created then; "0" for one that is not there."""
+  return {
+    "key": keys.encoded(key),
+    "target": "CREATE",
+    "create_revision": revision,
+  }

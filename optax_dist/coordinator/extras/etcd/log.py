@@ -1,208 +1,152 @@
-"""The coordinator's log in etcd: one key for each record, in order.
+"""The records of a coordinator's log in etcd: keys in order.
 
     PREFIX/log/RUN/000000000000      a record, or the first piece of a large one
     PREFIX/log/RUN/000000000001      ...
 
-A record is put where none is, and only while the coordinator has its lease; if the
-answer is lost, it asks again until it is known. Of a record whose coordinator died
-before its last piece was put, the next one removes the pieces.
+A piece is put where none is, and only while the coordinator has its lease; if the
+answer is lost, it asks again until it is known. A record whose coordinator died
+before its last piece was put is none.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from optax_dist.coordinator.extras.etcd import client, place
-from optax_dist.coordinator.extras.etcd.lease import Lease
-from optax_dist.coordinator.extras.etcd.place import Etcd
-from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.protocol.entries import RECORDS, Record
-from optax_dist.coordinator.protocol.history import History
+from optax_dist.coordinator.extras.etcd import client, keys
+from optax_dist.coordinator.extras.etcd.lease import REQUEST_SECONDS, Lease
 from optax_dist.coordinator.server.log import LogError
 
 # Bytes of a piece, and pieces read at once: an answer must be below 4 MiB.
 _PIECE, _AT_ONCE = 128 << 10, 16
-# Records and bytes after which the log is written anew, as one record. Etcd keeps
-# what was deleted until it is compacted itself.
-_MANY, _LARGE = 512, 16 << 20
-_FIRST, _LAST = 1, 2  # Which piece of a record it is.
-# Seconds for one request, and between two attempts to write what etcd refuses.
-_REQUEST_SECONDS, _RETRY_SECONDS = 2.0, 5.0
+# Keys after which the log is written anew, as one record. Etcd keeps what was deleted
+# until it is compacted itself.
+_MANY = 512
 _REMEDY = "Resume from a checkpoint, with a ?prefix= of its own."
+_FIRST, _LAST = 1, 2  # Which piece of a record it is.
 
 
-class EtcdLog:
-  """A log in etcd, of the coordinator that has the lease; see `server.log.Log`."""
+class EtcdRecords:
+  """The records of a run, for the coordinator that has the lease.
 
-  def __init__(self, where: Etcd, run: str, secret: bytes, lease: Lease):
-    """Uses the log of one run; nothing is read or written yet.
+  See `server.log.Records`; `str` names them.
+  """
 
-    Args:
-      where: the keys.
-      run: the run's name.
-      secret: the job's.
-      lease: this coordinator's.
-    """
-    self._folder, self._secret, self._lease = where.folder(run), secret, lease
-    self._asked = client.Client(where.servers)
-    # The first key and the next one, and what was written since the last time
-    # that all was written anew.
+  def __init__(self, lease: Lease, run: str):
+    """Nothing is read or written yet."""
+    self._lease, self._prefix = lease, lease.where.log_prefix(run)
+    # The first key and the next one, and the one at which it is long.
     self._start = self._next = 0
-    self._records = self._bytes = 0
-    self._trouble, self._retry_at = "", 0.0
+    self._limit = _MANY
 
-  def read(self) -> History:
-    """What it says; a last record of which pieces are missing is removed.
+  def __str__(self) -> str:
+    return f"{self._prefix} in etcd"
+
+  @property
+  def is_long(self) -> bool:
+    return self._next > self._limit
+
+  def read(self) -> Iterator[bytes]:
+    """All records, in order.
 
     Raises:
-      LogError: it is no log of this version and job, or is damaged.
+      LogError: a piece is missing, or no process of this job wrote it.
     """
-    history = History()
-    start, piece, whole = 0, b"", True
+    pieces: list[bytes] = []
     for at, raw in self._pieces():
       if not raw or at != self._next:
-        what = f"{self._folder}{self._next:012d} is missing"
-        raise LogError(f"The log in etcd is damaged: {what}. {_REMEDY}")
+        what = f"{self._key(self._next)} is missing"
+        raise LogError(f"The log {self} is damaged: {what}. {_REMEDY}")
       self._next = at + 1
       if raw[0] & _FIRST:
-        start, piece = at, b""
-      piece, whole = piece + raw[1:], bool(raw[0] & _LAST)
-      if whole:
-        self._apply(history, piece, start)
-        self._records += 1
-        self._bytes += len(piece)
-    if not whole:
-      self._delete(start, self._next)
-      self._next = start
-    return history
+        pieces.clear()
+      pieces.append(raw[1:])
+      if raw[0] & _LAST:
+        yield b"".join(pieces)
 
-  def append(self, record: Record, history: History) -> str:
-    """Writes a record, or all of it anew once there are many.
+  def append(self, record: bytes, durable: bool) -> None:
+    """Writes a record.
 
     Raises:
+      OSError: etcd refuses it at present.
       LogError: another coordinator may have the lease.
     """
-    if self._trouble and time.monotonic() < self._retry_at:
-      return self._trouble
-    try:
-      if self._trouble:
-        self._write_anew(history)
-      else:
-        self._write(record)
-    except client.Rejected as error:
-      self._trouble, self._retry_at = (
-        str(error),
-        time.monotonic() + _RETRY_SECONDS,
-      )
-      return self._trouble
-    self._trouble = ""
-    if self._records > _MANY or self._bytes > _LARGE:
-      try:
-        self._write_anew(history)
-      except client.Rejected:
-        return ""  # What was there is still there, and good.
-    return ""
+    starts = range(0, len(record), _PIECE)
+    for start in starts:
+      flags = _FIRST * (start == 0) | _LAST * (start == starts[-1])
+      self._put(bytes([flags]) + record[start : start + _PIECE])
+
+  def replace(self, record: bytes) -> None:
+    """Writes a record in place of all before; raises as `append` does."""
+    start = self._next
+    self.append(record, durable=True)
+    old = {
+      "key": keys.encoded(self._key(self._start)),
+      "range_end": keys.encoded(self._key(start)),
+    }
+    self._write({"request_delete_range": old})
+    self._start, self._limit = start, self._next + _MANY
 
   def close(self) -> None:
-    """Closes the connection; the lease belongs to the caller."""
-    self._asked.close()
+    """Does nothing: the lease belongs to the caller."""
 
   def _pieces(self) -> Iterator[tuple[int, bytes]]:
     """The position and the bytes of each piece."""
-    key, end = self._folder.encode(), self._folder[:-1].encode() + b"0"
-    first = True
-    while True:
-      found = self._range(key, end)
-      for pair in found.get("kvs", ()):
-        key = place.decoded(pair["key"])
-        name = key.decode(errors="replace")
+    start, end = self._prefix.encode(), self._prefix[:-1].encode() + b"0"
+    more = True
+    while more:
+      answer = self._range(start, end)
+      for pair in answer.get("kvs", ()):
+        start = keys.decoded(pair["key"])
+        key = start.decode(errors="replace")
         try:
-          raw = place.unseal(self._secret, name, pair)
-          at = int(name.removeprefix(self._folder))
-        except (place.Foreign, ValueError) as error:
+          raw = keys.unseal(self._lease.secret, key, pair)
+          at = int(key.removeprefix(self._prefix))
+        except (keys.Foreign, ValueError) as error:
           raise LogError(f"{error}. {_REMEDY}") from None
-        if first:
+        if not self._next:
           self._start = self._next = at
-          first = False
+          self._limit = at + _MANY
         yield at, raw
-      if not found.get("more"):
-        return
-      key += b"\0"
+      more = bool(answer.get("more"))
+      start += b"\0"
 
-  def _range(self, key: bytes, end: bytes) -> dict[str, Any]:
+  def _range(self, start: bytes, end: bytes) -> dict[str, Any]:
     body = {
-      "key": place.encoded(key),
-      "range_end": place.encoded(end),
+      "key": keys.encoded(start),
+      "range_end": keys.encoded(end),
       "limit": _AT_ONCE,
     }
     while True:
       self._lease.check()
       try:
-        return self._asked.ask(
-          "kv/range", body, time.monotonic() + _REQUEST_SECONDS
-        )
+        return self._lease.client.ask("kv/range", body, REQUEST_SECONDS)
       except client.NoAnswer:
         continue
       except client.Rejected as error:
-        raise LogError(f"The log in etcd can't be read: {error}.") from None
-
-  def _apply(self, history: History, raw: bytes, at: int) -> None:
-    try:
-      history.apply(RECORDS.decode(raw))
-    except codec.BadMessage as error:
-      raise LogError(
-        f"The log in etcd has a record at {self._key(at)} that this version can't"
-        f" read ({error}). {_REMEDY}"
-      ) from None
-    except ValueError as error:
-      raise LogError(
-        f"The log in etcd is damaged: {error}. {_REMEDY}"
-      ) from None
-
-  def _write(self, record: Record) -> None:
-    raw = RECORDS.encode(record)
-    starts = range(0, len(raw), _PIECE)
-    for start in starts:
-      flags = _FIRST * (start == 0) | _LAST * (start == starts[-1])
-      self._put(bytes([flags]) + raw[start : start + _PIECE])
-    self._records += 1
-    self._bytes += len(raw)
+        raise LogError(f"The log {self} can't be read: {error}.") from None
 
   def _put(self, value: bytes) -> None:
-    while True:
+    written = False
+    while not written:
       key = self._key(self._next)
-      put = {
-        "key": place.encoded(key),
-        "value": place.sealed(self._secret, key, value),
-      }
-      found = self._lease.write([{"request_put": put}], self._asked, absent=key)
+      pair = keys.sealed(self._lease.secret, key, value)
+      answer = self._write({"request_put": pair}, absent=key)
       self._next += 1
-      if found.get("succeeded"):
-        return
-      # The lease is ours, so it is what was put before an answer got lost.
-      pair = found["responses"][1]["response_range"]["kvs"][0]
-      try:
-        other = place.unseal(self._secret, key, pair)
-      except place.Foreign as error:
-        raise LogError(f"{error}. {_REMEDY}") from None
-      if other == value:
-        return
+      written = bool(answer.get("succeeded"))
+      if not written:
+        # The lease is ours, so it is what was put before an answer got lost.
+        found = answer["responses"][1]["response_range"]["kvs"][0]
+        try:
+          written = keys.unseal(self._lease.secret, key, found) == value
+        except keys.Foreign as error:
+          raise LogError(f"{error}. {_REMEDY}") from None
 
-  def _write_anew(self, history: History) -> None:
-    """Writes one record of all that was decided; then deletes those before."""
-    start = self._next
-    self._write(Record((history.compacted(),)))
-    self._delete(self._start, start)
-    self._start, self._records, self._bytes = start, 0, 0
-
-  def _delete(self, start: int, stop: int) -> None:
-    keys = {
-      "key": place.encoded(self._key(start)),
-      "range_end": place.encoded(self._key(stop)),
-    }
-    self._lease.write([{"request_delete_range": keys}], self._asked)
+  def _write(self, change: dict[str, Any], absent: str = "") -> dict[str, Any]:
+    try:
+      return self._lease.write(change, absent)
+    except client.Rejected as error:
+      raise OSError(f"{error}") from None
 
   def _key(self, position: int) -> str:
-    return f"{self._folder}{position:012d}"
+    return f"{self._prefix}{position:012d}"

@@ -111,12 +111,10 @@ def check_etcd(url: str) -> Finding:
   Args:
     url: of the keys of its run, which is valid.
   """
-  client, place = places.load("client"), places.load("place")
-  where = place.parse(url)
-  key = {"key": place.encoded(where.holder_key)}
+  client, where = places.load("client"), places.load("keys").parse(url)
   try:
-    with client.Client(where.servers) as asks:
-      asks.ask("kv/range", key, time.monotonic() + _CONNECT)
+    with client.Client(where) as asks:
+      asks.get(where.holder_key, _CONNECT)
   except (client.NoAnswer, client.Rejected, ValueError) as error:
     return Finding(False, f"{where} can't be used from here: {error}")
   return Finding(True, f"{where} answers")

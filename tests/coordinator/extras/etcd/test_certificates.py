@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 
 import commands
 import etcd_cluster
@@ -13,7 +12,7 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.cli import main
-from optax_dist.coordinator.extras.etcd import client, place
+from optax_dist.coordinator.extras.etcd import client, keys
 from optax_dist.coordinator.transport import addresses
 
 SECRET = "a secret of enough bytes"
@@ -65,10 +64,9 @@ def _url(server, files):
 
 
 def _ask(url, seconds=60.0):
-  key = {"key": place.encoded("key"), "value": ""}
-  until = time.monotonic() + seconds
-  with client.Client(place.parse(url).servers) as asked:
-    return asked.ask("kv/put", key, until)
+  key = {"key": keys.encoded("key"), "value": ""}
+  with client.Client(keys.parse(url)) as asked:
+    return asked.ask("kv/put", key, seconds)
 
 
 def _join(url):
@@ -91,11 +89,10 @@ def test_certificates_are_read_again_for_a_new_connection(
   for path, by in zip(mine, wrong.files(), strict=True):
     shutil.copy(by, path)
   own = type(files)(*mine)
-  until = time.monotonic() + 60.0
-  with client.Client(place.parse(_url(server, own)).servers) as asked:
+  with client.Client(keys.parse(_url(server, own))) as asked:
     for path, by in zip(mine, files.files(), strict=True):
       shutil.copy(by, path)
-    assert "header" in asked.ask("kv/range", {"key": "a2V5"}, until)
+    assert "header" in asked.ask("kv/range", {"key": "a2V5"}, 60.0)
 
 
 def test_a_server_that_can_not_be_trusted_ends_it_at_once(server, tmp_path):

@@ -4,11 +4,10 @@ import collections
 import http.server
 import json
 import threading
-import time
 
 import pytest
 
-from optax_dist.coordinator.extras.etcd import client
+from optax_dist.coordinator.extras.etcd import client, keys
 
 _DONE = 200, {"header": {"cluster_id": "1", "revision": "1"}}
 
@@ -80,9 +79,9 @@ def error(request):
 
 def _put(gateway, timeout=200.0, **login):
   """Makes one request."""
-  servers = client.Servers((f"127.0.0.1:{gateway.server_port}",), **login)
-  with client.Client(servers) as asked:
-    return asked.ask("kv/put", {"key": "YQ=="}, time.monotonic() + timeout)
+  where = keys.Etcd((f"127.0.0.1:{gateway.server_port}",), **login)
+  with client.Client(where) as asked:
+    return asked.ask("kv/put", {"key": "YQ=="}, timeout)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import waiting
 
 from optax_dist import coordinator
-from optax_dist.coordinator.extras.etcd import finder, place
+from optax_dist.coordinator.extras.etcd import finder, keys
 from optax_dist.coordinator.server import process
 
 SECRET = "a secret of enough bytes"
@@ -58,7 +58,7 @@ def start(url):
 def _find(url):
   """Where members find the coordinator."""
   with contextlib.closing(
-    finder.Finder(place.parse(url), SECRET.encode())
+    finder.Finder(keys.parse(url), SECRET.encode())
   ) as asks:
     return asks.find()
 
@@ -187,8 +187,8 @@ def test_a_job_with_another_secret_is_told_so(start, url):
 
 
 def test_a_key_without_a_value_is_named(cluster, url):
-  key = place.parse(url).holder_key
-  cluster.post(0, "kv/put", {"key": place.encoded(key)})
+  key = keys.parse(url).holder_key
+  cluster.post(0, "kv/put", {"key": keys.encoded(key)})
   assert (
     f"etcd's key {key!r} has a value that no process"
     in commands.refused_by_etcd(url, SECRET)

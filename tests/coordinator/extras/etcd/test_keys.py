@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from optax_dist.coordinator.extras.etcd import place
-from optax_dist.coordinator.extras.etcd.client import Servers
-from optax_dist.coordinator.extras.etcd.place import Etcd
+from optax_dist.coordinator.extras.etcd import keys
+from optax_dist.coordinator.extras.etcd.keys import Etcd
 from optax_dist.coordinator.server import places
 
 
@@ -15,31 +14,19 @@ def test_each_kind_of_address_is_told_apart():
   assert places.in_etcd("host:29300") is None
   assert places.in_etcd("[::1]:29300") is None
   assert places.in_etcd("etcd://a,b:23790,[::1]") == Etcd(
-    Servers(("a:2379", "b:23790", "[::1]:2379"))
+    ("a:2379", "b:23790", "[::1]:2379")
   )
 
 
 def test_login_and_certificates():
-  found = place.parse(
+  found = keys.parse(
     "etcds://me:p%40ss@a,b?ca=/ca.pem&cert=me.pem&key=me.key&prefix=team/1&lease=9"
   )
   assert found == Etcd(
-    Servers(
-      ("a:2379", "b:2379"), "me", "p@ss", True, "/ca.pem", "me.pem", "me.key"
-    ),
-    "team/1",
-    9.0,
+    *(("a:2379", "b:2379"), "me", "p@ss", True, "/ca.pem", "me.pem", "me.key"),
+    *("team/1", 9.0),
   )
   assert "p@ss" not in f"{found} {found!r}"
-
-
-def test_a_password_may_be_in_a_file(tmp_path):
-  file = tmp_path / "password"
-  file.write_text("p@ss\n")
-  found = place.parse(f"etcd://me@a?password_file={file}")
-  assert (found.servers.user, found.servers.password) == ("me", "p@ss")
-  with pytest.raises(ValueError, match="missing can't be read"):
-    place.parse(f"etcd://me@a?password_file={tmp_path}/missing")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +45,6 @@ def test_a_password_may_be_in_a_file(tmp_path):
     ("etcd://a?prefix=a//b", "'a//b' is no path"),
     ("etcd://a?lease=1", "lease is seconds, at least 2"),
     ("etcd://a?lease=soon", "lease is seconds, at least 2"),
-    ("etcd://a?password_file=x", "password_file is for a user"),
     ("etcd://me:hidden@a?x=1", "no option"),
   ],
 )

@@ -5,17 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hmac
-import pathlib
 import urllib.parse
 from typing import Any
 
-import msgspec
-
-from optax_dist.coordinator.extras.etcd import client
 from optax_dist.coordinator.transport import addresses
 
 _PORT = 2379
-_OPTIONS = ("ca", "cert", "key", "prefix", "lease", "password_file")
+_PREFIX = "optax-dist"
+_OPTIONS = ("ca", "cert", "key", "prefix", "lease")
 _PLAIN = frozenset(
   "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"
 )
@@ -26,72 +23,54 @@ class Foreign(RuntimeError):
   """The cluster holds something that no process of this job wrote."""
 
 
-class Holder(msgspec.Struct, frozen=True):
-  """Who has the lease.
-
-  Attributes:
-    token: a random text of that process.
-    address: of its transport; "" until it has read the log.
-    host: identifies its host, since it was booted.
-    pid, started: its process number there, and when it was started.
-  """
-
-  token: str
-  address: str = ""
-  host: str = ""
-  pid: int = 0
-  started: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Etcd:
   """The keys of a run in an etcd cluster.
 
   Attributes:
-    servers: of the cluster, and who logs in.
+    endpoints: the servers, as host:port.
+    user: user to log in as; "" for none.
+    password: of the user.
+    tls: whether connections are encrypted.
+    ca: path of the certificates that sign the servers' ones; "" for the
+      system's.
+    cert: path of this client's certificate, if the servers ask for one.
+    key: path of its key.
     prefix: of all keys, so that the cluster can be shared: what a port is to a
       host.
     lease: seconds after which another coordinator takes over from one that is
       gone.
   """
 
-  servers: client.Servers
-  prefix: str = "optax-dist"
+  endpoints: tuple[str, ...]
+  user: str = ""
+  password: str = dataclasses.field(default="", repr=False)
+  tls: bool = False
+  ca: str = ""
+  cert: str = ""
+  key: str = ""
+  prefix: str = _PREFIX
   lease: float = 5.0
 
   def __str__(self) -> str:
     """Its URL, without a password."""
-    scheme = "etcds" if self.servers.tls else "etcd"
-    shown = f"{scheme}://{','.join(self.servers.endpoints)}"
-    plain = self.prefix == "optax-dist"
-    return shown if plain else f"{shown}?prefix={self.prefix}"
+    scheme = "etcds" if self.tls else "etcd"
+    shown = f"{scheme}://{','.join(self.endpoints)}"
+    return shown if self.prefix == _PREFIX else f"{shown}?prefix={self.prefix}"
 
   @property
   def host(self) -> str:
     """The host of the first server."""
-    return addresses.parse(self.servers.endpoints[0])[0].host
+    return addresses.parse(self.endpoints[0])[0].host
 
   @property
   def holder_key(self) -> str:
     """The key that says who has the lease."""
     return f"{self.prefix}/coordinator"
 
-  def folder(self, run: str) -> str:
+  def log_prefix(self, run: str) -> str:
     """The beginning of the keys of a run's log."""
     return f"{self.prefix}/log/{urllib.parse.quote(run, safe='')}/"
-
-  def read_holder(self, secret: bytes, pair: dict[str, Any]) -> Holder:
-    """Who has the lease.
-
-    Args:
-      secret: the job's.
-      pair: key and value, as etcd returns them.
-
-    Raises:
-      Foreign: no process of this job wrote it.
-    """
-    raw = unseal(secret, self.holder_key, pair)
-    return msgspec.json.decode(raw, type=Holder)
 
 
 def parse(url: str) -> Etcd:
@@ -99,20 +78,19 @@ def parse(url: str) -> Etcd:
 
   It may have ``user:password@`` before its servers, and options after them, as
   in ``etcds://a,b,c?ca=ca.pem&cert=me.pem&key=me.key``; with ``etcds://``
-  connections are encrypted. `password_file` keeps the password out of the URL.
+  connections are encrypted.
 
   Raises:
     ValueError: it is not one.
 
   Example:
-    >>> parse("etcd://a,b:23790").servers.endpoints
+    >>> parse("etcd://a,b:23790").endpoints
     ('a:2379', 'b:23790')
   """
   scheme, _, rest = url.partition("://")
   where, _, query = rest.partition("?")
   login, _, servers = where.removesuffix("/").rpartition("@")
   endpoints = tuple(_endpoint(url, s) for s in servers.split(","))
-  user, _, password = login.partition(":")
   options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
   unknown = [name for name in options if name not in _OPTIONS]
   if unknown or len(set(endpoints)) < len(endpoints):
@@ -123,7 +101,7 @@ def parse(url: str) -> Etcd:
     raise _wrong(url, "cert and key belong together")
   if not tls and any(options.get(name) for name in ("ca", "cert", "key")):
     raise _wrong(url, "certificates are for etcds://")
-  prefix = options.pop("prefix", "optax-dist")
+  prefix = options.pop("prefix", _PREFIX)
   if not all(p and _PLAIN.issuperset(p) for p in prefix.split("/")):
     raise _wrong(url, f"the prefix {prefix!r} is no path such as team/run-7")
   try:
@@ -132,29 +110,10 @@ def parse(url: str) -> Etcd:
     lease = 0.0
   if not 2.0 <= lease <= 3600.0:
     raise _wrong(url, "lease is seconds, at least 2")
-  file = options.pop("password_file", "")
-  if file and (password or not user):
-    raise _wrong(url, "password_file is for a user without a password")
-  unquote = urllib.parse.unquote
-  reached = client.Servers(
-    endpoints,
-    unquote(user),
-    _password(file) if file else unquote(password),
-    tls,
-    **options,
+  user, _, password = map(urllib.parse.unquote, login.partition(":"))
+  return Etcd(
+    endpoints, user, password, tls, prefix=prefix, lease=lease, **options
   )
-  return Etcd(reached, prefix, lease)
-
-
-def has_password(url: str) -> bool:
-  """Whether a password is in a URL, where others could read it.
-
-  Example:
-    >>> has_password("etcd://me:word@a"), has_password("etcd://me@a")
-    (True, False)
-  """
-  login = url.partition("://")[2].partition("?")[0].rpartition("@")[0]
-  return ":" in login
 
 
 def below(url: str, name: str) -> str:
@@ -169,29 +128,20 @@ def below(url: str, name: str) -> str:
   where, _, query = url.partition("?")
   options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
   plain = "".join(c if c in _PLAIN else "_" for c in name)
-  options["prefix"] = f"{options.get('prefix', 'optax-dist')}/{plain}"
+  options["prefix"] = f"{options.get('prefix', _PREFIX)}/{plain}"
   return f"{where}?{urllib.parse.urlencode(options)}"
-
-
-def _password(file: str) -> str:
-  try:
-    return pathlib.Path(file).read_text("utf-8").strip()
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(
-      f"etcd's password in {file} can't be read: {error}."
-    ) from None
 
 
 def _endpoint(url: str, text: str) -> str:
   """Checks one server in a URL; returns it with its port."""
   has_port = text.rpartition(":")[2].isdecimal()
   try:
-    (found,) = addresses.parse(text if has_port else f"{text}:{_PORT}")
+    (way,) = addresses.parse(text if has_port else f"{text}:{_PORT}")
   except ValueError:
-    found = addresses.Endpoint()
-  if not found.host:
+    way = addresses.Endpoint()
+  if not way.host:
     raise _wrong(url, f"{text!r} is no host and port")
-  return str(found)
+  return str(way)
 
 
 def _wrong(url: str, why: str) -> ValueError:
@@ -214,9 +164,12 @@ def decoded(text: str) -> bytes:
   return base64.b64decode(text)
 
 
-def sealed(secret: bytes, key: str, value: bytes) -> str:
-  """A value with its signature, as etcd's gateway takes it."""
-  return encoded(_tag(secret, key, value) + value)
+def sealed(secret: bytes, key: str, value: bytes) -> dict[str, str]:
+  """A key and a value with its signature, as etcd's gateway takes them."""
+  return {
+    "key": encoded(key),
+    "value": encoded(_tag(secret, key, value) + value),
+  }
 
 
 def unseal(secret: bytes, key: str, pair: dict[str, Any]) -> bytes:
