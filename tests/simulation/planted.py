@@ -96,9 +96,9 @@ FAULTS = (
   Planted(
     "A2",
     "a lost replica lowers the quorum",
-    f"{_COORDINATOR}.steps.steps",
-    "Steps._departure",
-    "left or self._config.rules.lower_on_loss",
+    f"{_COORDINATOR}.steps.ruling",
+    "Ruling._departure",
+    "left or self._lower_on_loss",
     "True",
   ),
   Planted(
@@ -378,9 +378,9 @@ FAULTS = (
   Planted(
     "A22",
     "a replica that has died before it joined is waited for",
-    f"{_COORDINATOR}.steps.steps",
-    "Steps.never_joined",
-    "replica not in self.ruling.state.replicas",
+    f"{_COORDINATOR}.steps.ruling",
+    "Ruling.never_joined",
+    "r not in self.state.replicas",
     "False",
     bad.plain,
   ),

@@ -133,9 +133,7 @@ class Run:
       if member is not None:
         self._remove(member, "its process has ended")
     self._steps.never_joined(gone.replicas)
-    state = self._steps.ruling.state
-    least = 1 if state.shared else quorum.needed(state)
-    enough = state.live + state.awaited >= least
+    enough = self._steps.ruling.can_be_enough
     if gone.given_up and self._history.has_no_commits and not enough:
       text = f"The run needs replicas that have never joined: {gone.given_up}"
       self._record_end(text, "CoordinatorError")
@@ -309,7 +307,7 @@ class Run:
     if self._history.has_no_commits and not self._shutdown.is_decided:
       members = [state.member.replica for state in self._members]
       verdict = self._comparison.verdict(
-        self._config.job, members, self._steps.never_came
+        self._config.job, members, self._steps.ruling.never_came
       )
     if verdict is None:
       return
@@ -512,13 +510,12 @@ class Run:
       return
     self._shutdown.decide(self._now)
     self._steps.end()
-    gradients, step = self._steps.gradients, self._steps.step
-    dropped = tuple(sorted(gradients.dropped.items()))
-    ended = Ended(step, reason, error, dropped)
+    dropped = tuple(sorted(self._steps.gradients.dropped.items()))
+    ended = Ended(self._steps.step, reason, error, dropped)
     self._out.append(ended)
     if self._addresses:
       self._out.add(fx.SendAll(tuple(self._addresses), ended))
-    self._out.note(journal_events.finished(ended, gradients.applied))
+    self._out.note(journal_events.finished(ended, self._history.applied))
 
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""
@@ -557,7 +554,7 @@ class Run:
     self._follow()
     if not self._shutdown.is_decided:
       step, current = self._steps.step, self._steps.rounds.current
-      waits = self._steps.gradients.queued is not None or current is not None
+      waits = bool(self._steps.intake.queue) or current is not None
       nobody = waits and not self._steps.intake.has_state
       self._snapshots.ask_those_behind(step, nobody)
       at_least = step + (current is not None and current.is_announced)

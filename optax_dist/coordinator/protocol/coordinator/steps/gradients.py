@@ -1,9 +1,4 @@
-r"""The gradients that a coordinator has been told of, until their fate is decided.
-
-queued -> arriving -> accepted -> committed
-             \           \-> dropped
-              \-> dropped
-"""
+"""The gradients that the rules have accepted, until they are committed or dropped."""
 
 from __future__ import annotations
 
@@ -27,42 +22,23 @@ class Arrival:
 
 
 class Gradients:
-  """Gradients on their way into a step, and the counts of what became of them.
+  """Gradients on their way into a step, and how many were dropped.
 
   Attributes:
     accepted: those that are accepted and not committed, at most one for each
       member.
-    applied: how many are in commits.
     dropped: how many were dropped, by reason.
   """
 
-  def __init__(self, applied: int, dropped: Iterable[tuple[str, int]]):
+  def __init__(self, dropped: Iterable[tuple[str, int]]):
     """Starts with the counts in the log."""
     self.accepted: dict[Incarnation, Arrival] = {}
-    self.applied, self.dropped = applied, dict(dropped)
-    self._queue: list[tuple[Incarnation, SubmitGradient]] = []
+    self.dropped = dict(dropped)
 
   @property
   def first(self) -> float:
     """When the first accepted one came; infinity for none."""
     return min((a.at for a in self.accepted.values()), default=math.inf)
-
-  @property
-  def queued(self) -> tuple[Incarnation, SubmitGradient] | None:
-    """The first of those that can't be counted yet."""
-    return self._queue[0] if self._queue else None
-
-  def queue(self, incarnation: Incarnation, message: SubmitGradient) -> None:
-    """Keeps a gradient that can't be counted yet."""
-    self._queue.append((incarnation, message))
-
-  def unqueue(self) -> None:
-    """Removes the first one of the queue."""
-    del self._queue[0]
-
-  def dismiss(self, incarnation: Incarnation) -> None:
-    """Forgets what a member that was removed has in the queue."""
-    self._queue = [(i, m) for i, m in self._queue if i != incarnation]
 
   def drop(
     self, drop: quorum.Drop, arriving: Arrival | None
@@ -91,5 +67,4 @@ class Gradients:
 
   def commit(self, parts: Sequence[Part]) -> list[Arrival]:
     """The gradients of a step, which is committed."""
-    self.applied += sum(part.count for part in parts)
     return [self.accepted.pop(part.incarnation) for part in parts]

@@ -5,6 +5,12 @@ all members have called, and one has the state that it is applied to.
 
     Arrive -> queued -> of a newcomer: it counts from now on, or with the next step
                     \-> the rules: accepted, or dropped
+
+A replica that is back would have all others wait until it has the state, has
+compiled, and has computed its first gradient. So where a join would raise what a
+step needs, it is a newcomer, and counts only once that gradient is there. If it
+came too late for its step, its replica begins with the others, after the next
+commit.
 """
 
 from __future__ import annotations
@@ -22,28 +28,24 @@ from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
 )
-from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
-  Arrival,
-  Gradients,
-)
-from optax_dist.coordinator.protocol.coordinator.steps.newcomers import (
-  Newcomers,
-  raises,
-)
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
 from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
 from optax_dist.coordinator.protocol.entries import Incarnation, Member
 from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
 class Intake:
-  """Gives the rules what members submit, in order, when it can count."""
+  """Gives the rules what members submit, in order, when it can count.
+
+  Attributes:
+    queue: gradients that have to wait, and their members.
+  """
 
   def __init__(
     self,
     config: Config,
     policy: Policy,
     ruling: Ruling,
-    gradients: Gradients,
     members: Members,
     asks: Asks,
     consequences: list[Consequence],
@@ -55,72 +57,91 @@ class Intake:
       config: the run's.
       policy: says what fits.
       ruling: the rules.
-      gradients: where they wait.
       members: the members.
-      asks: told of newcomers that count.
+      asks: notified of newcomers that count.
       consequences: where evictions go.
       out: where messages go.
     """
     self._config, self._policy, self._ruling = config, policy, ruling
-    self._gradients, self._members, self._asks = gradients, members, asks
+    self._members, self._asks = members, asks
     self._consequences, self._out = consequences, out
-    self._newcomers = Newcomers()
+    self.queue: list[tuple[MemberState, msg.SubmitGradient]] = []
+    # Members that steps don't wait for yet, and first gradients that were too late.
+    self._newcomers: dict[Incarnation, msg.SubmitGradient | None] = {}
+    # When the last step was committed, and how long it took.
+    self._committed_at, self._seconds = 0.0, 0.0
+    # Whether newcomers begin that can.
+    self._may_begin = False
 
   # Members.
 
   def ends_in(self, member: Member) -> float | None:
-    """For `Welcome`, if steps would not wait for a new member at first."""
-    join = quorum.Join(member.replica, member.incarnation)
-    if self._config.job.data is None and raises(self._ruling.state, join):
-      return self._newcomers.ends_in(self._policy.now)
-    return None
+    """For `Welcome`: when the step ends, if it would not wait for a new member.
+
+    It is taken to last as long as the one before.
+    """
+    leased = self._config.job.data is not None
+    if leased or not self._seconds or not self._ruling.is_raised_by(member):
+      return None
+    return max(0.0, self._committed_at + self._seconds - self._policy.now)
 
   def joined(self, state: MemberState) -> None:
     """A replica has become a member."""
-    member = state.member
-    join = quorum.Join(member.replica, member.incarnation)
-    if raises(self._ruling.state, join):
-      self._newcomers.add(member.incarnation)
+    if self._ruling.is_raised_by(state.member):
+      self._newcomers[state.member.incarnation] = None
     else:
-      self._ruling.apply(join)
+      self._ruling.join(state.member)
 
   def removed(self, incarnation: Incarnation) -> None:
     """A member is gone."""
-    self._newcomers.remove(incarnation)
+    self._newcomers.pop(incarnation, None)
     if len(self._newcomers) == len(self._members):
       # Nobody else is left.
       for newcomer in self._members:
-        self._count(newcomer.member.incarnation)
-    self._gradients.dismiss(incarnation)
+        self._count(newcomer)
+    self.queue = [
+      (state, message)
+      for state, message in self.queue
+      if state.member.incarnation != incarnation
+    ]
 
   def committed(self) -> None:
     """A step is committed."""
-    self._newcomers.committed(self._policy.now)
+    now = self._policy.now
+    if self._committed_at:
+      self._seconds = now - self._committed_at
+    self._committed_at, self._may_begin = now, True
 
   def not_finite(self) -> None:
     """A gradient was not finite: newcomers are to try its samples."""
-    self._newcomers.begin()
+    self._may_begin = True
 
-  def _count(self, incarnation: Incarnation, since: int | None = None) -> None:
+  def _count(self, newcomer: MemberState, since: int | None = None) -> None:
     """Steps wait for a newcomer from now on.
 
     Args:
-      incarnation: the newcomer.
+      newcomer: the member.
       since: the step that its gradient is on, which it was given before it counted.
     """
-    late = self._newcomers.remove(incarnation)
-    state = self._members[incarnation]
-    self._ruling.apply(quorum.Join(state.member.replica, incarnation))
-    if since is not None:
-      self._ruling.count_from(state.member.replica, since)
+    late = self._newcomers.pop(newcomer.member.incarnation)
+    self._ruling.join(newcomer.member, since)
     self._asks.members_changed()
     if late is not None:
-      self.arrive(state, late)
+      self.arrive(newcomer, late)
 
-  def _waits_for_samples(self, incarnation: Incarnation) -> bool:
-    """Whether a newcomer has the state, but gets samples only once it counts."""
-    state = self._members[incarnation]
-    return self._config.job.data is not None and state.has(0)
+  def _begin_newcomers(self) -> None:
+    """Newcomers begin with a step, if their first gradient was too late.
+
+    So does one that has the state, if it gets samples only once it counts.
+    """
+    if not self._may_begin:
+      return
+    self._may_begin = False
+    leased = self._config.job.data is not None
+    for incarnation, late in list(self._newcomers.items()):
+      state = self._members[incarnation]
+      if late is not None or (leased and state.has(0)):
+        self._count(state)
 
   # Gradients.
 
@@ -131,19 +152,13 @@ class Intake:
     if self._may_process(state, message):
       self._arrive(state, message)
     else:
-      self._gradients.queue(state.member.incarnation, message)
+      self.queue.append((state, message))
 
   def check(self) -> None:
     """Goes on with what waits, in order, as far as possible."""
-    for incarnation in self._newcomers.due(self._waits_for_samples):
-      self._count(incarnation)
-    while (queued := self._gradients.queued) is not None:
-      incarnation, message = queued
-      state = self._members[incarnation]  # `removed` forgets others.
-      if not self._may_process(state, message):
-        return
-      self._gradients.unqueue()
-      self._arrive(state, message)
+    self._begin_newcomers()
+    while self.queue and self._may_process(*self.queue[0]):
+      self._arrive(*self.queue.pop(0))
 
   @property
   def has_state(self) -> bool:
@@ -185,9 +200,12 @@ class Intake:
       self._out.send(state.member.process, msg.Rejected(why))
       return
     if incarnation in self._newcomers:
-      if self._begins_later(incarnation, message):
+      late = not self._is_fresh(message.local_step)
+      # Learners of a policy that keeps steps open don't wait for each other.
+      if late and self._config.policy is None:
+        self._newcomers[incarnation] = message
         return
-      self._count(incarnation, message.local_step)
+      self._count(state, message.local_step)
     state.sequence = message.sequence
     local_step, ruling = message.local_step, self._ruling
     held = ruling.state.accepted.get(replica)
@@ -224,14 +242,3 @@ class Intake:
   def _is_fresh(self, local_step: int) -> bool:
     most = self._config.rules.max_staleness
     return quorum.accepts(local_step, self._ruling.step, most)
-
-  def _begins_later(
-    self, incarnation: Incarnation, message: msg.SubmitGradient
-  ) -> bool:
-    """Whether a newcomer's gradient is too late, and it begins with the others."""
-    live, now = self._ruling.state.live, self._policy.now
-    return (
-      not self._is_fresh(message.local_step)
-      and self._config.policy is None  # Its learners don't wait for each other.
-      and self._newcomers.wait(incarnation, message, live, now)
-    )

@@ -1,34 +1,63 @@
-"""The state of the quorum's rules, and who follows what they decide."""
+"""The quorum's rules at work: whom they know, and who follows what they decide."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
-from optax_dist.coordinator.protocol.entries import ReplicaId
+from optax_dist.coordinator.protocol.entries import Member, ReplicaId
+from optax_dist.coordinator.protocol.history import History
 
 #: Does what the rules have decided, about a gradient that has come if any.
 Follow: TypeAlias = Callable[[Sequence[quorum.Decision], Arrival | None], None]
 
 
 class Ruling:
-  """The rules, at work.
+  """The rules.
 
   Attributes:
     state: their state.
   """
 
-  def __init__(self, state: quorum.State, follow: Follow):
-    """Starts from a state.
+  def __init__(
+    self, config: Config, history: History, members: Members, follow: Follow
+  ):
+    """Starts before any replica has joined.
 
     Args:
-      state: the state.
+      config: the run's.
+      history: says which replicas there were.
+      members: the members.
       follow: called with what follows from an event.
     """
-    self.state, self._follow = state, follow
+    # Pending gradients of members may be this stale.
+    late = config.rules.max_staleness
+    self.state = config.quorum_state(history.step - late)
+    self._lower_on_loss = config.rules.lower_on_loss
+    self._history, self._members, self._follow = history, members, follow
+
+  def begin(self, expected: bool) -> None:
+    """Tells the rules of all replicas that the log knows.
+
+    Args:
+      expected: whether lost ones are expected back, as after a new beginning.
+    """
+    known: list[quorum.Event] = []
+    for replica, gone in self._history.departed.items():
+      if gone.left or not expected:
+        departure = quorum.Leave if gone.left else self._departure()
+        known += [quorum.Join(replica), departure(replica)]
+    for state in self._members:
+      member = state.member
+      known.append(quorum.Join(member.replica, member.incarnation))
+    for event in known:
+      self.state, _ = quorum.step(self.state, event)
+    self.state = dataclasses.replace(self.state, step=self._history.step)
 
   @property
   def step(self) -> int:
@@ -45,18 +74,72 @@ class Ruling:
     self.state, decisions = quorum.step(self.state, event)
     self._follow(decisions, arriving)
 
-  def know(self, *events: quorum.Event) -> None:
-    """Applies what was decided before, by an earlier coordinator."""
-    for event in events:
-      self.state, _ = quorum.step(self.state, event)
+  # Replicas.
 
-  def count_from(self, replica: ReplicaId, step: int) -> None:
-    """Gradients of a replica on this step count, though it has joined later."""
-    known = self.state.replicas[replica]
-    counts = {replica: known._replace(start=min(known.start, step))}
-    replicas = self.state.replicas | counts
-    self.state = dataclasses.replace(self.state, replicas=replicas)
+  def is_raised_by(self, member: Member) -> bool:
+    """Whether a step would need one gradient more because of a new member."""
+    join = quorum.Join(member.replica, member.incarnation)
+    after, _ = quorum.step(self.state, join)
+    needed = quorum.needed
+    return self.state.live > 0 and needed(after) > needed(self.state)
 
-  def begin_at(self, step: int) -> None:
-    """Sets the step that is taken next."""
-    self.state = dataclasses.replace(self.state, step=step)
+  def join(self, member: Member, since: int | None = None) -> None:
+    """A member counts from now on.
+
+    Args:
+      member: the member.
+      since: an earlier step that its gradients may be on, too.
+    """
+    self.apply(quorum.Join(member.replica, member.incarnation))
+    if since is not None:
+      known = self.state.replicas[member.replica]
+      known = known._replace(start=min(known.start, since))
+      replicas = self.state.replicas | {member.replica: known}
+      self.state = dataclasses.replace(self.state, replicas=replicas)
+
+  def removed(self, member: Member, left: bool) -> None:
+    """A member is one no more; the others follow."""
+    self.apply(self._departure(left)(member.replica, member.incarnation))
+
+  def forget_lost(self) -> None:
+    """Lost replicas don't count, now that others are there."""
+    if self._lower_on_loss:
+      # The last one to go has not lowered the quorum, to nobody.
+      for gone in self._history.lost():
+        if gone.member.replica in self.state.replicas:
+          self.apply(quorum.Leave(gone.member.replica))
+
+  def never_joined(self, replicas: Iterable[ReplicaId]) -> bool:
+    """Counts replicas as lost that have died before they joined.
+
+    Returns:
+      Whether any is.
+    """
+    # Of any other the log says what it is.
+    found = [r for r in replicas if r not in self.state.replicas]
+    for replica in found:
+      self.apply(self._departure()(replica))
+    return bool(found)
+
+  @property
+  def never_came(self) -> int:
+    """How many replicas are known not to come, of those that never joined."""
+    known = self.state.replicas.values()
+    return sum(r.incarnation < 0 and not r.live for r in known)
+
+  @property
+  def can_be_enough(self) -> bool:
+    """Whether the replicas that are there, or are to come, suffice for a step."""
+    state = self.state
+    least = 1 if state.shared else quorum.needed(state)
+    return state.live + state.awaited >= least
+
+  def _departure(
+    self, left: bool = False
+  ) -> type[quorum.Leave] | type[quorum.Lost]:
+    """How the departure of a replica counts."""
+    if not self._members and (not left or self._history.lost()):
+      # The quorum is not lowered to nobody while a lost replica may come back:
+      # the run would end well.
+      return quorum.Lost
+    return quorum.Leave if left or self._lower_on_loss else quorum.Lost

@@ -80,11 +80,8 @@ class Steps:
     self._config, self._members, self._out = config, members, out
     self._history = history
     self.consequences: list[Consequence] = []
-    # Pending gradients of members may be this stale.
-    late = config.rules.max_staleness
-    state = config.quorum_state(history.step - late)
-    self.ruling = Ruling(state, self._follow)
-    self.gradients = Gradients(history.applied, history.dropped)
+    self.ruling = Ruling(config, history, members, self._follow)
+    self.gradients = Gradients(history.dropped)
     self.rounds = Rounds(history.epoch, config.deadlines.round, members, out)
     self.policy = policy = config.make_policy(history.progress)
     self.asks = Asks(policy, self.ruling, self.gradients, history, members, out)
@@ -92,7 +89,6 @@ class Steps:
       config,
       policy,
       self.ruling,
-      self.gradients,
       members,
       self.asks,
       self.consequences,
@@ -103,19 +99,8 @@ class Steps:
     self._not_finite = NotFinite(members, policy, out)
 
   def begin(self, expected: bool) -> None:
-    """Tells the rules of all replicas that the log knows.
-
-    Args:
-      expected: whether lost ones are expected back, as after a new beginning.
-    """
-    for replica, gone in self._history.departed.items():
-      if gone.left or not expected:
-        departure = quorum.Leave if gone.left else self._departure()
-        self.ruling.know(quorum.Join(replica), departure(replica))
-    for state in self._members:
-      member = state.member
-      self.ruling.know(quorum.Join(member.replica, member.incarnation))
-    self.ruling.begin_at(self._history.step)
+    """Continues with the members of the log; see `Ruling.begin`."""
+    self.ruling.begin(expected)
     self.asks.members_changed()
 
   # The rules.
@@ -169,11 +154,7 @@ class Steps:
     """A replica has become a member."""
     self.rounds.void_early()
     self.intake.joined(state)
-    if self._config.rules.lower_on_loss:
-      # The last one to go has not lowered the quorum, to nobody.
-      for gone in self._history.lost():
-        if gone.member.replica in self.ruling.state.replicas:
-          self.apply(quorum.Leave(gone.member.replica))
+    self.ruling.forget_lost()
     self.asks.members_changed()
 
   def reconnected(self, state: MemberState, lease: Spans) -> None:
@@ -196,12 +177,11 @@ class Steps:
       left: whether it has left.
       changed: whether no other takes its place at once.
     """
-    departure = self._departure(left)
     incarnation = state.member.incarnation
     self.intake.removed(incarnation)
     self.rounds.void_early()
     # First, or a witness that is gone might let a step begin with its gradient.
-    self.apply(departure(state.member.replica, incarnation))
+    self.ruling.removed(state.member, left)
     self.apply(*self.rounds.lost(incarnation))
     self.policy.removed(incarnation)
     self.asks.announce()
@@ -209,30 +189,10 @@ class Steps:
       self.asks.members_changed()
     self._stall.removed(incarnation, bool(self.gradients.accepted))
 
-  @property
-  def never_came(self) -> int:
-    """How many replicas are known not to come, of those that never joined."""
-    known = self.ruling.state.replicas.values()
-    return sum(r.incarnation < 0 and not r.live for r in known)
-
   def never_joined(self, replicas: Iterable[ReplicaId]) -> None:
     """Counts replicas as lost that have died before they joined."""
-    for replica in replicas:
-      # Of any other the log says what it is.
-      if replica not in self.ruling.state.replicas:
-        self.apply(self._departure()(replica))
-        self.asks.members_changed()
-
-  def _departure(
-    self, left: bool = False
-  ) -> type[quorum.Leave] | type[quorum.Lost]:
-    """How the departure of a replica counts for the quorum."""
-    if not self._members and (not left or self._history.lost()):
-      # The quorum is not lowered to nobody while a lost replica may come back:
-      # the run would end well.
-      return quorum.Lost
-    counts_as_left = left or self._config.rules.lower_on_loss
-    return quorum.Leave if counts_as_left else quorum.Lost
+    if self.ruling.never_joined(replicas):
+      self.asks.members_changed()
 
   # Decisions.
 
