@@ -66,6 +66,8 @@ def due_too_early(process: Any) -> str:
   time = now + _LONG if due == math.inf else due - _BEFORE
   if time <= now:
     return ""
-  later = copy.deepcopy(node)
+  # Its log is long, and changes only where an effect says so.
+  log = getattr(node, "history", None)
+  later = copy.deepcopy(node, {id(log): log})
   effects = later.step(ins.TimePassed(), time)
   return f"due before {due:.3f}: {effects}" if effects else ""

@@ -123,7 +123,7 @@ class Setting:
     return 1 if self.window else self.needed
 
 
-TIMEOUT, TRANSFER_TIMEOUT, SILENCE_TIMEOUT = 200.0, 10.0, 5.0
+TIMEOUT, TRANSFER_TIMEOUT, SILENCE_TIMEOUT = 100.0, 10.0, 5.0
 SILENCE, CONNECT = 5.0, 10.0
 HEARTBEAT = 1.0
 # The fastest clock.
@@ -875,16 +875,16 @@ class World:
       other.connections[process.name] = connection
 
   def send(self, process: Process, peer: str, item: Any) -> None:
-    if isinstance(item, msg.NeedsSnapshot):
-      process.needs_since = self.now
-    if isinstance(item, msg.Failed):
-      self.failed.add(item.round)
-    if isinstance(item, msg.Round):
-      self.begun.setdefault(item.round, self.now)
-    if isinstance(item, msg.Rejected) and not self.has_nonsense:
-      self.checker.fail(
-        "A1", f"{process.name} refuses what {peer} says: {item}"
-      )
+    match item:
+      case msg.NeedsSnapshot():
+        process.needs_since = self.now
+      case msg.Failed():
+        self.failed.add(item.round)
+      case msg.Round():
+        self.begun.setdefault(item.round, self.now)
+      case msg.Rejected() if not self.has_nonsense:
+        what = f"{process.name} refuses what {peer} says: {item}"
+        self.checker.fail("A1", what)
     if self.setting.coded and isinstance(item, msg.Message):
       item = msg.MESSAGES.decode(msg.MESSAGES.encode(item))
     connection = process.connections.get(peer)

@@ -151,10 +151,10 @@ class Audit:
       members: all there are; each is asked before nobody can decide.
     """
     for position, every in self._votes.items():
+      if not self._differ(every):
+        continue
       votes = _finite(every)
       times = collections.Counter(votes.values())
-      if len(times) < 2:
-        continue
       ((right, most),) = times.most_common(1)
       if most < 2 and not members <= every.keys():
         continue  # Another one decides.

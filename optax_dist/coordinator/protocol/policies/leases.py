@@ -97,10 +97,10 @@ class LeaseManager(Policy):
       if theft.is_left:
         self._leave_out(theft.owner, theft.slots)
       self._give(theft.thief, theft.slots)
-    if self._audit is not None:
+    if self._audit is not None and (idle := self._without_lease):
       leases = [*map(self._sharing.lease, self._sharing.members)]
-      blocked = {*filter(self.is_blocked, self._without_lease)}
-      idle = sorted(self._without_lease, key=blocked.__contains__)
+      blocked = {*filter(self.is_blocked, idle)}
+      idle.sort(key=blocked.__contains__)
       for incarnation, slot in self._audit.assign(idle, blocked, leases):
         self._give(incarnation, slot)
     asks = [self._ask_of(incarnation) for incarnation in self._pending]
