@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 
-_BORN = time.time()
+BORN = time.time()
 # Whom strikes kill: so many replicas, and perhaps the coordinator.
 _STRIKES = ((1, 0), (1, 0), (0, 1), (1, 0), (2, 0), (1, 1), (1, 0), (3, 0))
 _PERIOD = 10
@@ -37,7 +37,7 @@ _COORDINATOR = b"optax_dist.coordinator.server"
 # A replica.
 
 
-def _started():
+def started():
   """When this process was started, by the clock of `time.time`."""
   ticks = int(pathlib.Path("/proc/self/stat").read_text().split()[21])
   boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -80,8 +80,8 @@ def train(args):
         counted = time.time()
         times = {
           "replica": replica.replica,
-          "started": _started(),
-          "python": _BORN,
+          "started": started(),
+          "python": BORN,
           "imported": imported,
           "compiled": compiled,
           "joined": joined,

@@ -1,134 +1,179 @@
-"""How long a replica takes to join a run that goes on, by the size of its parameters.
+"""How long a new process takes until it takes part in a run, by size and part.
 
-  python benchmarks/coordinator/join_time.py --millions 1 100
+  python benchmarks/coordinator/join_time.py --millions 1 100 400
 
-Two replicas are processes on loopback and take steps; a third one joins, with its
-programs compiled, and leaves again. Prints a line of JSON for each size: the medians of
-the seconds that `coordinator.join` took, and of the longest time without a step of the
-others meanwhile.
+A replica takes steps, on loopback. Again and again a new process starts, imports,
+compiles (from JAX's compilation cache, which the first one has filled and is not
+counted), joins and leaves. Prints a row of medians, in seconds, for each number of
+float32 parameters: from the start of the process until `main`; until all is imported;
+until the gradient is compiled; until the process is a member; until it has the
+parameters; their sum; the longest time without a step of the other replica meanwhile,
+beside its usual step; and the most resident memory of both, in GiB.
 """
 
 import argparse
 import itertools
 import os
 import pathlib
+import resource
 import statistics
 import sys
+import tempfile
 import time
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "comparison"))
 
+import goodput
 import processes
+
+_PARTS = ("Python", "imports", "compile", "join", "snapshot")
 
 
 def measure(args, millions):
-  """Runs the coordinator and three replicas; returns what was measured."""
+  """Runs the coordinator and the replicas; returns a row of the table."""
   from optax_dist.coordinator.server import process
 
   with (
+    tempfile.TemporaryDirectory(prefix="join-time-") as folder,
     process.start(b"", port=0) as server,
     processes.group(args.timeout) as group,
   ):
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
-    started = [
-      group.start(
-        f"replica {i}",
-        [
-          *command,
-          *("--role", str(i), "--address", server.address),
-          *("--size", str(int(millions * 1e6))),
-        ],
-        {"JAX_PLATFORMS": "cpu"},
-      )
-      for i in range(3)
+    command = [
+      *(sys.executable, os.path.abspath(__file__)),
+      *("--address", server.address, "--folder", folder),
+      *("--size", str(int(millions * 1e6)), "--pause", str(args.pause)),
     ]
-    spans = group.wait_for(started[2])["spans"]
-    group.go(*started[:2])
-    times = group.wait_for(started[0])["times"]
-  pauses = []
-  for begin, end in spans:
+    env = {
+      # Large arrays go back to the system, as they do without a setting.
+      "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+      "JAX_PLATFORMS": "cpu",
+      "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    stays = group.start("replica 0", [*command, "--role", "0"], env)
+    marks = []
+    for i in range(args.joins + 1):
+      if i == 1:
+        group.wait_for(stays)
+      joins = group.start(f"join {i}", [*command, "--role", "1"], env)
+      marks.append(group.wait_for(joins))
+      joins.popen.wait()
+      time.sleep(args.between)
+    group.go(stays)
+    stayed = group.wait_for(stays)
+    members = _members(pathlib.Path(folder, "journal.jsonl"))
+  return _row(millions, marks[1:], members, stayed)
+
+
+def _members(path):
+  """When replica 1 became a member, each time."""
+  from optax_dist.coordinator import journal
+
+  records = journal.read(path).records
+  began = records[0]["unix_time"]
+  return [
+    began + r["time"]
+    for r in records
+    if r["kind"] == "join" and r["replica"] == 1
+  ]
+
+
+def _row(millions, joins, members, stayed):
+  parts, pauses, times = [], [], stayed["times"]
+  for started, begun, imported, compiled, joined in (j["marks"] for j in joins):
+    member = next(t for t in members if t > compiled)
+    at = (started, begun, imported, compiled, member, joined)
+    parts.append([b - a for a, b in itertools.pairwise(at)])
     # From the last step before to the first one after it.
-    first = max((t for t in times if t < begin), default=begin)
-    last = min((t for t in times if t > end), default=end)
+    first = max((t for t in times if t < started), default=started)
+    last = min((t for t in times if t > joined), default=joined)
     within = [t for t in times if first <= t <= last]
     pauses.append(max(b - a for a, b in itertools.pairwise(within)))
-  return {
-    "millions": millions,
-    "join_seconds": statistics.median(end - begin for begin, end in spans),
-    "pause_seconds": statistics.median(pauses),
-    "step_seconds": statistics.median(
-      b - a for a, b in itertools.pairwise(times)
-    ),
-    "joins": len(spans),
-    "load": os.getloadavg()[0],
-  }
+  medians = map(statistics.median, zip(*parts, strict=True))
+  return [
+    f"{millions:g} M",
+    *(f"{seconds:.2f}" for seconds in medians),
+    f"{statistics.median(map(sum, parts)):.2f}",
+    f"{statistics.median(pauses):.2f}",
+    f"{statistics.median(b - a for a, b in itertools.pairwise(times)):.2f}",
+    f"{stayed['memory']:.1f}, {max(j['memory'] for j in joins):.1f}",
+  ]
 
 
 # --- In a process ------------------------------------------------------------
 
 
 def _replica(args):
-  told = processes.end_with_parent()
+  go = processes.end_with_parent()
   import jax
   import jax.numpy as jnp
   import optax
 
   from optax_dist import coordinator
 
-  index = int(args.role)
+  imported = time.time()
   gradient = jax.jit(lambda x: x * 1e-3)
   params = jnp.ones(args.size, jnp.float32)
   gradient(params).block_until_ready()
-
-  def join():
-    return coordinator.join(
-      optax.sgd(0.01),
-      params,
-      replicas_to_aggregate=2,
-      total_num_replicas=3,
-      coordinator_address=args.address,
-      replica=index,
-      start_coordinator=False,
-      lower_on_loss=True,
-      timeout=120.0,
-    )
-
-  if index == 2:
-    spans = []
-    for _ in range(args.joins + 1):
-      time.sleep(args.between)
-      begin = time.monotonic()
-      with join() as replica:
-        jax.block_until_ready(replica.params)
-        spans.append((begin, time.monotonic()))
-        replica.step(gradient(replica.params))
-    processes.say(spans=spans[1:])  # The first one compiles.
+  compiled = time.time()
+  stays = args.role == "0"
+  memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  times = []
+  with coordinator.join(
+    optax.sgd(0.01),
+    params,
+    replicas_to_aggregate=2,
+    total_num_replicas=2,
+    coordinator_address=args.address,
+    replica=int(args.role),
+    start_coordinator=False,
+    lower_on_loss=True,
+    lower_on_leave=True,
+    journal=pathlib.Path(args.folder, "journal.jsonl"),
+    timeout=120.0,
+  ) as replica:
+    jax.block_until_ready(replica.params)
+    del params
+    joined = time.time()
+    if not stays and not replica.global_step:
+      replica.step(gradient(replica.params))  # The run begins with both.
+    while stays and not go.is_set():
+      time.sleep(args.pause)
+      replica.step(gradient(replica.params))
+      times.append(time.time())
+      if len(times) == 3:
+        processes.say(ready=True)
+  if stays:
+    processes.say(times=times, memory=memory())
   else:
-    times = []
-    with join() as replica:
-      while not told.is_set():
-        replica.step(gradient(replica.params))
-        times.append(time.monotonic())
-    processes.say(times=times)
+    started = goodput.started()
+    marks = [started, goodput.BORN, imported, compiled, joined]
+    processes.say(marks=marks, memory=memory())
   processes.leave()
 
 
 def _main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   add = parser.add_argument
-  add("--millions", type=float, nargs="+", default=[1.0, 100.0])
+  add("--millions", type=float, nargs="+", default=[1.0, 100.0, 400.0])
   add("--joins", type=int, default=5)
   add("--between", type=float, default=3.0, help="seconds between joins")
-  add("--timeout", type=float, default=400.0)
-  for name in ("--role", "--address", "--size"):
+  add("--pause", type=float, default=0.2, help="seconds of a gradient")
+  add("--timeout", type=float, default=600.0, help="seconds for each size")
+  for name in ("--role", "--address", "--folder", "--size"):
     add(name, type=int if name == "--size" else str, help=argparse.SUPPRESS)
   args = parser.parse_args()
-  if args.role is None:
-    processes.launch(apart=False)
-    for millions in args.millions:
-      processes.say(**measure(args, millions))
-  else:
+  if args.role is not None:
     _replica(args)
+    return
+  processes.launch(apart=False)
+  names = ["parameters", *_PARTS, "in all", "longest pause", "step", "GiB"]
+  print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
+  for millions in args.millions:
+    print(f"| {' | '.join(measure(args, millions))} |", flush=True)
+  print(f"load {os.getloadavg()[0]:.1f}, {args.joins} joins each")
 
 
 if __name__ == "__main__":

@@ -290,10 +290,10 @@ def batches(gradient: Record) -> list[Any]:
     ([3, None], [])
   """
   try:
-    found = json.loads(gradient["batches"] or "[]")
+    decoded = json.loads(gradient["batches"] or "[]")
   except (ValueError, RecursionError):
     return []
-  return found if isinstance(found, list) else []
+  return decoded if isinstance(decoded, list) else []
 
 
 def to_json(name: str, value: Any) -> str:

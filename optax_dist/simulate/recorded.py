@@ -86,9 +86,9 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
   communication = _communication(every)
   latency = _recording(parts, by_part, communication)
   usual = float(np.percentile([c.compute for c in every], 95))
-  found = [losses_in(part, usual) for part in parts]
-  each = tuple(loss for losses, _ in found for loss in losses)
-  up = sum(seconds for _, seconds in found)
+  spans = [losses_in(part, usual) for part in parts]
+  each = tuple(loss for losses, _ in spans for loss in losses)
+  up = sum(seconds for _, seconds in spans)
   paces = [_pace(part) for part in parts]
   pace, steps = max(paces, key=lambda pace: pace[1])
   strategy = _strategy(runs[-1], records)

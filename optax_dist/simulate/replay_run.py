@@ -181,7 +181,7 @@ def _history(
       )
     # Steps after the checkpoint were lost, and are repeated.
     del commits[begin - first :]
-    prints = {step: found for step, found in prints.items() if step <= begin}
+    prints = {s: printed for s, printed in prints.items() if s <= begin}
     for record in part:
       if record["kind"] == "fingerprint":
         prints.setdefault(record["step"], []).append(record)

@@ -50,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
   each = {f"{name}": ledger.goodput(name) for name in ledger.replicas}
   columns = {"all": total} | dict(list(each.items())[:_REPLICAS])
   rows = [
-    {name: f"{found.share(category):.1%}" for name, found in columns.items()}
+    {
+      name: f"{goodput.share(category):.1%}"
+      for name, goodput in columns.items()
+    }
     | {"time": category, "is": what}
     for category, what in time_ledger.CATEGORIES.items()
   ]
@@ -76,8 +79,8 @@ def _sentence(cost: losses.Losses) -> str:
   )
   if cost.kept > 1:
     return (
-      f"{count}; the others computed more afterwards, as they had waited for what"
-      " was lost, so there is no figure of what was kept"
+      "kept at least 100% of the useful computing of a run without losses: after"
+      f" {count}, the others waited less, or fewer of their gradients were dropped"
     )
   return (
     f"kept {cost.kept:.1%} of the useful computing of a run without losses"

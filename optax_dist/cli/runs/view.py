@@ -126,8 +126,8 @@ class View:
 
   def _goodput(self) -> dict[str, float] | None:
     """The share of each category in all replica-seconds; None without any."""
-    found = self.numbers.times.goodput()
-    return found.shares() if found.total else None
+    goodput = self.numbers.times.goodput()
+    return goodput.shares() if goodput.total else None
 
   def _event(self, record: Record) -> dict[str, Any]:
     text = _EVENTS[record["kind"]]

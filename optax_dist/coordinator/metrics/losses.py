@@ -25,7 +25,8 @@ class Losses(NamedTuple):
     seconds: all replica-seconds, those of lost replicas until they are back
       included.
     kept: the share of the useful computing that a run without losses had had by
-      then. It is above 1 if the others waited for what was lost.
+      then. It is above 1 if the others have waited for what was lost, or if with
+      k of N more of their gradients counted without it.
     bound: the share that is left if nothing but the lost replicas' absence counts.
   """
 
@@ -123,7 +124,7 @@ def of(records: Iterable[journal.Record]) -> Losses | None:
     >>> commit = lambda time, *who: {
     ...   "kind": "commit", "time": time, "members": [
     ...     {"replica": r, "count": 1, "compute": 0.9, "age": 0.0} for r in who]}
-    >>> found = of([
+    >>> cost = of([
     ...   *({"kind": "join", "replica": r, "time": 0.0} for r in (0, 1)),
     ...   *(commit(float(t), 0, 1) for t in range(1, 5)),
     ...   {"kind": "lost", "replica": 1, "time": 4.5},
@@ -131,7 +132,7 @@ def of(records: Iterable[journal.Record]) -> Losses | None:
     ...   {"kind": "join", "replica": 1, "time": 5.5},
     ...   commit(6.0, 0), commit(7.0, 0, 1),
     ... ])
-    >>> print(f"{found.kept:.3f} {found.bound:.3f} {found.each:.1f}")
+    >>> print(f"{cost.kept:.3f} {cost.bound:.3f} {cost.each:.1f}")
     0.833 0.917 2.0
   """
   count = _Count()

@@ -65,8 +65,8 @@ _WINDOW = 50
 
 def missing(record: journal.Record) -> list[Replica]:
   """The replicas that a `stall` or `cannot_proceed` names."""
-  found = record["missing"]
-  groups = [found] if isinstance(found, list) else found.values()
+  names = record["missing"]
+  groups = [names] if isinstance(names, list) else names.values()
   return [replica for group in groups for replica in group]
 
 
@@ -195,8 +195,8 @@ class RunNumbers:
       case "commit":
         self._commit(record)
       case "drop":
-        found = self._gradient(record, record)
-        found.dropped[record["reason"]] += record["count"]
+        one = self._gradient(record, record)
+        one.dropped[record["reason"]] += record["count"]
       case "coordinator":
         self._counts["starts"] += 1
       case "join":
@@ -206,18 +206,18 @@ class RunNumbers:
         self._seen(record["replica"], record["time"]).state = "left"
         self._changes["left"] += 1
       case "lost":
-        found = self._seen(record["replica"], record["time"])
-        found.state = "lost"
-        found.losses += 1
+        one = self._seen(record["replica"], record["time"])
+        one.state = "lost"
+        one.losses += 1
         self._changes["lost"] += 1
       case "process":
-        found = self._one(record["replica"])
-        found.host, found.pid = record["host"], record["pid"]
-        found.ended = record["ended"] or ""
-        if found.state == "lost" and not found.ended:
-          found.state = "starting"
-        elif found.state == "starting" and found.ended:
-          found.state = "lost"
+        one = self._one(record["replica"])
+        one.host, one.pid = record["host"], record["pid"]
+        one.ended = record["ended"] or ""
+        if one.state == "lost" and not one.ended:
+          one.state = "starting"
+        elif one.state == "starting" and one.ended:
+          one.state = "lost"
       case "abandon":
         self._counts["abandoned"] += 1
       case "stall":
@@ -240,12 +240,12 @@ class RunNumbers:
     skipped = record.get("skipped") or ()
     self._counts["skipped"] += sum(stop - start for start, stop in skipped)
     for member in record["members"]:
-      found = self._gradient(record, member)
-      found.accepted += member["count"]
+      one = self._gradient(record, member)
+      one.accepted += member["count"]
       self.staleness.add(member["staleness"], member["count"])
       if member["age"] is not None:
-        found.waits += member["age"]
-        found.arrivals += 1
+        one.waits += member["age"]
+        one.arrivals += 1
 
   def _gradient(
     self, record: journal.Record, gradient: journal.Record
@@ -253,19 +253,19 @@ class RunNumbers:
     """The replica of a gradient, with the bytes that it moved since the last."""
     arrived = journal.arrived(record, gradient)
     when = record["time"] if arrived is None else arrived
-    found = self._seen(gradient["replica"], when)
+    one = self._seen(gradient["replica"], when)
     # It may have joined before these records begin.
-    found.state = found.state or "in"
-    found.computed = gradient["compute"]
+    one.state = one.state or "in"
+    one.computed = gradient["compute"]
     timings = gradient.get("timings") or {}
     for direction in self._moved:
       self._moved[direction] += timings.get(f"bytes_{direction}") or 0
-    return found
+    return one
 
   def _seen(self, replica: Replica, when: float) -> ReplicaNumbers:
-    found = self._one(replica)
-    found.seen = max(found.seen, when)
-    return found
+    one = self._one(replica)
+    one.seen = max(one.seen, when)
+    return one
 
   def _one(self, replica: Replica) -> ReplicaNumbers:
     return self.replicas.setdefault(replica, ReplicaNumbers(replica))
@@ -324,11 +324,11 @@ class RunNumbers:
         f"Nothing was written for {silence:.1f} s: the job is gone, or computes for"
         " that long."
       )
-    found = missing(self.stall) if self.stall is not None else []
-    if not found:
+    replicas = missing(self.stall) if self.stall is not None else []
+    if not replicas:
       # Whom it waits for is in the journal after `stall_warning`.
       return f"No step for {quiet:.1f} s."
-    names = ", ".join(map(str, found))
+    names = ", ".join(map(str, replicas))
     return f"Waiting for replica {names}, for {quiet:.1f} s."
 
   def metrics(self) -> list[table.Number]:

@@ -18,10 +18,10 @@ class Distribution:
     total: the sum of all values.
 
   Example:
-    >>> found = Distribution((1.0, 2.0))
+    >>> sizes = Distribution((1.0, 2.0))
     >>> for value in (0.5, 1.0, 1.5, 7.0):
-    ...   found.add(value)
-    >>> found.counts, found.total, found.count
+    ...   sizes.add(value)
+    >>> sizes.counts, sizes.total, sizes.count
     ([2, 1, 1], 10.0, 4)
   """
 

@@ -33,8 +33,8 @@ class Goodput(NamedTuple):
     seconds: time in each of `CATEGORIES`; they add up to the total.
 
   Example:
-    >>> found = Goodput(dict.fromkeys(CATEGORIES, 0.0) | {"useful": 6, "idle": 2})
-    >>> found.total, found.goodput
+    >>> goodput = Goodput(dict.fromkeys(CATEGORIES, 0.0) | {"useful": 6, "idle": 2})
+    >>> goodput.total, goodput.goodput
     (8.0, 0.75)
   """
 
@@ -198,11 +198,11 @@ class TimeLedger:
           started.restarts = is_lost and record["ended"] is None
 
   def _one(self, name: Replica) -> _Replica:
-    found = self._replicas.get(name)
-    if found is None:
-      found = _Replica(name, self._keep)
-      self._replicas[name] = found
-    return found
+    replica = self._replicas.get(name)
+    if replica is None:
+      replica = _Replica(name, self._keep)
+      self._replicas[name] = replica
+    return replica
 
   def booked(self) -> dict[str, float]:
     """Replica-seconds with a known category; none of them ever decreases."""
@@ -288,16 +288,16 @@ def _book(
   compute = member.get("compute")
   arrived = journal.arrived(record, member)
   sent = record["time"] if arrived is None else arrived
-  told = member.get("timings")
+  timings = member.get("timings")
   compiled = encoded = 0.0
   start = sent - (compute or 0.0)
-  if told is not None:
-    start = sent - told["total"]
-    compiled, encoded = told["compiled"], told["encoded"]
+  if timings is not None:
+    start = sent - timings["total"]
+    compiled, encoded = timings["compiled"], timings["encoded"]
   if member.get("reason") == "lost":
     # Its replica is lost by now, and this time was already booked as `dropped`.
     return
-  if compute is None and told is None:
+  if compute is None and timings is None:
     # It was aborted: the time since the last known event was wasted.
     replica.until(sent, "dropped")
   else:

@@ -37,14 +37,14 @@ def test_what_is_lost_before_the_first_step_and_after_the_last_costs_nothing():
     *_steps([15.0], 0),
     *_steps([16.0], 0, 1),
   ]
-  found = losses.of(records + _steps([14.0], 0, 1) + once)
-  assert found.losses == 1
-  assert found.seconds == pytest.approx(12.0)
-  assert found.each == pytest.approx(1.0)
+  cost = losses.of(records + _steps([14.0], 0, 1) + once)
+  assert cost.losses == 1
+  assert cost.seconds == pytest.approx(12.0)
+  assert cost.each == pytest.approx(1.0)
 
 
 def test_a_loss_that_lasts_over_the_first_step_counts_from_there():
-  found = losses.of(
+  cost = losses.of(
     [
       *_change("join", 0.0, 0, 1),
       *_change("lost", 1.0, 1),
@@ -53,15 +53,15 @@ def test_a_loss_that_lasts_over_the_first_step_counts_from_there():
       *_steps([12.0, 13.0, 14.0, 15.0], 0, 1),
     ]
   )
-  assert found.losses == 1
-  assert found.seconds == pytest.approx(10.0)
-  assert found.bound == pytest.approx(0.9)
-  assert found.kept == pytest.approx(0.9)
-  assert found.each == pytest.approx(1.0)
+  assert cost.losses == 1
+  assert cost.seconds == pytest.approx(10.0)
+  assert cost.bound == pytest.approx(0.9)
+  assert cost.kept == pytest.approx(0.9)
+  assert cost.each == pytest.approx(1.0)
 
 
 def test_replicas_that_join_later_or_leave_are_not_missing():
-  found = losses.of(
+  cost = losses.of(
     [
       *_change("join", 0.0, 0, 1),
       *_steps([1.0, 2.0, 3.0, 4.0], 0, 1),
@@ -75,13 +75,13 @@ def test_replicas_that_join_later_or_leave_are_not_missing():
       *_steps([11.0], 0, 1, 2),
     ]
   )
-  assert found.seconds == pytest.approx(3 * 2 + 4 * 4 + 3 * 3)
-  assert found.each == pytest.approx(1.0)
-  assert found.bound == pytest.approx(1 - 1 / 31)
+  assert cost.seconds == pytest.approx(3 * 2 + 4 * 4 + 3 * 3)
+  assert cost.each == pytest.approx(1.0)
+  assert cost.bound == pytest.approx(1 - 1 / 31)
 
 
 def test_two_that_are_lost_at_once_are_both_missing():
-  found = losses.of(
+  cost = losses.of(
     [
       *_change("join", 0.0, 0, 1, 2),
       *_steps([1.0, 2.0, 3.0, 4.0], 0, 1, 2),
@@ -92,15 +92,15 @@ def test_two_that_are_lost_at_once_are_both_missing():
     ]
   )
   # One of them never comes back.
-  assert (found.losses, found.seconds) == (2, pytest.approx(15.0))
-  assert found.bound == pytest.approx(12 / 15)
-  assert found.kept == pytest.approx(12 / 15)
-  assert found.each == pytest.approx(1.5)
+  assert (cost.losses, cost.seconds) == (2, pytest.approx(15.0))
+  assert cost.bound == pytest.approx(12 / 15)
+  assert cost.kept == pytest.approx(12 / 15)
+  assert cost.each == pytest.approx(1.5)
 
 
 def test_a_part_of_a_round_counts_as_the_part_that_it_is():
   """A replica of local steps that joins amid a round of 5 s."""
-  found = losses.of(
+  cost = losses.of(
     [
       *_change("join", 0.0, 0, 1),
       *(_commit(5.0 * i, {0: 5.0, 1: 5.0}) for i in range(1, 5)),
@@ -109,13 +109,13 @@ def test_a_part_of_a_round_counts_as_the_part_that_it_is():
       _commit(25.0, {0: 5.0, 1: 2.0}),
     ]
   )
-  assert found.bound == 1.0
-  assert found.each == pytest.approx(3.0)
+  assert cost.bound == 1.0
+  assert cost.each == pytest.approx(3.0)
 
 
 def test_cores_that_a_loss_frees_for_the_others_hide_no_cost():
   """Three on few cores take 3 s for a gradient, two of them 2 s."""
-  found = losses.of(
+  cost = losses.of(
     [
       *_change("join", 0.0, 0, 1, 2),
       *(_commit(3.0 * i, dict.fromkeys(range(3), 3.0)) for i in range(1, 6)),
@@ -125,12 +125,12 @@ def test_cores_that_a_loss_frees_for_the_others_hide_no_cost():
       _commit(28.0, dict.fromkeys(range(3), 3.0)),
     ]
   )
-  assert found.kept == pytest.approx(found.bound)
-  assert found.each == pytest.approx(10.0)
+  assert cost.kept == pytest.approx(cost.bound)
+  assert cost.each == pytest.approx(10.0)
 
 
 def test_who_waited_for_what_was_lost_computes_more_without_it():
-  found = losses.of(
+  cost = losses.of(
     [
       *_change("join", 0.0, 0, 1, 2),
       *(_commit(3.0 * i, {0: 1.0, 1: 1.0, 2: 3.0}) for i in range(1, 6)),
@@ -138,4 +138,23 @@ def test_who_waited_for_what_was_lost_computes_more_without_it():
       *_steps([16.0, 17.0, 18.0, 19.0], 0, 1),
     ]
   )
-  assert found.kept > 1
+  assert cost.kept > 1
+
+
+def test_with_backup_replicas_others_take_the_place_of_what_is_lost():
+  """Two of three gradients count in each step, whoever is there."""
+
+  def step(time, dropped):
+    yield _commit(time, {r: 1.0 for r in range(3) if r != dropped})
+    gradient = {"replica": dropped, "count": 1, "compute": 1.0, "age": 0.0}
+    yield gradient | {"kind": "drop", "time": time, "reason": "stale"}
+
+  records = [
+    *_change("join", 0.0, 0, 1, 2),
+    *(record for i in range(1, 7) for record in step(float(i), i % 3)),
+    *_change("lost", 6.0, 2),
+    *_steps([7.0, 8.0, 9.0], 0, 1),
+  ]
+  cost = losses.of(records)
+  assert cost.kept == pytest.approx(1.0)
+  assert cost.bound == pytest.approx(1 - 3 / 24)

@@ -60,10 +60,10 @@ def balanced_fragments(params: Any, fragments: int) -> list[list[int]]:
       f" {fragments!r}."
     )
   heap = [(0, i) for i in range(fragments)]
-  found: list[list[int]] = [[] for _ in range(fragments)]
+  parts: list[list[int]] = [[] for _ in range(fragments)]
   # One is added to each size, so that no fragment is empty.
   for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
     size, fragment = heapq.heappop(heap)
-    found[fragment].append(i)
+    parts[fragment].append(i)
     heapq.heappush(heap, (size + leaves[i].size + 1, fragment))
-  return [sorted(own) for own in found]
+  return [sorted(own) for own in parts]

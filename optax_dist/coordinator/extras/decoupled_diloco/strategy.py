@@ -330,9 +330,9 @@ class DecoupledDiloco(strategy.Strategy):
         length = jnp.linalg.norm(gap)
         # The mean of opposite directions is rounding error, and not a
         # direction.
-        sound = length > 1e-6 * _root(leaf.size)
-        gap = gap * (mean[1][number] / jnp.where(sound, length, 1.0))
-        gap = jnp.where(sound, gap, 0.0)
+        is_direction = length > 1e-6 * _root(leaf.size)
+        gap = gap * (mean[1][number] / jnp.where(is_direction, length, 1.0))
+        gap = jnp.where(is_direction, gap, 0.0)
       unpacked.append(gap.reshape(leaf.shape).astype(leaf.dtype))
     return tuple(unpacked)
 
