@@ -16,7 +16,7 @@ from optax_dist.coordinator import errors, journal, phases, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import inputs
+from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
@@ -193,7 +193,7 @@ class Replica:
     return {
       "gradients": dict(self._participant.submission.counts),
       **self._participant.driver.stats(),
-      "rejoins": max(0, self._participant.inbox.admission - 1),
+      "rejoins": self._participant.inbox.rejoins,
     }
 
   def fingerprint(self) -> str:
@@ -413,7 +413,7 @@ class Replica:
 
     Call it when this process is asked to stop (SIGTERM).
     """
-    self._participant.driver.enqueue(inputs.SaveWanted())
+    self._participant.driver.enqueue(messages.Save())
 
   def set_hyperparams(self, **values: float) -> None:
     """Sets hyperparameters on all replicas, at the same step.
@@ -447,7 +447,7 @@ class Replica:
     """
     self._participant.check_hyperparams(values)
     numbers = tuple((name, float(value)) for name, value in values.items())
-    self._participant.driver.enqueue(inputs.HyperparamsWanted(numbers))
+    self._participant.driver.enqueue(messages.SetHyperparams(numbers))
 
   def state_to_save(self) -> tuple[strategies.SharedState, int]:
     """The state to save now, and its step.
@@ -474,7 +474,7 @@ class Replica:
     participant = self._participant
     if not self.finished:
       participant.raise_failure()
-      participant.driver.enqueue(inputs.FinishWanted(reason))
+      participant.driver.enqueue(messages.Finish(reason))
       over = lambda: participant.inbox.finished is not None
       participant.wait(over, "for the end of the run")
     if not participant.inbox.left:
@@ -541,7 +541,7 @@ class Replica:
       elif self.failure is None:
         # Tell the others, so that they need not wait for a timeout.
         reason = f"it has raised {error!r:.200}"
-        self._participant.driver.enqueue(inputs.Aborted(reason))
+        self._participant.driver.enqueue(messages.Leave(True, reason))
     finally:
       self.close()
 

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from tests.simulation import nonsense, outages
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
@@ -339,8 +340,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       process.wants_leave = not world.spared
     case "save":
       world.checker.save_wanted(process)
-      world.input(process, ins.SaveWanted())
-      world.input(process, ins.HyperparamsWanted((("rate", world.now),)))
+      world.input(process, msg.Save())
+      world.input(process, msg.SetHyperparams((("rate", world.now),)))
     case "all stop":
       for one in (*world.all, world.chief):
         world.pause(one, details[1])
@@ -381,7 +382,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       world.tell(f"{process.name} aborts")
       process.aborted = True
       stacks = "where it is stuck" if process.step % 2 else ""
-      world.input(process, ins.Aborted("an exception", stacks))
+      world.input(process, msg.Leave(True, "an exception", stacks))
       world.quit(process)
       world.at(world.now + 1.0, world.start, process.index)
     case _:

@@ -50,10 +50,10 @@ class LearnerWorld(World):
     self.steps[name] += 1
     if submission.pending >= 0 and seen.answer(submission.pending) is not None:
       submission.conclude(seen)
-    if seen.admission != submission.admission:
+    if seen.incarnation != submission.incarnation:
       submission.end(seen, "lost")
     if submission.pending < 0:
-      submission.resume(seen.admission, seen.published)
+      submission.resume(seen.incarnation, seen.published)
     called = process.called == process.step
     turn = called or self.steps[name] >= self.given[name] + _TURN
     gives = turn or self.random.random() < _EARLY

@@ -1,7 +1,7 @@
 """Replicas of several processes in the simulated world.
 
-Process 0 of each replica runs the core behind a `Speaker`, the others are
-`Companion`s. Each process has shards of its own, so a version is one of a rank:
+Process 0 of each replica runs the core behind a `RankZero`, the others are
+`WorkerRank`s. Each process has shards of its own, so a version is one of a rank:
 process r must hold what process r of every other replica holds. A process that
 is lost takes its replica with it; a launcher ends what is left of it and starts
 all of it again.
@@ -19,6 +19,7 @@ from optax_dist.coordinator.extras.groups.rank_zero import RankZero
 from optax_dist.coordinator.extras.groups.worker_rank import WorkerRank
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.client import Client
 from tests.simulation import faults
 from tests.simulation.invariants import FORGOTTEN, Checker
@@ -41,7 +42,7 @@ _TOLD = {
   fx.Leased,
   fx.Progressed,
   fx.SetRequested,
-  fx.Called,
+  msg.Call,
   fx.Taken,
   fx.Resolved,
   fx.Left,
@@ -75,12 +76,12 @@ class GroupProcess(Process):
     self.commands: list[tuple[tuple[str, ...], Process]] = []
     places = [(name, f"at {name}") for name in names]
     if rank:
-      self.node: Any = WorkerRank(*places[0])
+      self.node: Any = WorkerRank(names[0])
       return
     self.me = dataclasses.replace(self.me, address=commands.join_places(places))
     self.node = RankZero(
       Client(self.config, self.me),
-      names[1:],
+      places[1:],
       patience=self.config.deadlines.replica,
     )
 
@@ -110,8 +111,8 @@ class GroupWorld(World):
       self.all.append(process)
       self.by_name[name] = process
       self.say(f"{name} starts")
-      # Nobody gets through to process 0 before it has begun.
-      delay = self.delay(self.setting.latency) if rank else 0.0
+      # Process 0 gets through to nobody before that has begun.
+      delay = 0.0 if rank else self.delay(self.setting.latency)
       started = ins.Started()
       self.at(self.now + delay, self.input, process, started)
     return self.by_name[first]
@@ -425,12 +426,12 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       first = world.by_name[process.names[0]]
       if first.alive:
         world.checker.save_wanted(first)
-        world.input(first, ins.SaveWanted())
-        world.input(first, ins.HyperparamsWanted((("rate", world.now),)))
+        world.input(first, msg.Save())
+        world.input(first, msg.SetHyperparams((("rate", world.now),)))
     case "abort":
       world.tell(f"{process.name} aborts")
       world.by_name[process.names[0]].aborted = True
-      world.input(process, ins.Aborted("an exception"))
+      world.input(process, msg.Leave(True, "an exception"))
       if process.alive:
         world.close(process, "left", "it has ended")
     case _:

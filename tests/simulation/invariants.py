@@ -23,8 +23,8 @@ import struct
 from typing import Any, NamedTuple
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import journal_events
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,
@@ -85,7 +85,7 @@ class Violation(AssertionError):
 class _Submission:
   """A gradient, its number, and the outcomes sent to its training loop."""
 
-  submitted: ins.Submitted
+  submitted: msg.SubmitGradient
   gradient: int
   was_alone: bool
   outcome: fx.Resolved | None = None
@@ -130,9 +130,9 @@ class Checker:
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
     # The same by what they say of their data, and by the replica's number.
-    self.by_batches: dict[tuple[str, str], list[ins.Submitted]]
+    self.by_batches: dict[tuple[str, str], list[msg.SubmitGradient]]
     self.by_batches = collections.defaultdict(list)
-    self.by_sequence: dict[tuple[str, int], list[ins.Submitted]]
+    self.by_sequence: dict[tuple[str, int], list[msg.SubmitGradient]]
     self.by_sequence = collections.defaultdict(list)
     # Positions of samples in committed steps; and their number, by step.
     self.samples: set[int] = set()
@@ -418,7 +418,7 @@ class Checker:
       if process.alive and not process.over and not there:
         self.fail("A20", f"step {step} is committed before {name} has called")
 
-  def fruitless(self, process: Any, submitted: ins.Submitted) -> None:
+  def fruitless(self, process: Any, submitted: msg.SubmitGradient) -> None:
     """A gradient is not finite: it excuses nobody but who needs it (A21)."""
     self.suspects.add(process.name)
     if not self.good():
@@ -585,7 +585,7 @@ class Checker:
       if wish[1] > _SOON:
         self.fail("A9", f"{process.name}'s wish to save is forgotten")
 
-  def fingerprint(self, process: Any, taken: ins.FingerprintTaken) -> None:
+  def fingerprint(self, process: Any, taken: msg.Fingerprint) -> None:
     """One that comes shortly before the end may not be compared any more."""
     self.taken.add((taken.step, process.index, taken.digest))
     if self.end is None:
@@ -959,7 +959,7 @@ class Checker:
 
   # Outcomes.
 
-  def submitted(self, process: Any, submitted: ins.Submitted) -> None:
+  def submitted(self, process: Any, submitted: msg.SubmitGradient) -> None:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     alone = len(self.members) < 2
@@ -978,7 +978,7 @@ class Checker:
     self.sums_as_asked(process)
     self.world.tell(transcript.submission(process, submitted))
 
-  def computed_again(self, process: Any, submitted: ins.Submitted) -> None:
+  def computed_again(self, process: Any, submitted: msg.SubmitGradient) -> None:
     """No gradient is on samples that a process knows to be committed as its own."""
     # One that has just been admitted may have an earlier lease for a moment.
     since = bisect.bisect(self.times, process.settled_at)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import journal_events
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.policies import audit
 from tests.simulation.world import FASTEST, SILENCE_TIMEOUT
 
@@ -142,7 +142,7 @@ def _dropped(checker: Any, note: journal_events.Drop) -> str:
   return ""
 
 
-def is_finite(checker: Any, submitted: ins.Submitted) -> bool:
+def is_finite(checker: Any, submitted: msg.SubmitGradient) -> bool:
   """Whether all of a submission is finite, slot by slot if it is of slots."""
   sent = audit.unpack(submitted.work) if checker.setting.window else {}
   return submitted.finite and audit.NOT_FINITE not in sent.values()

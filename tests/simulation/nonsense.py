@@ -16,7 +16,7 @@ _NEVER = 1_000_000
 def _to_coordinator(r: random.Random) -> tuple[msg.Message, ...]:
   round_ = RoundId(0, _NEVER, 1, r.choice((False, True)))
   gradient = lambda step, total, count: msg.SubmitGradient(
-    _NEVER, step, total, count, True, 0, None, b"", "", None
+    _NEVER, 0, step, total, count, True
   )
   return (
     gradient(0, 1, 2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,
@@ -43,7 +43,7 @@ def line(checker: Any, entry: Entry) -> str:
       return f"the run {how} at step {step}: {reason}"
 
 
-def submission(process: Any, submitted: ins.Submitted) -> str:
+def submission(process: Any, submitted: msg.SubmitGradient) -> str:
   """What a training loop has submitted."""
   total = submitted.total
   what = f"gradient {submitted.sequence}"

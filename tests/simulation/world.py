@@ -251,12 +251,12 @@ class Process:
     self.before: int = start
     self.saved: dict[int, int] = {}
     # What the training loop is notified of, and how far it is.
-    self.admission, self.suspended, self.requested = 0, True, 1
+    self.suspended, self.requested = True, 1
     self.called = -1
     self.answers: dict[int, fx.Taken | fx.Resolved] = {}
     self.busy, self.over = False, ""
     self.error: tuple[str, str] | None = None
-    self.submitted: ins.Submitted | None = None
+    self.submitted: msg.SubmitGradient | None = None
     # Gradients that have or will have an outcome; local steps of the next one;
     # and whether there is one that the submission has yet to be given.
     self.computed = self.local_steps = 0
@@ -282,7 +282,9 @@ class Process:
     # Seconds until its event loop has what its training loop submits; and what it
     # has told its coordinator of gradients and attempts, over which connection.
     self.hand_over = 0.0
-    self.handed_over: collections.deque[ins.Submitted] = collections.deque()
+    self.handed_over: collections.deque[msg.SubmitGradient] = (
+      collections.deque()
+    )
     self.said: list[tuple[Connection, Any]] = []
     self.dies_at_the_end = False
     # How many of its submissions have a byte too many; and whether one had.
@@ -340,7 +342,7 @@ class Process:
     return self.answers.get(sequence)
 
   @property
-  def pending(self) -> ins.Submitted | None:
+  def pending(self) -> msg.SubmitGradient | None:
     """The submission without an answer, if there is one."""
     sequence = self.submission.pending
     return None if sequence in (-1, *self.answers) else self.submitted
@@ -1145,7 +1147,7 @@ class World:
         self.checker.collected[process.name].add(aggregation.round)
         if me >= 0:
           self.checker.has_all(process, aggregation.round)
-      self.input(process, ins.Aggregated(aggregation.round))
+      self.input(process, msg.Done(aggregation.round))
 
   def peer_lost(
     self, process: Process, aggregation: Aggregation, peer: str
@@ -1167,7 +1169,7 @@ class World:
       self.checker.changed_at = self.now
     process.aggregations.pop(aggregation.round, None)
     failed_replica = aggregation.parts[j].incarnation
-    failed = ins.AggregateFailed(aggregation.round, failed_replica, reason)
+    failed = msg.Failed(aggregation.round, failed_replica, reason)
     self.at(self.now, self.input, process, failed)
 
   # Snapshots.
@@ -1298,10 +1300,8 @@ class World:
     if self.checker is not None:
       self.checker.published(process)
 
-  def on_servesnapshot(
-    self, process: Process, effect: fx.ServeSnapshot
-  ) -> None:
-    assert process.step == effect.step
+  def on_serve(self, process: Process, effect: msg.Serve) -> None:
+    assert process.step >= effect.at_least
     self.connect(process, effect.to)
     item = ("snapshot", effect.transfer, process.step, process.version)
     if self.copies_take:
@@ -1310,9 +1310,7 @@ class World:
     else:
       self.send(process, effect.to, item)
 
-  def on_fetchsnapshot(
-    self, process: Process, effect: fx.FetchSnapshot
-  ) -> None:
+  def on_fetch(self, process: Process, effect: msg.Fetch) -> None:
     if effect.source in process.losing:
       failed = ins.SnapshotFailed(effect.transfer, "it was lost just now")
       self.at(self.now, self.input, process, failed)
@@ -1341,14 +1339,12 @@ class World:
   def on_takefingerprint(
     self, process: Process, effect: fx.TakeFingerprint
   ) -> None:
-    taken = ins.FingerprintTaken(effect.step, str(process.version))
+    taken = msg.Fingerprint(effect.step, str(process.version))
     # It takes a while, and training goes on meanwhile.
     time = self.now + self.delay(FINGERPRINT + self.copies_take)
     self.at(time, self.took_fingerprint, process, taken)
 
-  def took_fingerprint(
-    self, process: Process, taken: ins.FingerprintTaken
-  ) -> None:
+  def took_fingerprint(self, process: Process, taken: msg.Fingerprint) -> None:
     if self.checker is not None and process.alive:
       self.checker.fingerprint(process, taken)
     self.input(process, taken)
@@ -1363,7 +1359,7 @@ class World:
   # Training loops.
 
   def on_admitted(self, process: Process, effect: fx.Admitted) -> None:
-    process.admission, process.suspended = effect.admission, False
+    process.suspended = False
     # It may have become the coordinator, and what it has is the run's state now.
     process.needs_since = math.inf
     process.incarnation = effect.incarnation
@@ -1387,7 +1383,7 @@ class World:
   def on_setrequested(self, process: Process, effect: fx.SetRequested) -> None:
     process.requested = effect.count
 
-  def on_called(self, process: Process, effect: fx.Called) -> None:
+  def on_call(self, process: Process, effect: msg.Call) -> None:
     process.called = effect.step
 
   def on_taken(self, process: Process, effect: fx.Taken) -> None:
@@ -1436,7 +1432,7 @@ class World:
       not process.alive
       or process.over
       or process.busy
-      or not process.admission
+      or process.incarnation < 0
       or process.wants_finish
       or process.leaves_since <= self.now
       or submission.waits(process)
@@ -1456,11 +1452,11 @@ class World:
     done = submission.base.step >= self.setting.steps
     if process.wants_leave or (done and self.setting.leaves):
       process.leaves_since, process.leaves_at = self.now, process.step
-      self.input(process, ins.LeaveWanted())
+      self.input(process, msg.Leave(lost=False))
       process.suspended = True
     elif done:
       process.wants_finish = True
-      self.input(process, ins.FinishWanted("enough"))
+      self.input(process, msg.Finish("enough"))
     elif self.setting.data is None or submission.can_draw(process):
       self.act(process, "begin_gradient")
 
@@ -1468,7 +1464,9 @@ class World:
     """Whether a call of `step` goes on, or was interrupted."""
     submission = process.submission
     submitted = submission.is_complete or submission.pending >= 0
-    return submitted or submission.ended is not None or not submission.admission
+    return (
+      submitted or submission.ended is not None or submission.incarnation < 0
+    )
 
   def act(self, process: Process, what: str, *how: str) -> None:
     """Does what a training loop does on what it has been notified of."""
@@ -1481,7 +1479,7 @@ class World:
     elif submission.pending >= 0:
       submission.conclude(seen)
     else:
-      submission.resume(seen.admission, seen.published)
+      submission.resume(seen.incarnation, seen.published)
       process.local_steps = 0
 
   def begin_gradient(self, process: Process, seen: Process) -> None:

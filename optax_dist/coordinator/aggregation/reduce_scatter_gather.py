@@ -26,6 +26,7 @@ from optax_dist.coordinator.protocol import (
   effects,
   entries,
   inputs,
+  messages,
 )
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
@@ -422,7 +423,7 @@ class Aggregations:
   def _finish(self, round_: _Round) -> None:
     if not round_.answered and self._has_mean(round_):
       round_.answered = True
-      self._answer(inputs.Aggregated(round_.id))
+      self._answer(messages.Done(round_.id))
 
   def _has_mean(self, round_: _Round) -> bool:
     return all(part.has_mean for part in round_.parts)
@@ -430,7 +431,7 @@ class Aggregations:
   def _fail(self, round_: _Round, failed_replica: int, reason: str) -> None:
     if not round_.answered:
       round_.answered = True
-      failed = inputs.AggregateFailed(round_.id, failed_replica, reason)
+      failed = messages.Failed(round_.id, failed_replica, reason)
       self._answer(failed)
 
   def _drop(self, round_: _Round) -> None:

@@ -12,7 +12,7 @@ from optax_dist.coordinator.aggregation.reduce_scatter_gather import (
   Background,
   transfer_id,
 )
-from optax_dist.coordinator.protocol import effects, inputs
+from optax_dist.coordinator.protocol import inputs, messages
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
@@ -64,36 +64,40 @@ class Snapshots:
     self._fetch: _Fetch | None = None
 
   def serve(
-    self, effect: effects.ServeSnapshot, write: Callable[[np.ndarray], None]
+    self,
+    message: messages.Serve,
+    step: int,
+    write: Callable[[np.ndarray], None],
   ) -> None:
     """Serves a state.
 
     Args:
-      effect: the effect to execute.
+      message: to whom.
+      step: the step of the state.
       write: writes the state's bytes; runs in the background.
     """
     memory = self._transport.allocate(self._nbytes)
-    key = effect.to, transfer_id("snapshot", effect.transfer)
+    key = message.to, transfer_id("snapshot", message.transfer)
     raw = np.frombuffer(memory, np.uint8)
     raw[:HEADER] = 0
-    raw[:8].view(np.int64)[0] = effect.step
+    raw[:8].view(np.int64)[0] = step
 
     def work() -> None:
       write(raw[HEADER:])
       raw[8 : 8 + _DIGEST] = _digest(raw)
 
     def done() -> None:
-      self._transport.connect(effect.to, effect.address)
+      self._transport.connect(message.to, message.address)
       self._transport.send_array(*key, memory)
 
     self._background(work, done)
 
-  def fetch(self, effect: effects.FetchSnapshot) -> None:
+  def fetch(self, message: messages.Fetch) -> None:
     """Starts to fetch a state; cancels any other fetch."""
     self._drop_fetch()
-    key = effect.source, transfer_id("snapshot", effect.transfer)
-    self._fetch = _Fetch(effect.transfer, key)
-    self._transport.connect(effect.source, effect.address)
+    key = message.source, transfer_id("snapshot", message.transfer)
+    self._fetch = _Fetch(message.transfer, key)
+    self._transport.connect(message.source, message.address)
     # Into separate memory, which the state may keep using.
     memory = memoryview(bytearray(self._nbytes))
     self._transport.expect(*key, self._nbytes, memory)

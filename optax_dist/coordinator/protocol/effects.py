@@ -24,7 +24,12 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
   RoundId,
 )
-from optax_dist.coordinator.protocol.messages import Message
+from optax_dist.coordinator.protocol.messages import (
+  Call,
+  Fetch,
+  Message,
+  Serve,
+)
 from optax_dist.ledger import Progress
 
 # Transport.
@@ -97,7 +102,7 @@ class Aggregate(Struct):
   A member averages its slice of all members' gradients, in the order of `parts`,
   sends the mean of it to members and readers, and gathers the other slices. A
   reader only gathers; it starts along with the members, which have nothing to send
-  at first. Answers `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
+  at first. Answers `Done` or `Failed`, once, unless it was cancelled.
 
   An early one may begin long before the others have a gradient: it has no
   deadline, and ends by success, `Release`, or the loss of a peer. Any other fails
@@ -128,7 +133,11 @@ class Release(Struct):
 
 
 # The replica's state. The core counts steps; the driver holds the arrays. There
-# is one published state, and at most one that is computed ahead of it.
+# is one published state, and at most one that is computed ahead of it. `Serve`
+# and `Fetch` are effects as the coordinator sends them: a published state is
+# served at once, and ends by itself; a fetched one is answered by
+# `SnapshotFetched`, or by `SnapshotFailed` as if nothing moves for a member's
+# `Deadlines.transfer`. Another `Fetch` replaces it.
 
 
 class Apply(Struct):
@@ -170,43 +179,13 @@ class Restore(Struct):
   transfer: int
 
 
-class ServeSnapshot(Struct):
-  """Connects to a process, and serves it the currently published state.
-
-  Ends by itself: when it was sent, or if nothing moves for `Deadlines.transfer`.
-
-  Attributes:
-    transfer: the transfer id on both sides.
-    to: the process that fetches it.
-    address: address of its transport.
-    step: the step of the state; sent along.
-  """
-
-  transfer: int
-  to: Process
-  address: str
-  step: int
-
-
-class FetchSnapshot(Struct):
-  """Connects to a process, and fetches a snapshot from it.
-
-  Answers `SnapshotFetched`, or `SnapshotFailed`, as if nothing moves for a
-  member's `Deadlines.transfer`. Another one replaces it.
-  """
-
-  transfer: int
-  source: Process
-  address: str
-
-
 class TakeFingerprint(Struct):
-  """Computes a digest of the published state; answers `FingerprintTaken`."""
+  """Computes a digest of the published state; answers `Fingerprint`."""
 
   step: int
 
 
-# For the training loop.
+# For the training loop, which also gets `Call` as the coordinator sends it.
 
 
 class Admitted(Struct):
@@ -216,14 +195,12 @@ class Admitted(Struct):
   everything it has computed since is worthless.
 
   Attributes:
-    admission: number of admissions, from 1.
     incarnation: incarnation of the membership.
     lineage: the runs that this one continues.
     ends_in: seconds in which its first step is expected to end without it; None
       if that waits for it, or is not known.
   """
 
-  admission: int
   incarnation: Incarnation
   lineage: Lineage = ()
   ends_in: float | None = None
@@ -252,16 +229,10 @@ class SetRequested(Struct):
   count: int
 
 
-class Called(Struct):
-  """Others have contributed to this step; sent once to those that have not."""
-
-  step: int
-
-
 class Taken(Struct):
   """The submission is buffered, and more gradients are requested.
 
-  They are added to the same sum, and submitted with it (`Submitted.extends`).
+  They are added to the same sum, and submitted with it (`SubmitGradient.count`).
   The driver keeps the sum: should the next submission be dropped while this one
   stays buffered, then the one after that extends this one again.
   """
@@ -345,7 +316,7 @@ Notice: TypeAlias = (
   | Leased
   | Progressed
   | SetRequested
-  | Called
+  | Call
   | Left
   | Finished
 )
@@ -362,8 +333,8 @@ Effect: TypeAlias = (
   | Apply
   | Publish
   | Restore
-  | ServeSnapshot
-  | FetchSnapshot
+  | Serve
+  | Fetch
   | TakeFingerprint
   | Answer
   | Notice

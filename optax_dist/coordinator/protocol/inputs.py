@@ -11,16 +11,8 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
-from optax_dist.coordinator.protocol.entries import (
-  Hyperparams,
-  Incarnation,
-  Process,
-  ReplicaId,
-  RoundId,
-)
-from optax_dist.coordinator.protocol.journal_events import Timings
-from optax_dist.coordinator.protocol.messages import Message
-from optax_dist.ledger import Spans
+from optax_dist.coordinator.protocol.entries import Process, ReplicaId
+from optax_dist.coordinator.protocol.messages import Message, ToldByReplica
 
 
 class Started(Struct):
@@ -65,34 +57,14 @@ class PeerLost(Struct):
   reason: str
 
 
-# From the aggregation.
-
-
-class Aggregated(Struct):
-  """`Aggregate` has succeeded: the whole mean is here."""
-
-  round: RoundId
-
-
-class AggregateFailed(Struct):
-  """`Aggregate` has failed. Not sent after `Release`.
-
-  Attributes:
-    round: the round.
-    failed_replica: the member whose bytes did not come; None if there is none.
-    reason: explanation for people.
-  """
-
-  round: RoundId
-  failed_replica: Incarnation | None
-  reason: str
+# From the aggregation, besides `messages.Done` and `messages.Failed`.
 
 
 class SnapshotFetched(Struct):
-  """The answer to `FetchSnapshot`: the state, which is not in use yet.
+  """The answer to `Fetch`: the state, which is not in use yet.
 
   Attributes:
-    transfer: transfer id of the `FetchSnapshot`.
+    transfer: transfer id of the `Fetch`.
     step: the step of the state.
   """
 
@@ -101,67 +73,13 @@ class SnapshotFetched(Struct):
 
 
 class SnapshotFailed(Struct):
-  """The other answer to `FetchSnapshot`."""
+  """The other answer to `Fetch`."""
 
   transfer: int
   reason: str
 
 
-# From the training loop.
-
-
-class Submitted(Struct):
-  """The training loop submits a gradient, and waits for its outcome.
-
-  It is answered by one `Resolved` or `Taken`, and there is one submission at a
-  time. After `Taken` the next one includes it, and there may also be a
-  `Resolved` for it, if it was decided before the next one was submitted.
-
-  Attributes:
-    sequence: number of the submission, from 0.
-    extends: the sequence of the `Taken` submission that it includes; -1: none.
-    admission: number of the last `Admitted` when the gradient was computed.
-    local_step: the step of the parameters it was computed on.
-    total: how many gradients are summed in it.
-    finite: whether every number of it is finite.
-    payload: its bytes, if gradients are sent inline and it is finite; otherwise
-      the driver keeps the gradient until `Resolved`.
-    batches: for the journal, as JSON text.
-    compute: seconds that computing it took, if known.
-    timings: for the journal.
-    data: the samples of the gradients, in the order in which they were summed.
-    work: what the coordinator's policy must know of it (`Config.policy`).
-  """
-
-  sequence: int
-  extends: int
-  admission: int
-  local_step: int
-  total: int
-  finite: bool
-  payload: bytes
-  batches: str = ""
-  compute: float | None = None
-  timings: Timings | None = None
-  data: Spans = ()
-  work: bytes = b""
-
-
-class LeaveWanted(Struct):
-  """The replica should leave gracefully; answered by `Left`, or the run's end.
-
-  If there is no acknowledgement, `Left` is sent after a while all the same.
-  """
-
-
-class FinishWanted(Struct):
-  """The run should end for all; answered by `Finished`."""
-
-  reason: str
-
-
-class SaveWanted(Struct):
-  """All should save after the next commit; shown by `Publish.save`."""
+# From launchers.
 
 
 class NeverJoined(Struct):
@@ -179,50 +97,16 @@ class NeverJoined(Struct):
   gone: tuple[Process, ...] = ()
 
 
-class HyperparamsWanted(Struct):
-  """All should set hyperparameters; shown by `Apply.hyperparams`."""
-
-  values: Hyperparams
-
-
-class Aborted(Struct):
-  """The training loop ends with an exception, but the process continues.
-
-  The others are told at once, without waiting. The driver executes the effects,
-  and then closes the transport.
-
-  Attributes:
-    reason: explanation for people.
-    stacks: stacks of its threads, if it is stuck; for the journal.
-  """
-
-  reason: str
-  stacks: str = ""
-
-
-class FingerprintTaken(Struct):
-  """The answer to `TakeFingerprint`."""
-
-  step: int
-  digest: str
-
-
+# What a replica tells its coordinator is an input as it is, once it has happened
+# in an aggregation, or is wanted by the training loop.
 Input: TypeAlias = (
   Started
   | TimePassed
   | Received
   | Malformed
   | PeerLost
-  | Aggregated
-  | AggregateFailed
   | SnapshotFetched
   | SnapshotFailed
-  | Submitted
-  | LeaveWanted
-  | FinishWanted
-  | SaveWanted
   | NeverJoined
-  | HyperparamsWanted
-  | Aborted
-  | FingerprintTaken
+  | ToldByReplica
 )

@@ -85,49 +85,55 @@ class Hello(Struct):
 class SubmitGradient(Struct):
   """A member submits a gradient.
 
-  It is answered by a commit, `Asked` or `Dropped`.
+  Its training loop makes it, and waits for the outcome: one `effects.Resolved`, or
+  `effects.Taken`. The coordinator answers by a commit, `RequestGradients` or
+  `Dropped`.
 
   Attributes:
     sequence: the sender's number of the submission, increasing.
+    incarnation: the membership in which it was computed.
     local_step: the step of the parameters it was computed on.
     total: how many gradients are summed in it.
     count: how many of them were not in the sender's previous submission, which
       was answered by `Taken`; otherwise `total`.
     finite: whether every number of it is finite.
-    applied: the step of the sender's state.
-    early: the early round that the sender has begun with it; None if it waits for
-      one.
-    payload: the gradient, if gradients are sent inline and it is finite.
+    payload: the gradient, if gradients are sent inline and it is finite;
+      otherwise the sender's driver keeps it until it is resolved.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal: where the sender's time went.
-    data: the samples of the gradients in `count`, if they are leased.
+    data: the samples of the gradients in `count`, if they are leased, in the
+      order in which they were summed; of all gradients, before it is sent.
     work: what the coordinator's policy must know of it; opaque to all others.
+    applied: the step of the sender's state.
+    early: the early round that the sender has begun with it; None if it waits for
+      one.
   """
 
   sequence: Natural
+  incarnation: Incarnation
   local_step: Natural
   total: Positive
   count: Positive
   finite: bool
-  applied: Natural
-  early: RoundId | None
-  payload: bytes
-  batches: str
-  compute: Finite | None
+  payload: bytes = b""
+  batches: str = ""
+  compute: Finite | None = None
   timings: Timings | None = None
   data: Spans = ()
   work: bytes = b""
+  applied: Natural = 0
+  early: RoundId | None = None
 
 
 class Done(Struct):
-  """A member or witness has the whole mean of a round."""
+  """A member or witness has the whole mean of a round; so its aggregation answers."""
 
   round: RoundId
 
 
 class Failed(Struct):
-  """A member or witness could not complete a round.
+  """A member or witness could not complete a round: the other answer.
 
   Attributes:
     round: the round. After an early one another follows, and no replica is
@@ -192,12 +198,12 @@ class SetHyperparams(Struct):
   """A member sets hyperparameters for all, with the next commit.
 
   Attributes:
-    number: see `entries.Change`.
     values: those that are in no commit yet.
+    number: see `entries.Change`.
   """
 
-  number: Natural
   values: Hyperparams
+  number: Natural = 0
 
 
 class Fingerprint(Struct):
@@ -481,19 +487,18 @@ class Rival(Struct):
   launcher: str
 
 
-ToCoordinator: TypeAlias = (
-  Hello
-  | SubmitGradient
+# Also inputs of the sender's core.
+ToldByReplica: TypeAlias = (
+  SubmitGradient
   | Done
   | Failed
-  | Applied
-  | NeedsSnapshot
   | Leave
   | Finish
   | Save
   | SetHyperparams
   | Fingerprint
 )
+ToCoordinator: TypeAlias = Hello | ToldByReplica | Applied | NeedsSnapshot
 FromCoordinator: TypeAlias = (
   Welcome
   | Committed

@@ -169,7 +169,7 @@ class Driver:
 
   def submit(
     self,
-    submitted: inputs.Submitted,
+    submitted: messages.SubmitGradient,
     parts: Sequence[memoryview] = (),
   ) -> None:
     """Submits a gradient.
@@ -271,7 +271,7 @@ class Driver:
       self._notify_training_loop = True
 
     self.call_soon(fail)
-    self.enqueue(inputs.Aborted(reason, stacks))
+    self.enqueue(messages.Leave(True, reason, stacks))
     self.close(reason)
 
   def close(self, reason: str = "closed") -> None:
@@ -411,7 +411,7 @@ class Driver:
 
   def _answered(self, answer: inputs.Input) -> None:
     """An aggregation or a snapshot has ended."""
-    if isinstance(answer, inputs.Aggregated):
+    if isinstance(answer, messages.Done):
       phases.reach("done", self._replica)
       if self._exchange is not None and self._exchange[0] == answer.round:
         _, sequence, began = self._exchange
@@ -419,7 +419,7 @@ class Driver:
     self._inputs.append(answer)
 
   def _submit(
-    self, submitted: inputs.Submitted, parts: Sequence[memoryview]
+    self, submitted: messages.SubmitGradient, parts: Sequence[memoryview]
   ) -> None:
     if parts:
       self._gradients[submitted.sequence] = gradient.Gradient(parts)
@@ -468,15 +468,13 @@ class Driver:
       case fx.Restore(step, transfer):
         self._states.restore(step, self._snapshots.take(transfer))
         self._notify(inbox.Published(self._states.published, False))
-      case fx.ServeSnapshot():
+      case messages.Serve():
         phases.reach("serving", self._replica)
         published = self._states.published
-        published.then(
-          lambda: self._snapshots.serve(
-            effect, lambda out: self._states.write(published, out)
-          )
-        )
-      case fx.FetchSnapshot():
+        write = lambda out: self._states.write(published, out)
+        serve = lambda: self._snapshots.serve(effect, published.step, write)
+        published.then(serve)
+      case messages.Fetch():
         phases.reach("fetching_snapshot", self._replica)
         if self._lost[effect.source]:
           reason = "the connection has just been lost"
@@ -495,7 +493,7 @@ class Driver:
         | fx.Taken()
         | fx.Suspended()
         | fx.SetRequested()
-        | fx.Called()
+        | messages.Call()
         | fx.Left()
         | fx.Finished()
       ):
@@ -520,7 +518,7 @@ class Driver:
     for peer in effect.peers:
       if self._lost[peer.process]:
         self._inputs.append(
-          inputs.AggregateFailed(
+          messages.Failed(
             effect.round,
             peer.incarnation,
             "the connection has just been lost",
@@ -534,7 +532,7 @@ class Driver:
     found = self._gradients.get(sequence)
     if found is None:
       self._inputs.append(
-        inputs.AggregateFailed(effect.round, None, "it has no such gradient")
+        messages.Failed(effect.round, None, "it has no such gradient")
       )
       return
     self._exchange = effect.round, sequence, time.monotonic()
@@ -566,7 +564,7 @@ class Driver:
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:
     taken = lambda digest: self._inputs.append(
-      inputs.FingerprintTaken(step, digest)
+      messages.Fingerprint(step, digest)
     )
     state.then(lambda: self._states.fingerprint(state, taken))
 

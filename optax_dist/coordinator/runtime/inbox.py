@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.entries import Lineage
+from optax_dist.coordinator.protocol.messages import Call
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
@@ -44,7 +45,7 @@ class TrainingInbox:
   Attributes:
     published: the state that all replicas share.
     to_save: the last state that all replicas save; None if there is none yet.
-    admission: number of times the replica was admitted; 0 before the first.
+    rejoins: number of times the replica was admitted again.
     round_ends: when a step is expected to end in which the replica has joined, by
       `time.monotonic`; infinity if that waits for it, or the replica is past it.
     suspended: whether the replica is currently not a member.
@@ -65,7 +66,7 @@ class TrainingInbox:
   def __init__(self, published: State):
     self.published = published
     self.to_save: State | None = None
-    self.admission = 0
+    self.rejoins = 0
     self.round_ends = math.inf
     self.suspended = False
     self.requested = 1
@@ -104,12 +105,13 @@ class TrainingInbox:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
         self._answers[event.sequence] = event, self._before
-      case fx.Admitted(admission, incarnation, lineage, ends_in):
-        self.lineage, self.incarnation = lineage, incarnation
+      case fx.Admitted(incarnation, lineage, ends_in):
+        self.lineage = lineage
+        self.rejoins += self.incarnation >= 0
         left = math.inf if ends_in is None else ends_in
         self.round_ends = time.monotonic() + left
         self.suspended = False
-        self.admission = admission
+        self.incarnation = incarnation
       case fx.Suspended():
         self.suspended = True
       case fx.Leased(incarnation, spans):
@@ -118,7 +120,7 @@ class TrainingInbox:
         self.progress[step] = progress
       case fx.SetRequested(count):
         self.requested = count
-      case fx.Called(step):
+      case Call(step):
         self.called = step
       case fx.Left():
         self.left = True

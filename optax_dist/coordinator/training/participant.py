@@ -27,7 +27,7 @@ from optax_dist.coordinator.data import arguments, micro_batches
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import config, entries, inputs
+from optax_dist.coordinator.protocol import config, entries, messages
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime import (
   agreement,
@@ -331,7 +331,7 @@ class Participant:
       CoordinatorError: see `Replica.start`.
     """
     seen = self.inbox
-    admitted = lambda: seen.admission > 0
+    admitted = lambda: seen.incarnation >= 0
     seconds = min(self.settings.stall_warning, _JOINS_WITHIN)
     self.driver.start()
     check()
@@ -363,7 +363,7 @@ class Participant:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
     self.raise_failure()
-    self.driver.enqueue(inputs.LeaveWanted())
+    self.driver.enqueue(messages.Leave(lost=False))
     left = lambda: self.inbox.left
     self.wait(left, "for the confirmation that it may leave")
     self.tell("left")
@@ -376,7 +376,7 @@ class Participant:
       failure: what the training loop gets.
     """
     self.inbox.fail(failure)
-    self.driver.enqueue(inputs.Aborted(reason))
+    self.driver.enqueue(messages.Leave(True, reason))
     self.close()
 
   def _evict(self, reason: str, stacks: str) -> None:
@@ -411,10 +411,10 @@ class Participant:
   def resume(self) -> None:
     """Continues from the current shared state."""
     # In this order: it may be readmitted in between.
-    admission = self.inbox.admission
+    incarnation = self.inbox.incarnation
     published = self.inbox.published
     published.get()  # Waits until it is computed.
-    self.submission.resume(admission, published)
+    self.submission.resume(incarnation, published)
     self.forget()
 
   def forget(self) -> None:
@@ -492,7 +492,7 @@ class Participant:
 
     Args:
       inner_state: of the replica's own optimizer; None for none.
-      work: see `inputs.Submitted`.
+      work: see `messages.SubmitGradient`.
     """
     submission = self.submission
     finite, payload = True, b""

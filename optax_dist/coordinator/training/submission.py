@@ -4,7 +4,7 @@
 
     draw       -> samples of the next gradient            <-  leases
     add        -> whether the sum `is_complete`           <-  gradients asked for
-    submit     ->                              Submitted  ->
+    submit     ->                         SubmitGradient  ->
     waits      -> what it waits for, "" for nothing       <-  answers, admissions
     conclude   -> the Result in `ended`
     resume     -> the next sum, on the current state      <-  published states
@@ -36,8 +36,8 @@ from typing import Any, NamedTuple, Protocol
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Incarnation
-from optax_dist.coordinator.protocol.inputs import Submitted
 from optax_dist.coordinator.protocol.journal_events import Timings
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
@@ -48,7 +48,6 @@ class Inbox(Protocol):
 
   Attributes:
     published: the state that all replicas share; its `step` is read here.
-    admission: number of times the replica was admitted; 0 before the first.
     suspended: whether the replica is currently not a member.
     requested: how many gradients to sum into a submission.
     finished: why the run has finished; None if it has not.
@@ -57,7 +56,6 @@ class Inbox(Protocol):
   """
 
   published: Any
-  admission: int
   suspended: bool
   requested: int
   finished: str | None
@@ -104,7 +102,7 @@ class Submission:
 
   Attributes:
     base: the state that gradients are computed on.
-    admission: the admission that they are computed in.
+    incarnation: the membership that they are computed in; -1 before the first.
     sequence: number of the next submission.
     pending: the submission without an answer yet; -1: none.
     partial: the submission that the next one extends; -1: none.
@@ -136,8 +134,8 @@ class Submission:
         they may be any.
     """
     self.base = base
-    self.admission = self.sequence = 0
-    self.pending = self.partial = -1
+    self.sequence = 0
+    self.incarnation = self.pending = self.partial = -1
     self.total: Any = None
     self.gradients: list[Gradient] = []
     self.drawn: Spans | None = None
@@ -198,7 +196,7 @@ class Submission:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
       bool(self._left(seen))
-      or seen.admission != self.admission
+      or seen.incarnation != self.incarnation
       or self._resolved(seen, self.partial) is not None
       or (self.partial < 0 and self._is_behind(seen))
       or self._is_leased_anew(seen)
@@ -308,14 +306,14 @@ class Submission:
     payload: bytes = b"",
     timings: Timings | None = None,
     work: bytes = b"",
-  ) -> Submitted:
+  ) -> SubmitGradient:
     """Submits the sum, or reports stale gradients.
 
     Args:
       finite: whether all numbers of the sum are finite.
       payload: the encoded sum, if it is sent inline.
-      timings: as in `Submitted`.
-      work: as in `Submitted`.
+      timings: as in `SubmitGradient`.
+      work: as in `SubmitGradient`.
     """
     # What is reported is not in the sum that the coordinator has.
     reported = self.total is None
@@ -324,12 +322,12 @@ class Submission:
     self.pending = self.sequence
     self.sequence += 1
     self.is_complete = False
-    return Submitted(
+    return SubmitGradient(
       self.pending,
-      -1 if reported else self.partial,
-      self.admission,
+      self.incarnation,
       self.base.step,
       len(gradients),
+      len(self.gradients) - self._sent,
       finite,
       payload,
       f"[{','.join(gradient.batch for gradient in gradients)}]",
@@ -357,7 +355,7 @@ class Submission:
       if (
         self.ended.behind
         and not self._is_behind(seen)
-        and seen.admission == self.admission
+        and seen.incarnation == self.incarnation
       ):
         return "for newer parameters than its stale gradient's"
       if seen.suspended:
@@ -411,14 +409,14 @@ class Submission:
     """
     if seen.finished is not None:
       self.end(seen, Reason.FINISHED.value, more)
-    elif seen.admission != self.admission:
+    elif seen.incarnation != self.incarnation:
       # It was declared dead and readmitted: its work so far is worthless.
       self.end(seen, Reason.LOST.value, more)
     return self.ended is not None
 
-  def resume(self, admission: int, base: Any) -> None:
-    """Begins another sum, on this state and in this admission."""
-    self.admission, self.base, self.ended = admission, base, None
+  def resume(self, incarnation: Incarnation, base: Any) -> None:
+    """Begins another sum, on this state and in this membership."""
+    self.incarnation, self.base, self.ended = incarnation, base, None
 
   def count(self, reason: str, gradients: int) -> None:
     """Counts gradients of an outcome."""

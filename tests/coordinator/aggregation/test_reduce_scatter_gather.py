@@ -26,7 +26,7 @@ from optax_dist.coordinator.protocol import (
   deadlines,
   effects,
   entries,
-  inputs,
+  messages,
 )
 from optax_dist.coordinator.transport import (
   connections,
@@ -211,7 +211,7 @@ def everyone_has(group, want, round_=None):
   """Asserts that all sides have a mean, and have reported it once."""
   round_ = round_ or attempt_id()
   for side in group.sides:
-    assert side.answers == [inputs.Aggregated(round_)]
+    assert side.answers == [messages.Done(round_)]
     for got, mean in zip(side.mean(round_), want, strict=True):
       np.testing.assert_array_equal(got, mean)
 
@@ -319,7 +319,7 @@ def test_a_lost_member_is_reported_as_failed_by_all():
   group.pump(without=[1])
   for who in (0, 2, 3):
     (answer,) = group.sides[who].answers
-    assert isinstance(answer, inputs.AggregateFailed)
+    assert isinstance(answer, messages.Failed)
     assert answer.failed_replica == 1
 
 
@@ -329,7 +329,7 @@ def test_a_member_whose_address_is_none_is_reported_as_failed():
   group.begin(0)
   group.pump()
   (answer,) = group.sides[0].answers
-  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+  assert (type(answer), answer.failed_replica) == (messages.Failed, 1)
 
 
 def test_a_failure_does_not_blame_waiting_members():
@@ -369,9 +369,7 @@ def test_an_early_round_waits_as_long_as_it_takes():
   group.sides[0].all.check()
   group.begin(1, attempt_id(0))
   group.pump()
-  assert all(
-    isinstance(side.answers[0], inputs.Aggregated) for side in group.sides
-  )
+  assert all(isinstance(side.answers[0], messages.Done) for side in group.sides)
 
 
 def test_a_cancelled_attempt_leaves_no_trace():
@@ -397,7 +395,7 @@ def test_a_member_that_begins_a_failed_attempt_fails():
   group.begin(1)
   group.pump()
   (answer,) = group.sides[1].answers
-  assert isinstance(answer, inputs.AggregateFailed)
+  assert isinstance(answer, messages.Failed)
 
 
 def test_memory_is_free_once_it_was_released_and_resolved():
@@ -452,7 +450,7 @@ def test_a_lender_that_is_lost_while_it_is_read_is_named():
   near_transports.kill(group.sides[1].transport)
   group.pump(without=[1])
   (answer,) = group.sides[0].answers
-  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+  assert (type(answer), answer.failed_replica) == (messages.Failed, 1)
 
 
 def test_closing_the_connection_fails_what_waits_for_that_peer():
@@ -492,7 +490,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
     [bytes(side.written[0]) for side in group.sides[:members]],
   )
   for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt_id())]
+    assert side.answers == [messages.Done(attempt_id())]
     for got, want in zip(
       side.mean(), means.read(side.place, whole), strict=True
     ):
@@ -547,7 +545,7 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
   near_transports.kill(second.transport)
   group.pump(without=[1])
   (answer,) = first.answers
-  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+  assert (type(answer), answer.failed_replica) == (messages.Failed, 1)
   first.resolve()
   first.all.drop(attempt_id())
   assert first.is_idle

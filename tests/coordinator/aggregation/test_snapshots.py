@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optax_dist.coordinator.aggregation import snapshots
-from optax_dist.coordinator.protocol import effects, inputs
+from optax_dist.coordinator.protocol import inputs, messages
 
 STATE = np.arange(640, dtype=np.uint8) % 251
 
@@ -40,7 +40,7 @@ def pair(**options):
 
 
 def serve(one, to, step=7, transfer=3):
-  effect = effects.ServeSnapshot(
+  effect = messages.Serve(
     transfer, to.transport.name, to.transport.address, step
   )
   one.all.serve(effect, lambda out: np.copyto(out, STATE))
@@ -48,9 +48,7 @@ def serve(one, to, step=7, transfer=3):
 
 def fetch(one, source, transfer=3):
   one.all.fetch(
-    effects.FetchSnapshot(
-      transfer, source.transport.name, source.transport.address
-    )
+    messages.Fetch(transfer, source.transport.name, source.transport.address)
   )
 
 
@@ -124,10 +122,10 @@ def test_a_lost_source_is_reported():
 def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
   a, b = pair()
   a.all.serve(
-    effects.ServeSnapshot(3, "c", "node-1\n:29400", 7),
+    messages.Serve(3, "c", "node-1\n:29400", 7),
     lambda out: np.copyto(out, STATE),
   )
-  b.all.fetch(effects.FetchSnapshot(3, "c", "node-1\n:29400"))
+  b.all.fetch(messages.Fetch(3, "c", "node-1\n:29400"))
   pump(a, b)
   assert b.answers == [inputs.SnapshotFailed(3, "'c' is not connected")]
   assert a.transport.pending() == b.transport.pending() == 0

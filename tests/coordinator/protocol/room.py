@@ -58,7 +58,6 @@ _LEFT_OUT = frozenset(
     "details",
     "progress",
     "read_progress",
-    "admission",
     "lineage",
     "batches",
     "compute",
@@ -117,11 +116,13 @@ class Room:
     self.connected: set[str] = set()
     self.away: set[str] = set()
     self.rounds: dict[str, dict[RoundId, fx.Aggregate]] = {}
-    self.fetches: dict[str, tuple[fx.FetchSnapshot, int]] = {}
+    self.fetches: dict[str, tuple[msg.Fetch, int]] = {}
     self.served: dict[int, int] = {}
     self.sequences: collections.Counter[str] = collections.Counter()
+    # How many gradients are in the last sum of each, and in the one taken.
+    self.sums: dict[str, int] = {}
     self.taken: dict[str, int] = {}
-    self.admissions: collections.Counter[str] = collections.Counter()
+    self.incarnations: collections.Counter[str] = collections.Counter()
     self.steps: dict[str, int] = {}
     self.brought = Start(0, "start")
 
@@ -202,29 +203,30 @@ class Room:
     finite = "nan" not in how
     size = (self.rules.inline_bytes or 0) + ("long" in how)
     self.sequences[name] += 1
-    extends = self.taken.get(name, -1) if "more" in how else -1
-    submitted = ins.Submitted(
+    taken = self.taken.get(name, 0) if "more" in how else 0
+    submitted = msg.SubmitGradient(
       self.sequences[name] - 1,
-      extends,
-      self.admissions[name],
+      self.incarnations[name],
       step,
       total,
+      total - taken,
       finite,
       b"g" * size if finite else b"",
     )
+    self.sums[name] = total
     self.give(name, submitted)
 
   def do_means(self, *names: str) -> None:
     for name in names or [*self.clients]:
       for round_ in list(self.rounds[name]):
-        self.give(name, ins.Aggregated(round_))
+        self.give(name, msg.Done(round_))
         self.rounds[name].pop(round_, None)
 
   def do_fail(self, name: str, other: str) -> None:
     for round_, aggregate in list(self.rounds[name].items()):
       failed = [m.incarnation for m in aggregate.peers if m.process == other]
       del self.rounds[name][round_]
-      self.give(name, ins.AggregateFailed(round_, failed[0], "nothing came"))
+      self.give(name, msg.Failed(round_, failed[0], "nothing came"))
 
   def do_snapshots(self) -> None:
     for name, (fetch, step) in list(self.fetches.items()):
@@ -232,19 +234,19 @@ class Room:
       self.give(name, ins.SnapshotFetched(fetch.transfer, step))
 
   def do_leave(self, name: str) -> None:
-    self.give(name, ins.LeaveWanted())
+    self.give(name, msg.Leave(lost=False))
 
   def do_finish(self, name: str) -> None:
-    self.give(name, ins.FinishWanted("enough"))
+    self.give(name, msg.Finish("enough"))
 
   def do_save(self, name: str) -> None:
-    self.give(name, ins.SaveWanted())
+    self.give(name, msg.Save())
 
   def do_abort(self, name: str) -> None:
-    self.give(name, ins.Aborted("an exception"))
+    self.give(name, msg.Leave(True, "an exception"))
 
   def do_fingerprint(self, name: str, digest: str) -> None:
-    self.give(name, ins.FingerprintTaken(self.steps[name], digest))
+    self.give(name, msg.Fingerprint(self.steps[name], digest))
 
   def do_kill(self, name: str) -> None:
     if name == _CHIEF:
@@ -380,14 +382,14 @@ class Room:
     """Does what a driver and a training loop do with an effect."""
     match effect:
       case fx.Admitted():
-        self.admissions[name] = effect.admission
+        self.incarnations[name] = effect.incarnation
       case fx.Publish():
         self.steps[name] = effect.step
       case fx.Taken():
-        self.taken[name] = effect.sequence
-      case fx.ServeSnapshot():
-        self.served[effect.transfer] = effect.step
-      case fx.FetchSnapshot():
+        self.taken[name] = self.sums[name]
+      case msg.Serve():
+        self.served[effect.transfer] = self.steps[name]
+      case msg.Fetch():
         self.fetches[name] = (effect, self.served.get(effect.transfer, -1))
       case fx.Restore():
         self.steps[name] = effect.step

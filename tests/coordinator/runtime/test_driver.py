@@ -8,13 +8,13 @@ import pytest
 from waiting import until as wait_until
 
 from optax_dist.coordinator.aggregation import layout, reducer
-from optax_dist.coordinator.protocol import deadlines, entries, inputs
+from optax_dist.coordinator.protocol import deadlines, entries, inputs, messages
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime import driver, endpoint
 from optax_dist.coordinator.runtime.processes import Processes
 
 ROUND = entries.RoundId(0, 3, 1)
-WAKE = inputs.SaveWanted()
+WAKE = messages.Save()
 PARTS = (entries.Part(1, 1, 0, 3, 0, 1, 1.0),)
 
 
@@ -87,11 +87,11 @@ def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
   one, core = driven
   core.does[inputs.Started] = [
     collect("gone"),
-    fx.FetchSnapshot(7, "gone", "unix:gone"),
+    messages.Fetch(7, "gone", "unix:gone"),
   ]
   one._inputs.append(inputs.Started())
   one._on_event(driver.transports.PeerLost("gone", "broken", "it has died"))
-  (failed,) = until(one, core, inputs.AggregateFailed)
+  (failed,) = until(one, core, messages.Failed)
   assert failed.failed_replica == 1
   assert until(one, core, inputs.SnapshotFailed)
   assert one.stats()["pending"] == 0
@@ -105,7 +105,7 @@ def test_disconnecting_fails_what_waits_for_that_peer(driven):
   one._proceed()
   assert one.stats()["pending"] == 1
   one._inputs.append(WAKE)
-  (failed,) = until(one, core, inputs.AggregateFailed)
+  (failed,) = until(one, core, messages.Failed)
   assert "closed the connection" in failed.reason
 
 

@@ -13,7 +13,7 @@ class Told:
 
   def __init__(self, **fields):
     self.published = types.SimpleNamespace(step=0)
-    self.admission = self.requested = self.incarnation = 1
+    self.requested = self.incarnation = 1
     self.suspended, self.finished = False, None
     self.lease = (1, ())
     self.answers = {}
@@ -30,7 +30,7 @@ def begin(seen, **options):
   add = lambda total, gradient: total + gradient
   options = {"max_staleness": 0} | options
   submission = Submission(seen.published, add, **options)
-  submission.resume(seen.admission, seen.published)
+  submission.resume(seen.incarnation, seen.published)
   return submission
 
 
@@ -52,7 +52,7 @@ def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
   assert give(submission, seen, 3) is None
   submitted = give(submission, seen, 4)
   assert submission.total == 7
-  assert (submitted.total, submitted.extends) == (2, -1)
+  assert (submitted.total, submitted.count) == (2, 2)
   assert (submitted.batches, submitted.compute) == ("[3,4]", 1.0)
   assert submission.waits(seen) == "for this step's commit"
   seen.publish()
@@ -76,7 +76,7 @@ def partial_sum(max_staleness=0):
 def test_what_is_added_to_a_partial_sum_is_submitted_with_it():
   seen, submission = partial_sum()
   submitted = give(submission, seen, 4)
-  assert (submitted.total, submitted.extends) == (2, 0)
+  assert (submitted.total, submitted.count) == (2, 1)
   assert submission.total == 7
 
 
@@ -138,7 +138,7 @@ def test_after_a_stale_gradient_it_waits_for_newer_parameters(admitted_again):
   submission.conclude(seen)
   assert submission.waits(seen).startswith("for newer parameters")
   if admitted_again:
-    seen.admission += 1
+    seen.incarnation += 1
   else:
     seen.publish()
   assert not submission.waits(seen)
@@ -165,7 +165,7 @@ def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
   seen.lease = 1, ((8, 12),)
   assert submission.draw(seen) is None
   assert submission.ended.reason == "superseded"
-  submission.resume(seen.admission, seen.published)
+  submission.resume(seen.incarnation, seen.published)
   assert submission.draw(seen) == ((8, 10),)
 
 
@@ -185,12 +185,12 @@ def test_a_new_membership_draws_samples_of_its_own():
   submission.keep_drawn()
   submission.draw(seen)
   seen.lease = 1, ()
-  seen.admission = seen.incarnation = 2
+  seen.incarnation = 2
   assert submission.expire(seen, 1)
   # Others compute on what it had.
   assert submission.ended.forgets
   assert submission.counts == {"applied": 0, "lost": 1}
-  submission.resume(seen.admission, seen.published)
+  submission.resume(seen.incarnation, seen.published)
   seen.lease = 2, ((8, 12),)
   assert submission.draw(seen) == ((8, 10),)
 
@@ -231,7 +231,7 @@ def test_samples_of_a_past_membership_are_not_drawn():
   submission = begin(seen, samples=2)
   assert submission.draw(seen) is None
   assert not submission.can_draw(seen)
-  seen.admission += 1  # It need not wait for any: it begins another sum.
+  seen.incarnation += 1  # It need not wait for any: it begins another sum.
   assert submission.can_draw(seen)
 
 
@@ -288,7 +288,7 @@ def test_slots_of_the_next_step_wait_for_its_parameters():
   seen.publish()
   assert submission.can_draw(seen)
   assert submission.draw(seen) is None
-  submission.resume(seen.admission, seen.published)
+  submission.resume(seen.incarnation, seen.published)
   assert submission.draw(seen) == ((8, 10),)
 
 
@@ -309,7 +309,7 @@ def test_a_dropped_addition_leaves_the_partial_sum():
   assert (submission.total, submission.partial) == (3, 0)
   assert submission.draw(seen) == ((6, 8),)
   submitted = give(submission, seen, 5)
-  assert (submission.total, submitted.extends) == (8, 0)
+  assert (submission.total, submitted.count) == (8, 1)
   assert submitted.data == ((0, 2), (6, 8))
   assert submission.counts == {"applied": 0, "returned": 1}
 
@@ -333,7 +333,7 @@ def test_a_report_of_a_stale_sum_extends_nothing():
   seen, submission = partial_sum(max_staleness=0)
   seen.publish()
   submitted = give(submission, seen, 4)
-  assert submitted.extends == -1
+  assert submitted.count == submitted.total
   # Nor does it have what the coordinator has already.
   assert (submitted.total, submitted.batches) == (1, "[4]")
 

@@ -56,12 +56,12 @@ class Learner:
     if published.is_ready:
       if resolved:
         submission.conclude(seen)
-        outcome = self._settle(submission.admission)
+        outcome = self._settle(submission.incarnation)
       if submission.pending < 0:
         if published.step > submission.base.step:
           merged = resolved and outcome.accepted
           self.local = strategy.merge(published.get(), self.local, merged)
-          submission.resume(submission.admission, published)
+          submission.resume(submission.incarnation, published)
         newest = seen.published.step == submission.base.step
         called = seen.called == submission.base.step
         is_due = newest and strategy.is_due(self.local, called)
@@ -75,15 +75,15 @@ class Learner:
     del gradients
     participant = self._participant
     submission, seen = participant.submission, participant.inbox
-    admission = seen.admission
+    incarnation = seen.incarnation
     if seen.finished is None:
-      if admission != submission.admission:
+      if incarnation != submission.incarnation:
         # Its local state is as good as before.
         submission.end(seen, "lost")
-        self._settle(admission)
+        self._settle(incarnation)
       return None
     submission.end(seen, "finished")
-    outcome = self._settle(admission)
+    outcome = self._settle(incarnation)
     participant.resume()
     # All end with the same parameters.
     inner = self.local.opt_state
@@ -91,12 +91,12 @@ class Learner:
     step = submission.base.step
     return outcome._replace(global_step=step, finished=True)
 
-  def _settle(self, admission: int) -> Outcome:
+  def _settle(self, incarnation: int) -> Outcome:
     """Handles a contribution's outcome."""
     participant = self._participant
     submission, result = participant.submission, participant.submission.ended
     assert result is not None
-    submission.resume(admission, submission.base)
+    submission.resume(incarnation, submission.base)
     participant.forget()
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.

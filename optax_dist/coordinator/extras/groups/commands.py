@@ -1,9 +1,9 @@
 """The messages between the processes of one replica, if it has several.
 
 Process 0 speaks for the replica: only it has the protocol's core. An *order* is
-an effect of that core which every process executes. A *report* is an event in
-another process that would have been the core's input there. So most orders and
-reports are plain effects and inputs.
+an effect of that core which every process executes. A *report* is an input that
+another process has, and process 0 needs. So most of them are effects and inputs
+as they are.
 """
 
 from __future__ import annotations
@@ -25,15 +25,6 @@ from optax_dist.coordinator.protocol.codec import (
 from optax_dist.coordinator.protocol.entries import (
   Process,
 )
-
-# Reports, to process 0.
-
-
-class Present(Struct):
-  """A process is connected, and waits for orders."""
-
-
-# Orders, from process 0.
 
 
 class Advance(Struct):
@@ -66,16 +57,16 @@ class EndGroup(Struct):
   reason: str
 
 
-Report: TypeAlias = (
-  Present
-  | ins.Submitted
-  | ins.Aggregated
-  | ins.AggregateFailed
+# What all processes report of one event, before it is an input of the core.
+Answer: TypeAlias = (
+  msg.SubmitGradient
+  | msg.Done
+  | msg.Failed
+  | msg.Fingerprint
   | ins.SnapshotFetched
   | ins.SnapshotFailed
-  | ins.FingerprintTaken
-  | ins.Aborted
 )
+Report: TypeAlias = Answer | msg.Leave
 
 Order: TypeAlias = (
   fx.UseRun
@@ -84,8 +75,8 @@ Order: TypeAlias = (
   | fx.Apply
   | fx.Publish
   | fx.Restore
-  | fx.ServeSnapshot
-  | fx.FetchSnapshot
+  | msg.Serve
+  | msg.Fetch
   | fx.TakeFingerprint
   | fx.Answer
   | fx.Notice
@@ -94,7 +85,7 @@ Order: TypeAlias = (
   | EndGroup
 )
 
-REPORTS, ORDERS = typing.get_args(Report), typing.get_args(Order)
+ANSWERS, ORDERS = typing.get_args(Answer), typing.get_args(Order)
 
 # Everything that is sent on a connection.
 WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)

@@ -81,10 +81,9 @@ class Group(processes.Processes):
   def core(self, config: Config, me: Me) -> processes.Core:
     self._joins()
     if self.index:
-      return WorkerRank(*self._places[0])
-    others = [name for name, _ in self._places[1:]]
-    client = Client(config, me)
-    return RankZero(client, others, patience=config.deadlines.replica)
+      return WorkerRank(self._places[0][0])
+    client, workers = Client(config, me), self._places[1:]
+    return RankZero(client, workers, patience=config.deadlines.replica)
 
   def parts(
     self,

@@ -17,22 +17,12 @@ from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.entries import Member, Process
 
-# What a process reports of an order, or of its own program.
-_Answer: TypeAlias = (
-  ins.Submitted
-  | ins.Aggregated
-  | ins.AggregateFailed
-  | ins.SnapshotFetched
-  | ins.SnapshotFailed
-  | ins.FingerprintTaken
-)
 # Orders that all processes answer, or that give up the answers to an earlier one.
-_Asked: TypeAlias = (
-  fx.Aggregate | fx.Release | fx.FetchSnapshot | fx.TakeFingerprint
-)
+_Asked: TypeAlias = fx.Aggregate | fx.Release | msg.Fetch | fx.TakeFingerprint
 
 
 class RankZero:
@@ -46,7 +36,7 @@ class RankZero:
   def __init__(
     self,
     core: Client,
-    workers: Sequence[Process],
+    workers: Sequence[tuple[Process, str]],
     *,
     patience: float,
   ):
@@ -54,22 +44,19 @@ class RankZero:
 
     Args:
       core: the protocol core.
-      workers: names of processes 1, 2 and so on of this replica.
-      patience: seconds to wait for another process of the replica to start, or
-        to submit after the first one.
+      workers: names and addresses of processes 1, 2 and so on of this replica.
+      patience: seconds to wait for another process of the replica to submit
+        after the first one.
     """
     self.core = core
     self.over = False
-    self._ranks = {p: rank for rank, p in enumerate(workers, 1)}
+    self._workers = tuple(workers)
+    self._ranks = {p: rank for rank, (p, _) in enumerate(workers, 1)}
     self._everyone = {0, *self._ranks.values()}
     self._patience = patience
     self._out: list[commands.Effect] = []
-    # Processes that are not connected yet, and inputs held until they are: a
-    # replica takes part as a whole.
-    self._absent = set(self._ranks.values())
-    self._held: list[commands.Input] = []
     # What processes have reported of the same event, until all have.
-    self._reports: dict[Hashable, dict[int, _Answer]] = {"submitted": {}}
+    self._reports: dict[Hashable, dict[int, commands.Answer]] = {}
     # Since when a process waits for another one.
     self._since: float | None = None
     self._ended = False
@@ -108,74 +95,59 @@ class RankZero:
 
   def _handle(self, input_: commands.Input, now: float) -> None:
     match input_:
-      case ins.Received(peer, message) if isinstance(
-        message, commands.REPORTS + commands.ORDERS
-      ):
-        rank = self._ranks.get(peer)
-        if rank is None:
-          text = f"{peer} is no process of this replica, and reports {message}"
-          self._out.append(fx.Log("warning", text))
-        else:
-          self._report(rank, message, now)
-      case _ if isinstance(input_, commands.REPORTS):
-        self._report(0, input_, now)
+      case ins.Started():
+        for peer, address in self._workers:
+          self._out.append(fx.Connect(peer, address))
+        self._decide(input_, now)
+      case ins.Received(peer, message) if peer in self._ranks:
+        self._reported(self._ranks[peer], message, now)
       case ins.PeerLost(peer, how, reason) if peer in self._ranks:
         rank = self._ranks[peer]
         if not self._ended:
           self._lose(f"its process {rank} is lost ({how}: {reason})", now)
-      case _ if self._absent:
-        if not isinstance(input_, ins.TimePassed):
-          self._held.append(input_)
       case commands.Advance():
         for peer in self._ranks:
           self._out.append(commands.send(peer, input_))
+      case msg.Leave(lost=True):
+        self._reported(0, input_, now)
+      case _ if isinstance(input_, commands.ANSWERS):
+        self._reported(0, input_, now)
       case _:
         self._decide(input_, now)
 
-  def _report(
-    self, rank: int, what: commands.Order | commands.Report, now: float
-  ) -> None:
+  def _reported(self, rank: int, what: object, now: float) -> None:
     """Handles what has happened in a process, this one included."""
     match what:
-      case commands.Present():
-        self._absent.discard(rank)
-        if not self._absent:
-          held, self._held = self._held, []
-          for earlier in held:
-            self._handle(earlier, now)
-      case ins.Aborted(reason):
+      case msg.Leave(reason=reason):
         self._lose(f"its process {rank} has failed: {reason}", now)
-      case _ if isinstance(what, commands.REPORTS):
-        self._answered(rank, cast(_Answer, what), now)
+      case _ if isinstance(what, commands.ANSWERS):
+        self._answered(rank, cast(commands.Answer, what), now)
       case _:
         text = f"process {rank} of this replica gives orders: {what}"
         self._out.append(fx.Log("warning", text))
 
-  def _answered(self, rank: int, answer: _Answer, now: float) -> None:
+  def _answered(self, rank: int, answer: commands.Answer, now: float) -> None:
     """Decides once all processes have answered, or one has failed."""
     key = _event(answer)
+    if isinstance(answer, msg.SubmitGradient):  # Nobody has ordered it.
+      self._reports.setdefault(key, {})
     reports = self._reports.get(key)
     if reports is None:
       return  # It was cancelled, or has failed elsewhere.
-    if isinstance(answer, ins.AggregateFailed | ins.SnapshotFailed):
-      del self._reports[key]
-      self._decide(answer, now)
-      return
     reports[rank] = answer
-    if reports.keys() == self._everyone:
-      self._forget(key)
+    failed = isinstance(answer, msg.Failed | ins.SnapshotFailed)
+    if failed or reports.keys() == self._everyone:
+      del self._reports[key]
+    if failed:
+      self._decide(answer, now)
+    elif reports.keys() == self._everyone:
       self._decide_together([reports[i] for i in sorted(reports)], now)
-
-  def _forget(self, key: Hashable) -> None:
-    self._reports.pop(key, None)
-    # The next submission is awaited at any time.
-    self._reports.setdefault("submitted", {})
 
   def _decide_together(self, answers: Sequence[Any], now: float) -> None:
     """Gives the core what all processes have reported, as one input."""
     input_: ins.Input = answers[0]
     match input_:
-      case ins.Submitted():
+      case msg.SubmitGradient():
         for rank, other in enumerate(answers):
           if _step_of(other) != _step_of(input_):
             self._lose(
@@ -186,13 +158,9 @@ class RankZero:
             return
         finite = all(answer.finite for answer in answers)
         input_ = codec.replace(input_, finite=finite)
-      case ins.SnapshotFetched(transfer):
-        if any(other != input_ for other in answers):
-          text = f"its processes were sent different steps: {answers}"
-          input_ = ins.SnapshotFailed(transfer, text)
-      case ins.FingerprintTaken(step):
+      case msg.Fingerprint(step):
         digests = [answer.digest for answer in answers]
-        input_ = ins.FingerprintTaken(step, commands.combined(digests))
+        input_ = msg.Fingerprint(step, commands.combined(digests))
     self._decide(input_, now)
 
   # Waits.
@@ -213,17 +181,13 @@ class RankZero:
 
   def _lacking(self) -> list[int]:
     """Processes that others wait for."""
-    submitted = self._reports["submitted"]
-    return [
-      rank
-      for rank in sorted(self._everyone)
-      if rank in self._absent or (submitted and rank not in submitted)
-    ]
+    submitted = self._reports.get("submitted")
+    return sorted(self._everyone - submitted.keys()) if submitted else []
 
   def _lose(self, reason: str, now: float) -> None:
     """Ends the replica: its processes can't continue without each other."""
     reason = f"The replica can't go on: {reason}."
-    self._decide(ins.Aborted(reason), now)
+    self._decide(msg.Leave(True, reason), now)
     self._all(commands.EndGroup(reason))
     self.over = True
 
@@ -239,11 +203,11 @@ class RankZero:
       case fx.Connect(peer, address):
         _, own = commands.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
-      case fx.Aggregate() | fx.FetchSnapshot() | fx.TakeFingerprint():
+      case fx.Aggregate() | msg.Fetch() | fx.TakeFingerprint():
         self._reports[_event(effect)] = {}
         self._all(effect)
       case fx.Release():
-        self._forget(_event(effect))
+        self._reports.pop(_event(effect), None)
         self._all(effect)
       case fx.Left() | fx.Finished() | fx.Fail():
         self._ended = True
@@ -257,9 +221,8 @@ class RankZero:
 
   def _drop_submission(self, reason: str) -> None:
     """Drops a submission that is too late for the remaining processes."""
-    mine = self._reports["submitted"].get(0)
-    self._forget("submitted")
-    if isinstance(mine, ins.Submitted):
+    mine = self._reports.pop("submitted", {}).get(0)
+    if isinstance(mine, msg.SubmitGradient):
       self._all(fx.Resolved(mine.sequence, reason, 0))
 
   def _all(self, effect: commands.Effect) -> None:
@@ -269,20 +232,20 @@ class RankZero:
     self._out.append(at_rank(effect, 0))
 
 
-def _event(of: _Answer | _Asked) -> Hashable:
+def _event(of: commands.Answer | _Asked) -> Hashable:
   """What an answer or an order is of: the same for all processes."""
   match of:
-    case ins.Submitted():
+    case msg.SubmitGradient():
       return "submitted"
-    case fx.TakeFingerprint(step) | ins.FingerprintTaken(step):
+    case fx.TakeFingerprint(step) | msg.Fingerprint(step):
       return "fingerprint", step
-    case fx.FetchSnapshot() | ins.SnapshotFetched() | ins.SnapshotFailed():
+    case msg.Fetch() | ins.SnapshotFetched() | ins.SnapshotFailed():
       return "snapshot", of.transfer
     case _:
       return "mean", of.round
 
 
-def _step_of(submitted: _Answer) -> _Answer:
+def _step_of(submitted: commands.Answer) -> commands.Answer:
   """What the submissions of all processes of a replica have in common."""
   return codec.replace(
     submitted, finite=True, batches="", compute=None, timings=None
@@ -301,10 +264,10 @@ def at_rank(effect: commands.Effect, rank: int) -> commands.Effect:
         peers=tuple(_peer(peer, rank) for peer in effect.peers),
         readers=tuple(_peer(peer, rank) for peer in effect.readers),
       )
-    case fx.ServeSnapshot():
+    case msg.Serve():
       to, address = commands.place_of(effect.to, effect.address, rank)
       return codec.replace(effect, to=to, address=address)
-    case fx.FetchSnapshot():
+    case msg.Fetch():
       source, address = commands.place_of(effect.source, effect.address, rank)
       return codec.replace(effect, source=source, address=address)
     case _:

@@ -1,7 +1,6 @@
 """A process of a replica other than its process 0, which gives the orders.
 
-It decides nothing: it connects to process 0, executes orders, and reports the
-results.
+It decides nothing: it executes orders, and reports the results.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import cast
 from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Process
 
 
@@ -22,15 +22,14 @@ class WorkerRank:
     over: whether the replica has ended.
   """
 
-  def __init__(self, rank_zero: Process, address: str):
+  def __init__(self, rank_zero: Process):
     """Creates the core.
 
     Args:
       rank_zero: the name of process 0 of the replica.
-      address: address of that process.
     """
     self.over = False
-    self._rank_zero, self._address = rank_zero, address
+    self._rank_zero = rank_zero
     self._ended = False
 
   def step(self, input_: commands.Input, now: float) -> list[commands.Effect]:
@@ -38,9 +37,6 @@ class WorkerRank:
     if self.over:
       return []
     match input_:
-      case ins.Started():
-        present = commands.send(self._rank_zero, commands.Present())
-        return [fx.Connect(self._rank_zero, self._address), present]
       case ins.PeerLost(peer, how, reason) if peer == self._rank_zero:
         if self._ended:
           return []
@@ -48,18 +44,16 @@ class WorkerRank:
           f"The replica can't go on: its process 0 is lost ({how}: {reason})."
         )
       case ins.Received(peer, message):
-        if peer == self._rank_zero and isinstance(
-          message, commands.REPORTS + commands.ORDERS
-        ):
-          return self._execute(message)
+        if peer == self._rank_zero and isinstance(message, commands.ORDERS):
+          return self._execute(cast(commands.Order, message))
         kind = type(message).__name__
         text = f"{peer} sent {kind}, and does not speak for this replica"
         return [fx.Log("warning", text)]
-      case ins.Aborted():
+      case msg.Leave(lost=True):
         self.over = True
         return self._report(input_)
-      case _ if isinstance(input_, commands.REPORTS):
-        return self._report(input_)
+      case _ if isinstance(input_, commands.ANSWERS):
+        return self._report(cast(commands.Answer, input_))
       case _:
         # Process 0 gets the same request, and acts on it for all.
         return []
@@ -77,17 +71,13 @@ class WorkerRank:
     """What it is waiting for, for an error message."""
     return "for what process 0 of its replica says"
 
-  def _execute(
-    self, order: commands.Order | commands.Report
-  ) -> list[commands.Effect]:
+  def _execute(self, order: commands.Order) -> list[commands.Effect]:
     match order:
       case fx.Left() | fx.Finished() | fx.Fail():
         self._ended = True
-        return [order]
       case commands.EndGroup(reason):
         return self._end(reason)
-      case _:
-        return [cast(commands.Effect, order)]
+    return [order]
 
   def _report(self, report: commands.Report) -> list[commands.Effect]:
     return [commands.send(self._rank_zero, report)]

@@ -23,13 +23,13 @@ from optax_dist.coordinator.protocol.entries import (
   Start,
 )
 from optax_dist.coordinator.protocol.inputs import (
-  Aggregated,
-  AggregateFailed,
   SnapshotFailed,
   SnapshotFetched,
 )
 from optax_dist.coordinator.protocol.messages import (
   Applied,
+  Done,
+  Failed,
   Fetch,
   NeedsSnapshot,
   Report,
@@ -166,7 +166,7 @@ class Applier:
     self.means.forget_early()
     return None
 
-  def aggregated(self, done: Aggregated) -> None:
+  def aggregated(self, done: Done) -> None:
     """Handles a mean that is here."""
     if not self.means.aggregated(done):
       return
@@ -174,7 +174,7 @@ class Applier:
       self._apply(done.round)
     self.apply_ready_commits()
 
-  def aggregate_failed(self, failed: AggregateFailed) -> None:
+  def aggregate_failed(self, failed: Failed) -> None:
     """Handles a mean that will not come."""
     self.means.failed(failed)
     self.apply_ready_commits()
@@ -293,9 +293,7 @@ class Applier:
       self._tell(Applied(self.step))
       return
     self._fetch, self._asked = message, False
-    self._out.append(
-      fx.FetchSnapshot(message.transfer, message.source, message.address)
-    )
+    self._out.append(message)
 
   def fetched(self, found: SnapshotFetched) -> None:
     """Handles a snapshot that is here."""

@@ -24,6 +24,7 @@ from optax_dist.coordinator.protocol.client.link import CoordinatorConnection
 from optax_dist.coordinator.protocol.client.patience import Patience
 from optax_dist.coordinator.protocol.client.requests import Requests
 from optax_dist.coordinator.protocol.client.submissions import Submissions
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -72,7 +73,6 @@ class Client:
     self._ending = Ending()
     # The membership, and the one that the training loop knows of.
     self.incarnation = self._admitted = -1
-    self._admissions = 0
     # The step amid which it has joined, and when that is expected to end; None if
     # it waits for this replica.
     self._joined_amid: tuple[int, float] | None = None
@@ -149,30 +149,24 @@ class Client:
       case ins.PeerLost(peer, how, reason):
         if peer == self._me.coordinator:
           self._lost(how, reason, now)
-      case ins.Aggregated():
-        self.applier.aggregated(input_)
-      case ins.AggregateFailed():
-        self.applier.aggregate_failed(input_)
       case ins.SnapshotFetched():
         self.applier.fetched(input_)
       case ins.SnapshotFailed():
         self.applier.fetch_failed(input_)
-      case ins.Submitted():
+      case msg.Done():
+        self.applier.aggregated(input_)
+      case msg.Failed():
+        self.applier.aggregate_failed(input_)
+      case msg.SubmitGradient():
         self._submit(input_)
-      case ins.LeaveWanted():
-        # A process must be a member to leave: others may wait for it.
-        self._request(msg.Leave(lost=False), now)
-      case ins.FinishWanted(reason):
-        self._request(msg.Finish(reason), now)
-      case ins.SaveWanted():
-        self._request(msg.Save(), now)
-      case ins.HyperparamsWanted(values):
-        self._request(self._requests.hyperparams(values), now)
-      case ins.Aborted(reason, stacks):
-        self._tell(msg.Leave(True, reason, stacks))
+      case msg.Leave(lost=True):
+        self._tell(input_)
         self._stop()
-      case ins.FingerprintTaken(step, digest):
-        self._request(msg.Fingerprint(step, digest), now)
+      case msg.SetHyperparams(values):
+        self._request(self._requests.hyperparams(values), now)
+      case msg.Leave() | msg.Finish() | msg.Save() | msg.Fingerprint():
+        # A process must be a member to leave: others may wait for it.
+        self._request(input_, now)
       case _:
         assert_never(input_)
 
@@ -204,7 +198,7 @@ class Client:
     """Handles the loss of the connection, which may be the coordinator's death."""
     if self._link.status == "lost":
       return
-    if how == "refused" and not self._admissions:
+    if how == "refused" and self._known.epoch < 0:
       self._fail(
         "JoinRefused", f"No connection with the coordinator: {reason}."
       )
@@ -240,6 +234,7 @@ class Client:
     self._out.append(fx.UseRun(welcome.nonce))
     stays = welcome.incarnation == self.incarnation >= 0
     read = self._known.read if welcome.whole else -1
+    known = self._known.epoch >= 0
     self._known.welcomed(welcome)
     if not welcome.whole:
       # What it has submitted may be in a commit that it will never know.
@@ -265,7 +260,7 @@ class Client:
     if origin.is_same(offered) and origin.step == self.applier.step:
       self.applier.start = offered
     self.applier.begin(origin, welcome.step, read, welcome.alone)
-    if welcome.anew and self._admissions and not self.applier.belongs_to_run:
+    if welcome.anew and known and not self.applier.belongs_to_run:
       text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
       text += " is not of the run any more: others have gone on without it"
       self._out.append(fx.Log("warning", text))
@@ -331,8 +326,8 @@ class Client:
         self._out += self.submissions.dropped(sequence, reason, whole)
       case msg.RequestGradients(step, sequence, count, lease):
         self._asked(step, sequence, count, lease)
-      case msg.Call(step):
-        self._out.append(fx.Called(step))
+      case msg.Call():
+        self._out.append(message)
       case msg.Serve():
         self.applier.serve(message)
       case msg.Fetch():
@@ -407,13 +402,10 @@ class Client:
       and not applier.needs
     ):
       self._admitted = self.incarnation
-      self._admissions += 1
       step, ends = self._joined_amid or (-1, now)
       ends_in = max(0.0, ends - now) if step == applier.step else None
       lineage = self._known.origin.lineage
-      self._out.append(
-        fx.Admitted(self._admissions, self.incarnation, lineage, ends_in)
-      )
+      self._out.append(fx.Admitted(self.incarnation, lineage, ends_in))
 
   def _leave(self) -> None:
     self._out.append(fx.Left())
@@ -421,13 +413,10 @@ class Client:
 
   # The training loop.
 
-  def _submit(self, submitted: ins.Submitted) -> None:
+  def _submit(self, submitted: msg.SubmitGradient) -> None:
     if self._ending.ended is not None:
       reason = quorum.Reason.FINISHED
-    elif (
-      submitted.admission != self._admissions
-      or self._admitted != self.incarnation
-    ):
+    elif not submitted.incarnation == self._admitted == self.incarnation:
       reason = quorum.Reason.LOST
     else:
       self._out += self.submissions.submit(submitted)
@@ -442,29 +431,21 @@ class Client:
     assert pending is not None
     if not self.connected:
       return  # It will be sent once the coordinator is.
-    count = self.submissions.count()
+    count, total = self.submissions.count(), pending.total
     early = None
     if (
       pending.finite
-      and (count, pending.total) == (1, 1)
+      and (count, total) == (1, 1)
       and pending.local_step == self.applier.step
     ):
       early = self.applier.begin_early(self.incarnation, pending.sequence)
     self._tell(
-      msg.SubmitGradient(
-        pending.sequence,
-        pending.local_step,
-        pending.total,
-        count,
-        pending.finite,
-        self.applier.step,
-        early,
-        pending.payload,
-        pending.batches,
-        pending.compute,
-        pending.timings,
-        self._assignment.last(pending.data, count, pending.total),
-        pending.work,
+      replace(
+        pending,
+        count=count,
+        data=self._assignment.last(pending.data, count, total),
+        applied=self.applier.step,
+        early=early,
       )
     )
 

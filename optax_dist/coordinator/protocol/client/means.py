@@ -11,7 +11,6 @@ from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import Incarnation, RoundId
-from optax_dist.coordinator.protocol.inputs import Aggregated, AggregateFailed
 from optax_dist.coordinator.protocol.messages import (
   Done,
   Failed,
@@ -123,7 +122,7 @@ class Means:
     if round_ in self._work and not self._work[round_].committed:
       self._drop(round_)
 
-  def aggregated(self, done: Aggregated) -> bool:
+  def aggregated(self, done: Done) -> bool:
     """A mean is here; returns whether it is of use."""
     work = self._work.get(done.round)
     if work is None or work.status == "failed":
@@ -132,16 +131,16 @@ class Means:
       return False
     work.status = "done"
     if work.answers:
-      self._tell(Done(done.round))
+      self._tell(done)
     return True
 
-  def failed(self, failed: AggregateFailed) -> None:
+  def failed(self, failed: Failed) -> None:
     """A mean will not come."""
     work = self._work.get(failed.round)
     if work is not None:
       work.status = "failed"
       if work.answers and not work.committed:
-        self._tell(Failed(failed.round, failed.failed_replica, failed.reason))
+        self._tell(failed)
 
   def committed(self, round_: RoundId) -> None:
     """A round is in a commit."""

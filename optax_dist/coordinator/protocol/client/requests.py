@@ -61,7 +61,7 @@ class Requests:
     if isinstance(old, msg.SetHyperparams):
       values = tuple((dict(old.values) | dict(values)).items())
     self._changes += 1
-    return msg.SetHyperparams(self._changes, values)
+    return msg.SetHyperparams(values, self._changes)
 
   def all(self) -> list[msg.Message]:
     """Those that have yet to be done, in order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.client.means import Tell
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.messages import Applied, Report, Serve
@@ -59,6 +58,4 @@ class Serving:
   def _serve(self, serve: Serve, step: int) -> None:
     if step >= serve.at_least:
       self._serves.remove(serve)
-      self._out.append(
-        fx.ServeSnapshot(serve.transfer, serve.to, serve.address, step)
-      )
+      self._out.append(serve)

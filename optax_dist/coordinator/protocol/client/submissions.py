@@ -12,7 +12,7 @@ import dataclasses
 
 from optax_dist.coordinator.protocol.effects import Effect, Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Committed, Incarnation
-from optax_dist.coordinator.protocol.inputs import Submitted
+from optax_dist.coordinator.protocol.messages import SubmitGradient
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Submissions:
   """
 
   def __init__(self) -> None:
-    self.pending: Submitted | None = None
-    self.taken: Submitted | None = None
+    self.pending: SubmitGradient | None = None
+    self.taken: SubmitGradient | None = None
     self.incarnation: Incarnation = -1
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
     self._partial_only = False
@@ -47,11 +47,9 @@ class Submissions:
     partial_only = self._partial_only and self.taken is not None
     return self.pending is not None or bool(self._counted) or partial_only
 
-  def submit(self, submitted: Submitted) -> list[Effect]:
+  def submit(self, submitted: SubmitGradient) -> list[Effect]:
     """Takes a submission; it is pending unless an effect resolves it."""
-    if submitted.extends >= 0 and (
-      self.taken is None or self.taken.sequence != submitted.extends
-    ):
+    if submitted.count < submitted.total and self.taken is None:
       # It includes a sum that was decided separately.
       return [Resolved(submitted.sequence, "superseded", 0, partial_only=True)]
     self.pending, self._partial_only = submitted, False
@@ -60,11 +58,9 @@ class Submissions:
   def count(self) -> int:
     """How many gradients of the pending submission the coordinator doesn't have."""
     assert self.pending is not None
-    if self.taken is None or self.pending.extends != self.taken.sequence:
-      return self.pending.total
-    return self.pending.total - self.taken.total
+    return self.pending.total if self.taken is None else self.pending.count
 
-  def find(self, sequence: int) -> Submitted | None:
+  def find(self, sequence: int) -> SubmitGradient | None:
     """The submission with this number, if its gradient is still available."""
     for submitted in (self.pending, self.taken):
       if submitted is not None and submitted.sequence == sequence:
@@ -109,7 +105,7 @@ class Submissions:
       outcome = Resolved(part.sequence, "", step, members, part.staleness)
       self._counted.append(_Counted(step, outcome))
       larger = self.pending
-      if larger is not None and larger.extends == part.sequence:
+      if larger is not None and larger.count < larger.total:
         # It includes that sum, and a coordinator that has started again can't know it.
         self.pending = None
         outcome = Resolved(larger.sequence, "superseded", 0, partial_only=True)

@@ -197,7 +197,7 @@ class Run:
           self._steps.apply(quorum.Finish())
       case msg.Save():
         self._steps.commits.saving = True
-      case msg.SetHyperparams(number, values):
+      case msg.SetHyperparams(values, number):
         self._steps.commits.set_hyperparams(Change(peer, number, values))
       case msg.Fingerprint(step, digest):
         # It had that state: taking it lasts, and it may need a snapshot by now.

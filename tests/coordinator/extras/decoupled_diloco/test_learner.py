@@ -209,13 +209,13 @@ def test_a_readmitted_learner_keeps_its_steps(drive, known):
   driven.step(2)
   if known is not None:
     driven.resolve(known)
-  driven.seen.admission = 1
+  driven.seen.incarnation = 1
   driven.step()
   outcome = {None: "lost", "": "applied"}.get(known, known)
   assert driven.counts == {"applied": 0} | {outcome: 1}
   assert driven.numbers()["b"] == [-3 * RATE] * 2
   # It contributes what it has, as the member that it is now.
-  assert [g.admission for g in driven.given] == [0, 1]
+  assert [g.incarnation for g in driven.given] == [0, 1]
   # An outcome that comes after all is that of a contribution given up.
   driven.resolve("", sequence=0)
   assert driven.step().members == ()

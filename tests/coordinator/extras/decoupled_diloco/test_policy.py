@@ -59,8 +59,9 @@ class Driven:
     self.say(peer, call)
 
   def arrive(self, peer, sequence, step, payload, work=b""):
-    told = (True, step, None, payload, "", None)
-    self.say(peer, msg.SubmitGradient(sequence, step, 1, 1, *told, work=work))
+    gradient = (sequence, 0, step, 1, 1, True, payload)
+    sent = msg.SubmitGradient(*gradient, applied=step, work=work)
+    self.say(peer, sent)
 
 
 def rounds(replicas=3, quorum=2, **numbers):

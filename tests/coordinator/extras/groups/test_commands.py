@@ -4,7 +4,6 @@ import pytest
 
 from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Member, Part, RoundId
 
@@ -16,17 +15,15 @@ PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
 @pytest.mark.parametrize(
   "said",
   [
-    commands.Present(),
-    ins.Submitted(3, -1, 1, 7, 1, True, b"", "[4]", 0.5),
-    ins.Aggregated(ROUND),
-    ins.AggregateFailed(ROUND, None, "why"),
+    msg.SubmitGradient(3, 1, 7, 1, 1, True, b"", "[4]", 0.5),
+    msg.Done(ROUND),
+    msg.Failed(ROUND, None, "why"),
     fx.Aggregate(ROUND, PARTS, PEERS, (), 1),
     fx.Apply(ROUND),
     fx.Resolved(3, "", 8, (0, "b"), 1),
     fx.Fail("Diverged", "why"),
     commands.Advance(4, 17, True),
     commands.EndGroup("why"),
-    msg.Done(ROUND),
   ],
   ids=lambda said: type(said).__name__,
 )

@@ -8,6 +8,7 @@ from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.extras.groups.rank_zero import RankZero
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Member, Part, RoundId
 
 ROUND = RoundId(0, 0, 1)
@@ -18,9 +19,9 @@ PLACES = [
 PEERS = (Member(0, 0, "a0", PLACES[0]), Member(1, 1, "b0", PLACES[1]))
 PARTS = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(1, 1, 0, 0, 0, 1, 1.0))
 AGGREGATE = fx.Aggregate(ROUND, PARTS, PEERS, (), 0)
-SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"")
+SUBMITTED = msg.SubmitGradient(0, 1, 0, 1, 1, True)
 # The same, of another process.
-READY = ins.Submitted(0, -1, 1, 0, 1, True, b"", "[7]", 0.5)
+READY = msg.SubmitGradient(0, 1, 0, 1, 1, True, b"", "[7]", 0.5)
 
 
 class Core:
@@ -41,13 +42,11 @@ class Core:
 class Replica:
   """A speaker of three processes."""
 
-  def __init__(self, present=True):
+  def __init__(self):
     self.core = Core()
-    self.rank_zero = RankZero(self.core, ("a1", "a2"), patience=10.0)
+    workers = (("a1", "at a1"), ("a2", "at a2"))
+    self.rank_zero = RankZero(self.core, workers, patience=10.0)
     self.now = 0.0
-    if present:
-      self.hear(1, commands.Present())
-      self.hear(2, commands.Present())
 
   def give(self, input_):
     return self.rank_zero.step(input_, self.now)
@@ -73,7 +72,7 @@ def test_a_gradient_is_submitted_once_all_have_it():
 def test_a_gradient_is_finite_where_all_of_it_is():
   replica = Replica()
   replica.hear(2, READY)
-  replica.hear(1, ins.Submitted(0, -1, 1, 0, 1, False, b""))
+  replica.hear(1, msg.SubmitGradient(0, 1, 0, 1, 1, False))
   replica.give(SUBMITTED)
   assert not replica.core.given[0].finite
 
@@ -81,9 +80,9 @@ def test_a_gradient_is_finite_where_all_of_it_is():
 def test_processes_at_different_places_of_the_program_are_an_error():
   replica = Replica()
   replica.hear(2, READY)
-  replica.hear(1, ins.Submitted(1, -1, 1, 0, 1, True, b""))
+  replica.hear(1, msg.SubmitGradient(1, 1, 0, 1, 1, True))
   wanted = replica.give(SUBMITTED)
-  assert isinstance(replica.core.given[0], ins.Aborted)
+  assert isinstance(replica.core.given[0], msg.Leave)
   assert "do not take the same steps" in wanted[-1].reason
   assert wanted[-1] == commands.EndGroup(wanted[-1].reason)
   assert {t.peer for t in wanted if isinstance(t, fx.Send)} == {"a1", "a2"}
@@ -112,11 +111,11 @@ def test_each_process_exchanges_with_its_like():
 def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
   replica = Replica()
   replica.want(AGGREGATE)
-  replica.give(ins.Aggregated(ROUND))
-  replica.hear(1, ins.Aggregated(ROUND))
-  assert ins.Aggregated not in map(type, replica.core.given)
-  replica.hear(2, ins.Aggregated(ROUND))
-  assert replica.core.given[-1] == ins.Aggregated(ROUND)
+  replica.give(msg.Done(ROUND))
+  replica.hear(1, msg.Done(ROUND))
+  assert msg.Done not in map(type, replica.core.given)
+  replica.hear(2, msg.Done(ROUND))
+  assert replica.core.given[-1] == msg.Done(ROUND)
   order = fx.Apply(ROUND)
   wanted = replica.want(order)
   assert wanted[-1] == order
@@ -126,21 +125,21 @@ def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
 def test_one_failure_fails_the_attempt_and_is_told_once():
   replica = Replica()
   replica.want(AGGREGATE)
-  failed = ins.AggregateFailed(ROUND, 1, "nothing moves")
+  failed = msg.Failed(ROUND, 1, "nothing moves")
   replica.hear(1, failed)
-  replica.give(ins.AggregateFailed(ROUND, 0, "another reason"))
-  replica.hear(2, ins.Aggregated(ROUND))
-  replica.hear(1, ins.Aggregated(ROUND))
+  replica.give(msg.Failed(ROUND, 0, "another reason"))
+  replica.hear(2, msg.Done(ROUND))
+  replica.hear(1, msg.Done(ROUND))
   told = [g for g in replica.core.given if not isinstance(g, ins.TimePassed)]
   assert told == [failed]
   # It still runs where it has not failed.
   assert replica.want(fx.Release(ROUND))[-1] == fx.Release(ROUND)
-  assert replica.hear(2, ins.Aggregated(ROUND)) == []
+  assert replica.hear(2, msg.Done(ROUND)) == []
 
 
-def test_a_snapshot_is_there_once_all_have_it_of_one_step():
+def test_a_snapshot_is_there_once_all_have_it():
   replica = Replica()
-  fetch = fx.FetchSnapshot(7, "b0", PLACES[1])
+  fetch = msg.Fetch(7, "b0", PLACES[1])
   wanted = replica.want(fetch)
   assert wanted[0].message.source == "b1"
   replica.give(ins.SnapshotFetched(7, 4))
@@ -149,11 +148,6 @@ def test_a_snapshot_is_there_once_all_have_it_of_one_step():
   assert replica.core.given[-1] == ins.SnapshotFetched(7, 4)
   wanted = replica.want(fx.Restore(4, 7))
   assert wanted[-1] == wanted[0].message == fx.Restore(4, 7)
-  replica.want(fx.FetchSnapshot(8, "b0", PLACES[1]))
-  replica.give(ins.SnapshotFetched(8, 5))
-  replica.hear(1, ins.SnapshotFetched(8, 6))
-  replica.hear(2, ins.SnapshotFetched(8, 5))
-  assert "different steps" in replica.core.given[-1].reason
 
 
 def test_a_fingerprint_is_one_of_all_processes():
@@ -161,9 +155,9 @@ def test_a_fingerprint_is_one_of_all_processes():
   for last in "xy":
     replica = Replica()
     replica.want(fx.TakeFingerprint(3))
-    replica.give(ins.FingerprintTaken(3, "a-b"))
-    replica.hear(2, ins.FingerprintTaken(3, f"c-{last}"))
-    replica.hear(1, ins.FingerprintTaken(3, "d-e"))
+    replica.give(msg.Fingerprint(3, "a-b"))
+    replica.hear(2, msg.Fingerprint(3, f"c-{last}"))
+    replica.hear(1, msg.Fingerprint(3, "d-e"))
     taken = replica.core.given[-1]
     digests.append(taken.digest.split("-"))
   assert digests[0][0] == digests[1][0]
@@ -174,13 +168,13 @@ def test_a_fingerprint_is_one_of_all_processes():
   "loss",
   [
     ins.PeerLost("a1", "broken", "killed"),
-    ins.Received("a1", ins.Aborted("ValueError")),
+    ins.Received("a1", msg.Leave(True, "ValueError")),
   ],
 )
 def test_a_process_that_is_lost_takes_its_replica_with_it(loss):
   replica = Replica()
   wanted = replica.give(loss)
-  assert isinstance(replica.core.given[-1], ins.Aborted)
+  assert isinstance(replica.core.given[-1], msg.Leave)
   assert isinstance(wanted[-1], commands.EndGroup)
   assert "process 1" in wanted[-1].reason
   assert replica.give(SUBMITTED) == []
@@ -200,37 +194,20 @@ def test_what_is_submitted_as_the_run_ends_has_an_outcome():
   assert own == [fx.Resolved(0, "finished", 0), fx.Finished("enough")]
 
 
-def test_a_replica_takes_part_as_a_whole():
-  """Its core begins once all processes are connected."""
-  replica = Replica(present=False)
-  advance, started = commands.Advance(0, 0), ins.Started()
-  replica.core.answers = [fx.UseRun("nonce")]
-  assert replica.give(started) == []
-  assert replica.give(advance) == []
-  assert replica.give(ins.TimePassed()) == []
-  replica.hear(1, commands.Present())
-  assert not replica.core.given
-  run = fx.UseRun("nonce")
-  assert replica.hear(2, commands.Present()) == [
-    fx.Send("a1", run),
-    fx.Send("a2", run),
-    run,
-    fx.Send("a1", advance),
-    fx.Send("a2", advance),
+def test_it_connects_to_all_processes_first():
+  """Else it would not know if one of them were gone."""
+  replica, started = Replica(), ins.Started()
+  replica.core.answers = [fx.Connect("c", "at c")]
+  assert replica.give(started) == [
+    fx.Connect("a1", "at a1"),
+    fx.Connect("a2", "at a2"),
+    fx.Connect("c", "at c"),
   ]
   assert replica.core.given == [started]
 
 
-def test_a_process_that_is_never_connected_is_named():
-  replica = Replica(present=False)
-  replica.give(ins.Started())
-  replica.hear(1, commands.Present())
-  assert replica.rank_zero.deadline() == 10.0
-  replica.now = 10.0
-  (*_, end) = replica.give(ins.TimePassed())
-  assert "process 2 did not come" in end.reason
-
-
 def test_only_its_own_processes_are_heard():
-  wanted = Replica().give(ins.Received("b1", ins.Aborted("bad")))
-  assert [type(effect) for effect in wanted] == [fx.Log]
+  replica = Replica()
+  heard = ins.Received("b1", msg.Leave(True, "bad"))
+  assert replica.give(heard) == []
+  assert replica.core.given == [heard]  # Which takes it for a forged message.

@@ -4,25 +4,17 @@ from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.extras.groups.worker_rank import WorkerRank
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import RoundId
 
 ROUND = RoundId(0, 0, 1)
 
 
-def begun():
-  worker_rank = WorkerRank("a0", "at a0")
-  assert worker_rank.step(ins.Started(), 0.0) == [
-    fx.Connect("a0", "at a0"),
-    fx.Send("a0", commands.Present()),
-  ]
-  return worker_rank
-
-
 def test_it_reports_and_applies_what_process_0_says():
-  worker_rank = begun()
+  worker_rank = WorkerRank("a0")
   for report in (
-    ins.Submitted(0, -1, 1, 0, 1, True, b""),
-    ins.Aggregated(ROUND),
+    msg.SubmitGradient(0, 1, 0, 1, 1, True),
+    msg.Done(ROUND),
     ins.SnapshotFetched(3, 9),
   ):
     assert worker_rank.step(report, 1.0) == [fx.Send("a0", report)]
@@ -31,7 +23,7 @@ def test_it_reports_and_applies_what_process_0_says():
 
 
 def test_it_ends_with_process_0():
-  worker_rank = begun()
+  worker_rank = WorkerRank("a0")
   (end,) = worker_rank.step(ins.PeerLost("a0", "broken", "killed"), 1.0)
   assert isinstance(end, commands.EndGroup)
   assert "process 0 is lost" in end.reason
@@ -39,11 +31,13 @@ def test_it_ends_with_process_0():
 
 
 def test_it_goes_on_if_another_replica_is_lost():
-  assert begun().step(ins.PeerLost("b1", "broken", "killed"), 1.0) == []
+  assert (
+    WorkerRank("a0").step(ins.PeerLost("b1", "broken", "killed"), 1.0) == []
+  )
 
 
 def test_process_0_may_go_once_the_run_has_ended():
-  worker_rank = begun()
+  worker_rank = WorkerRank("a0")
   finished = fx.Finished("enough")
   assert worker_rank.step(ins.Received("a0", finished), 1.0) == [finished]
   # What the training loops look at comes even then.
@@ -53,5 +47,5 @@ def test_process_0_may_go_once_the_run_has_ended():
 
 
 def test_nobody_else_gives_orders():
-  (log,) = begun().step(ins.Received("b0", fx.Suspended()), 1.0)
+  (log,) = WorkerRank("a0").step(ins.Received("b0", fx.Suspended()), 1.0)
   assert isinstance(log, fx.Log)

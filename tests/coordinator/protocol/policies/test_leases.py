@@ -12,9 +12,7 @@ from optax_dist.ledger import spans as sp
 
 
 def arrive(spans, count=1):
-  return msg.SubmitGradient(
-    0, 0, count, count, True, 0, None, b"", "", None, None, spans
-  )
+  return msg.SubmitGradient(0, 0, 0, count, count, True, data=spans)
 
 
 def test_a_gradient_must_be_on_the_samples_of_its_lease():
