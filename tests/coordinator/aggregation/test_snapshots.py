@@ -40,10 +40,9 @@ def pair(**options):
 
 
 def serve(one, to, step=7, transfer=3):
-  effect = messages.Serve(
-    transfer, to.transport.name, to.transport.address, step
-  )
-  one.all.serve(effect, lambda out: np.copyto(out, STATE))
+  name, address = to.transport.name, to.transport.address
+  message = messages.Serve(transfer, name, address, 0)
+  one.all.serve(message, step, lambda out: np.copyto(out, STATE))
 
 
 def fetch(one, source, transfer=3):
@@ -122,7 +121,8 @@ def test_a_lost_source_is_reported():
 def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
   a, b = pair()
   a.all.serve(
-    messages.Serve(3, "c", "node-1\n:29400", 7),
+    messages.Serve(3, "c", "node-1\n:29400", 0),
+    7,
     lambda out: np.copyto(out, STATE),
   )
   b.all.fetch(messages.Fetch(3, "c", "node-1\n:29400"))

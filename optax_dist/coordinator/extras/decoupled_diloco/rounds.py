@@ -42,7 +42,7 @@ class Work(codec.Struct):
   begins: bool = True
 
 
-#: `Submitted.work`, which the protocol passes on to the coordinator's `Rounds`.
+#: `SubmitGradient.work`, which the protocol passes on to the coordinator's `Rounds`.
 WORK: codec.Codec[Work] = codec.Codec(Work)
 
 

@@ -38,7 +38,7 @@ class Share(codec.Struct):
   share: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-#: `Submitted.work`, of what has fewer steps than others.
+#: `SubmitGradient.work`, of what has fewer steps than others.
 SHARE: codec.Codec[Share] = codec.Codec(Share)
 
 
