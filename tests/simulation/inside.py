@@ -24,7 +24,7 @@ def gradients(run: Any) -> str:
     held += state.round.members
   counts = {c.incarnation for c in held}
   accepted = set(steps.gradients.accepted)
-  going_on = not state.finished and not run._shutdown.is_decided
+  going_on = not state.finished and run._history.ended is None
   if going_on and accepted != counts:
     return f"it holds gradients of {accepted}, {counts} are in"
   return ""
@@ -37,7 +37,7 @@ def samples(run: Any) -> str:
   or replaced member computed on is free again.
   """
   policy = run._steps.policy
-  if not isinstance(policy, LeaseManager) or run._shutdown.is_decided:
+  if not isinstance(policy, LeaseManager) or run._history.ended is not None:
     return ""
   state = policy.state
   members = {member.member.incarnation for member in run._members}

@@ -4,7 +4,7 @@
           -> Members           who is a member
           -> Steps             gradients, rounds, commits
           -> Snapshots         who serves the state to whom
-          -> Shutdown          how the run ends
+          -> Holders           who may come back with it
 
 All of it follows from the log (`History`) and from what members say. So a
 coordinator that starts again continues: members of the log call it within a
@@ -23,7 +23,6 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.comparison import (
   Comparison,
-  Verdict,
   difference,
 )
 from optax_dist.coordinator.protocol.coordinator.fingerprints import (
@@ -35,7 +34,6 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   MemberState,
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
-from optax_dist.coordinator.protocol.coordinator.shutdown import Shutdown
 from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Evict,
@@ -82,7 +80,9 @@ class Run:
     self._members = Members()
     self._steps = Steps(config, history, self._members, out)
     self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
-    self._shutdown = Shutdown(is_decided=history.ended is not None)
+    # Since when members are waited for that lack the final state, and why it ends.
+    self._ends_since: float | None = None
+    self._end_reason = "all replicas have left"
     # Where those listen that have called.
     self._addresses: dict[Process, str] = {}
     # Processes whose gradients are wrong, and what was found.
@@ -150,14 +150,14 @@ class Run:
 
   def deadline(self) -> float:
     """When `time_passed` must be called, at the latest."""
-    if self._shutdown.is_decided:
+    if self._is_over:
       return math.inf
     times = [self._expected_until, *self._steps.deadlines()]
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
       times += self._holders.deadlines(self._snapshots.lacking_since)
-    if self._shutdown.since is not None:
-      times.append(self._shutdown.since + self._config.deadlines.transfer)
+    if self._ends_since is not None:
+      times.append(self._ends_since + self._config.deadlines.transfer)
     for state in self._members.waiting():
       times.append(state.until)
       if state.leaving is not None:
@@ -171,9 +171,10 @@ class Run:
       self._hello(peer, message)
       return
     state = self._members.of_process(peer)
-    if self._shutdown.is_decided:
-      if isinstance(message, msg.NeedsSnapshot):
-        self._serve_the_end(peer, state)
+    if self._is_over:
+      if isinstance(message, msg.NeedsSnapshot) and peer in self._addresses:
+        address = self._addresses[peer]
+        self._snapshots.serve_final(peer, address, self._steps.step)
       return
     if state is None or not state.is_connected:
       return  # It is no longer a member.
@@ -192,9 +193,7 @@ class Run:
       case msg.Leave(lost, reason, stacks):
         self._leave(state, lost, reason, stacks)
       case msg.Finish(reason):
-        if not self._shutdown.has_begun:
-          self._shutdown.reason = reason
-          self._steps.apply(quorum.Finish())
+        self._finish(reason)
       case msg.Save():
         self._steps.commits.saving = True
       case msg.SetHyperparams(values, number):
@@ -213,11 +212,6 @@ class Run:
           fx.Log("warning", f"{peer} sent a forged message: {text}")
         )
         self._out.send(peer, msg.Rejected(text))
-
-  def _serve_the_end(self, peer: Process, state: MemberState | None) -> None:
-    address = self._addresses.get(peer)
-    if address is not None:
-      self._snapshots.serve_the_end(peer, address, self._steps.step)
 
   # Calls.
 
@@ -248,7 +242,7 @@ class Run:
     if self._history.ended is not None and self._is_of_one_program(hello):
       self.begins_again = Began(hello.start, hello.job)
       return
-    if self._shutdown.has_begun:
+    if self._is_over or self._ends_since is not None:
       self._welcome(peer, hello, -1)
       return
     rival = self._members.of_replica(hello.replica)
@@ -269,22 +263,6 @@ class Run:
       return
     self._admit(peer, hello)
 
-  def _refuse(self, peer: Process, hello: msg.Hello, why: str) -> None:
-    if not (self._members or self._history.has_no_commits):
-      why += (
-        f". That job is in the coordinator's log, with {self._history.step} steps, and"
-        " no replica of it is there. Another job needs a log, an address or a run name"
-        " of its own"
-      )
-    self._out.send(peer, msg.Refused(why))
-    text = f"replica {hello.replica!r} may not join: {why}"
-    self._out.add(fx.Log("warning", text))
-    if self._history.has_no_commits:
-      self._warn_all(text)
-
-  def _warn_all(self, text: str) -> None:
-    self._out.tell_all(self._members, msg.Stalled(self._steps.step, 0.0, text))
-
   def _differs(self, peer: Process, hello: msg.Hello, why: str) -> None:
     """A replica has another job, and may be the one that is right."""
     self._comparison.calls[peer] = hello
@@ -294,32 +272,46 @@ class Run:
         f"replica {hello.replica!r} does not agree with those before: {why}. The run"
         " has the job of more than half of its replicas, once so many have called"
       )
-      self._out.add(fx.Log("warning", text))
       self._out.send(peer, msg.Stalled(self._steps.step, 0.0, text))
       self._warn_all(text)
 
   def _compare(self) -> None:
     """Decides which job the run has, if those of its replicas differ."""
-    calls = self._comparison.calls
+    calls, history = self._comparison.calls, self._history
     if not calls:
       return
-    verdict: Verdict | None = Verdict()
-    if self._history.has_no_commits and not self._shutdown.is_decided:
+    tie = ""
+    if history.has_no_commits and not self._is_over:
       members = [state.member.replica for state in self._members]
       verdict = self._comparison.verdict(
         self._config.job, members, self._steps.ruling.never_came
       )
-    if verdict is None:
-      return
-    if verdict.other is not None:
-      self.begins_again = Began(verdict.other.start, verdict.other.job)
-      return
-    if verdict.tie:
-      self._record_end(verdict.tie, "CoordinatorError")
+      if verdict is None:
+        return
+      if verdict.other is not None:
+        self.begins_again = Began(verdict.other.start, verdict.other.job)
+        return
+      tie = verdict.tie
+      if tie:
+        self._record_end(tie, "CoordinatorError")
     for peer, hello in calls.items():
-      why = verdict.tie or difference(self._config.job, hello.job)
-      self._refuse(peer, hello, why.rstrip("."))
+      why = (tie or difference(self._config.job, hello.job)).rstrip(".")
+      if not (self._members or history.has_no_commits):
+        why += (
+          f". That job is in the coordinator's log, with {history.step} steps, and no"
+          " replica of it is there. Another job needs a log, an address or a run name"
+          " of its own"
+        )
+      self._out.send(peer, msg.Refused(why))
+      self._warn_all(f"replica {hello.replica!r} may not join: {why}")
     calls.clear()
+
+  def _warn_all(self, text: str) -> None:
+    """Says what differs; to members only as long as they may be wrong."""
+    self._out.add(fx.Log("warning", text))
+    if self._history.has_no_commits:
+      stalled = msg.Stalled(self._steps.step, 0.0, text)
+      self._out.tell_all(self._members, stalled)
 
   def _is_of_one_program(self, hello: msg.Hello) -> bool:
     """Whether all replicas that there were are closed ones of a process's program.
@@ -421,7 +413,7 @@ class Run:
   ) -> None:
     """Removes a member that has left, or is lost."""
     incarnation = state.member.incarnation
-    if not self._members.remove(incarnation) or self._shutdown.is_decided:
+    if not self._members.remove(incarnation) or self._is_over:
       return
     entry = Removed(incarnation, left, reason)
     self._out.append(entry)
@@ -486,29 +478,34 @@ class Run:
 
   # Ends.
 
-  def _begin_shutdown(self) -> None:
-    """Commits nothing more; the end waits for replicas that are behind."""
-    self._shutdown.begin(self._now)
-    self._steps.end()
+  @property
+  def _is_over(self) -> bool:
+    """Whether the end is in the log, so that nothing else is decided."""
+    return self._history.ended is not None
+
+  def _finish(self, reason: str) -> None:
+    """Commits nothing more, if that is not so already."""
+    if self._ends_since is None and not self._is_over:
+      self._end_reason = reason
+      self._steps.apply(quorum.Finish())
 
   def _end(self) -> None:
     """Ends the run once all have the final state, or after a while."""
-    since = self._shutdown.since
-    if since is None or self._shutdown.is_decided:
+    since = self._ends_since
+    if since is None or self._is_over:
       return
     step = self._steps.step
     late = [s for s in self._members if not s.has(step)]
     for state in late:
       self._snapshots.ask(state, step)
     if not late or self._now >= since + self._config.deadlines.transfer:
-      self._record_end(self._shutdown.reason, "")
+      self._record_end(self._end_reason, "")
 
   def _record_end(
     self, reason: str, error: Literal["", "CoordinatorError", "Diverged"]
   ) -> None:
-    if self._shutdown.is_decided:
+    if self._is_over:
       return
-    self._shutdown.decide(self._now)
     self._steps.end()
     dropped = tuple(sorted(self._steps.gradients.dropped.items()))
     ended = Ended(self._steps.step, reason, error, dropped)
@@ -519,24 +516,20 @@ class Run:
 
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""
-    if (
-      self._steps.policy.exhausted
-      and self._steps.rounds.current is None
-      and not self._shutdown.has_begun
-    ):
-      wrong = self._steps.policy.lost_samples(self._config.rules.max_skipped)
-      if wrong:
+    policy = self._steps.policy
+    if policy.exhausted and self._steps.rounds.current is None:
+      wrong = policy.lost_samples(self._config.rules.max_skipped)
+      if wrong and self._ends_since is None:
         self._record_end(wrong, "CoordinatorError")
-        return
-      self._shutdown.reason = "all data is used"
-      self._steps.apply(quorum.Finish())
+      else:
+        self._finish("all data is used")
 
   # What follows.
 
   def _run_pending(self) -> None:
     """Does what follows from an input, and from the time."""
     self._compare()
-    if self._shutdown.is_decided:
+    if self._is_over:
       self._steps.consequences.clear()
       return
     for state in self._members.waiting():
@@ -547,12 +540,12 @@ class Run:
     self._steps.check()
     while self._steps.consequences:
       self._follow()
-      if self._shutdown.is_decided:
+      if self._is_over:
         return
       self._steps.check()
     self._end_of_data()
     self._follow()
-    if not self._shutdown.is_decided:
+    if not self._is_over:
       step, current = self._steps.step, self._steps.rounds.current
       waits = bool(self._steps.intake.queue) or current is not None
       nobody = waits and not self._steps.intake.has_state
@@ -568,7 +561,7 @@ class Run:
   def _follow(self) -> None:
     """Does what the steps have found to be necessary."""
     consequences = self._steps.consequences
-    while consequences and not self._shutdown.is_decided:
+    while consequences and not self._is_over:
       match consequences.pop(0):
         case Evict(incarnation, reason, wrong):
           state = self._members.get(incarnation)
@@ -579,8 +572,10 @@ class Run:
         case Fail(reason, error):
           self._record_end(reason, error)
         case Finished():
-          if not self._shutdown.has_begun:
-            self._begin_shutdown()
+          if self._ends_since is None:
+            # The end waits for replicas that are behind.
+            self._ends_since = self._now
+            self._steps.end()
 
 
 def _taken(replica: ReplicaId) -> msg.Refused:

@@ -70,20 +70,13 @@ class Snapshots:
     self._out.tell(server, Serve(transfer, to.process, to.address, at_least))
     self._out.tell(state, Fetch(transfer, source.process, source.address))
 
-  def serve_the_end(self, peer: Process, address: str, step: int) -> bool:
-    """Serves the final state to a replica that fell behind at the end.
-
-    Returns:
-      Whether any member has it.
-    """
+  def serve_final(self, peer: Process, address: str, step: int) -> None:
+    """Serves the final state to a replica that fell behind at the end."""
     able = [s.member for s in self._members if s.is_connected and s.has(step)]
-    if not able:
-      return False
-    server = able[0]
-    transfer = self._next_transfer()
-    self._out.send(peer, Fetch(transfer, server.process, server.address))
-    self._out.send(server.process, Serve(transfer, peer, address, step))
-    return True
+    if able:
+      server, transfer = able[0], self._next_transfer()
+      self._out.send(peer, Fetch(transfer, server.process, server.address))
+      self._out.send(server.process, Serve(transfer, peer, address, step))
 
   def ask(self, state: MemberState, step: int) -> None:
     """Asks a member to report when it has the state of a step."""
