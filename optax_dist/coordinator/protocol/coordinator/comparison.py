@@ -3,7 +3,8 @@
 The first one to come may be the one that is wrong. Before the first step nothing is
 lost, so a replica whose job differs waits until then. The run has the job of more
 than half of its replicas, as soon as that is known. If all have called and there is no
-such job, nobody can say which one is right, and the run ends.
+such job, nobody can say which one is right: the run ends, unless those that have come
+first are enough for a step.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Comparison:
       return Verdict(largest[0].first)
     if called + gone < total:
       return None
+    if size(groups[0]) >= job.rules.replicas_to_aggregate:
+      return Verdict()
     return Verdict(tie=_tie([group for group in groups if group.replicas]))
 
 
