@@ -581,14 +581,22 @@ def _compiled(
 ) -> tuple[update.Update, layout.Layout, Any]:
   """The update, the layout of gradients, and the first state, placed as by one.
 
-  The update is compiled here, so that no round has to wait for it.
+  The update is compiled here, and what a replica does by itself until then, so that
+  no round has to wait for it.
   """
   made = update.Update(strategy, params, parts)
   sent = layout.layout(made.blocks, wire)
   nothing = means.read(sent, np.zeros(sent.nbytes, np.uint8))
   after = made.apply(parts.shared, nothing)
   # Otherwise programs would be compiled anew after an update.
-  return made, sent, jax.tree.map(trees.placed_like, parts.shared, after)
+  shared = jax.tree.map(trees.placed_like, parts.shared, after)
+  if parts.inner is not None and strategy.loop is None:
+    local = strategy.local(shared, parts.inner)
+    grads = jax.tree.map(jnp.zeros_like, params)
+    strategy.contribute(shared, local, grads)
+    strategy.so_far(shared, local)
+    strategy.settle(shared, shared, local, mine=True)
+  return made, sent, shared
 
 
 def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:

@@ -125,6 +125,39 @@ def test_who_joins_amid_a_round_counts_by_its_steps():
     np.testing.assert_allclose(result.value[1], -first - 0.25 * 6, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+  "strategy",
+  [
+    coordinator.local_updates(communication_period=2),
+    coordinator.elastic_average(communication_period=2, moving_rate=0.5),
+  ],
+)
+def test_the_first_round_compiles_nothing(strategy):
+  """The others would wait: what a replica runs is compiled before it joins."""
+  compiled = []
+
+  def count(event, seconds, **_):
+    if "compile" in event:
+      compiled.append(event)
+
+  # A shape that no other test has.
+  params = {"w": jnp.arange(317.0)}
+  gradient = jax.jit(lambda p: jax.tree.map(lambda x: 2 * x, p))
+  gradient(params)
+
+  def train(replica):
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+      for _ in range(4):
+        assert replica.step(gradient(replica.params)).accepted
+    finally:
+      jax.monitoring.unregister_event_duration_listener(count)
+
+  optimizer = optax.sgd(0.1, momentum=0.9)
+  coordinator.run_embedded(train, 1, optimizer, params, strategy=strategy)
+  assert not compiled
+
+
 def test_a_replica_has_one_pending_change():
   with pytest.raises(ValueError, match="replicas_to_aggregate"):
     strategies.local_updates()(INNER, strategies.Quorum(4, 2))
