@@ -165,25 +165,14 @@ class Room:
 
   def do_start(self, *names: str) -> None:
     for name in names:
-      replica = "abcdefgh".index(name[0])
-      start = self.brought
-      me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
-      self.clients[name] = Client(
-        self.config(Job((("optimizer", "the one"),), self.rules)), me
-      )
-      self.rounds[name], self.steps[name] = {}, start.step
-      self.give(name, ins.Started())
+      self.begin(name, "the one")
       self.deliver()
+
+  def do_stranger(self, name: str) -> None:
+    self.begin(name, "another one")
 
   def do_bring(self, digest: str, step: str) -> None:
     self.brought = Start(int(step), digest)
-
-  def do_stranger(self, name: str) -> None:
-    replica, start = "abcdefgh".index(name[0]), Start(0, "start")
-    me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
-    job = Job((("optimizer", "another one"),), self.rules)
-    self.clients[name] = Client(self.config(job), me)
-    self.give(name, ins.Started())
 
   def do_absent(self, *told: str) -> None:
     replicas = tuple(int(word) for word in told if word.isdigit())
@@ -308,6 +297,14 @@ class Room:
     self.now = end
 
   # What happens then.
+
+  def begin(self, name: str, optimizer: str) -> None:
+    replica, start = "abcdefgh".index(name[0]), self.brought
+    me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
+    job = Job((("optimizer", optimizer),), self.rules)
+    self.clients[name] = Client(self.config(job), me)
+    self.rounds[name], self.steps[name] = {}, start.step
+    self.give(name, ins.Started())
 
   def config(self, job: Job) -> Config:
     return Config(job, lambda parts, payloads: b"m" * len(payloads[0]))

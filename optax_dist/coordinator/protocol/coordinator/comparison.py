@@ -4,11 +4,12 @@ The first one to come may be the one that is wrong. Before the first step nothin
 lost, so a replica whose job differs waits until then. The run has the job of more
 than half of its replicas, as soon as that is known. If all have called and there is no
 such job, nobody can say which one is right: the run ends, unless those that have come
-first are enough for a step.
+first are enough for a step. These wait with it until all have called, or had time to.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -42,14 +43,27 @@ class Comparison:
 
   Attributes:
     calls: those that wait for a verdict, by process.
+    until: how long those that are enough for a step wait for it.
   """
 
   def __init__(self) -> None:
     """Starts without any."""
     self.calls: dict[Process, Hello] = {}
+    self.until = math.inf
+
+  def add(self, peer: Process, hello: Hello, until: float) -> None:
+    """A replica with another job has called, and waits.
+
+    Args:
+      peer: its process.
+      hello: what it says.
+      until: how long others wait, if none does yet.
+    """
+    self.until = until if not self.calls else self.until
+    self.calls[peer] = hello
 
   def verdict(
-    self, job: Job, members: Iterable[ReplicaId], gone: int
+    self, job: Job, members: Iterable[ReplicaId], gone: int, now: float
   ) -> Verdict | None:
     """Which job the run has; None as long as more replicas have to call.
 
@@ -57,6 +71,7 @@ class Comparison:
       job: the one that it has begun with.
       members: the replicas that have it.
       gone: how many replicas are known not to come.
+      now: the time.
     """
     groups = [_Group(job, set(members))]
     for hello in self.calls.values():
@@ -71,12 +86,16 @@ class Comparison:
     largest = [group for group in groups if size(group) == most]
     total = max(group.job.rules.total_num_replicas for group in largest)
     called = sum(map(size, groups))
-    decides = 2 * most > total or (called + gone >= total and 2 * most > called)
+    first_is_enough = size(groups[0]) >= job.rules.replicas_to_aggregate
+    all_called = called + gone >= total or (
+      first_is_enough and now >= self.until
+    )
+    decides = 2 * most > total or (all_called and 2 * most > called)
     if len(largest) == 1 and decides:
       return Verdict(largest[0].first)
-    if called + gone < total:
+    if not all_called:
       return None
-    if size(groups[0]) >= job.rules.replicas_to_aggregate:
+    if first_is_enough:
       return Verdict()
     return Verdict(tie=_tie([group for group in groups if group.replicas]))
 

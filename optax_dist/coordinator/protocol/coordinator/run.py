@@ -23,6 +23,7 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.comparison import (
   Comparison,
+  Verdict,
   difference,
 )
 from optax_dist.coordinator.protocol.coordinator.fingerprints import (
@@ -153,6 +154,8 @@ class Run:
     if self._is_over:
       return math.inf
     times = [self._expected_until, *self._steps.deadlines()]
+    if self._comparison.calls:
+      times.append(self._comparison.until)
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
       times += self._holders.deadlines(self._snapshots.lacking_since)
@@ -265,7 +268,8 @@ class Run:
 
   def _differs(self, peer: Process, hello: msg.Hello, why: str) -> None:
     """A replica has another job, and may be the one that is right."""
-    self._comparison.calls[peer] = hello
+    until = self._now + self._config.deadlines.reconnect
+    self._comparison.add(peer, hello, until)
     self._compare()
     if peer in self._comparison.calls and self.begins_again is None:
       text = (
@@ -278,22 +282,21 @@ class Run:
   def _compare(self) -> None:
     """Decides which job the run has, if those of its replicas differ."""
     calls, history = self._comparison.calls, self._history
-    if not calls:
-      return
-    tie = ""
-    if history.has_no_commits and not self._is_over:
+    verdict: Verdict | None = Verdict()
+    if calls and history.has_no_commits and not self._is_over:
       members = [state.member.replica for state in self._members]
       verdict = self._comparison.verdict(
-        self._config.job, members, self._steps.ruling.never_came
+        self._config.job, members, self._steps.ruling.never_came, self._now
       )
-      if verdict is None:
-        return
-      if verdict.other is not None:
-        self.begins_again = Began(verdict.other.start, verdict.other.job)
-        return
-      tie = verdict.tie
-      if tie:
-        self._record_end(tie, "CoordinatorError")
+    self._steps.intake.has_job = verdict == Verdict()
+    if verdict is None:
+      return
+    if verdict.other is not None:
+      self.begins_again = Began(verdict.other.start, verdict.other.job)
+      return
+    tie = verdict.tie
+    if tie:
+      self._record_end(tie, "CoordinatorError")
     for peer, hello in calls.items():
       why = (tie or difference(self._config.job, hello.job)).rstrip(".")
       if not (self._members or history.has_no_commits):

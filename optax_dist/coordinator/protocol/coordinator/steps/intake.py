@@ -1,7 +1,8 @@
 r"""Gradients that come in, until the rules may have them.
 
 A step's mean is that of what all could have brought, so nothing is accepted before
-all members have called, and one has the state that it is applied to.
+all members have called, one has the state that it is applied to, and it is known which
+job the run has.
 
     Arrive -> queued -> of a newcomer: it counts from now on, or with the next step
                     \-> the rules: accepted, or dropped
@@ -39,6 +40,7 @@ class Intake:
 
   Attributes:
     queue: gradients that have to wait, and their members.
+    has_job: whether it is known which job the run has, if those of replicas differ.
   """
 
   def __init__(
@@ -66,6 +68,7 @@ class Intake:
     self._members, self._asks = members, asks
     self._consequences, self._out = consequences, out
     self.queue: list[tuple[MemberState, msg.SubmitGradient]] = []
+    self.has_job = True
     # Members that steps don't wait for yet, and first gradients that were too late.
     self._newcomers: dict[Incarnation, msg.SubmitGradient | None] = {}
     # When the last step was committed, and how long it took.
@@ -172,7 +175,7 @@ class Intake:
     self, state: MemberState, message: msg.SubmitGradient
   ) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
-    if not (self._all_connected() and self.has_state):
+    if not (self._all_connected() and self.has_state and self.has_job):
       return False
     round_ = self._ruling.state.round
     if self._config.rules.alone:

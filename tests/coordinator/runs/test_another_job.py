@@ -1,0 +1,37 @@
+"""Replicas whose jobs differ: the run has that of most, and names who differs."""
+
+import threading
+import time
+
+import embedded_runs as runs
+import optax
+
+from optax_dist.coordinator.errors import JoinRefused
+
+
+def test_a_wrong_one_that_came_first_takes_no_step_alone(caplog):
+  """Though it is enough for one: another one that is there does not agree."""
+  world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
+  is_there, others_are_there = threading.Event(), threading.Event()
+
+  def wrong(replica, result):
+    is_there.set()
+    assert others_are_there.wait(60.0)
+    runs.to_step(1)(replica, result)
+
+  make = lambda i, **options: runs.make(world, i, k=1, n=3, **options)
+  first = make(0, opt=optax.sgd(0.5, momentum=0.5))
+  threads = [runs.start(first, wrong, results[0])]
+  assert is_there.wait(60.0)
+  threads.append(runs.start(make(1), runs.to_step(3), results[1]))
+  while "replica 1 does not agree" not in caplog.text:
+    time.sleep(0.01)
+  others_are_there.set()
+  time.sleep(0.3)  # So long it would have had for its step.
+  threads.append(runs.start(make(2), runs.to_step(3), results[2]))
+  runs.finish(threads)
+  assert isinstance(results[0].error, JoinRefused)
+  assert "optimizer" in str(results[0].error)
+  assert [result.error for result in results[1:]] == [None] * 2
+  both = results[1].prints.keys() & results[2].prints.keys()
+  assert all(results[1].prints[s] == results[2].prints[s] for s in both)
