@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from optax_dist import ledger
@@ -18,7 +16,7 @@ from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.protocol.entries import Lineage
-from optax_dist.coordinator.training import preemption
+from optax_dist.coordinator.training import calls, preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
 from optax_dist.coordinator.training.waiting import SynchronousLoop
 
@@ -56,9 +54,8 @@ class Replica:
       participant.tell = tell
     make = participant.strategy.loop or SynchronousLoop
     self._loop: Loop = make(participant)
-    self._lock = threading.RLock()
-    # What the training loop was shown of its state, with copies of the containers.
-    self._shown: dict[str, tuple[Any, Any]] = {}
+    self._one_thread = calls.OneThread(self.replica)
+    self._views = calls.Views()
 
   def start(self, warm: bool = False) -> Replica:
     """Asks to join, and waits until the replica is admitted.
@@ -97,7 +94,7 @@ class Replica:
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
     participant = self._participant
-    return self._show(
+    return self._views.show(
       "params",
       participant.strategy.params(participant.shared, self._loop.local),
     )
@@ -105,12 +102,12 @@ class Replica:
   @property
   def center(self) -> Any:
     """The state all replicas share, as of the last `step`."""
-    return self._show("center", self._participant.shared.params)
+    return self._views.show("center", self._participant.shared.params)
 
   @property
   def opt_state(self) -> Any:
     """The shared state of the optimizer, as of the last `step`."""
-    return self._show("opt_state", self._participant.shared.opt_state)
+    return self._views.show("opt_state", self._participant.shared.opt_state)
 
   @property
   def inner_state(self) -> Any:
@@ -121,7 +118,7 @@ class Replica:
     """
     participant = self._participant
     state = participant.to_save or participant.submission.base
-    return self._show("inner_state", state.inner)
+    return self._views.show("inner_state", state.inner)
 
   @property
   def global_step(self) -> int:
@@ -277,7 +274,8 @@ class Replica:
   def _leases(self) -> Iterator[ledger.Spans]:
     """The positions of the next gradient, until there are none."""
     while True:
-      with self._one_thread():
+      with self._one_thread:
+        self._views.check()
         spans = self._next_lease()
       if spans is None:
         return
@@ -384,7 +382,8 @@ class Replica:
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {participant.strategy.name!r}."
       )
-    with self._one_thread():
+    with self._one_thread:
+      self._views.check()
       phases.reach("computing", self.replica)
       participant.driver.check_process()
       participant.stopwatch.computed()
@@ -392,10 +391,13 @@ class Replica:
       outcome = self._ended(1)
       if outcome is None:
         grads = participant.template.fit(grads)
-        text = self._encode_batch_label(batch)
+        text = "null" if batch is None else self._encode_batch_label(batch)
         count = 1 if tokens is None else int(tokens)
         outcome = self._loop.add(grads, text, count)
-      return self._leave_if_preempted(participant.announce(outcome))
+      outcome = participant.announce(outcome)
+      if self._preempted is None:
+        return outcome
+      return self._leave_if_preempted(outcome)
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -403,7 +405,8 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the rest of the computation is saved.
     """
-    with self._one_thread():
+    with self._one_thread:
+      self._views.check()
       self._participant.inbox.sync()
       outcome = self._ended(1) or self._loop.abandon()
       return self._leave_if_preempted(self._participant.announce(outcome))
@@ -546,40 +549,6 @@ class Replica:
       self.close()
 
   # Helpers.
-
-  @contextlib.contextmanager
-  def _one_thread(self) -> Iterator[None]:
-    """Refuses a second thread: it could get the first one's answer."""
-    if not self._lock.acquire(blocking=False):
-      raise RuntimeError(
-        f"Two threads are using replica {self.replica!r} at once. A replica has"
-        " one training loop: let one thread call step, abandon and batches."
-      )
-    try:
-      self._check_edits()
-      yield
-    finally:
-      self._lock.release()
-
-  def _show(self, name: str, tree: Any) -> Any:
-    """A state to look at: a copy of its containers, so that edits can be found."""
-    known = self._shown.get(name)
-    if known is None or known[0] is not tree:
-      self._shown[name] = tree, jax.tree.map(lambda leaf: leaf, tree)
-    return self._shown[name][1]
-
-  def _check_edits(self) -> None:
-    """Refuses edits of what was shown: all replicas must have the same state."""
-    for name, (ours, theirs) in list(self._shown.items()):
-      leaves, found = jax.tree.leaves(ours), jax.tree.leaves(theirs)
-      if list(map(id, leaves)) != list(map(id, found)):
-        del self._shown[name]
-        raise ValueError(
-          f"replica.{name} was edited in place, on this replica alone; the edit is"
-          " dropped. For a hyperparameter of optax.inject_hyperparams call"
-          " replica.set_hyperparams(learning_rate=...), which sets it on all"
-          " replicas. For other computations take a copy."
-        )
 
   def _encode_batch_label(self, batch: Any) -> str:
     """A batch as JSON, short enough for a record with those of all gradients."""

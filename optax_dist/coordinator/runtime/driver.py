@@ -179,12 +179,10 @@ class Driver:
       parts: the gradient's bytes; none if it is sent inline, not finite, or too
         stale to count.
     """
-    self.check_process()
     self.call_soon(lambda: self._submit(submitted, parts))
 
   def allocate(self) -> memoryview:
     """Memory for a gradient; it is used again once no view of it is left."""
-    self.check_process()
     return self._transport.allocate(self._layout.nbytes)
 
   def keep(self, inner: Any) -> None:
@@ -391,7 +389,7 @@ class Driver:
           self._could_not_reach(peer, reason)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp(peer, near):
-        if not near:
+        if not near and peer != endpoint.COORDINATOR:
           self._far.add(peer)
         if peer == endpoint.COORDINATOR:
           # It compiles nothing meanwhile, and people are to know soon.

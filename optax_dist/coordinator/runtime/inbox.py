@@ -22,11 +22,11 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.protocol.messages import Call
 from optax_dist.coordinator.runtime.states import State
-from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
 
-# Seconds within which a waiting thread looks at its clock.
-_POLL_SECONDS = 2.0
+# Seconds within which a waiting thread looks at its clock: what is more has passed
+# while this process was stopped.
+_POLL_SECONDS = 1.0
 
 
 class Published(NamedTuple):
@@ -154,23 +154,21 @@ class TrainingInbox:
       ready: what to wait for.
       timeout: seconds; those in which this process was stopped don't count.
     """
-    self._wait_for(lambda: ready() or self.is_over, timeout)
-    return ready()
+    with self._changed:
+      while not (is_ready := ready()) and not self.is_over and timeout > 0:
+        timeout -= self._wait_once(timeout)
+    return is_ready
 
   @property
   def is_over(self) -> bool:
     """Whether the run has ended for this replica, by an error or not."""
     return self.failure is not None or self.finished is not None
 
-  def _wait_for(self, predicate: Callable[[], bool], timeout: float) -> float:
-    """Waits for so many seconds awake; returns how many it waited."""
-    clock = AwakeClock(_POLL_SECONDS)
-    start = clock.now()
-    end = start + timeout
-    with self._changed:
-      while not predicate() and (left := end - clock.now()) > 0:
-        self._changed.wait_for(predicate, min(left, _POLL_SECONDS / 2))
-    return clock.now() - start
+  def _wait_once(self, timeout: float) -> float:
+    """Waits for a notification; returns how many seconds it waited awake."""
+    begun, longest = time.monotonic(), min(timeout, _POLL_SECONDS)
+    self._changed.wait(longest)
+    return min(time.monotonic() - begun, longest)
 
   def answer(self, sequence: int) -> fx.Answer | None:
     """The answer to a submission, if there is one."""

@@ -12,11 +12,12 @@ reads it first, which is the training loop.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
 from typing import Any, Protocol
 
 import jax
@@ -59,25 +60,35 @@ class State:
     step: its step.
     inner: the state of a replica's own optimizer that goes with it: of this
       replica, or of the one that served it; None without a strategy that has one.
+    is_ready: whether it is computed, so that `get` does not wait.
   """
 
   def __init__(self, step: int, value: Any = None, inner: Any = None):
     """Creates a state that is ready, or one to be computed (None)."""
     self.step, self.inner = step, inner
-    self._found: futures.Future[Any] = futures.Future()
-    if value is not None:
-      self._found.set_result(value)
-    # For a state that its first reader computes.
+    self.is_ready = value is not None
+    self._value = value
+    self._error: BaseException | None = None
+    # Held until it is ready.
+    self._pending = threading.Lock()
+    if not self.is_ready:
+      self._pending.acquire()
+    # For a state that its first reader computes, and what runs after that.
     self._work: Callable[[], Any] | None = None
     self._post: Callable[[Callable[[], None]], None] | None = None
+    self._actions: list[Callable[[], None]] = []
 
   def compute(self, work: Callable[[], Any]) -> None:
     """Computes it in this thread."""
     try:
-      self._found.set_result(work())
+      self._value = work()
     except BaseException as error:
-      self._found.set_exception(error)
+      self._error = error
       raise
+    finally:
+      self.is_ready = True
+      self._pending.release()
+      self._run_actions()
 
   def defer(
     self,
@@ -98,25 +109,30 @@ class State:
     Immediately, unless the state was deferred: background work that uses the
     state runs after it was computed there.
     """
-    post = self._post
-    if post is None or self.is_ready:
+    if self._post is None or self.is_ready:
       action()
       return
-    # A future keeps its callbacks, and an action has the state.
-    actions = [action]
-    self._found.add_done_callback(lambda _: post(actions.pop()))
+    self._actions.append(action)
+    if self.is_ready:  # Since then.
+      self._run_actions()
 
-  @property
-  def is_ready(self) -> bool:
-    """Whether it is computed, so that `get` does not wait."""
-    return self._found.done()
+  def _run_actions(self) -> None:
+    while self._actions and self._post is not None:
+      # An action has the state, and two threads may come here.
+      with contextlib.suppress(IndexError):
+        self._post(self._actions.pop())
 
   def get(self) -> Any:
     """Returns the state, waiting until it is computed."""
-    work, self._work = self._work, None
-    if work is not None:
-      self.compute(work)
-    return self._found.result()
+    if not self.is_ready:
+      work, self._work = self._work, None
+      if work is not None:
+        self.compute(work)
+      with self._pending:
+        pass
+    if self._error is not None:
+      raise self._error
+    return self._value
 
 
 class States:

@@ -156,7 +156,7 @@ class Template:
     Raises:
       ValueError: it does not match the parameters.
     """
-    leaves, tree = jax.tree.flatten(grads)
+    leaves, tree = jax.tree_util.tree_flatten(grads)
     if tree != self._tree:  # type: ignore[operator]
       found, _ = jax.tree_util.tree_flatten_with_path(grads)
       if _keys(found) != self._keys:

@@ -48,7 +48,7 @@ class Update:
 
   def split(self, total: Any) -> list[Any]:
     """The part of a gradient that this process holds, as a list of arrays."""
-    leaves = jax.tree.leaves(total)
+    leaves: list[Any] = jax.tree_util.tree_leaves(total)
     if self._shards is None:
       return leaves
     return self._shards.split(leaves)
@@ -64,7 +64,7 @@ class Update:
     arrays: Sequence[Any] = leaves
     if self._shards is not None:
       arrays = self._shards.join(leaves)
-    mean = jax.tree.unflatten(self._tree, arrays)
+    mean = jax.tree_util.tree_unflatten(self._tree, arrays)
     try:
       after = self._update(shared, mean)
     except (RuntimeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Detects a training loop that is alive but stuck, and reports where it is.
 
-    training loop   begin, submitted, wait  ->  Steps
-    Watchdog        is_stuck                ->  stacks, and eviction if wanted
+    training loop   begin, end       ->  Steps
+    Watchdog        lasts, is_stuck  ->  stacks, and eviction if wanted
 
 A collective that waits indefinitely, or a data loader that blocks, can't be
 seen from outside, since heartbeats go on. A thread checks how long the current
@@ -10,6 +10,7 @@ step has taken.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import traceback
@@ -21,8 +22,6 @@ from optax_dist.coordinator.transport.clock import AwakeClock
 
 # A step that no one waits for may be an evaluation, or a pause in a notebook.
 _UNHURRIED = 3600.0
-# Seconds within which the thread looks at the clock.
-_LONGEST = 2.0
 # Characters of the stacks written to the journal.
 _MAX_STACK_CHARS = 16_000
 
@@ -31,67 +30,71 @@ class Steps:
   """How long steps take, and whether the current one takes too long.
 
   A step lasts from when the training loop gets parameters, or samples, until it
-  submits its gradient. Two threads call this, under a lock.
+  submits its gradient, or waits for others, which has its own deadlines. The
+  training loop says which step it is at; the watchdog looks how long that is so,
+  often enough for the deadlines that it has.
 
   Attributes:
     thread: that of the training loop.
+    current: the number of the current step; None if there is none.
   """
 
-  def __init__(self, limit: float | liveness.Rule, now: Callable[[], float]):
+  def __init__(self, limit: float | liveness.Rule):
     """Starts without a step.
 
     Args:
       limit: the seconds a step may take, or the rule that adapts them.
-      now: a clock, in seconds.
     """
-    self._seen: liveness.Silence | None = None
+    self._taken: liveness.Silence | None = None
     self._limit = 0.0
     if isinstance(limit, liveness.Rule):
-      self._seen = liveness.Silence(limit)
+      self._taken = liveness.Silence(limit)
     else:
       self._limit = limit
-    self._now, self._lock = now, threading.Lock()
-    self._began: float | None = None
     self.thread = 0
+    self.current: int | None = None
+    self._numbers = itertools.count()
+    # The step at the last look, and when it was first seen.
+    self._looked_at: int | None = None
+    self._since = 0.0
+
+  # Called by the training loop.
+
+  def begin(self) -> None:
+    """The training loop starts to compute."""
+    self.current, self.thread = next(self._numbers), threading.get_ident()
+
+  def end(self) -> None:
+    """Its gradient was submitted, or it waits for others."""
+    self.current = None
+
+  # Called by the watchdog.
 
   @property
   def deadline(self) -> float:
     """How long a step may take, in seconds."""
-    return self._limit if self._seen is None else self._seen.deadline
+    return self._limit if self._taken is None else self._taken.deadline
 
-  def begin(self) -> None:
-    """The training loop starts to compute."""
-    with self._lock:
-      self._began = self._now()
-    self.thread = threading.get_ident()
-
-  def submitted(self) -> None:
-    """Its gradient was submitted."""
-    with self._lock:
-      if self._seen is not None and self._began is not None:
-        self._seen.add(self._now() - self._began)
-      self._began = None
-
-  def wait(self) -> None:
-    """It waits for others, which has its own deadlines."""
-    with self._lock:
-      self._began = None
-
-  def lasts(self) -> float:
+  def lasts(self, now: float) -> float:
     """How long the current step has taken; 0.0 if there is none."""
-    with self._lock:
-      return 0.0 if self._began is None else self._now() - self._began
+    current = self.current
+    if current != self._looked_at:
+      if self._taken is not None and self._looked_at is not None:
+        self._taken.add(now - self._since)
+      self._looked_at, self._since = current, now
+    return 0.0 if current is None else now - self._since
 
-  def is_stuck(self, awaited: bool) -> bool:
+  def is_stuck(self, lasts: float, awaited: bool) -> bool:
     """Whether it takes so long that the replica should be evicted.
 
     Args:
+      lasts: how long it has taken.
       awaited: whether other replicas wait.
     """
     most = self.deadline
-    if self._seen is not None and not awaited:
+    if self._taken is not None and not awaited:
       most = max(_UNHURRIED, most)
-    return self.lasts() > most
+    return lasts > most
 
 
 class Watchdog:
@@ -117,8 +120,7 @@ class Watchdog:
       evict: evicts the replica, given the reason and its threads' stacks;
         None: it is only logged.
     """
-    # Time in which the process was suspended isn't the step's fault.
-    self.steps = Steps(limit, AwakeClock(_LONGEST).now)
+    self.steps = Steps(limit)
     self._name, self._awaited, self._evict = name, awaited, evict
     self._every = min(1.0, self.steps.deadline / 8)
     self._closed = threading.Event()
@@ -139,13 +141,15 @@ class Watchdog:
 
   def _run(self) -> None:
     steps, reported = self.steps, False
+    # Time in which the process was suspended isn't the step's fault.
+    clock = AwakeClock(2 * self._every)
     while not self._closed.wait(self._every):
-      if not steps.is_stuck(self._awaited()):
+      lasts = steps.lasts(clock.now())
+      if not steps.is_stuck(lasts, self._awaited()):
         reported = False
         continue
-      lasts = steps.lasts()
-      if reported or not lasts:
-        continue  # It was reported, or submitted just now.
+      if reported:
+        continue
       reported = True
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
       found = stacks(steps.thread)

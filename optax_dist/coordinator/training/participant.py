@@ -182,6 +182,8 @@ class Participant:
     nbytes = self.layout.nbytes
     whole = parts.gradient is None
     self._inline = whole and nbytes <= settings.inline_bytes
+    # Where gradients are encoded that are sent inline.
+    self._scratch = np.empty(nbytes, np.uint8) if self._inline else None
     numbers = strategy.quorum
     # Those of a step are in one message.
     gradients = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
@@ -502,13 +504,15 @@ class Participant:
       total = submission.total.result()
       parts, work = [array.data for array in total.arrays], total.work
     elif submission.total is not None:
-      out = np.frombuffer(self.driver.allocate(), np.uint8)
+      out = self._scratch
+      if out is None:
+        out = np.frombuffer(self.driver.allocate(), np.uint8)
       written = means.write(
         self.update.split(submission.total),
         self.layout,
         out,
         # If all are on this host, they read it in memory that all of them have.
-        in_place=self.driver.has_remote_peers,
+        in_place=not self._inline and self.driver.has_remote_peers,
       )
       finite = written is not None
       if written is not None:
@@ -525,7 +529,7 @@ class Participant:
     )
     submitted = submission.submit(finite, payload, measured, work)
     self.driver.submit(submitted, parts)
-    self.watchdog.steps.submitted()
+    self.watchdog.steps.end()
 
   # Waits.
 
@@ -542,7 +546,7 @@ class Participant:
     patience = self.config.deadlines.replica + 1.0
     if self.closed and not ready():
       self.raise_failure()
-    self.watchdog.steps.wait()
+    self.watchdog.steps.end()
     if self.inbox.wait(ready, patience):
       self._watch()
       return

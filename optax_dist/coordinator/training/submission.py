@@ -31,6 +31,7 @@ and what the event loop has notified is read from `Seen`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +42,8 @@ from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
+
+_FINISHED = Reason.FINISHED.value
 
 
 class Inbox(Protocol):
@@ -257,7 +260,7 @@ class Submission:
     if self._supersede(seen):
       self.end(seen, Reason.SUPERSEDED.value, 1)
       return
-    data, self._round = self.computed, []
+    data, self._round = self.computed if self._round else (), []
     if self._window and sp.minus(data, self._leased(seen)):
       # Another replica has been faster, perhaps with the whole step.
       self.count(Reason.SUPERSEDED.value, 1)
@@ -318,7 +321,13 @@ class Submission:
     # What is reported is not in the sum that the coordinator has.
     reported = self.total is None
     gradients = self.gradients[self._sent :] if reported else self.gradients
-    seconds = [gradient.seconds for gradient in gradients]
+    batches, spans, seconds = [], [], 0.0
+    for gradient in gradients:
+      batches.append(gradient.batch)
+      # Without the time of one, that of all is unknown: not a number.
+      seconds += math.nan if gradient.seconds is None else gradient.seconds
+      if gradient.data:
+        spans.append(gradient.data)
     self.pending = self.sequence
     self.sequence += 1
     self.is_complete = False
@@ -330,10 +339,10 @@ class Submission:
       len(self.gradients) - self._sent,
       finite,
       payload,
-      f"[{','.join(gradient.batch for gradient in gradients)}]",
-      None if None in seconds else sum(s for s in seconds if s is not None),
+      f"[{','.join(batches)}]",
+      None if math.isnan(seconds) else seconds,
       timings,
-      sp.join(*(gradient.data for gradient in gradients)),
+      sp.join(*spans) if spans else (),
       work,
     )
 
@@ -347,7 +356,7 @@ class Submission:
       answer = seen.answer(self.pending)
       if answer is None:
         return "for this step's commit"
-      if self._is_partial_only(seen) and not self._window:
+      if not self._window and self._is_partial_only(seen, answer):
         return "for the commit of its partial sum"
     elif self.ended is not None:
       if self.ended.reason == Reason.FINISHED:
@@ -372,12 +381,12 @@ class Submission:
     elif (
       self._window
       and isinstance(answer, Resolved)
-      and self._is_partial_only(seen)
+      and self._is_partial_only(seen, answer)
     ):
       self.pending = -1
       self._revert(answer.reason)
     else:
-      self.end(seen, Reason.FINISHED.value)
+      self.end(seen, _FINISHED)
 
   def end(self, seen: Inbox, reason: str, more: int = 0) -> None:
     """Ends the sum, of which nothing is computed any more.
@@ -387,9 +396,10 @@ class Submission:
       reason: why what has no outcome is dropped.
       more: gradients that are dropped without having been in the sum.
     """
-    pending = self._resolved(seen, self.pending)
-    forgets = bool(self._round) or any(g.data for g in self.gradients)
-    self._close(seen, reason)
+    forgets = bool(self._round)
+    for gradient in self.gradients:
+      forgets = forgets or bool(gradient.data)
+    pending = self._close(seen, reason)
     self.count(reason, more)
     applied, behind = None, False
     if pending is not None:
@@ -424,8 +434,12 @@ class Submission:
       reason = reason or "applied"
       self.counts[reason] = self.counts.get(reason, 0) + gradients
 
-  def _close(self, seen: Inbox, reason: str) -> None:
-    """Counts all gradients: by their outcome, or this reason without one."""
+  def _close(self, seen: Inbox, reason: str) -> Resolved | None:
+    """Counts all gradients: by their outcome, or this reason without one.
+
+    Returns:
+      The outcome of what is pending, if there is one.
+    """
     partial = self._resolved(seen, self.partial)
     pending = self._resolved(seen, self.pending)
     rest = len(self.gradients)
@@ -433,12 +447,15 @@ class Submission:
       rest -= self._sent
       self.count(partial.reason, self._sent)
     self.count(reason if pending is None else pending.reason, rest)
+    return pending
 
-  def _is_partial_only(self, seen: Inbox) -> bool:
+  def _is_partial_only(self, seen: Inbox, answer: Taken | Resolved) -> bool:
     """Whether only what was added is decided, and the partial sum goes on."""
-    pending = self._resolved(seen, self.pending)
-    partial = self._resolved(seen, self.partial)
-    return pending is not None and pending.partial_only and partial is None
+    return (
+      isinstance(answer, Resolved)
+      and answer.partial_only
+      and self._resolved(seen, self.partial) is None
+    )
 
   def _resolved(self, seen: Inbox, sequence: int) -> Resolved | None:
     answer = seen.answer(sequence) if sequence >= 0 else None

@@ -123,21 +123,25 @@ class SynchronousLoop:
     self._wait()
     waited = time.monotonic() - start
     submission.conclude(participant.inbox)
-    return self._finish_step()._replace(waited=waited)
+    return self._finish_step(waited)
 
   def _wait(self) -> None:
-    participant = self._participant
-    waits = lambda: participant.submission.waits(participant.inbox)
-    while what := waits():
-      participant.wait(lambda: waits() != what, what)
+    participant, seen = self._participant, self._participant.inbox
+    waits = participant.submission.waits
+    while what := waits(seen):
+      participant.wait(lambda: waits(seen) != what, what)
 
-  def _finish_step(self) -> Outcome:
-    """Continues with the same sum, or with another one."""
+  def _finish_step(self, waited: float = 0.0) -> Outcome:
+    """Continues with the same sum, or with another one.
+
+    Args:
+      waited: seconds that it has waited for the outcome.
+    """
     participant, strategy = self._participant, self._strategy
     result, before = participant.submission.ended, participant.shared
     if result is None:
       self._compute()
-      return participant.outcome()
+      return participant.outcome(waited=waited)
     participant.inbox.round_ends, self._work = math.inf, b""
     applied = result.applied
     # What was computed of the next gradient is dropped.
@@ -162,8 +166,11 @@ class SynchronousLoop:
     self._compute()
     if applied is None:
       finished = participant.inbox.finished is not None
-      return participant.outcome(result.reason, finished=finished)
+      return participant.outcome(
+        result.reason, finished=finished, waited=waited
+      )
     return participant.outcome(
+      waited=waited,
       members=applied.members,
       staleness=applied.staleness,
       committed=applied.step,

@@ -148,6 +148,8 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   one, core = driven
   core.does[type(WAKE)] = [fx.Disconnect("far", "it is no member")]
   up = lambda near: one._on_event(driver.transports.PeerUp("far", near))
+  # Arrays never go to the coordinator, wherever it is.
+  one._on_event(driver.transports.PeerUp("coordinator", False))
   assert not one.has_remote_peers
   up(True)
   assert not one.has_remote_peers

@@ -19,85 +19,62 @@ from optax_dist.coordinator.runtime import watchdog
 RULE = deadlines.steps(300.0)
 
 
-class Clock:
-  """Shows what a test sets."""
-
-  time = 100.0
-
-  def __call__(self):
-    return self.time
-
-
 def test_a_step_that_was_given_a_limit_is_stuck_beyond_it():
-  clock = Clock()
-  steps = watchdog.Steps(5.0, clock)
-  assert not steps.is_stuck(awaited=True)  # None has begun.
+  steps = watchdog.Steps(5.0)
+  assert steps.lasts(100.0) == 0.0  # None has begun.
   steps.begin()
-  clock.time = 104.0
-  assert steps.lasts() == 4.0
-  clock.time = 105.0
-  assert not steps.is_stuck(awaited=False)
-  clock.time = 105.1
-  assert steps.is_stuck(awaited=False)
-  steps.submitted()
-  clock.time = 1e9
-  assert not steps.is_stuck(awaited=True)
+  assert steps.lasts(100.0) == 0.0
+  assert steps.lasts(104.0) == 4.0
+  assert not steps.is_stuck(steps.lasts(105.0), awaited=False)
+  assert steps.is_stuck(steps.lasts(105.1), awaited=False)
+  steps.end()
+  assert not steps.is_stuck(steps.lasts(1e9), awaited=True)
 
 
 def test_by_default_the_limit_follows_the_steps_and_is_shorter_if_others_wait():
-  clock = Clock()
-  steps = watchdog.Steps(RULE, clock)
+  steps, now = watchdog.Steps(RULE), 100.0
   assert steps.deadline == 180.0
   for _ in range(100):
     steps.begin()
-    clock.time += 7.0
-    steps.submitted()
-    clock.time += 93.0
+    steps.lasts(now)
+    steps.end()
+    steps.lasts(now + 7.0)
+    now += 100.0
   assert 70.0 <= steps.deadline <= 74.0
   steps.begin()
-  began = clock.time
-  clock.time = began + 80.0
-  assert steps.is_stuck(awaited=True)
-  clock.time = began + 3000.0
-  assert not steps.is_stuck(awaited=False)
-  clock.time = began + 3700.0
-  assert steps.is_stuck(awaited=False)
+  steps.lasts(now)
+  assert steps.is_stuck(steps.lasts(now + 80.0), awaited=True)
+  assert not steps.is_stuck(steps.lasts(now + 3000.0), awaited=False)
+  assert steps.is_stuck(steps.lasts(now + 3700.0), awaited=False)
 
 
-def test_waiting_for_others_is_no_step():
-  clock = Clock()
-  steps = watchdog.Steps(5.0, clock)
-  steps.begin()
-  steps.wait()
-  clock.time += 100.0
-  assert not steps.is_stuck(awaited=True)
-  steps.begin()
-  clock.time += 1.0
-  assert not steps.is_stuck(awaited=True)
-
-
-@pytest.mark.parametrize("first", ["training loop", "watchdog"])
-def test_time_asleep_does_not_count(first, monkeypatch):
-  """As after SIGSTOP and SIGCONT, whichever thread runs first."""
-  clock = Clock()
-  awake = functools.partial(watchdog.AwakeClock, source=clock)
-  monkeypatch.setattr(watchdog, "AwakeClock", awake)
-  dog = watchdog.Watchdog(RULE, "replica 7", lambda: True, None)
-  steps, limit = dog.steps, dog.steps.deadline
-  for _ in range(100):
+def test_each_step_has_its_own_time():
+  steps = watchdog.Steps(5.0)
+  for now in range(100):
     steps.begin()
-    clock.time += 6000.0
-    if first == "watchdog":
-      assert not steps.is_stuck(awaited=True)
-    steps.submitted()
-  assert steps.deadline < limit
-  steps.begin()
-  clock.time += 6000.0
-  assert not steps.is_stuck(awaited=True)
-  for _ in range(100):
-    clock.time += 1.0
-    stuck = steps.is_stuck(awaited=True)
-  assert stuck
+    assert steps.lasts(float(now)) == 0.0
+
+
+def test_time_asleep_does_not_count(monkeypatch):
+  """As after SIGSTOP and SIGCONT."""
+  times, evicted = [0.0], threading.Event()
+
+  def look():
+    times[0] += 0.01 if len(times) > 50 else 6000.0
+    times.append(times[0])
+    return times[0]
+
+  awake = functools.partial(watchdog.AwakeClock, source=look)
+  monkeypatch.setattr(watchdog, "AwakeClock", awake)
+  dog = watchdog.Watchdog(
+    0.8, "replica 7", lambda: True, lambda *_: evicted.set()
+  )
+  dog._every = 1e-3
+  dog.steps.begin()
+  dog.start()
+  assert evicted.wait(60.0)
+  dog.close()
+  assert len(times) > 100
 
 
 def test_the_watched_thread_comes_first_in_the_stacks():
@@ -201,8 +178,10 @@ def test_the_others_go_on_without_a_stuck_replica(tmp_path, capfd):
 
   def blocked_data_loader(replica):
     # Other steps have an hour, however slow this machine is.
-    replica._participant.watchdog.steps._began -= 5000.0
-    released.wait(120.0)
+    for _ in range(240):
+      replica._participant.watchdog.steps._since -= 5000.0
+      if released.wait(0.5):
+        break
 
   def train(replica):
     ones = np.ones(4, np.float32)

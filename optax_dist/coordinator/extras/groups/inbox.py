@@ -74,12 +74,20 @@ class GroupInbox(inbox.TrainingInbox):
       if self._tell_others is None:
         timed_out = self._follow(timeout + self._patience)
         continue
-      changed = lambda: bool(self._events) or self.failure is not None
-      left -= self._wait_for(changed, left)
+      left = self._wait_for(
+        lambda: bool(self._events) or self.failure is not None, left
+      )
       if self.failure is None:
         timed_out = not self._events
         self._look(timed_out)
     return ready()
+
+  def _wait_for(self, ready: Callable[[], bool], timeout: float) -> float:
+    """Waits for so many seconds awake at most; returns how many are left."""
+    with self._changed:
+      while not ready() and timeout > 0:
+        timeout -= self._wait_once(timeout)
+    return timeout
 
   def _look(self, flag: bool) -> None:
     """Process 0 applies all events so far."""
