@@ -330,7 +330,7 @@ class Replica:
   def _next_lease(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
     participant, seen = self._participant, self._participant.inbox
-    participant.driver.check_process()
+    participant.driver.loop.check_process()
     submission = participant.submission
     while True:
       if self._ended(0) is not None and self.finished:
@@ -385,7 +385,7 @@ class Replica:
     with self._one_thread:
       self._views.check()
       phases.reach("computing", self.replica)
-      participant.driver.check_process()
+      participant.driver.loop.check_process()
       participant.stopwatch.computed()
       participant.inbox.sync()
       outcome = self._ended(1)
@@ -516,7 +516,7 @@ class Replica:
     In a forked child it does nothing: the replica belongs to the parent.
     """
     self._participant.close()
-    if self._participant.driver.is_forked:
+    if self._participant.driver.loop.is_forked:
       return
     if self._preempted is not None:
       self._preempted.remove()
@@ -535,7 +535,7 @@ class Replica:
     self, kind: type | None, error: BaseException | None, trace: object
   ) -> None:
     try:
-      if self._participant.driver.is_forked:
+      if self._participant.driver.loop.is_forked:
         pass  # A child that was forked inside of the block has come to its end.
       elif self._participant.closed:
         pass  # It has ended before, for instance at the end of the program.

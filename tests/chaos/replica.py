@@ -222,4 +222,4 @@ def _send_nonsense(replica: Any, seed: int, to_coordinator: bool) -> None:
       for size in rng.integers(200, size=4):
         driver._transport.send(peer, [rng.bytes(int(size))])
 
-  driver.call_soon(send)
+  driver.loop.call_soon(send)

@@ -13,12 +13,11 @@ reads it first, which is the training loop.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -33,6 +32,10 @@ from optax_dist.coordinator.strategies import hyperparams
 # snapshot or a fingerprint of more bytes, an update of more seconds.
 _SMALL = 256 << 10
 _QUICK = 0.005
+
+
+# Computes the next state from a state and the leaves of a mean.
+Apply: TypeAlias = Callable[[Any, Sequence[np.ndarray]], Any]
 
 
 class Shards(Protocol):
@@ -142,13 +145,14 @@ class States:
     published: the state that the log has decided.
     nbytes: size of a state in a snapshot.
     inner: the state of this replica's own optimizer, as `keep` sets it.
+    seconds: that the last update took.
   """
 
   def __init__(
     self,
     initial: Any,
     step: int,
-    apply: Callable[[Any, Sequence[np.ndarray]], Any],
+    apply: Apply,
     background: Background | None,
     post: Callable[[Callable[[], None]], None],
     shards: Shards | None = None,
@@ -159,8 +163,7 @@ class States:
     Args:
       initial: a tree of arrays.
       step: its step.
-      apply: computes the next state from a state and the leaves of a mean, and
-        waits until it is computed.
+      apply: computes the next state.
       background: runs slow work; small states are computed at once, and all
         are without it.
       post: schedules a function on the event loop.
@@ -180,19 +183,22 @@ class States:
     self._place = layout.layout(blocks)
     self.nbytes = self._place.nbytes
     self._background = background if self.nbytes > _SMALL else None
-    # Seconds of the last update.
-    self._last = math.inf
+    # The first update may be slow.
+    self.seconds, self._is_quick = 0.0, False
 
   def apply(
     self,
     read: Callable[[], Sequence[np.ndarray]],
     changes: Mapping[str, float] = types.MappingProxyType({}),
+    reused: bool = True,
   ) -> None:
     """Computes the state after the published one.
 
     Args:
       read: returns the leaves of the mean.
       changes: hyperparameters to set before, by name.
+      reused: whether the mean's memory is used again once it is computed; if not,
+        the program is started, and nobody waits for it here.
     """
     base = self.published
     after = self._speculative = State(base.step + 1)
@@ -200,11 +206,17 @@ class States:
     def work() -> Any:
       after.inner = self.inner
       start = time.monotonic()
-      value = self._apply(hyperparams.change(base.get(), changes), read())
-      self._last = time.monotonic() - start
+      before = base.get()
+      if changes:
+        before = hyperparams.change(before, changes)
+      value = self._apply(before, read())
+      if reused:
+        jax.block_until_ready(value)
+      self.seconds = time.monotonic() - start
+      self._is_quick = self.seconds < _QUICK
       return value
 
-    if self._shards is None and base.is_ready and self._last < _QUICK:
+    if self._shards is None and base.is_ready and self._is_quick:
       # Waking another thread takes about as long.
       after.compute(work)
     else:

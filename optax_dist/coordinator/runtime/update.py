@@ -9,7 +9,6 @@ update runs on whole arrays, over the devices of all of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ class Update:
 
   Attributes:
     blocks: what is sent of a gradient: arrays, or their shapes and dtypes.
-    seconds: how long the last update took.
   """
 
   def __init__(
@@ -38,7 +36,6 @@ class Update:
       params: the initial parameters.
       parts: what this process has of the arrays.
     """
-    self.seconds = 0.0
     self._update = parts.apply
     self._shards = parts.gradient
     self.blocks: Sequence[Any]
@@ -60,17 +57,12 @@ class Update:
       shared: the state before it.
       leaves: of the mean, or this process's shards of them.
     """
-    start = time.monotonic()
     arrays: Sequence[Any] = leaves
     if self._shards is not None:
       arrays = self._shards.join(leaves)
     mean = jax.tree_util.tree_unflatten(self._tree, arrays)
     try:
-      after = self._update(shared, mean)
+      return self._update(shared, mean)
     except (RuntimeError, ValueError) as error:
       trees.check_alive(shared, error)
       raise
-    # The buffer of a mean is reused.
-    jax.block_until_ready(after)
-    self.seconds = time.monotonic() - start
-    return after

@@ -282,7 +282,7 @@ class Participant:
       inner=parts.inner,
     )
     if begins_fresh:
-      self.driver.keep(parts.inner)
+      self.driver.arrays.states.keep(parts.inner)
     self.inbox = self.driver.inbox
     self.tell: Callable[..., None] = lambda event, **fields: None
     self.inbox.on_finished = lambda: self.tell("finished")
@@ -345,17 +345,17 @@ class Participant:
       )
     self.wait(admitted, "for admission to the run")
     self.resume()
-    self.driver.keep(self.driver.kept)
+    self.driver.arrays.states.keep(self.driver.arrays.states.inner)
 
   def close(self) -> None:
     """Stops the threads and waits for them, but for those of a parent process."""
     self.closed = True
-    if self.driver.is_forked:
+    if self.driver.loop.is_forked:
       return
     self.watchdog.close()
     if self.sums is not None:
       self.sums.close()
-    self.driver.close()
+    self.driver.loop.close("closed")
     self.inbox.close()
 
   def leave(self) -> None:
@@ -408,7 +408,7 @@ class Participant:
     Its own optimizer starts from what it had at its last exchange; before the first
     one from a checkpoint, or from what came with a snapshot.
     """
-    return self.strategy.local(self.shared, self.driver.kept)
+    return self.strategy.local(self.shared, self.driver.arrays.states.inner)
 
   def resume(self) -> None:
     """Continues from the current shared state."""
@@ -518,14 +518,15 @@ class Participant:
       if written is not None:
         parts = written
     if finite and submission.total is not None:
-      self.driver.keep(inner_state)
+      self.driver.arrays.states.keep(inner_state)
     if self._inline:
       payload, parts = b"".join(parts), ()
-    exchanged, seconds = self.driver.exchanged
+    arrays = self.driver.arrays
+    exchanged, seconds = arrays.exchanged
     measured = self.stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
-      self.update.seconds,
-      self.driver.moved(),
+      arrays.states.seconds,
+      arrays.moved(),
     )
     submitted = submission.submit(finite, payload, measured, work)
     self.driver.submit(submitted, parts)
@@ -594,7 +595,9 @@ def _compiled(
   after = made.apply(parts.shared, nothing)
   # Otherwise programs would be compiled anew after an update.
   shared = jax.tree.map(trees.placed_like, parts.shared, after)
-  if parts.inner is not None and strategy.loop is None:
+  if (
+    isinstance(strategy, strategies.WaitingStrategy) and parts.inner is not None
+  ):
     local = strategy.local(shared, parts.inner)
     grads = jax.tree.map(jnp.zeros_like, params)
     strategy.contribute(shared, local, grads)

@@ -144,7 +144,7 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
     bad = codec.replace(hello, lost=-3)
     transport.send(endpoint.COORDINATOR, [messages.MESSAGES.encode(bad)])
 
-  other.replica._participant.driver.call_soon(attack)
+  other.replica._participant.driver.loop.call_soon(attack)
   step = one.step
   until(lambda: one.step > step + 10)
   stop(*loops)
@@ -194,7 +194,7 @@ def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
         driver._transport.send(to, [messages.MESSAGES.encode(record)])
 
   step = victim.step
-  driver.call_soon(attack)
+  driver.loop.call_soon(attack)
   own = evil.replica._participant.driver._transport.name
   for record in records:
     words = f"{own} sent a forged message: {type(record).__name__} of a process"

@@ -46,7 +46,7 @@ def driven(world):
   core = Script()
   one = drive(world.connect("0"), core)
   yield one, core
-  one.close()
+  one.loop.close("closed")
 
 
 def drive(place, core):
@@ -59,7 +59,7 @@ def drive(place, core):
     reducer=reducer.Reducer(layout.layout([template])),
     initial=[template],
     step=3,
-    apply=lambda state, mean, parts: state,
+    apply=lambda state, mean: state,
     deadlines=deadlines.of(600.0, 60.0, 60.0),
     silence=deadlines.silence(600.0),
     processes=Processes(),
@@ -128,7 +128,8 @@ def test_a_coordinator_that_has_died_is_started_again(world, how):
   place = dataclasses.replace(
     world.connect("0"), restart=lambda: started.append(how)
   )
-  with contextlib.closing(drive(place, Script())) as one:
+  one = drive(place, Script())
+  with contextlib.closing(place.transport):
     lost = driver.transports.PeerLost(endpoint.COORDINATOR, how, "it is gone")
     one._on_event(lost)
     assert until(one, one._core, inputs.PeerLost)
@@ -169,7 +170,7 @@ def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
   core.deadline = lambda: 0.0
   one._proceed()
   assert core.seen == [inputs.TimePassed()]
-  assert one._timeout() == 0.0
+  assert one._due == 0.0
 
 
 def test_peers_learn_what_an_event_loop_has_raised(driven, world):

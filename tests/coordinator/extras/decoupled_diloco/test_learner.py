@@ -262,7 +262,7 @@ def test_a_learner_keeps_its_optimizer_state_at_each_contribution(drive):
   driven = drive(opt=optax.chain(count, OPT))
   driven.step(2)
   assert len(driven.given) == 1
-  assert driven.participant.driver.kept[0] == 2
+  assert driven.participant.driver.arrays.states.inner[0] == 2
 
 
 def test_a_learner_of_several_processes_is_refused():

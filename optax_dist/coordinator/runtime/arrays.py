@@ -1,0 +1,194 @@
+"""The arrays that the protocol decides about: gradients, means, states, snapshots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from optax_dist.coordinator import phases
+from optax_dist.coordinator.aggregation import (
+  gradient,
+  layout,
+  means,
+  reduce_scatter_gather,
+  reducer,
+  snapshots,
+)
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import entries, inputs, messages
+from optax_dist.coordinator.protocol.deadlines import Deadlines
+from optax_dist.coordinator.runtime import peers, states
+from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport.sockets import Transport
+
+
+class Arrays:
+  """Executes the effects that are about arrays.
+
+  Attributes:
+    states: the model's.
+    exchanged: the last submission exchanged, and the seconds that its exchange
+      took.
+  """
+
+  def __init__(
+    self,
+    transport: Transport,
+    replica: int | str,
+    gradients: layout.Layout,
+    reducer: reducer.Reducer,
+    states: states.States,
+    background: reduce_scatter_gather.Background,
+    deadlines: Deadlines,
+    peers: peers.Peers,
+    enqueue: Callable[[inputs.Input], None],
+  ):
+    """Starts with no gradient.
+
+    Args:
+      transport: moves them.
+      replica: the replica's id.
+      gradients: the layout of gradients, and of means.
+      reducer: averages them.
+      states: the model's.
+      background: does slow work.
+      deadlines: how long everybody waits.
+      peers: which of them are lost.
+      enqueue: queues an input for the core, in the event loop.
+    """
+    self.states = states
+    self.exchanged = -1, 0.0
+    self._exchange: tuple[entries.RoundId, int, float] | None = None
+    self._transport, self._replica = transport, replica
+    self._layout, self._peers, self._enqueue = gradients, peers, enqueue
+    self._aggregations = reduce_scatter_gather.Aggregations(
+      transport,
+      reducer,
+      background,
+      deadlines,
+      self._answered,
+      lambda phase: phases.reach(phase, replica),
+    )
+    self._snapshots = snapshots.Snapshots(
+      transport,
+      states.nbytes,
+      background,
+      deadlines.transfer,
+      self._answered,
+    )
+    # Bytes of gradients and means sent inline.
+    self._inline_in = self._inline_out = 0
+    self._gradients: dict[int, gradient.Gradient] = {}
+
+  def moved(self) -> tuple[int, int]:
+    """Bytes received and sent, including inline ones."""
+    arrays = self._transport
+    return (
+      self._inline_in + arrays.bytes_in,
+      self._inline_out + arrays.bytes_out,
+    )
+
+  def check(self) -> None:
+    """Gives up transfers without progress; to be called often."""
+    self._aggregations.check()
+    self._snapshots.check()
+
+  def handle(self, event: transports.Event) -> None:
+    """Handles an event of a transfer; that of an unknown round was abandoned."""
+    if not self._aggregations.handle(event):
+      self._snapshots.handle(event)
+
+  def submitted(
+    self, submitted: messages.SubmitGradient, parts: Sequence[memoryview]
+  ) -> None:
+    """Keeps a gradient until `resolve`; `parts` as in `Driver.submit`."""
+    if parts:
+      self._gradients[submitted.sequence] = gradient.Gradient(parts)
+    self._inline_out += len(submitted.payload)
+
+  def resolve(self, resolved: fx.Resolved) -> None:
+    """Frees gradients. A sum includes the earlier submissions."""
+    for sequence in list(self._gradients):
+      if sequence == resolved.sequence or (
+        sequence < resolved.sequence and not resolved.partial_only
+      ):
+        del self._gradients[sequence]
+
+  # Effects.
+
+  def aggregate(self, effect: fx.Aggregate) -> None:
+    """Executes `Aggregate`."""
+    for peer in effect.peers:
+      if self._peers.is_lost(peer.process):
+        why = "the connection has just been lost"
+        self._enqueue(messages.Failed(effect.round, peer.incarnation, why))
+        return
+    if effect.me is None:
+      self._aggregations.begin(effect)
+      return
+    sequence = effect.parts[effect.me].sequence
+    found = self._gradients.get(sequence)
+    if found is None:
+      why = "it has no such gradient"
+      self._enqueue(messages.Failed(effect.round, None, why))
+      return
+    self._exchange = effect.round, sequence, time.monotonic()
+    self._aggregations.begin(effect, found)
+
+  def release(self, effect: fx.Release) -> None:
+    """Executes `Release`."""
+    self._aggregations.drop(effect.round)
+
+  def apply(self, effect: fx.Apply) -> None:
+    """Executes `Apply`."""
+    # The others compute the same meanwhile.
+    self._transport.flush()
+    raw: bytes | np.ndarray
+    if is_inline := isinstance(effect.mean, bytes):
+      raw = effect.mean
+      self._inline_in += len(raw)
+    else:
+      raw = self._aggregations.mean(effect.mean)
+    self.states.apply(
+      lambda: means.read(self._layout, raw),
+      dict(effect.hyperparams),
+      reused=not is_inline,
+    )
+
+  def restore(self, effect: fx.Restore) -> None:
+    """Executes `Restore`."""
+    self.states.restore(effect.step, self._snapshots.take(effect.transfer))
+
+  def serve_snapshot(self, effect: messages.Serve) -> None:
+    """Executes `Serve`."""
+    phases.reach("serving", self._replica)
+    published = self.states.published
+    write = lambda out: self.states.write(published, out)
+    serve = lambda: self._snapshots.serve(effect, published.step, write)
+    published.then(serve)
+
+  def fetch_snapshot(self, effect: messages.Fetch) -> None:
+    """Executes `Fetch`."""
+    phases.reach("fetching_snapshot", self._replica)
+    if self._peers.is_lost(effect.source):
+      why = "the connection has just been lost"
+      self._enqueue(inputs.SnapshotFailed(effect.transfer, why))
+    else:
+      self._snapshots.fetch(effect)
+
+  def take_fingerprint(self, effect: fx.TakeFingerprint) -> None:
+    """Executes `TakeFingerprint`."""
+    step, state = effect.step, self.states.published
+    taken = lambda digest: self._enqueue(messages.Fingerprint(step, digest))
+    state.then(lambda: self.states.fingerprint(state, taken))
+
+  def _answered(self, answer: inputs.Input) -> None:
+    """An aggregation or a snapshot has ended."""
+    if isinstance(answer, messages.Done):
+      phases.reach("done", self._replica)
+      if self._exchange is not None and self._exchange[0] == answer.round:
+        _, sequence, began = self._exchange
+        self.exchanged = sequence, time.monotonic() - began
+    self._enqueue(answer)

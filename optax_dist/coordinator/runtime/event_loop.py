@@ -1,0 +1,128 @@
+"""The thread that alone uses a replica's transport."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.runtime import background, endpoint, threads
+from optax_dist.coordinator.transport import interface as transports
+
+_log = logging.getLogger("optax_dist.coordinator")
+# Seconds to wait for a closing thread.
+_CLOSE_SECONDS = 5.0
+
+
+class EventLoop:
+  """Polls a transport, and runs what other threads want done with it.
+
+  Attributes:
+    background: does slow work in a thread of its own.
+    closing: why it ends; "" while it goes on.
+  """
+
+  def __init__(
+    self,
+    place: endpoint.Endpoint,
+    replica: int | str,
+    handle: Callable[[transports.Event], None],
+    proceed: Callable[[], None],
+    until: Callable[[], float],
+    failed: Callable[[BaseException], None],
+  ):
+    """Creates it; nothing happens before `start`.
+
+    Args:
+      place: its transport, and where its coordinator is; closed in the end.
+      replica: the replica's id.
+      handle: handles an event of the transport.
+      proceed: does what follows from events, and from what was posted.
+      until: when to call `proceed` at the latest; by the transport's clock.
+      failed: called with an error that ends it.
+    """
+    self.closing = ""
+    self._place, self._replica = place, replica
+    self._handle, self._proceed = handle, proceed
+    self._until, self._failed = until, failed
+    name = f"optax-dist-{replica}"
+    self.background = background.Background(f"{name}-work", self.call_soon)
+    target = threads.in_this_precision(self._run)
+    self._thread = threading.Thread(target=target, name=name, daemon=True)
+    self._posted: collections.deque[Callable[[], None]] = collections.deque()
+    self._closed = False
+    self._process = os.getpid()
+
+  def start(self) -> None:
+    """Starts the thread."""
+    self._thread.start()
+
+  def call_soon(self, action: Callable[[], None]) -> None:
+    """Runs a function in its thread; callable from any."""
+    self._posted.append(action)
+    if not self._closed:
+      self._place.transport.wake()
+
+  def run_posted(self) -> None:
+    """Runs what was posted; called in its thread, or before it starts."""
+    while self._posted:
+      self._posted.popleft()()
+
+  @property
+  def is_forked(self) -> bool:
+    """Whether this is a forked child, which has no event loop."""
+    return os.getpid() != self._process
+
+  def check_process(self) -> None:
+    """Raises an error in a forked child."""
+    if self.is_forked:
+      raise errors.CoordinatorError(
+        f"Replica {self._replica!r} lives in process {self._process}; a forked"
+        " child can't use it. Join from the child, or use the replica in the"
+        " process that has joined."
+      )
+
+  def close(self, reason: str) -> None:
+    """Stops the threads and waits for them; unsent messages are lost."""
+    if self.is_forked:
+      return
+    self.call_soon(lambda: setattr(self, "closing", reason))
+    if self._thread is threading.current_thread():
+      return
+    if self._thread.ident is None:
+      self._end()
+    # A thread stuck in foreign code must not block the caller.
+    else:
+      self._thread.join(_CLOSE_SECONDS)
+    self.background.close(_CLOSE_SECONDS)
+
+  def _run(self) -> None:
+    transport = self._place.transport
+    try:
+      self._proceed()
+      while not self.closing:
+        timeout = 0.0
+        if not self._posted:
+          timeout = max(0.0, self._until() - transport.now())
+        for event in transport.poll(timeout):
+          self._handle(event)
+        self._proceed()
+    except BaseException as error:
+      _log.debug("replica %r fails", self._replica, exc_info=True)
+      self.closing = f"it has raised {error!r:.200}"
+      self._failed(error)
+    finally:
+      self._end()
+
+  def _end(self) -> None:
+    if self._closed:
+      return
+    self._closed = True
+    try:
+      self._place.close(self.closing)
+    except Exception:
+      _log.exception("replica %r could not close all", self._replica)
+    self._posted.clear()

@@ -1,0 +1,105 @@
+"""The processes that a replica is connected to: which were lost, and where they are."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+
+from optax_dist.coordinator.protocol import inputs, liveness
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.transport import interface as transports
+
+_log = logging.getLogger("optax_dist.coordinator")
+# Seconds for which a coordinator may be silent before it is known how long it is.
+_SILENT = 7.0
+
+
+class Peers:
+  """The peers of one process.
+
+  Attributes:
+    unreached: why another one could not be called; "" once this one is admitted.
+  """
+
+  def __init__(self, place: endpoint.Endpoint, silence: liveness.Rule):
+    """Starts without any.
+
+    Args:
+      place: the transport, and where the coordinator is.
+      silence: how long this process and its coordinator may be silent to each other.
+    """
+    self.unreached = ""
+    self._place, self._transport = place, place.transport
+    # It compiles nothing meanwhile, and people are to know soon.
+    first = min(silence.first, _SILENT)
+    self._silence = dataclasses.replace(silence, first=first)
+    # Those whose loss is in the input queue: what needs them must not start.
+    self._lost: collections.Counter[str] = collections.Counter()
+    # Those to which arrays are sent, not lent.
+    self._far: set[str] = set()
+
+  @property
+  def has_far(self) -> bool:
+    """Whether arrays are sent to some of them, not lent; from any thread."""
+    return bool(self._far)
+
+  def is_lost(self, peer: str) -> bool:
+    """Whether the core has yet to learn that it is lost."""
+    return self._lost[peer] > 0
+
+  def connect(self, peer: str, address: str) -> None:
+    """Executes `Connect`."""
+    self._place.connect(peer, address)
+
+  def disconnect(self, peer: str, reason: str) -> None:
+    """Executes `Disconnect`."""
+    trouble = self._transport.trouble(peer)
+    if trouble:
+      self._could_not_reach(peer, trouble)
+    self._transport.disconnect(peer, reason)
+    self._far.discard(peer)
+
+  def up(self, event: transports.PeerUp) -> None:
+    """One is connected."""
+    if event.peer == endpoint.COORDINATOR:
+      # No arrays are sent to it, wherever it is.
+      self._transport.allow(event.peer, self._silence)
+    elif not event.near:
+      self._far.add(event.peer)
+
+  def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
+    """One is lost; `told` follows when the core knows."""
+    peer, how, reason = event.peer, event.how, event.reason
+    self._lost[peer] += 1
+    if how == "ended" and self._lost[peer] == 1:
+      _log.warning(
+        "%s has ended (%s). If it has not, two processes tell others the"
+        " same address: see ports= and advertise=.",
+        peer,
+        reason,
+      )
+    self._far.discard(peer)
+    if peer == endpoint.COORDINATOR:
+      self._place.revive(how)
+    elif how in ("unreachable", "gone", "refused"):
+      self._could_not_reach(peer, reason)
+    return inputs.PeerLost(peer, how, reason)
+
+  def told(self, peer: str) -> None:
+    """The core learns that it is lost."""
+    self._lost[peer] -= 1
+
+  def moved(self) -> transports.PeerLost | None:
+    """The loss of a coordinator that another process has replaced."""
+    if self._place.finder is None or not self._place.finder.has_moved():
+      return None
+    why = "another process is the coordinator now"
+    self._transport.disconnect(endpoint.COORDINATOR, why)
+    return transports.PeerLost(endpoint.COORDINATOR, "broken", why)
+
+  def _could_not_reach(self, peer: str, why: str) -> None:
+    who = f"Process {peer}"
+    if peer == endpoint.COORDINATOR:
+      who = "The coordinator"
+    self.unreached = f"{who} could not be reached: {why}"
