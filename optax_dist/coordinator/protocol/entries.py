@@ -383,24 +383,9 @@ class Recovered(Struct):
 
 
 class Compacted(Struct):
-  """All that the log said so far, in place of it; see `history.History`."""
+  """All that the log said so far, in place of it: an encoded `history.History`."""
 
-  epoch: Integer
-  nonce: str
-  starts: tuple[tuple[Natural, Natural], ...]
-  beginnings: Natural
-  job: Job | None
-  origin: Start
-  step: Natural
-  next_incarnation: Incarnation
-  members: tuple[Member, ...]
-  departed: tuple[Departed, ...]
-  applied: Natural
-  dropped: tuple[tuple[str, Natural], ...]
-  changes: tuple[tuple[Process, Natural], ...]
-  progress: Progress
-  recent: tuple[Committed, ...]
-  ended: Ended | None
+  history: bytes
 
 
 Entry: TypeAlias = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from typing import assert_never
 
+from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,
@@ -51,7 +51,7 @@ class History:
     dropped: how many were dropped, by reason, as of the last commit.
     changes: the number of the last `Change` of each process that was committed.
     progress: which samples are in committed steps.
-    recent: the last commits, in order and without a gap.
+    recent: the last commits, in order and without a gap, at most `RECENT`.
     ended: how the run has ended; None if it hasn't.
   """
 
@@ -69,9 +69,7 @@ class History:
   dropped: tuple[tuple[str, int], ...] = ()
   changes: dict[Process, int] = dataclasses.field(default_factory=dict)
   progress: Progress = NOTHING_DONE
-  recent: collections.deque[Committed] = dataclasses.field(
-    default_factory=lambda: collections.deque(maxlen=RECENT)
-  )
+  recent: list[Committed] = dataclasses.field(default_factory=list)
   ended: Ended | None = None
 
   @property
@@ -166,6 +164,7 @@ class History:
           self.changes[change.process] = change.number
         self.progress = after(self.progress, entry)
         self.recent.append(entry)
+        del self.recent[:-RECENT]
       case Recovered(step, progress):
         for number, begun in self.starts.items():
           if begun == self.step:  # None was committed since.
@@ -176,44 +175,13 @@ class History:
         self.ended = entry
         self.dropped = entry.dropped
       case Compacted():
-        self._restore(entry)
+        vars(self).update(vars(_HISTORIES.decode(entry.history)))
       case _:
         assert_never(entry)
 
   def compacted(self) -> Compacted:
     """All of it, as one entry."""
-    return Compacted(
-      self.epoch,
-      self.nonce,
-      tuple(self.starts.items()),
-      self.beginnings,
-      self.job,
-      self.origin,
-      self.step,
-      self.next_incarnation,
-      tuple(self.members.values()),
-      tuple(self.departed.values()),
-      self.applied,
-      self.dropped,
-      tuple(self.changes.items()),
-      self.progress,
-      tuple(self.recent),
-      self.ended,
-    )
-
-  def _restore(self, entry: Compacted) -> None:
-    self.epoch, self.nonce = entry.epoch, entry.nonce
-    self.starts = dict(entry.starts)
-    self.beginnings, self.job = entry.beginnings, entry.job
-    self.origin, self.step = entry.origin, entry.step
-    self.next_incarnation = entry.next_incarnation
-    self.members = {member.incarnation: member for member in entry.members}
-    self.departed = {gone.member.replica: gone for gone in entry.departed}
-    self.applied, self.dropped = entry.applied, entry.dropped
-    self.changes = dict(entry.changes)
-    self.progress, self.ended = entry.progress, entry.ended
-    self.recent.clear()
-    self.recent.extend(entry.recent)
+    return Compacted(_HISTORIES.encode(self))
 
   def _admit(self, member: Member) -> None:
     for old in list(self.members.values()):
@@ -222,6 +190,9 @@ class History:
     self.departed.pop(member.replica, None)
     self.members[member.incarnation] = member
     self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)
+
+
+_HISTORIES: Codec[History] = Codec(History)
 
 
 def after(progress: Progress, commit: Committed) -> Progress:

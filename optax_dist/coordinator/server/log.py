@@ -31,7 +31,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 
-_MAGIC = b"optax-dist log, format 1\n"
+_MAGIC = b"optax-dist log, format 2\n"
 _HEAD = struct.Struct("<II")  # Length and checksum of the record.
 # Bytes after which the log is written anew, as one record.
 _LARGE = 64 << 20

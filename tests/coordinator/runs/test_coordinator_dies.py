@@ -359,7 +359,7 @@ def _framed(raw: bytes) -> bytes:
   return struct.pack("<II", len(raw), zlib.crc32(raw)) + raw
 
 
-_MAGIC = b"optax-dist log, format 1\n"
+_MAGIC = b"optax-dist log, format 2\n"
 
 
 @pytest.mark.parametrize(
