@@ -138,7 +138,7 @@ FAULTS = (
     "a replica waits without a deadline",
     f"{_CLIENT}.client",
     "Client.deadline",
-    "self._patience.deadline",
+    "self._waiting.deadline",
     "math.inf",
   ),
   Planted(
@@ -146,8 +146,8 @@ FAULTS = (
     "an outcome is told before its step is applied",
     f"{_CLIENT}.submissions",
     "Submissions.published",
-    "self._counted[0].step <= step",
-    "self._counted[0].step <= step + 1",
+    "self._counted[0][0] <= step",
+    "self._counted[0][0] <= step + 1",
   ),
   Planted(
     "A8",
@@ -252,10 +252,10 @@ FAULTS = (
   Planted(
     "A20",
     "a member calls too late after the coordinator has started again",
-    f"{_CLIENT}.link",
+    f"{_CLIENT}.connection",
     "CoordinatorConnection.lose",
-    "min(self._reconnect / 8, _LONGEST_PAUSE)",
-    "4 * self._reconnect",
+    "min(reconnect / 8, _LONGEST_PAUSE)",
+    "4 * reconnect",
   ),
   Planted(
     "A20",

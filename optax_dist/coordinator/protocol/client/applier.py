@@ -74,8 +74,6 @@ class Applier:
     self.belongs_to_run = False
     self.needs = ""
     self.start: Start | None = start
-    # The run's start state, until there is a step.
-    self._origin: Start | None = None
     self._todo: collections.deque[Committed] = collections.deque()
     self.means = Means(submissions, out, tell)
     self._serving = Serving(out, tell)
@@ -90,7 +88,12 @@ class Applier:
   @property
   def current(self) -> bool:
     """Whether the state is the run's, with everything applied that is known."""
-    return self.belongs_to_run and not self.needs and not self._todo
+    return self.is_usable and not self._todo
+
+  @property
+  def is_usable(self) -> bool:
+    """Whether the state is the run's, if perhaps not the latest one."""
+    return self.belongs_to_run and not self.needs
 
   @property
   def awaits(self) -> str:
@@ -114,28 +117,27 @@ class Applier:
     """Whether nothing is in progress that could advance the state."""
     if self._fetch is not None:
       return False
-    if self.needs or not self._todo or not self.belongs_to_run:
+    if not self.is_usable or not self._todo:
       return True
     runs = self.means.status(self._todo[0].round) == "runs"
     return not runs and self._todo[0].mean is None
 
-  def begin(self, origin: Start, step: int, known: int, alone: bool) -> None:
+  def begin(self, origin: Start, step: int, alone: bool) -> None:
     """Takes part from a step of the run on, or needs a snapshot.
 
     Args:
       origin: the state that the run began from.
-      step: the step that the run is at.
-      known: the step after the last commit that was queued here.
+      step: the step that the run is at; all commits before it were queued, or some
+        skipped.
       alone: whether there is no other member, which could serve a snapshot.
     """
-    self._origin = origin if step == origin.step else None
-    if self.start is not None:
+    if not self.belongs_to_run and self.start is not None:
       self.belongs_to_run = self.start.is_same(origin)
     if not self.belongs_to_run:
       self.mark_stale("its state is not the run's")
-    elif (known if self._todo else self.step) != step:
+    elif not self._todo and self.step != step:
       self.mark_stale(f"it is at step {self.step} of {step}")
-    elif self._lacks_inner and not alone and self._origin is None:
+    elif self._lacks_inner and not alone and step != origin.step:
       self.mark_stale("it has no state of its own optimizer yet")
     else:
       self._lacks_inner = False
@@ -145,11 +147,6 @@ class Applier:
     """Handles a gap: there are commits that it will never know."""
     self.end()
     self._todo.clear()
-
-  def start_anew(self) -> None:
-    """The run has begun again, from another state."""
-    self.skip()
-    self.belongs_to_run = False
 
   def end(self) -> None:
     """The replica is no longer a member, or will join again."""
@@ -197,9 +194,7 @@ class Applier:
         self._todo.popleft()
         self._out += self._submissions.published(self.step)
         continue
-      if (
-        not self.belongs_to_run or self.needs or not self._apply_commit(commit)
-      ):
+      if not (self.is_usable and self._apply_commit(commit)):
         return
       self._todo.popleft()
       self._publish(commit)
@@ -242,7 +237,7 @@ class Applier:
   def _arrived_at_step(self) -> None:
     self._out += self._submissions.published(self.step)
     self.means.arrived_at(self.step)
-    self._serving.arrived_at(self.step, self.belongs_to_run and not self.needs)
+    self._serving.arrived_at(self.step)
 
   # Snapshots.
 
@@ -259,7 +254,7 @@ class Applier:
 
   def tell_state(self) -> None:
     """Tells the coordinator which state is here: it may have come since the call."""
-    if self.belongs_to_run and not self.needs:
+    if self.is_usable:
       self._tell(Applied(self.step))
     self.ask()
 
@@ -277,7 +272,7 @@ class Applier:
   @property
   def _servable(self) -> int:
     """The step of its state; -1 if it has none of the run's."""
-    return self.step if self.belongs_to_run and not self.needs else -1
+    return self.step if self.is_usable else -1
 
   def report(self, message: Report) -> None:
     """Reports once it has the requested step."""
@@ -295,20 +290,16 @@ class Applier:
     self._fetch, self._asked = message, False
     self._out.append(message)
 
-  def fetched(self, found: SnapshotFetched) -> None:
+  def fetched(self, snapshot: SnapshotFetched) -> None:
     """Handles a snapshot that is here."""
     fetch = self._fetch
-    if fetch is None or found.transfer != fetch.transfer or not self.needs:
+    if fetch is None or snapshot.transfer != fetch.transfer or not self.needs:
       return
-    self._fetch = None
+    self._fetch = self.start = self.means.ahead = None
     self.needs, self.belongs_to_run = "", True
     self._lacks_inner = False
-    origin = self._origin
-    began = origin is not None and origin.step == found.step
-    self.start = origin if began else None
-    self.means.ahead = None
-    self.step = found.step
-    self._out.append(fx.Restore(found.step, found.transfer))
+    self.step = snapshot.step
+    self._out.append(fx.Restore(snapshot.step, snapshot.transfer))
     self._arrived_at_step()
     self.apply_ready_commits()
     if not self.needs:

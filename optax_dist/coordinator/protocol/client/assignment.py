@@ -35,7 +35,7 @@ class Assignment:
       self.requested = count
       self._out.append(fx.SetRequested(count))
 
-  def lend(
+  def lease_to(
     self, incarnation: Incarnation, spans: Spans, more: bool = False
   ) -> None:
     """Sets the samples of a membership; with `more`, adds to buffered ones."""
@@ -48,7 +48,7 @@ class Assignment:
     """Takes the lease of a membership from a commit."""
     for lease in commit.leases:
       if lease.incarnation == incarnation:
-        self.lend(incarnation, lease.spans)
+        self.lease_to(incarnation, lease.spans)
 
   def last(self, spans: Spans, count: int, total: int) -> Spans:
     """Of the samples of a sum of `total` gradients, those of the last ones."""

@@ -1,6 +1,6 @@
 """A replica's side of the protocol: one coordinator, and what it decides.
 
-the coordinator -> Link         whether it is connected, when it is called
+the coordinator -> Connection   whether it is connected, when it is called
                 -> Assignment   what to compute next
                 -> Applier      the state: means, updates, snapshots
 the loop        -> Submissions  until each has its outcome
@@ -18,12 +18,13 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.applier import Applier
 from optax_dist.coordinator.protocol.client.assignment import Assignment
-from optax_dist.coordinator.protocol.client.ending import Ending
+from optax_dist.coordinator.protocol.client.connection import (
+  CoordinatorConnection,
+)
 from optax_dist.coordinator.protocol.client.known import Known
-from optax_dist.coordinator.protocol.client.link import CoordinatorConnection
-from optax_dist.coordinator.protocol.client.patience import Patience
 from optax_dist.coordinator.protocol.client.requests import Requests
 from optax_dist.coordinator.protocol.client.submissions import Submissions
+from optax_dist.coordinator.protocol.client.waiting import Waiting
 from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.protocol.effects import Effect
@@ -54,7 +55,9 @@ class Client:
     self._config, self._me = config, me
     self._out: list[Effect] = []
     self.over = False
-    self._link = CoordinatorConnection(config.deadlines)
+    self._connection = CoordinatorConnection(
+      config.deadlines, me.coordinator_address
+    )
     self.submissions = Submissions()
     self.applier = Applier(
       me.start,
@@ -69,23 +72,23 @@ class Client:
     self._assignment = Assignment(unit, self._out)
     self._known = Known(me.process, me.start, unit > 0, self._out)
     self._requests = Requests(me.process, config.deadlines)
-    self._patience = Patience(config.deadlines.replica)
-    self._ending = Ending()
+    self._waiting = Waiting(config.deadlines.replica)
+    # How the run has ended, and until when the final state is waited for: not until
+    # it was requested, or is on its way.
+    self._ended: Ended | None = None
+    self._end_by = math.inf
     # The membership, and the one that the training loop knows of.
     self.incarnation = self._admitted = -1
-    # The step amid which it has joined, and when that is expected to end; None if
-    # it waits for this replica.
-    self._joined_amid: tuple[int, float] | None = None
 
   @property
   def stalled(self) -> bool:
     """Whether the coordinator says that a step takes long."""
-    return bool(self._patience.missing)
+    return bool(self._connection.missing)
 
   @property
   def connected(self) -> bool:
     """Whether it talks to the coordinator."""
-    return self._link.status == "welcomed"
+    return self._connection.status == "welcomed"
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
@@ -106,21 +109,20 @@ class Client:
       return math.inf
     return min(
       self._requests.leave_by,
-      self._ending.by,
-      self._link.deadline,
-      self._patience.deadline,
+      self._end_by,
+      self._connection.deadline,
+      self._waiting.deadline,
     )
 
   def _run_pending(self, now: float) -> None:
     """Does what follows from an input, and from the time."""
-    if self._link.is_unanswered(now):
+    if self._connection.is_unanswered(now):
       self._disconnect("no answer", now)
-    if now >= self._link.tell_at:
-      self._link.tell_at, self._link.told = math.inf, True
-      limit, trouble = self._config.deadlines.replica, self._patience.trouble
-      self._tell_of_coordinator(
-        f"is gone ({trouble}): replica {self._me.replica!r} goes on, and waits for"
-        f" it for at most {limit:.0f} s"
+    if now >= self._connection.warn_at:
+      self._connection.warn_at, self._connection.has_warned = math.inf, True
+      self._warn_of_coordinator(
+        f"is gone ({self._connection.trouble}): replica {self._me.replica!r} goes"
+        f" on, and waits for it for at most {self._config.deadlines.replica:.0f} s"
       )
     self._admit(now)
     self._end_if_ended(now)
@@ -129,7 +131,7 @@ class Client:
     if now >= self._requests.leave_by:
       self._leave()
       return
-    if now >= self._link.call_at:
+    if now >= self._connection.call_at:
       self._call(now)
     self._check_waiting(now)
 
@@ -144,7 +146,7 @@ class Client:
       case ins.Malformed(peer, error):
         self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
         self._out.append(fx.Send(peer, msg.Rejected(error)))
-        if peer == self._me.coordinator and self._link.status == "called":
+        if peer == self._me.coordinator and self._connection.status == "called":
           self._fail("JoinRefused", _unread("its answer can't be read", error))
       case ins.PeerLost(peer, how, reason):
         if peer == self._me.coordinator:
@@ -175,14 +177,16 @@ class Client:
   def _call(self, now: float) -> None:
     """Asks for membership, on a new connection."""
     me = self._me
-    self._link.call(now)
+    self._connection.call(now)
     applier, known = self.applier, self._known
     self._out.append(fx.Connect(me.coordinator, me.coordinator_address))
+    if applier.start is None:
+      applier.start = known.offer(applier.step)
     hello = msg.Hello(
       self._config.job,
       me.replica,
       me.address,
-      known.offer(applier.start, applier.step),
+      applier.start,
       known.epoch,
       self.incarnation,
       known.beginnings,
@@ -196,7 +200,7 @@ class Client:
 
   def _lost(self, how: str, reason: str, now: float) -> None:
     """Handles the loss of the connection, which may be the coordinator's death."""
-    if self._link.status == "lost":
+    if self._connection.status == "lost":
       return
     if how == "refused" and self._known.epoch < 0:
       self._fail(
@@ -205,7 +209,7 @@ class Client:
       return
     self._disconnected(reason, now)
 
-  def _tell_of_coordinator(self, what: str) -> None:
+  def _warn_of_coordinator(self, what: str) -> None:
     text = f"the coordinator at {self._me.coordinator_address} {what}"
     self._out.append(fx.Log("warning", text))
 
@@ -217,9 +221,8 @@ class Client:
   def _disconnected(
     self, reason: str, now: float, removed: bool = False
   ) -> None:
-    self._patience.trouble = reason
-    self._ending.disconnected()
-    self._link.lose(now, removed)
+    self._end_by = math.inf
+    self._connection.lose(reason, now, removed)
     self.applier.disconnected()
 
   def _welcomed(self, welcome: msg.Welcome, now: float) -> None:
@@ -227,40 +230,31 @@ class Client:
     if welcome.epoch < self._known.epoch:
       self._disconnect("another coordinator has started since", now)
       return
-    if self._link.told:
-      self._tell_of_coordinator("is there again")
-    self._link.welcome()
-    self._patience.trouble = ""
+    if self._connection.has_warned:
+      self._warn_of_coordinator("is there again")
+    self._connection.welcome()
     self._out.append(fx.UseRun(welcome.nonce))
     stays = welcome.incarnation == self.incarnation >= 0
-    read = self._known.read if welcome.whole else -1
-    known = self._known.epoch >= 0
-    self._known.welcomed(welcome)
+    first = self._known.epoch < 0
+    self._known.welcomed(welcome, not stays, now)
     if not welcome.whole:
       # What it has submitted may be in a commit that it will never know.
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
       self.applier.skip()
     if welcome.anew:
-      self.applier.start_anew()
+      self.applier.belongs_to_run = False
     if not stays:
       self._end_membership()
       if welcome.incarnation < 0:
         return
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
-      self.incarnation = self.submissions.incarnation = welcome.incarnation
-      self._patience.begin_anew()
-      self._joined_amid = None
-      if welcome.ends_in is not None:
-        self._joined_amid = welcome.step, now + welcome.ends_in
+      self.incarnation = welcome.incarnation
+      self._waiting.begin_anew()
       self._requests.joined()
     elif welcome.whole:
       self._out += self.submissions.new_coordinator()
-    origin, offered = welcome.origin, self._known.offered
-    self._known.origin = origin
-    if origin.is_same(offered) and origin.step == self.applier.step:
-      self.applier.start = offered
-    self.applier.begin(origin, welcome.step, read, welcome.alone)
-    if welcome.anew and known and not self.applier.belongs_to_run:
+    self.applier.begin(welcome.origin, welcome.step, welcome.alone)
+    if welcome.anew and not first and not self.applier.belongs_to_run:
       text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
       text += " is not of the run any more: others have gone on without it"
       self._out.append(fx.Log("warning", text))
@@ -275,11 +269,10 @@ class Client:
     self._tell(self._requests.add(message, now))
 
   def _tell(self, message: msg.Message) -> bool:
-    """Sends to the coordinator, if it is connected and this one is a member."""
-    can = self.connected and self.incarnation >= 0
-    if can:
+    """Sends to the coordinator, if it is connected."""
+    if self.connected:
       self._out.append(fx.Send(self._me.coordinator, message))
-    return can
+    return self.connected
 
   # Messages.
 
@@ -289,7 +282,7 @@ class Client:
     if isinstance(message, msg.Rejected):
       text = f"{peer} has rejected a message: {message.reason}"
       self._out.append(fx.Log("warning", text))
-      if peer == self._me.coordinator and self._link.status == "called":
+      if peer == self._me.coordinator and self._connection.status == "called":
         text = _unread("it can't read the call", message.reason)
         self._fail("JoinRefused", text)
       return
@@ -303,10 +296,10 @@ class Client:
       )
       self._out.append(fx.Send(peer, msg.Rejected(text)))
       return
-    self._patience.heard(message, now)
+    self._connection.heard(message, now)
     match message:
       case msg.Welcome():
-        if self._link.status == "called":
+        if self._connection.status == "called":
           self._welcomed(message, now)
       case Committed():
         self._committed(message)
@@ -314,14 +307,14 @@ class Client:
         if incarnation == self.incarnation:
           self._removed(left, reason, now)
       case Ended():
-        self._ending.ended = message
+        self._ended = message
         self._out += self.submissions.lost(quorum.Reason.FINISHED.value)
       case msg.Round():
         self.applier.means.announced(message, self.incarnation)
       case msg.Cancel(round_):
         self.applier.means.cancelled(round_)
       case msg.Dropped(sequence, reason, count, lease, whole):
-        self._assignment.lend(self.incarnation, lease)
+        self._assignment.lease_to(self.incarnation, lease)
         self._assignment.ask(count)
         self._out += self.submissions.dropped(sequence, reason, whole)
       case msg.RequestGradients(step, sequence, count, lease):
@@ -331,12 +324,11 @@ class Client:
       case msg.Serve():
         self.applier.serve(message)
       case msg.Fetch():
-        self._ending.by = math.inf
         self.applier.fetch(message)
       case msg.Report():
         self.applier.report(message)
       case msg.Stalled(step, waited, missing):
-        self._patience.missing = missing
+        self._connection.missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
         self._out.append(fx.Log("warning", text if waited else missing))
       case msg.Refused(reason, again):
@@ -353,7 +345,7 @@ class Client:
     """Takes what to compute next, unless a commit has said otherwise since."""
     deterministic = self._config.deterministic
     if lease or deterministic:
-      self._assignment.lend(self.incarnation, lease, more=sequence >= 0)
+      self._assignment.lease_to(self.incarnation, lease, more=sequence >= 0)
     taken = self.submissions.asked_for_more(sequence)
     if taken or sequence < 0:
       self._assignment.ask(count)
@@ -362,10 +354,10 @@ class Client:
   def _committed(self, commit: Committed) -> None:
     if commit.round.step != self._known.read:
       return  # A coordinator sends none twice, and leaves none out.
-    self._patience.missing = ""
+    self._connection.missing = ""
     self._known.committed(commit, self.applier.step)
     self._requests.committed(commit)
-    self.submissions.committed(commit)
+    self.submissions.committed(commit, self.incarnation)
     self._assignment.committed(commit, self.incarnation)
     self.applier.committed(commit)
 
@@ -394,18 +386,11 @@ class Client:
 
   def _admit(self, now: float) -> None:
     """Tells the training loop, once it is a member and has the state."""
-    applier = self.applier
-    if (
-      self.incarnation >= 0
-      and self._admitted != self.incarnation
-      and applier.belongs_to_run
-      and not applier.needs
-    ):
-      self._admitted = self.incarnation
-      step, ends = self._joined_amid or (-1, now)
-      ends_in = max(0.0, ends - now) if step == applier.step else None
-      lineage = self._known.origin.lineage
-      self._out.append(fx.Admitted(self.incarnation, lineage, ends_in))
+    applier, joined = self.applier, self.incarnation
+    if joined >= 0 and self._admitted != joined and applier.is_usable:
+      self._admitted = joined
+      ends_in = self._known.ends_in(applier.step, now)
+      self._out.append(fx.Admitted(joined, self._known.lineage, ends_in))
 
   def _leave(self) -> None:
     self._out.append(fx.Left())
@@ -414,7 +399,7 @@ class Client:
   # The training loop.
 
   def _submit(self, submitted: msg.SubmitGradient) -> None:
-    if self._ending.ended is not None:
+    if self._ended is not None:
       reason = quorum.Reason.FINISHED
     elif not submitted.incarnation == self._admitted == self.incarnation:
       reason = quorum.Reason.LOST
@@ -452,22 +437,24 @@ class Client:
   # Ends.
 
   def _end_if_ended(self, now: float) -> None:
-    ended, applier = self._ending.ended, self.applier
+    ended, applier = self._ended, self.applier
     if ended is None or self.over:
       return
     applier.apply_ready_commits()
     if ended.error:
       diverged = ended.error == "Diverged"
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
-    elif (
-      applier.belongs_to_run
-      and not applier.needs
-      and applier.step >= ended.step
-    ):
+    elif applier.is_usable and applier.step >= ended.step:
       self._out += self.submissions.lost("finished", counted=True)
       self._out.append(fx.Finished(ended.reason))
       self._stop()
-    elif applier.is_stuck_without_snapshot and not self._awaits_end(now):
+    elif not (applier.is_stuck_without_snapshot and self.connected):
+      self._end_by = math.inf
+    elif math.isinf(self._end_by):
+      self._end_by = now + self._config.deadlines.transfer
+      applier.mark_stale("the run has ended")
+      applier.ask()
+    elif now >= self._end_by:
       replica = self._me.replica
       lacks = f"has only the parameters of step {applier.step}"
       if not applier.belongs_to_run:
@@ -479,16 +466,6 @@ class Client:
         "ones. They are in the last checkpoint; a job that is to train on needs "
         "a coordinator, or a run name, of its own.",
       )
-
-  def _awaits_end(self, now: float) -> bool:
-    """Requests the final state, once; returns whether it may come."""
-    if not self.connected:
-      return self._link.status == "called" or self._link.call_at < math.inf
-    if self._ending.request(now + self._config.deadlines.transfer):
-      self.applier.mark_stale("the run has ended")
-      need = msg.NeedsSnapshot(self.applier.step)
-      self._out.append(fx.Send(self._me.coordinator, need))
-    return self._ending.may_come(now)
 
   def _fail(
     self,
@@ -504,7 +481,7 @@ class Client:
 
   def _stop(self) -> None:
     self.over = True
-    self._link.close()
+    self._connection.close()
 
   def _check_waiting(self, now: float) -> None:
     """Fails a replica that waits for too long, whatever the coordinator says."""
@@ -514,9 +491,9 @@ class Client:
       or bool(self.applier.awaits)
       or msg.Leave in self._requests
       or msg.Finish in self._requests
-      or self._ending.ended is not None
+      or self._ended is not None
     )
-    waited = self._patience.check(waits, self.applier.step, now)
+    waited = self._waiting.check(waits, self.applier.step, now)
     if waited:
       self._fail(
         "CoordinatorError",
@@ -535,12 +512,11 @@ class Client:
       what = f"for the commit of step {self._known.read}"
     elif msg.Leave in self._requests:
       what = "for the confirmation that it may leave"
-    elif msg.Finish in self._requests or self._ending.ended is not None:
+    elif msg.Finish in self._requests or self._ended is not None:
       what = "for the end of the run"
     else:
       what = f"for nothing (it has step {self.applier.step})"
-    away = "" if self.connected else self._me.coordinator_address
-    return self._patience.why(what, away, now)
+    return self._connection.why(what, now)
 
 
 def _unread(what: str, error: str) -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.effects import Effect
-from optax_dist.coordinator.protocol.entries import (
-  Committed,
-  Process,
-  Start,
-)
+from optax_dist.coordinator.protocol.entries import Committed, Process, Start
 from optax_dist.coordinator.protocol.history import after
 from optax_dist.coordinator.protocol.messages import Welcome
 
@@ -21,8 +17,7 @@ class Known:
     beginnings: how often the run had begun by then.
     read: how many steps there are.
     progress: the samples in these, if samples are leased.
-    offered: the state that it has offered with its last call.
-    origin: the state that the run has begun from.
+    lineage: the runs that it continues.
   """
 
   def __init__(
@@ -39,33 +34,49 @@ class Known:
     self._process, self._has_data, self._out = process, has_data, out
     self.epoch, self.beginnings = -1, 0
     self.read, self.progress = start.step, start.progress
+    self.lineage = start.lineage
     # The samples in the steps since its state.
     self._progress_at = {start.step: start.progress}
-    self.offered = self.origin = start
+    # When the step is expected to end that it has joined amid; None if that step
+    # waits for this replica.
+    self._ends: float | None = None
 
-  def offer(self, start: Start | None, step: int) -> Start:
-    """The replica's state, from which a run may begin that has lost all others.
+  def offer(self, step: int) -> Start:
+    """A state from which the run may begin that has lost all others.
 
     Args:
-      start: the start state that it is; None if it is a later one.
-      step: its step.
+      step: its step, after the replica's first one.
     """
-    if start is None:
-      progress = self._progress_at.get(step, self.progress)
-      digest = f"{self._process} at step {step}"
-      start = Start(step, digest, progress, self.origin.lineage)
-    self.offered = start
-    return start
+    progress = self._progress_at.get(step, self.progress)
+    digest = f"{self._process} at step {step}"
+    return Start(step, digest, progress, self.lineage)
 
-  def welcomed(self, welcome: Welcome) -> None:
-    """A coordinator says how far the run is."""
+  def welcomed(self, welcome: Welcome, joins: bool, now: float) -> None:
+    """A coordinator says how far the run is.
+
+    Args:
+      welcome: what it says.
+      joins: whether this is a new member.
+      now: the time.
+    """
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
     self.read, self.progress = welcome.step, welcome.progress
+    self.lineage = welcome.origin.lineage
     self._tell_progress()
+    if joins:
+      ends_in = welcome.ends_in
+      self._ends = None if ends_in is None else now + ends_in
+
+  def ends_in(self, step: int, now: float) -> float | None:
+    """Seconds until the step ends that it has joined amid, if that goes on."""
+    if self._ends is None or step != self.read:
+      return None
+    return max(0.0, self._ends - now)
 
   def committed(self, commit: Committed, applied: int) -> None:
     """A step is committed; the replica's state has so many."""
     self.read += 1
+    self._ends = None
     if self._has_data:
       self.progress = after(self.progress, commit)
       self._progress_at[self.read] = self.progress

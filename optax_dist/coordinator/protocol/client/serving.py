@@ -29,24 +29,17 @@ class Serving:
       step: the step of the replica's state; -1 if it has none of the run's.
     """
     self._serves.append(message)
-    self._serve(message, step)
+    self.arrived_at(step)
 
   def report(self, message: Report, step: int) -> None:
     """Says that it has a step; `step` as above."""
-    if step >= message.step:
-      self._tell(Applied(step))
-    else:
-      self._report = message.step
+    self._report = message.step
+    self.arrived_at(step)
 
-  def arrived_at(self, step: int, can_serve: bool) -> None:
-    """Does what waits for this step.
-
-    Args:
-      step: the step.
-      can_serve: whether the state is one to be served.
-    """
-    for serve in self._serves[:]:
-      self._serve(serve, step if can_serve else -1)
+  def arrived_at(self, step: int) -> None:
+    """Does what waits for this step."""
+    self._out += [serve for serve in self._serves if serve.at_least <= step]
+    self._serves = [serve for serve in self._serves if serve.at_least > step]
     if 0 <= self._report <= step:
       self._report = -1
       self._tell(Applied(step))
@@ -54,8 +47,3 @@ class Serving:
   def forget(self) -> None:
     """Whoever has requested it is not connected any more."""
     self._serves, self._report = [], -1
-
-  def _serve(self, serve: Serve, step: int) -> None:
-    if step >= serve.at_least:
-      self._serves.remove(serve)
-      self._out.append(serve)

@@ -8,19 +8,9 @@ resolved once.
 
 from __future__ import annotations
 
-import dataclasses
-
 from optax_dist.coordinator.protocol.effects import Effect, Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Committed, Incarnation
 from optax_dist.coordinator.protocol.messages import SubmitGradient
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Counted:
-  """A submission that is part of a commit, whose outcome is not sent yet."""
-
-  step: int
-  outcome: Resolved
 
 
 class Submissions:
@@ -29,17 +19,15 @@ class Submissions:
   Attributes:
     pending: the submission without an answer, or None.
     taken: the buffered submission that the next one should extend, or None.
-    incarnation: of the membership that they are of, which may have ended; -1 for
-      none.
   """
 
   def __init__(self) -> None:
     self.pending: SubmitGradient | None = None
     self.taken: SubmitGradient | None = None
-    self.incarnation: Incarnation = -1
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
     self._partial_only = False
-    self._counted: list[_Counted] = []
+    # Outcomes of those in commits, each with the step that is yet to be applied.
+    self._counted: list[tuple[int, Resolved]] = []
 
   @property
   def waits(self) -> bool:
@@ -89,13 +77,11 @@ class Submissions:
       return []
     return [Resolved(sequence, reason, 0, partial_only=not whole)]
 
-  def committed(self, commit: Committed) -> None:
-    """Handles a commit, in which there may be a submission of this replica."""
+  def committed(self, commit: Committed, incarnation: Incarnation) -> None:
+    """Handles a commit, in which there may be a submission of this membership."""
     for part in commit.parts:
-      if part.incarnation != self.incarnation:
-        continue
-      if self.find(part.sequence) is None:
-        return  # It was given up; see `lost`.
+      if part.incarnation != incarnation or self.find(part.sequence) is None:
+        continue  # Or it was given up; see `lost`.
       if self.pending is not None and self.pending.sequence == part.sequence:
         self.pending = None
       # If the buffered submission is part of it, so is the pending one's share.
@@ -103,21 +89,21 @@ class Submissions:
       step = commit.round.step + 1
       members = tuple(p.replica for p in commit.parts)
       outcome = Resolved(part.sequence, "", step, members, part.staleness)
-      self._counted.append(_Counted(step, outcome))
+      self._counted.append((step, outcome))
       larger = self.pending
       if larger is not None and larger.count < larger.total:
         # It includes that sum, and a coordinator that has started again can't know it.
         self.pending = None
         outcome = Resolved(larger.sequence, "superseded", 0, partial_only=True)
-        self._counted.append(_Counted(step, outcome))
+        self._counted.append((step, outcome))
       return
 
   def published(self, step: int) -> list[Effect]:
     """Resolves the submissions that count as of this step."""
-    resolved: list[Resolved] = []
-    while self._counted and self._counted[0].step <= step:
-      resolved.append(self._counted.pop(0).outcome)
-    return list(resolved)
+    resolved: list[Effect] = []
+    while self._counted and self._counted[0][0] <= step:
+      resolved.append(self._counted.pop(0)[1])
+    return resolved
 
   def new_coordinator(self) -> list[Effect]:
     """Drops the buffered submission, which only the last coordinator had."""
@@ -139,6 +125,6 @@ class Submissions:
       resolved.append(Resolved(last.sequence, reason, 0))
     self.pending = self.taken = None
     if counted:
-      resolved += [one.outcome for one in self._counted]
+      resolved += [outcome for _, outcome in self._counted]
       self._counted = []
     return resolved

@@ -1,0 +1,111 @@
+"""The connection to the coordinator: when it is called, and what was heard of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from optax_dist.coordinator.protocol.deadlines import Deadlines
+
+# The shortest pause before another call; it doubles each time. After so many times
+# the last one without a loss, the next call is made at once again.
+_SHORTEST_PAUSE = 0.05
+_FORGOTTEN_AFTER = 10
+# The longest pause while a coordinator is away: one that has started again is to be
+# found soon.
+_LONGEST_PAUSE = 0.2
+# Seconds after which people are warned of a coordinator that is away.
+_WARNED_AFTER = 2.0
+
+
+class CoordinatorConnection:
+  """Whether the coordinator is connected, and when to call it again.
+
+  Attributes:
+    status: "lost", "called", or "welcomed".
+    call_at: when to call; infinity for not at all.
+    warn_at: when to warn people that it is away; infinity for not (again).
+    has_warned: whether they know.
+    missing: whom the run waits for, as the coordinator says; "" for nobody.
+    trouble: why it is not connected; "" if nothing is known.
+  """
+
+  def __init__(self, limits: Deadlines, address: str):
+    """Starts without a connection.
+
+    Args:
+      limits: how long it waits.
+      address: the coordinator's, for people.
+    """
+    self._limits, self._address = limits, address
+    self.status: Literal["lost", "called", "welcomed"] = "lost"
+    self.call_at = self._called_at = self.warn_at = math.inf
+    self._pause, self._lost_at = 0.0, -math.inf
+    self.has_warned = False
+    self.missing = self.trouble = ""
+    # When it was last heard from, by which message.
+    self._heard: tuple[float, str] | None = None
+
+  @property
+  def deadline(self) -> float:
+    """When to call, to give up a call, or to warn."""
+    answer_by = self._called_at + self._limits.transfer
+    return min(self.call_at, answer_by, self.warn_at)
+
+  def is_unanswered(self, now: float) -> bool:
+    """Whether a call has had no answer for too long."""
+    return now >= self._called_at + self._limits.transfer
+
+  def call(self, now: float) -> None:
+    """The coordinator is called."""
+    self.status, self._called_at, self.call_at = "called", now, math.inf
+
+  def welcome(self) -> None:
+    """It has answered."""
+    self.status, self._called_at = "welcomed", math.inf
+    self.warn_at, self.has_warned, self.trouble = math.inf, False, ""
+
+  def heard(self, message: object, now: float) -> None:
+    """A message of the coordinator has come."""
+    self._heard = now, type(message).__name__
+
+  def lose(self, reason: str, now: float, removed: bool) -> None:
+    """The connection is lost; it is called again after a pause.
+
+    Args:
+      reason: why.
+      now: the time.
+      removed: whether a membership has ended with it: then the first pause is one,
+        or replicas that can't stay would interrupt the others again and again.
+    """
+    self.trouble = reason
+    if self.status == "welcomed" and not removed:
+      self.warn_at = now + _WARNED_AFTER
+    # A coordinator that starts again removes who hasn't called within `reconnect`.
+    reconnect = self._limits.reconnect
+    longest = reconnect if removed else min(reconnect / 8, _LONGEST_PAUSE)
+    pause = min(longest, self._pause)
+    if now >= self._lost_at + _FORGOTTEN_AFTER * pause:
+      pause = _SHORTEST_PAUSE if removed else 0.0
+    self._pause = 2 * max(_SHORTEST_PAUSE, pause)
+    self.status, self._called_at, self._lost_at = "lost", math.inf, now
+    self.call_at = now + pause
+
+  def close(self) -> None:
+    """It is not called any more."""
+    self.call_at = self._called_at = self.warn_at = math.inf
+
+  def why(self, what: str, now: float) -> str:
+    """Why what the replica waits for does not come, human-readable."""
+    away = self.status != "welcomed"
+    whose, who = "the coordinator", ""
+    if away:
+      whose, who = "it", f"the coordinator at {self._address} is not connected"
+      if self.trouble:
+        who += f" ({self.trouble})"
+    heard = f"{whose} has not sent a message yet"
+    if self._heard is not None:
+      at, message = self._heard
+      whose = "its" if away else f"{whose}'s"
+      heard = f"{whose} last message came {now - at:.1f} s ago ({message})"
+    return "; ".join(filter(None, (what, who, heard, self.missing)))
