@@ -37,6 +37,7 @@ from optax_dist.coordinator.protocol.coordinator.members import (
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
+  Consequence,
   Evict,
   Fail,
   Finished,
@@ -95,11 +96,8 @@ class Run:
     until = now + config.deadlines.reconnect
     for member in history.members.values():
       self._members.add(MemberState(member, until=until))
-    # Replicas from before the run began again are expected back until then.
-    fresh = history.has_no_commits and history.beginnings > 1
-    self._expected_until = until if fresh else math.inf
     self._steps.at(now)
-    self._steps.begin(expected=fresh)
+    self._steps.begin(until)
 
   def handle(self, peer: Process, message: msg.Message, now: float) -> None:
     """Handles a message."""
@@ -153,7 +151,7 @@ class Run:
     """When `time_passed` must be called, at the latest."""
     if self._is_over:
       return math.inf
-    times = [self._expected_until, *self._steps.deadlines()]
+    times = self._steps.deadlines()
     if self._comparison.calls:
       times.append(self._comparison.until)
     all_here = all(s.is_connected for s in self._members.waiting())
@@ -456,13 +454,6 @@ class Run:
           # No replica has the state any more: joining is too late now.
           self._record_end("all replicas have left", "")
 
-  def _stop_expecting(self) -> None:
-    """Counts replicas as lost that did not come to a new beginning."""
-    if self._now >= self._expected_until:
-      self._expected_until = math.inf
-      lost = self._history.lost()
-      self._steps.never_joined(gone.member.replica for gone in lost)
-
   # States.
 
   def _wait_for_state(self) -> None:
@@ -532,53 +523,54 @@ class Run:
   def _run_pending(self) -> None:
     """Does what follows from an input, and from the time."""
     self._compare()
-    if self._is_over:
-      self._steps.consequences.clear()
-      return
+    consequences = self._steps.consequences
+    while not self._is_over:
+      self._check()
+      if not consequences:
+        break
+      self._follow(consequences.pop(0))
+    else:
+      consequences.clear()
+    self._members.waiting()  # So that equal states compare equal.
+
+  def _check(self) -> None:
+    """Does what the time allows, as long as nothing else has to be done first."""
     for state in self._members.waiting():
       if self._now >= state.until:
         self._remove(state, "it did not reconnect to the coordinator in time")
-    self._stop_expecting()
-    self._follow()
-    self._steps.check()
-    while self._steps.consequences:
-      self._follow()
-      if self._is_over:
-        return
-      self._steps.check()
-    self._end_of_data()
-    self._follow()
-    if not self._is_over:
-      step, current = self._steps.step, self._steps.rounds.current
-      waits = bool(self._steps.intake.queue) or current is not None
-      nobody = waits and not self._steps.intake.has_state
-      self._snapshots.ask_those_behind(step, nobody)
-      at_least = step + (current is not None and current.is_announced)
-      self._snapshots.serve(step, at_least, self._now)
-      self._wait_for_state()
-      self._complete_departures()
-      self._follow()
+    steps, consequences = self._steps, self._steps.consequences
+    if not consequences:
+      steps.check()
+    if not consequences:
+      self._end_of_data()
+    if consequences or self._is_over:
+      return
+    current, intake = steps.rounds.current, steps.intake
+    waits = bool(intake.queue) or current is not None
+    self._snapshots.ask_those_behind(steps.step, waits and not intake.has_state)
+    at_least = steps.step + (current is not None and current.is_announced)
+    self._snapshots.serve(steps.step, at_least, self._now)
+    self._wait_for_state()
+    self._complete_departures()
+    if not consequences:
       self._end()
-    self._members.waiting()  # So that equal states compare equal.
 
-  def _follow(self) -> None:
+  def _follow(self, consequence: Consequence) -> None:
     """Does what the steps have found to be necessary."""
-    consequences = self._steps.consequences
-    while consequences and not self._is_over:
-      match consequences.pop(0):
-        case Evict(incarnation, reason, wrong):
-          state = self._members.get(incarnation)
-          if state is not None:
-            if wrong:
-              self._wrong[state.member.process] = reason
-            self._remove(state, reason)
-        case Fail(reason, error):
-          self._record_end(reason, error)
-        case Finished():
-          if self._ends_since is None:
-            # The end waits for replicas that are behind.
-            self._ends_since = self._now
-            self._steps.end()
+    match consequence:
+      case Evict(incarnation, reason, wrong):
+        state = self._members.get(incarnation)
+        if state is not None:
+          if wrong:
+            self._wrong[state.member.process] = reason
+          self._remove(state, reason)
+      case Fail(reason, error):
+        self._record_end(reason, error)
+      case Finished():
+        if self._ends_since is None:
+          # The end waits for replicas that are behind.
+          self._ends_since = self._now
+          self._steps.end()
 
 
 def _taken(replica: ReplicaId) -> msg.Refused:

@@ -92,7 +92,11 @@ class LeaseManager(Policy):
       if move.owner is not None:
         self._leave_out(move.owner, move.slots)
       self._give(move.to, move.slots)
-    asks = [self._ask_of(incarnation) for incarnation in self._pending]
+    unit, leases = self.state.unit, {i: self.lease(i) for i in self._pending}
+    asks = [
+      Request(incarnation, max(1, sp.size(lease) // unit), lease)
+      for incarnation, lease in leases.items()
+    ]
     self._pending.clear()
     # That there is nothing (more) to compute is news in a deterministic step.
     return [ask for ask in asks if ask.lease or slots is not None]
@@ -110,12 +114,6 @@ class LeaseManager(Policy):
     slots = self._slots
     if slots is not None and slots.leave_out(incarnation, spans, self.now):
       self._pending[incarnation] = None
-
-  def _ask_of(self, incarnation: Incarnation) -> Request:
-    lease = self.lease(incarnation)
-    return Request(
-      incarnation, max(1, sp.size(lease) // self.state.unit), lease
-    )
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member is to compute on."""

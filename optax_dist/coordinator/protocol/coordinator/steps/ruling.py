@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -22,6 +23,8 @@ class Ruling:
 
   Attributes:
     state: their state.
+    expected_until: until when replicas from before the run began again are expected
+      back; infinity if none are.
   """
 
   def __init__(
@@ -40,16 +43,20 @@ class Ruling:
     self.state = config.quorum_state(history.step - late)
     self._lower_on_loss = config.rules.lower_on_loss
     self._history, self._members, self._follow = history, members, follow
+    self.expected_until = math.inf
 
-  def begin(self, expected: bool) -> None:
+  def begin(self, until: float) -> None:
     """Tells the rules of all replicas that the log knows.
 
     Args:
-      expected: whether lost ones are expected back, as after a new beginning.
+      until: until when lost ones are expected back, after a new beginning.
     """
+    history = self._history
+    is_new = history.has_no_commits and history.beginnings > 1
+    self.expected_until = until if is_new else math.inf
     known: list[quorum.Event] = []
-    for replica, gone in self._history.departed.items():
-      if gone.left or not expected:
+    for replica, gone in history.departed.items():
+      if gone.left or not is_new:
         departure = quorum.Leave if gone.left else self._departure()
         known += [quorum.Join(replica), departure(replica)]
     for state in self._members:
@@ -57,7 +64,7 @@ class Ruling:
       known.append(quorum.Join(member.replica, member.incarnation))
     for event in known:
       self.state, _ = quorum.step(self.state, event)
-    self.state = dataclasses.replace(self.state, step=self._history.step)
+    self.state = dataclasses.replace(self.state, step=history.step)
 
   @property
   def step(self) -> int:
@@ -120,6 +127,11 @@ class Ruling:
     for replica in found:
       self.apply(self._departure()(replica))
     return bool(found)
+
+  def stop_expecting(self) -> None:
+    """Counts replicas as lost that did not come to a new beginning."""
+    self.expected_until = math.inf
+    self.never_joined(gone.member.replica for gone in self._history.lost())
 
   @property
   def never_came(self) -> int:

@@ -98,9 +98,9 @@ class Steps:
     self._stall = Stall(config.rules, self.rounds, members, out)
     self._not_finite = NotFinite(members, policy, out)
 
-  def begin(self, expected: bool) -> None:
+  def begin(self, until: float) -> None:
     """Continues with the members of the log; see `Ruling.begin`."""
-    self.ruling.begin(expected)
+    self.ruling.begin(until)
     self.asks.members_changed()
 
   # The rules.
@@ -123,6 +123,7 @@ class Steps:
     """When `check` may find something."""
     return [
       self.policy.deadline,
+      self.ruling.expected_until,
       self.rounds.deadline,
       *self._stall.deadlines(),
     ]
@@ -130,6 +131,9 @@ class Steps:
   def check(self) -> None:
     """Does what follows from the time, and from what was queued."""
     now = self.policy.now
+    if now >= self.ruling.expected_until:
+      self.ruling.stop_expecting()
+      self.asks.members_changed()
     self.intake.check()
     verdict = self.policy.verdict()
     if verdict is not None:
