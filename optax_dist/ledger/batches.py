@@ -156,8 +156,8 @@ class Batches:
     """The samples at these positions, in order: int64 indices."""
     import numpy as np
 
-    found = [_indices(self, *part) for part in self._by_epoch(spans)]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    parts = [_indices(self, *part) for part in self._by_epoch(spans)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
   def left_out(self, epoch: int) -> np.ndarray:
     """The samples left out of an epoch, sorted; none when streaming.
@@ -167,21 +167,21 @@ class Batches:
       >>> data.left_out(0).tolist(), data.left_out(1).tolist()
       ([1, 2], [3, 7])
     """
-    found = _indices(self, epoch, self.per_epoch, self.num_samples)
-    found.sort()
-    return found
+    indices = _indices(self, epoch, self.per_epoch, self.num_samples)
+    indices.sort()
+    return indices
 
   def _by_epoch(self, spans: Spans) -> list[tuple[int, int, int]]:
     """Splits spans into epochs, each with positions in it, from and to."""
-    found = []
+    parts = []
     for start, stop in spans:
       while start < stop:
         epoch = start // self.per_epoch
         base = epoch * self.per_epoch
         end = min(stop, base + self.per_epoch)
-        found.append((epoch, start - base, end - base))
+        parts.append((epoch, start - base, end - base))
         start = end
-    return found
+    return parts
 
 
 def _indices(data: Batches, epoch: int, start: int, stop: int) -> np.ndarray:

@@ -86,9 +86,9 @@ class Progress:
     """
     spans = tuple(spans)
     spans += sp.minus(skipped, spans)
-    found = None if skipped else self.followed_by(spans)
-    if found is not None:
-      return found
+    longer = None if skipped else self.followed_by(spans)
+    if longer is not None:
+      return longer
     after = self.with_(spans, skipped)
     if after.done - self.done != sp.size(spans):
       raise ValueError(f"Some of {spans} were in a committed step before.")
@@ -158,7 +158,7 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
     >>> report(data, Progress().commit(((0, 4),)))[0]
     EpochReport(epoch=0, committed=4, left_out=(1, 2), skipped=(), open=(0, 5, 6, 9))
   """
-  found = []
+  reports = []
   size = data.per_epoch
   end = -(-progress.next // size)
   for epoch in range(end if data.epochs is None else data.epochs):
@@ -168,7 +168,7 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
     behind = sp.common(progress.open, whole)
     ahead = sp.minus(whole, ((0, progress.next),))
     open_ = sp.union(behind, ahead)
-    found.append(
+    reports.append(
       EpochReport(
         epoch,
         size - sp.size(skipped) - sp.size(open_),
@@ -177,7 +177,7 @@ def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
         _numbers(data, open_),
       )
     )
-  return tuple(found)
+  return tuple(reports)
 
 
 def described(data: Batches, spans: Spans, most: int = 20) -> str:

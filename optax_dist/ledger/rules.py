@@ -129,7 +129,7 @@ def _copy(draft: State, event: ev.Copy) -> None:
   for other, theirs in list(draft.held.items()):
     if sp.overlap(theirs.out, event.spans):
       _hold(draft, other, theirs._replace(copied=True))
-  _lend(draft, event.holder, event.spans, True)
+  _assign(draft, event.holder, event.spans, True)
 
 
 def _drop(draft: State, event: ev.Drop) -> None:
@@ -185,7 +185,7 @@ def _swap(draft: State, event: ev.Swap) -> None:
   draft.pool = sp.minus(sp.union(draft.pool, back), spans)
   draft.doubtful = sp.minus(draft.doubtful, spans)
   _hold(draft, holder, Held())
-  _lend(draft, holder, spans, False)
+  _assign(draft, holder, spans, False)
 
 
 def _commit(draft: State, event: ev.Commit) -> None:
@@ -276,15 +276,17 @@ def _serve(draft: State) -> None:
   deterministic = draft.data.deterministic
   for holder, count in draft.waiting:
     blocked = not_finite.is_blocked(draft, holder)
-    spans = () if blocked else _take(draft, holder, count)
+    spans = () if blocked else _take_free(draft, holder, count)
     copied = False
     if not spans and not deterministic:
       spans, copied = _to_copy(draft, holder, count), True
     if spans:
-      _lend(draft, holder, spans, copied)
+      _assign(draft, holder, spans, copied)
 
 
-def _lend(draft: State, holder: ev.Holder, spans: Spans, copied: bool) -> None:
+def _assign(
+  draft: State, holder: ev.Holder, spans: Spans, copied: bool
+) -> None:
   """Leases samples to a replica that waits for some."""
   _stop_waiting(draft, holder)
   inside = _held(draft, holder).inside
@@ -293,7 +295,7 @@ def _lend(draft: State, holder: ev.Holder, spans: Spans, copied: bool) -> None:
   draft.leases.append(ev.Lease(holder, spans))
 
 
-def _take(draft: State, holder: ev.Holder, count: int) -> Spans:
+def _take_free(draft: State, holder: ev.Holder, count: int) -> Spans:
   """Takes free samples: returned ones first, then new ones."""
   unit = draft.unit
   pool, cursor, limit = draft.pool, draft.cursor, draft.limit
@@ -326,7 +328,7 @@ def _take(draft: State, holder: ev.Holder, count: int) -> Spans:
     return ()
   draft.pool = sp.union(draft.pool, doubts)
   draft.doubtful = sp.minus(draft.doubtful, doubts)
-  return _take(draft, holder, count)
+  return _take_free(draft, holder, count)
 
 
 def _settle_doubts(draft: State) -> None:
@@ -337,14 +339,14 @@ def _settle_doubts(draft: State) -> None:
 def _to_copy(draft: State, holder: ev.Holder, count: int) -> Spans:
   """Samples that another replica computes on: the first gradient counts."""
   avoided = not_finite.avoided(draft, holder)
-  found = [
+  candidates = [
     (held.copied, held.out[0], held.number, other)
     for other, held in draft.held.items()
     if held.out and other != holder and not sp.overlap(held.out, avoided)
   ]
-  if not found:
+  if not candidates:
     return ()
-  other = min(found)[-1]
+  other = min(candidates)[-1]
   held = _held(draft, other)
   _hold(draft, other, held._replace(copied=True))
   most = min(count * draft.unit, sp.size(held.out))

@@ -45,13 +45,13 @@ def permuted(
   a = math.isqrt(size - 1) + 1
   b = -(-size // a)
   keys = _keys(seed, epoch)
-  found = np.asarray(positions).astype(np.uint64)
-  found = _rounds(found, a, b, keys)
-  beyond = found >= size
+  values = np.asarray(positions).astype(np.uint64)
+  values = _rounds(values, a, b, keys)
+  beyond = values >= size
   while beyond.any():
-    found[beyond] = _rounds(found[beyond], a, b, keys)
-    beyond = found >= size
-  return found.astype(np.int64)
+    values[beyond] = _rounds(values[beyond], a, b, keys)
+    beyond = values >= size
+  return values.astype(np.int64)
 
 
 def share(seed: int, position: int) -> float:

@@ -20,10 +20,10 @@ def size(spans: Iterable[Span]) -> int:
     >>> size(((0, 4), (8, 10)))
     6
   """
-  found = 0
+  total = 0
   for start, stop in spans:
-    found += stop - start
-  return found
+    total += stop - start
+  return total
 
 
 def union(*parts: Iterable[Span]) -> Spans:
@@ -35,15 +35,15 @@ def union(*parts: Iterable[Span]) -> Spans:
   """
   every = [span for part in parts for span in part]
   every.sort()
-  found: list[Span] = []
+  merged: list[Span] = []
   for start, stop in every:
     if start >= stop:
       continue
-    if found and start <= found[-1][1]:
-      found[-1] = (found[-1][0], max(found[-1][1], stop))
+    if merged and start <= merged[-1][1]:
+      merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
     else:
-      found.append((start, stop))
-  return tuple(found)
+      merged.append((start, stop))
+  return tuple(merged)
 
 
 def minus(spans: Spans, others: Iterable[Span]) -> Spans:
@@ -122,11 +122,11 @@ def join(*parts: Iterable[Span]) -> Spans:
     >>> join(((8, 9),), ((9, 12), (0, 2)))
     ((8, 12), (0, 2))
   """
-  found: list[Span] = []
+  merged: list[Span] = []
   for part in parts:
     for start, stop in part:
-      if found and found[-1][1] == start:
-        found[-1] = (found[-1][0], stop)
+      if merged and merged[-1][1] == start:
+        merged[-1] = (merged[-1][0], stop)
       elif start < stop:
-        found.append((start, stop))
-  return tuple(found)
+        merged.append((start, stop))
+  return tuple(merged)

@@ -99,11 +99,11 @@ class State:
   def copy(self) -> State:
     """A state that may be changed."""
     # Much faster than `dataclasses.replace`: it is done for every gradient.
-    found = object.__new__(State)
-    found.__dict__.update(self.__dict__)
-    found.held = dict(self.held)
-    found.leases = []
-    return found
+    draft = object.__new__(State)
+    draft.__dict__.update(self.__dict__)
+    draft.held = dict(self.held)
+    draft.leases = []
+    return draft
 
   @property
   def left(self) -> int | None:

@@ -40,13 +40,13 @@ def slots(data: Batches, positions: Spans) -> Spans:
   """
   size = data.micro_batch
   assert size is not None
-  found = []
+  spans = []
   for start, stop in positions:
     first = start // data.global_batch * data.global_batch
     if stop > first + data.global_batch:
       raise ValueError(f"{positions} are not positions of one step.")
-    found.append(((start - first) // size, (stop - first) // size))
-  return sp.union(found)
+    spans.append(((start - first) // size, (stop - first) // size))
+  return sp.union(spans)
 
 
 def nodes(own: Spans, count: int) -> Spans:
@@ -63,7 +63,7 @@ def nodes(own: Spans, count: int) -> Spans:
     >>> nodes(((0, 5),), count=8), nodes(((3, 7),), count=7)
     (((0, 4), (4, 5)), ((3, 4), (4, 7)))
   """
-  found = []
+  covering = []
   for start, stop in own:
     while start < stop:
       end = start + 1
@@ -73,9 +73,9 @@ def nodes(own: Spans, count: int) -> Spans:
         if end == count:
           break
         size *= 2
-      found.append((start, end))
+      covering.append((start, end))
       start = end
-  return tuple(found)
+  return tuple(covering)
 
 
 def nodes_at(data: Batches, positions: Spans) -> Spans:
@@ -112,7 +112,7 @@ def additions(
   starts = {start: i for i, (start, _) in enumerate(rows)}
   if len(starts) < len(rows):
     raise ValueError(f"A slot is in two of the nodes {sorted(rows)}.")
-  found: list[tuple[int, int]] = []
+  pairs: list[tuple[int, int]] = []
 
   def make(start: int, stop: int) -> int:
     row = starts.get(start)
@@ -125,7 +125,7 @@ def additions(
     # The largest power of two below its size: its right half may be cut off.
     middle = start + (1 << (stop - start - 1).bit_length() - 1)
     left, right = make(start, middle), make(middle, stop)
-    found.append((left, right))
+    pairs.append((left, right))
     return left
 
   wanted = list(wanted)
@@ -133,7 +133,7 @@ def additions(
     make(start, stop)
   if sp.size(wanted) != sp.size(rows):
     raise ValueError(f"The nodes {sorted(rows)} are more than {wanted}.")
-  return tuple(found)
+  return tuple(pairs)
 
 
 def whole(rows: Iterable[Span], count: int) -> tuple[tuple[int, int], ...]:

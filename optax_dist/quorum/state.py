@@ -141,11 +141,11 @@ class State:
   def copy(self) -> State:
     """A state that may be changed."""
     # Much faster than `dataclasses.replace`: it is done for every gradient.
-    found = object.__new__(State)
-    found.__dict__.update(self.__dict__)
-    found.replicas, found.accepted = dict(self.replicas), dict(self.accepted)
-    found.dropped, found.decisions = dict(self.dropped), []
-    return found
+    draft = object.__new__(State)
+    draft.__dict__.update(self.__dict__)
+    draft.replicas, draft.accepted = dict(self.replicas), dict(self.accepted)
+    draft.dropped, draft.decisions = dict(self.dropped), []
+    return draft
 
   def emit(self, decision: ev.Decision) -> None:
     self.decisions.append(decision)
@@ -203,10 +203,14 @@ class State:
     self.dropped[reason] = self.dropped.get(reason, 0) + count
     self.emit(ev.Drop(replica, local_step, reason, count, incarnation))
 
-  def drop_accepted(self, found: ev.Contribution, reason: ev.Reason) -> None:
+  def drop_accepted(self, gradient: ev.Contribution, reason: ev.Reason) -> None:
     """Drops a gradient that was accepted before."""
     self.drop(
-      found.replica, found.local_step, reason, found.count, found.incarnation
+      gradient.replica,
+      gradient.local_step,
+      reason,
+      gradient.count,
+      gradient.incarnation,
     )
 
   def unaccept(self, replica: ev.Replica, reason: ev.Reason) -> None:

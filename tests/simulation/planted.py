@@ -162,7 +162,7 @@ FAULTS = (
     "a dropped gradient is not told",
     f"{_COORDINATOR}.steps.steps",
     "Steps._drop",
-    "self._out.tell(state, msg.Dropped(sequence, reason, count, lease, whole))",
+    "self._out.notify(state, msg.Dropped(sequence, reason, count, lease, whole))",
     "pass",
   ),
   Planted(

@@ -129,15 +129,15 @@ def difference(ours: Job, theirs: Job, whose: str = "the job") -> str:
   """
   other = dict(theirs.agreement)
   for name, text in ours.agreement:
-    found = other.get(name, "")
-    if name not in other or _compared(found) != _compared(text):
-      return _differs(name, _shown(found), _shown(text), whose)
+    value = other.get(name, "")
+    if name not in other or _compared(value) != _compared(text):
+      return _differs(name, _shown(value), _shown(text), whose)
   for name in ("rules", "leaves", "wire", "data", "fragments"):
-    found, text = getattr(theirs, name), getattr(ours, name)
+    value, text = getattr(theirs, name), getattr(ours, name)
     if name == "rules":  # Those of the first to come are the coordinator's.
-      found = codec.replace(found, **{x: getattr(text, x) for x in _TIMES})
-    if found != text:
-      return _differs(name, repr(found), repr(text), whose)
+      value = codec.replace(value, **{x: getattr(text, x) for x in _TIMES})
+    if value != text:
+      return _differs(name, repr(value), repr(text), whose)
   return ""
 
 

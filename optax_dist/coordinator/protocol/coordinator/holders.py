@@ -39,7 +39,7 @@ class Holders:
     self._limits = config.deadlines
     self._history, self._members, self._out = history, members, out
     # Whom members know to be waited for.
-    self._told: list[ReplicaId] = []
+    self._announced: list[ReplicaId] = []
     # Processes whose connection was closed, and those that have ended.
     self._closed: set[Process] = set()
     self._ended: set[Process] = set()
@@ -70,9 +70,9 @@ class Holders:
   def deadlines(self, since: float) -> list[float]:
     """When `wait` may find something, if somebody waits since then."""
     limits, calls = self._limits, self._call_at.values()
-    is_told = bool(self._told) or not calls
+    is_announced = bool(self._announced) or not calls
     first = since + limits.reconnect
-    early = self._history.has_no_commits or not is_told
+    early = self._history.has_no_commits or not is_announced
     return [*([first] if early else ()), since + limits.timeout, *calls]
 
   def wait(self, step: int, since: float, now: float) -> bool:
@@ -89,30 +89,34 @@ class Holders:
       # Any state is as good, but one is known to some.
       known = fetched or bool(self._history.lost())
       return known and now < since + self._limits.reconnect
-    found = [d.member for d in self._history.lost() if self._may_have(d, step)]
+    awaited = [
+      d.member for d in self._history.lost() if self._may_have(d, step)
+    ]
     times = self._call_at
-    self._call_at = {m.process: times.get(m.process, now) for m in found}
-    for member in found:
+    self._call_at = {m.process: times.get(m.process, now) for m in awaited}
+    for member in awaited:
       if now >= self._call_at[member.process]:
         self._call_at[member.process] = math.inf
         self._out.add(fx.Connect(member.process, member.address))
-    replicas = [member.replica for member in found]
+    replicas = [member.replica for member in awaited]
     if (
-      found and now >= since + self._limits.reconnect and replicas != self._told
+      awaited
+      and now >= since + self._limits.reconnect
+      and replicas != self._announced
     ):
-      self._told = replicas
-      self._tell(since, now)
-    return (fetched or bool(found)) and now < since + self._limits.timeout
+      self._announced = replicas
+      self._announce(since, now)
+    return (fetched or bool(awaited)) and now < since + self._limits.timeout
 
-  def _tell(self, since: float, now: float) -> None:
+  def _announce(self, since: float, now: float) -> None:
     step, limit = self._history.step, self._limits.timeout
-    names = ", ".join(map(str, self._told))
+    names = ", ".join(map(str, self._announced))
     text = (
       f"nobody who is here has the state of step {step}: waiting for replica"
       f" {names}, which may have it, for {limit:g} s at most"
     )
     self._out.add(fx.Log("warning", text))
-    self._out.tell_all(self._members, msg.Stalled(step, now - since, text))
+    self._out.notify_all(self._members, msg.Stalled(step, now - since, text))
 
   def _may_have(self, lost: Departed, step: int) -> bool:
     """Whether it may come with a newer state than that of a step."""

@@ -29,8 +29,8 @@ class Hosts:
     []
     >>> hosts.called("b", msg.Host("", 0, 1, "the second", (0,)))
     [Send(peer='a', message=Rival(launcher='the second'))]
-    >>> (told,) = hosts.called("a", msg.Host("", 0, 1, "the first", (0,)))
-    >>> told.peer, type(told.message).__name__
+    >>> (sent,) = hosts.called("a", msg.Host("", 0, 1, "the first", (0,)))
+    >>> sent.peer, type(sent.message).__name__
     ('b', 'Refused')
   """
 
@@ -89,9 +89,9 @@ class Hosts:
 
   def never_joined(self, run: str) -> NeverJoined:
     """The replicas of a run that have ended before they joined, if they never did."""
-    found = [gone for (name, _), gone in self._gone.items() if name == run]
+    reports = [gone for (name, _), gone in self._gone.items() if name == run]
     return NeverJoined(
-      tuple(replica for gone in found for replica in gone.replicas),
-      "; ".join(gone.given_up for gone in found if gone.given_up),
-      tuple(process for gone in found for process in gone.gone),
+      tuple(replica for gone in reports for replica in gone.replicas),
+      "; ".join(gone.given_up for gone in reports if gone.given_up),
+      tuple(process for gone in reports for process in gone.gone),
     )

@@ -65,56 +65,56 @@ class Meetings:
     self.lost(peer, "left", "it calls again")
     out: list[fx.Send] = []
     key = meet.run, meet.replica
-    found = self._meetings.get(key)
-    if meet.index >= meet.count or (found and found.count != meet.count):
-      others = "" if found is None else f", others of {found.count}"
+    meeting = self._meetings.get(key)
+    if meet.index >= meet.count or (meeting and meeting.count != meet.count):
+      others = "" if meeting is None else f", others of {meeting.count}"
       text = f"it is process {meet.index} of {meet.count}{others}"
       return [fx.Send(peer, msg.Parted(text))]
-    if found is not None and found.generation != meet.generation:
+    if meeting is not None and meeting.generation != meet.generation:
       if meet.generation:
         # Its replica has begun again, and it was not heard of for so long.
         text = "other processes of its replica have started again"
         return [fx.Send(peer, msg.Parted(text))]
       out += self._part(key, f"its process {meet.index} has started again")
-      found = None
-    if found is None:
-      found = _Meeting(meet.count, generation=meet.generation)
-      self._meetings[key] = found
-    elif meet.index in found.peers:
-      before = found.peers[meet.index]
+      meeting = None
+    if meeting is None:
+      meeting = _Meeting(meet.count, generation=meet.generation)
+      self._meetings[key] = meeting
+    elif meet.index in meeting.peers:
+      before = meeting.peers[meet.index]
       del self._where[before]
       text = f"another process {meet.index} of its replica has called"
       out.append(fx.Send(before, msg.Parted(text)))
-    found.here[meet.index], found.peers[meet.index] = meet, peer
+    meeting.here[meet.index], meeting.peers[meet.index] = meet, peer
     self._where[peer] = key, meet.index
-    return out + self._tell(found)
+    return out + self._notify(meeting)
 
   def lost(self, peer: Process, how: str, reason: str) -> list[fx.Send]:
     """A process is not connected any more; one that joins has "left"."""
     if peer not in self._where:
       return []
     key, index = self._where.pop(peer)
-    found = self._meetings[key]
-    del found.here[index], found.peers[index]
-    if not found.here:
+    meeting = self._meetings[key]
+    del meeting.here[index], meeting.peers[index]
+    if not meeting.here:
       del self._meetings[key]
-    elif found.generation and how != "left":
+    elif meeting.generation and how != "left":
       return self._part(key, f"its process {index} is lost ({how}: {reason})")
-    return self._tell(found)
+    return self._notify(meeting)
 
-  def _tell(self, found: _Meeting) -> list[fx.Send]:
-    """Tells those who wait who is missing, or where they meet."""
-    if found.generation:
+  def _notify(self, meeting: _Meeting) -> list[fx.Send]:
+    """Notifies those who wait of who is missing, or where they meet."""
+    if meeting.generation:
       return []
-    message: msg.Message = msg.Awaited(found.missing)
-    if not found.missing:
-      found.generation = found.peers[0]
-      message = msg.Met(found.generation, found.here[0].address)
-    return [fx.Send(peer, message) for peer in found.peers.values()]
+    message: msg.Message = msg.Awaited(meeting.missing)
+    if not meeting.missing:
+      meeting.generation = meeting.peers[0]
+      message = msg.Met(meeting.generation, meeting.here[0].address)
+    return [fx.Send(peer, message) for peer in meeting.peers.values()]
 
   def _part(self, key: _Key, why: str) -> list[fx.Send]:
     """The replica ends, with all of its processes."""
-    found = self._meetings.pop(key)
-    for peer in found.peers.values():
+    meeting = self._meetings.pop(key)
+    for peer in meeting.peers.values():
       del self._where[peer]
-    return [fx.Send(p, msg.Parted(why)) for p in found.peers.values()]
+    return [fx.Send(p, msg.Parted(why)) for p in meeting.peers.values()]

@@ -38,12 +38,12 @@ class Outbox:
     """Sends to a process."""
     self._effects.append(fx.Send(peer, message))
 
-  def tell(self, state: MemberState, message: Message) -> None:
+  def notify(self, state: MemberState, message: Message) -> None:
     """Sends to a member, if it is connected."""
     if state.is_connected:
       self.send(state.member.process, message)
 
-  def tell_all(self, states: Iterable[MemberState], message: Message) -> None:
+  def notify_all(self, states: Iterable[MemberState], message: Message) -> None:
     """Sends to those of several members that are connected; encoded once."""
     peers = tuple([s.member.process for s in states if s.is_connected])
     if peers:

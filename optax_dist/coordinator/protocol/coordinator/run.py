@@ -312,7 +312,7 @@ class Run:
     self._out.add(fx.Log("warning", text))
     if self._history.has_no_commits:
       stalled = msg.Stalled(self._steps.step, 0.0, text)
-      self._out.tell_all(self._members, stalled)
+      self._out.notify_all(self._members, stalled)
 
   def _is_of_one_program(self, hello: msg.Hello) -> bool:
     """Whether all replicas that there were are closed ones of a process's program.
@@ -372,7 +372,7 @@ class Run:
       # The entry `Joined` removes it.
       self._members.remove(old.member.incarnation)
       self._note_removed(old, False, "replaced")
-      self._out.tell(old, _taken(member.replica))
+      self._out.notify(old, _taken(member.replica))
       self._steps.removed(old, changed=False)
     for state in self._members.waiting():
       if state.leaving is not None:  # It may have what this one needs.
@@ -420,7 +420,7 @@ class Run:
     self._out.append(entry)
     self._note_removed(state, left, reason)
     if state.is_connected:
-      self._out.tell(state, entry)
+      self._out.notify(state, entry)
       self._out.add(
         fx.Disconnect(state.member.process, "it was removed from the run")
       )

@@ -67,8 +67,8 @@ class Snapshots:
     # From here on it is a reader of every round.
     state.applied = at_least
     to, source = state.member, server.member
-    self._out.tell(server, Serve(transfer, to.process, to.address, at_least))
-    self._out.tell(state, Fetch(transfer, source.process, source.address))
+    self._out.notify(server, Serve(transfer, to.process, to.address, at_least))
+    self._out.notify(state, Fetch(transfer, source.process, source.address))
 
   def serve_final(self, peer: Process, address: str, step: int) -> None:
     """Serves the final state to a replica that fell behind at the end."""
@@ -82,7 +82,7 @@ class Snapshots:
     """Asks a member to report when it has the state of a step."""
     if state.reported < step and state.is_connected:
       state.reported = step
-      self._out.tell(state, Report(step))
+      self._out.notify(state, Report(step))
 
   def ask_those_behind(self, step: int, nobody: bool) -> None:
     """Asks members for their steps, if they may be far behind.

@@ -78,12 +78,12 @@ class LeaseManager(Policy):
     self.state, leases = ledger.step(self.state, *events)
     for lease in leases:
       assert isinstance(lease.holder, int)
-      self._lend(lease.holder, lease.spans)
+      self._assign(lease.holder, lease.spans)
 
-  def _lend(self, incarnation: Incarnation, spans: Spans) -> None:
+  def _assign(self, incarnation: Incarnation, spans: Spans) -> None:
     """A member is to compute these samples, and no others."""
     if self._slots is not None:
-      self._slots.lend(incarnation, spans, self.now)
+      self._slots.assign(incarnation, spans, self.now)
     self._pending[incarnation] = None
 
   def announcements(self) -> list[Request]:
@@ -107,7 +107,7 @@ class LeaseManager(Policy):
       # Nobody has brought it yet, so this result may be the one that counts.
       self._step(ledger.Copy(incarnation, spans))
     else:
-      self._lend(incarnation, spans)
+      self._assign(incarnation, spans)
 
   def _leave_out(self, incarnation: Incarnation, spans: Spans) -> None:
     """A member need not compute these samples any more."""
@@ -123,12 +123,12 @@ class LeaseManager(Policy):
 
   def _out(self, incarnation: Incarnation) -> Spans:
     """The samples that a member may submit a gradient of."""
-    found = self.state.held.get(incarnation)
-    return found.out if found is not None else ()
+    held = self.state.held.get(incarnation)
+    return held.out if held is not None else ()
 
   def data(self, incarnation: Incarnation) -> Spans:
-    found = self.state.held.get(incarnation)
-    return found.inside if found is not None else ()
+    held = self.state.held.get(incarnation)
+    return held.inside if held is not None else ()
 
   def members_changed(self, state: quorum.State, lost: int) -> None:
     if self._slots is not None:
@@ -147,11 +147,11 @@ class LeaseManager(Policy):
     count = self._share(max(1, count))
     self._step(ledger.Claim(incarnation, lease, count))
     if incarnation not in self._pending:
-      self._lend(incarnation, self._out(incarnation))
+      self._assign(incarnation, self._out(incarnation))
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
     if self._slots is not None:
-      self._slots.lend(incarnation, (), self.now)
+      self._slots.assign(incarnation, (), self.now)
     self._step(ledger.Ask(incarnation, self._share(count)))
 
   def _share(self, count: int) -> int:
@@ -248,8 +248,8 @@ class LeaseManager(Policy):
       self._not_finite[replica] += gradients
 
   def swap(self) -> Incarnation | None:
-    found = ledger.swap(self.state)
-    return found if isinstance(found, int) else None
+    holder = ledger.swap(self.state)
+    return holder if isinstance(holder, int) else None
 
   def lost_samples(self, most: int | None) -> str:
     state, data = self.state, self.state.data

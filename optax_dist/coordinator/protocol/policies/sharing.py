@@ -79,10 +79,10 @@ class Sharing:
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """What a member was told to compute; empty for nothing."""
-    found = self._leases.get(incarnation)
-    return () if found is None else found.spans
+    lease = self._leases.get(incarnation)
+    return () if lease is None else lease.spans
 
-  def lend(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
+  def assign(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
     """A member is told to compute these slots, and no others."""
     self._leases.pop(incarnation, None)
     if spans:
@@ -92,14 +92,14 @@ class Sharing:
     self, incarnation: Incarnation, spans: Spans, now: float
   ) -> bool:
     """A member need not compute these; returns whether it was to compute some."""
-    found = self._leases.get(incarnation)
-    if found is None or not sp.overlap(spans, found.spans):
+    lease = self._leases.get(incarnation)
+    if lease is None or not sp.overlap(spans, lease.spans):
       return False
-    rest = sp.minus(found.spans, spans)
-    self.lend(incarnation, rest, found.since)
-    if not rest and now - found.since > self._pace(incarnation):
+    rest = sp.minus(lease.spans, spans)
+    self.assign(incarnation, rest, lease.since)
+    if not rest and now - lease.since > self._pace(incarnation):
       # Others were faster; it is at least as slow as this.
-      self._measure(incarnation, now - found.since)
+      self._measure(incarnation, now - lease.since)
     return True
 
   def brought(
@@ -113,10 +113,10 @@ class Sharing:
       compiled: seconds of it that programs were compiled.
       now: the time.
     """
-    found = self._leases.get(incarnation)
-    if found is not None and sp.overlap(spans, found.spans):
+    lease = self._leases.get(incarnation)
+    if lease is not None and sp.overlap(spans, lease.spans):
       del self._leases[incarnation]
-      seconds = now - found.since - compiled
+      seconds = now - lease.since - compiled
       self._measure(incarnation, seconds / (sp.size(spans) / self._unit))
 
   def _measure(self, incarnation: Incarnation, seconds: float) -> None:
@@ -134,15 +134,15 @@ class Sharing:
   ) -> dict[Incarnation, int]:
     """Begins a step: how many slots each member gets, so that it ends early."""
     self._leases.clear()
-    found = dict.fromkeys(members, 0)
-    paces = {i: self._pace(i) for i in found}
-    for _ in range(slots if found else 0):
-      found[min(found, key=lambda i: ((found[i] + 1) * paces[i], i))] += 1
-    for incarnation, number in found.items():
+    shares = dict.fromkeys(members, 0)
+    paces = {i: self._pace(i) for i in shares}
+    for _ in range(slots if shares else 0):
+      shares[min(shares, key=lambda i: ((shares[i] + 1) * paces[i], i))] += 1
+    for incarnation, number in shares.items():
       if not number and incarnation in self._paces:
         more = _OTHERS * (self._usual - paces[incarnation])
         self._paces[incarnation] += more
-    return found
+    return shares
 
   def by_pace(self, members: Iterable[Incarnation]) -> list[Incarnation]:
     """Members in order of their paces, the fastest first."""
@@ -195,5 +195,5 @@ class Sharing:
     return statistics.median_low(self._paces.values())
 
   def _pace(self, incarnation: Incarnation) -> float:
-    found = self._paces.get(incarnation)
-    return self._usual if found is None else found
+    pace = self._paces.get(incarnation)
+    return self._usual if pace is None else pace

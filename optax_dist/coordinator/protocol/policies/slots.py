@@ -65,9 +65,9 @@ class Slots:
     """What a member is to compute."""
     return self._sharing.lease(incarnation)
 
-  def lend(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
+  def assign(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
     """A member is to compute these, and no others."""
-    self._sharing.lend(incarnation, spans, now)
+    self._sharing.assign(incarnation, spans, now)
 
   def leave_out(
     self, incarnation: Incarnation, spans: Spans, now: float

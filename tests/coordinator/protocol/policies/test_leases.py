@@ -143,7 +143,7 @@ def test_a_step_is_shared_by_how_fast_its_members_are():
 def test_only_a_member_without_slots_moves_towards_the_mean_pace():
   sharing = Sharing(1, 16.0)
   for member, seconds in ((0, 1.0), (1, 3.0)):
-    sharing.lend(member, ((member, member + 1),), 0.0)
+    sharing.assign(member, ((member, member + 1),), 0.0)
     sharing.brought(member, ((member, member + 1),), 0.0, seconds)
   for _ in range(20):
     assert sharing.share((0, 1), 8) == {0: 6, 1: 2}
@@ -152,7 +152,7 @@ def test_only_a_member_without_slots_moves_towards_the_mean_pace():
 def test_compiling_does_not_make_a_member_a_slow_one():
   sharing = Sharing(1, 16.0)
   for member, compiled in ((0, 9.0), (1, 0.0)):
-    sharing.lend(member, ((member, member + 1),), 0.0)
+    sharing.assign(member, ((member, member + 1),), 0.0)
     slot = ((member, member + 1),)
     sharing.brought(member, slot, compiled, 1.0 + compiled)
   assert sharing.share((0, 1), 8) == {0: 4, 1: 4}
@@ -184,7 +184,7 @@ def test_an_idle_member_takes_what_another_one_has_not_begun():
 def test_the_fastest_of_the_idle_members_takes_them():
   sharing = Sharing(1, 16.0)
   for member, seconds in ((0, 2.0), (1, 1.0), (2, 3.0)):
-    sharing.lend(member, ((member, member + 1),), 0.0)
+    sharing.assign(member, ((member, member + 1),), 0.0)
     sharing.brought(member, ((member, member + 1),), 0.0, seconds)
   assert sharing.by_pace((0, 1, 2, 3)) == [1, 0, 3, 2]
 

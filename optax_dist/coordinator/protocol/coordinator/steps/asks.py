@@ -62,7 +62,7 @@ class Asks:
       asked = msg.RequestGradients(
         self._ruling.step, inside, ask.gradients, ask.lease
       )
-      self._out.tell(state, asked)
+      self._out.notify(state, asked)
 
   def call(self, step: int) -> None:
     """Calls all members that have no gradient in a step that begins."""
@@ -71,7 +71,7 @@ class Asks:
       for state in self._members
       if state.member.incarnation not in self._gradients.accepted
     ]
-    self._out.tell_all(others, msg.Call(step))
+    self._out.notify_all(others, msg.Call(step))
 
   def of_connected(
     self, tokens: dict[ReplicaId, int]
@@ -80,9 +80,9 @@ class Asks:
     if not tokens:
       return {}
     states = {state.member.replica: state for state in self._members}
-    found = {}
+    connected = {}
     for replica, count in tokens.items():
       state = states.get(replica)
       if state is not None and state.is_connected:
-        found[state.member.incarnation] = count
-    return found
+        connected[state.member.incarnation] = count
+    return connected

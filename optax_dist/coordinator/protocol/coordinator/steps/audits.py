@@ -34,8 +34,10 @@ def judge(
   what = f"gradient of micro-batch {verdict.slot} of step {step}"
   others = [name for name in names if name not in wrong]
   why = f"its {what} is not what replicas {others} have computed"
-  found: list[Consequence] = [Evict(i, why, wrong=True) for i in verdict.wrong]
-  return found or [
+  evictions: list[Consequence] = [
+    Evict(i, why, wrong=True) for i in verdict.wrong
+  ]
+  return evictions or [
     Fail(
       f"Replicas {names} have computed different values of the {what}, and no"
       " other replica is left to decide which is wrong. Resume from the last"

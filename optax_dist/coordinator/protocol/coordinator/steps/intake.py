@@ -221,12 +221,12 @@ class Intake:
     if self._is_fresh(local_step) and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
       finite = self._policy.may_accept(incarnation, message)
-      found, expected = len(message.payload), 0
+      size, expected = len(message.payload), 0
       if finite:
         before = self._policy.data(incarnation) if inside else ()
         expected = self._config.inline_size((*before, *message.data))
-      if finite and found != expected:
-        why = f"it sent a gradient of {found:,} bytes, not {expected:,}"
+      if finite and size != expected:
+        why = f"it sent a gradient of {size:,} bytes, not {expected:,}"
         self._consequences.append(Evict(incarnation, why))
         return
     ruling.apply(

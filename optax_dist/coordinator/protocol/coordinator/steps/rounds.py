@@ -154,7 +154,7 @@ class Rounds:
     )
     peers = tuple([state.member for state in states])
     self._early = Round(msg.Round(self._next(step, early=True), parts, peers))
-    self._out.tell_all(states, self._early.message)
+    self._out.notify_all(states, self._early.message)
 
   def void_early(self) -> None:
     """Somebody has gone, or a gradient won't come: another round follows."""
@@ -216,7 +216,7 @@ class Rounds:
     is_announced = self._members.have(step)
     self.current = Round(message, number, now, is_announced)
     if is_announced:
-      self._out.tell_all([*inside, *readers], message)
+      self._out.notify_all([*inside, *readers], message)
 
   def _readers(
     self, step: int, inside: set[int]
@@ -245,7 +245,7 @@ class Rounds:
     members = (*round_.message.peers, *round_.message.readers)
     states = [self._members.get(member.incarnation) for member in members]
     there = [state for state in states if state is not None]
-    self._out.tell_all(there, msg.Cancel(round_.id))
+    self._out.notify_all(there, msg.Cancel(round_.id))
 
   def reported(
     self, state: MemberState, message: msg.Done | msg.Failed, now: float

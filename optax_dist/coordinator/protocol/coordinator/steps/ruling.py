@@ -123,10 +123,10 @@ class Ruling:
       Whether any is.
     """
     # Of any other the log says what it is.
-    found = [r for r in replicas if r not in self.state.replicas]
-    for replica in found:
+    unknown = [r for r in replicas if r not in self.state.replicas]
+    for replica in unknown:
       self.apply(self._departure()(replica))
-    return bool(found)
+    return bool(unknown)
 
   def stop_expecting(self) -> None:
     """Counts replicas as lost that did not come to a new beginning."""

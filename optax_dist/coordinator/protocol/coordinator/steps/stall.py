@@ -89,11 +89,11 @@ class Stall:
     A step waits from then on, unless that is usual: who was slow has a single one
     that is stale.
     """
-    found = self._dropped.setdefault(incarnation, _Dropped(replica))
-    found.reasons[reason] += count
-    again = found.reasons.total() > count
+    record = self._dropped.setdefault(incarnation, _Dropped(replica))
+    record.reasons[reason] += count
+    again = record.reasons.total() > count
     if again or reason == quorum.Reason.NON_FINITE:
-      found.since = min(found.since, now)
+      record.since = min(record.since, now)
 
   def waits(self) -> None:
     """What was dropped counts: the step has begun."""
@@ -116,13 +116,13 @@ class Stall:
   def _text(self, state: quorum.State) -> str:
     """What is wrong with a step, and whom it waits for."""
     texts = [
-      f"replica {found.replica} delivered {count}"
+      f"replica {record.replica} delivered {count}"
       f" gradient{'s' if count > 1 else ''} that"
       f" {'are' if count > 1 else 'is'} {_FAULTS.get(reason, reason)}"
-      for found in self._dropped.values()
-      for reason, count in found.reasons.items()
+      for record in self._dropped.values()
+      for reason, count in record.reasons.items()
     ]
-    delivers = {found.replica for found in self._dropped.values()}
+    delivers = {record.replica for record in self._dropped.values()}
     missing = self._missing(state)
     waits = [
       f"{what}: replica {', '.join(map(str, replicas))}"
@@ -171,7 +171,7 @@ class Stall:
         journal_events.Stall(step, waited, missing, counts or None)
       )
       text = self._text(state)
-      self._out.tell_all(self._members, msg.Stalled(step, waited, text))
+      self._out.notify_all(self._members, msg.Stalled(step, waited, text))
     return ""
 
   def cannot_proceed(self, decision: quorum.CannotProceed) -> None:
@@ -182,4 +182,4 @@ class Stall:
       journal_events.CannotProceed(step, have, needed, missing, final)
     )
     if not final:
-      self._out.tell_all(self._members, msg.Stalled(step, 0.0, str(decision)))
+      self._out.notify_all(self._members, msg.Stalled(step, 0.0, str(decision)))

@@ -292,7 +292,9 @@ class Steps:
       message = arrival.message
       whole = not is_new or message.count == message.total
       count, sequence = asked or 1, message.sequence
-      self._out.tell(state, msg.Dropped(sequence, reason, count, lease, whole))
+      self._out.notify(
+        state, msg.Dropped(sequence, reason, count, lease, whole)
+      )
     self._out.note(
       journal_events.Drop(
         self.step,
@@ -339,7 +341,7 @@ class Steps:
           f"replica {name!r} can't exchange with replica {other.member.replica!r},"
           f" and the step needs both: {message.reason}"
         )
-        self._out.tell_all(self._members, msg.Stalled(self.step, 0.0, why))
+        self._out.notify_all(self._members, msg.Stalled(self.step, 0.0, why))
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
     if self.rounds.end(cancel=True) is None:
@@ -366,7 +368,7 @@ class Steps:
       tokens.clear()
     entry = made.entry
     self._out.append(entry)
-    self._out.tell_all(self._members, entry)
+    self._out.notify_all(self._members, entry)
     timings = [a.message.timings for a in made.arrivals]
     self._out.note(journal_events.committed(entry, timings))
     self._committed(entry, ended.holders if ended is not None else ())
