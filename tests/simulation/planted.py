@@ -122,7 +122,7 @@ FAULTS = (
     "a replica of another optimizer is let in",
     f"{_COORDINATOR}.comparison",
     "difference",
-    "name not in other or _compared(found) != _compared(text)",
+    "name not in other or _compared(value) != _compared(text)",
     "False",
   ),
   Planted(
@@ -212,8 +212,8 @@ FAULTS = (
     "a gradient of the right size is taken for one of another size",
     f"{_COORDINATOR}.steps.intake",
     "Intake._arrive",
-    "finite and found != expected",
-    "finite and found == expected",
+    "finite and size != expected",
+    "finite and size == expected",
   ),
   Planted(
     "A14",
