@@ -92,12 +92,10 @@ class Ours:
     self._wait(interface.ArraySent)
 
   def add_array(self, total):
-    into = None
-    if not self._lent:
-      if not self._into.size:
-        self._into = np.empty(_BYTES // 4, np.float32)
-      into = self._into.data
-    self._transport.expect(self.peer, self._next, _BYTES, into)
+    if not self._into.size:
+      self._into = np.empty(_BYTES // 4, np.float32)
+    into = self._into.data
+    self._transport.expect(self.peer, self._next, into, in_place=self._lent)
     got = self._wait(interface.ArrayReceived)
     total += np.frombuffer(got.data, np.float32)
     self._transport.release(self.peer, self._next)

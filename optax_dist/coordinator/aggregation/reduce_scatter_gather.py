@@ -1,10 +1,11 @@
 """Members average their gradients: reduce-scatter, then gather.
 
-Of k members each is pushed one slice of every gradient, averages it in the
-order of the round, and pushes the mean to all members and readers. A member
-moves 2P(k-1)/k bytes in each direction, plus a slice for each reader; a reader
-takes P in. Everything is pushed as soon as it is there, so a mean is two one-way
-trips away from the gradients.
+Of k members each averages one slice of every gradient, in the order of the round,
+and pushes the mean to all members and readers. A member moves 2P(k-1)/k bytes in
+each direction, plus a slice for each reader; a reader takes P in. Slices are cut
+into pieces that fit into a core's cache: one is averaged and pushed while the next
+ones are on their way. What comes first of a piece is received into the memory of
+its mean, and the others are added to it there.
 
 A failed round is kept until it is cancelled: if its transfers ended at once,
 peers that wait for the same bytes would consider this replica failed.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -31,9 +33,8 @@ from optax_dist.coordinator.protocol import (
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
-# Slices up to this many bytes together are averaged at once, in about a
-# millisecond; larger ones in the background, so that messages go on meanwhile.
-_AT_ONCE = 4 << 20
+# Bytes of a gradient that are averaged at once, in about a millisecond.
+PIECE = 4 << 20
 
 
 class Background(Protocol):
@@ -60,37 +61,41 @@ def transfer_id(kind: str, *names: object) -> int:
   return int.from_bytes(digest, "little") >> 1
 
 
-@dataclasses.dataclass
-class _Row:
-  """One encoded array of a member: its gradient, or a node of a tree.
-
-  Attributes:
-    id: of the transfers of its slices.
-    data: its bytes of this replica's slice, once they are here, perhaps in the
-      memory of that process; not used for this replica itself.
-  """
-
-  id: int
-  data: memoryview | None = None
-
-
-@dataclasses.dataclass
-class _Part:
-  """One member of a round, as seen by another.
+class _Member(NamedTuple):
+  """One member of a round.
 
   Attributes:
     incarnation: its membership.
     process: its process.
-    rows: what it adds to the sum: one array, or one for each of its nodes.
-    mean: the id of the transfers of its slice of the mean.
-    has_mean: whether its slice of the mean is here.
+    rows: what it adds to the sum: one array, or one for each node of a tree; as
+      numbers that count the arrays of all members.
   """
 
   incarnation: int
   process: str
-  rows: list[_Row]
-  mean: int
-  has_mean: bool = False
+  rows: range
+
+
+@dataclasses.dataclass
+class _Piece:
+  """A range of the mean that one member averages at once.
+
+  Attributes:
+    number: its place among all.
+    owner: the member that averages it.
+    elements: its first element, and the one after its last.
+    low: its first byte.
+    high: the byte after its last.
+    rows: of the piece that this replica averages: its bytes of each array that is
+      here, perhaps in the memory of another process.
+  """
+
+  number: int
+  owner: int
+  elements: tuple[int, int]
+  low: int
+  high: int
+  rows: dict[int, memoryview] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -100,13 +105,13 @@ class _Round:
   Attributes:
     id: its id.
     total: how the gradients are added up.
-    parts: their members, in order.
-    cuts: where slices begin and end, in elements.
-    me: which slice this replica averages; None for a reader.
-    mean: memory for the whole mean.
+    members: whose gradients they are, in order.
+    pieces: of the mean, in order.
+    me: which member this replica is; None for a reader.
+    mean: memory for the whole mean; None once nobody here needs it.
     readers: processes that fetch the mean besides.
+    missing: how many pieces of the mean are missing.
     gradient: this replica's own, until its slice is averaged.
-    averaging: whether another thread reads the gradients now.
     timed: since when it fails if nothing moves; None: it may wait for gradients
       that are still computed.
     answered: whether the core has its answer, or wants none any more.
@@ -114,15 +119,20 @@ class _Round:
 
   id: entries.RoundId
   total: Sum
-  parts: list[_Part]
-  cuts: tuple[int, ...]
+  members: list[_Member]
+  pieces: list[_Piece]
   me: int | None
-  mean: memoryview
+  mean: memoryview | None
   readers: list[str]
+  missing: int
   gradient: Gradient | None = None
-  averaging: bool = False
   timed: float | None = None
   answered: bool = False
+
+  @property
+  def own(self) -> list[_Piece]:
+    """The pieces that this replica averages."""
+    return [piece for piece in self.pieces if piece.owner == self.me]
 
 
 class _Transfer(NamedTuple):
@@ -130,16 +140,15 @@ class _Transfer(NamedTuple):
 
   Attributes:
     round: of which it is part.
-    at: of the other side in `parts`; of this replica for a slice of a mean
-      that is sent.
-    is_part: whether it is a slice of a gradient; otherwise of the mean.
-    row: which of the rows of the member, for what comes of a gradient.
+    member: the other side; this replica for a piece of the mean that is sent.
+    piece: which piece it is.
+    row: of which array of the sum; None for a piece of the mean.
   """
 
   round: _Round
-  at: int
-  is_part: bool
-  row: int = 0
+  member: int
+  piece: _Piece
+  row: int | None
 
 
 class Aggregations:
@@ -152,7 +161,6 @@ class Aggregations:
     self,
     transport: sockets.Transport,
     reducer: Reducer,
-    background: Background,
     limits: deadlines.Deadlines,
     answer: Callable[[inputs.Input], None],
     reach: Callable[[str], None] = lambda phase: None,
@@ -162,14 +170,12 @@ class Aggregations:
     Args:
       transport: connections to the others.
       reducer: averages the slices of this replica.
-      background: does what takes long.
       limits: how long a round may go on without a byte.
       answer: takes inputs for the protocol core.
       reach: called at each phase, "reduce_scatter" and "gather".
     """
     self._transport = transport
     self._reducer, self._place = reducer, reducer.place
-    self._background = background
     self._limits = limits
     self._answer = answer
     self._reach = reach
@@ -184,40 +190,52 @@ class Aggregations:
     round_ = self._made(effect)
     if gradient is None or effect.me is None:
       self._reach("gather")
-      for index in range(len(round_.parts)):
-        self._expect_mean(round_, index)
-      self._finish(round_)
-      return
-    round_.gradient = gradient
-    self._reach("reduce_scatter")
-    mine = round_.parts[effect.me]
-    first, last = self._slice(round_, effect.me)
-    for index, part in enumerate(round_.parts):
-      if part is mine:
-        continue
-      self._expect_mean(round_, index)
-      low, high = self._slice(round_, index)
-      for i, row in enumerate(mine.rows if low < high else ()):
-        data = gradient.parts(*self._within(i, low, high))
-        transfer = _Transfer(round_, index, True)
-        self._send(part.process, row.id, data, transfer)
-      for i, row in enumerate(part.rows):
-        if first < last:
-          transfer = _Transfer(round_, index, True, i)
-          self._expect(row.id, last - first, None, transfer)
+      for piece in round_.pieces:
+        self._expect_mean(round_, piece)
+    else:
+      round_.gradient = gradient
+      self._reach("reduce_scatter")
+      more = sum(round_.total.rows) - len(round_.members[effect.me].rows) - 1
+      size = sum(piece.high - piece.low for piece in round_.own)
+      spare = self._transport.allocate(max(0, more) * size)
+      for piece in round_.pieces:
+        if piece.owner == effect.me:
+          used = max(0, more) * (piece.high - piece.low)
+          self._expect_gradients(round_, piece, spare[:used])
+          spare = spare[used:]
         else:
-          row.data = memoryview(b"")
-    self._average(round_)
+          self._send_gradient(round_, piece, gradient)
+          self._expect_mean(round_, piece)
+      for piece in round_.own:
+        self._average(round_, piece)
+    self._finish(round_)
 
   def mean(self, round_: entries.RoundId) -> np.ndarray:
     """The bytes of a received mean."""
-    return np.frombuffer(self._rounds[round_].mean, np.uint8)
+    memory = self._rounds[round_].mean
+    assert memory is not None
+    return np.frombuffer(memory, np.uint8)
+
+  def applied(self, step: int) -> None:
+    """The state is that of a step: no mean before it is read here any more."""
+    for round_ in self._rounds.values():
+      # The memory of what is still sent stays until then.
+      if round_.id.step < step and not round_.missing:
+        round_.mean = None
 
   def drop(self, round_: entries.RoundId) -> None:
     """Executes `Release`: ends a round, whose mean may still be read."""
-    found = self._rounds.pop(round_, None)
-    if found is not None:
-      self._drop(found)
+    dropped = self._rounds.pop(round_, None)
+    if dropped is None:
+      return
+    dropped.answered = True
+    for key, transfer in list(self._transfers.items()):
+      if transfer.round is dropped:
+        process, number, _ = key
+        self._transport.cancel(process, number)
+        del self._transfers[key]
+    for piece in dropped.own:
+      self._give_back(dropped, piece)
 
   def handle(self, event: transports.Event) -> bool:
     """Handles an event of the transport; returns whether it was its own."""
@@ -228,20 +246,18 @@ class Aggregations:
         sending = event.sending
       case _:
         return False
-    found = self._transfers.pop((event.peer, event.transfer, sending), None)
-    if found is None:
+    transfer = self._transfers.pop((event.peer, event.transfer, sending), None)
+    if transfer is None:
       return False
-    round_ = found.round
-    if found.is_part and round_.timed is not None:
-      # A slice of a gradient has moved, without which there is no mean.
+    round_, is_part = transfer.round, transfer.row is not None
+    if is_part and round_.timed is not None:
+      # A piece of a gradient has moved, without which there is no mean.
       round_.timed = self._transport.now()
     if isinstance(event, transports.ArrayReceived):
-      self._received(found, event.data)
-    # A replica that lacks a slice of the mean reports it itself.
-    elif isinstance(event, transports.ArrayFailed) and (
-      found.is_part or not sending
-    ):
-      who = round_.parts[found.at].incarnation
+      self._received(transfer, event.data)
+    # A replica that lacks a piece of the mean reports it itself.
+    elif isinstance(event, transports.ArrayFailed) and (is_part or not sending):
+      who = round_.members[transfer.member].incarnation
       text = f"{'to' if sending else 'from'} it: {event.reason}"
       self._fail(round_, who, text)
     return True
@@ -250,29 +266,29 @@ class Aggregations:
     """Gives up transfers without progress; to be called often."""
     now = self._transport.now()
     for round_ in self._rounds.values():
-      if round_.timed is None or round_.answered or round_.averaging:
+      if round_.timed is None or round_.answered:
         continue
       mine = [
-        (key, found)
-        for key, found in self._transfers.items()
-        if found.round is round_
+        (key, transfer)
+        for key, transfer in self._transfers.items()
+        if transfer.round is round_
       ]
-      # Slices of the mean can come only once the gradients have moved.
-      is_part = any(found.is_part for _, found in mine)
+      # Pieces of the mean can come only once the gradients have moved.
+      is_part = any(transfer.row is not None for _, transfer in mine)
       what, most = "slice of the mean", self._limits.mean
       if is_part:
         what, most = "gradient", self._limits.transfer
       idle: dict[int, float] = {}
-      for (process, number, sending), found in mine:
-        if found.is_part == is_part and not sending:
+      for (process, number, sending), transfer in mine:
+        if (transfer.row is not None) == is_part and not sending:
           seconds = self._transport.idle(process, number) or 0.0
-          # The rows of a member come in turns.
-          since = idle.get(found.at, now - round_.timed)
-          idle[found.at] = min(seconds, since)
-      for at, seconds in idle.items():
+          # The pieces of a member come one after the other.
+          since = idle.get(transfer.member, now - round_.timed)
+          idle[transfer.member] = min(seconds, since)
+      for member, seconds in idle.items():
         if seconds > most:
           text = f"no byte of its {what} came for {seconds:.1f} s"
-          self._fail(round_, round_.parts[at].incarnation, text)
+          self._fail(round_, round_.members[member].incarnation, text)
 
   # Helpers.
 
@@ -281,39 +297,38 @@ class Aggregations:
       if peer.process != self._transport.name:
         self._transport.connect(peer.process, peer.address)
     total = self._reducer.sum_of(effect.parts)
+    members: list[_Member] = []
+    first = 0
+    for peer, count in zip(effect.peers, total.rows, strict=True):
+      rows = range(first, first := first + count)
+      members.append(_Member(peer.incarnation, peer.process, rows))
+    pieces = self._pieces(len(members))
     made = _Round(
       effect.round,
       total,
-      [
-        _Part(
-          peer.incarnation,
-          peer.process,
-          [
-            _Row(transfer_id("part", effect.round, peer.incarnation, i))
-            for i in range(rows)
-          ],
-          transfer_id("mean", effect.round, peer.incarnation),
-        )
-        for peer, rows in zip(effect.peers, total.rows, strict=True)
-      ],
-      self._place.cuts(len(effect.parts)),
+      members,
+      pieces,
       effect.me,
       self._transport.allocate(self._place.nbytes),
       [peer.process for peer in effect.readers],
+      len(pieces),
     )
     if not effect.round.early:
       made.timed = self._transport.now()
     self._rounds[effect.round] = made
     return made
 
-  def _within(self, row: int, low: int, high: int) -> tuple[int, int]:
-    """A slice's bytes in a row of the own gradient."""
-    start = row * self._place.nbytes
-    return start + low, start + high
-
-  def _slice(self, round_: _Round, index: int) -> tuple[int, int]:
-    cuts = round_.cuts
-    return self._place.bytes_of(cuts[index], cuts[index + 1])
+  def _pieces(self, members: int) -> list[_Piece]:
+    """The pieces of the mean that are not empty: as many for each member."""
+    each = max(1, -(-self._place.nbytes // (members * PIECE)))
+    cuts = self._place.cuts(members * each)
+    pieces = []
+    for number, elements in enumerate(itertools.pairwise(cuts)):
+      low, high = self._place.bytes_of(*elements)
+      if low < high:
+        owner = number // each
+        pieces.append(_Piece(number, owner, elements, low, high))
+    return pieces
 
   def _send(
     self,
@@ -325,108 +340,109 @@ class Aggregations:
     self._transfers[to, number, True] = transfer
     self._transport.send_array(to, number, data)
 
-  def _expect(
-    self,
-    number: int,
-    nbytes: int,
-    into: memoryview | None,
-    transfer: _Transfer,
-  ) -> None:
-    process = transfer.round.parts[transfer.at].process
+  def _expect(self, number: int, into: memoryview, transfer: _Transfer) -> None:
+    process = transfer.round.members[transfer.member].process
     self._transfers[process, number, False] = transfer
-    self._transport.expect(process, number, nbytes, into)
+    # A mean is one array: its pieces are copied.
+    in_place = transfer.row is not None
+    self._transport.expect(process, number, into, in_place)
 
-  def _expect_mean(self, round_: _Round, index: int) -> None:
-    low, high = self._slice(round_, index)
-    part = round_.parts[index]
-    if low == high:
-      part.has_mean = True
-      return
-    transfer = _Transfer(round_, index, False)
-    self._expect(part.mean, high - low, round_.mean[low:high], transfer)
+  def _send_gradient(
+    self, round_: _Round, piece: _Piece, gradient: Gradient
+  ) -> None:
+    """Sends a piece of the own gradient to the member that averages it."""
+    assert round_.me is not None
+    for row in round_.members[round_.me].rows:
+      data = gradient.parts(*self._within(round_, piece, row))
+      transfer = _Transfer(round_, piece.owner, piece, row)
+      number = _part_id(round_, piece, row)
+      self._send(round_.members[piece.owner].process, number, data, transfer)
+
+  def _within(self, round_: _Round, piece: _Piece, row: int) -> tuple[int, int]:
+    """The bytes of a piece in the own gradient, whose rows follow each other."""
+    assert round_.me is not None
+    start = (row - round_.members[round_.me].rows.start) * self._place.nbytes
+    return start + piece.low, start + piece.high
+
+  def _expect_gradients(
+    self, round_: _Round, piece: _Piece, spare: memoryview
+  ) -> None:
+    """Expects a piece that this replica averages, of all other members.
+
+    Args:
+      round_: the round.
+      piece: the piece.
+      spare: memory for all but the first of them.
+    """
+    assert round_.mean is not None
+    # The first is one of the first two rows, of which the sum is written there.
+    into, size = round_.mean[piece.low : piece.high], piece.high - piece.low
+    for index, member in enumerate(round_.members):
+      for row in member.rows if index != round_.me else ():
+        number = _part_id(round_, piece, row)
+        self._expect(number, into, _Transfer(round_, index, piece, row))
+        into, spare = spare[:size], spare[size:]
+
+  def _expect_mean(self, round_: _Round, piece: _Piece) -> None:
+    assert round_.mean is not None
+    into = round_.mean[piece.low : piece.high]
+    number = _mean_id(round_, piece)
+    self._expect(number, into, _Transfer(round_, piece.owner, piece, None))
 
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
-    part = transfer.round.parts[transfer.at]
-    if transfer.is_part:
-      part.rows[transfer.row].data = data
-      self._average(transfer.round)
+    round_, piece = transfer.round, transfer.piece
+    if transfer.row is None:
+      round_.missing -= 1
+      self._finish(round_)
     else:
-      part.has_mean = True
-      self._finish(transfer.round)
+      piece.rows[transfer.row] = data
+      self._average(round_, piece)
 
-  def _average(self, round_: _Round) -> None:
-    """Averages the own slice once it is here of all gradients."""
-    assert round_.me is not None
-    members, mine = round_.parts, round_.parts[round_.me]
-    if round_.answered or round_.averaging or mine.has_mean:
-      return
-    others = [member for member in members if member is not mine]
-    if any(row.data is None for member in others for row in member.rows):
-      return
-    assert round_.gradient is not None
-    start, stop = round_.cuts[round_.me : round_.me + 2]
-    first, last = self._slice(round_, round_.me)
-    out = np.frombuffer(round_.mean, np.uint8)[first:last]
-    gradients = [
-      round_.gradient.read(*self._within(i, first, last))
-      if row.data is None
-      else np.frombuffer(row.data, np.uint8)
-      for member in members
-      for i, row in enumerate(member.rows)
-    ]
-
-    def work() -> None:
-      if start < stop:
-        self._reducer.slice(round_.total, gradients, start, stop, out)
-
-    round_.averaging = True
-    if sum(g.nbytes for g in gradients) <= _AT_ONCE:
-      work()
-      self._averaged(round_)
-    else:
-      self._background(work, lambda: self._averaged(round_))
-
-  def _averaged(self, round_: _Round) -> None:
-    """The slice of the mean is there."""
-    round_.averaging = False
-    self._give_back(round_)
+  def _average(self, round_: _Round, piece: _Piece) -> None:
+    """Averages a piece once it is here of all gradients, and pushes its mean."""
     if round_.answered:
       return
-    self._push(round_)
     assert round_.me is not None
-    round_.parts[round_.me].has_mean = True
+    assert round_.mean is not None
+    assert round_.gradient is not None
+    own = round_.members[round_.me].rows
+    rows = sum(round_.total.rows)
+    if len(piece.rows) + len(own) < rows:
+      return
+    gradients = [
+      round_.gradient.read(*self._within(round_, piece, row))
+      if row in own
+      else np.frombuffer(piece.rows[row], np.uint8)
+      for row in range(rows)
+    ]
+    memory = round_.mean[piece.low : piece.high]
+    out = np.frombuffer(memory, np.uint8)
+    self._reducer.slice(round_.total, gradients, *piece.elements, out)
+    del gradients
+    self._give_back(round_, piece)
+    self._reach("gather")
+    processes = [m.process for m in round_.members if m.rows is not own]
+    for process in (*processes, *round_.readers):
+      transfer = _Transfer(round_, round_.me, piece, None)
+      self._send(process, _mean_id(round_, piece), [memory], transfer)
+    round_.missing -= 1
     self._finish(round_)
 
-  def _push(self, round_: _Round) -> None:
-    """Sends the averaged slice to all that need it."""
-    assert round_.me is not None
-    mine = round_.parts[round_.me]
-    low, high = self._slice(round_, round_.me)
-    if low == high:
-      return
-    number = mine.mean
-    others = [p.process for p in round_.parts if p is not mine]
-    self._reach("gather")
-    for process in (*others, *round_.readers):
-      transfer = _Transfer(round_, round_.me, False)
-      self._send(process, number, [round_.mean[low:high]], transfer)
-
-  def _give_back(self, round_: _Round) -> None:
-    """Ends reading all gradients."""
-    round_.gradient = None
-    for part in round_.parts:
-      for row in part.rows:
-        if row.data:
-          row.data = None
-          self._transport.release(part.process, row.id)
+  def _give_back(self, round_: _Round, piece: _Piece) -> None:
+    """Ends reading the gradients of others."""
+    rows, piece.rows = piece.rows, {}
+    for member in round_.members:
+      for row in member.rows:
+        if row in rows:
+          number = _part_id(round_, piece, row)
+          self._transport.release(member.process, number)
 
   def _finish(self, round_: _Round) -> None:
-    if not round_.answered and self._has_mean(round_):
-      round_.answered = True
-      self._answer(messages.Done(round_.id))
-
-  def _has_mean(self, round_: _Round) -> bool:
-    return all(part.has_mean for part in round_.parts)
+    if round_.missing == 0:
+      round_.gradient = None
+      if not round_.answered:
+        round_.answered = True
+        self._answer(messages.Done(round_.id))
 
   def _fail(self, round_: _Round, failed_replica: int, reason: str) -> None:
     if not round_.answered:
@@ -434,12 +450,10 @@ class Aggregations:
       failed = messages.Failed(round_.id, failed_replica, reason)
       self._answer(failed)
 
-  def _drop(self, round_: _Round) -> None:
-    round_.answered = True
-    for key, transfer in list(self._transfers.items()):
-      if transfer.round is round_:
-        process, number, _ = key
-        self._transport.cancel(process, number)
-        del self._transfers[key]
-    if not round_.averaging:
-      self._give_back(round_)
+
+def _part_id(round_: _Round, piece: _Piece, row: int) -> int:
+  return transfer_id("part", round_.id, row, piece.number)
+
+
+def _mean_id(round_: _Round, piece: _Piece) -> int:
+  return transfer_id("mean", round_.id, piece.number)

@@ -100,7 +100,7 @@ class Snapshots:
     self._transport.connect(message.source, message.address)
     # Into separate memory, which the state may keep using.
     memory = memoryview(bytearray(self._nbytes))
-    self._transport.expect(*key, self._nbytes, memory)
+    self._transport.expect(*key, memory)
 
   def take(self, transfer: int) -> np.ndarray:
     """The bytes of a fetched state, once."""

@@ -66,7 +66,6 @@ class Arrays:
     self._aggregations = reduce_scatter_gather.Aggregations(
       transport,
       reducer,
-      background,
       deadlines,
       self._answered,
       lambda phase: phases.reach(phase, replica),
@@ -156,6 +155,11 @@ class Arrays:
       dict(effect.hyperparams),
       reused=not is_inline,
     )
+
+  def publish(self, effect: fx.Publish) -> None:
+    """Executes `Publish`."""
+    self.states.publish(effect.step)
+    self._aggregations.applied(effect.step)
 
   def restore(self, effect: fx.Restore) -> None:
     """Executes `Restore`."""

@@ -311,7 +311,7 @@ class Driver:
     self.inbox.run_id = entries.run_id(effect.nonce)
 
   def _publish(self, effect: fx.Publish) -> None:
-    self.arrays.states.publish(effect.step)
+    self.arrays.publish(effect)
     self._notify(inbox.Published(self.arrays.states.published, effect.save))
     phases.reach("applied", self._replica)
 

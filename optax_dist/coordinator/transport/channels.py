@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 # From linux/tcp.h; Python does not define them.
 _THIN_LINEAR_TIMEOUTS, _RTO_MAX_MS = 16, 44
-_UNSENT = 256 << 10  # In the kernel: a small message may have to wait for it.
+# Bytes in the kernel that were not sent yet; small messages have to wait for them.
+_UNSENT = 2 << 20
 _JOINED = 16 << 10  # The size of a TLS record.
 
 Buffers: TypeAlias = Sequence[memoryview | bytes]

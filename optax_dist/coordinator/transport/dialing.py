@@ -1,18 +1,26 @@
-"""Attempts to reach a peer: which endpoint comes next, and when it is lost.
+"""Connects to peers: which endpoint comes next, and when a peer is given up.
 
-Endpoints are tried in their order, then again after a pause. There are no
-sockets here; the only thread looks up host names, or asks where a peer is by now,
-since that may take long.
+Endpoints are tried in their order, one at a time, then again after a pause. The
+only thread looks up host names, or asks where a peer is by now, since that may
+take long.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from optax_dist.coordinator.transport import addresses, handshake, interface
+from optax_dist.coordinator.transport.links import Link, Memory
+from optax_dist.coordinator.transport.poller import WRITE, Poller
 
 _PAUSES = (0.05, 0.3)  # Shortest and longest pause between rounds.
+# Seconds until a peer that has refused is called again: it needs new certificates.
+_REFUSED_PAUSE = 1.0
 
 
 class Dial:
@@ -143,3 +151,174 @@ class Dial:
       looked_up()
 
     threading.Thread(target=look, name="optax-dist-dns", daemon=True).start()
+
+
+class Dialer:
+  """The peers to which this process connects, and the attempts under way."""
+
+  def __init__(
+    self,
+    identity: handshake.Identity,
+    limits: interface.Limits,
+    poller: Poller,
+    now: Callable[[], float],
+    memories: dict[str, Memory],
+    lost: Callable[[str, interface.How, str], None],
+  ):
+    """Starts without any.
+
+    Args:
+      identity: who this process is.
+      limits: bounds on time.
+      poller: waits for sockets.
+      now: the transport's clock.
+      memories: what is known of peers.
+      lost: called when a peer is given up; calls `stop`.
+    """
+    self._identity, self._limits = identity, limits
+    self._poller, self._now, self._lost = poller, now, lost
+    self._memories = memories
+    self._dials: dict[str, Dial] = {}
+    # Attempts that are under way.
+    self._links: dict[str, Link] = {}
+    # When to call those again that have refused.
+    self._refused: dict[str, float] = {}
+
+  def dial(
+    self,
+    peer: str,
+    ways: Sequence[addresses.Endpoint] | Callable[[], str],
+    key: bytes | None,
+    met: bool,
+  ) -> None:
+    """Starts to connect to a peer.
+
+    Args:
+      peer: name of the peer.
+      ways: its endpoints, or what finds its address.
+      key: of its run, if it belongs to another one.
+      met: whether it is known to have listened there; so is who was connected.
+    """
+    now, met = self._now(), met or peer in self._memories
+    dial = Dial(ways, now, now + self._limits.connect, key, met)
+    dial.at = max(now, self._refused.pop(peer, now))
+    self._dials[peer] = dial
+
+  def stop(self, peer: str, kept: Link | None = None) -> None:
+    """Stops dialing a peer; closes the attempt under way, if it is not kept."""
+    self._dials.pop(peer, None)
+    link = self._links.pop(peer, None)
+    if link is not None and link is not kept:
+      link.close()
+
+  def trouble(self, peer: str) -> str:
+    """Why a peer is not connected yet; "" if nothing is known."""
+    dial, link = self._dials.get(peer), self._links.get(peer)
+    if dial is None:
+      return ""
+    if link is not None and link.channel is not None:
+      return link.explain_silence()
+    return dial.reason
+
+  def due(self) -> float:
+    """When to call `check` at the latest."""
+    times = [dial.until for dial in self._dials.values()]
+    times += [link.until for link in self._links.values()]
+    times += [d.at for p, d in self._dials.items() if p not in self._links]
+    return min(times, default=float("inf"))
+
+  def check(self, now: float) -> None:
+    """Begins the attempts that are due, and gives up those that took too long."""
+    for link in list(self._links.values()):
+      if now >= link.until:
+        self.failed(link, "broken", link.explain_silence())
+    for peer, dial in list(self._dials.items()):
+      if now >= dial.until:
+        within = f"no connection within {self._limits.connect:g} s"
+        self._lost(peer, "unreachable", f"{within}; last: {dial.reason}")
+      elif now >= dial.at and peer not in self._links:
+        self._attempt(peer, dial)
+
+  def failed(self, link: Link, how: interface.How, reason: str) -> None:
+    """An attempt has failed: another one follows, or the peer is lost."""
+    link.close()
+    if self._links.get(link.peer) is link:
+      del self._links[link.peer]
+      self._again(link.peer, self._dials[link.peer], how, reason)
+
+  def unconnected(self, link: Link, code: int) -> None:
+    """The socket of an attempt could not be connected."""
+    if code == errno.ECONNREFUSED:
+      self._dials[link.peer].refusals += 1
+    reason = f"{link.endpoint}: {os.strerror(code)}"
+    self.failed(link, "unreachable", reason)
+
+  def close(self) -> None:
+    """Closes the sockets of all attempts, without a word."""
+    for link in self._links.values():
+      link.sock.close()
+
+  def _attempt(self, peer: str, dial: Dial) -> None:
+    try:
+      way = dial.way(self._poller.wake)
+    except handshake.Refused as error:
+      self._again(peer, dial, error.how, str(error))
+      return
+    except LookupError as error:
+      self._again(peer, dial, "unreachable", str(error))
+      return
+    if way is None:
+      return
+    try:
+      link, code = self._connect(peer, dial, way)
+    except (OSError, TypeError, ValueError) as error:
+      # None can be this place, no IPv6 here, or out of descriptors or memory.
+      self._again(peer, dial, "unreachable", f"{way}: {error}")
+      return
+    self._links[peer] = link
+    if code == errno.EAGAIN and link.is_local:
+      self.failed(link, "unreachable", f"{way}: its backlog is full")
+    elif code not in (0, errno.EINPROGRESS):
+      self.unconnected(link, code)
+
+  def _connect(
+    self, peer: str, dial: Dial, way: addresses.Endpoint
+  ) -> tuple[Link, int]:
+    """Begins an attempt; returns it, and the error code of `connect`."""
+    place: Any = "\0" + way.unix
+    family = socket.AF_UNIX
+    if not way.unix:
+      (ip,) = addresses.resolve(way.host)  # It is one already.
+      family, place = ip.family, ip.place(way.port)
+    elif not addresses.has_unix():
+      raise ValueError("this system has no abstract Unix sockets")
+    memory = self._memories.get(peer)
+    shake = handshake.Handshake(
+      dial.key or self._identity.key,
+      self._identity.name,
+      peer,
+      handshake.NO_SESSION if memory is None else memory.last,
+    )
+    # With several endpoints left, none may use up all the time.
+    now = self._now()
+    share = min((dial.until - now) / 2, self._limits.handshake)
+    until = now + max(0.5, share)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    link = Link(sock, WRITE, shake, until, self._poller, self._now)
+    link.peer, link.endpoint = peer, way
+    try:
+      return link, sock.connect_ex(place)
+    except BaseException:
+      link.close()
+      raise
+
+  def _again(
+    self, peer: str, dial: Dial, how: interface.How, reason: str
+  ) -> None:
+    loss = dial.failed(how, reason, self._now())
+    if loss is not None:
+      if loss[0] == "refused":
+        now = self._now()
+        waits = {p: at for p, at in self._refused.items() if at > now}
+        self._refused = waits | {peer: now + _REFUSED_PAUSE}
+      self._lost(peer, *loss)

@@ -17,6 +17,7 @@ There are no sockets here: bytes in, bytes out.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import secrets
@@ -45,6 +46,23 @@ class Refused(ConnectionError):
   def __init__(self, reason: str, how: Literal["refused", "ended"] = "refused"):
     super().__init__(reason)
     self.how = how
+
+
+@dataclasses.dataclass
+class Identity:
+  """Who a process is.
+
+  Attributes:
+    name: its name.
+    key: of its run: who has another one is refused.
+    signs: whether frames are signed where they are not encrypted.
+    server: the name of a process to which only this one connects; "" for none.
+  """
+
+  name: str
+  key: bytes
+  signs: bool = False
+  server: str = ""
 
 
 class Keys(NamedTuple):

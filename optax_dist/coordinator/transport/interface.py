@@ -121,9 +121,9 @@ class ArrayReceived:
   Attributes:
     peer: its sender.
     transfer: its transfer id.
-    data: its bytes: the memory passed to `Transport.expect`, or, if there was
-      none, read-only memory of the transport's choice. It may be the sender's
-      own, which stays as it is until `Transport.release`.
+    data: its bytes: the memory passed to `Transport.expect`; or, read in place,
+      read-only memory of the sender, which stays as it is until
+      `Transport.release`.
   """
 
   peer: str

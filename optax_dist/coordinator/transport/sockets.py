@@ -111,13 +111,11 @@ class Transport:
     self._pool = shared_memory.Pool()
     # For peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
+    self._identity = handshake.Identity(name, key, bool(secret), server)
     self._connections = connections.Connections(
-      name,
-      key,
-      bool(secret),
+      self._identity,
       listeners,
       contexts,
-      server,
       self._limits,
       self.now,
       self._up,
@@ -131,7 +129,7 @@ class Transport:
     Args:
       run: the run's nonce.
     """
-    self._connections.key = handshake.job_key(self._secret, run)
+    self._identity.key = handshake.job_key(self._secret, run)
 
   def connect(
     self,
@@ -170,7 +168,7 @@ class Transport:
         return
       key = None if run is None else handshake.job_key(self._secret, run)
       self._sessions[peer] = self._new_session(peer)
-      self._connections.dial(peer, ways, key, met)
+      self._connections.dialer.dial(peer, ways, key, met)
 
   def disconnect(self, peer: str, reason: str = "") -> None:
     """Says goodbye once the messages sent before have been written.
@@ -181,10 +179,10 @@ class Transport:
     self._check_open()
     if peer not in self._sessions:
       return
-    found = self._forget(peer)
-    found.say_goodbye(reason)
-    if not self._connections.leave(peer):
-      found.close()
+    session_ = self._forget(peer)
+    session_.say_goodbye(reason)
+    if not self._connections.drain_and_close(peer):
+      session_.close()
 
   def allow(self, peer: str, silence: liveness.Rule) -> None:
     """Sets how long a connected peer may be silent, in place of the limits.
@@ -206,7 +204,7 @@ class Transport:
 
   def trouble(self, peer: str) -> str:
     """Why a peer is not connected yet; "" if nothing is known."""
-    return self._connections.trouble(peer)
+    return self._connections.dialer.trouble(peer)
 
   def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
     """Sends a message; its parts are copied, and may be reused.
@@ -222,11 +220,11 @@ class Transport:
       ValueError: it is larger than `MAX_MESSAGE`.
     """
     self._check_open()
-    found = self._sessions.get(peer)
-    if found is None:
+    session_ = self._sessions.get(peer)
+    if session_ is None:
       return False
-    found.send(payload)
-    if found.backlog > self._limits.max_queued:
+    session_.send(payload)
+    if session_.frames.backlog > self._limits.max_queued:
       most = f"{self._limits.max_queued:,}"
       self._lose(peer, "overflow", f"more than {most} bytes wait for it")
       return False
@@ -259,57 +257,59 @@ class Transport:
       data: contiguous bytes, which are not copied, or parts of the array that
         are.
     """
-    found = self._session(peer, transfer)
-    if found is None:
+    session_ = self._session(peer, transfer)
+    if session_ is None:
       self._not_connected(peer, transfer, True)
       return
-    found.send_array(transfer, data)
+    session_.sending.send(transfer, data)
     self._connections.to_write(peer)
 
   def expect(
     self,
     peer: str,
     transfer: int,
-    nbytes: int,
-    into: interface.Buffer | None = None,
+    into: interface.Buffer,
+    in_place: bool = False,
   ) -> None:
     """Expects an array; ends in one `ArrayReceived` or `ArrayFailed`.
 
     Args:
       peer: its sender.
       transfer: its transfer id.
-      nbytes: its size; an array of another size fails.
-      into: contiguous writable memory of `nbytes` bytes for the result. None:
-        wherever it is cheapest, which for near peers is where it already is.
+      into: contiguous writable memory for the result; an array of another size
+        fails.
+      in_place: whether it may be read where the sender has it, if it is near,
+        until `release`; `into` is not written to then.
     """
-    found = self._session(peer, transfer)
-    if found is None:
+    session_ = self._session(peer, transfer)
+    if session_ is None:
       self._not_connected(peer, transfer, False)
       return
-    found.expect(transfer, nbytes, into)
+    session_.receiving.expect(transfer, into, in_place)
     self._connections.to_write(peer)
 
   def pending(self) -> int:
     """How many arrays are sent or expected; callable from any thread."""
-    return sum(found.pending() for found in list(self._sessions.values()))
+    sessions = list(self._sessions.values())
+    return sum(len(s.sending) + len(s.receiving) for s in sessions)
 
   def idle(self, peer: str, transfer: int) -> float | None:
     """Seconds since the last byte of an expected array, or since it was expected.
 
     By `now`; None if no such array is expected.
     """
-    found = self._sessions.get(peer)
-    return found.idle(transfer) if found else None
+    session_ = self._sessions.get(peer)
+    return session_.receiving.idle(transfer) if session_ else None
 
   def release(self, peer: str, transfer: int) -> None:
-    """Stops reading an `ArrayReceived` for which no memory was given.
+    """Stops reading an `ArrayReceived` that is read in place.
 
     Call it after the last access to its bytes: its sender may then use the memory
     again. It does not if the connection is lost before.
     """
-    found = self._sessions.get(peer)
-    if found is not None:
-      found.release(transfer)
+    session_ = self._sessions.get(peer)
+    if session_ is not None:
+      session_.receiving.release(transfer)
       self._connections.to_write(peer)
 
   def cancel(self, peer: str, transfer: int) -> None:
@@ -319,9 +319,9 @@ class Transport:
     peer the transfer fails, now or when it starts, unless the whole array is on
     its way.
     """
-    found = self._session(peer, transfer)
-    if found is not None:
-      found.cancel(transfer)
+    session_ = self._session(peer, transfer)
+    if session_ is not None:
+      session_.cancel(transfer)
       self._connections.to_write(peer)
 
   def poll(self, timeout: float | None) -> list[interface.Event]:
@@ -342,9 +342,9 @@ class Transport:
       self._connections.run_once(now if self._events else end)
       now = self.now()
       done = end is not None and now >= end
-      if self._events or self._connections.woken or done:
+      if self._events or self._connections.poller.woken or done:
         self.flush()
-        self._connections.woken = False
+        self._connections.poller.woken = False
         events, self._events = self._events, []
         return events
 
@@ -357,7 +357,7 @@ class Transport:
 
   def wake(self) -> None:
     """Makes the current `poll`, or else the next one, return at once."""
-    self._connections.wake()
+    self._connections.poller.wake()
 
   def close(self, reason: str = "") -> None:
     """Says goodbye to all peers without waiting, and frees all resources."""
@@ -379,7 +379,7 @@ class Transport:
     return self._sessions[peer]
 
   def _lose(self, peer: str, how: interface.How, reason: str) -> None:
-    self._connections.cut(peer)
+    self._connections.close_peer(peer)
     self._sessions.pop(peer).close(f"{peer!r} is lost: {reason}")
     self._events.append(interface.PeerLost(peer, how, reason))
 

@@ -30,7 +30,8 @@ from optax_dist.coordinator.protocol import (
 )
 from optax_dist.coordinator.transport import (
   connections,
-  session,
+  links,
+  sending,
   shared_memory,
 )
 from tests.coordinator.transport import worlds
@@ -55,7 +56,6 @@ class DtypeBuffer:
     slots=None,
   ):
     self.members, self.slots = members, slots
-    self.work = []
     names = [f"p{i}" for i in range(members + readers)]
     self.late = 0.0  # Seconds by which the clocks of all are ahead.
     self.sides = [
@@ -109,21 +109,12 @@ class DtypeBuffer:
     quiet = 0
     while quiet < 10:
       quiet += 1
-      if self.work:
-        quiet = 0
-      work, self.work = self.work, []
-      for do, done in work:
-        do()
-        done()
       for index, side in enumerate(self.sides):
         if index in without:
           continue
         for event in side.transport.poll(0):
           quiet = 0
           side.all.handle(event)
-
-  def background(self, work, done):
-    self.work.append((work, done))
 
 
 class Side:
@@ -164,7 +155,6 @@ class Side:
     self.all = aggregation.Aggregations(
       self.transport,
       reducer.Reducer(self.place, data),
-      group.background,
       deadlines.of(300.0, transfer_timeout=timeout),
       self.answers.append,
     )
@@ -369,7 +359,9 @@ def test_an_early_round_waits_as_long_as_it_takes():
   group.sides[0].all.check()
   group.begin(1, attempt_id(0))
   group.pump()
-  assert all(isinstance(side.answers[0], messages.Done) for side in group.sides)
+  assert all(
+    isinstance(side.answers[0], messages.Done) for side in group.sides
+  )
 
 
 def test_a_cancelled_attempt_leaves_no_trace():
@@ -411,48 +403,6 @@ def test_memory_is_free_once_it_was_released_and_resolved():
       side.all.mean(attempt_id())
 
 
-@pytest.fixture
-def averaged_aside(monkeypatch):
-  """As slices of many megabytes are."""
-  monkeypatch.setattr(aggregation, "_AT_ONCE", -1)
-
-
-@pytest.mark.usefixtures("averaged_aside")
-def test_cancelled_while_it_is_averaged():
-  group = DtypeBuffer(2)
-  group.begin_all()
-  while not group.work:
-    for side in group.sides:
-      for event in side.transport.poll(0):
-        side.all.handle(event)
-  for side in group.sides:
-    side.resolve()
-    side.all.drop(attempt_id())
-  # A computation in progress still reads its gradient.
-  assert [side.is_idle for side in group.sides].count(False) == len(group.work)
-  group.pump()
-  assert all(side.is_idle for side in group.sides)
-  assert not any(side.answers for side in group.sides)
-
-
-@pytest.mark.usefixtures("averaged_aside")
-def test_a_lender_that_is_lost_while_it_is_read_is_named():
-  group = DtypeBuffer(2)
-  group.begin_all()
-  for _ in range(10):
-    # The lender has to send what it lends, and no more.
-    group.sides[1].transport.poll(0)
-    for event in group.sides[0].transport.poll(0):
-      group.sides[0].all.handle(event)
-    if group.work:
-      break
-  assert len(group.work) == 1
-  near_transports.kill(group.sides[1].transport)
-  group.pump(without=[1])
-  (answer,) = group.sides[0].answers
-  assert (type(answer), answer.failed_replica) == (messages.Failed, 1)
-
-
 def test_closing_the_connection_fails_what_waits_for_that_peer():
   group = DtypeBuffer(2, readers=1)
   group.begin(0)
@@ -473,8 +423,10 @@ def test_closing_the_connection_fails_what_waits_for_that_peer():
 def in_pieces(monkeypatch):
   """As between hosts, with slices of many megabytes."""
   monkeypatch.setattr(shared_memory, "LEAST", 1 << 40)
-  monkeypatch.setattr(session, "PIECE", 16 << 10)
+  monkeypatch.setattr(sending, "PIECE", 16 << 10)
   monkeypatch.setattr(connections, "_TURN", 20 << 10)
+  monkeypatch.setattr(links, "_TURN", 20 << 10)
+  monkeypatch.setattr(aggregation, "PIECE", 40 << 10)
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -509,8 +461,11 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
   group.begin(0)
   group.pump()
   side, now = group.sides[0], group.sides[0].transport.now()
-  number = aggregation.transfer_id("part", attempt_id(), 1, 0)
-  idle = lambda peer, transfer: 0.01 if transfer == number else now
+  pieces = range(len(side.all._rounds[attempt_id()].own))
+  numbers = [
+    aggregation.transfer_id("part", attempt_id(), 1, p) for p in pieces
+  ]
+  idle = lambda peer, transfer: 0.01 if transfer in numbers else now
   side.transport.idle = idle
   side.transport.now = lambda: now
   for _ in range(100):
@@ -518,7 +473,7 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
     side.all.check()
     assert side.answers == []
   # The other one has all gradients now, and sends no mean.
-  group.sides[1].all._averaged = lambda round_: None
+  group.sides[1].all._average = lambda round_, piece: None
   group.begin(1)
   group.pump()
   now += 0.14

@@ -254,7 +254,7 @@ def test_who_has_the_coordinators_name_is_refused(job, caplog):
   with contextlib.closing(
     sockets.Transport(endpoint.COORDINATOR, secret=SECRET.encode())
   ) as evil:
-    evil._connections.key = victim._connections.key
+    evil._identity.key = victim._identity.key
     evil.connect(victim.name, victim.address)
     lost = []
     until(lambda: lost.extend(evil.poll(0.1)) or lost)

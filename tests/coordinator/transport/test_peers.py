@@ -4,7 +4,7 @@ import pytest
 
 from optax_dist.coordinator.transport import (
   interface,
-  session,
+  receiving,
   shared_memory,
 )
 from tests.coordinator.transport import worlds
@@ -31,7 +31,7 @@ def _lend(world, owner, reader, transfer=1):
   memory = owner.allocate(_SIZE)
   memory[:] = bytes([transfer]) * _SIZE
   owner.send_array(reader.name, transfer, memory)
-  reader.expect(owner.name, transfer, _SIZE)
+  reader.expect(owner.name, transfer, bytearray(_SIZE), in_place=True)
   (event,) = world.wait_for(reader.name, interface.ArrayReceived)
   assert event.data.readonly
   world.clear()
@@ -43,7 +43,7 @@ def _offer(owner, reader):
   memory = owner.allocate(_SIZE)
   memory[:] = b"\1" * _SIZE
   owner.send_array(reader.name, 1, memory)
-  reader.expect(owner.name, 1, _SIZE)
+  reader.expect(owner.name, 1, bytearray(_SIZE), in_place=True)
   reader.flush()
   assert not owner.poll(0)
   reader._connections.run_once(0)
@@ -53,7 +53,7 @@ def _offer(owner, reader):
 def test_a_peer_that_does_not_read_is_lost_and_the_others_receive(connect):
   limits = interface.Limits(max_queued=1000)
   world, (a, _, _) = connect("a", "b", "c", limits=limits)
-  a.expect("b", 1, 10)
+  a.expect("b", 1, bytearray(10), in_place=True)
   a.send_array("b", 2, bytes(10))
   assert a.send("b", [bytes(900)])
   assert not a.send("b", [bytes(500)])
@@ -98,16 +98,16 @@ def test_disconnecting_keeps_the_events_of_other_peers(connect):
 def test_few_buffers_of_a_peer_are_kept_mapped(connect):
   """Those that it has no more would stay otherwise."""
   world, (a, b) = connect("a", "b")
-  mapped = b._sessions["a"]._mapped
+  mapped = b._sessions["a"].receiving._mapped
   used = []
   for transfer in range(1, 41):
     used.append(_lend(world, a, b, transfer))
     b.release("a", transfer)
-    assert len(mapped) == min(transfer, session._MAPPED)
+    assert len(mapped) == min(transfer, receiving._MAPPED)
   # One that is mapped is not mapped again.
   before = list(mapped.values())
   a.send_array("b", 41, used[-1])
-  b.expect("a", 41, _SIZE)
+  b.expect("a", 41, bytearray(_SIZE), in_place=True)
   world.wait_for("b", interface.ArrayReceived)
   for old, new in zip(before, mapped.values(), strict=True):
     assert old is new
@@ -118,7 +118,7 @@ def test_few_buffers_of_a_peer_are_kept_mapped(connect):
   [
     lambda one: one.send("b", [b"x"]),
     lambda one: one.send_array("b", 1, b"x"),
-    lambda one: one.expect("b", 1, 1),
+    lambda one: one.expect("b", 1, bytearray(1), in_place=True),
     lambda one: one.cancel("b", 1),
   ],
 )
@@ -137,7 +137,7 @@ def test_a_transfer_number_out_of_range_is_refused_without_a_peer(
   _, (a,) = connect("a")
   for call in (
     lambda: a.send_array("nobody", transfer, b"x"),
-    lambda: a.expect("nobody", transfer, 1),
+    lambda: a.expect("nobody", transfer, bytearray(1), in_place=True),
     lambda: a.cancel("nobody", transfer),
   ):
     with pytest.raises(ValueError, match=f"from 0 to .*, got {transfer}"):

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from optax_dist.coordinator.transport import (
+  frames,
   interface,
   session,
   shared_memory,
 )
 
 _KEYS = (b"k" * 32, b"K" * 32)
-_REFUSED = (session.Faulty, struct.error)
+_REFUSED = (frames.Faulty, struct.error)
 
 
 class _Side:
@@ -66,8 +67,8 @@ def test_frames_may_be_cut_anywhere(signed, seed):
     size = int(rng.choice([0, 3, 70_000, 300_000, 600_001]))
     arrays[transfer] = rng.integers(0, 256, size, np.uint8)
     if rng.integers(2):
-      other.session.expect(transfer, size, None)
-    one.session.send_array(transfer, arrays[transfer].data)
+      other.session.receiving.expect(transfer, bytearray(size), False)
+    one.session.sending.send(transfer, arrays[transfer].data)
     payload = rng.bytes(int(rng.choice([0, 5, 60_000, 65_500, 200_000])))
     messages.append(payload)
     one.session.send([payload])
@@ -77,8 +78,8 @@ def test_frames_may_be_cut_anywhere(signed, seed):
       begun = any(
         getattr(e, "transfer", None) == transfer for e in other.events
       )
-      if other.session.idle(transfer) is None and not begun:
-        other.session.expect(transfer, array.size, None)
+      if other.session.receiving.idle(transfer) is None and not begun:
+        other.session.receiving.expect(transfer, bytearray(array.size), False)
     one.read(other.written(rng), rng)
   got = [e.payload for e in other.events if isinstance(e, interface.Message)]
   assert got == messages
@@ -102,8 +103,8 @@ def test_memory_may_be_reused_once_an_array_was_given_up_half_written(
   for cut in range(0, array.size, 29_989):
     one, other = _sides(signed)
     memory = array.copy()
-    one.session.send_array(3, memory.data)
-    other.session.expect(3, array.size, None)
+    one.session.sending.send(3, memory.data)
+    other.session.receiving.expect(3, bytearray(array.size), False)
     one.read(other.written())
     text = b""
     while len(text) < cut:
@@ -126,17 +127,17 @@ def test_memory_may_be_reused_once_an_array_was_given_up_half_written(
 
 def test_each_changed_byte_of_a_signed_frame_is_found():
   one, other = _sides()
-  other.session.expect(3, 17, None)
+  other.session.receiving.expect(3, bytearray(17), False)
   one.read(expected := other.written())
   assert expected
   one.session.send([b"commit 7"])
-  one.session.send_array(3, b"the array's bytes")
+  one.session.sending.send(3, b"the array's bytes")
   text = one.written()
   first = 13 + 16 + len(b"commit 7")
   body = text.index(b"the array's bytes")
   for at in range(body):
     other = _sides()[1]
-    other.session.expect(3, 17, None)
+    other.session.receiving.expect(3, bytearray(17), False)
     bad = bytearray(text)
     bad[at] ^= 0x80
     with contextlib.suppress(*_REFUSED):
@@ -151,13 +152,13 @@ def test_frames_of_another_connection_or_another_place_are_refused():
   first = one.written()
   one.session.send([b"other"])
   second = one.written()
-  with pytest.raises(session.Faulty, match="signature"):
+  with pytest.raises(frames.Faulty, match="signature"):
     other.read(second)
   other = _sides()[1]
   other.read(first)
-  with pytest.raises(session.Faulty, match="signature"):
+  with pytest.raises(frames.Faulty, match="signature"):
     other.read(first)
-  with pytest.raises(session.Faulty, match="signature"):
+  with pytest.raises(frames.Faulty, match="signature"):
     one.read(first)
 
 
@@ -166,8 +167,8 @@ def test_frames_of_another_connection_or_another_place_are_refused():
 def test_random_bytes_are_refused_or_do_nothing(seed, signed):
   rng = np.random.default_rng(seed)
   side = _Side(_KEYS if signed else None, os.getpid())
-  side.session.expect(1, 100, None)
-  side.session.send_array(2, bytes(100))
+  side.session.receiving.expect(1, bytearray(100), False)
+  side.session.sending.send(2, bytes(100))
   text = bytearray(rng.bytes(4000))
   if seed % 2:
     # Plausible headers get further.
@@ -212,26 +213,28 @@ def test_more_than_was_expected_is_refused():
     return head + (5).to_bytes(8, "little") + bytes(nbytes)
 
   side = _Side(None)
-  side.session.expect(5, 10, None)
-  with pytest.raises(session.Faulty, match="too many"):
+  side.session.receiving.expect(5, bytearray(10), False)
+  with pytest.raises(frames.Faulty, match="too many"):
     side.read(piece(4) + piece(7))
   side = _Side(None)
-  side.session.expect(5, 10, None)
-  with pytest.raises(session.Faulty, match="not expected"):
+  side.session.receiving.expect(5, bytearray(10), False)
+  with pytest.raises(frames.Faulty, match="not expected"):
     side.read(piece(10) + piece(1))
   side = _Side(None)
-  side.session.expect(5, 1 << 30, None)
-  with pytest.raises(session.Faulty, match="a piece of"):
-    side.read(piece(session.PIECE + 1))
+  side.session.receiving.expect(5, bytearray(1 << 30), False)
+  with pytest.raises(frames.Faulty, match="a piece of"):
+    side.read(piece(frames.PIECE + 1))
 
 
 def test_arrays_are_sent_once_they_are_expected():
   one, other = _sides()
   for transfer in range(100):
-    one.session.send_array(transfer, bytes(1_000_000 + transfer))
+    one.session.sending.send(transfer, bytes(1_000_000 + transfer))
   assert not one.written()
   for transfer in range(100):
-    other.session.expect(transfer, 1_000_000 + transfer, None)
+    other.session.receiving.expect(
+      transfer, bytearray(1_000_000 + transfer), False
+    )
   one.read(other.written())
   other.read(one.written())
   assert len(other.events) == len(one.events) == 100
@@ -240,14 +243,14 @@ def test_arrays_are_sent_once_they_are_expected():
 def test_idle_time_counts_from_the_last_byte(monkeypatch):
   now = 100.0
   one, other = _sides()
-  monkeypatch.setattr(other.session, "_now", lambda: now)
-  assert other.session.idle(1) is None
-  other.session.expect(1, 10_000_000, None)
+  monkeypatch.setattr(other.session.receiving, "_now", lambda: now)
+  assert other.session.receiving.idle(1) is None
+  other.session.receiving.expect(1, bytearray(10_000_000), False)
   one.read(other.written())
-  one.session.send_array(1, bytes(10_000_000))
+  one.session.sending.send(1, bytes(10_000_000))
   now += 5.0
-  assert other.session.idle(1) == 5.0
+  assert other.session.receiving.idle(1) == 5.0
   output = b"".join(one.session.output())
   other.read(output[:100_000])
   now += 2.0
-  assert other.session.idle(1) == 2.0
+  assert other.session.receiving.idle(1) == 2.0

@@ -170,7 +170,7 @@ def test_arrays_are_sent_where_files_are_limited():
       memory = a.allocate(1_000_000)
       memory[:] = b"7" * len(memory)
       a.send_array("b", 1, memory)
-      b.expect("a", 1, len(memory))
+      b.expect("a", 1, bytearray(len(memory)), in_place=True)
       (got,) = world.wait_for("b", interface.ArrayReceived)
       # It is the receiver's own, not a view of the sender's.
       assert not got.data.readonly

@@ -17,7 +17,12 @@ import numpy as np
 import pytest
 
 from optax_dist.coordinator.protocol import liveness
-from optax_dist.coordinator.transport import interface, session, sockets
+from optax_dist.coordinator.transport import (
+  frames,
+  interface,
+  shared_memory,
+  sockets,
+)
 from tests.coordinator.transport import worlds
 
 # With these, no peer is lost within the time of a test.
@@ -87,7 +92,7 @@ def through_proxy(tcp):
 
 def test_a_cut_is_noticed_at_once(through_proxy):
   world, a, b, proxy = through_proxy
-  b.expect("a", 1, 50_000_000)
+  b.expect("a", 1, bytearray(50_000_000), in_place=True)
   a.send_array("b", 1, bytes(50_000_000))
   world.run_until(lambda: worlds.received(b, "a", 1) > 1_000_000)
   proxy.cut()
@@ -101,7 +106,7 @@ def test_a_cut_is_noticed_at_once(through_proxy):
 @_only_here_loses_the_silent
 def test_a_network_that_drops_everything_is_noticed(through_proxy):
   world, a, b, proxy = through_proxy
-  b.expect("a", 1, 50_000_000)
+  b.expect("a", 1, bytearray(50_000_000), in_place=True)
   a.send_array("b", 1, bytes(50_000_000))
   world.run_until(lambda: worlds.received(b, "a", 1) > 1_000_000)
   proxy.there.swallows = proxy.back.swallows = True
@@ -146,7 +151,7 @@ def test_how_long_a_peer_may_be_silent_is_learned(tcp):
   # It is not heard at first, and that is borne.
   tcp.all.pop("b")
   # At the last check, which leaves out how long this process stood still.
-  tcp.run_until(lambda: link.quiet > 2 * _SILENCE)
+  tcp.run_until(lambda: link.memory.quiet > 2 * _SILENCE)
   assert not worlds.lost(tcp, "a")
   tcp.all["b"] = b
   # Heartbeats of b are seen as gaps, of which that was one.
@@ -166,8 +171,8 @@ def test_how_long_a_peer_may_be_silent_is_learned(tcp):
 def test_a_slow_transfer_is_not_stuck(through_proxy):
   world, a, b, proxy = through_proxy
   proxy.there.rate = proxy.back.rate = 4_000
-  nbytes = 4 * session.PIECE
-  b.expect("a", 1, nbytes)
+  nbytes = 4 * frames.PIECE
+  b.expect("a", 1, bytearray(nbytes), in_place=True)
   a.send_array("b", 1, bytes(nbytes))
   begun, idle = world.clock(), []
   sent = 0
@@ -190,7 +195,7 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
 @_loses_the_silent
 def test_a_stalled_transfer_has_a_growing_idle_time(tcp):
   a, _b = tcp.pair()
-  a.expect("b", 1, 100)
+  a.expect("b", 1, bytearray(100), in_place=True)
   tcp.run(2 * _SILENCE)
   assert a.idle("b", 1) > 1.9 * _SILENCE
   assert not tcp.events["a"]
@@ -267,7 +272,7 @@ def test_100_reconnects_leave_nothing_behind(world):
     world.wait_for("a", interface.PeerUp)
     memory = b.allocate(200_000)
     b.send_array("a", i, memory)
-    a.expect("b", i, 200_000)
+    a.expect("b", i, bytearray(200_000), in_place=True)
     world.wait_for("a", interface.ArrayReceived)
     a.release("b", i)
     if i % 3 == 0:
@@ -399,18 +404,20 @@ def test_connecting_is_retried_when_sockets_can_not_be_watched(
 ):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
-    patch.setattr(a._connections._selector, "register", _out_of_watches)
+    patch.setattr(a._connections.poller._selector, "register", _out_of_watches)
     a.connect("b", f"127.0.0.1:{b.port}")
-    tcp.run_until(lambda: "No space left" in a._connections._dials["b"].reason)
+    tcp.run_until(
+      lambda: "No space left" in a._connections.dialer._dials["b"].reason
+    )
   tcp.wait_for("a", interface.PeerUp)
 
 
 def test_accepting_is_retried_when_sockets_can_not_be_watched(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
-    patch.setattr(a._connections._selector, "register", _out_of_watches)
+    patch.setattr(a._connections.poller._selector, "register", _out_of_watches)
     b.connect("a", f"127.0.0.1:{a.port}")
-    tcp.run_until(lambda: "closed" in b._connections._dials["a"].reason)
+    tcp.run_until(lambda: "closed" in b._connections.dialer._dials["a"].reason)
   tcp.wait_for("a", interface.PeerUp)
 
 
@@ -431,7 +438,7 @@ def test_accepting_is_retried_without_free_descriptors(tcp, monkeypatch):
     patch.setattr(socket.socket, "accept", none_left)
     b.connect("a", f"127.0.0.1:{a.port}")
     tcp.run_until(lambda: len(attempts) > 1)
-    patch.setattr(a._connections._selector, "register", no_watch)
+    patch.setattr(a._connections.poller._selector, "register", no_watch)
     tcp.run_until(lambda: len(watches) > 1)
   tcp.wait_for("a", interface.PeerUp)
 
@@ -449,7 +456,7 @@ def test_lookup_is_retried_when_no_thread_can_start(tcp, monkeypatch):
     patch.setattr(threading.Thread, "start", none_left)
     a.connect("b", f"localhost:{b.port}")
     tcp.run_until(lambda: len(attempts) > 2)
-  assert "can't start new thread" in a._connections._dials["b"].reason
+  assert "can't start new thread" in a._connections.dialer._dials["b"].reason
   tcp.wait_for("a", interface.PeerUp)
 
 
@@ -546,7 +553,7 @@ def alone(limits):
 def test_arrays_of_another_process_are_read_in_place(alone):
   with _process(alone, "while True: t.poll(None)"):
     _until(alone, interface.Message)
-    alone.expect("child", 1, 1_000_000)
+    alone.expect("child", 1, bytearray(1_000_000), in_place=True)
     event = _until(alone, interface.ArrayReceived)
     assert event.data.readonly
     assert bytes(event.data) == b"7" * 1_000_000
@@ -556,7 +563,7 @@ def test_arrays_of_another_process_are_read_in_place(alone):
 def test_a_killed_process_is_noticed_at_once(alone):
   with _process(alone, "while True: t.poll(None)") as process:
     _until(alone, interface.Message)
-    alone.expect("child", 1, 1_000_000)
+    alone.expect("child", 1, bytearray(1_000_000), in_place=True)
     array = _until(alone, interface.ArrayReceived)
     process.kill()
     event = _until(alone, interface.PeerLost)
@@ -622,7 +629,7 @@ def test_an_exception_in_a_running_process_is_reported(alone):
 
 def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
   a, b = tcp.pair()
-  waits, select = threading.Event(), a._connections._selector.select
+  waits, select = threading.Event(), a._connections.poller._selector.select
 
   def selecting(timeout):
     waits.set()
@@ -632,7 +639,7 @@ def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
     assert waits.wait(60.0)
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-  monkeypatch.setattr(a._connections._selector, "select", selecting)
+  monkeypatch.setattr(a._connections.poller._selector, "select", selecting)
   thread = threading.Thread(target=interrupt)
   thread.start()
   with pytest.raises(KeyboardInterrupt):
@@ -640,7 +647,7 @@ def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
   thread.join()
   data = np.arange(500_000)
   a.send_array("b", 1, data.data)
-  b.expect("a", 1, data.nbytes)
+  b.expect("a", 1, bytearray(data.nbytes), in_place=True)
   (got,) = tcp.wait_for("b", interface.ArrayReceived)
   assert bytes(got.data) == data.tobytes()
 
@@ -649,10 +656,10 @@ def test_arrays_are_sent_to_a_peer_that_can_not_map_memory(alone, monkeypatch):
   def fail(process, file, nbytes, inode):
     raise OSError("not here")
 
-  monkeypatch.setattr(session.shared_memory, "map_buffer", fail)
+  monkeypatch.setattr(shared_memory, "map_buffer", fail)
   with _process(alone, "while True: t.poll(None)"):
     _until(alone, interface.Message)
-    alone.expect("child", 1, 1_000_000)
+    alone.expect("child", 1, bytearray(1_000_000), in_place=True)
     event = _until(alone, interface.ArrayReceived)
     assert not event.data.readonly
     assert bytes(event.data) == b"7" * 1_000_000
@@ -661,7 +668,7 @@ def test_arrays_are_sent_to_a_peer_that_can_not_map_memory(alone, monkeypatch):
 @pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
 def test_frames_are_signed_where_others_could_change_them(new_world, kind):
   a, _ = new_world(kind).pair()
-  signed = a._sessions["b"]._keys is not None
+  signed = a._sessions["b"].frames.keys is not None
   assert signed == (kind == "tcp")
 
 
@@ -673,7 +680,10 @@ def test_small_socket_buffers_suffice(tcp):
   data = np.arange(200_000)
   a.send_array("b", 1, data.data)
   b.send_array("a", 1, data.data)
-  b.expect("a", 1, data.nbytes), a.expect("b", 1, data.nbytes)
+  (
+    b.expect("a", 1, bytearray(data.nbytes), in_place=True),
+    a.expect("b", 1, bytearray(data.nbytes), in_place=True),
+  )
   for i in range(50):
     a.send("b", [bytes([i]) * 3000])
   for name in "ab":

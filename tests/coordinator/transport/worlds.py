@@ -163,7 +163,7 @@ def lost(world, name):
 
 def received(transport, peer, transfer):
   """How many bytes have come of an array that is expected; 0 if none is."""
-  found = transport._sessions[peer]._incoming.get(transfer)
+  found = transport._sessions[peer].receiving._arrays.get(transfer)
   return found.received if found else 0
 
 
@@ -172,6 +172,6 @@ def give_up(world, transport, peer, reason):
 
   As the end of their time would, which some attempts need more of than others.
   """
-  dial = transport._connections._dials[peer]
+  dial = transport._connections.dialer._dials[peer]
   world.run_until(lambda: reason in dial.reason)
   dial.until = 0.0

@@ -1,0 +1,211 @@
+"""One socket: what is read goes to a handshake first, and then to a session."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import struct
+from collections.abc import Callable
+
+from optax_dist.coordinator.protocol import liveness
+from optax_dist.coordinator.transport import (
+  addresses,
+  channels,
+  handshake,
+  session,
+  tls,
+)
+from optax_dist.coordinator.transport.poller import READ, WRITE, Poller
+
+_TURN = 2 << 20  # Bytes to write before other connections get a turn.
+
+
+@dataclasses.dataclass
+class Memory:
+  """What is known of a peer from one connection to the next.
+
+  Attributes:
+    silences: how long it has been silent so far.
+    heartbeat: seconds without output after which it gets a heartbeat.
+    last: the connection with it that was made last.
+    quiet: how long it was silent at the last check.
+  """
+
+  silences: liveness.Silence
+  heartbeat: float
+  last: bytes = handshake.NO_SESSION
+  quiet: float = 0.0
+
+  def is_overdue(self, silent: float) -> bool:
+    """Whether a peer that is silent for so long is lost; learns from it if not."""
+    if silent < self.quiet:
+      # A byte came at some time between the two checks.
+      self.silences.add(self.quiet + self.heartbeat / 4)
+    self.quiet = silent
+    # An overdue one is not added: an outage would allow longer ones.
+    return silent > self.silences.deadline
+
+
+class Link:
+  """A socket, from dialing or accepting it until it is closed.
+
+  Attributes:
+    sock: the socket.
+    stage: what its bytes belong to.
+    until: the deadline of its handshake or its goodbye.
+    channel: None while it is connecting.
+    endpoint: what was dialed; None if it was accepted.
+    source: the IP address of who has connected; "" if it is on this host.
+    peer: name of the peer; "" if it is not known.
+    memory: of the peer, once it is known.
+    last_read: when a byte was read last.
+    sent: when a byte was written last.
+    leaving: whether it is closed once its output is written.
+  """
+
+  def __init__(
+    self,
+    sock: socket.socket,
+    mask: int,
+    stage: handshake.Handshake,
+    until: float,
+    poller: Poller,
+    now: Callable[[], float],
+  ):
+    """Watches a socket.
+
+    Args:
+      sock: the socket.
+      mask: what to wait for first.
+      stage: its handshake.
+      until: the deadline of that.
+      poller: waits for the socket.
+      now: the transport's clock.
+
+    Raises:
+      OSError: it can't be watched; it is closed.
+    """
+    self.sock, self.until = sock, until
+    self.stage: handshake.Handshake | session.Session = stage
+    self.channel: channels.Channel | None = None
+    self.endpoint: addresses.Endpoint | None = None
+    self.source = self.peer = ""
+    self.memory: Memory | None = None
+    self.last_read = self.sent = 0.0
+    self.leaving = False
+    self._mask, self._poller, self._now = mask, poller, now
+    try:
+      poller.watch(sock, mask, self)
+    except OSError:
+      sock.close()
+      raise
+
+  @property
+  def closed(self) -> bool:
+    """Whether its socket is closed."""
+    return self.sock.fileno() < 0
+
+  @property
+  def is_local(self) -> bool:
+    """Whether it is a socket of this host."""
+    return self.sock.family == socket.AF_UNIX
+
+  @property
+  def is_stranger(self) -> bool:
+    """Whether it was accepted, and nobody knows yet who it is."""
+    return self.endpoint is None and not (self.peer or self.leaving)
+
+  def open(self, contexts: tls.Contexts | None, silence: float) -> int:
+    """Opens its channel once it is connected; returns an error code, 0 for none.
+
+    Args:
+      contexts: encrypt it if it leaves this host; None for no encryption.
+      silence: seconds after which the kernel gives up on unacknowledged bytes.
+    """
+    if self.endpoint is not None:
+      code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+      if code:
+        return code
+    plain = self.is_local or contexts is None
+    self.channel = channels.open_channel(
+      self.sock,
+      None if plain or contexts is None else contexts.get(),
+      self.endpoint is None,
+      silence,
+    )
+    # TLS has created another object for the descriptor.
+    self.sock, self._mask = self.channel.sock, READ
+    self._poller.change(self.sock, READ, self)
+    return 0
+
+  def read(self) -> tuple[int, bool]:
+    """Reads once, for the stage to process.
+
+    Returns:
+      How many bytes; and whether there may be more.
+
+    Raises:
+      OSError: the peer has closed the connection.
+    """
+    channel = self.channel
+    assert channel is not None
+    room = self.stage.room()
+    nbytes = channel.receive(room)
+    if nbytes == 0:
+      during = isinstance(self.stage, handshake.Handshake)
+      raise OSError(
+        f"it closed the connection{' during the handshake' if during else ''}"
+      )
+    if nbytes is None:
+      return 0, False
+    self.last_read = self._now()
+    return nbytes, not channel.drains or nbytes == sum(map(len, room))
+
+  def write(self) -> None:
+    """Writes what its stage has, as far as possible without waiting."""
+    channel, stage, done = self.channel, self.stage, 0
+    assert channel is not None
+    blocked = False
+    while done < _TURN and (output := stage.output()):
+      nbytes = channel.send(output)
+      if nbytes is None:
+        blocked = True
+        break
+      stage.sent(nbytes)
+      done += nbytes
+    if done:
+      self.sent = self._now()
+    more = (blocked and not channel.writes_when_readable) or done >= _TURN
+    mask = READ | (WRITE if more or channel.reads_when_writable else 0)
+    if mask != self._mask and not self.closed:
+      self._mask = mask
+      self._poller.change(self.sock, mask, self)
+
+  def close(self) -> None:
+    """Closes its socket."""
+    self._poller.unwatch(self.sock)
+    with contextlib.suppress(OSError):
+      # A forked process may hold it too.
+      self.sock.shutdown(socket.SHUT_RDWR)
+    self.sock.close()
+    if self.leaving and isinstance(self.stage, session.Session):
+      self.stage.close()
+
+  def explain_silence(self) -> str:
+    """Why its handshake has not ended, for people."""
+    if self.endpoint is None:
+      return "the handshake took too long"
+    if self.channel is None:
+      return f"{self.endpoint}: it does not accept the connection"
+    return (
+      f"what listens at {self.endpoint} is not {self.peer!r} of this job: it"
+      " accepts the connection, and does not answer"
+    )
+
+
+def owner(sock: socket.socket) -> tuple[int, int]:
+  """The process and the user at the other end of a socket of this host."""
+  raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+  process, user, _ = struct.unpack("3i", raw)
+  return process, user
