@@ -359,9 +359,7 @@ def test_an_early_round_waits_as_long_as_it_takes():
   group.sides[0].all.check()
   group.begin(1, attempt_id(0))
   group.pump()
-  assert all(
-    isinstance(side.answers[0], messages.Done) for side in group.sides
-  )
+  assert all(isinstance(side.answers[0], messages.Done) for side in group.sides)
 
 
 def test_a_cancelled_attempt_leaves_no_trace():
