@@ -18,7 +18,7 @@ from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
 from optax_dist.coordinator.protocol.messages import SubmitGradient
-from optax_dist.coordinator.protocol.policies.policy import Policy
+from optax_dist.coordinator.protocol.policies.policy import Judgement, Policy
 from optax_dist.ledger import Spans
 
 
@@ -95,12 +95,15 @@ class Rounds(Policy):
   def deadline(self) -> float:  # type: ignore[override]
     return min(self._closes, self._begins_by)
 
-  def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
+  def judge(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> Judgement:
+    refusal = ""
     try:
       self._work[incarnation] = WORK.decode(message.work)
     except codec.BadMessage as error:
-      return f"a contribution without its work ({error})"
-    return ""
+      refusal = f"a contribution without its work ({error})"
+    return Judgement(refusal, message.finite)
 
   def removed(self, incarnation: Incarnation) -> None:
     self._work.pop(incarnation, None)

@@ -23,6 +23,7 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies.audit import Verdict
 from optax_dist.coordinator.protocol.policies.policy import (
+  Judgement,
   Next,
   Policy,
   Request,
@@ -158,10 +159,18 @@ class LeaseManager(Policy):
     """How many gradients a member computes that is asked for so many."""
     return count if self._slots is None else self._slots.share(self.state)
 
-  def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
-    if self._slots is None:
-      return ""
-    return self._slots.admit(incarnation, message, self.now)
+  def judge(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> Judgement:
+    refusal = ""
+    if self._slots is not None:
+      refusal = self._slots.admit(incarnation, message, self.now)
+    bad, finite = self._zeros_in(incarnation, message), message.finite
+    if bad:
+      finite = ledger.are_bad(self.state, incarnation, bad)
+    fits = sp.size(message.data) == message.count * self.state.unit
+    fits = fits and ledger.fits(self.state, incarnation, message.data)
+    return Judgement(refusal, finite, fits)
 
   def closes(self, state: quorum.State, first: float) -> bool:
     has_all = state.accepted_count >= quorum.needed(state) and not state.closed
@@ -176,14 +185,6 @@ class LeaseManager(Policy):
   def verdict(self) -> Verdict | None:
     return None if self._slots is None else self._slots.verdict(self.state)
 
-  def is_finite(
-    self, incarnation: Incarnation, message: SubmitGradient
-  ) -> bool:
-    bad = self._zeros_in(incarnation, message)
-    if not bad:
-      return message.finite
-    return ledger.are_bad(self.state, incarnation, bad)
-
   def is_blocked(self, incarnation: Incarnation) -> bool:
     return ledger.is_blocked(self.state, incarnation)
 
@@ -194,13 +195,6 @@ class LeaseManager(Policy):
     if self._slots is None:
       return ()
     return self._slots.zeros_in(incarnation, message)
-
-  def may_accept(
-    self, incarnation: Incarnation, message: SubmitGradient
-  ) -> bool:
-    if sp.size(message.data) != message.count * self.state.unit:
-      return False
-    return ledger.fits(self.state, incarnation, message.data)
 
   def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
     zeros = self._zeros_in(incarnation, message)

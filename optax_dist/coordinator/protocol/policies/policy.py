@@ -3,7 +3,7 @@
 The coordinator calls its policy for each event of a gradient's life:
 
     claim  a member has come, and computes on this
-    admit, fits -> accepted -> weigh -> committed, or dropped
+    judge -> accepted -> weigh -> committed, or dropped
     ask -> announcements: what members are asked to compute next
 
 Other policies decide more: `leases` says who computes on which samples, and an
@@ -48,6 +48,20 @@ class Request(NamedTuple):
   incarnation: Incarnation
   gradients: int
   lease: Spans = ()
+
+
+class Judgement(NamedTuple):
+  """What a submission is worth.
+
+  Attributes:
+    refusal: why it is refused as invalid; "" if it isn't.
+    finite: whether its gradient counts as finite.
+    fits: whether it may be accepted.
+  """
+
+  refusal: str
+  finite: bool
+  fits: bool = True
 
 
 class Next(NamedTuple):
@@ -97,30 +111,21 @@ class Policy:
   def removed(self, incarnation: Incarnation) -> None:
     """A member was removed."""
 
-  def admit(self, incarnation: Incarnation, message: SubmitGradient) -> str:
-    """A member has submitted; returns why that is refused, "" if it isn't."""
+  def judge(
+    self, incarnation: Incarnation, message: SubmitGradient
+  ) -> Judgement:
+    """A member has submitted."""
+    refusal = ""
     try:
       if message.work:
         SHARE.decode(message.work)
     except codec.BadMessage as error:
-      return f"a share of a round that is none ({error})"
-    return ""
-
-  def is_finite(
-    self, incarnation: Incarnation, message: SubmitGradient
-  ) -> bool:
-    """Whether a gradient counts as finite."""
-    return message.finite
+      refusal = f"a share of a round that is none ({error})"
+    return Judgement(refusal, message.finite)
 
   def is_blocked(self, incarnation: Incarnation) -> bool:
     """Whether a member gets no samples, since its gradients are not finite."""
     return False
-
-  def may_accept(
-    self, incarnation: Incarnation, message: SubmitGradient
-  ) -> bool:
-    """Whether a gradient may be accepted."""
-    return True
 
   def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
     """A gradient was accepted; returns whether all others are called."""

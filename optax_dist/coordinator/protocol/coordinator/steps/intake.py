@@ -32,7 +32,7 @@ from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
 from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
 from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
 from optax_dist.coordinator.protocol.entries import Incarnation, Member
-from optax_dist.coordinator.protocol.policies.policy import Policy
+from optax_dist.coordinator.protocol.policies.policy import Judgement, Policy
 
 
 class Intake:
@@ -198,9 +198,9 @@ class Intake:
 
   def _arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
-    why = self._refusal(state, message)
-    if why:
-      self._out.send(state.member.process, msg.Rejected(why))
+    judged = self._judge(state, message)
+    if judged.refusal:
+      self._out.send(state.member.process, msg.Rejected(judged.refusal))
       return
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
@@ -217,10 +217,10 @@ class Intake:
       # A sum whose first part was decided separately in the meantime: of no
       # step, and too old at the first one already.
       local_step = -1 - self._config.rules.max_staleness
-    finite = is_finite = self._policy.is_finite(incarnation, message)
+    finite = judged.finite
     if self._is_fresh(local_step) and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = self._policy.may_accept(incarnation, message)
+      finite = judged.fits
       size, expected = len(message.payload), 0
       if finite:
         before = self._policy.data(incarnation) if inside else ()
@@ -231,16 +231,17 @@ class Intake:
         return
     ruling.apply(
       quorum.Arrive(replica, local_step, finite, incarnation, message.count),
-      Arrival(incarnation, message, self._policy.now, is_finite),
+      Arrival(incarnation, message, self._policy.now, judged.finite),
     )
 
-  def _refusal(self, state: MemberState, message: msg.SubmitGradient) -> str:
-    """What is wrong with a submission; "" for nothing."""
+  def _judge(
+    self, state: MemberState, message: msg.SubmitGradient
+  ) -> Judgement:
     if message.sequence <= state.sequence or message.count > message.total:
-      return "a submission out of order"
+      return Judgement("a submission out of order", False)
     if message.local_step > self._ruling.step:
-      return "a gradient for a future step"
-    return self._policy.admit(state.member.incarnation, message)
+      return Judgement("a gradient for a future step", False)
+    return self._policy.judge(state.member.incarnation, message)
 
   def _is_fresh(self, local_step: int) -> bool:
     most = self._config.rules.max_staleness

@@ -24,7 +24,6 @@ from optax_dist.coordinator.protocol.coordinator.members import (
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.steps.asks import Asks
-from optax_dist.coordinator.protocol.coordinator.steps.audits import judge
 from optax_dist.coordinator.protocol.coordinator.steps.commits import Commits
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
@@ -49,6 +48,7 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
 )
 from optax_dist.coordinator.protocol.history import History
+from optax_dist.coordinator.protocol.policies.audit import Verdict
 from optax_dist.ledger import Spans
 
 
@@ -137,7 +137,7 @@ class Steps:
     self.intake.check()
     verdict = self.policy.verdict()
     if verdict is not None:
-      self.consequences += judge(verdict, self.step, self._members, self._out)
+      self._audited(verdict)
     self._check_window(now)
     self.rounds.check(now)
     why = self._stall.check(self.ruling.state, now)
@@ -145,6 +145,27 @@ class Steps:
       self.consequences.append(Fail(why))
     self._swap()
     self._not_finite.name_blocked(self.step)
+
+  def _audited(self, verdict: Verdict) -> None:
+    """Evicts members whose gradients are wrong, or ends the run."""
+    replicas = {i: self._members[i].member.replica for i in verdict.digests}
+    names, wrong = [*replicas.values()], [replicas[i] for i in verdict.wrong]
+    digests = {str(replicas[i]): d for i, d in verdict.digests.items()}
+    self._out.note(
+      journal_events.Audit(self.step, verdict.slot, digests, wrong)
+    )
+    what = f"gradient of micro-batch {verdict.slot} of step {self.step}"
+    others = [name for name in names if name not in wrong]
+    why = f"its {what} is not what replicas {others} have computed"
+    for incarnation in verdict.wrong:
+      self.consequences.append(Evict(incarnation, why, wrong=True))
+    if not wrong:
+      why = (
+        f"Replicas {names} have computed different values of the {what}, and no"
+        " other replica is left to decide which is wrong. Resume from the last"
+        " checkpoint with three replicas, which can."
+      )
+      self.consequences.append(Fail(why))
 
   def end(self) -> None:
     """No more steps are taken."""
