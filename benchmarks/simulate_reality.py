@@ -403,8 +403,8 @@ def main():
       for name in args.rows or settings():
         found, measured = predict(name, runs)
         print(line(name, found, measured), flush=True)
-        for doubt in found.warnings:
-          print(f"    {doubt}")
+        for warning in found.warnings:
+          print(f"    {warning}")
     finally:
       runs.end()
 

@@ -73,9 +73,9 @@ def main():
   saved = ocp.CheckpointManager(folder / "checkpoints", options=options)
   if saved.latest_step() is not None:
     like = nnx.state((model, optimizer))
-    found = ocp.args.StandardRestore(like)
+    restore = ocp.args.StandardRestore(like)
     nnx.update(
-      (model, optimizer), saved.restore(saved.latest_step(), args=found)
+      (model, optimizer), saved.restore(saved.latest_step(), args=restore)
     )
 
   taken = k_of_n.until_finished(batches(images, labels, args.pause))

@@ -76,12 +76,12 @@ def train(replica):
     if number == STOPS and steps == args.steps // 4:
       time.sleep(args.steps * seconds / 2)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
-  found = logits(replica.center, images[test]).argmax(-1)
-  accuracy = float(np.mean(found == labels[test]))
+  predicted = logits(replica.center, images[test]).argmax(-1)
+  accuracy = float(np.mean(predicted == labels[test]))
   return steps, merged, replica.global_step, accuracy
 
 
-found = coordinator.run_embedded(
+results = coordinator.run_embedded(
   train,
   len(STEP_SECONDS),
   contrib.muon(0.02),
@@ -94,6 +94,6 @@ found = coordinator.run_embedded(
     alpha=args.alpha,
   ),
 )
-for number, (steps, merged, rounds, _) in enumerate(found):
+for number, (steps, merged, rounds, _) in enumerate(results):
   print(f"learner {number}: {steps} steps, in {merged} of {rounds} merges")
-print(f"test accuracy of the common parameters: {found[0][-1]:.3f}")
+print(f"test accuracy of the common parameters: {results[0][-1]:.3f}")

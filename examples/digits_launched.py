@@ -41,9 +41,9 @@ def main():
   gradient = jax.jit(jax.value_and_grad(loss))
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "runs/launched"))
   saved, metrics = folder / "checkpoints", folder / "metrics.jsonl"
-  found = checkpoint.resume(saved, params, tx.init(params))
+  state = checkpoint.resume(saved, params, tx.init(params))
 
-  with coordinator.join(tx, **found, data=data) as replica:
+  with coordinator.join(tx, **state, data=data) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")
     first = False
     for picked in replica.batches():

@@ -52,9 +52,9 @@ def main():
 
   # The launcher's --output, and what an earlier start has saved there.
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "."), "checkpoints")
-  found = checkpoint.resume(folder, params, tx.init(params))
+  state = checkpoint.resume(folder, params, tx.init(params))
 
-  with coordinator.join(tx, **found) as replica:
+  with coordinator.join(tx, **state) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")
     # Each replica draws its own data, and other data when it starts again.
     rng = np.random.default_rng([replica.replica, os.getpid()])

@@ -84,11 +84,11 @@ def draw_timeline(axes, records, ledger):
     if total.share(category) > 5e-4
   }
   for row, replica in enumerate(ledger.replicas):
-    edges, found = shares(ledger.spans(replica), ledger.end)
+    edges, heights = shares(ledger.spans(replica), ledger.end)
     low = np.full(_COLUMNS, row - 0.4)
     for category, color in COLORS.items():
-      high = low + 0.8 * found[category]
-      if found[category].any():
+      high = low + 0.8 * heights[category]
+      if heights[category].any():
         axes.fill_between(
           np.repeat(edges, 2)[1:-1],
           np.repeat(low, 2),
@@ -122,14 +122,14 @@ def shares(spans, seconds, columns=_COLUMNS):
   """The edges of columns of equal time, and by category its share of each."""
   edges = np.linspace(0.0, seconds, columns + 1)
   width = seconds / columns
-  found = {category: np.zeros(columns) for category in COLORS}
+  heights = {category: np.zeros(columns) for category in COLORS}
   for _, begin, end, category in spans:
     first = min(int(begin / width), columns - 1)
     last = min(int(end / width), columns - 1)
     at = np.arange(first, last + 1)
     inside = np.minimum(edges[at + 1], end) - np.maximum(edges[at], begin)
-    found[category][at] += np.maximum(inside, 0.0) / width
-  return edges, found
+    heights[category][at] += np.maximum(inside, 0.0) / width
+  return edges, heights
 
 
 def draw_fates(axes, records, ledger):

@@ -124,9 +124,9 @@ def main():
     return jax.value_and_grad(loss)(params)
 
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "."), "checkpoints")
-  found = checkpoint.resume(folder, params, tx.init(params))
+  state = checkpoint.resume(folder, params, tx.init(params))
 
-  with coordinator.join(tx, **found) as replica:
+  with coordinator.join(tx, **state) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")
     # Of the replica, not of the process: both must draw the same.
     rng = np.random.default_rng([replica.replica, replica.global_step])

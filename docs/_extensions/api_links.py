@@ -90,7 +90,16 @@ def link(app, doctree):
     reference += literal
 
 
+def name_publicly(app, doctree, docname):
+  """Shows the public name of an API, not its module's, where a link is pointed at."""
+  for reference in doctree.findall(nodes.reference):
+    if "._internal." in reference.get("reftitle", ""):
+      anchor = reference.get("refid") or reference["refuri"].partition("#")[2]
+      reference["reftitle"] = anchor
+
+
 def setup(app):
   """Connects what is above."""
   app.connect("doctree-read", link)
+  app.connect("doctree-resolved", name_publicly)
   return {"parallel_read_safe": True}

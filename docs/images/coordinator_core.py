@@ -28,7 +28,7 @@ _BOXES = (
 )
 # From, to, and what is sent.
 _ARROWS = (
-  ((0, 0), (1, 0), "Arrive"),
+  ((0, 0), (1, 0), "SubmitGradient"),
   ((1, 0), (2, 0), "Round"),
   ((2, 0), (2, 1), "Done"),
   ((2, 1), (1, 1), "append"),

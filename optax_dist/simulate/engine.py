@@ -124,14 +124,13 @@ class _Engine:
       two_phase=False,
       lower_on_leave=failures is not None and failures.lowers,
     )
-    self.finished = False
     self.handlers: dict[type, Callable[[Any], None]] = {
       quorum.Accept: self.accept,
       quorum.Commit: self.commit,
       quorum.Drop: self.drop,
-      quorum.Finished: self.finish,
       quorum.Token: self.begin,
     }
+    # When the newest parameters are available.
     self.now = self.ready = 0.0
     # When, which replica, what, and the number of its computation.
     self.events: list[tuple[float, int, int, int]] = []
@@ -145,7 +144,7 @@ class _Engine:
   def goes_on(self) -> bool:
     """Whether another step can be expected."""
     most = _EVENTS_WITHOUT_STEP * len(self.replicas)
-    possible = self.events and not self.finished
+    possible = self.events and not self.state.finished
     return bool(possible) and self.events_without_step < most
 
   def next_event(self) -> None:
@@ -212,9 +211,6 @@ class _Engine:
       for number, replica in enumerate(self.replicas):
         if replica.computing and replica.local_step < oldest:
           self.arrive(number)
-
-  def finish(self, finished: quorum.Finished) -> None:
-    self.finished = True
 
   def begin(self, token: quorum.Token) -> None:
     assert isinstance(token.replica, int)
@@ -325,7 +321,7 @@ def simulate_timing(
     latency: how long a gradient takes on each host.
     replicas: number of replicas.
     steps: number of steps to simulate.
-    seed: equal seeds give equal outcomes, to the last bit.
+    seed: equal seeds give equal outcomes, bit for bit.
     communication: seconds from a commit until its parameters are available.
     failures: when replicas fail and come back; None for never.
     journal: receives every event, in virtual time; None for none.
@@ -343,14 +339,12 @@ def simulate_timing(
     >>> timing.steps_per_second, round(timing.dropped_share, 2)
     (2.0, 0.25)
   """
-  for name, value, least in (
-    ("replicas", replicas, 1),
-    ("steps", steps, 1),
-    ("communication", communication, 0),
-    ("seed", seed, 0),
-  ):
-    if not least <= value < math.inf:
-      raise ValueError(f"{name} must be at least {least}, got {value!r}.")
+  check_least(
+    replicas=(replicas, 1),
+    steps=(steps, 1),
+    communication=(communication, 0),
+    seed=(seed, 0),
+  )
   if failures is not None and not (
     failures.rate > 0 and failures.downtimes and min(failures.downtimes) > 0
   ):
@@ -378,3 +372,14 @@ def simulate_timing(
       f" {strategy.replicas_to_aggregate} gradients."
     )
   return Timing(np.array(engine.commit_times), engine.numbers, steps)
+
+
+def check_least(**numbers: tuple[float, float]) -> None:
+  """Raises a ValueError that names a number, if it is below its minimum.
+
+  Args:
+    **numbers: each number, and its minimum.
+  """
+  for name, (value, least) in numbers.items():
+    if not least <= value < math.inf:
+      raise ValueError(f"{name} must be at least {least}, got {value!r}.")

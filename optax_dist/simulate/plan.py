@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.engine import simulate_timing
+from optax_dist.simulate.engine import check_least, simulate_timing
 from optax_dist.simulate.latency import Latency
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import sync_replicas
@@ -167,28 +168,74 @@ def plan(
     7
   """
   noise = float(replicas if noise_scale is None else noise_scale)
-  if steps is None:
-    steps = max(20, _ARRIVALS // max(1, replicas))
-  for name, value, least in (
-    ("replicas", replicas, 1),
-    ("max_staleness", max_staleness, 0),
-    ("communication", communication, 0),
-    ("steps", steps, 1),
-    ("repetitions", repetitions, 2),
-    ("seed", seed, 0),
-  ):
-    if not least <= value < math.inf:
-      raise ValueError(f"{name} must be at least {least}, got {value!r}.")
+  default = max(20, _ARRIVALS // max(1, replicas))
+  steps = default if steps is None else steps
+  check_least(
+    replicas=(replicas, 1),
+    max_staleness=(max_staleness, 0),
+    communication=(communication, 0),
+    steps=(steps, 1),
+    repetitions=(repetitions, 2),
+    seed=(seed, 0),
+  )
   if not noise >= 0:
     raise ValueError(f"noise_scale must be at least 0, got {noise_scale!r}.")
-  weights = {
-    k: weight_of_step(k, replicas, noise) for k in _candidates(replicas)
-  }
-  # Steps per second, and wasted shares, of each repetition.
-  rates: dict[int, list[float]] = {k: [] for k in weights}
-  wasted: dict[int, list[float]] = {k: [] for k in weights}
-  mean = lambda k: weights[k] * float(np.mean(rates[k]))
-  still = list(weights)
+  weights = {k: weight_of_step(k, replicas, noise) for k in _counts(replicas)}
+
+  def measure(k: int, drawn: Latency, seed: int) -> _Measured:
+    timing = simulate_timing(
+      sync_replicas(k, max_staleness=max_staleness, cancel=cancel),
+      drawn,
+      replicas,
+      steps=steps,
+      seed=seed,
+      communication=communication,
+    )
+    times = np.append(0.0, timing.commit_times)[steps // 5 :]
+    rate = (times.size - 1) / (times[-1] - times[0])
+    return _Measured(rate, timing.goodput().share("dropped"))
+
+  measured = _repeat(latency, weights, measure, repetitions, seed)
+  # The others are far from the best, and were not repeated as often.
+  close = [k for k, all_ in measured.items() if len(all_) == repetitions]
+  progress = [[weights[k] * m.rate for m in measured[k]] for k in close]
+  best = np.array(close)[np.argmax(progress, axis=0)]
+  candidates = tuple(
+    _candidate(k, weights[k], all_, best) for k, all_ in measured.items()
+  )
+  low, high = np.percentile(best, INTERVAL, method="closest_observation")
+  return Plan(
+    replicas,
+    noise,
+    candidates,
+    max((c for c in candidates if c[0] in close), key=lambda c: c.progress),
+    int(low),
+    int(high),
+    repetitions,
+    isinstance(latency, Recording),
+  )
+
+
+class _Measured(NamedTuple):
+  """Steps per second of a simulation, and the share of time that it wasted."""
+
+  rate: float
+  wasted: float
+
+
+def _repeat(
+  latency: Latency,
+  weights: Mapping[int, float],
+  measure: Callable[[int, Latency, int], _Measured],
+  repetitions: int,
+  seed: int,
+) -> dict[int, list[_Measured]]:
+  """Measures each candidate again and again, but not those far from the best."""
+  measured: dict[int, list[_Measured]] = {k: [] for k in weights}
+  progress = lambda k: (
+    weights[k] * float(np.mean([m.rate for m in measured[k]]))
+  )
+  close = list(weights)
   for i, source in enumerate(np.random.SeedSequence(seed).spawn(repetitions)):
     rng = np.random.default_rng(source)
     drawn = latency
@@ -197,54 +244,33 @@ def plan(
     # All candidates get the same latencies, so that they differ by their number
     # and not by chance.
     common = int(rng.integers(2**32))
-    for k in still:
-      timing = simulate_timing(
-        sync_replicas(k, max_staleness=max_staleness, cancel=cancel),
-        drawn,
-        replicas,
-        steps=steps,
-        seed=common,
-        communication=communication,
-      )
-      begin = steps // 5
-      times = np.append(0.0, timing.commit_times)
-      rates[k].append((steps - begin) / (times[-1] - times[begin]))
-      wasted[k].append(timing.goodput().share("dropped"))
+    for k in close:
+      measured[k].append(measure(k, drawn, common))
     if i + 1 == _FIRST:
-      most = max(map(mean, still))
-      still = [k for k in still if mean(k) >= _FAR * most]
-  of_best = np.array([rates[k] for k in still]) * [[weights[k]] for k in still]
-  best = np.array(still)[np.argmax(of_best, axis=0)]
-  candidates = []
-  for k, weight in weights.items():
-    low, high = np.percentile(weight * np.array(rates[k]), INTERVAL)
-    rate = float(np.mean(rates[k]))
-    candidates.append(
-      Candidate(
-        k,
-        rate,
-        k * rate,
-        float(np.mean(wasted[k])),
-        weight * rate,
-        float(low),
-        float(high),
-        float((best == k).mean()),
-      )
-    )
-  ends = np.percentile(best, INTERVAL, method="closest_observation")
-  return Plan(
-    replicas,
-    noise,
-    tuple(candidates),
-    max((c for c in candidates if c[0] in still), key=lambda c: c.progress),
-    int(ends[0]),
-    int(ends[1]),
-    repetitions,
-    isinstance(latency, Recording),
+      most = max(map(progress, close))
+      close = [k for k in close if progress(k) >= _FAR * most]
+  return measured
+
+
+def _candidate(
+  k: int, weight: float, measured: Sequence[_Measured], best: np.ndarray
+) -> Candidate:
+  rates = np.array([m.rate for m in measured])
+  low, high = np.percentile(weight * rates, INTERVAL)
+  rate = float(np.mean(rates))
+  return Candidate(
+    k,
+    rate,
+    k * rate,
+    float(np.mean([m.wasted for m in measured])),
+    weight * rate,
+    float(low),
+    float(high),
+    float((best == k).mean()),
   )
 
 
-def _candidates(n: int) -> list[int]:
+def _counts(n: int) -> list[int]:
   """All numbers, or, if there are many, those closest to all replicas."""
   if n <= 16:
     return list(range(1, n + 1))

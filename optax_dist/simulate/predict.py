@@ -28,7 +28,7 @@ class Prediction(NamedTuple):
       from the recorded ones in stretches (a moving block bootstrap), and is as
       long as the predicted run.
     warnings: why these numbers can't be trusted to 10 %, one line each; the text
-      of a prediction with a doubt has no number.
+      of a prediction with a warning has no number.
   """
 
   steps_per_second: float
@@ -64,7 +64,7 @@ def predict(
   """Predicts the pace of replicas like the recorded ones.
 
   The recorded run is simulated, too: if that is more than 10 % off its pace,
-  something in it is not in the model, and the prediction is in doubt.
+  something in it is not in the model, and the prediction has a warning.
 
   Args:
     recorded: a run from `from_journal`. Its rate of failures is as uncertain as

@@ -137,7 +137,7 @@ def _recording(
       times.setdefault(computation.replica, []).extend(
         [each] * computation.gradients
       )
-    marks += [offset + end for end in _settled(part)]
+    marks += [offset + end for end in _ends_once_all_began(part)]
     offset += max((record["time"] for record in part), default=0.0)
   # Ids may be numbers or names.
   order = sorted(times, key=lambda r: (isinstance(r, str), r))
@@ -149,7 +149,7 @@ def _recording(
   )
 
 
-def _settled(part: Sequence[journal.Record]) -> list[float]:
+def _ends_once_all_began(part: Sequence[journal.Record]) -> list[float]:
   """Ends of steps after all initial replicas have begun."""
   ends = computations.ends(part)
   early: set[Replica] = set()
@@ -196,7 +196,7 @@ def _strategy(
 
 def _pace(part: Sequence[journal.Record]) -> tuple[float | None, int]:
   """Steps per second once all have begun, and over how many steps."""
-  times = _settled(part)
+  times = _ends_once_all_began(part)
   passed = times[-1] - times[0] if times else 0.0
   if len(times) < 2 or passed <= 0 or not math.isfinite(passed):
     return None, max(0, len(times) - 1)

@@ -1,4 +1,4 @@
-"""Replays a recorded run on one machine, step by step, to the last bit."""
+"""Replays a recorded run on one machine, step by step, bit for bit."""
 
 from __future__ import annotations
 

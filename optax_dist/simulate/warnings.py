@@ -25,7 +25,7 @@ def of(
     cancelled: whether computations were aborted.
 
   Returns:
-    Lines for people; empty if there are no warnings.
+    Human-readable lines; empty if there are no warnings.
   """
   lines = []
   counts: dict[Replica, int] = {}

@@ -228,13 +228,13 @@ def test_longer_journal_gives_a_narrower_interval(tmp_path):
     )
     found = simulate.predict(recorded)
     widths.append((found.high - found.low) / found.steps_per_second)
-    assert any("too short" in doubt for doubt in found.warnings) == (
+    assert any("too short" in warning for warning in found.warnings) == (
       steps == 20
     )
   assert widths[0] > 2 * widths[1]
 
 
-def test_a_prediction_in_doubt_has_no_number(tmp_path):
+def test_a_prediction_with_a_warning_has_no_number(tmp_path):
   recorded = simulate.from_journal(
     _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
   )
@@ -256,9 +256,9 @@ def test_a_run_whose_own_pace_is_not_found_again_predicts_no_other(tmp_path):
   slower = recorded._replace(steps_per_second=recorded.steps_per_second / 7.7)
   for strategy in (None, simulate.sync_replicas(3)):
     found = simulate.predict(slower, strategy, repetitions=5)
-    (doubt,) = found.warnings
-    assert "is not in the model" in doubt
-    assert str(found) == f"no prediction ({doubt})"
+    (warning,) = found.warnings
+    assert "is not in the model" in warning
+    assert str(found) == f"no prediction ({warning})"
 
 
 def test_prediction_says_if_simulations_stopped(tmp_path):
@@ -268,8 +268,8 @@ def test_prediction_says_if_simulations_stopped(tmp_path):
   for_good = simulate.Failures(0.05, (float("inf"),))
   found = simulate.predict(recorded._replace(failures=for_good), repetitions=5)
   assert any(
-    "in 5 of 5 simulations too few replicas were left" in doubt
-    for doubt in found.warnings
+    "in 5 of 5 simulations too few replicas were left" in warning
+    for warning in found.warnings
   )
 
 
@@ -398,7 +398,7 @@ def test_loss_just_before_the_end_says_little_about_how_long_one_takes():
   assert len(recorded.losses) == 5
   assert recorded.failures.downtimes == pytest.approx([5.0] * 4)
   found = simulate.predict(recorded, repetitions=2)
-  assert not any("was not back" in doubt for doubt in found.warnings)
+  assert not any("was not back" in warning for warning in found.warnings)
 
 
 def test_long_absence_at_the_end_keeps_its_share():
@@ -406,9 +406,9 @@ def test_long_absence_at_the_end_keeps_its_share():
   recorded = _lossy(*returned, _lost(40.0))
   assert recorded.failures.downtimes == pytest.approx((5.0, 5.0, 60.0))
   warnings = simulate.predict(recorded, repetitions=2).warnings
-  (doubt,) = (d for d in warnings if "was not back" in d)
-  assert doubt.startswith("replica 2 was not back when the journal ended")
-  assert "longer than the 60 s" in doubt
+  (warning,) = (d for d in warnings if "was not back" in d)
+  assert warning.startswith("replica 2 was not back when the journal ended")
+  assert "longer than the 60 s" in warning
 
 
 def test_only_loss_just_before_the_end_does_not_stop_the_prediction():
@@ -416,7 +416,7 @@ def test_only_loss_just_before_the_end_does_not_stop_the_prediction():
   assert all(down < 2.0 for down in recorded.failures.downtimes)
   found = simulate.predict(recorded, repetitions=5)
   assert found.low > 0
-  assert any("was not back" in doubt for doubt in found.warnings)
+  assert any("was not back" in warning for warning in found.warnings)
 
 
 # Doubts.
@@ -444,12 +444,12 @@ def test_programs_that_share_cores_are_outside_the_model():
 def test_doubts_name_what_a_journal_lacks():
   quiet = [_joined("c", "h:1")]
   assert "no time of computing of replica c" in (_doubts(end=quiet)[0])
-  assert any("no timings" in doubt for doubt in _lossy().warnings)
+  assert any("no timings" in warning for warning in _lossy().warnings)
   recorded = _lossy(_lost(10.0), *_back(15.0))
   few = lambda found: [
     d for d in found.warnings if d.startswith("too few fail")
   ]
-  (doubt,) = few(simulate.predict(recorded, repetitions=2))
-  assert doubt.startswith("too few failures: 1, where 10")
+  (warning,) = few(simulate.predict(recorded, repetitions=2))
+  assert warning.startswith("too few failures: 1, where 10")
   # Not if others are given.
   assert not few(simulate.predict(recorded, failures=None, repetitions=2))

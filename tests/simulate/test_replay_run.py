@@ -1,4 +1,4 @@
-"""A run of the coordinator is replayed to the last bit."""
+"""A run of the coordinator is replayed bit for bit."""
 
 import copy
 import random

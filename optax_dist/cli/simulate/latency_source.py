@@ -93,8 +93,8 @@ def load(args: argparse.Namespace):
   except ValueError as error:
     what = "--latency" if args.journal is None else f"--journal {args.journal}"
     raise errors.CommandError(f"{what}: {error}") from error
-  for doubt in recorded.warnings if recorded else ():
-    parser.say(f"{args.journal}: {doubt}")
+  for warning in recorded.warnings if recorded else ():
+    parser.say(f"{args.journal}: {warning}")
   if args.replicas is None:
     args.replicas = recorded.replicas if recorded else 8
   if args.max_staleness is None:

@@ -121,9 +121,9 @@ def _predict(args: argparse.Namespace, recorded, strategy) -> tuple[str, bool]:
     )
   except ValueError as error:
     raise errors.CommandError(f"simulate: {error}") from error
-  for doubt in predicted.warnings:
-    if doubt not in recorded.warnings:
-      parser.say(f"{args.journal}: {doubt}")
+  for warning in predicted.warnings:
+    if warning not in recorded.warnings:
+      parser.say(f"{args.journal}: {warning}")
   measured = recorded.steps_per_second
   line = "" if measured is None else f"recorded: {measured:.4g} steps/s; "
   if predicted.warnings:

@@ -56,7 +56,7 @@ class Learner:
     if published.is_ready:
       if resolved:
         submission.conclude(seen)
-        outcome = self._settle(submission.incarnation)
+        outcome = self._on_outcome(submission.incarnation)
       if submission.pending < 0:
         if published.step > submission.base.step:
           merged = resolved and outcome.accepted
@@ -80,10 +80,10 @@ class Learner:
       if incarnation != submission.incarnation:
         # Its local state is as good as before.
         submission.end(seen, "lost")
-        self._settle(incarnation)
+        self._on_outcome(incarnation)
       return None
     submission.end(seen, "finished")
-    outcome = self._settle(incarnation)
+    outcome = self._on_outcome(incarnation)
     participant.resume()
     # All end with the same parameters.
     inner = self.local.opt_state
@@ -91,7 +91,7 @@ class Learner:
     step = submission.base.step
     return outcome._replace(global_step=step, finished=True)
 
-  def _settle(self, incarnation: int) -> Outcome:
+  def _on_outcome(self, incarnation: int) -> Outcome:
     """Handles a contribution's outcome."""
     participant = self._participant
     submission, result = participant.submission, participant.submission.ended

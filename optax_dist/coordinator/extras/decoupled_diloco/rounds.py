@@ -72,15 +72,15 @@ class Rounds(Policy):
   A contribution before the turn of its round waits for no one.
   """
 
-  def __init__(self, config: rules.Config, patience: float):
+  def __init__(self, config: rules.Config, begin_timeout: float):
     """Starts without an open round.
 
     Args:
       config: the configuration of the rules.
-      patience: seconds that contributions before their turn wait at most.
+      begin_timeout: seconds that contributions before their turn wait at most.
     """
     super().__init__()
-    self._config, self._patience = config, patience
+    self._config, self._begin_timeout = config, begin_timeout
     # When the window ends, and when the round begins even if no learner's turn
     # has come.
     self._closes = self._begins_by = math.inf
@@ -142,8 +142,8 @@ class Rounds(Policy):
       return True
     if not state.accepted_count:
       return False
-    if not all_in and self.now < first + self._patience:
-      self._begins_by = first + self._patience
+    if not all_in and self.now < first + self._begin_timeout:
+      self._begins_by = first + self._begin_timeout
       return False
     self._step, self._began = state.step, self.now
     return True
