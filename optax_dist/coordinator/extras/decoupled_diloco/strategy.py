@@ -49,8 +49,8 @@ class LearnerState(NamedTuple):
     steps: its own steps since then, for each fragment.
     tokens: its tokens since then, for each fragment.
     local_step: how many steps it has taken.
-    gave: the step at which it last contributed.
-    ready: the step from which it may begin the open round.
+    contributed_at: the step at which it last contributed.
+    begins_at: the step from which it may begin the open round.
     missed: rounds merged without it, since the last one with it.
   """
 
@@ -61,8 +61,8 @@ class LearnerState(NamedTuple):
   steps: np.ndarray
   tokens: np.ndarray
   local_step: int
-  gave: int
-  ready: int
+  contributed_at: int
+  begins_at: int
   missed: int
 
 
@@ -163,8 +163,8 @@ class DecoupledDiloco(strategy.Strategy):
       steps=none,
       tokens=none,
       local_step=0,
-      gave=0,
-      ready=dd.turn(self.rules, round_ % self.rules.fragments),
+      contributed_at=0,
+      begins_at=dd.turn(self.rules, round_ % self.rules.fragments),
       missed=0,
     )
 
@@ -207,7 +207,7 @@ class DecoupledDiloco(strategy.Strategy):
     return ready and bool(local.steps[fragment] > 0)
 
   def _begins(self, local: LearnerState, called: bool) -> bool:
-    return called or local.local_step >= local.ready
+    return called or local.local_step >= local.begins_at
 
   def fragment(self, local: LearnerState) -> int:
     """The fragment of the open round."""
@@ -248,7 +248,7 @@ class DecoupledDiloco(strategy.Strategy):
       int(late[fragment]),
       self._begins(local, called),
     )
-    return payload, work, local._replace(gave=local.local_step)
+    return payload, work, local._replace(contributed_at=local.local_step)
 
   def merge(
     self, shared: strategy.SharedState, local: LearnerState, merged: bool
@@ -273,7 +273,7 @@ class DecoupledDiloco(strategy.Strategy):
       params = self._with(fragment, params, mixed)
     # A merge that took long does not delay the next one.
     own = merged and round_ == local.round + 1
-    began = local.gave if own else local.local_step
+    began = local.contributed_at if own else local.local_step
     turn = dd.turn(rules, round_ % rules.fragments)
     missed = 0 if merged else local.missed + round_ - local.round
     return local._replace(
@@ -283,7 +283,7 @@ class DecoupledDiloco(strategy.Strategy):
       taken=np.where(takes, versions, local.taken),
       steps=np.where(takes, 0, local.steps),
       tokens=np.where(takes, 0, local.tokens),
-      ready=began + turn,
+      begins_at=began + turn,
       missed=missed,
     )
 

@@ -149,7 +149,7 @@ def test_a_learner_contributes_by_its_own_clock():
   # The merge has taken three steps; the turn counts from when it has given.
   local = found.merge(shared, trained(found, local, 3), merged=True)
   assert dues(found, local, 2)[0] == [True, True]
-  assert local.ready == 12
+  assert local.begins_at == 12
 
 
 def test_a_called_learner_contributes_what_it_has():
