@@ -53,6 +53,7 @@ class Driven:
       replica=0,
       settings=Options(**options),
     )
+    self.participant.inbox.incarnation = 0
     self.one = Replica(self.participant)
     self.one._loop.begin()
     self.participant.driver.submit = self._submit
