@@ -36,7 +36,7 @@ from optax_dist.coordinator.runtime import (
   threads,
 )
 from optax_dist.coordinator.server import places, process
-from optax_dist.coordinator.training import participant, preemption
+from optax_dist.coordinator.training import model, participant, preemption
 from optax_dist.coordinator.transport import addresses, sockets, tls
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -221,7 +221,7 @@ def join(
   line = channel.current()
   warm = bool(launched.standby)
   if warm and line is not None:
-    participant.compile_update(job.keywords["strategy"], params, chosen)
+    model.prepare(job.keywords["strategy"], params, chosen.wire)
     launched = standby.wait(line)
     assert launched.replica is not None
     number = launched.replica

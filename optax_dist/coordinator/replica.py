@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from optax_dist import ledger
-from optax_dist.coordinator import errors, journal, phases, strategies
+from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.protocol.entries import Lineage
+from optax_dist.coordinator.strategies import hyperparams
 from optax_dist.coordinator.training import calls, preemption
-from optax_dist.coordinator.training.participant import Loop, Participant
-from optax_dist.coordinator.training.waiting import SynchronousLoop
+from optax_dist.coordinator.training.participant import Participant
 
 __all__ = ["Outcome", "Replica"]
 
@@ -32,6 +30,7 @@ class Replica:
   Attributes:
     replica: its id.
     processes: the processes of the replica, of which this is one.
+    has_data: whether samples are leased (`data` of `join`).
   """
 
   def __init__(
@@ -49,13 +48,11 @@ class Replica:
       tell: called with an event for the launcher, and its fields; None for no one.
     """
     self.replica, self.processes = participant.replica, participant.processes
-    self._participant, self._preempted = participant, preempted
+    self.has_data = participant.samples.data is not None
+    self._participant = participant
     if tell is not None:
       participant.tell = tell
-    make = participant.strategy.loop or SynchronousLoop
-    self._loop: Loop = make(participant)
-    self._one_thread = calls.OneThread(self.replica)
-    self._views = calls.Views()
+    self._calls = calls.TrainingCalls(participant, preempted)
 
   def start(self, warm: bool = False) -> Replica:
     """Asks to join, and waits until the replica is admitted.
@@ -70,7 +67,7 @@ class Replica:
         state. Otherwise the replica gets that state, and `finished` is True.
       CoordinatorError: there is no answer within `timeout` seconds.
     """
-    preempted = self._preempted
+    preempted = self._calls.preempted
     try:
       if preempted is not None:
         preempted.install()
@@ -81,9 +78,9 @@ class Replica:
       raise
     if preempted is not None:
       preempted.joined()
-    process = self._participant.process
+    process = self._participant.driver.process
     self._participant.tell("joined", step=self.global_step, process=process)
-    self._loop.begin(warm)
+    self._calls.loop.begin(warm)
     if self._participant.settings.step_timeout != 0:
       self._participant.watchdog.start()
     return self
@@ -94,20 +91,22 @@ class Replica:
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
     participant = self._participant
-    return self._views.show(
+    return self._calls.views.show(
       "params",
-      participant.strategy.params(participant.shared, self._loop.local),
+      participant.strategy.params(participant.shared, self._calls.loop.local),
     )
 
   @property
   def center(self) -> Any:
     """The state all replicas share, as of the last `step`."""
-    return self._views.show("center", self._participant.shared.params)
+    return self._calls.views.show("center", self._participant.shared.params)
 
   @property
   def opt_state(self) -> Any:
     """The shared state of the optimizer, as of the last `step`."""
-    return self._views.show("opt_state", self._participant.shared.opt_state)
+    return self._calls.views.show(
+      "opt_state", self._participant.shared.opt_state
+    )
 
   @property
   def inner_state(self) -> Any:
@@ -117,8 +116,8 @@ class Replica:
     with `state_to_save` into a checkpoint, and to replicas that join.
     """
     participant = self._participant
-    state = participant.to_save or participant.submission.base
-    return self._views.show("inner_state", state.inner)
+    state = participant.saving.state or participant.submission.base
+    return self._calls.views.show("inner_state", state.inner)
 
   @property
   def global_step(self) -> int:
@@ -162,14 +161,7 @@ class Replica:
     ones. If a replica has several processes, all of them check at the same
     points.
     """
-    participant, seen = self._participant, self._participant.inbox
-    if not seen.left:
-      seen.sync()
-      is_loop = participant.watchdog.steps.thread == threading.get_ident()
-      if is_loop and seen.finished is not None and seen.failure is None:
-        # Others may have taken the last steps since this one's last call.
-        self._loop.ended(0)
-    return participant.is_over
+    return self._calls.finished()
 
   @property
   def preempted(self) -> bool:
@@ -178,7 +170,7 @@ class Replica:
     The next `step` leaves the run then (`on_sigterm` of `join`). A loop without
     `step`, such as an evaluation, looks here, and ends early.
     """
-    return self._preempted is not None and self._preempted.look()
+    return self._calls.preempted is not None and self._calls.preempted.look()
 
   @property
   def has_left(self) -> bool:
@@ -234,7 +226,8 @@ class Replica:
       ... )
       [([[5, 2, 4, 0]], 1)]
     """
-    yield from map(self._data("batches()").indices, self._leases())
+    data = self._participant.samples.needed_for("batches()")
+    yield from map(data.indices, self._calls.leases())
 
   def micro_batches(self) -> Iterator[micro_batches.Slot]:
     """Yields the micro-batches to compute gradients on, until all data is used.
@@ -262,24 +255,14 @@ class Replica:
       ... )
       [[(0, 0, [4, 5]), (0, 1, [2, 3])]]
     """
-    slots = self._participant.slots
+    slots = self._participant.samples.slots
     if slots is None:
       raise ValueError(
         "micro_batches() needs data=Batches(..., deterministic=True), given to"
         " join or run_embedded."
       )
-    for spans in self._leases():
+    for spans in self._calls.leases():
       yield slots(spans)
-
-  def _leases(self) -> Iterator[ledger.Spans]:
-    """The positions of the next gradient, until there are none."""
-    while True:
-      with self._one_thread:
-        self._views.check()
-        spans = self._next_lease()
-      if spans is None:
-        return
-      yield spans
 
   def report_data(self) -> tuple[ledger.EpochReport, ...]:
     """What became of each epoch's samples, as of `params`, by index.
@@ -287,7 +270,7 @@ class Replica:
     Raises:
       ValueError: `join` or `run_embedded` was given no `data`.
     """
-    data = self._data("report_data()")
+    data = self._participant.samples.needed_for("report_data()")
     return ledger.report(data, self.progress_at(self.global_step))
 
   def progress_at(self, step: int) -> ledger.Progress:
@@ -300,12 +283,13 @@ class Replica:
       ValueError: `join` or `run_embedded` was given no `data`.
       ValueError: the step is neither, and not among the latest either.
     """
-    self._data("progress_at()")
+    self._participant.samples.needed_for("progress_at()")
     seen = self._participant.inbox
     known = lambda: step in seen.progress
     latest = max(list(seen.progress), default=-1)
     comes = latest < step <= seen.published.step
-    if not (known() or comes or step in self._participant.held_steps()):
+    held = self._participant.saving.steps(self.global_step)
+    if not (known() or comes or step in held):
       raise ValueError(
         "progress_at(step) is for the step of `params`, now"
         f" {self.global_step}, or of `state_to_save`; got {step!r}, which is not"
@@ -313,35 +297,6 @@ class Replica:
       )
     self._participant.wait(known, "to read what is committed")
     return seen.progress[step]
-
-  @property
-  def has_data(self) -> bool:
-    """Whether samples are leased (`data` of `join`)."""
-    return self._participant.data is not None
-
-  def _data(self, what: str) -> ledger.Batches:
-    data = self._participant.data
-    if data is None:
-      raise ValueError(
-        f"{what} needs data=Batches(...), given to join or run_embedded."
-      )
-    return data
-
-  def _next_lease(self) -> ledger.Spans | None:
-    """The samples of the next gradient, as soon as some are leased."""
-    participant, seen = self._participant, self._participant.inbox
-    participant.driver.loop.check_process()
-    submission = participant.submission
-    while True:
-      if self._ended(0) is not None and self.finished:
-        return None
-      spans = submission.draw(seen)
-      if spans is not None:
-        return spans
-      if submission.ended is None:
-        participant.wait(
-          lambda: submission.can_draw(seen), "for samples to compute on"
-        )
 
   # Called by the training loop.
 
@@ -375,29 +330,7 @@ class Replica:
       ValueError: the batch is not a JSON value, or too long a one.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
-    participant = self._participant
-    phases.slow_down(time.monotonic() - participant.stopwatch.mark)
-    if tokens is not None and (not self._loop.weighs_tokens or tokens < 0):
-      raise ValueError(
-        "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
-        f" {tokens!r} with {participant.strategy.name!r}."
-      )
-    with self._one_thread:
-      self._views.check()
-      phases.reach("computing", self.replica)
-      participant.driver.loop.check_process()
-      participant.stopwatch.computed()
-      participant.inbox.sync()
-      outcome = self._ended(1)
-      if outcome is None:
-        grads = participant.template.fit(grads)
-        text = "null" if batch is None else self._encode_batch_label(batch)
-        count = 1 if tokens is None else int(tokens)
-        outcome = self._loop.add(grads, text, count)
-      outcome = participant.announce(outcome)
-      if self._preempted is None:
-        return outcome
-      return self._leave_if_preempted(outcome)
+    return self._calls.step(grads, batch, tokens)
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -405,11 +338,7 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the rest of the computation is saved.
     """
-    with self._one_thread:
-      self._views.check()
-      self._participant.inbox.sync()
-      outcome = self._ended(1) or self._loop.abandon()
-      return self._leave_if_preempted(self._participant.announce(outcome))
+    return self._calls.abandon()
 
   def save_soon(self) -> None:
     """Asks all replicas to save after a common step; see `Outcome.save`.
@@ -448,7 +377,7 @@ class Replica:
       >>> coordinator.run_embedded(train, 1, opt, jnp.zeros(()))
       [-1.5]
     """
-    self._participant.check_hyperparams(values)
+    hyperparams.check(self._participant.shared, values)
     numbers = tuple((name, float(value)) for name, value in values.items())
     self._participant.driver.enqueue(messages.SetHyperparams(numbers))
 
@@ -460,7 +389,7 @@ class Replica:
     there; it has kept its state nonetheless. Otherwise it is the state of
     `params`.
     """
-    kept = self._participant.to_save
+    kept = self._participant.saving.state
     if kept is not None:
       return kept.get(), kept.step
     return self._participant.shared, self.global_step
@@ -474,14 +403,7 @@ class Replica:
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
-    participant = self._participant
-    if not self.finished:
-      participant.raise_failure()
-      participant.driver.enqueue(messages.Finish(reason))
-      over = lambda: participant.inbox.finished is not None
-      participant.wait(over, "for the end of the run")
-    if not participant.inbox.left:
-      self._loop.ended(0)
+    self._calls.finish(reason)
 
   def leave(self) -> None:
     """Takes this replica out of the run gracefully; the others go on.
@@ -489,26 +411,7 @@ class Replica:
     Raises:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
-    if not self.finished:
-      self._participant.leave()
-
-  def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
-    """After SIGTERM: leaves, or has all replicas save first."""
-    preempted = self._preempted
-    if preempted is None or outcome.finished:
-      return outcome
-    preempted.look()
-    if preempted.wants_save():
-      self.save_soon()
-    decided = bool(outcome.members or outcome.reason)
-    leaves = preempted.is_time(
-      save=outcome.save is not None,
-      settled=decided and not self._participant.submission.gradients,
-    )
-    if not self._participant.inbox.agree(leaves):
-      return outcome
-    self.leave()
-    return outcome._replace(finished=True)
+    self._calls.leave()
 
   def close(self) -> None:
     """Stops this replica's threads and waits; unsent messages are lost.
@@ -518,8 +421,8 @@ class Replica:
     self._participant.close()
     if self._participant.driver.loop.is_forked:
       return
-    if self._preempted is not None:
-      self._preempted.remove()
+    if self._calls.preempted is not None:
+      self._calls.preempted.remove()
     if not self._participant.is_over and self.failure is not None:
       # A program that catches the error may exit with code 0.
       failure = self.failure
@@ -547,24 +450,3 @@ class Replica:
         self._participant.driver.enqueue(messages.Leave(True, reason))
     finally:
       self.close()
-
-  # Helpers.
-
-  def _encode_batch_label(self, batch: Any) -> str:
-    """A batch as JSON, short enough for a record with those of all gradients."""
-    text, most = journal.to_json("batch", batch), self._participant.most_text
-    if len(text) > most:
-      raise ValueError(
-        f"batch must have at most {most} bytes of JSON, since all those of a step"
-        f" are one record of the log; got {len(text)}."
-      )
-    return text
-
-  def _ended(self, gradients: int) -> Outcome | None:
-    """The outcome to return if nothing can be submitted any more."""
-    participant = self._participant
-    participant.raise_failure()
-    if participant.inbox.left:
-      participant.submission.count("finished", gradients)
-      return participant.outcome("finished", finished=True)
-    return self._loop.ended(gradients)

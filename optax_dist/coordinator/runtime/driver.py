@@ -159,6 +159,11 @@ class Driver:
     return self._transport.allocate(self._nbytes)
 
   @property
+  def process(self) -> str:
+    """How the coordinator calls this process."""
+    return self._transport.name
+
+  @property
   def has_remote_peers(self) -> bool:
     """Whether arrays are sent to some peers, not lent; from any thread."""
     return self._peers.has_far

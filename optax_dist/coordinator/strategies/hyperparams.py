@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, GetAttrKey
 
@@ -64,6 +65,38 @@ def change(shared: Any, changes: Mapping[str, float]) -> Any:
     opt_state=put(opt_state, changed(find(opt_state), changes)),
     hyperparams=changed(own, changes) if own else own,
   )
+
+
+def check(shared: Any, values: Mapping[str, float]) -> None:
+  """Checks what `Replica.set_hyperparams` is given, with a `SharedState`.
+
+  Raises:
+    ValueError: see there.
+  """
+  own = find(shared.opt_state)
+  known = dict(shared.hyperparams)
+  for name, arrays in own.items():
+    known[name] = (*known.get(name, ()), *arrays)
+  for name, value in values.items():
+    if name not in known:
+      raise ValueError(
+        f"set_hyperparams({name}=...) needs a number that the optimizer has in its"
+        f" state; it has {', '.join(sorted(known)) or 'none'}. Give it as one, and"
+        f" not as a schedule: optax.inject_hyperparams(optax.sgd)({name}=0.1)."
+      )
+    for array in known[name]:
+      if np.shape(array):
+        raise ValueError(
+          f"set_hyperparams({name}=...) is for single numbers, and {name} is"
+          f" {array.dtype}{list(array.shape)}."
+        )
+      with np.errstate(over="ignore", invalid="ignore"):
+        number = float(np.asarray(value).astype(array.dtype))
+      whole = not jnp.issubdtype(array.dtype, jnp.floating)
+      if not np.isfinite(number) or (whole and number != value):
+        raise ValueError(
+          f"{name} must be a finite {array.dtype}, got {value!r}."
+        )
 
 
 def _positions(state: Any) -> dict[str, list[int]]:

@@ -1,11 +1,21 @@
-"""What a training loop may do with its replica: one call at a time, and no edits."""
+"""What a training loop does with its replica: one call at a time, and no edits."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from jax import tree_util
+
+from optax_dist import ledger
+from optax_dist.coordinator import journal, phases
+from optax_dist.coordinator.outcome import Outcome
+from optax_dist.coordinator.protocol import messages
+from optax_dist.coordinator.training import preemption
+from optax_dist.coordinator.training.participant import Loop, Participant
+from optax_dist.coordinator.training.waiting import SynchronousLoop
 
 
 class Views:
@@ -55,23 +65,166 @@ class Views:
         )
 
 
-class OneThread:
-  """Refuses a second thread: it could get the first one's answer."""
+class TrainingCalls:
+  """The calls of a training loop, behind those of `Replica`.
 
-  def __init__(self, replica: object):
-    """Starts without any.
+  Attributes:
+    loop: how the replica takes part in steps.
+    views: what the training loop was shown.
+    preempted: how it reacts to SIGTERM; None: not at all.
+  """
 
-    Args:
-      replica: the replica's id.
-    """
-    self._replica, self._lock = replica, threading.RLock()
+  def __init__(
+    self,
+    participant: Participant,
+    preempted: preemption.Preemption | None,
+  ):
+    """Prepares them; `loop` begins once the replica is admitted."""
+    make = participant.strategy.loop or SynchronousLoop
+    self.loop: Loop = make(participant)
+    self.views, self.preempted = Views(), preempted
+    self._participant, self._lock = participant, threading.RLock()
 
-  def __enter__(self) -> None:
+  def step(self, grads: Any, batch: Any, tokens: int | None) -> Outcome:
+    """See `Replica.step`."""
+    participant = self._participant
+    phases.slow_down(time.monotonic() - participant.stopwatch.mark)
+    if tokens is not None and (not self.loop.weighs_tokens or tokens < 0):
+      raise ValueError(
+        "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
+        f" {tokens!r} with {participant.strategy.name!r}."
+      )
+    self._enter()
+    try:
+      phases.reach("computing", participant.replica)
+      participant.driver.loop.check_process()
+      participant.stopwatch.computed()
+      participant.inbox.sync()
+      outcome = self._ended(1)
+      if outcome is None:
+        grads = participant.encoder.fit(grads)
+        count = 1 if tokens is None else int(tokens)
+        outcome = self.loop.add(grads, self._label(batch), count)
+      return self._after(outcome)
+    finally:
+      self._lock.release()
+
+  def abandon(self) -> Outcome:
+    """See `Replica.abandon`."""
+    self._enter()
+    try:
+      self._participant.inbox.sync()
+      return self._after(self._ended(1) or self.loop.abandon())
+    finally:
+      self._lock.release()
+
+  def leases(self) -> Iterator[ledger.Spans]:
+    """The positions of the next gradient, until there are none."""
+    while True:
+      self._enter()
+      try:
+        spans = self._next_lease()
+      finally:
+        self._lock.release()
+      if spans is None:
+        return
+      yield spans
+
+  def _next_lease(self) -> ledger.Spans | None:
+    """The samples of the next gradient, as soon as some are leased."""
+    participant, seen = self._participant, self._participant.inbox
+    participant.driver.loop.check_process()
+    submission = participant.submission
+    while True:
+      if self._ended(0) is not None and self.finished():
+        return None
+      spans = submission.draw(seen)
+      if spans is not None:
+        return spans
+      if submission.ended is None:
+        participant.wait(
+          lambda: submission.can_draw(seen), "for samples to compute on"
+        )
+
+  def finished(self) -> bool:
+    """See `Replica.finished`."""
+    participant, seen = self._participant, self._participant.inbox
+    if not seen.left:
+      seen.sync()
+      is_loop = participant.watchdog.steps.thread == threading.get_ident()
+      if is_loop and seen.finished is not None and seen.failure is None:
+        # Others may have taken the last steps since this one's last call.
+        self.loop.ended(0)
+    return participant.is_over
+
+  def finish(self, reason: str) -> None:
+    """See `Replica.finish`."""
+    participant = self._participant
+    if not self.finished():
+      participant.raise_failure()
+      participant.driver.enqueue(messages.Finish(reason))
+      over = lambda: participant.inbox.finished is not None
+      participant.wait(over, "for the end of the run")
+    if not participant.inbox.left:
+      self.loop.ended(0)
+
+  def leave(self) -> None:
+    """See `Replica.leave`."""
+    if not self.finished():
+      self._participant.leave()
+
+  # Helpers.
+
+  def _enter(self) -> None:
+    """Refuses a second thread, which could get the first one's answer; and edits."""
     if not self._lock.acquire(blocking=False):
       raise RuntimeError(
-        f"Two threads are using replica {self._replica!r} at once. A replica has"
-        " one training loop: let one thread call step, abandon and batches."
+        f"Two threads are using replica {self._participant.replica!r} at once. A"
+        " replica has one training loop: let one thread call step, abandon and"
+        " batches."
       )
+    try:
+      self.views.check()
+    except BaseException:
+      self._lock.release()
+      raise
 
-  def __exit__(self, *error: object) -> None:
-    self._lock.release()
+  def _ended(self, gradients: int) -> Outcome | None:
+    """The outcome to return if nothing can be submitted any more."""
+    participant = self._participant
+    participant.raise_failure()
+    if participant.inbox.left:
+      participant.submission.count("finished", gradients)
+      return participant.outcome("finished", finished=True)
+    return self.loop.ended(gradients)
+
+  def _label(self, batch: Any) -> str:
+    """A batch as JSON, short enough for a record with those of all gradients."""
+    if batch is None:
+      return "null"
+    text, most = journal.to_json("batch", batch), self._participant.most_text
+    if len(text) > most:
+      raise ValueError(
+        f"batch must have at most {most} bytes of JSON, since all those of a step"
+        f" are one record of the log; got {len(text)}."
+      )
+    return text
+
+  def _after(self, outcome: Outcome) -> Outcome:
+    """Announces a step to save at; after SIGTERM leaves, or has all save first."""
+    participant, preempted = self._participant, self.preempted
+    outcome = participant.announce(outcome)
+    if preempted is None or outcome.finished:
+      return outcome
+    preempted.look()
+    if preempted.wants_save():
+      participant.driver.enqueue(messages.Save())
+    decided = bool(outcome.members or outcome.reason)
+    leaves = preempted.is_time(
+      save=outcome.save is not None,
+      settled=decided and not participant.submission.gradients,
+    )
+    if not participant.inbox.agree(leaves):
+      return outcome
+    self.leave()
+    return outcome._replace(finished=True)

@@ -10,20 +10,15 @@ each step has its own.
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from optax_dist import ledger, quorum
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, journal, options, strategies
-from optax_dist.coordinator.aggregation import layout, means, nodes, reducer
-from optax_dist.coordinator.data import arguments, micro_batches
+from optax_dist.coordinator import errors, options, strategies
+from optax_dist.coordinator.aggregation import reducer
 from optax_dist.coordinator.data import probe as probes
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
@@ -33,14 +28,16 @@ from optax_dist.coordinator.runtime import (
   agreement,
   driver,
   endpoint,
-  states,
   timings,
   trees,
-  update,
   watchdog,
 )
-from optax_dist.coordinator.runtime.processes import Parts, Processes
-from optax_dist.coordinator.strategies import hyperparams
+from optax_dist.coordinator.runtime.processes import Processes
+from optax_dist.coordinator.training import job as jobs
+from optax_dist.coordinator.training import model as models
+from optax_dist.coordinator.training.encoder import Encoder
+from optax_dist.coordinator.training.samples import Samples
+from optax_dist.coordinator.training.saving import Saving
 from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -98,26 +95,19 @@ class Participant:
 
   Attributes:
     replica: its id.
-    process: how the coordinator calls this process.
     strategy: what replicas share, keep and send.
     settings: the options of the run.
     processes: the processes of the replica, of which this is one.
-    config: the configuration of the protocol core.
-    template: what gradients must be like.
-    data: the samples that are leased; None if none are.
-    slots: the micro-batches of deterministic data; None without.
-    sums: adds up their gradients; None without.
-    most_text: bytes of a submission's batches, as JSON.
-    update: what is sent of a gradient, and what a mean changes.
-    layout: that of gradients, and of means.
+    samples: those that are leased to it, if any are.
+    encoder: makes of gradients what is sent.
     driver: the event loop.
     inbox: what the event loop has notified.
     submission: what is summed and submitted.
+    saving: the common step to save at.
     stopwatch: measures the training loop.
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
-    to_save: the state to save; None: that of the parameters.
   """
 
   def __init__(
@@ -161,165 +151,97 @@ class Participant:
     self.replica, self.strategy, self.settings = replica, strategy, settings
     self.processes = processes or Processes()
     global_step = checks.count("global_step", global_step, least=0)
-    params = trees.as_params(params)
-    shared = strategy.shared(params)
-    if opt_state is not None:
-      trees.check_like("opt_state", opt_state, shared.opt_state)
-      shared = shared._replace(opt_state=opt_state)
-    self.template = trees.Template(params)
-    inner = strategy.inner_state(strategy.local(shared))
-    begins_fresh = isinstance(inner_state, str)
-    if inner_state is not None and not begins_fresh:
-      inner = _restored(inner_state, inner, strategy)
-      shared = shared._replace(hyperparams=hyperparams.find(inner))
-    alike = agreement.agreement(strategy, shared, params, settings, data, inner)
-    parts = self.processes.parts(strategy, params, shared, inner)
-    self.update, self.layout, shared = _compiled(
-      strategy, params, parts, settings.wire
+    model = models.prepare(
+      strategy,
+      params,
+      settings.wire,
+      processes=self.processes,
+      opt_state=opt_state,
+      inner_state=inner_state,
     )
-    # Shards are exchanged however small they are: no process has the whole
-    # gradient.
-    nbytes = self.layout.nbytes
-    whole = parts.gradient is None
-    self._inline = whole and nbytes <= settings.inline_bytes
-    # Where gradients are encoded that are sent inline.
-    self._scratch = np.empty(nbytes, np.uint8) if self._inline else None
-    numbers = strategy.quorum
-    # Those of a step are in one message.
-    gradients = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
-    self.most_text = _MOST_TEXT // gradients
-    self.data = data
-    samples = arguments.samples_per_gradient(data, strategy)
-    add: Callable[[Any, Any], Any]
-    add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
-    self.slots: micro_batches.Slots | None = None
-    self.sums: micro_batches.Sums | None = None
-    window = 0
-    if data is not None and data.deterministic:
-      self.slots = micro_batches.Slots(data)
-      summing = nodes.Summing(
-        self.layout,
-        data.slots,
-        lambda: self.driver.allocate(),
-      )
-      self.sums = micro_batches.Sums(self.slots, summing, self.processes)
-      add, window = self.sums.add, data.global_batch
-      start = strategy.params(shared, strategy.local(shared))
-      text = "" if probe is None else self._probed(probe, start, self.slots)
-      alike += (("gradient of a probe", text),)
-    averages = reducer.Reducer(self.layout, data if window else None)
-    transport = place.transport
-    self.process = transport.name
-    address, digest = self.processes.meet(
-      (transport.name, transport.address), fingerprint(shared)
+    template = trees.Template(model.params)
+    self.samples = Samples(
+      data, model, self.processes, lambda: self.driver.allocate()
     )
-    progress = ledger.Progress() if progress is None else progress
-    about = {
-      "strategy": strategy.name,
-      **numbers._asdict(),
-      "cores": probes.cores(),
-      "weight": numbers.weight and "inverse_staleness",
-      "wire": settings.wire,
-      "inline": self._inline,
-      "gradient_bytes": nbytes,
-      "data": None if data is None else vars(data),
-      "config": dict(settings.config),
-    }
-    job = entries.Job(
-      alike + parts.agreement,
-      entries.Rules(
-        **numbers._asdict(),
-        inline_bytes=nbytes if self._inline else None,
-        alone=strategy.alone,
-        timeout=float(settings.timeout),
-        transfer_timeout=settings.transfer_timeout,
-        silence_timeout=settings.silence_timeout,
-        stall_warning=float(settings.stall_warning),
-        fingerprint_every=settings.fingerprint_every,
-        max_skipped=settings.max_skipped,
-      ),
-      leaves=tuple(
-        [(tuple(x.shape), str(x.dtype)) for x in self.update.blocks]
-        if self._inline
-        else []
-      ),
-      wire=settings.wire,
-      data=data,
-      fragments=strategy.fragments,
-      about=journal.to_json("the run", about),
-      journal="" if settings.journal is None else os.fspath(settings.journal),
-      run=settings.run,
-    )
-    self.config = config.Config(job)
-    me = config.Me(
-      transport.name,
-      replica,
-      address,
-      entries.Start(
-        global_step,
-        f"{digest}-{progress}" if progress.next else digest,
-        progress,
-        lineage or (),
-      ),
-      endpoint.COORDINATOR,
-      place.coordinator,
-      inner is not None and not begins_fresh,
-      follows,
-    )
+    alike = agreement.agreement(
+      strategy, model.start, model.params, settings, data, model.inner
+    ) + self.samples.probed(probe, model, template)
+    made = config.Config(jobs.job(model, settings, data, alike))
+    start = (global_step, progress or ledger.Progress(), lineage or ())
     self.driver = driver.Driver(
-      self.processes.core(self.config, me),
+      self.processes.core(made, self._me(place, model, start, follows)),
       place,
       replica=replica,
-      gradients=self.layout,
-      reducer=averages,
-      initial=shared,
+      gradients=model.layout,
+      reducer=reducer.Reducer(
+        model.layout, data if self.samples.window else None
+      ),
+      initial=model.shared,
       step=global_step,
-      apply=self.update.apply,
-      deadlines=self.config.deadlines,
+      apply=model.update.apply,
+      deadlines=made.deadlines,
       silence=settings.silence,
       processes=self.processes,
-      shards=parts.state,
-      inner=parts.inner,
+      shards=model.parts.state,
+      inner=model.parts.inner,
     )
-    if begins_fresh:
-      self.driver.arrays.states.keep(parts.inner)
+    if model.is_fresh:
+      self.driver.arrays.states.keep(model.parts.inner)
+    # Slightly longer than the core's own deadline.
+    self._patience = made.deadlines.replica + 1.0
+    self.encoder = Encoder(
+      model, template, self.samples, jobs.is_inline(model, settings)
+    )
     self.inbox = self.driver.inbox
     self.tell: Callable[..., None] = lambda event, **fields: None
     self.inbox.on_finished = lambda: self.tell("finished")
-    self.submission = Submission(
-      self.inbox.published,
-      add,
-      max_staleness=numbers.max_staleness if strategy.loop is None else None,
-      samples=samples,
-      window=window,
-    )
-    self.stopwatch = timings.Stopwatch()
+    self.submission = self._first_submission()
+    self.saving, self.stopwatch = Saving(), timings.Stopwatch()
     # Without a launcher to restart it, a process is ended only on request.
     ends = bool(settings.step_timeout or on_stuck)
-    self._on_stuck = on_stuck
     self.watchdog = watchdog.Watchdog(
       settings.steps,
       f"replica {replica}",
       self.driver.stalled,
-      self._evict if ends else None,
+      functools.partial(self._evict, on_stuck) if ends else None,
     )
     self.closed = False
-    self.to_save: states.State | None = None
-    # The last step announced to be saved.
-    self._saved = -1
 
-  def _probed(
-    self, probe: probes.Probe, params: Any, slots: micro_batches.Slots
-  ) -> str:
-    """What a probe found."""
-    first = ((0, slots.data.unit(slots.data.slots)),)
+  def _me(
+    self,
+    place: endpoint.Endpoint,
+    model: models.Model,
+    start: tuple[int, ledger.Progress, Lineage],
+    follows: tuple[tuple[str, int], ...],
+  ) -> config.Me:
+    """Which replica this is, once its processes have met."""
+    own = place.transport.name, place.transport.address
+    address, digest = self.processes.meet(own, fingerprint(model.shared))
+    step, progress, lineage = start
+    if progress.next:
+      digest = f"{digest}-{progress}"
+    return config.Me(
+      place.transport.name,
+      self.replica,
+      address,
+      entries.Start(step, digest, progress, lineage),
+      endpoint.COORDINATOR,
+      place.coordinator,
+      model.inner is not None and not model.is_fresh,
+      follows,
+    )
 
-    def update(start: Any, grads: Any) -> Any:
-      leaves = jax.tree.leaves(self.template.fit(grads))
-      arrays = [np.asarray(leaf) for leaf in leaves]
-      return self.update.apply(self.strategy.shared(start), arrays)
-
-    return probes.result(probe, params, slots(first), update)
+  def _first_submission(self) -> Submission:
+    max_staleness = None
+    if self.strategy.loop is None:
+      max_staleness = self.strategy.quorum.max_staleness
+    return Submission(
+      self.inbox.published,
+      self.samples.add,
+      max_staleness=max_staleness,
+      samples=self.samples.each,
+      window=self.samples.window,
+    )
 
   # Its beginning and its end.
 
@@ -353,8 +275,7 @@ class Participant:
     if self.driver.loop.is_forked:
       return
     self.watchdog.close()
-    if self.sums is not None:
-      self.sums.close()
+    self.samples.close()
     self.driver.loop.close("closed")
     self.inbox.close()
 
@@ -381,13 +302,15 @@ class Participant:
     self.driver.enqueue(messages.Leave(True, reason))
     self.close()
 
-  def _evict(self, reason: str, stacks: str) -> None:
+  def _evict(
+    self, on_stuck: Callable[[str], None] | None, reason: str, stacks: str
+  ) -> None:
     """Called by the watchdog: the training loop is stuck."""
     if self.is_over or self.inbox.failure is not None:
       return
     self.driver.evict(reason, stacks)
-    if self._on_stuck is not None:
-      self._on_stuck(reason)
+    if on_stuck is not None:
+      on_stuck(reason)
 
   @property
   def is_over(self) -> bool:
@@ -421,12 +344,8 @@ class Participant:
 
   def forget(self) -> None:
     """Forgets what the training loop has no more use for."""
-    self.inbox.forget(self.submission.sequence, self.held_steps())
-
-  def held_steps(self) -> tuple[int, ...]:
-    """The steps of the parameters and of the state to save."""
-    current = self.submission.base.step
-    return (current,) if self.to_save is None else (current, self.to_save.step)
+    steps = self.saving.steps(self.submission.base.step)
+    self.inbox.forget(self.submission.sequence, steps)
 
   def outcome(self, reason: str = "", **fields: Any) -> Outcome:
     """The outcome of what was dropped for this reason, or was not."""
@@ -434,44 +353,16 @@ class Participant:
 
   def announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""
-    # Held before it is looked at: a newer one may replace it meanwhile.
-    kept = self.to_save = self.inbox.to_save
-    if kept is None or not self._saved < kept.step <= self.submission.base.step:
-      self.to_save = None
-      return outcome
-    self._saved = kept.step
-    return outcome._replace(save=kept.step)
+    step = self.submission.base.step
+    return self.saving.announce(outcome, self.inbox.to_save, step)
 
-  def check_hyperparams(self, values: Mapping[str, float]) -> None:
-    """Checks what `Replica.set_hyperparams` is given.
-
-    Raises:
-      ValueError: see there.
-    """
-    own = hyperparams.find(self.shared.opt_state)
-    known = dict(self.shared.hyperparams)
-    for name, arrays in own.items():
-      known[name] = (*known.get(name, ()), *arrays)
-    for name, value in values.items():
-      if name not in known:
-        raise ValueError(
-          f"set_hyperparams({name}=...) needs a number that the optimizer has in its"
-          f" state; it has {', '.join(sorted(known)) or 'none'}. Give it as one, and"
-          f" not as a schedule: optax.inject_hyperparams(optax.sgd)({name}=0.1)."
-        )
-      for array in known[name]:
-        if np.shape(array):
-          raise ValueError(
-            f"set_hyperparams({name}=...) is for single numbers, and {name} is"
-            f" {array.dtype}{list(array.shape)}."
-          )
-        with np.errstate(over="ignore", invalid="ignore"):
-          number = float(np.asarray(value).astype(array.dtype))
-        whole = not jnp.issubdtype(array.dtype, jnp.floating)
-        if not np.isfinite(number) or (whole and number != value):
-          raise ValueError(
-            f"{name} must be a finite {array.dtype}, got {value!r}."
-          )
+  @property
+  def most_text(self) -> int:
+    """Bytes of a submission's batches, as JSON: those of a step are one message."""
+    numbers = self.strategy.quorum
+    return _MOST_TEXT // max(
+      numbers.replicas_to_aggregate, numbers.total_num_replicas
+    )
 
   # Submissions.
 
@@ -497,30 +388,10 @@ class Participant:
       work: see `messages.SubmitGradient`.
     """
     submission = self.submission
-    finite, payload = True, b""
-    parts: Sequence[memoryview] = ()
+    sent = self.encoder.encode(submission.total, work, self.driver)
     # Stale gradients are reported without their numbers.
-    if self.sums is not None and submission.total is not None:
-      total = submission.total.result()
-      parts, work = [array.data for array in total.arrays], total.work
-    elif submission.total is not None:
-      out = self._scratch
-      if out is None:
-        out = np.frombuffer(self.driver.allocate(), np.uint8)
-      written = means.write(
-        self.update.split(submission.total),
-        self.layout,
-        out,
-        # If all are on this host, they read it in memory that all of them have.
-        in_place=not self._inline and self.driver.has_remote_peers,
-      )
-      finite = written is not None
-      if written is not None:
-        parts = written
-    if finite and submission.total is not None:
+    if sent.finite and submission.total is not None:
       self.driver.arrays.states.keep(inner_state)
-    if self._inline:
-      payload, parts = b"".join(parts), ()
     arrays = self.driver.arrays
     exchanged, seconds = arrays.exchanged
     measured = self.stopwatch.submitted(
@@ -528,14 +399,16 @@ class Participant:
       arrays.states.seconds,
       arrays.moved(),
     )
-    submitted = submission.submit(finite, payload, measured, work)
-    self.driver.submit(submitted, parts)
+    submitted = submission.submit(
+      sent.finite, sent.payload, measured, sent.work
+    )
+    self.driver.submit(submitted, sent.parts)
     self.watchdog.steps.end()
 
   # Waits.
 
   def wait(self, ready: Callable[[], bool], what: str) -> None:
-    """Waits, slightly longer than the core's own deadline.
+    """Waits for something.
 
     Args:
       ready: what to wait for, or for the run's end.
@@ -544,18 +417,17 @@ class Participant:
     Raises:
       CoordinatorError: it did not come, or the run can't go on.
     """
-    patience = self.config.deadlines.replica + 1.0
     if self.closed and not ready():
       self.raise_failure()
     self.watchdog.steps.end()
-    if self.inbox.wait(ready, patience):
+    if self.inbox.wait(ready, self._patience):
       self._watch()
       return
     self.raise_failure()
     if self.inbox.finished is not None:
       return
     raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {patience:.1f} s {what}."
+      f"Replica {self.replica!r} has waited {self._patience:.1f} s {what}."
       f" {self.driver.missing()}"
     )
 
@@ -568,63 +440,3 @@ class Participant:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
-
-
-def compile_update(
-  strategy: strategies.Strategy, params: Any, settings: options.Options
-) -> None:
-  """Has the update of a replica of one process compiled before it is made."""
-  params = trees.as_params(params)
-  shared = strategy.shared(params)
-  inner = strategy.inner_state(strategy.local(shared))
-  parts = Processes().parts(strategy, params, shared, inner)
-  _compiled(strategy, params, parts, settings.wire)
-
-
-def _compiled(
-  strategy: strategies.Strategy, params: Any, parts: Parts, wire: str
-) -> tuple[update.Update, layout.Layout, Any]:
-  """The update, the layout of gradients, and the first state, placed as by one.
-
-  The update is compiled here, and what a replica does by itself until then, so that
-  no round has to wait for it.
-  """
-  made = update.Update(strategy, params, parts)
-  sent = layout.layout(made.blocks, wire)
-  nothing = means.read(sent, np.zeros(sent.nbytes, np.uint8))
-  after = made.apply(parts.shared, nothing)
-  # Otherwise programs would be compiled anew after an update.
-  shared = jax.tree.map(trees.placed_like, parts.shared, after)
-  if (
-    isinstance(strategy, strategies.WaitingStrategy) and parts.inner is not None
-  ):
-    local = strategy.local(shared, parts.inner)
-    grads = jax.tree.map(jnp.zeros_like, params)
-    strategy.contribute(shared, local, grads)
-    strategy.so_far(shared, local)
-    strategy.settle(shared, shared, local, mine=True)
-  return made, sent, shared
-
-
-def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:
-  """The state of a replica's own optimizer, from a tree like it or its leaves.
-
-  Args:
-    given: the argument `inner_state` of `join`.
-    fresh: what the strategy begins with.
-    strategy: named in errors.
-
-  Raises:
-    ValueError: it is not like the fresh one.
-  """
-  if fresh is None:
-    raise ValueError(
-      "inner_state= is the state of a replica's own optimizer, with a strategy that"
-      f" trains locally; {strategy.name!r} has none. Leave it out."
-    )
-  leaves, tree = jax.tree.flatten(fresh)
-  words = list(map(trees.words_of, jax.tree.leaves(given)))
-  trees.check_like("inner_state", words, list(map(trees.words_of, leaves)))
-  pairs = zip(words, leaves, strict=True)
-  restored = [trees.restored_like(a, leaf) for a, leaf in pairs]
-  return jax.tree.unflatten(tree, restored)

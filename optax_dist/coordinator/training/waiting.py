@@ -56,16 +56,17 @@ class SynchronousLoop:
 
   def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
     participant, submission = self._participant, self._participant.submission
-    if participant.data is not None and submission.drawn is None:
+    samples = participant.samples
+    if samples.data is not None and submission.drawn is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )
     part, self.local = self._strategy.contribute(
       participant.shared, self.local, grads
     )
-    if participant.sums is not None and submission.drawn is not None:
-      leaves = participant.update.split(part)
-      part = participant.sums.encode(submission.drawn, leaves)
+    if samples.sums is not None and submission.drawn is not None:
+      leaves = participant.encoder.split(part)
+      part = samples.sums.encode(submission.drawn, leaves)
     submission.keep_drawn()
     if part is None and not submission.is_late(participant.inbox):
       part = self._cut_short()

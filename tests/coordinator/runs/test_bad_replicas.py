@@ -44,7 +44,7 @@ _KINDS = {
 def train(replica, is_finite, pause=0.002, seen=None):
   """Steps until the data is used; a replica may be wrong."""
   wrong = 0
-  slots = replica._participant.slots is not None
+  slots = replica._participant.samples.slots is not None
   for item in replica.micro_batches() if slots else replica.batches():
     samples = item.indices if slots else item
     if seen is not None:

@@ -125,7 +125,7 @@ def test_a_joining_learner_gets_the_optimizer_state_of_another():
 
   def train(replica, result):
     me = replica.replica
-    began[me] = replica._loop.local.opt_state
+    began[me] = replica._calls.loop.local.opt_state
     if me == 2:
       joined.set()
     while not replica.step(gradient(replica.params, me), tokens=8).finished:

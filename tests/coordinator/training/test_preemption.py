@@ -106,7 +106,7 @@ def test_a_handler_of_the_program_stays():
 def test_a_replica_that_only_abandons_gradients_leaves_too(mode, grace):
   """As one that is too slow for each step: `if is_stale: abandon(); continue`."""
   one = runs.make(endpoint.World(), 0, k=1, n=1)
-  one._preempted = made = preemption.Preemption(mode, grace)
+  one._calls.preempted = made = preemption.Preemption(mode, grace)
   with one.start():
     assert not one.abandon().finished
     made._take(signal.SIGTERM, None)

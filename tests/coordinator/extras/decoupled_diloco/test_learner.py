@@ -55,7 +55,7 @@ class Driven:
     )
     self.participant.inbox.incarnation = 0
     self.one = Replica(self.participant)
-    self.one._loop.begin()
+    self.one._calls.loop.begin()
     self.participant.driver.submit = self._submit
     self.seen = self.participant.inbox
     self.states = [self.seen.published]

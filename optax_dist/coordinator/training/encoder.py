@@ -1,0 +1,89 @@
+"""A gradient as the bytes that are sent of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.runtime.driver import Driver
+from optax_dist.coordinator.runtime.trees import Template
+from optax_dist.coordinator.training.model import Model
+from optax_dist.coordinator.training.samples import Samples
+
+
+class Encoded(NamedTuple):
+  """An encoded sum of gradients.
+
+  Attributes:
+    finite: whether all its numbers are; if not, there are no bytes of it.
+    payload: its bytes, if it is sent inline.
+    parts: its bytes otherwise.
+    work: what the coordinator's policy must know of it.
+  """
+
+  finite: bool = True
+  payload: bytes = b""
+  parts: Sequence[memoryview] = ()
+  work: bytes = b""
+
+
+class Encoder:
+  """Encodes the gradients of one model.
+
+  Attributes:
+    fit: makes trees like the parameters of gradients, or refuses them.
+  """
+
+  def __init__(
+    self, model: Model, template: Template, samples: Samples, inline: bool
+  ):
+    """Prepares it.
+
+    Args:
+      model: whose gradients they are.
+      template: what they must be like.
+      samples: how they were summed.
+      inline: whether they are sent in messages.
+    """
+    self._update, self._layout = model.update, model.layout
+    self.fit = template.fit
+    self._is_summed = samples.sums is not None
+    # For gradients that are sent inline.
+    self._memory: np.ndarray | None = None
+    if inline:
+      self._memory = np.empty(model.layout.nbytes, np.uint8)
+
+  def split(self, total: Any) -> list[Any]:
+    """The part of a gradient that this process holds, as a list of arrays."""
+    return self._update.split(total)
+
+  def encode(self, total: Any, work: bytes, driver: Driver) -> Encoded:
+    """Encodes a sum.
+
+    Args:
+      total: the sum; None for a stale one, of which nothing is sent.
+      work: what is known of it without its numbers.
+      driver: has memory for it, and knows where it goes.
+    """
+    if total is None:
+      return Encoded(work=work)
+    if self._is_summed:
+      summed = total.result()
+      parts: Any = [array.data for array in summed.arrays]
+      work = summed.work
+    else:
+      out, in_place = self._memory, False
+      if out is None:
+        out = np.frombuffer(driver.allocate(), np.uint8)
+        # If all are on this host, they read it in memory that all of them have.
+        in_place = driver.has_remote_peers
+      leaves = self._update.split(total)
+      parts = means.write(leaves, self._layout, out, in_place=in_place)
+      if parts is None:
+        return Encoded(False, work=work)
+    if self._memory is not None:
+      return Encoded(True, b"".join(parts), (), work)
+    return Encoded(True, b"", parts, work)

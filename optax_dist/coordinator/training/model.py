@@ -1,0 +1,127 @@
+"""What a replica trains: the states that it begins with, and what updates them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.aggregation import layout, means
+from optax_dist.coordinator.runtime import trees, update
+from optax_dist.coordinator.runtime.processes import Parts, Processes
+from optax_dist.coordinator.strategies import hyperparams
+
+
+class Model(NamedTuple):
+  """A model before its first step; made by `prepare`.
+
+  Attributes:
+    strategy: what replicas share, keep and send.
+    params: the initial parameters.
+    start: the initial state that all share, as it was given.
+    shared: the same, placed as by an update.
+    inner: the initial state of the replica's own optimizer; None for none.
+    is_fresh: whether that is to be used even where another one has been served.
+    parts: what this process has of the arrays.
+    update: what is sent of a gradient, and what a mean changes.
+    layout: that of gradients, and of means.
+  """
+
+  strategy: strategies.Strategy
+  params: Any
+  start: Any
+  shared: Any
+  inner: Any
+  is_fresh: bool
+  parts: Parts
+  update: update.Update
+  layout: layout.Layout
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether this process has whole gradients, and not shards of them."""
+    return self.parts.gradient is None
+
+
+def prepare(
+  strategy: strategies.Strategy,
+  params: Any,
+  wire: str,
+  *,
+  processes: Processes | None = None,
+  opt_state: Any = None,
+  inner_state: Any = None,
+) -> Model:
+  """Makes a model, and compiles its update, so that no round has to wait for it.
+
+  Args:
+    strategy: what replicas share, keep and send.
+    params: the initial parameters.
+    wire: the wire format of gradients.
+    processes: the processes of the replica; None: this one.
+    opt_state: the optimizer state of a checkpoint.
+    inner_state: that of the replica's own optimizer, or "fresh"; see `join`.
+
+  Raises:
+    ValueError, TypeError: an argument is not like the parameters.
+  """
+  params = trees.as_params(params)
+  start = strategy.shared(params)
+  if opt_state is not None:
+    trees.check_like("opt_state", opt_state, start.opt_state)
+    start = start._replace(opt_state=opt_state)
+  inner = strategy.inner_state(strategy.local(start))
+  is_fresh = isinstance(inner_state, str)
+  if inner_state is not None and not is_fresh:
+    inner = _restored(inner_state, inner, strategy)
+    start = start._replace(hyperparams=hyperparams.find(inner))
+  parts = (processes or Processes()).parts(strategy, params, start, inner)
+  made = update.Update(strategy, params, parts)
+  sent = layout.layout(made.blocks, wire)
+  nothing = means.read(sent, np.zeros(sent.nbytes, np.uint8))
+  after = made.apply(parts.shared, nothing)
+  # Otherwise programs would be compiled anew after an update.
+  shared = jax.tree.map(trees.placed_like, parts.shared, after)
+  _compile_local(strategy, params, shared, parts.inner)
+  return Model(
+    *(strategy, params, start, shared, inner, is_fresh, parts, made, sent)
+  )
+
+
+def _compile_local(
+  strategy: strategies.Strategy, params: Any, shared: Any, inner: Any
+) -> None:
+  """Compiles what a replica does by itself between two exchanges."""
+  if isinstance(strategy, strategies.WaitingStrategy) and inner is not None:
+    local = strategy.local(shared, inner)
+    grads = jax.tree.map(jnp.zeros_like, params)
+    strategy.contribute(shared, local, grads)
+    strategy.so_far(shared, local)
+    strategy.settle(shared, shared, local, mine=True)
+
+
+def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:
+  """The state of a replica's own optimizer, from a tree like it or its leaves.
+
+  Args:
+    given: the argument `inner_state` of `join`.
+    fresh: what the strategy begins with.
+    strategy: named in errors.
+
+  Raises:
+    ValueError: it is not like the fresh one.
+  """
+  if fresh is None:
+    raise ValueError(
+      "inner_state= is the state of a replica's own optimizer, with a strategy that"
+      f" trains locally; {strategy.name!r} has none. Leave it out."
+    )
+  leaves, tree = jax.tree.flatten(fresh)
+  words = list(map(trees.words_of, jax.tree.leaves(given)))
+  trees.check_like("inner_state", words, list(map(trees.words_of, leaves)))
+  pairs = zip(words, leaves, strict=True)
+  restored = [trees.restored_like(a, leaf) for a, leaf in pairs]
+  return jax.tree.unflatten(tree, restored)
