@@ -18,7 +18,11 @@ from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
 from optax_dist.coordinator.protocol.messages import SubmitGradient
-from optax_dist.coordinator.protocol.policies.policy import Judgement, Policy
+from optax_dist.coordinator.protocol.policies.policy import (
+  Judgement,
+  Next,
+  Policy,
+)
 from optax_dist.ledger import Spans
 
 
@@ -189,5 +193,6 @@ class Rounds(Policy):
     parts: tuple[Part, ...],
     tokens: dict[Incarnation, int],
     seconds: float,
-  ) -> None:
+  ) -> Next:
     self._merge_seconds = seconds
+    return Next()

@@ -481,7 +481,7 @@ class Run:
     """Commits nothing more, if that is not so already."""
     if self._ends_since is None and not self._is_over:
       self._end_reason = reason
-      self._steps.apply(quorum.Finish())
+      self._steps.ruling.apply(quorum.Finish())
 
   def _end(self) -> None:
     """Ends the run once all have the final state, or after a while."""

@@ -67,8 +67,8 @@ class Judgement(NamedTuple):
 class Next(NamedTuple):
   """What members compute on after a commit, as fields of `Committed`."""
 
-  leases: tuple[Leased, ...]
-  skipped: Spans
+  leases: tuple[Leased, ...] = ()
+  skipped: Spans = ()
 
 
 class Policy:
@@ -195,7 +195,7 @@ class Policy:
     parts: tuple[Part, ...],
     tokens: dict[Incarnation, int],
     seconds: float,
-  ) -> Next | None:
+  ) -> Next:
     """A step is committed, which took so long.
 
     Args:
@@ -204,9 +204,9 @@ class Policy:
       seconds: how long aggregating took.
 
     Returns:
-      What is sent along with the commit; None if the tokens are not.
+      What is sent along with the commit.
     """
-    return None
+    return Next()
 
   def begins(self, state: quorum.State, first: float, all_in: bool) -> bool:
     """Whether a step begins now that no gradient has begun.

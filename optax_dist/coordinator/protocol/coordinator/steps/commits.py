@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.config import Config
@@ -23,20 +22,6 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies.policy import Policy
-
-
-class Made(NamedTuple):
-  """A commit.
-
-  Attributes:
-    entry: for the log.
-    arrivals: the gradients in it.
-    asks: whether it has what members compute next.
-  """
-
-  entry: Committed
-  arrivals: Sequence[Arrival]
-  asks: bool
 
 
 class Commits:
@@ -99,8 +84,8 @@ class Commits:
     commit: quorum.Commit,
     ended: Round | None,
     tokens: dict[Incarnation, int],
-  ) -> Made:
-    """The commit of a step, with all that was requested for it.
+  ) -> tuple[Committed, Sequence[Arrival]]:
+    """The commit of a step, with all that was requested for it, and its gradients.
 
     Args:
       commit: the decision.
@@ -120,8 +105,7 @@ class Commits:
       Details(a.message.batches, a.message.compute, round(now - a.at, 6))
       for a in arrivals
     ]
-    following = self._policy.committed(parts, tokens, seconds)
-    leases, skipped = following or ((), ())
+    leases, skipped = self._policy.committed(parts, tokens, seconds)
     mean = None
     if self._config.inline:
       assert self._config.average is not None
@@ -140,4 +124,4 @@ class Commits:
     )
     self.saving = False
     self._changes.clear()
-    return Made(entry, arrivals, following is not None)
+    return entry, arrivals

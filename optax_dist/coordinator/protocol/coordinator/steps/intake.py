@@ -231,7 +231,7 @@ class Intake:
         return
     ruling.apply(
       quorum.Arrive(replica, local_step, finite, incarnation, message.count),
-      Arrival(incarnation, message, self._policy.now, judged.finite),
+      arriving=Arrival(incarnation, message, self._policy.now, judged.finite),
     )
 
   def _judge(

@@ -12,9 +12,9 @@ from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.coordinator.protocol.policies.policy import Policy
 
-# Gradients in a row that are not finite, after which that is said: rarely, since it
-# may go on for as long as the run does.
-_SAID = tuple(3 * 10**n for n in range(9))
+# Gradients in a row that are not finite, after which that is said; and how many times
+# as many there are when it is said again, since it may go on for as long as the run.
+_FIRST, _AGAIN = 3, 10
 
 
 class NotFinite:
@@ -29,29 +29,28 @@ class NotFinite:
       out: where notes and warnings go.
     """
     self._members, self._policy, self._out = members, policy, out
-    # Members of which nothing was said yet.
-    self._unnamed: set[Incarnation] = set()
+    # Members with such gradients, and how many there were when that was said last.
+    self._said: dict[Incarnation, int] = {}
 
-  def delivered(self, state: MemberState, count: int, step: int) -> None:
+  def delivered(self, state: MemberState, count: int) -> None:
     """A member has delivered gradients that are not finite."""
-    before, state.not_finite = state.not_finite, state.not_finite + count
-    if any(before < said <= state.not_finite for said in _SAID):
-      self._name(state, step)
-    elif not before:
-      self._unnamed.add(state.member.incarnation)
+    state.not_finite += count
+    self._said.setdefault(state.member.incarnation, 0)
 
-  def name_blocked(self, step: int) -> None:
-    """Names members that get no more samples, if that was not said yet."""
-    for incarnation in sorted(self._unnamed):
+  def check(self, step: int) -> None:
+    """Names members with many of them, or that get no more samples for them."""
+    for incarnation, said in list(self._said.items()):
       state = self._members.get(incarnation)
       if state is None or not state.not_finite:
-        self._unnamed.discard(incarnation)
-      elif self._policy.is_blocked(incarnation):
+        del self._said[incarnation]
+      elif state.not_finite >= max(_FIRST, _AGAIN * said) or not (
+        said or not self._policy.is_blocked(incarnation)
+      ):
+        self._said[incarnation] = state.not_finite
         self._name(state, step)
 
   def _name(self, state: MemberState, step: int) -> None:
     member, times = state.member, state.not_finite
-    self._unnamed.discard(member.incarnation)
     self._out.note(
       journal_events.NotFinite(member.replica, step, times, member.incarnation)
     )

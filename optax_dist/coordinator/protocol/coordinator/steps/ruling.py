@@ -71,15 +71,18 @@ class Ruling:
     """The step that is taken next."""
     return self.state.step
 
-  def apply(self, event: quorum.Event, arriving: Arrival | None = None) -> None:
-    """Applies an event, and has what it decides done.
+  def apply(
+    self, *events: quorum.Event, arriving: Arrival | None = None
+  ) -> None:
+    """Applies events, and has what they decide done.
 
     Args:
-      event: the event.
-      arriving: the gradient that it is about, if it has just come.
+      *events: the events.
+      arriving: the gradient that they are about, if it has just come.
     """
-    self.state, decisions = quorum.step(self.state, event)
-    self._follow(decisions, arriving)
+    for event in events:
+      self.state, decisions = quorum.step(self.state, event)
+      self._follow(decisions, arriving)
 
   # Replicas.
 

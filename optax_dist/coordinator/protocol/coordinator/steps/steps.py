@@ -114,11 +114,6 @@ class Steps:
     """Sets the time."""
     self.policy.now = now
 
-  def apply(self, *events: quorum.Event) -> None:
-    """Applies events to the rules, and does what they decide."""
-    for event in events:
-      self.ruling.apply(event)
-
   def deadlines(self) -> list[float]:
     """When `check` may find something."""
     return [
@@ -144,7 +139,7 @@ class Steps:
     if why:
       self.consequences.append(Fail(why))
     self._swap()
-    self._not_finite.name_blocked(self.step)
+    self._not_finite.check(self.step)
 
   def _audited(self, verdict: Verdict) -> None:
     """Evicts members whose gradients are wrong, or ends the run."""
@@ -207,7 +202,7 @@ class Steps:
     self.rounds.void_early()
     # First, or a witness that is gone might let a step begin with its gradient.
     self.ruling.removed(state.member, left)
-    self.apply(*self.rounds.lost(incarnation))
+    self.ruling.apply(*self.rounds.lost(incarnation))
     self.policy.removed(incarnation)
     self.asks.announce()
     if changed:
@@ -274,7 +269,7 @@ class Steps:
     if self.policy.has_begun(self.step):
       self._stall.waits()
     if reason == quorum.Reason.NON_FINITE:
-      self._not_finite.delivered(state, count, self.step)
+      self._not_finite.delivered(state, count)
       self.intake.not_finite()
 
   def _swap(self) -> None:
@@ -284,7 +279,9 @@ class Steps:
     incarnation = self.policy.swap()
     state = None if incarnation is None else self._members.get(incarnation)
     if state is not None:
-      self.apply(quorum.Return(state.member.replica, state.member.incarnation))
+      self.ruling.apply(
+        quorum.Return(state.member.replica, state.member.incarnation)
+      )
 
   def _drop(
     self,
@@ -335,7 +332,7 @@ class Steps:
     parts = self.commits.parts(start.members)
     accepted = self.gradients.accepted
     early = [accepted[part.incarnation].message.early for part in parts]
-    self.apply(
+    self.ruling.apply(
       *self.rounds.begin(start.step, start.round, parts, early, self.policy.now)
     )
 
@@ -344,7 +341,7 @@ class Steps:
   ) -> None:
     """A member or a witness says how a round has ended for it."""
     events = self.rounds.reported(state, message, self.policy.now)
-    self.apply(*events)
+    self.ruling.apply(*events)
     if isinstance(message, msg.Failed) and any(
       isinstance(event, quorum.Failed) for event in events
     ):
@@ -384,13 +381,12 @@ class Steps:
   ) -> None:
     ended = self.rounds.end(cancel=False)
     present = self.asks.of_connected(tokens)
-    made = self.commits.make(commit, ended, present)
-    if made.asks:
-      tokens.clear()
-    entry = made.entry
+    entry, arrivals = self.commits.make(commit, ended, present)
+    if self._config.job.data is not None:
+      tokens.clear()  # What members compute next is in the commit.
     self._out.append(entry)
     self._out.notify_all(self._members, entry)
-    timings = [a.message.timings for a in made.arrivals]
+    timings = [a.message.timings for a in arrivals]
     self._out.note(journal_events.committed(entry, timings))
     self._committed(entry, ended.holders if ended is not None else ())
 
@@ -445,5 +441,5 @@ class Steps:
       self.asks.call(step)
     first = min(first, now)
     if policy.closes(self.ruling.state, first):
-      self.apply(quorum.Close(step))
+      self.ruling.apply(quorum.Close(step))
     self.asks.announce()
