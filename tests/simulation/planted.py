@@ -218,8 +218,8 @@ FAULTS = (
   Planted(
     "A14",
     "an inline mean takes the first gradient for all",
-    f"{_COORDINATOR}.steps.commits",
-    "Commits.make",
+    f"{_COORDINATOR}.steps.gradients",
+    "Gradients.commit",
     "a.message.payload",
     "arrivals[0].message.payload",
   ),

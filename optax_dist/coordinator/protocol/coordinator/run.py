@@ -196,9 +196,9 @@ class Run:
       case msg.Finish(reason):
         self._finish(reason)
       case msg.Save():
-        self._steps.commits.saving = True
+        self._steps.gradients.saving = True
       case msg.SetHyperparams(values, number):
-        self._steps.commits.set_hyperparams(Change(peer, number, values))
+        self._steps.gradients.set_hyperparams(Change(peer, number, values))
       case msg.Fingerprint(step, digest):
         # It had that state: taking it lasts, and it may need a snapshot by now.
         state.applied = max(state.applied, step)

@@ -1,4 +1,4 @@
-"""The gradients that the rules have accepted, until they are committed or dropped."""
+"""The accepted gradients, and the commits that are made of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ import math
 from collections.abc import Iterable, Sequence
 
 from optax_dist import quorum
-from optax_dist.coordinator.protocol.entries import Incarnation, Part
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.steps.rounds import Round
+from optax_dist.coordinator.protocol.entries import (
+  Change,
+  Committed,
+  Details,
+  Incarnation,
+  Part,
+  Process,
+  RoundId,
+)
+from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.messages import SubmitGradient
+from optax_dist.coordinator.protocol.policies.policy import Policy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,18 +34,29 @@ class Arrival:
 
 
 class Gradients:
-  """Gradients on their way into a step, and how many were dropped.
+  """Gradients on their way into a step, and what else its commit has.
 
   Attributes:
     accepted: those that are accepted and not committed, at most one for each
       member.
     dropped: how many were dropped, by reason.
+    saving: whether all are to save the next state.
   """
 
-  def __init__(self, dropped: Iterable[tuple[str, int]]):
-    """Starts with the counts in the log."""
+  def __init__(self, config: Config, policy: Policy, history: History):
+    """Starts without gradients and requests of members.
+
+    Args:
+      config: the run's.
+      policy: weighs gradients, and says who computes what next.
+      history: says what was dropped, and which requests were in a commit.
+    """
+    self._config, self._policy, self._history = config, policy, history
     self.accepted: dict[Incarnation, Arrival] = {}
-    self.dropped = dict(dropped)
+    self.dropped = dict(history.dropped)
+    self.saving = False
+    # Hyperparameters to set with the next commit, by the process that asked.
+    self._changes: dict[Process, Change] = {}
 
   @property
   def first(self) -> float:
@@ -65,6 +88,79 @@ class Gradients:
     self.dropped[reason.value] = count
     return arrival, reason.value
 
-  def commit(self, parts: Sequence[Part]) -> list[Arrival]:
-    """The gradients of a step, which is committed."""
-    return [self.accepted.pop(part.incarnation) for part in parts]
+  def set_hyperparams(self, change: Change) -> None:
+    """Sets them with the next commit, unless a commit has done so."""
+    process = change.process
+    known = self._changes.get(process)
+    latest = (
+      self._history.changes.get(process, 0) if known is None else known.number
+    )
+    if change.number > latest:
+      # The latest request is the last one, and has the earlier values.
+      self._changes.pop(process, None)
+      self._changes[process] = change
+
+  def parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
+    """The gradients of a step, as members are told of them."""
+    parts = tuple([self._part(c) for c in members])
+    arrived = [self.accepted[part.incarnation].message for part in parts]
+    return self._policy.weigh(parts, arrived)
+
+  def _part(self, c: quorum.Contribution) -> Part:
+    return Part(
+      c.incarnation,
+      c.replica,
+      self.accepted[c.incarnation].message.sequence,
+      c.local_step,
+      c.staleness,
+      c.count,
+      c.weight,
+      self._policy.data(c.incarnation),
+    )
+
+  def commit(
+    self,
+    commit: quorum.Commit,
+    ended: Round | None,
+    tokens: dict[Incarnation, int],
+  ) -> tuple[Committed, Sequence[Arrival]]:
+    """The commit of a step, with all that was requested for it, and its gradients.
+
+    Args:
+      commit: the decision.
+      ended: the round that has its mean; None if gradients are sent inline.
+      tokens: how many gradients the rules ask of each member next.
+    """
+    now, seconds = self._policy.now, 0.0
+    if ended is None:
+      parts = self.parts(commit.members)
+      id_ = RoundId(self._history.epoch, commit.step, commit.round)
+    else:
+      parts, id_ = ended.message.parts, ended.id
+      seconds = now - ended.began
+    arrivals = [self.accepted.pop(part.incarnation) for part in parts]
+    # Microseconds: with hundreds of members each digit counts.
+    details = [
+      Details(a.message.batches, a.message.compute, round(now - a.at, 6))
+      for a in arrivals
+    ]
+    leases, skipped = self._policy.committed(parts, tokens, seconds)
+    mean = None
+    if self._config.inline:
+      assert self._config.average is not None
+      payloads = [a.message.payload for a in arrivals]
+      mean = self._config.average(parts, payloads)
+    entry = Committed(
+      id_,
+      parts,
+      mean,
+      self.saving,
+      tuple(details),
+      tuple(sorted(self.dropped.items())),
+      leases,
+      skipped,
+      tuple(self._changes.values()),
+    )
+    self.saving = False
+    self._changes.clear()
+    return entry, arrivals

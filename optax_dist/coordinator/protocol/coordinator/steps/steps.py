@@ -2,7 +2,7 @@
 
     members -> Intake      what can count     -> Ruling -> decisions
             -> Rounds      what has its mean  -> Ruling -> decisions
-    decisions -> Commits   the log, then everybody
+    decisions -> Gradients the log, then everybody
               -> Asks      what members compute next
               -> Stall     whom a step waits for
 
@@ -24,7 +24,6 @@ from optax_dist.coordinator.protocol.coordinator.members import (
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.steps.asks import Asks
-from optax_dist.coordinator.protocol.coordinator.steps.commits import Commits
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
@@ -62,7 +61,6 @@ class Steps:
     asks: what members compute next.
     intake: where they come in.
     rounds: the aggregation of a step.
-    commits: what is written of a step.
     consequences: what the run has to do, in order; the run empties it.
   """
 
@@ -81,9 +79,9 @@ class Steps:
     self._history = history
     self.consequences: list[Consequence] = []
     self.ruling = Ruling(config, history, members, self._follow)
-    self.gradients = Gradients(history.dropped)
     self.rounds = Rounds(history.epoch, config.deadlines.round, members, out)
     self.policy = policy = config.make_policy(history.progress)
+    self.gradients = Gradients(config, policy, history)
     self.asks = Asks(policy, self.ruling, self.gradients, history, members, out)
     self.intake = Intake(
       config,
@@ -94,7 +92,6 @@ class Steps:
       self.consequences,
       out,
     )
-    self.commits = Commits(config, policy, self.gradients, history)
     self._stall = Stall(config.rules, self.rounds, members, out)
     self._not_finite = NotFinite(members, policy, out)
 
@@ -329,7 +326,7 @@ class Steps:
     )
 
   def _start(self, start: quorum.StartRound) -> None:
-    parts = self.commits.parts(start.members)
+    parts = self.gradients.parts(start.members)
     accepted = self.gradients.accepted
     early = [accepted[part.incarnation].message.early for part in parts]
     self.ruling.apply(
@@ -381,7 +378,7 @@ class Steps:
   ) -> None:
     ended = self.rounds.end(cancel=False)
     present = self.asks.of_connected(tokens)
-    entry, arrivals = self.commits.make(commit, ended, present)
+    entry, arrivals = self.gradients.commit(commit, ended, present)
     if self._config.job.data is not None:
       tokens.clear()  # What members compute next is in the commit.
     self._out.append(entry)
