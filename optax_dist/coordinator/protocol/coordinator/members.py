@@ -35,6 +35,7 @@ class MemberState:
     reported: the step of the last `Report` to it.
     start: the state that it had when it called.
     not_finite: how many gradients in a row were not finite.
+    rival: the last process that has called with the id of its replica.
   """
 
   member: Member
@@ -49,6 +50,7 @@ class MemberState:
   reported: int = -1
   start: Start = dataclasses.field(default_factory=Start)
   not_finite: int = 0
+  rival: Process = ""
 
   @property
   def is_connected(self) -> bool:

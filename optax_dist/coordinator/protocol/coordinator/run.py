@@ -247,14 +247,18 @@ class Run:
       self._welcome(peer, hello, -1)
       return
     rival = self._members.of_replica(hello.replica)
-    if (
-      rival is not None
-      and rival.member.process != peer
-      and rival.member.incarnation > hello.incarnation >= 0
-    ):
-      # The later one stays, or the two would replace each other indefinitely.
-      self._out.send(peer, _taken(hello.replica))
-      return
+    if rival is not None and rival.member.process != peer:
+      if rival.member.incarnation > hello.incarnation >= 0:
+        # The later one stays, or the two would replace each other indefinitely.
+        self._out.send(peer, _taken(hello.replica))
+        return
+      if rival.is_connected and rival.rival != peer:
+        # Most likely one of the two is dead, and this call may be that of the
+        # dead one, which comes late. One that lives calls again.
+        rival.rival = peer
+        why = f"another process is replica {hello.replica!r}"
+        self._out.add(fx.Disconnect(peer, why))
+        return
     if state is not None:
       state.until = self._now  # This connection is the next one.
       self._remove(state, "its process has called again")

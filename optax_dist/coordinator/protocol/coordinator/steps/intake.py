@@ -1,4 +1,4 @@
-r"""Gradients that come in, until the rules may have them.
+r"""Gradients that members are asked for, until the rules may have them.
 
 A step's mean is that of what all could have brought, so nothing is accepted before
 all members have called, one has the state that it is applied to, and it is known which
@@ -24,19 +24,26 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   MemberState,
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
-from optax_dist.coordinator.protocol.coordinator.steps.asks import Asks
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
 )
-from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
+from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
+  Arrival,
+  Gradients,
+)
 from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
-from optax_dist.coordinator.protocol.entries import Incarnation, Member
+from optax_dist.coordinator.protocol.entries import (
+  Incarnation,
+  Member,
+  ReplicaId,
+)
+from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies.policy import Judgement, Policy
 
 
 class Intake:
-  """Gives the rules what members submit, in order, when it can count.
+  """Asks members for gradients, and gives the rules what they submit, in order.
 
   Attributes:
     queue: gradients that have to wait, and their members.
@@ -49,7 +56,8 @@ class Intake:
     policy: Policy,
     ruling: Ruling,
     members: Members,
-    asks: Asks,
+    gradients: Gradients,
+    history: History,
     consequences: list[Consequence],
     out: Outbox,
   ):
@@ -60,12 +68,13 @@ class Intake:
       policy: says what fits.
       ruling: the rules.
       members: the members.
-      asks: notified of newcomers that count.
+      gradients: those that are accepted.
+      history: says who is lost.
       consequences: where evictions go.
       out: where messages go.
     """
     self._config, self._policy, self._ruling = config, policy, ruling
-    self._members, self._asks = members, asks
+    self._members, self._gradients, self._history = members, gradients, history
     self._consequences, self._out = consequences, out
     self.queue: list[tuple[MemberState, msg.SubmitGradient]] = []
     self.has_job = True
@@ -128,7 +137,7 @@ class Intake:
     """
     late = self._newcomers.pop(newcomer.member.incarnation)
     self._ruling.join(newcomer.member, since)
-    self._asks.members_changed()
+    self.members_changed()
     if late is not None:
       self.arrive(newcomer, late)
 
@@ -145,6 +154,56 @@ class Intake:
       state = self._members[incarnation]
       if late is not None or (leased and state.has(0)):
         self._count(state)
+
+  # What members compute next, as the policy has it.
+
+  def members_changed(self) -> None:
+    """The quorum may be another one."""
+    lost = len(self._history.lost())
+    self._policy.members_changed(self._ruling.state, lost)
+    self.announce()
+
+  def tokens(self, tokens: dict[ReplicaId, int]) -> None:
+    """The rules have given these tokens."""
+    for incarnation, count in self.of_connected(tokens).items():
+      self._policy.ask(incarnation, count)
+    self.announce()
+
+  def announce(self) -> None:
+    """Tells members what to compute next, unless another message has."""
+    for ask in self._policy.announcements():
+      state = self._members.get(ask.incarnation)
+      if state is None:
+        continue
+      arrival = self._gradients.accepted.get(ask.incarnation)
+      inside = -1 if arrival is None else arrival.message.sequence
+      asked = msg.RequestGradients(
+        self._ruling.step, inside, ask.gradients, ask.lease
+      )
+      self._out.notify(state, asked)
+
+  def call(self, step: int) -> None:
+    """Calls all members that have no gradient in a step that begins."""
+    others = [
+      state
+      for state in self._members
+      if state.member.incarnation not in self._gradients.accepted
+    ]
+    self._out.notify_all(others, msg.Call(step))
+
+  def of_connected(
+    self, tokens: dict[ReplicaId, int]
+  ) -> dict[Incarnation, int]:
+    """The tokens of members that are connected."""
+    if not tokens:
+      return {}
+    states = {state.member.replica: state for state in self._members}
+    connected = {}
+    for replica, count in tokens.items():
+      state = states.get(replica)
+      if state is not None and state.is_connected:
+        connected[state.member.incarnation] = count
+    return connected
 
   # Gradients.
 

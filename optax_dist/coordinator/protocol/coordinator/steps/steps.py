@@ -3,7 +3,7 @@
     members -> Intake      what can count     -> Ruling -> decisions
             -> Rounds      what has its mean  -> Ruling -> decisions
     decisions -> Gradients the log, then everybody
-              -> Asks      what members compute next
+              -> Intake    what members compute next
               -> Stall     whom a step waits for
 
 What a `Policy` decides, such as who computes on which samples, is only passed on.
@@ -23,7 +23,6 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   MemberState,
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
-from optax_dist.coordinator.protocol.coordinator.steps.asks import Asks
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
@@ -58,8 +57,7 @@ class Steps:
     ruling: the rules.
     policy: decides what the rules don't.
     gradients: those on their way into a step.
-    asks: what members compute next.
-    intake: where they come in.
+    intake: where they are asked for, and come in.
     rounds: the aggregation of a step.
     consequences: what the run has to do, in order; the run empties it.
   """
@@ -82,13 +80,13 @@ class Steps:
     self.rounds = Rounds(history.epoch, config.deadlines.round, members, out)
     self.policy = policy = config.make_policy(history.progress)
     self.gradients = Gradients(config, policy, history)
-    self.asks = Asks(policy, self.ruling, self.gradients, history, members, out)
     self.intake = Intake(
       config,
       policy,
       self.ruling,
       members,
-      self.asks,
+      self.gradients,
+      history,
       self.consequences,
       out,
     )
@@ -98,7 +96,7 @@ class Steps:
   def begin(self, until: float) -> None:
     """Continues with the members of the log; see `Ruling.begin`."""
     self.ruling.begin(until)
-    self.asks.members_changed()
+    self.intake.members_changed()
 
   # The rules.
 
@@ -125,7 +123,7 @@ class Steps:
     now = self.policy.now
     if now >= self.ruling.expected_until:
       self.ruling.stop_expecting()
-      self.asks.members_changed()
+      self.intake.members_changed()
     self.intake.check()
     verdict = self.policy.verdict()
     if verdict is not None:
@@ -172,14 +170,14 @@ class Steps:
     self.rounds.void_early()
     self.intake.joined(state)
     self.ruling.forget_lost()
-    self.asks.members_changed()
+    self.intake.members_changed()
 
   def reconnected(self, state: MemberState, lease: Spans) -> None:
     """A member has called, and computes on these samples."""
     known = self.ruling.state.replicas.get(state.member.replica)
     count = known.requested if known is not None else 0
     self.policy.claim(state.member.incarnation, lease, count)
-    self.asks.announce()
+    self.intake.announce()
 
   def removed(
     self,
@@ -201,15 +199,15 @@ class Steps:
     self.ruling.removed(state.member, left)
     self.ruling.apply(*self.rounds.lost(incarnation))
     self.policy.removed(incarnation)
-    self.asks.announce()
+    self.intake.announce()
     if changed:
-      self.asks.members_changed()
+      self.intake.members_changed()
     self._stall.removed(incarnation, bool(self.gradients.accepted))
 
   def never_joined(self, replicas: Iterable[ReplicaId]) -> None:
     """Counts replicas as lost that have died before they joined."""
     if self.ruling.never_joined(replicas):
-      self.asks.members_changed()
+      self.intake.members_changed()
 
   # Decisions.
 
@@ -245,14 +243,14 @@ class Steps:
           return
         case _:
           assert_never(decision)
-    self.asks.tokens(tokens)
+    self.intake.tokens(tokens)
 
   def _accept(self, arriving: Arrival) -> None:
     incarnation, message = arriving.incarnation, arriving.message
     self.gradients.accepted[incarnation] = arriving
     self._members[incarnation].not_finite = 0
     if self.policy.accepted(incarnation, message):
-      self.asks.call(message.local_step)
+      self.intake.call(message.local_step)
     waits = self.policy.has_begun(message.local_step)
     if self._stall.since is None and waits:
       self._stall.begin(self.policy.now)
@@ -377,7 +375,7 @@ class Steps:
     self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
   ) -> None:
     ended = self.rounds.end(cancel=False)
-    present = self.asks.of_connected(tokens)
+    present = self.intake.of_connected(tokens)
     entry, arrivals = self.gradients.commit(commit, ended, present)
     if self._config.job.data is not None:
       tokens.clear()  # What members compute next is in the commit.
@@ -435,8 +433,8 @@ class Steps:
       first = min(first, now)
       # Its members have waited since they contributed; others only from now on.
       self._stall.begin(first, excused=now - first)
-      self.asks.call(step)
+      self.intake.call(step)
     first = min(first, now)
     if policy.closes(self.ruling.state, first):
       self.ruling.apply(quorum.Close(step))
-    self.asks.announce()
+    self.intake.announce()
