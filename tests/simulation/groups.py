@@ -78,7 +78,9 @@ class GroupProcess(Process):
     if rank:
       self.node: Any = WorkerRank(names[0])
       return
-    self.me = dataclasses.replace(self.me, address=commands.join_places(places))
+    self.me = dataclasses.replace(
+      self.me, address=commands.join_addresses(places)
+    )
     self.node = RankZero(
       Client(self.config, self.me),
       places[1:],

@@ -12,7 +12,7 @@ import hashlib
 import json
 import typing
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -68,35 +68,17 @@ Answer: TypeAlias = (
 )
 Report: TypeAlias = Answer | msg.Leave
 
-Order: TypeAlias = (
-  fx.UseRun
-  | fx.Aggregate
-  | fx.Release
-  | fx.Apply
-  | fx.Publish
-  | fx.Restore
-  | msg.Serve
-  | msg.Fetch
-  | fx.TakeFingerprint
-  | fx.Answer
-  | fx.Notice
-  | fx.Fail
-  | Advance
-  | EndGroup
-)
-
-ANSWERS, ORDERS = typing.get_args(Answer), typing.get_args(Order)
-
-# Everything that is sent on a connection.
-WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)
-
+ANSWERS = typing.get_args(Answer)
 
 # Effects and inputs of `RankZero` and `WorkerRank`: those of the core, and these.
 Input: TypeAlias = ins.Input | Advance
 Effect: TypeAlias = fx.Effect | Advance | EndGroup
 
+# Everything that is sent on a connection.
+WIRE: Codec[Any] = Codec(msg.Message | Input | Effect)
 
-def send(peer: Process, message: Order | Report) -> fx.Send:
+
+def send(peer: Process, message: Effect | Report) -> fx.Send:
   """Sends an order or a report to another process of the replica."""
   return fx.Send(peer, message)  # type: ignore[arg-type]
 
@@ -104,18 +86,20 @@ def send(peer: Process, message: Order | Report) -> fx.Send:
 # Addresses of a replica, which are one text to the core.
 
 
-def join_places(places: Sequence[tuple[Process, str]]) -> str:
+def join_addresses(addresses: Sequence[tuple[Process, str]]) -> str:
   """Names and addresses of a replica's processes, as one address.
 
   Example:
-    >>> text = join_places([("a0", "unix:x"), ("a1", "unix:y")])
-    >>> place_of("a0", text, 1)
+    >>> text = join_addresses([("a0", "unix:x"), ("a1", "unix:y")])
+    >>> address_of("a0", text, 1)
     ('a1', 'unix:y')
   """
-  return json.dumps([list(place) for place in places])
+  return json.dumps([list(address) for address in addresses])
 
 
-def place_of(process: Process, address: str, rank: int) -> tuple[Process, str]:
+def address_of(
+  process: Process, address: str, rank: int
+) -> tuple[Process, str]:
   """Name and address of the process of this rank.
 
   An address that can't be parsed is returned unchanged, with the name of

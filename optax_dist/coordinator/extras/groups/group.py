@@ -64,7 +64,7 @@ class Group(processes.Processes):
     """
     self.index, self.count = index, count
     self._gather, self._on_loss, self._joins = gather, on_loss, joins
-    self._places: list[tuple[str, str]] = []
+    self._addresses: list[tuple[str, str]] = []
 
   def name(self, replica: object) -> object:
     return f"{replica}.{self.index}"
@@ -74,15 +74,15 @@ class Group(processes.Processes):
 
   def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
     members = [json.loads(x) for x in self.gather(json.dumps([*own, digest]))]
-    self._places = [(name, address) for name, address, _ in members]
+    self._addresses = [(name, address) for name, address, _ in members]
     digests = [digest for _, _, digest in members]
-    return commands.join_places(self._places), commands.combined(digests)
+    return commands.join_addresses(self._addresses), commands.combined(digests)
 
   def core(self, config: Config, me: Me) -> processes.Core:
     self._joins()
     if self.index:
-      return WorkerRank(self._places[0][0])
-    client, workers = Client(config, me), self._places[1:]
+      return WorkerRank(self._addresses[0][0])
+    client, workers = Client(config, me), self._addresses[1:]
     return RankZero(client, workers, patience=config.deadlines.replica)
 
   def parts(

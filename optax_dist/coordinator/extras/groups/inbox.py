@@ -1,6 +1,6 @@
 """What the event loops of a replica's processes hand over to their training loops.
 
-    process 0    GroupInbox: applies its events  ->  orders.Advance(call, events)
+    process 0    GroupInbox: applies its events  ->  commands.Advance(call, events)
     process 1 .. GroupInbox: as many of its own  <-
 
 The training loops of all processes see the same events at the same points of
@@ -25,19 +25,19 @@ class GroupInbox(inbox.TrainingInbox):
   def __init__(
     self,
     published: State,
-    tell: Callable[[commands.Advance], None] | None,
+    send: Callable[[commands.Advance], None] | None,
     patience: float,
   ):
     """Creates the inbox.
 
     Args:
       published: the first state.
-      tell: sends to the other processes, in process 0; None in the others.
+      send: sends to the other processes, in process 0; None in the others.
       patience: seconds that another process may take to reach the same point of
         the program.
     """
     super().__init__(published)
-    self._tell_others, self._patience = tell, patience
+    self._send, self._patience = send, patience
     self._events: collections.deque[inbox.Event] = collections.deque()
     self._advances: collections.deque[commands.Advance] = collections.deque()
     self._seen = self._calls = 0
@@ -60,9 +60,9 @@ class GroupInbox(inbox.TrainingInbox):
   def agree(self, flag: bool) -> bool:
     if self._closed or self.failure is not None:
       return flag
-    if self._tell_others is None:
+    if self._send is None:
       return self._follow(self._patience)
-    self._look(flag)
+    self._announce(flag)
     return flag
 
   def close(self) -> None:
@@ -71,7 +71,7 @@ class GroupInbox(inbox.TrainingInbox):
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
     timed_out, left = False, timeout
     while not (ready() or self.is_over or timed_out):
-      if self._tell_others is None:
+      if self._send is None:
         timed_out = self._follow(timeout + self._patience)
         continue
       left = self._wait_for(
@@ -79,7 +79,7 @@ class GroupInbox(inbox.TrainingInbox):
       )
       if self.failure is None:
         timed_out = not self._events
-        self._look(timed_out)
+        self._announce(timed_out)
     return ready()
 
   def _wait_for(self, ready: Callable[[], bool], timeout: float) -> float:
@@ -89,12 +89,12 @@ class GroupInbox(inbox.TrainingInbox):
         timeout -= self._wait_once(timeout)
     return timeout
 
-  def _look(self, flag: bool) -> None:
+  def _announce(self, flag: bool) -> None:
     """Process 0 applies all events so far."""
-    assert self._tell_others is not None
+    assert self._send is not None
     events = self._seen + len(self._events)
-    self._tell_others(commands.Advance(self._calls, events, flag))
-    self._take(events)
+    self._send(commands.Advance(self._calls, events, flag))
+    self._apply(events)
 
   def _follow(self, patience: float) -> bool:
     """Applies as many events as process 0 did; returns its decision."""
@@ -115,10 +115,10 @@ class GroupInbox(inbox.TrainingInbox):
         f" at call {order.call}, this one at {self._calls}."
       )
       return False
-    self._take(order.events)
+    self._apply(order.events)
     return order.flag
 
-  def _take(self, events: int) -> None:
+  def _apply(self, events: int) -> None:
     self._calls += 1
     while self._seen < events:
       super().notify(self._events.popleft())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import socket
 from collections.abc import Callable
 
 import jax
@@ -18,9 +15,6 @@ from optax_dist.coordinator.protocol import deadlines, messages
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.transport import addresses, tls
 
-# Ports for process 0 of a replica that other hosts reach: the first free one, in
-# random order, since replicas of one host would collide.
-MEETING_PORTS = range(29500, 29600)
 # Largest text a process sends at the start: name, address and a digest.
 _TEXT = 4096
 
@@ -81,19 +75,19 @@ def initialize(
     local_addr: the address of this host for its collectives; by default the one
       from which it reaches process 0.
   """
-  (place,) = addresses.parse(address)
-  own = local_addr or _own_address(place.host)
+  (first,) = addresses.parse(address)
+  own = local_addr or _own_address(first.host)
   # It would handle SIGTERM, which makes a replica leave and a process end.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator_address=address,
-    coordinator_bind_address=None if index else _bind_address(place),
+    coordinator_bind_address=None if index else address,
     num_processes=count,
     process_id=index,
     cluster_detection_method="deactivate",
   )
   kind = getattr(jax.config, "jax_cpu_collectives_implementation", None)
-  if own is not None and kind == "gloo":
+  if kind == "gloo":
     _keep_gloo_on(own)
 
 
@@ -115,38 +109,22 @@ def _meeting_address(transport: str) -> str:
   Args:
     transport: the address of its transport, which has one that others reach,
       unless all of them are on this host.
-
-  Raises:
-    ValueError: no port of `MEETING_PORTS` is free.
   """
   hosts = [way.host for way in addresses.parse(transport) if way.host]
-  if not hosts or addresses.is_loopback(hosts[0]):
-    return f"127.0.0.1:{addresses.free_ports()[0]}"
-  ip = addresses.bound(hosts[0])
-  for port in random.sample(MEETING_PORTS, len(MEETING_PORTS)):
-    with contextlib.suppress(OSError), socket.socket(ip.family) as probe:
-      probe.bind(ip.place(port))
-      return str(addresses.Endpoint(ip.text, port))
-  raise ValueError(
-    f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip.text} is"
-    " free, where processes of a replica would meet."
-  )
+  host = "127.0.0.1"
+  if hosts and not addresses.is_loopback(hosts[0]):
+    host = addresses.bound(hosts[0]).text
+  return str(addresses.Endpoint(host, addresses.free_ports()[0]))
 
 
-def _bind_address(place: addresses.Endpoint) -> str:
-  """The address itself; all addresses if a name resolves to loopback only."""
-  if not addresses.is_ip(place.host):
-    place = place._replace(host=addresses.bound(place.host).text)
-  return str(place)
+def _own_address(host: str) -> str:
+  """The address from which this process reaches process 0.
 
-
-def _own_address(host: str) -> str | None:
-  """The address from which this process reaches process 0; None if unknown."""
-  try:
-    own = addresses.own(None, host)
-    return host if own is None else addresses.advertised(own.text, host)
-  except ValueError:
-    return None
+  Raises:
+    ValueError: there is none.
+  """
+  own = addresses.own(None, host)
+  return host if own is None else addresses.advertised(own.text, host)
 
 
 def _keep_gloo_on(host: str) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 from optax_dist.coordinator import errors
@@ -41,9 +41,7 @@ class Meeting:
       on_loss: called if the replica can't go on after all had come.
     """
     self._call, self._on_loss = call, on_loss
-    self._changed = threading.Condition()
-    self._met: msg.Met | None = None
-    self._failure, self._refused = "", False
+    self._met: futures.Future[msg.Met] = futures.Future()
     self._missing: tuple[int, ...] | None = None
     self._closed = False
     self._caller = caller.Caller(place, self._answer, self._hear, self._refuse)
@@ -63,17 +61,17 @@ class Meeting:
       CoordinatorError: they have not come in time.
       JoinRefused: this one can't take part.
     """
-    with self._changed:
-      ready = lambda: self._met is not None or bool(self._failure)
-      if not self._changed.wait_for(ready, min(timeout, _SAYS_SO)):
-        _log.warning("%s waits for %s.", self, self._awaited())
-        self._changed.wait_for(ready, timeout - _SAYS_SO)
-      if self._met is not None:
-        return self._met.address
-      why = self._failure or f"It waits for {self._awaited()}, {timeout:.0f} s."
-    self.close()
-    kind = errors.JoinRefused if self._refused else errors.CoordinatorError
-    raise kind(f"{self} can't begin: {why}")
+    first = min(timeout, _SAYS_SO)
+    if not futures.wait([self._met], first).done:
+      _log.warning("%s waits for %s.", self, self._awaited())
+      if not futures.wait([self._met], timeout - first).done:
+        self.close()
+        raise errors.CoordinatorError(
+          f"{self} can't begin: It waits for {self._awaited()}, {timeout:.0f} s."
+        )
+    if self._met.exception() is not None:
+      self.close()
+    return self._met.result().address
 
   def close(self) -> None:
     """Parts without ending the others; once this process joins, or ends."""
@@ -97,27 +95,26 @@ class Meeting:
   # In the caller's thread.
 
   def _answer(self) -> msg.Meet:
-    generation = "" if self._met is None else self._met.generation
-    return codec.replace(self._call, generation=generation)
+    if not self._met.done() or self._met.exception() is not None:
+      return self._call
+    return codec.replace(self._call, generation=self._met.result().generation)
 
   def _hear(self, message: Any) -> None:
     match message:
       case msg.Awaited(missing):
         self._missing = missing
       case msg.Met():
-        with self._changed:
-          self._met = message
-          self._changed.notify_all()
+        if not self._met.done():
+          self._met.set_result(message)
       case msg.Parted(reason):
-        self._fail(reason)
+        self._fail(reason, errors.CoordinatorError)
 
   def _refuse(self, reason: str) -> None:
-    self._refused = True
-    self._fail(f"no connection with the coordinator: {reason}")
+    text = f"no connection with the coordinator: {reason}"
+    self._fail(text, errors.JoinRefused)
 
-  def _fail(self, reason: str) -> None:
-    with self._changed:
-      self._failure = reason
-      self._changed.notify_all()
-    if self._met is not None and not self._closed:
+  def _fail(self, reason: str, kind: type[errors.CoordinatorError]) -> None:
+    if not self._met.done():
+      self._met.set_exception(kind(f"{self} can't begin: {reason}"))
+    elif not self._closed:
       self._on_loss(f"The replica can't go on: {reason}.")

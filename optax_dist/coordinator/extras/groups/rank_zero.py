@@ -201,7 +201,7 @@ class RankZero:
   def _carry_out(self, effect: fx.Effect) -> None:
     match effect:
       case fx.Connect(peer, address):
-        _, own = commands.place_of(peer, address, 0)
+        _, own = commands.address_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))
       case fx.Aggregate() | msg.Fetch() | fx.TakeFingerprint():
         self._reports[_event(effect)] = {}
@@ -210,25 +210,18 @@ class RankZero:
         self._reports.pop(_event(effect), None)
         self._all(effect)
       case fx.Left() | fx.Finished() | fx.Fail():
+        # A submission that waits for other processes is too late for them.
+        self._reports.pop("submitted", None)
         self._ended = True
-        failed = isinstance(effect, fx.Fail)
-        self._drop_submission("lost" if failed else "finished")
         self._all(effect)
-      case _ if isinstance(effect, commands.ORDERS):
-        self._all(effect)
-      case _:
+      case fx.Send() | fx.Disconnect() | fx.Log():
         self._out.append(effect)
-
-  def _drop_submission(self, reason: str) -> None:
-    """Drops a submission that is too late for the remaining processes."""
-    mine = self._reports.pop("submitted", {}).get(0)
-    if isinstance(mine, msg.SubmitGradient):
-      self._all(fx.Resolved(mine.sequence, reason, 0))
+      case _:
+        self._all(effect)
 
   def _all(self, effect: commands.Effect) -> None:
     for peer, rank in self._ranks.items():
-      order = cast(commands.Order, at_rank(effect, rank))
-      self._out.append(commands.send(peer, order))
+      self._out.append(commands.send(peer, at_rank(effect, rank)))
     self._out.append(at_rank(effect, 0))
 
 
@@ -265,15 +258,15 @@ def at_rank(effect: commands.Effect, rank: int) -> commands.Effect:
         readers=tuple(_peer(peer, rank) for peer in effect.readers),
       )
     case msg.Serve():
-      to, address = commands.place_of(effect.to, effect.address, rank)
+      to, address = commands.address_of(effect.to, effect.address, rank)
       return codec.replace(effect, to=to, address=address)
     case msg.Fetch():
-      source, address = commands.place_of(effect.source, effect.address, rank)
+      source, address = commands.address_of(effect.source, effect.address, rank)
       return codec.replace(effect, source=source, address=address)
     case _:
       return effect
 
 
 def _peer(peer: Member, rank: int) -> Member:
-  name, address = commands.place_of(peer.process, peer.address, rank)
+  name, address = commands.address_of(peer.process, peer.address, rank)
   return codec.replace(peer, process=name, address=address)

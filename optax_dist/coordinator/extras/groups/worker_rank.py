@@ -44,8 +44,8 @@ class WorkerRank:
           f"The replica can't go on: its process 0 is lost ({how}: {reason})."
         )
       case ins.Received(peer, message):
-        if peer == self._rank_zero and isinstance(message, commands.ORDERS):
-          return self._execute(cast(commands.Order, message))
+        if peer == self._rank_zero:
+          return self._execute(cast(commands.Effect, message))
         kind = type(message).__name__
         text = f"{peer} sent {kind}, and does not speak for this replica"
         return [fx.Log("warning", text)]
@@ -71,7 +71,7 @@ class WorkerRank:
     """What it is waiting for, for an error message."""
     return "for what process 0 of its replica says"
 
-  def _execute(self, order: commands.Order) -> list[commands.Effect]:
+  def _execute(self, order: commands.Effect) -> list[commands.Effect]:
     match order:
       case fx.Left() | fx.Finished() | fx.Fail():
         self._ended = True

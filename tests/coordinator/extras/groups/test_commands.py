@@ -32,11 +32,11 @@ def test_what_is_said_is_what_is_heard(said):
 
 
 def test_an_address_of_a_replica_has_one_for_each_process():
-  address = commands.join_places([("a", "at a"), ("a.1", "at a.1")])
-  assert commands.place_of("a", address, 0) == ("a", "at a")
-  assert commands.place_of("a", address, 1) == ("a.1", "at a.1")
+  address = commands.join_addresses([("a", "at a"), ("a.1", "at a.1")])
+  assert commands.address_of("a", address, 0) == ("a", "at a")
+  assert commands.address_of("a", address, 1) == ("a.1", "at a.1")
 
 
 @pytest.mark.parametrize("address", ["at a", "[]", "{}", "[1]", "7"])
 def test_an_address_that_is_none_leads_nowhere(address):
-  assert commands.place_of("a", address, 1) == ("a", address)
+  assert commands.address_of("a", address, 1) == ("a", address)
