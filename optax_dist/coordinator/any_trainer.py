@@ -48,7 +48,7 @@ _REFUSED = {
 
 
 class CoordinatedState(NamedTuple):
-  """The state of `Behind.tx`, all that a trainer's checkpoint needs.
+  """The state of `CoordinatedOptimizer.tx`, all that a trainer's checkpoint needs.
 
   Attributes:
     step: the committed step whose parameters the trainer has.

@@ -102,7 +102,7 @@ class Commit:
 
   Attributes:
     parts: the gradients' holders and samples.
-    skipped: samples that this step gives up (`State.giving_up`).
+    skipped: samples that this step gives up (`State.abandoned`).
   """
 
   parts: tuple[tuple[Holder, Spans], ...]

@@ -36,6 +36,7 @@ _ELSEWHERE = {
   "team",
   "slow.py",
   "step.py",
+  "two.py",
   "survive.py",
   "returnn/tf/updater.py",
 }
