@@ -11,7 +11,8 @@ at once, or the coordinator with a replica get SIGKILL:
 
 `kept` and `bound` are those of `optax-dist report`, from the first strike on. `stall`
 is by how much the step of a strike, or the one after it, was longer than a usual one.
-The parts of the time to be back are measured in the process that is back.
+The parts of the time to be back are measured in the process that is back. All other times
+are the journal's, which must not fall behind when the coordinator is started again.
 """
 
 import argparse
@@ -249,6 +250,10 @@ def _print(args, folder, records, strikes, code):
     )
   _print_stalls(records, strikes)
   _print_back(folder, records, strikes)
+  began = next(r["unix_time"] for r in records if r["kind"] == "run")
+  written = (folder / "journal.jsonl").stat().st_mtime
+  behind = written - began - records[-1]["time"]
+  print(f"the journal's clock is {behind:.3f} s behind the host's at the end")
   finals = [json.loads(p.read_text()) for p in sorted(folder.glob("final-*"))]
   equal = len({json.dumps(final) for final in finals}) == 1
   whole = len(finals) == args.replicas
