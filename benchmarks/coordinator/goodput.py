@@ -11,8 +11,8 @@ at once, or the coordinator with a replica get SIGKILL:
 
 `kept` and `bound` are those of `optax-dist report`, from the first strike on. `stall`
 is by how much the step of a strike, or the one after it, was longer than a usual one.
-The parts of the time to be back are measured in the process that is back. All other times
-are the journal's, which must not fall behind when the coordinator is started again.
+The parts of the time to be back are measured in the process that is back. All other
+times are the journal's, which must not fall behind as the coordinator starts again.
 """
 
 import argparse
