@@ -273,6 +273,20 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "lose power":
       world.lose_power(details[2])
       world.at(world.now + details[1], world.restart_coordinator)
+    case "vanish":
+      world.vanish(process)
+      world.at(world.now + details[1], world.start, process.index)
+    case "vanish coordinator":
+      world.vanish(world.chief)
+      world.at(world.now + details[1], world.restart_coordinator)
+    case "half cut coordinator":
+      # It can't reach some members that reach it, or the other way round.
+      for other in world.all[details[2] :]:
+        if other.alive:
+          ends = (world.chief, other) if details[3] else (other, world.chief)
+          world.cut(*ends, details[1])
+    case "one more":
+      world.start(world.setting.replicas)
     case "pause coordinator":
       world.pause(world.chief, details[1])
     case "cut off coordinator":
@@ -298,6 +312,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       world.reset(world.chief, process)
     case "half a mean":
       process.half_means += details[1]
+    case "stuck":
+      process.stuck += details[1]
     case "cut members":
       for one, other in itertools.permutations(_all_living(world)[:2], 2):
         world.cut(one, other, details[1])

@@ -63,6 +63,8 @@ _STALL = TRANSFER_TIMEOUT
 _PLACE_TAKEN = SILENCE_TIMEOUT / FASTEST + FORGOTTEN
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
+# Steps in which a gradient that is there has an outcome.
+_OVERLOOKED = 4
 # How often samples give a gradient that is not finite before they are given up.
 _STRIKES = 3
 # The reason of an end after which samples are missing.
@@ -88,6 +90,8 @@ class _Submission:
   submitted: msg.SubmitGradient
   gradient: int
   was_alone: bool
+  at: float
+  step: int
   outcome: fx.Resolved | None = None
 
 
@@ -144,6 +148,10 @@ class Checker:
     self.computed: dict[int, set[str]] = collections.defaultdict(set)
     self.took_part: dict[int, int] = {}
     self.done: dict[int, int] = {0: 0}
+    # Processes whose gradients have been in a step.
+    self.took_a_step: set[str] = set()
+    # Whether a stranger was the first, and has taken a step alone.
+    self.is_strangers = False
     # Why the run ended with an error; "" where nothing excused that. And all that
     # was excused, for whoever counts it.
     self.why_it_ended = ""
@@ -343,12 +351,15 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.all_could_call(process, step)
+    self.of_one_job(commit)
     self.commits.append(commit)
     for change in commit.changes:
       if change.number <= self.changes.get(change.process, 0):
         self.fail("A3", f"a request counts twice: {change}")
       self.changes[change.process] = change.number
     self.no_stall(step)
+    self.nobody_waits_for_newcomers(commit)
+    self.nobody_waits_in_vain(step)
     self.committed_at = self.world.now
     self.not_finite, self.fruitless_since = 0, math.inf
     self.times.append(self.world.now)
@@ -418,6 +429,21 @@ class Checker:
       if process.alive and not process.over and not there:
         self.fail("A20", f"step {step} is committed before {name} has called")
 
+  def of_one_job(self, commit: Committed) -> None:
+    """A stranger has taken a step only if it was there before all others."""
+    names = map(self.processes.get, _members(commit))
+    if any(self.world.by_name[name].stranger for name in names):
+      now = self.world.begun.get(commit.round, self.world.now)
+      there = [
+        process.name
+        for process in self.world.all
+        if process.alive and not process.stranger
+        if now - SILENCE_TIMEOUT / FASTEST < process.called_at < now
+      ]
+      if there and not self.is_strangers:
+        self.fail("A22", f"{there} had called, and a stranger takes a step")
+      self.is_strangers = True
+
   def fruitless(self, process: Any, submitted: msg.SubmitGradient) -> None:
     """A gradient is not finite: it excuses nobody but who needs it (A21)."""
     self.suspects.add(process.name)
@@ -451,6 +477,45 @@ class Checker:
     since = max(self.committed_at, 0.0)
     if world.was_calm(since) and world.now - since > most:
       self.fail("A9", f"step {step} took {world.now - since:.1f} s")
+
+  def nobody_waits_for_newcomers(self, commit: Committed) -> None:
+    """Who is back holds up nobody while it compiles (A22)."""
+    setting = self.setting
+    at = {}
+    for part in commit.parts:
+      name = self.processes[part.incarnation]
+      at[name] = self.submissions[name, part.sequence].at
+    known = at.keys() & self.took_a_step
+    self.took_a_step |= at.keys()
+    # It gets samples only once it counts.
+    if not setting.compiling or not known or setting.data is not None:
+      return
+    ready = max(at[name] for name in known)
+    for name in at.keys() - known:
+      waited = at[name] - ready
+      if waited > setting.compiling / 2:
+        self.fail("A22", f"{known} have waited {waited:.1f} s for {name}")
+
+  def nobody_waits_in_vain(self, step: int) -> None:
+    """A gradient that a coordinator has gets an outcome while steps are taken."""
+    chief = self.world.chief
+    for name in self.members.values():
+      process = self.world.by_name[name]
+      if (
+        process.pending is None
+        or name not in chief.connections
+        or (name, process.pending.sequence) in self.counted
+      ):
+        continue
+      one = self.submissions[name, process.pending.sequence]
+      since = max(one.at, process.welcomed_at, self.epoch_at)
+      waited = self.world.now - since
+      if (
+        step - one.step >= _OVERLOOKED
+        and waited > FORGOTTEN
+        and not self.was_away(chief, process, since)
+      ):
+        self.fail("A9", f"{name} has waited {waited:.1f} s for an outcome")
 
   def longest_stall(self) -> float:
     """Seconds that all but computing takes at most, if nothing goes wrong."""
@@ -686,11 +751,14 @@ class Checker:
         f"{reason}",
       )
 
-  def was_away(self, coordinator: Any, process: Any) -> bool:
+  def was_away(
+    self, coordinator: Any, process: Any, since: float | None = None
+  ) -> bool:
     """Whether something kept a process from calling this coordinator."""
     ends = {process.name, coordinator.name}
+    since = self.epoch_at if since is None else since
     return any(
-      end > self.epoch_at and begin < self.world.now and ends >= {*who}
+      end > since and begin < self.world.now and ends >= {*who}
       for who, begin, end in self.world.absences
     )
 
@@ -948,10 +1016,10 @@ class Checker:
     self.world.tell(f"{process.name} is admitted, with step {process.step}")
     # One that stalled while the run began anew without it can't know yet.
     current = self.members.get(effect.incarnation) == process.name
-    if process.stranger:
-      self.fail("A4", f"{process.name} has another optimizer, and is let in")
     if not current or self.began_anew_without(process):
       return
+    if process.stranger and self.commits and not self.is_strangers:
+      self.fail("A4", f"{process.name} has another optimizer, and is let in")
     known = self.versions.setdefault(process.step, process.version)
     if known != process.version and not self.corrupt:
       self.fail("A4", f"{process.name} starts from another state")
@@ -963,7 +1031,9 @@ class Checker:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     alone = len(self.members) < 2
-    self.submissions[key] = _Submission(submitted, gradient, alone)
+    self.submissions[key] = _Submission(
+      submitted, gradient, alone, self.world.now, len(self.commits)
+    )
     self.by_batches[process.name, submitted.batches].append(submitted)
     name = process.name.partition(".")[0]
     self.by_sequence[name, submitted.sequence].append(submitted)
@@ -1238,6 +1308,7 @@ class Checker:
       if error == "Diverged" and not self.corrupt:
         self.fail("A4", reason)
       refused = process.stranger or process.is_faulty or self.corrupt
+      refused = refused or self.is_strangers
       if error == "JoinRefused" and not refused:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:
@@ -1262,7 +1333,12 @@ class Checker:
     return any(
       other.index == process.index
       and other is not process
-      and (other.alive or other.over == "finished")
+      and (
+        other.alive
+        or other.over == "finished"
+        # Its call was overtaken by that of the process which took its place.
+        or process.called_at < other.called_at < math.inf
+      )
       for other in self.world.all
     )
 

@@ -33,7 +33,9 @@ _KINDS = (
   "dies at the end",
   "echo",
   "half a mean",
+  "half cut coordinator",
   "nonsense",
+  "one more",
   "save",
   "slow copies",
   "slow hand-over",
@@ -41,7 +43,11 @@ _KINDS = (
   "stop, and die",
   "storm",
   "stranger",
+  "strangers first",
+  "stuck",
   "twin",
+  "vanish",
+  "vanish coordinator",
   "wrong size",
 )
 # What strikes again and again within a moment, and how long it lasts.
@@ -129,6 +135,26 @@ def schedule(
       # It takes the place of one that has just died.
       dies = (time + 0.1, "kill", (index, 45.0))
       return setting, (dies, (time + 0.2, kind, (index,)))
+    case "vanish" | "vanish coordinator":
+      # It is there again before others can have noticed, or long after.
+      struck = [
+        (at, kind, (index, r.choice((0.5, 3.0, 20.0))))
+        for at in (time, time + r.choice((1.0, 40.0)))
+      ]
+      return setting, tuple(struck)
+    case "half cut coordinator":
+      long = r.choice((1.0, 8.0, 20.0, 45.0))
+      some, to = r.randrange(replicas), r.random() < 0.5
+      return setting, ((time, kind, (index, long, some, to)), restart)
+    case "strangers first":
+      replicas = max(replicas, 3)
+      setting = dataclasses.replace(
+        setting,
+        replicas=replicas,
+        needed=1 if setting.alone else r.randrange(1, replicas),
+        strangers=(r.randrange(replicas),),
+      )
+      return setting, (restart,) if r.random() < 0.3 else ()
     case "damage":
       setting = dataclasses.replace(
         _slow(setting, 0.3, 24),
@@ -157,6 +183,11 @@ def schedule(
     case "half a mean":
       setting = dataclasses.replace(setting, inline=False)
       return setting, ((time, kind, (index, r.choice((1, 2)))), restart)
+    case "stuck":
+      # Mostly in rounds that are announced early.
+      setting = dataclasses.replace(setting, inline=False, alone=False)
+      setting = dataclasses.replace(setting, needed=setting.replicas)
+      return setting, ((time, kind, (index, r.choice((1, 2)))),)
     case "comes back":
       # The others need not wait until it computes again.
       setting = dataclasses.replace(
@@ -165,6 +196,7 @@ def schedule(
         needed=1 if setting.alone else max(replicas, 3),
         max_staleness=setting.max_staleness if setting.alone else 0,
         lower_on_loss=True,
+        compiling=r.choice((0.0, 3.0)),
       )
       return setting, (*_kills(setting, time, r), restart)
     case "echo" | "save":

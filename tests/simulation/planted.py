@@ -384,6 +384,42 @@ FAULTS = (
     "False",
     bad.plain,
   ),
+  Planted(
+    "A9",
+    "an early round is never announced again",
+    f"{_COORDINATOR}.steps.rounds",
+    "Rounds.deadline",
+    "current is None or not current.id.early",
+    "True",
+    Outage("stuck"),
+  ),
+  Planted(
+    "A22",
+    "steps wait for the first gradient of a newcomer",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake.joined",
+    "self._ruling.is_raised_by(state.member)",
+    "False",
+    Outage("comes back"),
+  ),
+  Planted(
+    "A9",
+    "a newcomer whose first gradient is late never begins",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake._begin_newcomers",
+    "not self._may_begin",
+    "True",
+    Outage("comes back"),
+  ),
+  Planted(
+    "A22",
+    "a stranger that came first takes a step, though others are there",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake._may_process",
+    "self.has_job",
+    "True",
+    Outage("strangers first"),
+  ),
 )
 
 

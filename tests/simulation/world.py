@@ -81,6 +81,8 @@ class Setting:
     not_finite: how often a gradient is not finite.
     bad: replicas that are bad, and how: see `bad.WAYS`.
     max_skipped: as in `Rules`.
+    strangers: replicas that have another job from the start.
+    compiling: seconds that a process's first gradient takes beside.
   """
 
   replicas: int = 3
@@ -105,6 +107,8 @@ class Setting:
   not_finite: float = 0.01
   bad: tuple[tuple[int, str], ...] = ()
   max_skipped: int | None = None
+  strangers: tuple[int, ...] = ()
+  compiling: float = 0.0
 
   @property
   def window(self) -> int:
@@ -243,6 +247,8 @@ class Process:
     self.heard: dict[str, float] = {}
     self.gaps: dict[str, liveness.Silence] = {}
     self.timer = math.inf
+    # Whether its host is gone, and tells nobody that its connections are.
+    self.has_vanished = False
     # Until when what it sends of a gradient comes piece by piece.
     self.crawls_until = -math.inf
     # The published state, and the speculative one.
@@ -289,12 +295,16 @@ class Process:
     self.dies_at_the_end = False
     # How many of its submissions have a byte too many; and whether one had.
     self.wrong_sizes, self.sent_wrong_size = 0, False
-    # How often a connection breaks when it sends its part of a mean.
-    self.half_means = 0
+    # How often a connection breaks when it sends its part of a mean; and how much
+    # of a gradient that it sends never arrives, though its connection lives.
+    self.half_means = self.stuck = 0
+    self.has_compiled = False
     # When each peer was lost last; whether it has aborted; whether it can't agree
     # with the others, and has to be refused.
     self.lost_at: dict[str, float] = {}
     self.aborted = self.stranger = False
+    # When a coordinator has heard its last call.
+    self.called_at = math.inf
     # Whether it computes wrong gradients.
     self.is_faulty = False
     # When it was admitted, or its state was replaced.
@@ -382,6 +392,7 @@ class Chief:
     self.heard: dict[str, float] = {}
     self.gaps: dict[str, liveness.Silence] = {}
     self.timer = math.inf
+    self.has_vanished = False
     self.aggregations: dict[RoundId, Aggregation] = {}
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
     self.fetching = None
@@ -484,9 +495,9 @@ class World:
     )
     self.chief = self.start_coordinator()
     for index in range(setting.replicas):
-      if (index, "never joins") in setting.bad:
-        self.spared = True
-      else:
+      never = (index, "never joins") in setting.bad
+      self.spared = self.spared or never or index in setting.strangers
+      if not never:
         self.start(index)
 
   def is_struck(self, begin: float, end: float) -> None:
@@ -550,7 +561,7 @@ class World:
     if not self.setting.same_start:
       state = digest(self.seed, index, len(self.all))
     process = Process(self, name, index, state)
-    if stranger:
+    if stranger or index in self.setting.strangers:
       process.stranger = True
       job = codec.replace(
         process.config.job, agreement=(("optimizer", "another one"),)
@@ -575,6 +586,12 @@ class World:
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.beat, chief)
     self.at(self.now, self.input, chief, ins.Started())
+    for process in self.all:
+      # To the host that is back, connections of before are unknown.
+      connection = process.connections.get(COORDINATOR)
+      if connection is not None and connection.other(process).has_vanished:
+        time = self.now + HEARTBEAT * self.random.random()
+        self.at(time, self.lose, connection, process, "broken", "reset")
     if self.absent:  # Launchers tell each coordinator.
       self.at(self.now, self.input, chief, ins.NeverJoined(self.absent))
     return chief
@@ -609,10 +626,11 @@ class World:
       self.say(f"{process.name} <- {_short(input_)}")
     if isinstance(input_, ins.PeerLost):
       process.losing.remove(input_.peer)
-    elif isinstance(input_, ins.Received) and isinstance(
-      input_.message, msg.Welcome
-    ):
-      process.welcomed_at = self.now
+    elif isinstance(input_, ins.Received):
+      if isinstance(input_.message, msg.Welcome):
+        process.welcomed_at = self.now
+      elif isinstance(input_.message, msg.Hello):
+        self.by_name[input_.peer].called_at = self.now
     for effect in process.node.step(input_, process.now()):
       if process is self.chief and process.dies_after >= 0:
         if not process.dies_after:
@@ -680,6 +698,14 @@ class World:
       ]
     self.close(process, "broken", "it was killed")
 
+  def vanish(self, process: Process) -> None:
+    """A process's host is gone; its peers hear nothing of it any more."""
+    if not process.alive:
+      return
+    self.tell(f"the host of {process.name} is gone")
+    process.has_vanished = True
+    self.close(process, "silent", "nothing heard")
+
   def close(self, process: Process, how: str, reason: str) -> None:
     process.alive = False
     for connection in list(process.connections.values()):
@@ -689,6 +715,10 @@ class World:
       if connection.ready > self.now and not known:
         # What waited for the connection to stand dies with the process.
         connection.open[other.name] = False
+      elif process.has_vanished:
+        until = self.now + self.silence(other, process) / other.rate
+        self.absences.append(((process.name, other.name), self.now, until))
+        self.at(until, self.lose, connection, other, how, reason)
       else:
         self.deliver_loss(connection, other, how, reason)
     process.connections.clear()
@@ -844,7 +874,11 @@ class World:
       ready = max(ready, self.blocked_until(*ends) + 0.001)
     connection.last = dict.fromkeys(connection.last, ready)
     connection.ready = ready
-    if not other.alive and self.chief in (process, other):
+    if (
+      not other.alive
+      and self.chief in (process, other)
+      and not other.has_vanished
+    ):
       # Its address refuses connections. Members have not met, and try again.
       connection.open[peer] = False
       why = "its address refuses connections"
@@ -860,7 +894,7 @@ class World:
   def accept(
     self, connection: Connection, process: Process, other: Process
   ) -> None:
-    if not other.alive and other.index < 0:
+    if not other.alive and other.index < 0 and not other.has_vanished:
       # The coordinator's host goes on, and resets it.
       connection.open[other.name] = False
       self.deliver_loss(connection, process, "broken", "it was killed")
@@ -891,6 +925,9 @@ class World:
       item = msg.MESSAGES.decode(msg.MESSAGES.encode(item))
     connection = process.connections.get(peer)
     if connection is None:
+      return
+    if isinstance(item, tuple) and item[0] == "gradient" and process.stuck:
+      process.stuck -= 1
       return
     if isinstance(item, _SAID):
       process.said.append((connection, item))
@@ -1497,6 +1534,8 @@ class World:
     process.busy = True
     mean = self.setting.compute[process.index] / self.setting.local_steps
     time = self.now + mean * (0.5 + self.random.random())
+    if not process.has_compiled:
+      time, process.has_compiled = time + self.setting.compiling, True
     self.at(time, self.computed, process)
 
   def computed(self, process: Process) -> None:
