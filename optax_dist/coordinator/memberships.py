@@ -174,14 +174,14 @@ def _followed(
     return ()
   with _lock:
     ours = [m for m in _known.values() if m.key[:2] == made.key[:2]]
-  found: set[tuple[str, int]] = set()
+  closed: set[tuple[str, int]] = set()
   for one in (*ours, earlier):
     if one is not made and one.is_ours and not one.is_open:
-      found.update(one.follows)
+      closed.update(one.follows)
       if one.part is not None:
         seen = one.part.inbox
-        found.add((seen.run_id, seen.incarnation))
-  return tuple(sorted(found))
+        closed.add((seen.run_id, seen.incarnation))
+  return tuple(sorted(closed))
 
 
 def _leave_all() -> None:

@@ -49,9 +49,9 @@ class LearnerWorld(World):
     submission, name = process.submission, process.name
     self.steps[name] += 1
     if submission.pending >= 0 and seen.answer(submission.pending) is not None:
-      submission.conclude(seen)
+      submission.on_answer(seen)
     if seen.incarnation != submission.incarnation:
-      submission.end(seen, "lost")
+      submission.finish(seen, "lost")
     if submission.pending < 0:
       submission.resume(seen.incarnation, seen.published)
     called = process.called == process.step

@@ -31,7 +31,7 @@ def _to_members() -> tuple[msg.Message, ...]:
   """What only a coordinator may say; from another process it is refused."""
   return (
     msg.Dropped(0, "stale", 1, (), True),
-    msg.RequestGradients(0, -1, 7, ()),
+    msg.RequestGradients(-1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0"),
     msg.Cancel(RoundId(0, 0, 1)),

@@ -1450,7 +1450,7 @@ class World:
     process.over = how
     error, reason = process.error or ("", "")
     self.tell(f"{process.name} has {how}" + (error and f", {error}: {reason}"))
-    process.submission.end(process, "finished")
+    process.submission.finish(process, "finished")
     if self.checker is not None:
       counts = tuple(sorted(process.submission.counts.items()))
       self.checker.counts(process, process.computed, counts)
@@ -1476,7 +1476,7 @@ class World:
     ):
       return
     if self.is_between(process):
-      self.act(process, "conclude")
+      self.act(process, "on_answer")
       self.next_gradient(process)
     elif process.in_hand:
       self.act(process, "take_step", "")
@@ -1509,12 +1509,12 @@ class World:
     """Does what a training loop does on what it has been notified of."""
     getattr(self, what)(process, process, *how)
 
-  def conclude(self, process: Process, seen: Process) -> None:
+  def on_answer(self, process: Process, seen: Process) -> None:
     submission = process.submission
     if submission.is_complete:
       self.submit(process)
     elif submission.pending >= 0:
-      submission.conclude(seen)
+      submission.on_answer(seen)
     else:
       submission.resume(seen.incarnation, seen.published)
       process.local_steps = 0
@@ -1523,7 +1523,7 @@ class World:
     """Begins to compute a gradient, on samples if they are leased."""
     submission = process.submission
     if self.setting.data is not None and (
-      submission.expire(seen) or submission.draw(seen) is None
+      submission.finish_if_over(seen) or submission.draw(seen) is None
     ):
       if submission.ended is not None or submission.is_complete:
         self.at(self.now, self.next_gradient, process)
@@ -1562,8 +1562,8 @@ class World:
     in_hand, process.in_hand = process.in_hand, False
     if in_hand and not submission.gradients:
       process.computed += 1
-      submission.end(seen, "stale", 1)
-    elif submission.expire(seen, 1):
+      submission.finish(seen, "stale", 1)
+    elif submission.finish_if_over(seen, 1):
       process.computed += 1
     elif mishap == "is abandoned":
       process.computed += 1

@@ -347,10 +347,10 @@ class Committed(Struct):
   @property
   def hyperparams(self) -> Hyperparams:
     """The numbers that they are set to: the last change of a name decides."""
-    found: dict[str, float] = {}
+    latest: dict[str, float] = {}
     for change in self.changes:
-      found.update(change.values)
-    return tuple(found.items())
+      latest.update(change.values)
+    return tuple(latest.items())
 
 
 class Ended(Struct):

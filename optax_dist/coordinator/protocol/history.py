@@ -81,9 +81,9 @@ class History:
     """The commits from a step on; None if some are not kept any more."""
     if step == self.step:
       return []
-    found = [commit for commit in self.recent if commit.round.step >= step]
-    whole = found and found[0].round.step == step
-    return found if whole and step < self.step else None
+    later = [commit for commit in self.recent if commit.round.step >= step]
+    whole = later and later[0].round.step == step
+    return later if whole and step < self.step else None
 
   def lost(self) -> list[Departed]:
     """The replicas that may come back."""

@@ -315,7 +315,6 @@ class RequestGradients(Struct):
   are leased and the lease is in no `Committed` or `Dropped`.
 
   Attributes:
-    step: the step that is open.
     sequence: the submission that is buffered, and which the next one should
       extend, since it was not enough; -1 if there is none.
     count: how many gradients to sum in the next submission; how many more, if
@@ -323,7 +322,6 @@ class RequestGradients(Struct):
     lease: the samples for them, if leased.
   """
 
-  step: Natural
   sequence: Integer
   count: Positive
   lease: Spans = ()

@@ -6,7 +6,7 @@
     add        -> whether the sum `is_complete`           <-  gradients asked for
     submit     ->                         SubmitGradient  ->
     waits      -> what it waits for, "" for nothing       <-  answers, admissions
-    conclude   -> the Result in `ended`
+    on_answer  -> the Result in `ended`
     resume     -> the next sum, on the current state      <-  published states
 
 A sum has one gradient, or more if more are requested than there are replicas:
@@ -26,7 +26,7 @@ others have taken its last slots. A gradient of a slot that is not leased any
 more is not added, and if an addition is dropped, the partial sum goes on.
 
 There is no clock, no thread and no array here: gradients and states are opaque,
-and what the event loop has notified is read from `Seen`.
+and what the event loop has notified is read from `Inbox`.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ class Submission:
       self._revert(Reason.SUPERSEDED.value)
     if not (self.gradients or self._round) and self._is_behind(seen):
       # Compute on the newest parameters.
-      self.end(seen, "")
+      self.finish(seen, "")
       return None
     if self._window:
       self.is_complete = self._is_all(seen)
     elif self._is_leased_anew(seen):
-      self.end(seen, Reason.SUPERSEDED.value)
+      self.finish(seen, Reason.SUPERSEDED.value)
       return None
     if self.drawn is None:
       self.drawn = sp.head(self._left(seen), self._samples)[0] or None
@@ -238,8 +238,8 @@ class Submission:
     partial = self._resolved(seen, self.partial)
     if partial is None:
       return False
-    self._close(seen, Reason.SUPERSEDED.value)
-    self._clear()
+    self._count_outcomes(seen, Reason.SUPERSEDED.value)
+    self._reset()
     return not partial.reason
 
   def add(
@@ -258,7 +258,7 @@ class Submission:
       seconds: that computing it took; None if unknown.
     """
     if self._supersede(seen):
-      self.end(seen, Reason.SUPERSEDED.value, 1)
+      self.finish(seen, Reason.SUPERSEDED.value, 1)
       return
     data, self._round = self.computed if self._round else (), []
     if self._window and sp.minus(data, self._leased(seen)):
@@ -298,7 +298,7 @@ class Submission:
       self.total, self.is_complete = None, True
       self.gradients.append(Gradient("null", None, ()))
     elif not self.gradients and self._is_behind(seen):
-      self.end(seen, Reason.ABANDONED.value, 1)
+      self.finish(seen, Reason.ABANDONED.value, 1)
     else:
       # The gradients already in the sum are still valid.
       self.count(Reason.ABANDONED.value, 1)
@@ -372,7 +372,7 @@ class Submission:
         return "to be admitted again"
     return ""
 
-  def conclude(self, seen: Inbox) -> None:
+  def on_answer(self, seen: Inbox) -> None:
     """Handles the answer to what is pending; without one the run is over."""
     answer = seen.answer(self.pending)
     if isinstance(answer, Taken):
@@ -386,9 +386,9 @@ class Submission:
       self.pending = -1
       self._revert(answer.reason)
     else:
-      self.end(seen, _FINISHED)
+      self.finish(seen, _FINISHED)
 
-  def end(self, seen: Inbox, reason: str, more: int = 0) -> None:
+  def finish(self, seen: Inbox, reason: str, more: int = 0) -> None:
     """Ends the sum, of which nothing is computed any more.
 
     Args:
@@ -399,29 +399,29 @@ class Submission:
     forgets = bool(self._round)
     for gradient in self.gradients:
       forgets = forgets or bool(gradient.data)
-    pending = self._close(seen, reason)
+    pending = self._count_outcomes(seen, reason)
     self.count(reason, more)
     applied, behind = None, False
     if pending is not None:
       reason = reason if more else pending.reason
       applied = None if reason else pending
       behind = pending.reason == Reason.STALE and not pending.partial_only
-    self._clear()
+    self._reset()
     self._round = []
     self.ended = Result(reason, applied, behind, forgets)
 
-  def expire(self, seen: Inbox, more: int = 0) -> bool:
+  def finish_if_over(self, seen: Inbox, more: int = 0) -> bool:
     """Ends the sum if it can't be submitted any more; returns whether it is so.
 
     Args:
       seen: what was notified.
-      more: as in `end`.
+      more: as in `finish`.
     """
     if seen.finished is not None:
-      self.end(seen, Reason.FINISHED.value, more)
+      self.finish(seen, Reason.FINISHED.value, more)
     elif seen.incarnation != self.incarnation:
       # It was declared dead and readmitted: its work so far is worthless.
-      self.end(seen, Reason.LOST.value, more)
+      self.finish(seen, Reason.LOST.value, more)
     return self.ended is not None
 
   def resume(self, incarnation: Incarnation, base: Any) -> None:
@@ -434,7 +434,7 @@ class Submission:
       reason = reason or "applied"
       self.counts[reason] = self.counts.get(reason, 0) + gradients
 
-  def _close(self, seen: Inbox, reason: str) -> Resolved | None:
+  def _count_outcomes(self, seen: Inbox, reason: str) -> Resolved | None:
     """Counts all gradients: by their outcome, or this reason without one.
 
     Returns:
@@ -461,7 +461,7 @@ class Submission:
     answer = seen.answer(sequence) if sequence >= 0 else None
     return answer if isinstance(answer, Resolved) else None
 
-  def _clear(self) -> None:
+  def _reset(self) -> None:
     self.pending = self.partial = -1
     self.total, self.gradients, self._sent = None, [], 0
     self.drawn, self._sent_total, self.is_complete = None, None, False

@@ -76,7 +76,7 @@ class SynchronousLoop:
     elif submission.is_late(participant.inbox):
       # Its round has been taken without it: the rest would be for nothing.
       submission.abandon(participant.inbox)
-    return self._conclude() or participant.outcome()
+    return self._submit_and_wait() or participant.outcome()
 
   def _cut_short(self) -> Any:
     """What there is of a first round, if another local step would be too late."""
@@ -96,7 +96,7 @@ class SynchronousLoop:
   def abandon(self) -> Outcome:
     participant = self._participant
     participant.submission.abandon(participant.inbox)
-    outcome = self._conclude()
+    outcome = self._submit_and_wait()
     if outcome is None:
       self._compute()
     return outcome or participant.outcome("abandoned")
@@ -104,16 +104,16 @@ class SynchronousLoop:
   def ended(self, gradients: int) -> Outcome | None:
     participant, submission = self._participant, self._participant.submission
     # What a call that was interrupted has left.
-    concluded = self._conclude()
-    if submission.expire(participant.inbox, gradients):
+    outcome = self._submit_and_wait()
+    if submission.finish_if_over(participant.inbox, gradients):
       return self._finish_step()
-    if concluded and gradients and not submission.gradients:
+    if outcome and gradients and not submission.gradients:
       # This gradient is as old as the sum that was left.
-      submission.end(participant.inbox, "stale", 1)
+      submission.finish(participant.inbox, "stale", 1)
       return self._finish_step()
     return None
 
-  def _conclude(self) -> Outcome | None:
+  def _submit_and_wait(self) -> Outcome | None:
     """Submits a complete sum and waits for its outcome; None without one."""
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
@@ -123,7 +123,7 @@ class SynchronousLoop:
       return None if submission.ended is None else self._finish_step()
     self._wait()
     waited = time.monotonic() - start
-    submission.conclude(participant.inbox)
+    submission.on_answer(participant.inbox)
     return self._finish_step(waited)
 
   def _wait(self) -> None:

@@ -58,7 +58,7 @@ def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
   seen.publish()
   answer(seen, "", 0)
   assert not submission.waits(seen)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   assert submission.ended.applied.sequence == 0
   assert submission.counts == {"applied": 2}
 
@@ -69,7 +69,7 @@ def partial_sum(max_staleness=0):
   submission = begin(seen, max_staleness=max_staleness)
   give(submission, seen, 3)
   seen.answers[0] = Taken(0)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   return seen, submission
 
 
@@ -107,7 +107,7 @@ def test_a_partial_sum_may_have_an_outcome_of_its_own():
   assert submission.waits(seen) == "for the commit of its partial sum"
   answer(seen, "", 0)
   assert not submission.waits(seen)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   assert submission.counts == {"applied": 1, "stale": 1}
   # Its parameters were not stale, so it need not wait for newer ones.
   assert not submission.waits(seen)
@@ -135,7 +135,7 @@ def test_after_a_stale_gradient_it_waits_for_newer_parameters(admitted_again):
   submission = begin(seen)
   give(submission, seen)
   answer(seen, "stale", 0)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   assert submission.waits(seen).startswith("for newer parameters")
   if admitted_again:
     seen.incarnation += 1
@@ -186,7 +186,7 @@ def test_a_new_membership_draws_samples_of_its_own():
   submission.draw(seen)
   seen.lease = 1, ()
   seen.incarnation = 2
-  assert submission.expire(seen, 1)
+  assert submission.finish_if_over(seen, 1)
   # Others compute on what it had.
   assert submission.ended.forgets
   assert submission.counts == {"applied": 0, "lost": 1}
@@ -202,7 +202,7 @@ def partial():
   submission.draw(seen)
   give(submission, seen)
   seen.answers[0] = Taken(0)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   return submission, seen
 
 
@@ -299,13 +299,13 @@ def test_a_dropped_addition_leaves_the_partial_sum():
   give(submission, seen, 3)
   seen.lease = (1, ((4, 6),))
   seen.answers[0] = Taken(0)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   submission.draw(seen)
   assert give(submission, seen, 4).total == 2
   answer(seen, "returned", 1, partial_only=True)
   seen.lease = (1, ((6, 8),))
   assert not submission.waits(seen)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   assert (submission.total, submission.partial) == (3, 0)
   assert submission.draw(seen) == ((6, 8),)
   submitted = give(submission, seen, 5)
@@ -366,7 +366,7 @@ def test_a_sum_that_is_lost_or_too_late_is_followed_by_no_other(reason, waits):
   submission = begin(seen)
   give(submission, seen)
   answer(seen, reason, 0)
-  submission.conclude(seen)
+  submission.on_answer(seen)
   seen.suspended = reason == "lost"
   assert submission.waits(seen) == waits
   seen.suspended, seen.finished = False, "enough"

@@ -55,7 +55,7 @@ class Learner:
     # Even if there is an answer, the merged state may still be being computed.
     if published.is_ready:
       if resolved:
-        submission.conclude(seen)
+        submission.on_answer(seen)
         outcome = self._on_outcome(submission.incarnation)
       if submission.pending < 0:
         if published.step > submission.base.step:
@@ -79,10 +79,10 @@ class Learner:
     if seen.finished is None:
       if incarnation != submission.incarnation:
         # Its local state is as good as before.
-        submission.end(seen, "lost")
+        submission.finish(seen, "lost")
         self._on_outcome(incarnation)
       return None
-    submission.end(seen, "finished")
+    submission.finish(seen, "finished")
     outcome = self._on_outcome(incarnation)
     participant.resume()
     # All end with the same parameters.

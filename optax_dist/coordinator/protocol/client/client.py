@@ -317,8 +317,8 @@ class Client:
         self._assignment.lease_to(self.incarnation, lease)
         self._assignment.ask(count)
         self._out += self.submissions.dropped(sequence, reason, whole)
-      case msg.RequestGradients(step, sequence, count, lease):
-        self._asked(step, sequence, count, lease)
+      case msg.RequestGradients(sequence, count, lease):
+        self._requested(sequence, count, lease)
       case msg.Call():
         self._out.append(message)
       case msg.Serve():
@@ -341,7 +341,7 @@ class Client:
       case _:
         assert_never(message)
 
-  def _asked(self, step: int, sequence: int, count: int, lease: Spans) -> None:
+  def _requested(self, sequence: int, count: int, lease: Spans) -> None:
     """Takes what to compute next, unless a commit has said otherwise since."""
     deterministic = self._config.deterministic
     if lease or deterministic:

@@ -177,9 +177,7 @@ class Intake:
         continue
       arrival = self._gradients.accepted.get(ask.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
-      asked = msg.RequestGradients(
-        self._ruling.step, inside, ask.gradients, ask.lease
-      )
+      asked = msg.RequestGradients(inside, ask.gradients, ask.lease)
       self._out.notify(state, asked)
 
   def call(self, step: int) -> None:
