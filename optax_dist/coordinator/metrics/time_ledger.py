@@ -85,13 +85,13 @@ class _Replica:
     self.seconds = dict.fromkeys(CATEGORIES, 0.0)
     self.now = 0.0
     # The category of the time until its next computation.
-    self.then = "start"
+    self.next_category = "start"
     # Whether its process was started again, and has not joined yet.
     self.restarts = False
     # When the step that it waits for had all the gradients it needed.
     self.waits_until: float | None = None
 
-  def until(self, time: float, category: str) -> None:
+  def book_until(self, time: float, category: str) -> None:
     """Books the time up to a moment, from where the booked time ends."""
     if time > self.now:
       self.spans.append(Span(self.replica, self.now, time, category))
@@ -103,12 +103,12 @@ class _Replica:
   def begin(self, start: float) -> None:
     """Books the time until the start of a computation."""
     if self.waits_until is not None:
-      self.until(min(self.waits_until, start), "waiting")
+      self.book_until(min(self.waits_until, start), "waiting")
       self.waits_until = None
-    self.until(start, self.then)
-    self.then = "exchanging"
+    self.book_until(start, self.next_category)
+    self.next_category = "exchanging"
 
-  def rest(self, end: float) -> dict[str, float]:
+  def unbooked(self, end: float) -> dict[str, float]:
     """What to book if the run ended: seconds of waiting, and of absence."""
     waits = 0.0
     if self.waits_until is not None:
@@ -173,28 +173,28 @@ class TimeLedger:
       case "join":
         joined = self._one(record["replica"])
         joined.restarts = False
-        if joined.then in ("idle", "recovery"):
+        if joined.next_category in ("idle", "recovery"):
           # It may be lost again before it computes.
-          joined.until(now, joined.then)
-          joined.then = "recovery"
+          joined.book_until(now, joined.next_category)
+          joined.next_category = "recovery"
       case "leave":
         left = self._one(record["replica"])
         left.begin(now)
-        left.then = "idle"
+        left.next_category = "idle"
       case "lost":
         lost = self._one(record["replica"])
         # Its current work was lost with it; a gradient that had arrived has a
         # `drop`.
         if lost.waits_until is not None:
-          lost.until(min(lost.waits_until, now), "waiting")
+          lost.book_until(min(lost.waits_until, now), "waiting")
           lost.waits_until = None
-        lost.until(now, "dropped")
+        lost.book_until(now, "dropped")
         replaced = record.get("reason") == "replaced"
-        lost.then = "idle" if replaced else "recovery"
+        lost.next_category = "idle" if replaced else "recovery"
       case "process":
         started = self._replicas.get(record["replica"])
         if started is not None:
-          is_lost = started.then == "recovery"
+          is_lost = started.next_category == "recovery"
           started.restarts = is_lost and record["ended"] is None
 
   def _one(self, name: Replica) -> _Replica:
@@ -226,7 +226,7 @@ class TimeLedger:
     total = dict.fromkeys(CATEGORIES, 0.0)
     for name, one in self._replicas.items():
       if replica in (None, name):
-        for seconds in (one.seconds, one.rest(self.end)):
+        for seconds in (one.seconds, one.unbooked(self.end)):
           for category, more in seconds.items():
             total[category] += more
     return Goodput(total)
@@ -247,8 +247,8 @@ class TimeLedger:
   def close(self) -> None:
     """Books the rest of the time: the run ends with the last record."""
     for one in self._replicas.values():
-      for category, seconds in one.rest(self.end).items():
-        one.until(one.now + seconds, category)
+      for category, seconds in one.unbooked(self.end).items():
+        one.book_until(one.now + seconds, category)
 
 
 def of(records: Iterable[journal.Record]) -> TimeLedger:
@@ -299,13 +299,13 @@ def _book(
     return
   if compute is None and timings is None:
     # It was aborted: the time since the last known event was wasted.
-    replica.until(sent, "dropped")
+    replica.book_until(sent, "dropped")
   else:
     replica.begin(start)
     computed = sent - encoded if compute is None else start + compute
-    replica.until(min(start + compiled, sent), "compile")
-    replica.until(min(computed, sent), "useful" if useful else "dropped")
+    replica.book_until(min(start + compiled, sent), "compile")
+    replica.book_until(min(computed, sent), "useful" if useful else "dropped")
     # Between the parts of a sum it waited to be asked for more.
-    replica.until(sent - encoded, "waiting")
-    replica.until(sent, "exchanging")
+    replica.book_until(sent - encoded, "waiting")
+    replica.book_until(sent, "exchanging")
   replica.waits_until = waits_until

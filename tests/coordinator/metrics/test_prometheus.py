@@ -7,6 +7,7 @@ import embedded_runs as runs
 import numpy as np
 import optax
 import pytest
+import waiting
 from prometheus_client import parser
 
 from optax_dist import coordinator
@@ -76,6 +77,8 @@ def test_a_run_reports_itself_while_it_goes_on(tmp_path):
       replica.step(ZEROS)
     both.wait(60.0)
     if not replica.replica:
+      # The line of a step is written after the replicas are notified of it.
+      waiting.until(lambda: of_journal(path)["step",] == 6)
       seen.append(of_journal(path))
     both.wait(60.0)
     return replica.stats()
