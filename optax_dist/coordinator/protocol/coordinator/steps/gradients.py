@@ -65,7 +65,7 @@ class Gradients:
 
   def drop(
     self, drop: quorum.Drop, arriving: Arrival | None
-  ) -> tuple[Arrival | None, str]:
+  ) -> tuple[Arrival, str]:
     """A gradient is dropped.
 
     Args:
@@ -73,16 +73,15 @@ class Gradients:
       arriving: the gradient that the rules were asked about, if any.
 
     Returns:
-      The dropped one, None if it came to an earlier coordinator; and the reason.
+      The dropped one, and the reason.
     """
-    new = drop.reason is not quorum.Reason.SUPERSEDED
-    if new and arriving and arriving.incarnation == drop.incarnation:
-      arrival: Arrival | None = arriving
-    else:
-      arrival = self.accepted.pop(drop.incarnation, None)
     reason = drop.reason
-    finite = arrival is not None and arrival.finite
-    if reason is quorum.Reason.NON_FINITE and finite:
+    new = reason is not quorum.Reason.SUPERSEDED
+    if new and arriving and arriving.incarnation == drop.incarnation:
+      arrival = arriving
+    else:
+      arrival = self.accepted.pop(drop.incarnation)
+    if reason is quorum.Reason.NON_FINITE and arrival.finite:
       reason = quorum.Reason.RETURNED
     count = self.dropped.get(reason.value, 0) + drop.count
     self.dropped[reason.value] = count

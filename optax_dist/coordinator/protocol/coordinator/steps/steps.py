@@ -288,21 +288,17 @@ class Steps:
     self.rounds.void_early()
     incarnation = drop.incarnation
     arrival, reason = self.gradients.drop(drop, arriving)
-    is_new = arrival is arriving
+    message, is_new = arrival.message, arrival is arriving
     state = self._members.get(incarnation)
     asked = tokens.pop(drop.replica, None)
-    lease: Spans = ()
-    if arrival is not None:
-      token = asked if incarnation in self._members else None
-      lease = self.policy.dropped(
-        incarnation, arrival.message, is_new, token, reason
-      )
-      if is_new and state is not None and not self.ruling.state.finished:
-        self._delivered(state, reason, drop.count)
+    lease = self.policy.dropped(
+      incarnation, message, is_new, None if state is None else asked, reason
+    )
+    finished = self.ruling.state.finished
+    if is_new and state is not None and not finished:
+      self._delivered(state, reason, drop.count)
     # That the run has finished is told by its end alone.
-    ends = drop.reason is quorum.Reason.FINISHED
-    if state is not None and arrival is not None and not ends:
-      message = arrival.message
+    if state is not None and drop.reason is not quorum.Reason.FINISHED:
       whole = not is_new or message.count == message.total
       count, sequence = asked or 1, message.sequence
       self._out.notify(
@@ -316,10 +312,10 @@ class Steps:
         drop.count,
         reason,
         incarnation,
-        arrival.message.batches or None if arrival else None,
-        arrival.message.compute if arrival else None,
-        self.policy.now - arrival.at if arrival else None,
-        arrival.message.timings if arrival else None,
+        message.batches or None,
+        message.compute,
+        self.policy.now - arrival.at,
+        message.timings,
       )
     )
 
