@@ -115,9 +115,9 @@ class Ruling:
     """Lost replicas don't count, now that others are there."""
     if self._lower_on_loss:
       # The last one to go has not lowered the quorum, to nobody.
-      for gone in self._history.lost():
-        if gone.member.replica in self.state.replicas:
-          self.apply(quorum.Leave(gone.member.replica))
+      for replica, known in self.state.replicas.items():
+        if not (known.live or known.left):
+          self.apply(quorum.Leave(replica))
 
   def never_joined(self, replicas: Iterable[ReplicaId]) -> bool:
     """Counts replicas as lost that have died before they joined.
