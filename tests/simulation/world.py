@@ -225,14 +225,17 @@ class Aggregation:
     ] or [j for j in range(len(self.parts)) if j not in self.means]
 
 
-class Process:
-  """A process: its core, its clock, its arrays, and its training loop."""
+class Node:
+  """A process as the network knows it: its clock, and its connections."""
 
-  def __init__(self, world: World, name: str, index: int, start: int):
-    setting = world.setting
+  over = ""
+  node: Any
+
+  def __init__(
+    self, world: World, name: str, index: int, rate: float, offset: float
+  ):
     self.world, self.name, self.index = world, name, index
-    self.uid = digest(world.seed, len(world.all), index)
-    self.rate, self.offset = setting.rates[index], 1000.0 * (index + 1)
+    self.rate, self.offset = rate, offset
     self.alive, self.paused_until = True, -math.inf
     # Seconds of the world in which it was stopped, and since when it is.
     self.slept, self.stopped_at = 0.0, 0.0
@@ -249,13 +252,41 @@ class Process:
     self.timer = math.inf
     # Whether its host is gone, and tells nobody that its connections are.
     self.has_vanished = False
+    self.aggregations: dict[RoundId, Aggregation] = {}
+    # What has come before it was asked for, and from whom; lost with them.
+    self.early: dict[Any, list[tuple[Any, ...]]] = {}
+    self.fetching: tuple[int, str, float] | None = None
+    # What it has told its coordinator of gradients and rounds, over which connection.
+    self.said: list[tuple[Connection, Any]] = []
+    # When each peer was lost last.
+    self.lost_at: dict[str, float] = {}
+
+  def now(self) -> float:
+    """Its clock, which stands still while it is stopped."""
+    return self.offset + self.rate * (self.world.now - self.slept)
+
+  def awake(self) -> float:
+    """For how long the world has run while this process did."""
+    now = self.world.now
+    sleeps = now - self.stopped_at if self.paused_until > now else 0.0
+    return now - self.slept - sleeps
+
+
+class Process(Node):
+  """A process of a replica: its core, its arrays, and its training loop."""
+
+  def __init__(self, world: World, name: str, index: int, start: int):
+    setting = world.setting
+    super().__init__(
+      world, name, index, setting.rates[index], 1000.0 * (index + 1)
+    )
+    self.uid = digest(world.seed, len(world.all), index)
     # Until when what it sends of a gradient comes piece by piece.
     self.crawls_until = -math.inf
     # The published state, and the speculative one.
     self.step, self.version = 0, start
     self.ahead: tuple[int, int] | None = None
     self.before: int = start
-    self.saved: dict[int, int] = {}
     # What the training loop is notified of, and how far it is.
     self.suspended, self.requested = True, 1
     self.called = -1
@@ -278,20 +309,14 @@ class Process:
     self.gradients: dict[int, int] = {}
     # What the coordinator must know of each slot, by its first position.
     self.work: dict[int, bytes] = {}
-    self.aggregations: dict[RoundId, Aggregation] = {}
-    # What has come before it was asked for, and from whom; lost with them.
-    self.early: dict[Any, list[tuple[Any, ...]]] = {}
-    self.fetching: tuple[int, str, float] | None = None
     # The step and the number of the snapshot that has come.
     self.fetched = -1, 0
     self.fail_snapshots = 0
-    # Seconds until its event loop has what its training loop submits; and what it
-    # has told its coordinator of gradients and attempts, over which connection.
+    # Seconds until its event loop has what its training loop submits.
     self.hand_over = 0.0
     self.handed_over: collections.deque[msg.SubmitGradient] = (
       collections.deque()
     )
-    self.said: list[tuple[Connection, Any]] = []
     self.dies_at_the_end = False
     # How many of its submissions have a byte too many; and whether one had.
     self.wrong_sizes, self.sent_wrong_size = 0, False
@@ -299,9 +324,8 @@ class Process:
     # of a gradient that it sends never arrives, though its connection lives.
     self.half_means = self.stuck = 0
     self.has_compiled = False
-    # When each peer was lost last; whether it has aborted; whether it can't agree
-    # with the others, and has to be refused.
-    self.lost_at: dict[str, float] = {}
+    # Whether it has aborted; whether it can't agree with the others, and has to be
+    # refused.
     self.aborted = self.stranger = False
     # When a coordinator has heard its last call.
     self.called_at = math.inf
@@ -361,62 +385,20 @@ class Process:
     """Whether its training loop can't go on from what it has."""
     return not self.busy and bool(self.submission.waits(self))
 
-  def now(self) -> float:
-    """Its clock, which stands still while it is stopped."""
-    return self.offset + self.rate * (self.world.now - self.slept)
 
-  def awake(self) -> float:
-    """For how long the world has run while this process did."""
-    now = self.world.now
-    sleeps = now - self.stopped_at if self.paused_until > now else 0.0
-    return now - self.slept - sleeps
-
-
-class Chief:
+class Chief(Node):
   """The coordinator's process."""
 
-  index = -1
-  over = ""
-  losing: list[str]
-
   def __init__(self, world: World, rate: float):
-    self.world, self.name, self.rate = world, COORDINATOR, rate
-    self.offset = 5000.0
-    self.alive, self.paused_until = True, -math.inf
-    self.slept, self.stopped_at = 0.0, 0.0
-    self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-    self.inbox: list[ins.Input] = []
-    self.busy_until = -math.inf
-    self.losing = []
-    self.connections: dict[str, Connection] = {}
-    self.heard: dict[str, float] = {}
-    self.gaps: dict[str, liveness.Silence] = {}
-    self.timer = math.inf
-    self.has_vanished = False
-    self.aggregations: dict[RoundId, Aggregation] = {}
-    self.early: dict[Any, list[tuple[Any, ...]]] = {}
-    self.fetching = None
-    self.lost_at: dict[str, float] = {}
-    self.said: list[tuple[Connection, Any]] = []
+    super().__init__(world, COORDINATOR, -1, rate, 5000.0)
     # After how many more effects it dies.
     self.dies_after = -1
-    self.started_at = world.now
     history = History()
     for record in world.log:
       history.apply(record)
     number = history.epoch + 1
     configure = functools.partial(configured, world.setting)
     self.node = Coordinator(configure, history, f"nonce {number}")
-
-  def now(self) -> float:
-    """Its clock, which stands still while it is stopped."""
-    return self.offset + self.rate * (self.world.now - self.slept)
-
-  def awake(self) -> float:
-    """For how long the world has run while this process did."""
-    now = self.world.now
-    sleeps = now - self.stopped_at if self.paused_until > now else 0.0
-    return now - self.slept - sleeps
 
 
 def config_of(setting: Setting) -> Config:
@@ -475,7 +457,6 @@ class World:
     self.failed: set[RoundId] = set()
     # Pairs of names that are cut off from each other, one way, and until when.
     self.cuts: dict[tuple[str, str], float] = {}
-    self.journal: list[Any] = []
     self.events = 0
     self.trace: list[str] | None = None
     self.transcript: list[str] | None = None
@@ -1319,8 +1300,6 @@ class World:
     process.before = process.version
     process.step, process.version = process.ahead
     process.ahead = None
-    if effect.save:
-      process.saved[process.step] = process.version
     if process.submission.ended is not None or self.setting.window:
       self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
