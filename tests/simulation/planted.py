@@ -116,6 +116,7 @@ FAULTS = (
     "Fingerprints.compare",
     "known != digest",
     "False",
+    Outage("damage"),
   ),
   Planted(
     "A4",
@@ -124,6 +125,7 @@ FAULTS = (
     "difference",
     "name not in other or _compared(value) != _compared(text)",
     "False",
+    Outage("stranger"),
   ),
   Planted(
     "A5",

@@ -47,9 +47,3 @@ def test_a_seed_is_the_same_run_again():
     )
     assert once.trace == again.trace
     assert once.steps
-
-
-@pytest.mark.parametrize("seed", [2281, 2562])
-def test_no_step_is_committed_for_nobody(seed):
-  """Who alone has the state dies while others aggregate older gradients."""
-  assert not faults.run(faults.schedule(seed, outage="cut members")).violation
