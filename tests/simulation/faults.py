@@ -319,6 +319,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         world.cut(one, other, details[1])
     case "slow copies":
       world.copies_take = details[1]
+    case "slow snapshots":
+      world.snapshots_take = details[1]
     case "slow hand-over":
       process.hand_over = details[1]
     case "dies at the end":

@@ -39,6 +39,7 @@ _KINDS = (
   "save",
   "slow copies",
   "slow hand-over",
+  "slow snapshots",
   "stop beyond",
   "stop, and die",
   "storm",
@@ -176,6 +177,11 @@ def schedule(
       again = (time, "restart", ((index + 1) % replicas, 0.02))
       slow = (0.0, kind, (index, r.choice((0.05, 0.5, 5.0))))
       return setting, (slow, behind, again, restart)
+    case "slow snapshots":
+      setting = _slow(setting, 0.5, 30)
+      slow = (0.0, kind, (index, r.choice((3.0, 15.0))))
+      dies = (time, "kill", (index, 0.5))
+      return setting, (slow, dies, (time + 10.0, *dies[1:]))
     case "slow hand-over":
       setting = dataclasses.replace(setting, not_finite=r.choice((0.01, 0.2)))
       slow = [(0.0, kind, (i, r.choice((0.01, 0.1)))) for i in range(replicas)]

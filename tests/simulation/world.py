@@ -281,8 +281,8 @@ class Process(Node):
       world, name, index, setting.rates[index], 1000.0 * (index + 1)
     )
     self.uid = digest(world.seed, len(world.all), index)
-    # Until when what it sends of a gradient comes piece by piece.
-    self.crawls_until = -math.inf
+    # Until when what it sends of a gradient comes piece by piece, or of a snapshot.
+    self.crawls_until = self.serves_until = -math.inf
     # The published state, and the speculative one.
     self.step, self.version = 0, start
     self.ahead: tuple[int, int] | None = None
@@ -434,10 +434,11 @@ class World:
     looks_inside: whether deadlines are checked, which takes long.
     copies_take: seconds that a snapshot or a fingerprint takes, beside the
       usual ones.
+    snapshots_take: seconds that a snapshot is on its way, beside.
   """
 
   has_nonsense = looks_inside = False
-  copies_take = 0.0
+  copies_take = snapshots_take = 0.0
 
   def __init__(self, setting: Setting, seed: int, checker: Any = None):
     self.setting, self.seed = setting, seed
@@ -1218,6 +1219,13 @@ class World:
       self.at(time, self.fetch_times_out, process, transfer)
       return
     if process.fetching is not None and process.fetching[0] == transfer:
+      server = self.by_name[process.fetching[1]]
+      cut = self.blocked_until(server, process) > self.now
+      if server.serves_until > self.now >= server.paused_until and not cut:
+        # Its bytes come all the time.
+        time = self.now + TRANSFER_TIMEOUT
+        self.at(time, self.fetch_times_out, process, transfer)
+        return
       process.fetching = None
       self.input(process, ins.SnapshotFailed(transfer, "nothing moves"))
 
@@ -1320,9 +1328,10 @@ class World:
     assert process.step >= effect.at_least
     self.connect(process, effect.to)
     item = ("snapshot", effect.transfer, process.step, process.version)
-    if self.copies_take:
-      time = self.now + self.copies_take * self.random.random()
-      self.at(time, self.send, process, effect.to, item)
+    takes = self.snapshots_take + self.copies_take * self.random.random()
+    process.serves_until = self.now + self.snapshots_take
+    if takes:
+      self.at(self.now + takes, self.send, process, effect.to, item)
     else:
       self.send(process, effect.to, item)
 
