@@ -1059,6 +1059,11 @@ class World:
         return
       self.connect(process, peer.process)
     if me >= 0:
+      if sequence not in process.gradients:
+        aggregation.ended = True
+        failed = msg.Failed(round_, None, "it has no such gradient")
+        self.at(self.now, self.input, process, failed)
+        return
       gradient = process.gradients[sequence]
       for j, peer in enumerate(peers):
         if j != me:

@@ -16,7 +16,6 @@ import collections
 import logging
 import math
 import queue
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -246,7 +245,7 @@ class Driver:
       self._peers.told(input_.peer)
     effects = self._effects
     for effect in self._core.step(input_, self._transport.now()):
-      effects.get(type(effect), self._execute)(effect)
+      effects.get(type(effect), self._notify)(effect)
 
   def _on_event(self, event: transports.Event) -> None:
     match event:
@@ -272,9 +271,8 @@ class Driver:
   # Effects.
 
   def _executed_by(self) -> dict[type, Callable[[Any], None]]:
-    """What executes each kind of effect; `_execute` does the others."""
-    named = (*typing.get_args(fx.Notice), fx.Taken)
-    return dict.fromkeys(named, self._notify) | {
+    """What executes each kind of effect; the training loop gets the others."""
+    return {
       fx.Send: self._send,
       fx.SendAll: self._send_all,
       fx.UseRun: self._use_run,
@@ -349,11 +347,3 @@ class Driver:
   def _fail(self, error: BaseException) -> None:
     self.inbox.fail(error)
     self._notify_training_loop = True
-
-  def _execute(self, effect: Any) -> None:
-    """Executes what the protocol does not have."""
-    reason = self._processes.execute(effect, self.inbox)
-    self._notify_training_loop = True
-    if reason:
-      self._fail(errors.CoordinatorError(reason))
-      self.loop.closing = reason

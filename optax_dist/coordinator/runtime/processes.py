@@ -128,14 +128,6 @@ class Processes:
     """
     return TrainingInbox(published)
 
-  def execute(self, effect: Any, inbox: TrainingInbox) -> str:
-    """Executes an effect that the protocol does not have; the training loop wakes.
-
-    Returns:
-      Why this replica ends with it; "" if it goes on.
-    """
-    raise AssertionError(f"the core has no effect {effect!r}")
-
 
 _program = Processes()
 

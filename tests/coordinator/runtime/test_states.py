@@ -38,7 +38,7 @@ class Deferred:
 
 def test_states_are_computed_in_order():
   found = Deferred()
-  seen = GroupInbox(found.states.published, lambda order: None, 5.0)
+  seen = GroupInbox(found.states.published, lambda order: None, 5.0, print)
   for number in range(1, 1500):  # More than could be nested.
     found.commit(number)
     seen.notify(Published(found.states.published, False))

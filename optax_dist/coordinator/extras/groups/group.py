@@ -124,21 +124,8 @@ class Group(processes.Processes):
   def inbox(
     self, published: State, enqueue: Callable[[Any], None], patience: float
   ) -> TrainingInbox:
-    return GroupInbox(published, None if self.index else enqueue, patience)
-
-  def execute(self, effect: Any, inbox: TrainingInbox) -> str:
-    match effect:
-      case commands.Advance():
-        assert isinstance(inbox, GroupInbox)
-        inbox.advance(effect)
-        return ""
-      case commands.EndGroup(reason):
-        # The replica is lost with any of its processes.
-        _log.error("%s", reason)
-        self._on_loss(reason)
-        return reason
-      case _:
-        raise AssertionError(f"no process has an effect {effect!r}")
+    send = None if self.index else enqueue
+    return GroupInbox(published, send, patience, self._on_loss)
 
 
 def initialize_processes(

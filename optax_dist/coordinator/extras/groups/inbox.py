@@ -11,12 +11,15 @@ that many.
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable
 
 from optax_dist.coordinator import errors
 from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.runtime import inbox
 from optax_dist.coordinator.runtime.states import State
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 
 class GroupInbox(inbox.TrainingInbox):
@@ -27,6 +30,7 @@ class GroupInbox(inbox.TrainingInbox):
     published: State,
     send: Callable[[commands.Advance], None] | None,
     patience: float,
+    on_loss: Callable[[str], None],
   ):
     """Creates the inbox.
 
@@ -35,9 +39,10 @@ class GroupInbox(inbox.TrainingInbox):
       send: sends to the other processes, in process 0; None in the others.
       patience: seconds that another process may take to reach the same point of
         the program.
+      on_loss: called when a process of the replica is lost, with the reason.
     """
     super().__init__(published)
-    self._send, self._patience = send, patience
+    self._send, self._patience, self._on_loss = send, patience, on_loss
     self._events: collections.deque[inbox.Event] = collections.deque()
     self._advances: collections.deque[commands.Advance] = collections.deque()
     self._seen = self._calls = 0
@@ -45,12 +50,18 @@ class GroupInbox(inbox.TrainingInbox):
 
   # Called by the event loop.
 
-  def notify(self, event: inbox.Event) -> None:
-    self._events.append(event)
-
-  def advance(self, order: commands.Advance) -> None:
-    """Process 0's training loop has advanced; `wake` follows."""
-    self._advances.append(order)
+  def notify(
+    self, event: inbox.Event | commands.Advance | commands.EndGroup
+  ) -> None:
+    match event:
+      case commands.Advance():
+        self._advances.append(event)
+      case commands.EndGroup(reason):
+        _log.error("%s", reason)
+        self.fail(errors.CoordinatorError(reason))
+        self._on_loss(reason)
+      case _:
+        self._events.append(event)
 
   # Called by the training loop.
 

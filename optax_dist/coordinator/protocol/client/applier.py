@@ -75,7 +75,7 @@ class Applier:
     self.needs = ""
     self.start: Start | None = start
     self._todo: collections.deque[Committed] = collections.deque()
-    self.means = Means(submissions, out, tell)
+    self.means = Means(out, tell)
     self._serving = Serving(out, tell)
     # Whether it has asked for a snapshot, and the one that it was told to fetch.
     self._asked = False

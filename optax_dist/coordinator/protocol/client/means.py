@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import Incarnation, RoundId
@@ -43,15 +42,14 @@ class Means:
     ahead: the round whose mean is applied to a speculative state, or None.
   """
 
-  def __init__(self, submissions: Submissions, out: list[Effect], tell: Tell):
+  def __init__(self, out: list[Effect], tell: Tell):
     """Starts without any.
 
     Args:
-      submissions: whose gradients are averaged.
       out: the list to which effects are appended.
       tell: sends a message to the coordinator.
     """
-    self._submissions, self._out, self._tell = submissions, out, tell
+    self._out, self._tell = out, tell
     self.ahead: RoundId | None = None
     self._work: dict[RoundId, _Work] = {}
     # An early round, until this replica has a gradient for it.
@@ -103,11 +101,6 @@ class Means:
     if me not in incarnations and not reads:
       return
     index = None if reads else incarnations.index(me)
-    if index is not None:
-      sequence = message.parts[index].sequence
-      if self._submissions.find(sequence) is None:
-        self._tell(Failed(round_, None, "it has no such gradient"))
-        return
     answers = index is not None or me == message.witness
     self._work[round_] = _Work(answers, message.lag)
     readers = () if reads else message.readers

@@ -366,32 +366,32 @@ def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
 
 
 def test_processes_at_different_calls_are_reported():
-  seen = GroupInbox(states.State(0, {}), None, patience=5.0)
-  seen.advance(commands.Advance(3, 0))
+  seen = GroupInbox(states.State(0, {}), None, patience=5.0, on_loss=print)
+  seen.notify(commands.Advance(3, 0))
   seen.sync()
   assert "process 0 is at call 3, this one at 0" in str(seen.failure)
-  late = GroupInbox(states.State(0, {}), None, patience=0.1)
+  late = GroupInbox(states.State(0, {}), None, patience=0.1, on_loss=print)
   late.sync()
   assert "did not come to the same place" in str(late.failure)
 
 
 def test_a_process_looks_as_far_as_process_0_and_no_further():
   told = []
-  speaks = GroupInbox(states.State(0, {}), told.append, 5.0)
-  hears = GroupInbox(states.State(0, {}), None, 5.0)
+  speaks = GroupInbox(states.State(0, {}), told.append, 5.0, on_loss=print)
+  hears = GroupInbox(states.State(0, {}), None, 5.0, on_loss=print)
   for one in (speaks, hears):
     one.notify(fx.SetRequested(2))
   speaks.sync()
   for one in (speaks, hears):
     one.notify(fx.SetRequested(3))
   assert (speaks.requested, hears.requested) == (2, 1)
-  hears.advance(told[0])
+  hears.notify(told[0])
   hears.sync()
   assert (told[0].events, hears.requested) == (1, 2)
   assert not speaks.agree(False)
   assert speaks.agree(True)
   for order in told[1:]:
-    hears.advance(order)
+    hears.notify(order)
   assert not hears.agree(True)
   assert hears.agree(False)
   assert speaks.requested == hears.requested == 3
