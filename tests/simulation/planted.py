@@ -182,6 +182,7 @@ FAULTS = (
     "Requests.all",
     "kind in self._last",
     "kind in self._last and kind is not msg.Save",
+    Outage("save"),
   ),
   Planted(
     "A10",

@@ -1333,8 +1333,10 @@ class World:
     assert process.step >= effect.at_least
     self.connect(process, effect.to)
     item = ("snapshot", effect.transfer, process.step, process.version)
-    takes = self.snapshots_take + self.copies_take * self.random.random()
-    process.serves_until = self.now + self.snapshots_take
+    takes = self.snapshots_take
+    process.serves_until = self.now + takes
+    if self.copies_take:
+      takes += self.copies_take * self.random.random()
     if takes:
       self.at(self.now + takes, self.send, process, effect.to, item)
     else:
