@@ -65,6 +65,20 @@ class CoordinatedState(NamedTuple):
   inner: Any
 
 
+class _Update(NamedTuple):
+  """The last update.
+
+  Attributes:
+    state: the state after it.
+    before: the parameters before it.
+    after: those that it leads to.
+  """
+
+  state: Any
+  before: Sequence[Any]
+  after: Sequence[Any]
+
+
 def as_optimizer(
   optimizer: optax.GradientTransformation,
   *,
@@ -144,12 +158,8 @@ class CoordinatedOptimizer:
     self._failure: BaseException | None = None
     self._closed = self._final_params_seen = self._defer_errors = False
     # The structures of the parameters and of the optimizer's state.
-    self._shape: Any = None
-    self._inner_shape: Any = None
-    # The latest state, and the parameters before and after it.
-    self._last: Any = None
-    self._before: list[Any] = []
-    self._after: list[Any] = []
+    self._shapes: tuple[Any, Any] = None, None
+    self._last: _Update | None = None
 
   # The training loop.
 
@@ -247,8 +257,9 @@ class CoordinatedOptimizer:
         " update(grads, state, params)."
       )
     _check_whole(params)
-    leaves, self._shape = jax.tree.flatten(params)
-    inner, self._inner_shape = jax.tree.flatten(state.inner)
+    leaves, shape = jax.tree.flatten(params)
+    inner, inner_shape = jax.tree.flatten(state.inner)
+    self._shapes = shape, inner_shape
     args = jax.tree.leaves(grads), leaves, state._replace(inner=inner)
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
       _check_devices()
@@ -265,8 +276,8 @@ class CoordinatedOptimizer:
         for p, q in zip(leaves, after, strict=True)
       ]
       new = jax.tree.map(lambda x, own: jnp.copy(_like(x, own)), new, args[2])
-    new = new._replace(inner=self._inner_shape.unflatten(new.inner))
-    return self._shape.unflatten(updates), new
+    new = new._replace(inner=jax.tree.unflatten(inner_shape, new.inner))
+    return jax.tree.unflatten(shape, updates), new
 
   def _call_on_host(self, *args: Any) -> Any:
     """The callback under jit, which calls no JAX itself."""
@@ -295,11 +306,12 @@ class CoordinatedOptimizer:
 
   def _join(self, params: Any, state: Any) -> Replica:
     """Joins the run with copies of the trainer's arrays, which it may donate."""
+    shape, inner_shape = self._shapes
     with memberships.owned_by(self._owner):
       replica = joining.join(
-        _reachable(self._optimizer, self._shape),
+        _reachable(self._optimizer, shape),
         list(map(_copy, params)),
-        opt_state=self._inner_shape.unflatten(map(_copy, state.inner)),
+        opt_state=inner_shape.unflatten(map(_copy, state.inner)),
         global_step=int(state.step),
         **self._options,
       )
@@ -328,22 +340,23 @@ class CoordinatedOptimizer:
         replica.finish()
     # Read first: if the run is over, this gets the last parameters.
     finished = replica.finished
-    self._before = here if is_current else [np.array(x) for x in params]
-    self._after = jax.tree.leaves(replica.params)
-    self._last = state._replace(
+    new = state._replace(
       step=np.int32(replica.global_step),
       calls=np.int32(int(state.calls) + 1),
       dropped=np.int32(int(state.dropped) + _dropped(replica) - before),
       finished=np.bool_(finished),
       inner=jax.tree.leaves(replica.opt_state),
     )
-    return self._after, self._last
+    after = jax.tree.leaves(replica.params)
+    old = here if is_current else [np.array(x) for x in params]
+    self._last = _Update(new, old, after)
+    return after, new
 
   def _check_use(self, params: Any, state: Any, is_current: bool) -> None:
     """Refuses trainers that don't apply the updates as they are."""
-    last = self._last
-    if last is None:
+    if self._last is None:
       return
+    last = self._last.state
     if state.calls == last.calls - 1:
       raise ValueError(
         "The last update of the coordinator's transformation was discarded, and"
@@ -361,7 +374,9 @@ class CoordinatedOptimizer:
         " as_optimizer(...).replica.set_hyperparams(learning_rate=...), which sets"
         " it on all replicas."
       )
-    if not is_current and not _rounded(params, self._before, self._after):
+    if not is_current and not _rounded(
+      params, self._last.before, self._last.after
+    ):
       raise ValueError(
         "The parameters are not those that the last update of the coordinator's"
         " transformation leads to: something after it in the chain, or the"

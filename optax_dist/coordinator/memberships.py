@@ -180,7 +180,7 @@ def _followed(
       closed.update(one.follows)
       if one.part is not None:
         seen = one.part.inbox
-        closed.add((seen.run_id, seen.incarnation))
+        closed.add((seen.joined.run_id, seen.incarnation))
   return tuple(sorted(closed))
 
 

@@ -127,7 +127,7 @@ class Replica:
   @property
   def run_id(self) -> str:
     """Identifies the run: the same for all replicas, and new for each start."""
-    return self._participant.inbox.run_id
+    return self._participant.inbox.joined.run_id
 
   @property
   def lineage(self) -> Lineage:
@@ -135,7 +135,7 @@ class Replica:
 
     Of each its `run_id`, and the step at which the next one began.
     """
-    return self._participant.inbox.lineage
+    return self._participant.inbox.joined.lineage
 
   @property
   def is_stale(self) -> bool:
@@ -182,7 +182,7 @@ class Replica:
     return {
       "gradients": dict(self._participant.submission.counts),
       **self._participant.driver.stats(),
-      "rejoins": self._participant.inbox.rejoins,
+      "rejoins": self._participant.inbox.joined.rejoins,
     }
 
   def fingerprint(self) -> str:

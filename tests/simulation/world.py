@@ -1564,7 +1564,7 @@ class World:
       process.computed += 1
       submission.abandon(seen)
     else:
-      submission.keep_drawn()
+      submission.draws.keep()
       process.local_steps += 1
       if process.local_steps % self.setting.local_steps == 0:
         self.add(process, seen, mishap)
@@ -1589,7 +1589,7 @@ class World:
     """The gradient of a slot."""
     data, submission = self.setting.data, process.submission
     assert data is not None
-    position = submission.computed[0][0]
+    position = submission.draws.computed[0][0]
     ((span, value),) = sums.slot(data, submission.base.version, position)
     if process.is_faulty:
       value = digest(value, process.uid)
@@ -1597,7 +1597,7 @@ class World:
     good = sums.is_finite(position, self.setting.not_finite)
     if self.is_bad_now(process) or not good:
       process.work[position] = audit.pack(position, audit.NOT_FINITE)
-    elif data.audited(submission.computed):
+    elif data.audited(submission.draws.computed):
       process.work[position] = audit.pack(position, value.to_bytes(16))
     return ((span, value),)
 

@@ -311,7 +311,7 @@ class Driver:
 
   def _use_run(self, effect: fx.UseRun) -> None:
     self._transport.use_run(effect.nonce.encode())
-    self.inbox.run_id = entries.run_id(effect.nonce)
+    self.inbox.joined.run_id = entries.run_id(effect.nonce)
 
   def _publish(self, effect: fx.Publish) -> None:
     self.arrays.publish(effect)

@@ -12,6 +12,7 @@ the order in which the training loop may rely on them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -39,15 +40,31 @@ class Published(NamedTuple):
 Event: TypeAlias = fx.Answer | fx.Notice | Published
 
 
+@dataclasses.dataclass(slots=True)
+class Joined:
+  """What a replica knows of the run that it has joined.
+
+  Attributes:
+    run_id: identifies the run; "" until it is known.
+    lineage: the runs that it continues.
+    rejoins: number of times the replica was admitted again.
+    round_ends: when a step is expected to end in which the replica has joined, by
+      `time.monotonic`; infinity if that waits for it, or the replica is past it.
+  """
+
+  run_id: str = ""
+  lineage: Lineage = ()
+  rejoins: int = 0
+  round_ends: float = math.inf
+
+
 class TrainingInbox:
   """Written by the event loop, and read by the training loop.
 
   Attributes:
     published: the state that all replicas share.
     to_save: the last state that all replicas save; None if there is none yet.
-    rejoins: number of times the replica was admitted again.
-    round_ends: when a step is expected to end in which the replica has joined, by
-      `time.monotonic`; infinity if that waits for it, or the replica is past it.
+    joined: the run that it has joined.
     suspended: whether the replica is currently not a member.
     requested: how many gradients to sum into a submission.
     called: the last step that others have contributed to; -1: none yet.
@@ -57,8 +74,6 @@ class TrainingInbox:
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
-    run_id: identifies the run; "" until it is known.
-    lineage: the runs that it continues.
     on_finished: called when the run has finished, before the training loop
       knows.
   """
@@ -66,8 +81,7 @@ class TrainingInbox:
   def __init__(self, published: State):
     self.published = published
     self.to_save: State | None = None
-    self.rejoins = 0
-    self.round_ends = math.inf
+    self.joined = Joined()
     self.suspended = False
     self.requested = 1
     self.called = -1
@@ -77,13 +91,9 @@ class TrainingInbox:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
-    self.run_id = ""
-    self.lineage: Lineage = ()
     self.on_finished: Callable[[], None] = lambda: None
     self._changed = threading.Condition()
-    # The state before the current one; that one itself if it came as a snapshot
-    # of several commits.
-    self._before = published
+    published.before = published
     # Each with the state before the latest commit.
     self._answers: dict[int, tuple[fx.Answer, State]] = {}
 
@@ -98,18 +108,21 @@ class TrainingInbox:
     """Notifies the training loop of an event; `wake` follows."""
     match event:
       case Published(state, save):
-        follows = state.step == self.published.step + 1
-        self._before = self.published if follows else state
-        self.published = state
+        last, self.published = self.published, state
+        # That one itself if it came as a snapshot of several commits.
+        state.before = last if state.step == last.step + 1 else state
+        last.before = None
         if save:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
-        self._answers[event.sequence] = event, self._before
+        assert self.published.before is not None
+        self._answers[event.sequence] = event, self.published.before
       case fx.Admitted(incarnation, lineage, ends_in):
-        self.lineage = lineage
-        self.rejoins += self.incarnation >= 0
+        joined = self.joined
+        joined.lineage = lineage
+        joined.rejoins += self.incarnation >= 0
         left = math.inf if ends_in is None else ends_in
-        self.round_ends = time.monotonic() + left
+        joined.round_ends = time.monotonic() + left
         self.suspended = False
         self.incarnation = incarnation
       case fx.Suspended():

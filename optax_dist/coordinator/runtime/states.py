@@ -64,12 +64,14 @@ class State:
     inner: the state of a replica's own optimizer that goes with it: of this
       replica, or of the one that served it; None without a strategy that has one.
     is_ready: whether it is computed, so that `get` does not wait.
+    before: the state before it, while it is the published one.
   """
 
   def __init__(self, step: int, value: Any = None, inner: Any = None):
     """Creates a state that is ready, or one to be computed (None)."""
     self.step, self.inner = step, inner
     self.is_ready = value is not None
+    self.before: State | None = None
     self._value = value
     self._error: BaseException | None = None
     # Held until it is ready.

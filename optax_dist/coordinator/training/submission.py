@@ -39,6 +39,7 @@ from optax_dist.coordinator.protocol.effects import Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.coordinator.protocol.journal_events import Timings
 from optax_dist.coordinator.protocol.messages import SubmitGradient
+from optax_dist.coordinator.training.draws import Draws
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
@@ -111,7 +112,7 @@ class Submission:
     partial: the submission that the next one extends; -1: none.
     total: the sum; None without one, or where a stale gradient is reported.
     gradients: the gradients in the sum, including a partial one.
-    drawn: the samples of the gradient that is computed; None: none are drawn.
+    draws: the samples of the next gradient, if samples are leased.
     is_complete: whether the sum is to be submitted.
     ended: what has become of the last sum, until `resume`.
     counts: gradients by outcome.
@@ -141,81 +142,46 @@ class Submission:
     self.incarnation = self.pending = self.partial = -1
     self.total: Any = None
     self.gradients: list[Gradient] = []
-    self.drawn: Spans | None = None
+    self.draws = Draws(samples, window)
     self.is_complete = False
     self.ended: Result | None = None
     self.counts: dict[str, int] = {"applied": 0}
     self._add, self._max_staleness = add, max_staleness
-    self._samples, self._window = samples, window
     # How many of the gradients are in the partial sum, and that sum.
     self._sent, self._sent_total = 0, None
-    # Drawn for the next gradient, which with local steps has the samples of all
-    # of them.
-    self._round: list[Spans] = []
 
   # Samples.
 
   def draw(self, seen: Inbox) -> Spans | None:
     """The samples to compute on; None if none are leased, or the sum ends."""
     self._supersede(seen)
-    if self._window and self._is_behind(seen):
+    if self.draws.window and self._is_behind(seen):
       self._revert(Reason.SUPERSEDED.value)
-    if not (self.gradients or self._round) and self._is_behind(seen):
+    if not (self.gradients or self.draws.computed) and self._is_behind(seen):
       # Compute on the newest parameters.
       self.finish(seen, "")
       return None
-    if self._window:
+    if self.draws.window:
       self.is_complete = self._is_all(seen)
-    elif self._is_leased_anew(seen):
+    elif self.draws.is_leased_anew(seen, self.base.step):
       self.finish(seen, Reason.SUPERSEDED.value)
       return None
-    if self.drawn is None:
-      self.drawn = sp.head(self._left(seen), self._samples)[0] or None
-    return self.drawn
+    return self.draws.draw(seen, self.base.step, self._summed())
 
-  def _left(self, seen: Inbox) -> Spans:
-    """What is leased for this sum and not drawn yet."""
-    spans = self._leased(seen)
-    drawn = [*self._round, *(g.data for g in self.gradients)]
-    return sp.minus(spans, (span for part in drawn for span in part))
-
-  def _leased(self, seen: Inbox) -> Spans:
-    """What is leased to the current membership, for the step it is at."""
-    incarnation, spans = seen.lease
-    if incarnation != seen.incarnation or self._is_over(seen):
-      return ()
-    return spans
-
-  def _is_leased_anew(self, seen: Inbox) -> bool:
-    """Whether a restarted coordinator has leased other samples amid local steps."""
-    return bool(sp.minus(self.computed, self._leased(seen)))
-
-  def _is_over(self, seen: Inbox) -> bool:
-    """Whether the lease is of another step than the one it is at."""
-    spans = seen.lease[1] if self._window else ()
-    return bool(spans) and spans[0][0] // self._window != self.base.step
+  def _summed(self) -> list[Spans]:
+    """The samples of the gradients in the sum."""
+    return [gradient.data for gradient in self.gradients]
 
   def can_draw(self, seen: Inbox) -> bool:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
-      bool(self._left(seen))
+      bool(self.draws.left(seen, self.base.step, self._summed()))
       or seen.incarnation != self.incarnation
       or self._resolved(seen, self.partial) is not None
       or (self.partial < 0 and self._is_behind(seen))
-      or self._is_leased_anew(seen)
+      or self.draws.is_leased_anew(seen, self.base.step)
       or self._is_all(seen)
     )
-
-  @property
-  def computed(self) -> Spans:
-    """The samples of the gradient that is added next."""
-    return sp.join(*self._round)
-
-  def keep_drawn(self) -> None:
-    """Adds the drawn samples to those of the next gradient."""
-    if self.drawn is not None:
-      self._round.append(self.drawn)
-      self.drawn = None
 
   # The sum.
 
@@ -260,8 +226,8 @@ class Submission:
     if self._supersede(seen):
       self.finish(seen, Reason.SUPERSEDED.value, 1)
       return
-    data, self._round = self.computed if self._round else (), []
-    if self._window and sp.minus(data, self._leased(seen)):
+    data, step = self.draws.take(), self.base.step
+    if self.draws.window and sp.minus(data, self.draws.leased(seen, step)):
       # Another replica has been faster, perhaps with the whole step.
       self.count(Reason.SUPERSEDED.value, 1)
       self.is_complete = self._is_all(seen)
@@ -276,22 +242,28 @@ class Submission:
   def _is_all(self, seen: Inbox) -> bool:
     """Whether what was added since the last submission is all of it."""
     added = len(self.gradients) - self._sent
-    if not self._samples:
+    if not self.draws.each:
       return added >= seen.requested
-    return added > 0 and not self._left(seen) and not self._is_over(seen)
+    draws, step = self.draws, self.base.step
+    return (
+      added > 0
+      and not draws.left(seen, step, self._summed())
+      and not draws.is_over(seen, step)
+    )
 
   def _revert(self, reason: str) -> None:
     """Drops what was added since the last submission that was buffered."""
     self.count(reason, len(self.gradients) - self._sent)
     self.gradients, self.total = self.gradients[: self._sent], self._sent_total
-    self.drawn, self._round, self.is_complete = None, [], False
+    self.draws.forget()
+    self.is_complete = False
 
   def abandon(self, seen: Inbox) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
     self._supersede(seen)
-    if self._window:
+    if self.draws.window:
       self.count(Reason.ABANDONED.value, 1)
-      self.drawn, self._round = None, []
+      self.draws.forget()
       self.draw(seen)
     elif self.is_late(seen):
       # How long it would have taken is unknown.
@@ -356,7 +328,7 @@ class Submission:
       answer = seen.answer(self.pending)
       if answer is None:
         return "for this step's commit"
-      if not self._window and self._is_partial_only(seen, answer):
+      if not self.draws.window and self._is_partial_only(seen, answer):
         return "for the commit of its partial sum"
     elif self.ended is not None:
       if self.ended.reason == Reason.FINISHED:
@@ -379,7 +351,7 @@ class Submission:
       self.partial, self.pending = self.pending, -1
       self._sent, self._sent_total = len(self.gradients), self.total
     elif (
-      self._window
+      self.draws.window
       and isinstance(answer, Resolved)
       and self._is_partial_only(seen, answer)
     ):
@@ -396,7 +368,7 @@ class Submission:
       reason: why what has no outcome is dropped.
       more: gradients that are dropped without having been in the sum.
     """
-    forgets = bool(self._round)
+    forgets = bool(self.draws.computed)
     for gradient in self.gradients:
       forgets = forgets or bool(gradient.data)
     pending = self._count_outcomes(seen, reason)
@@ -407,7 +379,7 @@ class Submission:
       applied = None if reason else pending
       behind = pending.reason == Reason.STALE and not pending.partial_only
     self._reset()
-    self._round = []
+    self.draws.forget()
     self.ended = Result(reason, applied, behind, forgets)
 
   def finish_if_over(self, seen: Inbox, more: int = 0) -> bool:
@@ -464,4 +436,4 @@ class Submission:
   def _reset(self) -> None:
     self.pending = self.partial = -1
     self.total, self.gradients, self._sent = None, [], 0
-    self.drawn, self._sent_total, self.is_complete = None, None, False
+    self.draws.drawn, self._sent_total, self.is_complete = None, None, False

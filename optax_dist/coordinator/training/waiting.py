@@ -42,7 +42,7 @@ class SynchronousLoop:
   def _skip(self) -> None:
     """Begins with the next step, amid one whose gradient would come too late."""
     participant, seen = self._participant, self._participant.inbox
-    left = seen.round_ends - time.monotonic()
+    left = seen.joined.round_ends - time.monotonic()
     amid = self._strategy.so_far(participant.shared, self.local) is not None
     if math.isinf(left) or amid or participant.strategy.quorum.max_staleness:
       return
@@ -57,17 +57,17 @@ class SynchronousLoop:
   def add(self, grads: Any, batch: str, tokens: int) -> Outcome:
     participant, submission = self._participant, self._participant.submission
     samples = participant.samples
-    if samples.data is not None and submission.drawn is None:
+    if samples.data is not None and submission.draws.drawn is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )
     part, self.local = self._strategy.contribute(
       participant.shared, self.local, grads
     )
-    if samples.sums is not None and submission.drawn is not None:
+    if samples.sums is not None and submission.draws.drawn is not None:
       leaves = participant.encoder.split(part)
-      part = samples.sums.encode(submission.drawn, leaves)
-    submission.keep_drawn()
+      part = samples.sums.encode(submission.draws.drawn, leaves)
+    submission.draws.keep()
     if part is None and not submission.is_late(participant.inbox):
       part = self._cut_short()
     if part is not None:
@@ -82,9 +82,9 @@ class SynchronousLoop:
     """What there is of a first round, if another local step would be too late."""
     seen, now = self._participant.inbox, time.monotonic()
     took, self._stepped = now - self._stepped, now
-    if math.isinf(seen.round_ends):
+    if math.isinf(seen.joined.round_ends):
       return None
-    if not seen.agree(now + _MARGIN * took > seen.round_ends):
+    if not seen.agree(now + _MARGIN * took > seen.joined.round_ends):
       return None
     found = self._strategy.so_far(self._participant.shared, self.local)
     if found is None:
@@ -143,7 +143,7 @@ class SynchronousLoop:
     if result is None:
       self._compute()
       return participant.outcome(waited=waited)
-    participant.inbox.round_ends, self._work = math.inf, b""
+    participant.inbox.joined.round_ends, self._work = math.inf, b""
     applied = result.applied
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()

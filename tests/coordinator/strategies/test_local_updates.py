@@ -105,7 +105,7 @@ def test_who_joins_amid_a_round_counts_by_its_steps():
     while replica.global_step < 1:
       if replica.replica == 1 and steps == 1:
         # As if it had joined amid the round, which is about to end.
-        replica._participant.inbox.round_ends = time.monotonic()
+        replica._participant.inbox.joined.round_ends = time.monotonic()
       outcome = replica.step((1.0 + replica.replica) * ones)
       steps += 1
     assert outcome.members == (0, 1)

@@ -35,7 +35,7 @@ def begin(seen, **options):
 
 
 def give(submission, seen, gradient=1):
-  submission.keep_drawn()
+  submission.draws.keep()
   submission.add(seen, gradient, f"{gradient}", 0.5)
   return submission.submit(True) if submission.is_complete else None
 
@@ -149,7 +149,7 @@ def test_the_samples_of_local_steps_are_submitted_together():
   submission = begin(seen, samples=2)
   assert submission.draw(seen) == ((0, 2),)
   assert submission.draw(seen) == ((0, 2),)  # Without a gradient, again.
-  submission.keep_drawn()
+  submission.draws.keep()
   assert submission.draw(seen) == ((2, 4),)
   assert give(submission, seen).data == ((0, 4),)
 
@@ -159,7 +159,7 @@ def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
   seen = Told(lease=(1, ((0, 4),)))
   submission = begin(seen, samples=2)
   submission.draw(seen)
-  submission.keep_drawn()
+  submission.draws.keep()
   seen.lease = 1, ()
   assert submission.can_draw(seen)
   seen.lease = 1, ((8, 12),)
@@ -173,7 +173,7 @@ def test_local_steps_that_may_count_yet_go_on_while_others_commit():
   seen = Told(lease=(1, ((0, 4),)))
   submission = begin(seen, samples=2, max_staleness=1)
   submission.draw(seen)
-  submission.keep_drawn()
+  submission.draws.keep()
   seen.publish()
   assert submission.draw(seen) == ((2, 4),)
 
@@ -182,7 +182,7 @@ def test_a_new_membership_draws_samples_of_its_own():
   seen = Told(lease=(1, ((0, 4),)))
   submission = begin(seen, samples=2)
   submission.draw(seen)
-  submission.keep_drawn()
+  submission.draws.keep()
   submission.draw(seen)
   seen.lease = 1, ()
   seen.incarnation = 2
@@ -377,6 +377,6 @@ def test_an_abandoned_gradient_is_computed_on_the_same_samples_again():
   seen = Told(lease=(1, ((0, 8),)))
   submission = begin(seen, samples=2, window=8)
   submission.draw(seen)
-  submission.keep_drawn()
+  submission.draws.keep()
   submission.abandon(seen)
-  assert submission.drawn == ((0, 2),)
+  assert submission.draws.drawn == ((0, 2),)

@@ -54,6 +54,7 @@ class Driven:
       settings=Options(**options),
     )
     self.participant.inbox.incarnation = 0
+    self.participant.resume()
     self.one = Replica(self.participant)
     self.one._calls.loop.begin()
     self.participant.driver.submit = self._submit
