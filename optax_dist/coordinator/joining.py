@@ -27,6 +27,7 @@ from optax_dist.coordinator.launch import (
   environment,
   faults,
   standby,
+  starter,
 )
 from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.runtime import (
@@ -35,14 +36,10 @@ from optax_dist.coordinator.runtime import (
   processes,
   threads,
 )
-from optax_dist.coordinator.server import places, process
 from optax_dist.coordinator.training import model, participant, preemption
 from optax_dist.coordinator.transport import addresses, sockets, tls
 
 _log = logging.getLogger("optax_dist.coordinator")
-
-# Seconds after which a coordinator that `join` started exits without members.
-_IDLE = 60.0
 
 
 def join(
@@ -177,27 +174,13 @@ def join(
     launched.replicas_to_aggregate or total,
     strategy,
   )
-  most = min(replicas_to_aggregate, total)
-  lowers = (launched.min_replicas or most) < most
-  if lower_on_loss is None:
-    lower_on_loss = lowers
-  elif lowers and not lower_on_loss and number == 0:
-    _log.warning(
-      "lower_on_loss=False defeats --min-replicas %d: a step needs %d replicas, and"
-      " waits for those that are lost. Leave lower_on_loss out, or"
-      " --min-replicas.",
-      *(launched.min_replicas, most),
-    )
+  lower_on_loss = _lowers_on_loss(
+    lower_on_loss, launched, min(replicas_to_aggregate, total), number
+  )
   settings.setdefault("journal", launched.journal)
   settings.setdefault("run", launched.run or "")
   settings.setdefault("step_timeout", launched.step_timeout)
-  program = processes.of_this_program()
-  if launched.num_processes not in (None, program.count):
-    raise ValueError(
-      f"{environment.variable('num_processes')} is {launched.num_processes}, and"
-      f" this replica has {program.count}: call coordinator.initialize_processes()"
-      " first of all."
-    )
+  program = _processes(launched)
   job = _job(
     "join",
     opt,
@@ -221,75 +204,143 @@ def join(
   line = channel.current()
   warm = bool(launched.standby)
   if warm and line is not None:
-    model.prepare(job.keywords["strategy"], params, chosen.wire)
-    launched = standby.wait(line)
+    launched = _stand_by(line, job, params)
     assert launched.replica is not None
     number = launched.replica
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
+  key = _key(secret, launched)
+  certificates = _certificates(certificates, launched)
+  where = starter.where_to_start(address, launched, start_coordinator)
+  name = program.name(number)
+  with (
+    memberships.begin(address, chosen.run, f"{name}") as membership,
+    starter.running(
+      where if program.index == 0 else None, key, certificates
+    ) as restart,
+  ):
+    place = endpoint.connect(
+      address,
+      name,
+      key,
+      chosen.silence,
+      bind=bind,
+      ports=sockets.DEFAULT_PORTS
+      if ports is None
+      else addresses.parse_ports(ports),
+      advertise=advertise,
+      certificates=certificates,
+      restart=restart,
+    )
+    with place.closed_on_error():
+      preempted = _preemption(on_sigterm, launched, line)
+      if line is not None:
+        faults.install(launched)
+      part = job(
+        place,
+        params=params,
+        replica=number,
+        on_stuck=_end if line or chosen.step_timeout else None,
+        follows=membership.follows,
+      )
+      tell = None if line is None else line.say
+      made = replicas.Replica(part, preempted=preempted, tell=tell)
+      ends = preempted.remove if preempted is not None else lambda: None
+      membership.belongs_to(made, part, ends)
+    try:
+      return made.start(warm)
+    except SystemExit:
+      _log.warning(
+        "Replica %r ends before it has joined the run: it got a signal.",
+        number,
+      )
+      raise
+
+
+def _lowers_on_loss(
+  given: bool | None,
+  launched: environment.Environment,
+  most: int,
+  number: int | None,
+) -> bool:
+  """Whether lost replicas lower the quorum.
+
+  Args:
+    given: the argument of `join`.
+    launched: the environment.
+    most: how many replicas a step needs.
+    number: that of this replica: one of them warns.
+  """
+  lowers = (launched.min_replicas or most) < most
+  if given is None:
+    return lowers
+  if lowers and not given and number == 0:
+    _log.warning(
+      "lower_on_loss=False defeats --min-replicas %d: a step needs %d replicas, and"
+      " waits for those that are lost. Leave lower_on_loss out, or"
+      " --min-replicas.",
+      *(launched.min_replicas, most),
+    )
+  return given
+
+
+def _processes(launched: environment.Environment) -> processes.Processes:
+  """The processes of this replica, as many as its launcher says."""
+  program = processes.of_this_program()
+  if launched.num_processes not in (None, program.count):
+    raise ValueError(
+      f"{environment.variable('num_processes')} is {launched.num_processes}, and"
+      f" this replica has {program.count}: call coordinator.initialize_processes()"
+      " first of all."
+    )
+  return program
+
+
+def _stand_by(
+  line: channel.Channel,
+  job: functools.partial[participant.Participant],
+  params: Any,
+) -> environment.Environment:
+  """Compiles the update, and waits until a replica needs this process."""
+  settings: options.Options = job.keywords["settings"]
+  model.prepare(job.keywords["strategy"], params, settings.wire)
+  return standby.wait(line)
+
+
+def _key(
+  secret: bytes | str | None, launched: environment.Environment
+) -> bytes:
+  """The secret of the job; empty if there is none."""
   if secret is None:
     secret = launched.find_secret()
-  key = secret.encode() if isinstance(secret, str) else secret or b""
+  return secret.encode() if isinstance(secret, str) else secret or b""
+
+
+def _certificates(
+  given: tls.Certificates | None, launched: environment.Environment
+) -> tls.Certificates | None:
+  """The certificates of this process, if it has some; refuses what is wrong."""
   with channel.refused_by(tls.CertificateError):
-    certificates = certificates or launched.find_certificates()
+    certificates = given or launched.find_certificates()
     if certificates is not None:
       tls.check(certificates)
-  where = _where_to_start(address, launched, start_coordinator)
-  with memberships.begin(
-    address, chosen.run, f"{program.name(number)}"
-  ) as membership:
-    starter = None
-    if where is not None and program.index == 0:
-      starter = _Starter(where, key, certificates)
-      starter.start()
-    try:
-      place = endpoint.connect(
-        address,
-        program.name(number),
-        key,
-        chosen.silence,
-        bind=bind,
-        ports=sockets.DEFAULT_PORTS
-        if ports is None
-        else addresses.parse_ports(ports),
-        advertise=advertise,
-        certificates=certificates,
-        restart=None if starter is None else starter.start_later,
-      )
-      with place.closed_on_error():
-        if on_sigterm is None and line is not None and launched.grace:
-          on_sigterm = "leave"
-        preempted = None
-        if on_sigterm is not None:
-          # Replicas get Ctrl-C only from the launcher, which passes it on.
-          preempted = preemption.Preemption(
-            on_sigterm, launched.grace, interrupts=line is not None
-          )
-        if line is not None:
-          faults.install(launched)
-        part = job(
-          place,
-          params=params,
-          replica=number,
-          on_stuck=_end if line or chosen.step_timeout else None,
-          follows=membership.follows,
-        )
-        tell = None if line is None else line.say
-        made = replicas.Replica(part, preempted=preempted, tell=tell)
-        ends = preempted.remove if preempted is not None else lambda: None
-        membership.belongs_to(made, part, ends)
-      try:
-        return made.start(warm)
-      except SystemExit:
-        _log.warning(
-          "Replica %r ends before it has joined the run: it got a signal.",
-          number,
-        )
-        raise
-    except BaseException:
-      if starter is not None:
-        starter.stop()
-      raise
+  return certificates
+
+
+def _preemption(
+  on_sigterm: str | None,
+  launched: environment.Environment,
+  line: channel.Channel | None,
+) -> preemption.Preemption | None:
+  """How this process reacts to SIGTERM; None: not at all."""
+  if on_sigterm is None and line is not None and launched.grace:
+    on_sigterm = "leave"
+  if on_sigterm is None:
+    return None
+  # Replicas get Ctrl-C only from the launcher, which passes it on.
+  return preemption.Preemption(
+    on_sigterm, launched.grace, interrupts=line is not None
+  )
 
 
 def _number(
@@ -404,92 +455,6 @@ def run_embedded(
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
-
-
-def _where_to_start(
-  address: str, launched: environment.Environment, wanted: bool | None
-) -> addresses.Endpoint | None:
-  """Where this process starts the coordinator; None if it does not.
-
-  Args:
-    address: of the coordinator.
-    launched: the environment.
-    wanted: `join`'s start_coordinator.
-
-  Raises:
-    ValueError: it can't start one for this address.
-  """
-  if places.in_etcd(address) is not None:
-    if wanted:
-      raise ValueError(
-        "start_coordinator=True is for a coordinator at host:port. Those in etcd are"
-        " started by optax-dist launch, or by optax-dist coordinator."
-      )
-    return None
-  (where,) = addresses.parse(address)
-  if wanted is None:
-    wanted = launched.channel is None and addresses.is_own(where.host)
-  return where if wanted else None
-
-
-class _Starter:
-  """Starts the coordinator on this host, and starts it again if it dies."""
-
-  def __init__(
-    self,
-    where: addresses.Endpoint,
-    secret: bytes,
-    certificates: tls.Certificates | None,
-  ):
-    self._where, self._secret = where, secret
-    self._certificates = certificates
-    self._started: process.CoordinatorProcess | None = None
-    self._starts = threading.Lock()
-    # Why it could not be started again, as it was last told.
-    self._told = ""
-
-  def start(self) -> None:
-    """Starts it, unless something listens there.
-
-    Raises:
-      CoordinatorError: it can't be started.
-    """
-    try:
-      self._started = process.start(
-        self._secret,
-        bind=self._where.host,
-        port=self._where.port,
-        certificates=self._certificates,
-        idle=_IDLE,
-      )
-    except process.PortTaken:
-      pass  # Another process was faster.
-    except (RuntimeError, TimeoutError) as error:
-      raise errors.CoordinatorError(
-        f"The coordinator at {self._where} can't be started: {error}"
-      ) from None
-
-  def start_later(self) -> None:
-    """The same without waiting; nothing if that is under way."""
-    if self._starts.acquire(blocking=False):
-      threading.Thread(
-        target=self._start_once, name="optax-dist-starter", daemon=True
-      ).start()
-
-  def _start_once(self) -> None:
-    try:
-      self.start()
-    except errors.CoordinatorError as error:
-      if str(error) != self._told:
-        self._told = str(error)
-        _log.warning("%s", error)
-    finally:
-      self._starts.release()
-
-  def stop(self) -> None:
-    """Stops it, if it was started here."""
-    if self._started is not None:
-      self._started.stop()
 
 
 def _end(reason: str) -> None:

@@ -1,0 +1,131 @@
+"""Starts the coordinator from a replica on its host, where no launcher does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.launch import environment
+from optax_dist.coordinator.server import places, process
+from optax_dist.coordinator.transport import addresses, tls
+
+_log = logging.getLogger("optax_dist.coordinator")
+# Seconds after which such a coordinator exits without members.
+_IDLE = 60.0
+
+
+def where_to_start(
+  address: str, launched: environment.Environment, wanted: bool | None
+) -> addresses.Endpoint | None:
+  """Where this process starts the coordinator; None if it does not.
+
+  Args:
+    address: of the coordinator.
+    launched: the environment.
+    wanted: `join`'s start_coordinator.
+
+  Raises:
+    ValueError: it can't start one for this address.
+  """
+  if places.in_etcd(address) is not None:
+    if wanted:
+      raise ValueError(
+        "start_coordinator=True is for a coordinator at host:port. Those in etcd are"
+        " started by optax-dist launch, or by optax-dist coordinator."
+      )
+    return None
+  (where,) = addresses.parse(address)
+  if wanted is None:
+    wanted = launched.channel is None and addresses.is_own(where.host)
+  return where if wanted else None
+
+
+class Starter:
+  """Starts the coordinator on this host, and starts it again if it dies."""
+
+  def __init__(
+    self,
+    where: addresses.Endpoint,
+    secret: bytes,
+    certificates: tls.Certificates | None,
+  ):
+    self._where, self._secret = where, secret
+    self._certificates = certificates
+    self._started: process.CoordinatorProcess | None = None
+    self._starts = threading.Lock()
+    # Why it could not be started again, as it was last told.
+    self._told = ""
+
+  def start(self) -> None:
+    """Starts it, unless something listens there.
+
+    Raises:
+      CoordinatorError: it can't be started.
+    """
+    try:
+      self._started = process.start(
+        self._secret,
+        bind=self._where.host,
+        port=self._where.port,
+        certificates=self._certificates,
+        idle=_IDLE,
+      )
+    except process.PortTaken:
+      pass  # Another process was faster.
+    except (RuntimeError, TimeoutError) as error:
+      raise errors.CoordinatorError(
+        f"The coordinator at {self._where} can't be started: {error}"
+      ) from None
+
+  def start_later(self) -> None:
+    """The same without waiting; nothing if that is under way."""
+    if self._starts.acquire(blocking=False):
+      threading.Thread(
+        target=self._start_once, name="optax-dist-starter", daemon=True
+      ).start()
+
+  def _start_once(self) -> None:
+    try:
+      self.start()
+    except errors.CoordinatorError as error:
+      if str(error) != self._told:
+        self._told = str(error)
+        _log.warning("%s", error)
+    finally:
+      self._starts.release()
+
+  def stop(self) -> None:
+    """Stops it, if it was started here."""
+    if self._started is not None:
+      self._started.stop()
+
+
+@contextlib.contextmanager
+def running(
+  where: addresses.Endpoint | None,
+  secret: bytes,
+  certificates: tls.Certificates | None,
+) -> Iterator[Callable[[], None] | None]:
+  """Starts the coordinator; stops it again if what follows fails.
+
+  Args:
+    where: where it listens; None: it is not started here.
+    secret: of the job.
+    certificates: encrypt its traffic; None for no encryption.
+
+  Yields:
+    What starts it again, without waiting; None if it is not started here.
+  """
+  if where is None:
+    yield None
+    return
+  starter = Starter(where, secret, certificates)
+  starter.start()
+  try:
+    yield starter.start_later
+  except BaseException:
+    starter.stop()
+    raise
