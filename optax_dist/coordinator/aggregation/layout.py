@@ -26,16 +26,18 @@ class Leaf(NamedTuple):
   Attributes:
     shape: of the leaf.
     dtype: of the leaf.
-    group: the index of its group.
-    start: its first element in the group.
+    codec: how it is encoded.
     size: its number of elements.
+    begin: the first of its bytes.
+    end: the end of them.
   """
 
   shape: tuple[int, ...]
   dtype: np.dtype
-  group: int
-  start: int
+  codec: wires.Codec
   size: int
+  begin: int
+  end: int
 
 
 class DtypeBuffer(NamedTuple):
@@ -136,13 +138,6 @@ class Layout(NamedTuple):
           slice(group.byte(low) - base, group.byte(high) - base),
         )
 
-  def bytes_of_leaf(self, leaf: Leaf) -> tuple[int, int]:
-    """A leaf's bytes."""
-    group = self.groups[leaf.group]
-    start = group.start + leaf.start
-    first = group.byte(start)
-    return first, first + group.codec.nbytes(leaf.size)
-
 
 def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
   """Creates the layout of leaves with a shape and a dtype.
@@ -153,18 +148,18 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
 
   Example:
     >>> found = layout([np.zeros((2, 3)), np.zeros(5, np.int32), np.zeros(65)])
-    >>> [(leaf.group, leaf.start) for leaf in found.leaves], found.nbytes
-    ([(0, 0), (1, 0), (0, 16)], 832)
+    >>> [(leaf.begin, leaf.end) for leaf in found.leaves], found.nbytes
+    ([(0, 48), (768, 788), (128, 648)], 832)
   """
   dtypes = list(dict.fromkeys(np.dtype(leaf.dtype) for leaf in leaves))
   codecs = [wires.codec(wire, dtype) for dtype in dtypes]
   filled = [0] * len(dtypes)
-  places = []
-  for leaf in leaves:
-    dtype = np.dtype(leaf.dtype)
-    group = dtypes.index(dtype)
-    size = int(np.prod(leaf.shape, dtype=np.int64))
-    places.append(Leaf(tuple(leaf.shape), dtype, group, filled[group], size))
+  sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves]
+  # Of each leaf its group, and its first element there.
+  positions = []
+  for leaf, size in zip(leaves, sizes, strict=True):
+    group = dtypes.index(np.dtype(leaf.dtype))
+    positions.append((group, filled[group]))
     quantum = codecs[group].quantum
     filled[group] += -(-size // quantum) * quantum
   groups = []
@@ -174,4 +169,10 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
     start += elements
     nbytes = codec.nbytes(elements)
     offset += -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+  places = []
+  for leaf, size, (group, first) in zip(leaves, sizes, positions, strict=True):
+    codec, dtype = codecs[group], np.dtype(leaf.dtype)
+    begin = groups[group].offset + codec.nbytes(first)
+    end = begin + codec.nbytes(size)
+    places.append(Leaf(tuple(leaf.shape), dtype, codec, size, begin, end))
   return Layout(tuple(places), tuple(groups), start, offset)

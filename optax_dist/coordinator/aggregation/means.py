@@ -50,8 +50,7 @@ def write(
   # The bytes of arrays that stay, by where they begin.
   stay: dict[int, memoryview] = {}
   for leaf, array in zip(place.leaves, leaves, strict=True):
-    codec = place.groups[leaf.group].codec
-    start, stop = place.bytes_of_leaf(leaf)
+    codec, start, stop = leaf.codec, leaf.begin, leaf.end
     if in_place and _may_stay(array, leaf, codec):
       flat = np.asarray(array).reshape(-1)
       finite &= _is_finite(flat)
@@ -124,7 +123,6 @@ def read(place: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:
     )
   leaves = []
   for leaf in place.leaves:
-    start, stop = place.bytes_of_leaf(leaf)
-    flat = place.groups[leaf.group].codec.read(raw[start:stop])
+    flat = leaf.codec.read(raw[leaf.begin : leaf.end])
     leaves.append(flat[: leaf.size].reshape(leaf.shape))
   return leaves

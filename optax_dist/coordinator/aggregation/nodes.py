@@ -132,7 +132,7 @@ class Summing:
 
 def _gaps(place: layouts.Layout) -> Iterator[slice]:
   end = 0
-  for start, stop in sorted(map(place.bytes_of_leaf, place.leaves)):
+  for start, stop in sorted((leaf.begin, leaf.end) for leaf in place.leaves):
     yield slice(end, start)
     end = stop
   yield slice(end, place.nbytes)

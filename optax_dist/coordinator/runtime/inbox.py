@@ -195,18 +195,20 @@ class TrainingInbox:
     """
     return self._answers[sequence][1]
 
-  def forget(self, sequence: int, steps: Sequence[int]) -> None:
-    """Forgets what the training loop has no more use for.
-
-    Args:
-      sequence: answers to submissions before this one.
-      steps: those of the states that it holds: the progress of all steps before
-        the last of these, but not theirs.
-    """
-    # Copies, since the event loop may add to them meanwhile.
+  def forget_answers(self, sequence: int) -> None:
+    """Forgets the answers to submissions before this one."""
+    # A copy, since the event loop may add to them meanwhile.
     for old in list(self._answers):
       if old < sequence:
         del self._answers[old]
+
+  def forget_progress(self, steps: Sequence[int]) -> None:
+    """Forgets the progress of steps that the training loop has no more use for.
+
+    Args:
+      steps: those of the states that it holds: it is all steps before the last of
+        these, but not theirs.
+    """
     kept = {*steps} if self.to_save is None else {*steps, self.to_save.step}
     for step in list(self.progress):
       if step < max(steps) and step not in kept:

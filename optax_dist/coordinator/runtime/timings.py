@@ -24,7 +24,7 @@ class Stopwatch:
 
   def __init__(self) -> None:
     self.mark = self._began = time.monotonic()
-    self._compiled, self._cpu = compiled(), time.process_time()
+    self._compiled, self._cpu = _compiled.seconds, time.process_time()
     # Seconds of computation since the last gradient that was taken.
     self._computed = 0.0
     # When the last submission was sent, until the next computation begins.
@@ -41,7 +41,7 @@ class Stopwatch:
       self._sent = None
     if first:
       self._began = now
-      self._compiled, self._cpu = compiled(), time.process_time()
+      self._compiled, self._cpu = _compiled.seconds, time.process_time()
 
   def computed(self) -> None:
     """A computation ends, or part of one."""
@@ -67,7 +67,7 @@ class Stopwatch:
     now = time.monotonic()
     made = Timings(
       now - self._began,
-      compiled() - self._compiled,
+      _compiled.seconds - self._compiled,
       time.process_time() - self._cpu,
       now - self.mark,
       self._waited,

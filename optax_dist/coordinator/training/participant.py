@@ -344,8 +344,9 @@ class Participant:
 
   def forget(self) -> None:
     """Forgets what the training loop has no more use for."""
-    steps = self.saving.steps(self.submission.base.step)
-    self.inbox.forget(self.submission.sequence, steps)
+    self.inbox.forget_answers(self.submission.sequence)
+    if self.inbox.progress:
+      self.inbox.forget_progress(self.saving.steps(self.submission.base.step))
 
   def outcome(self, reason: str = "", **fields: Any) -> Outcome:
     """The outcome of what was dropped for this reason, or was not."""
@@ -353,8 +354,10 @@ class Participant:
 
   def announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""
-    step = self.submission.base.step
-    return self.saving.announce(outcome, self.inbox.to_save, step)
+    to_save = self.inbox.to_save
+    if to_save is None:
+      return outcome
+    return self.saving.announce(outcome, to_save, self.submission.base.step)
 
   @property
   def most_text(self) -> int:
@@ -402,8 +405,8 @@ class Participant:
     submitted = submission.submit(
       sent.finite, sent.payload, measured, sent.work
     )
-    self.driver.submit(submitted, sent.parts)
     self.watchdog.steps.end()
+    self.driver.submit(submitted, sent.parts)
 
   # Waits.
 

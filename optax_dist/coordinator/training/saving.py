@@ -18,17 +18,15 @@ class Saving:
     # The last step announced to be saved.
     self._announced = -1
 
-  def announce(
-    self, outcome: Outcome, to_save: State | None, step: int
-  ) -> Outcome:
+  def announce(self, outcome: Outcome, to_save: State, step: int) -> Outcome:
     """Announces once that the common step has been reached.
 
     Args:
       outcome: what to announce it with.
-      to_save: the last state that all save; None if there is none yet.
+      to_save: the last state that all save.
       step: that of the parameters.
     """
-    if to_save is None or not self._announced < to_save.step <= step:
+    if not self._announced < to_save.step <= step:
       self.state = None
       return outcome
     # Held before it is looked at: a newer one may replace it meanwhile.

@@ -226,7 +226,8 @@ class Submission:
     if self._supersede(seen):
       self.finish(seen, Reason.SUPERSEDED.value, 1)
       return
-    data, step = self.draws.take(), self.base.step
+    data = self.draws.take() if self.draws.each else ()
+    step = self.base.step
     if self.draws.window and sp.minus(data, self.draws.leased(seen, step)):
       # Another replica has been faster, perhaps with the whole step.
       self.count(Reason.SUPERSEDED.value, 1)
@@ -368,9 +369,10 @@ class Submission:
       reason: why what has no outcome is dropped.
       more: gradients that are dropped without having been in the sum.
     """
-    forgets = bool(self.draws.computed)
-    for gradient in self.gradients:
-      forgets = forgets or bool(gradient.data)
+    draws, forgets = self.draws, False
+    if draws.each:
+      forgets = bool(draws.computed) or any(self._summed())
+      draws.forget()
     pending = self._count_outcomes(seen, reason)
     self.count(reason, more)
     applied, behind = None, False
@@ -379,7 +381,6 @@ class Submission:
       applied = None if reason else pending
       behind = pending.reason == Reason.STALE and not pending.partial_only
     self._reset()
-    self.draws.forget()
     self.ended = Result(reason, applied, behind, forgets)
 
   def finish_if_over(self, seen: Inbox, more: int = 0) -> bool:

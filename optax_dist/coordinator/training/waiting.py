@@ -67,7 +67,8 @@ class SynchronousLoop:
     if samples.sums is not None and submission.draws.drawn is not None:
       leaves = participant.encoder.split(part)
       part = samples.sums.encode(submission.draws.drawn, leaves)
-    submission.draws.keep()
+    if samples.data is not None:
+      submission.draws.keep()
     if part is None and not submission.is_late(participant.inbox):
       part = self._cut_short()
     if part is not None:

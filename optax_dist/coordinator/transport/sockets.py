@@ -41,6 +41,7 @@ class Transport:
     name: name of this process.
     address: address that peers `connect` to; it may list several endpoints.
     port: the port it listens on; None: it only accepts local connections.
+    now: the time, in seconds.
     bytes_in: bytes of arrays received.
     bytes_out: bytes of arrays sent.
   """
@@ -104,7 +105,9 @@ class Transport:
     )
     self.address, self.port = listeners.address, listeners.port
     self._limits = limits or interface.Limits()
-    self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
+    # Seconds of a clock that stands still while this process does: time in which it
+    # was stopped counts against no peer.
+    self.now = clock.AwakeClock(self._limits.heartbeat, time_source).now
     self._closed = False
     self.bytes_in = self.bytes_out = 0
     self._events: list[interface.Event] = []
@@ -190,13 +193,6 @@ class Transport:
     The peer is expected to allow as much: heartbeats come often enough.
     """
     self._connections.allow(peer, silence)
-
-  def now(self) -> float:
-    """Seconds of a clock that stands still while this process does.
-
-    Time in which it was stopped counts against no peer.
-    """
-    return self._clock.now()
 
   def peers(self) -> list[str]:
     """Names of the connected peers."""

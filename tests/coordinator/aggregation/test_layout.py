@@ -59,8 +59,8 @@ def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
   place = layout.layout(specs(drawn), kind)
   taken = np.zeros(place.nbytes, int)
   for leaf in place.leaves:
-    start, stop = place.bytes_of_leaf(leaf)
-    itemsize = place.groups[leaf.group].codec.nbytes(1)
+    start, stop = leaf.begin, leaf.end
+    itemsize = leaf.codec.nbytes(1)
     assert start % min(64, 16 * itemsize) == 0
     assert stop - start == leaf.size * itemsize
     taken[start:stop] += 1

@@ -103,7 +103,7 @@ def test_the_bytes_of_a_leaf_do_not_depend_on_its_neighbors(wire):
     place = layout.layout(leaves, wire)
     raw = np.zeros(place.nbytes, np.uint8)
     assert means.write(leaves, place, raw)
-    start, stop = place.bytes_of_leaf(place.leaves[1])
+    start, stop = place.leaves[1].begin, place.leaves[1].end
     found.append(
       (raw[start:stop].tobytes(), means.read(place, raw)[1].tobytes())
     )

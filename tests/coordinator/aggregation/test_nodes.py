@@ -64,9 +64,8 @@ def by_hand(slots, wire, start, stop):
 def decoded(place, raw):
   found = []
   for leaf in place.leaves:
-    start, stop = place.bytes_of_leaf(leaf)
-    codec = place.groups[leaf.group].codec
-    found.append(raw[start:stop].view(codec.stored).reshape(leaf.shape))
+    numbers = raw[leaf.begin : leaf.end].view(leaf.codec.stored)
+    found.append(numbers.reshape(leaf.shape))
   return found
 
 

@@ -53,7 +53,7 @@ def test_the_answers_to_past_submissions_are_forgotten(shared):
   assert [shared.answer(n) for n in (3, 4)] == answers
   assert shared.published is NEXT
   assert shared.before(4) is START
-  shared.forget(4, (1,))
+  shared.forget_answers(4)
   assert [shared.answer(n) for n in (3, 4)] == [None, answers[1]]
 
 
@@ -73,7 +73,7 @@ def test_an_answer_may_come_while_others_are_forgotten(shared):
       return int.__gt__(self, other)
 
   shared.notify(fx.Resolved(3, "lost", 0))
-  shared.forget(Number(4), (0,))
+  shared.forget_answers(Number(4))
   assert [shared.answer(n) is None for n in (3, 5)] == [True, False]
 
 
@@ -81,9 +81,9 @@ def test_progress_is_kept_of_states_that_are_held_or_to_come(shared):
   shared.notify(Published(State(5, "saved"), True))
   for step in range(20):
     shared.notify(fx.Progressed(step, f"as of {step}"))
-  shared.forget(0, (17, 3))
+  shared.forget_progress((17, 3))
   assert shared.progress == {n: f"as of {n}" for n in (3, 5, 17, 18, 19)}
-  shared.forget(0, (19,))
+  shared.forget_progress((19,))
   assert shared.progress.keys() == {5, 19}
 
 
