@@ -16,10 +16,9 @@ import served
 import waiting
 
 from optax_dist import coordinator
-from optax_dist.coordinator import joining
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
-from optax_dist.coordinator.launch import channel
+from optax_dist.coordinator.launch import channel, starter
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
@@ -45,7 +44,7 @@ def coordinators(monkeypatch):
 def test_a_coordinator_that_join_starts_has_the_same_certificates(
   tmp_path, monkeypatch, coordinators
 ):
-  monkeypatch.setattr(joining, "_IDLE", 120.0)
+  monkeypatch.setattr(starter, "_IDLE", 120.0)
   files = worlds.certificates(tmp_path)
   with coordinator.join(
     optax.sgd(0.5),

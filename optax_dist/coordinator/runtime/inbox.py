@@ -115,8 +115,8 @@ class TrainingInbox:
         if save:
           self.to_save = state
       case fx.Taken() | fx.Resolved():
-        assert self.published.before is not None
-        self._answers[event.sequence] = event, self.published.before
+        before = self.published.before or self.published
+        self._answers[event.sequence] = event, before
       case fx.Admitted(incarnation, lineage, ends_in):
         joined = self.joined
         joined.lineage = lineage
