@@ -82,8 +82,7 @@ class Group(processes.Processes):
     self._joins()
     if self.index:
       return WorkerRank(self._addresses[0][0])
-    client, workers = Client(config, me), self._addresses[1:]
-    return RankZero(client, workers, patience=config.deadlines.replica)
+    return RankZero(Client(config, me), self._addresses[1:])
 
   def parts(
     self,

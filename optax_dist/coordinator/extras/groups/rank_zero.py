@@ -33,49 +33,33 @@ class RankZero:
     over: whether the replica has lost a process, and ends.
   """
 
-  def __init__(
-    self,
-    core: Client,
-    workers: Sequence[tuple[Process, str]],
-    *,
-    patience: float,
-  ):
+  def __init__(self, core: Client, workers: Sequence[tuple[Process, str]]):
     """Creates the core.
 
     Args:
       core: the protocol core.
       workers: names and addresses of processes 1, 2 and so on of this replica.
-      patience: seconds to wait for another process of the replica to submit
-        after the first one.
     """
     self.core = core
     self.over = False
     self._workers = tuple(workers)
     self._ranks = {p: rank for rank, (p, _) in enumerate(workers, 1)}
     self._everyone = {0, *self._ranks.values()}
-    self._patience = patience
     self._out: list[commands.Effect] = []
     # What processes have reported of the same event, until all have.
     self._reports: dict[Hashable, dict[int, commands.Answer]] = {}
-    # Since when a process waits for another one.
-    self._since: float | None = None
     self._ended = False
 
   def step(self, input_: commands.Input, now: float) -> list[commands.Effect]:
     """Processes an input; returns the effects, in order."""
     if not self.over:
       self._handle(input_, now)
-    if not self.over:
-      self._check_waiting(now)
     effects, self._out = self._out, []
     return effects
 
   def deadline(self) -> float:
     """When `TimePassed` must be the next input, at the latest."""
-    if self.over:
-      return math.inf
-    waits = math.inf if self._since is None else self._since + self._patience
-    return min(self.core.deadline(), waits)
+    return math.inf if self.over else self.core.deadline()
 
   @property
   def stalled(self) -> bool:
@@ -84,12 +68,12 @@ class RankZero:
 
   def missing(self, now: float) -> str:
     """What the replica is waiting for, for an error message."""
-    lacks = self._lacking()
-    if lacks and self._since is not None:
-      names = " and ".join(f"process {rank}" for rank in lacks)
-      waited = f"{now - self._since:.1f} s"
-      return f"for {names} of its own replica, since {waited}"
-    return self.core.missing(now)
+    submitted = self._reports.get("submitted")
+    if not submitted:
+      return self.core.missing(now)
+    lacks = sorted(self._everyone - submitted.keys())
+    names = " and ".join(f"process {rank}" for rank in lacks)
+    return f"for {names} of its own replica"
 
   # Inputs.
 
@@ -162,27 +146,6 @@ class RankZero:
         digests = [answer.digest for answer in answers]
         input_ = msg.Fingerprint(step, commands.combined(digests))
     self._decide(input_, now)
-
-  # Waits.
-
-  def _check_waiting(self, now: float) -> None:
-    lacks = self._lacking()
-    if not lacks or self._ended:
-      self._since = None
-    elif self._since is None:
-      self._since = now
-    elif now >= self._since + self._patience:
-      names = " and ".join(f"process {rank}" for rank in lacks)
-      self._lose(
-        f"{names} did not come to the same place of the program in"
-        f" {self._patience:.1f} s",
-        now,
-      )
-
-  def _lacking(self) -> list[int]:
-    """Processes that others wait for."""
-    submitted = self._reports.get("submitted")
-    return sorted(self._everyone - submitted.keys()) if submitted else []
 
   def _lose(self, reason: str, now: float) -> None:
     """Ends the replica: its processes can't continue without each other."""

@@ -279,6 +279,26 @@ def test_the_others_commit_without_a_replica_that_loses_a_process():
   assert last.members == (0,)
 
 
+def test_a_process_that_takes_no_step_is_named():
+  short = {"timeout": 1.0, "transfer_timeout": 0.5, "silence_timeout": 0.5}
+  job = Job(1, **short)
+  over = threading.Event()
+
+  def train(replica, process):
+    if process == 1:
+      assert over.wait(60.0)
+      return
+    try:
+      replica.step(gradient(replica.params, jnp.asarray(0)))
+    finally:
+      over.set()
+
+  job.start(0, train)
+  job.join()
+  assert isinstance(job.errors[0, 0], errors.CoordinatorError)
+  assert "process 1" in str(job.errors[0, 0])
+
+
 def test_a_replica_that_joins_later_is_sent_its_shards():
   job = Job(2, needed=1)
   inside = threading.Event()

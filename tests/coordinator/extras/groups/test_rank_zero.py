@@ -45,7 +45,7 @@ class Replica:
   def __init__(self):
     self.core = Core()
     workers = (("a1", "at a1"), ("a2", "at a2"))
-    self.rank_zero = RankZero(self.core, workers, patience=10.0)
+    self.rank_zero = RankZero(self.core, workers)
     self.now = 0.0
 
   def give(self, input_):
@@ -92,11 +92,7 @@ def test_a_process_that_does_not_come_is_named():
   replica = Replica()
   replica.hear(1, READY)
   replica.give(SUBMITTED)
-  assert replica.rank_zero.deadline() == 10.0
-  replica.now = 10.0
-  (*_, end) = replica.give(ins.TimePassed())
-  assert "process 2 did not come" in end.reason
-  assert "process 1" not in end.reason
+  assert replica.rank_zero.missing(0.0) == "for process 2 of its own replica"
 
 
 def test_each_process_exchanges_with_its_like():
@@ -184,13 +180,6 @@ def test_a_process_may_go_once_the_run_has_ended():
   replica = Replica()
   replica.want(fx.Finished("enough"))
   assert replica.give(ins.PeerLost("a1", "left", "closed")) == []
-
-
-def test_a_submission_that_waits_as_the_run_ends_is_waited_for_no_more():
-  replica = Replica()
-  replica.give(SUBMITTED)
-  replica.want(fx.Finished("enough"))
-  assert replica.rank_zero.deadline() == math.inf
 
 
 def test_it_connects_to_all_processes_first():
