@@ -49,7 +49,7 @@ class Leaves:
     return self.treedef.unflatten(new)
 
 
-def enter(
+def validate_and_enter(
   replicas: Replicas, state: Any, params: Any, updates: Any
 ) -> tuple[Replica, Leaves]:
   """Returns a replica with its own parameters, inside ``update``.
@@ -65,9 +65,9 @@ def enter(
     The replica, and the leaves of the parameters that take part.
 
   Raises:
-    UnboundAxisError, ValueError: as in :meth:`Replicas.enter`; if there are no
-      parameters, if an update has no parameter, if a parameter is, by its
-      type, equal on all replicas, or if a center has another shape.
+    UnboundAxisError, ValueError: as in :meth:`Replicas.validate_and_enter`; if
+      there are no parameters, if an update has no parameter, if a parameter is, by
+      its type, equal on all replicas, or if a center has another shape.
     TypeError: if an update is not floating-point or complex.
   """
   axes.check_bound(replicas.names, replicas.transform_name, _NO_REPLICAS)
@@ -86,7 +86,7 @@ def enter(
   ):
     _check_leaf(replicas, path, x, gradient, center)
   at = [i for i, g in enumerate(gradients) if g is not None]
-  me = replicas.enter(state.replica, state.iterations)
+  me = replicas.validate_and_enter(state.replica, state.iterations)
   return me, Leaves(treedef, at)
 
 

@@ -143,7 +143,9 @@ class Replicas:
 
     return PerReplica(jax.jit(stack)(own))
 
-  def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
+  def validate_and_enter(
+    self, node: PerReplica, counter: jax.Array
+  ) -> "Replica":
     """Returns a replica inside ``update``.
 
     Args:

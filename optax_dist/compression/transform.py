@@ -81,7 +81,7 @@ def compressed(
 
   def update_fn(updates, state, params=None, **extra_args):
     del params, extra_args
-    me = replicas.enter(state.replica, state.num_updates)
+    me = replicas.validate_and_enter(state.replica, state.num_updates)
     update_leaves.check_gradients(
       transform_name, updates, replicas.names, _SCATTERED
     )

@@ -224,7 +224,9 @@ def elastic_average(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ElasticAverageState]:
-    me, leaves = replica_params.enter(replicas, state, params, updates)
+    me, leaves = replica_params.validate_and_enter(
+      replicas, state, params, updates
+    )
     own = me.own
     x, center = leaves.of(params), leaves.of(state.center)
     local_center = leaves.of(own.local_center)

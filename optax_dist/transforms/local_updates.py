@@ -222,7 +222,9 @@ def local_updates(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, LocalUpdatesState]:
-    me, leaves = replica_params.enter(replicas, state, params, updates)
+    me, leaves = replica_params.validate_and_enter(
+      replicas, state, params, updates
+    )
     own, x = me.own, leaves.of(params)
     args = updates, own.inner_state, params
     check_used(_NAME, inner.update, args, extra_args)

@@ -278,7 +278,9 @@ def streaming_updates(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, StreamingUpdatesState]:
-    me, moving = replica_params.enter(replicas, state, params, updates)
+    me, moving = replica_params.validate_and_enter(
+      replicas, state, params, updates
+    )
     own = me.own
     members = _members(fragments, params)
     if len(members) != len(state.outer_state):

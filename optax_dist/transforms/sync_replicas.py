@@ -363,7 +363,7 @@ def sync_replicas(
     extra_args: dict[str, Any],
   ) -> Replica:
     """Checks the arguments of an update, and returns this replica."""
-    me = replicas.enter(state.replica, state.at_most)
+    me = replicas.validate_and_enter(state.replica, state.at_most)
     # None can be all parameters, of which there are none, and their sum.
     accumulates = me.own.gradient_sum is not None or updates is None
     if all_arrive and not (arrived is None and local_step is None):
