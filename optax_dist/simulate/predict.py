@@ -88,19 +88,19 @@ def predict(
   """
   if repetitions < 2:
     raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
-  asked = recorded
+  run = recorded
   warnings = recorded.warnings
   if failures is ...:
     warnings += of_losses(recorded.losses)
   else:
-    asked = asked._replace(failures=failures, losses=())
+    run = run._replace(failures=failures, losses=())
   if strategy is not None:
-    asked = asked._replace(strategy=strategy)
+    run = run._replace(strategy=strategy)
   if replicas is not None:
-    asked = asked._replace(replicas=replicas)
+    run = run._replace(replicas=replicas)
   if communication is not None:
-    asked = asked._replace(communication=communication)
-  paces, stopped = _simulate(asked, repetitions)
+    run = run._replace(communication=communication)
+  paces, stopped = _simulate(run, repetitions)
   low, high = np.percentile(paces, INTERVAL)
   pace = float(np.mean(paces))
   warnings += _too_wide(recorded, pace, float(low), float(high))
@@ -110,7 +110,7 @@ def predict(
       " take all steps",
     )
   of_recorded = pace
-  if asked is not recorded and asked != recorded:
+  if run is not recorded and run != recorded:
     of_recorded = float(np.mean(_simulate(recorded, repetitions).paces))
   warnings += _differs(recorded, of_recorded)
   return Prediction(pace, float(low), float(high), warnings)

@@ -23,17 +23,17 @@ class Timing(NamedTuple):
     commit_times: when each step was committed, seconds, float64 `[S]`.
     numbers: what became of each replica's gradients, and how it spent its time,
       as a journal of it tells. Time whose outcome is open at the end is "idle".
-    steps_asked: number of steps that were to be simulated.
+    steps_requested: number of steps that were to be simulated.
   """
 
   commit_times: np.ndarray
   numbers: RunNumbers
-  steps_asked: int
+  steps_requested: int
 
   @property
   def stopped(self) -> bool:
     """Whether too few replicas were left before the last step asked for."""
-    return self.commit_times.size < self.steps_asked
+    return self.commit_times.size < self.steps_requested
 
   @property
   def duration(self) -> float:

@@ -121,7 +121,7 @@ def test_equal_seeds_give_equal_outcomes():
   first = run(1)
   assert same(first, run(1))
   assert not same(first, run(2))
-  assert first.commit_times.size == first.steps_asked == 200
+  assert first.commit_times.size == first.steps_requested == 200
   assert first.applied == 600
 
 
@@ -154,7 +154,7 @@ def test_simulation_ends_with_its_last_step_if_replicas_never_come_back():
     seed=3,
   )
   assert timing.stopped
-  assert timing.commit_times.size < timing.steps_asked == 20_000
+  assert timing.commit_times.size < timing.steps_requested == 20_000
   _assert_time_adds_up(timing)
   # A second for each gradient that counted.
   seconds = timing.goodput().seconds

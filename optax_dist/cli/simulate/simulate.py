@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(f"simulate: {error}") from error
   if timing.stopped:
     print(
-      f"stopped after {timing.commit_times.size:,} of {timing.steps_asked:,} steps:"
+      f"stopped after {timing.commit_times.size:,} of {timing.steps_requested:,} steps:"
       " too few replicas were left. What follows is of the time until then."
     )
   k = strategy.replicas_to_aggregate
