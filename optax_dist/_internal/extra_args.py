@@ -1,21 +1,13 @@
-"""Keyword arguments of ``update``, for the transformation inside a transform.
-
-Optax passes extra keyword arguments from transformation to transformation, and
-each takes those that it knows. So a misspelled one reaches the last and is
-ignored silently. The signature of an inner transformation does not say which
-ones it knows: a chain accepts any. To find out which it *uses*, it is traced
-with an argument that can't be used.
+"""Keyword arguments of ``update``, for an optimizer that all replicas share.
 
 Each replica passes its own loss. An optimizer whose state all replicas share must
 get the same from all of them, or their parameters would drift apart.
 """
 
-import contextlib
-import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,83 +24,6 @@ _ARRAYS = frozenset({"value", "grad"})
 _LOSSES = frozenset({"value_fn", "obj_fn"})
 _FUNCTIONS = _LOSSES | {"grad_fn"}
 CONVENTIONAL = _ARRAYS | _FUNCTIONS
-
-
-class _Unusable:
-  """An argument that fails where it is used, as any object does but in these cases."""
-
-  def __getattr__(self, name: str) -> Any:
-    raise TypeError
-
-  def __bool__(self) -> bool:
-    raise TypeError
-
-  def __eq__(self, other: object) -> bool:
-    raise TypeError
-
-  __hash__ = object.__hash__
-
-
-def check_used(
-  transform_name: str,
-  update: Any,
-  args: tuple,
-  extra_args: dict[str, Any],
-  known: Iterable[str] = (),
-) -> None:
-  """Checks that the inner transformation uses each of ``extra_args``.
-
-  Args:
-    transform_name: the transform that got them, for the message.
-    update: the ``update`` of the inner transformation.
-    args: the arguments it is called with.
-    extra_args: the keyword arguments that ``transform_name`` itself does not take.
-    known: those that it does take, for the message.
-
-  Raises:
-    TypeError: if one is never used, and isn't one that training loops pass to
-      every optimizer.
-  """
-  for name in extra_args.keys() - CONVENTIONAL:
-    probed = extra_args | {name: _Unusable()}
-    try:
-      jax.eval_shape(lambda probed=probed: update(*args, **probed))
-    except Exception:
-      # It is used; or the call itself will report what is wrong.
-      continue
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
-    raise TypeError(
-      f"{transform_name}: update got an unexpected keyword argument {name!r}, which"
-      f" neither {transform_name} nor the transformation in it uses.{hint}"
-    )
-
-
-@contextlib.contextmanager
-def explained(
-  transform_name: str, names: tuple[axes.AxisName, ...]
-) -> Iterator[None]:
-  """A context in which an inner transformation is called; it explains JAX's errors.
-
-  Args:
-    transform_name: the transform that calls it.
-    names: the bound axes over the replicas.
-
-  Raises:
-    TypeError: if JAX refuses a loop or a branch because of what its types track.
-  """
-  try:
-    yield
-  except TypeError as error:
-    tracked = axes.tracked_axes(names)
-    if not tracked or "equal" not in str(error) or "{V:" not in str(error):
-      raise
-    raise TypeError(
-      f"{transform_name}: the transformation in it has a loop or a branch that starts"
-      " from numbers that are equal on all replicas, and goes on with those of one"
-      f" replica, which JAX refuses where it tracks axis {axes.listed(tracked)}."
-      " Pass check_vma=False to jax.shard_map, or use jax.vmap or jax.pmap."
-    ) from error
 
 
 def check_equal(

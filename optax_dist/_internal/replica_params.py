@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optax_dist._internal import axes, collectives
+from optax_dist._internal.inner import checked
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.replica_blocks import has_center
 from optax_dist._internal.replicas import Replica, Replicas
@@ -49,45 +51,100 @@ class Leaves:
     return self.treedef.unflatten(new)
 
 
-def validate_and_enter(
-  replicas: Replicas, state: Any, params: Any, updates: Any
-) -> tuple[Replica, Leaves]:
-  """Returns a replica with its own parameters, inside ``update``.
+@dataclasses.dataclass(frozen=True)
+class Trainers:
+  """Replicas that train their own parameters around a center.
 
-  Args:
+  Attributes:
     replicas: the replicas of the transform.
-    state: the transform's state, with the fields ``iterations``, ``center`` and
-      ``replica``.
-    params: this replica's parameters.
-    updates: their gradients, with None for parameters that don't take part.
-
-  Returns:
-    The replica, and the leaves of the parameters that take part.
-
-  Raises:
-    UnboundAxisError, ValueError: as in :meth:`Replicas.validate_and_enter`; if
-      there are no parameters, if an update has no parameter, if a parameter is, by
-      its type, equal on all replicas, or if a center has another shape.
-    TypeError: if an update is not floating-point or complex.
+    inner: the transformation that updates each replica's parameters.
+    center_dtype: dtype of the center, see :func:`common`.
   """
-  axes.check_bound(replicas.names, replicas.transform_name, _NO_REPLICAS)
-  replicas.check_counter(state.iterations)
-  if params is None and updates is not None:
-    raise ValueError(
-      f"{replicas.transform_name} needs the parameters: call"
-      " update(updates, state, params)."
-    )
-  gradients = update_leaves.check_like(replicas.transform_name, updates, params)
-  treedef: Any
-  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  centers = treedef.flatten_up_to(state.center)
-  for (path, x), gradient, center in zip(
-    paths_and_leaves, gradients, centers, strict=True
-  ):
-    _check_leaf(replicas, path, x, gradient, center)
-  at = [i for i, g in enumerate(gradients) if g is not None]
-  me = replicas.validate_and_enter(state.replica, state.iterations)
-  return me, Leaves(treedef, at)
+
+  replicas: Replicas
+  inner: optax.GradientTransformationExtraArgs
+  center_dtype: Any
+
+  @classmethod
+  def of(
+    cls,
+    transform_name: str,
+    inner: optax.GradientTransformation,
+    axis_name: axes.AxisNames,
+    num_replicas: Any,
+    center_dtype: Any,
+    model_axes: axes.AxisNames | None,
+  ) -> "Trainers":
+    """Checks the arguments of the transform.
+
+    Raises:
+      ValueError: if one is invalid.
+    """
+    replicas = Replicas.of(transform_name, axis_name, num_replicas, model_axes)
+    precision.check_dtype("center_dtype", center_dtype)
+    inner = checked(transform_name, inner, replicas.names)
+    return cls(replicas, inner, center_dtype)
+
+  def init(self, params: Any) -> tuple[int, Any, Any]:
+    """Returns the number of replicas, their center, and one's inner state.
+
+    Raises:
+      ValueError: if the number is unknown; or if ``inner`` has a center too: there
+        would be two sets of replicas, and the center of the outer ones would differ
+        between the inner ones.
+    """
+    size = self.replicas.at_init()
+    params = strong(params)
+    inner_state = self.inner.init(params)
+    if has_center(inner_state):
+      raise ValueError(
+        f"{self.replicas.transform_name}: `inner` has a center of its own, as that of"
+        " elastic_average or local_updates, but they can't be nested. Give one of"
+        " them both axes, axis_name=('outer', 'inner'); or use cross_shard,"
+        " sync_replicas or sharded over the inner axis."
+      )
+    center = common(params, self.replicas.names, self.center_dtype)
+    return size, center, inner_state
+
+  def validate_and_enter(
+    self, state: Any, params: Any, updates: Any
+  ) -> tuple[Replica, Leaves]:
+    """Returns a replica with its own parameters, inside ``update``.
+
+    Args:
+      state: the transform's state, with the fields ``iterations``, ``center`` and
+        ``replica``.
+      params: this replica's parameters.
+      updates: their gradients, with None for parameters that don't take part.
+
+    Returns:
+      The replica, and the leaves of the parameters that take part.
+
+    Raises:
+      UnboundAxisError, ValueError: as in :meth:`Replicas.validate_and_enter`; if there are no
+        parameters, if an update has no parameter, if a parameter is, by its
+        type, equal on all replicas, or if a center has another shape.
+      TypeError: if an update is not floating-point or complex.
+    """
+    of = self.replicas
+    axes.check_bound(of.names, of.transform_name, _NO_REPLICAS)
+    of.check_counter(state.iterations)
+    if params is None and updates is not None:
+      raise ValueError(
+        f"{of.transform_name} needs the parameters: call"
+        " update(updates, state, params)."
+      )
+    gradients = update_leaves.check_like(of.transform_name, updates, params)
+    treedef: Any
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+    centers = treedef.flatten_up_to(state.center)
+    for (path, x), gradient, center in zip(
+      paths_and_leaves, gradients, centers, strict=True
+    ):
+      _check_leaf(of, path, x, gradient, center)
+    at = [i for i, g in enumerate(gradients) if g is not None]
+    me = of.validate_and_enter(state.replica, state.iterations)
+    return me, Leaves(treedef, at)
 
 
 def strong(params: Any) -> Any:
@@ -96,23 +153,6 @@ def strong(params: Any) -> Any:
   Otherwise the first update would change the types.
   """
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
-
-
-def check_inner(transform_name: str, inner_state: Any) -> Any:
-  """Returns the state of an inner transformation, which must have no center.
-
-  Raises:
-    ValueError: if it has one: there would be two sets of replicas, and the center of
-      the outer ones would differ between the inner ones.
-  """
-  if has_center(inner_state):
-    raise ValueError(
-      f"{transform_name}: `inner` has a center of its own, as that of elastic_average"
-      " or local_updates, but they can't be nested. Give one of them both axes,"
-      " axis_name=('outer', 'inner'); or use cross_shard, sync_replicas or sharded"
-      " over the inner axis."
-    )
-  return inner_state
 
 
 def unmoved(center: Any) -> Any:

@@ -125,17 +125,7 @@ def shard_map(
     closed_over = len(traced.jaxpr.jaxpr.invars) - len(leaves)
     leaves = [_EQUAL] * closed_over + leaves
     found = walk.results(traced.jaxpr, leaves, _EQUAL)
-    paths = jax.tree_util.tree_leaves_with_path(traced.out_info)
-    declared = _by_leaf(out_specs, traced.out_info)
-    differences = []
-    for (path, x), origins, spec in zip(paths, found, declared, strict=True):
-      typed = {(name, TYPES) for name in axes.varying_axes(x)}
-      wrong = {o for o in origins or typed if o[0] not in axes.names_in(spec)}
-      if wrong:
-        at, *rest = path
-        differences.append(
-          Difference(at.idx, jax.tree_util.keystr(tuple(rest)), *_split(wrong))
-        )
+    differences = _differences(traced.out_info, found, out_specs)
     divergences = [
       Divergence(name, *_split(origins))
       for name, origins in walk.divergences.items()
@@ -154,6 +144,24 @@ def shard_map(
   )
   # Eagerly, a map loses the types of Explicit axes in the program in it.
   return jax.jit(mapped)
+
+
+def _differences(
+  results: Any, found: list[Origins], out_specs: tuple[Any, ...]
+) -> list[Difference]:
+  """Returns which results differ along axes along which they are declared equal."""
+  paths = jax.tree_util.tree_leaves_with_path(results)
+  declared = _by_leaf(out_specs, results)
+  differences = []
+  for (path, x), origins, spec in zip(paths, found, declared, strict=True):
+    typed = {(name, TYPES) for name in axes.varying_axes(x)}
+    wrong = {o for o in origins or typed if o[0] not in axes.names_in(spec)}
+    if wrong:
+      at, *rest = path
+      differences.append(
+        Difference(at.idx, jax.tree_util.keystr(tuple(rest)), *_split(wrong))
+      )
+  return differences
 
 
 def _split(origins: Iterable[tuple[axes.AxisName, Hashable]]) -> Any:

@@ -1,5 +1,6 @@
 """Compression by gathering: each replica averages all encoded updates."""
 
+import collections
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -48,78 +49,84 @@ def gathered(
     return decode(data, n) if n else jnp.zeros(0, jnp.float32)
 
   def init(updates):
-    return CompressionState(
-      residual=residuals_like(updates, error_feedback),
-      shared=None,
-      num_updates=jnp.zeros([], jnp.int32),
-    )
+    residual = residuals_like(updates, error_feedback)
+    return CompressionState(residual, None, jnp.zeros([], jnp.int32))
 
   def reduce(updates, state, names):
     there, wanted, leaves = taking_part(
       name, updates, state.residual, error_feedback
     )
-    key = jax.random.fold_in(jax.random.key(seed), state.num_updates)
-    for axis in names:
-      key = jax.random.fold_in(key, jax.lax.axis_index(axis))
     # By its place in the tree, whichever gradients are None.
-    keys = jax.random.split(key, max(1, there.treedef.num_leaves))
+    number = max(1, there.treedef.num_leaves)
+    keys = jax.random.split(_own_key(seed, state, names), number)
     mine = [
       encode_leaf(leaf.reshape(-1), keys[i])
       for i, leaf in zip(there.at, leaves, strict=True)
     ]
-    means: list[Any] = list(leaves)
-    kept: list[Any] = list(leaves)
+    means = list(leaves)
     for at in messages(leaves, names):
-      new, own = means_of(
-        [mine[i] for i in at], [leaves[i].size for i in at], names
-      )
-      for i, mean, x in zip(at, new, own, strict=True):
+      sizes = [leaves[i].size for i in at]
+      codes = [mine[i] for i in at]
+      new = _means_of(codes, sizes, names, decode_leaf, combine)
+      for i, mean in zip(at, new, strict=True):
         means[i] = mean.reshape(leaves[i].shape)
-        kept[i] = None if x is None else x.reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
-      residual = there.put(residual, map(not_sent, wanted, kept))
+      # What is received of this replica's own.
+      own = [
+        decode_leaf(x, leaf.size).reshape(leaf.shape)
+        for x, leaf in zip(mine, leaves, strict=True)
+      ]
+      residual = there.put(residual, map(not_sent, wanted, own))
     return like_updates(there, updates, means), CompressionState(
       residual, None, state.num_updates + 1
     )
 
-  def means_of(codes, sizes, names):
-    """The replicas' means, and what is received of this replica's own."""
-    message = jnp.concatenate(codes)
-    everyones = collectives.gather_replicas(message, names)
-    ends = list(itertools.accumulate(code.size for code in codes))[:-1]
-
-    def decode_all(data):
-      return list(map(decode_leaf, jnp.split(data, ends), sizes))
-
-    # Only error feedback asks what was received of the replica's own.
-    own = [None] * len(sizes) if error_feedback is None else decode_all(message)
-    if combine is not None:
-      return combine(jnp.split(everyones, ends, axis=1), sizes), own
-
-    smaller, divisor = _codec.mean_factors(everyones.shape[0])
-
-    # One replica at a time: the updates are never all decoded at once.
-    def add(sums, data):
-      new = zip(sums, decode_all(data), strict=True)
-      return [total + x * smaller for total, x in new], None
-
-    zeros = [jnp.zeros(n, jnp.float32) for n in sizes]
-    zeros = axes.cast_to_varying(zeros, axes.varying_axes(everyones))
-    sums, _ = jax.lax.scan(add, zeros, everyones)
-    return [total / divisor for total in sums], own
-
   def sent(updates):
-    sizes = [leaf.size for leaf in jax.tree.leaves(updates)]
     key = jax.random.key(seed)
-    encoded = {}
-    for size in set(sizes):
-      leaf = jax.ShapeDtypeStruct((size,), jnp.float32)
-      encoded[size] = jax.eval_shape(encode_leaf, leaf, key).size
-    return sum(encoded[size] for size in sizes)
+    like = lambda n: jax.ShapeDtypeStruct((n,), jnp.float32)
+    size = lambda n: jax.eval_shape(encode_leaf, like(n), key).size
+    counts = collections.Counter(leaf.size for leaf in jax.tree.leaves(updates))
+    return sum(number * size(n) for n, number in counts.items())
 
-  is_mean = combine is None
-  return Compression(name, init, reduce, sent, error_feedback, is_mean)
+  return Compression(
+    name, init, reduce, sent, error_feedback, is_mean=combine is None
+  )
+
+
+def _own_key(
+  seed: int, state: CompressionState, names: tuple[axes.AxisName, ...]
+) -> jax.Array:
+  """Returns the random key of this replica's update."""
+  key = jax.random.fold_in(jax.random.key(seed), state.num_updates)
+  for axis in names:
+    key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+  return key
+
+
+def _means_of(
+  codes: list[jax.Array],
+  sizes: list[int],
+  names: tuple[axes.AxisName, ...],
+  decode: Callable[[jax.Array, int], jax.Array],
+  combine: Callable[[list[jax.Array], list[int]], list[jax.Array]] | None,
+) -> list[jax.Array]:
+  """Sends the codes of one message, and returns what all replicas get."""
+  everyones = collectives.gather_replicas(jnp.concatenate(codes), names)
+  ends = list(itertools.accumulate(code.size for code in codes))[:-1]
+  if combine is not None:
+    return combine(jnp.split(everyones, ends, axis=1), sizes)
+  smaller, divisor = _codec.mean_factors(everyones.shape[0])
+
+  # One replica at a time: the updates are never all decoded at once.
+  def add(sums, data):
+    new = map(decode, jnp.split(data, ends), sizes)
+    return [t + x * smaller for t, x in zip(sums, new, strict=True)], None
+
+  zeros = [jnp.zeros(n, jnp.float32) for n in sizes]
+  zeros = axes.cast_to_varying(zeros, axes.varying_axes(everyones))
+  sums, _ = jax.lax.scan(add, zeros, everyones)
+  return [total / divisor for total in sums]
 
 
 def messages(

@@ -76,9 +76,9 @@ def check_compression(transform_name: str, compression: Any) -> None:
   """Checks the argument ``compression`` of a transform.
 
   Raises:
-    TypeError: if it is not a compression method.
+    TypeError: if it is neither None nor a compression method.
   """
-  if not isinstance(compression, Compression):
+  if compression is not None and not isinstance(compression, Compression):
     raise TypeError(
       f"{transform_name}: `compression` must be a method of optax_dist.compression,"
       f" such as compression.top_k(0.03), got {compression!r}."

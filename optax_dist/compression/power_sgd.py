@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import checks, collectives
+from optax_dist._internal import axes, checks, collectives
 from optax_dist._internal.leaves import update_leaves
 from optax_dist._internal.replica_blocks import PerShard
+from optax_dist._internal.replica_params import Leaves
 from optax_dist.compression import _codec
 from optax_dist.compression._gathered import (
   like_updates,
@@ -70,119 +71,144 @@ def power_sgd(
   rank = checks.count("rank", rank)
   _codec.check_error_feedback(error_feedback)
 
-  def sides(leaf):
-    """The sides of the matrix for a leaf; None for one that is sent whole."""
-    shape = jnp.shape(leaf)
-    if len(shape) < 2 or 0 in shape:
-      return None
-    m, n = shape[0], math.prod(shape[1:])
-    return (m, n) if rank * (m + n) < m * n and rank < min(m, n) else None
-
   def init(updates):
     treedef: Any
     leaves, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
     keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
     # In the place of its leaf: gradients may be None later.
-    factors = treedef.unflatten(map(factor, leaves, keys))
+    factors = treedef.unflatten(
+      [_first_factor(x, rank, key) for x, key in zip(leaves, keys, strict=True)]
+    )
     return CompressionState(
       residuals_like(updates, error_feedback), factors, jnp.zeros([], jnp.int32)
     )
-
-  def factor(leaf, key):
-    """The first factor of a leaf; None for a vector."""
-    if leaf is None or jnp.ndim(leaf) < 2:
-      return None
-    # Whether the state has a factor must not depend on how a leaf is sharded.
-    if not sides(leaf):
-      return PerShard(jnp.zeros([1, 1], jnp.float32))
-    shape = (sides(leaf)[1], rank)
-    return PerShard(jax.random.normal(key, shape, jnp.float32))
-
-  def starts_of(updates, there, shared):
-    """The factors of the leaves, checked; None for those sent whole."""
-    paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(
-      updates, is_leaf=lambda x: x is None
-    )
-    starts = []
-    for i, start in zip(there.at, there.of(shared), strict=True):
-      path, leaf = paths_and_leaves[i]
-      starts.append(start.value if sides(leaf) else None)
-      if sides(leaf) and start.value.shape != (sides(leaf)[1], rank):
-        raise ValueError(
-          f"compression.power_sgd: {update_leaves.name_of(path)} has shape"
-          f" {jnp.shape(leaf)}, but its factor in the state has"
-          f" {start.value.shape}, and must have {(sides(leaf)[1], rank)}. If"
-          " parameters are sharded over model axes, call `init` inside of the"
-          " map, where it sees one shard of each."
-        )
-    return starts
-
-  def next_start(factor, before):
-    """The factor from which the next update starts; only directions matter."""
-    largest = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
-    # Of a column of zeros only zeros would follow, whatever the gradients are.
-    usable = (largest > 0) & (largest < 2.0**100)
-    return jnp.where(usable, factor / jnp.where(usable, largest, 1), before)
 
   def reduce(updates, state, names):
     there, wanted, leaves = taking_part(
       "power_sgd", updates, state.residual, error_feedback
     )
-    thin = [i for i, leaf in enumerate(leaves) if sides(leaf)]
-    whole = [i for i, leaf in enumerate(leaves) if not sides(leaf)]
-    matrices = [leaves[i].reshape(sides(leaves[i])) for i in thin]
-    befores = starts_of(updates, there, state.shared)
-    starts = [befores[i] for i in thin]
-    size = jax.lax.axis_size(names)
-
-    smaller, divisor = _codec.mean_factors(size)
-
-    def mean(values):
-      values = [x * smaller for x in values]
-      totals = collectives.sum_leaves(values, [names] * len(values))
-      return [total / divisor for total in totals]
-
-    # Leaves that are sent whole go with the first of the two messages.
-    first = mean(
-      [_not_huge(m) @ q for m, q in zip(matrices, starts, strict=True)]
-      + [leaves[i] for i in whole]
+    starts = _starts(updates, there, state.shared, rank)
+    thin = [i for i, start in enumerate(starts) if start is not None]
+    whole = [i for i, start in enumerate(starts) if start is None]
+    befores = [starts[i] for i in thin]
+    means, sent, factors, of_whole = _means(
+      [leaves[i].reshape(_sides(leaves[i], rank)) for i in thin],
+      befores,
+      [leaves[i] for i in whole],
+      names,
     )
-    bases = [jnp.linalg.qr(p)[0] for p in first[: len(thin)]]
-    # A sum along a column may be larger than each of its numbers.
-    shrink = [_codec.mean_factors(p.shape[0])[0] for p in bases]
-    own = [
-      (m * s).T @ p for m, p, s in zip(matrices, bases, shrink, strict=True)
-    ]
-    factors = mean(own) if own else []
     results = list(leaves)
     kept = [jnp.zeros_like(leaf) for leaf in leaves]
-    for i, result in zip(whole, first[len(thin) :], strict=True):
-      results[i] = result
-    for i, p, q, mine, s in zip(thin, bases, factors, own, shrink, strict=True):
-      results[i] = _product(p, q, s).reshape(leaves[i].shape)
-      sent = _product(p, mine, s).reshape(leaves[i].shape)
-      kept[i] = not_sent(wanted[i], sent)
+    for i, x in zip(whole, of_whole, strict=True):
+      results[i] = x
+    shared = there.of(state.shared)
+    for i, x, own, q, start in zip(
+      thin, means, sent, factors, befores, strict=True
+    ):
+      results[i] = x.reshape(leaves[i].shape)
+      kept[i] = not_sent(wanted[i], own.reshape(leaves[i].shape))
+      shared[i] = PerShard(_next_start(q, start))
     residual = state.residual
     if error_feedback is not None:
       residual = there.put(residual, kept)
-    shared = there.of(state.shared)
-    for i, q, start in zip(thin, factors, starts, strict=True):
-      shared[i] = PerShard(next_start(q, start))
-    shared = there.put(state.shared, shared)
     return like_updates(there, updates, results), CompressionState(
-      residual, shared, state.num_updates + 1
+      residual, there.put(state.shared, shared), state.num_updates + 1
     )
 
   def sent(updates):
     count = 0
     for leaf in jax.tree.leaves(updates):
-      shape = sides(leaf)
+      shape = _sides(leaf, rank)
       count += rank * sum(shape) if shape else leaf.size
     return 4 * count
 
   return Compression(
     "power_sgd", init, reduce, sent, error_feedback, is_mean=False
   )
+
+
+def _sides(leaf: Any, rank: int) -> tuple[int, int] | None:
+  """The sides of the matrix for a leaf; None for one that is sent whole."""
+  shape = jnp.shape(leaf)
+  if len(shape) < 2 or 0 in shape:
+    return None
+  m, n = shape[0], math.prod(shape[1:])
+  return (m, n) if rank * (m + n) < m * n and rank < min(m, n) else None
+
+
+def _first_factor(leaf: Any, rank: int, key: jax.Array) -> PerShard | None:
+  """The first factor of a leaf; None for a vector."""
+  if leaf is None or jnp.ndim(leaf) < 2:
+    return None
+  # Whether the state has a factor must not depend on how a leaf is sharded.
+  sides = _sides(leaf, rank)
+  if not sides:
+    return PerShard(jnp.zeros([1, 1], jnp.float32))
+  return PerShard(jax.random.normal(key, (sides[1], rank), jnp.float32))
+
+
+def _starts(updates: Any, there: Leaves, shared: Any, rank: int) -> list[Any]:
+  """The factors of the leaves, checked; None for those sent whole."""
+  paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(
+    updates, is_leaf=lambda x: x is None
+  )
+  starts = []
+  for i, start in zip(there.at, there.of(shared), strict=True):
+    path, leaf = paths_and_leaves[i]
+    sides = _sides(leaf, rank)
+    starts.append(start.value if sides else None)
+    if sides and start.value.shape != (sides[1], rank):
+      raise ValueError(
+        f"compression.power_sgd: {update_leaves.name_of(path)} has shape"
+        f" {jnp.shape(leaf)}, but its factor in the state has"
+        f" {start.value.shape}, and must have {(sides[1], rank)}. If parameters"
+        " are sharded over model axes, call `init` inside of the map, where it"
+        " sees one shard of each."
+      )
+  return starts
+
+
+def _means(
+  matrices: list[jax.Array],
+  starts: list[jax.Array],
+  whole: list[jax.Array],
+  names: tuple[axes.AxisName, ...],
+) -> tuple[list[jax.Array], ...]:
+  """Averages matrices, approximately, and other leaves.
+
+  Returns:
+    The means of the matrices; what this replica has sent of its own; the factors of
+    the means; and the means of the other leaves.
+  """
+  smaller, divisor = _codec.mean_factors(jax.lax.axis_size(names))
+
+  def mean(values):
+    values = [x * smaller for x in values]
+    totals = collectives.sum_leaves(values, [names] * len(values))
+    return [total / divisor for total in totals]
+
+  # Leaves that are sent whole go with the first of the two messages.
+  products = [_not_huge(m) @ q for m, q in zip(matrices, starts, strict=True)]
+  first = mean(products + whole)
+  bases = [jnp.linalg.qr(p)[0] for p in first[: len(matrices)]]
+  # A sum along a column may be larger than each of its numbers.
+  shrink = [_codec.mean_factors(p.shape[0])[0] for p in bases]
+  own = [(m * s).T @ p for m, p, s in zip(matrices, bases, shrink, strict=True)]
+  factors = mean(own) if own else []
+  return (
+    list(map(_product, bases, factors, shrink)),
+    list(map(_product, bases, own, shrink)),
+    factors,
+    first[len(matrices) :],
+  )
+
+
+def _next_start(factor: jax.Array, before: jax.Array) -> jax.Array:
+  """The factor from which the next update starts; only directions matter."""
+  largest = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
+  # Of a column of zeros only zeros would follow, whatever the gradients are.
+  usable = (largest > 0) & (largest < 2.0**100)
+  return jnp.where(usable, factor / jnp.where(usable, largest, 1), before)
 
 
 def _not_huge(m: jax.Array) -> jax.Array:

@@ -1,5 +1,8 @@
 """Ftrl-proximal."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -64,30 +67,13 @@ def ftrl(
     >>> (params + updates).tolist()
     [-1.0, 0.0]
   """
-  hyperparameters.check_numbers(learning_rate_power=learning_rate_power)
-  if beta is not None:
-    hyperparameters.check_numbers(beta=beta)
-  hyperparameters.check(
-    "learning_rate_power",
-    learning_rate_power,
-    lambda x: x <= 0,
-    "negative or zero",
-  )
+  _check_power(learning_rate_power, beta)
   hyperparameters.check_not_negative(
     initial_accumulator_value=initial_accumulator_value,
     l1_regularization_strength=l1_regularization_strength,
     l2_regularization_strength=l2_regularization_strength,
     l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
   )
-
-  def power(value):
-    # A root is faster and more accurate than a general power.
-    if hyperparameters.is_static(learning_rate_power):
-      if learning_rate_power == -0.5:
-        return jnp.sqrt(value)
-      if learning_rate_power == 0:
-        return jnp.ones_like(value)
-    return value ** -hyperparameters.cast(learning_rate_power, value.dtype)
 
   def apply_rule(grad, param, slots, step):
     dtype = grad.dtype
@@ -103,22 +89,17 @@ def ftrl(
       floored = jnp.maximum(jnp.asarray(rate, dtype), 1e-36)
       l2 = l2 + hyperparameters.cast(beta, dtype) / (2 * floored)
     accum = slots["accum"] + jnp.square(grad)
-    new_power, old_power = power(accum), power(slots["accum"])
+    new_power, old_power = (
+      _power(x, learning_rate_power) for x in (accum, slots["accum"])
+    )
     shrunk = grad
     if not (hyperparameters.is_static(shrinkage) and shrinkage == 0):
       shrunk = grad + 2 * shrinkage * param
     linear = slots["linear"] + (shrunk - (new_power - old_power) / rate * param)
-    quadratic = new_power / rate + 2 * l2
-    active = jnp.abs(linear) > l1
-    # The unused branch of the quotient may be 0 / 0.
-    new = jnp.where(
-      active,
-      (l1 * jnp.sign(linear) - linear) / jnp.where(active, quadratic, 1),
-      0,
-    )
-    changed = {"accum": accum, "linear": linear}
+    new = _minimum(linear, new_power / rate + 2 * l2, l1)
     return jnp.where(moves, new - param, 0), {
-      name: jnp.where(moves, x, slots[name]) for name, x in changed.items()
+      "accum": jnp.where(moves, accum, slots["accum"]),
+      "linear": jnp.where(moves, linear, slots["linear"]),
     }
 
   optimizer = leaf_rule.base_custom(
@@ -132,3 +113,35 @@ def ftrl(
     "learning_rate", learning_rate, lambda x: x > 0, "positive"
   )
   return complex_numbers.real_only("ftrl", optimizer)
+
+
+def _check_power(learning_rate_power: float, beta: float | None) -> None:
+  hyperparameters.check_numbers(
+    learning_rate_power=learning_rate_power,
+    beta=0.0 if beta is None else beta,
+  )
+  hyperparameters.check(
+    "learning_rate_power",
+    learning_rate_power,
+    lambda x: x <= 0,
+    "negative or zero",
+  )
+
+
+def _minimum(linear: jax.Array, quadratic: jax.Array, l1: Any) -> jax.Array:
+  """Where ``linear * w + quadratic * w**2 / 2 + l1 * |w|`` is least."""
+  active = jnp.abs(linear) > l1
+  # The unused branch of the quotient may be 0 / 0.
+  divisor = jnp.where(active, quadratic, 1)
+  return jnp.where(active, (l1 * jnp.sign(linear) - linear) / divisor, 0)
+
+
+def _power(value: jax.Array, exponent: hyperparameters.Scalar) -> jax.Array:
+  """Returns a number to the power of ``-exponent``."""
+  # A root is faster and more accurate than a general power.
+  if hyperparameters.is_static(exponent):
+    if exponent == -0.5:
+      return jnp.sqrt(value)
+    if exponent == 0:
+      return jnp.ones_like(value)
+  return value ** -hyperparameters.cast(exponent, value.dtype)

@@ -14,6 +14,9 @@ import optax
 from optax_dist.states import slots
 from optax_dist.tensorflow1 import _slot_variables
 
+# Fields of states that hold the global step.
+_STEPS = ("global_step", "local_step", "num_updates", "gradient_step")
+
 
 class Reader(Protocol):
   """The part of `tf.train.load_checkpoint`'s result that is used here."""
@@ -117,6 +120,39 @@ def restore_checkpoint(
     params,
   )
 
+  opt_state, scopes = _with_slots(opt_state, variables, variable, name)
+  updates = variables.scalar("iter", scopes, None)
+  if global_step is None:
+    global_step = variables.step(updates)
+  # Keras counts by itself. (In RETURNN's wrapper of it, its count stays 0.)
+  count = int(updates or 0) or global_step
+
+  def restored(key_path: Any, leaf: Any) -> Any:
+    """The counters and scalars of the state."""
+    keys = slots.path_keys(key_path)
+    if keys[-1] in _STEPS:
+      return jnp.full_like(leaf, global_step)
+    if keys[-1] == "count":
+      return jnp.full_like(leaf, count)
+    if keys[-1] == "pending_rate":
+      # TensorFlow's averages have made their last move.
+      return jnp.zeros_like(leaf)
+    if "scalars" in keys:
+      scalar = variables.scalar(keys[-1], scopes, leaf)
+      return jnp.asarray(scalar, leaf.dtype)
+    return leaf
+
+  state = jax.tree_util.tree_map_with_path(restored, opt_state)
+  return Restored(found_params, state, global_step)
+
+
+def _with_slots(
+  opt_state: optax.OptState,
+  variables: _Variables,
+  variable: Callable[[str], str],
+  name: str | None,
+) -> tuple[optax.OptState, set[str]]:
+  """Returns a state with its slots read, and the scopes that they are in."""
   treedef: Any
   leaves, treedef = jax.tree.flatten(opt_state)
   # Unique leaves, to identify them later.
@@ -146,31 +182,7 @@ def restore_checkpoint(
     leaves[place[id(leaf)]] = variables.read(known, leaf, what)
 
   scopes = {form.scope for form, _ in found.values()}
-  updates = variables.scalar("iter", scopes, None)
-  if global_step is None:
-    global_step = variables.step(updates)
-  # Keras counts by itself. (In RETURNN's wrapper of it, its count stays 0.)
-  count = int(updates or 0) or global_step
-  for i, (key_path, leaf) in enumerate(
-    jax.tree_util.tree_leaves_with_path(opt_state)
-  ):
-    keys = slots.path_keys(key_path)
-    if keys[-1] in (
-      "global_step",
-      "local_step",
-      "num_updates",
-      "gradient_step",
-    ):
-      leaves[i] = jnp.full_like(leaf, global_step)
-    elif keys[-1] == "count":
-      leaves[i] = jnp.full_like(leaf, count)
-    elif keys[-1] == "pending_rate":
-      # TensorFlow's averages have made their last move.
-      leaves[i] = jnp.zeros_like(leaf)
-    elif "scalars" in keys:
-      scalar = variables.scalar(keys[-1], scopes, leaf)
-      leaves[i] = jnp.asarray(scalar, leaf.dtype)
-  return Restored(found_params, treedef.unflatten(leaves), global_step)
+  return treedef.unflatten(leaves), scopes
 
 
 class _Variables:

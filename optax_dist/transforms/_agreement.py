@@ -1,7 +1,8 @@
 """Errors for replicas that would not agree on what is declared equal."""
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from optax_dist._internal import axes
 from optax_dist._internal.replication import (
@@ -17,61 +18,72 @@ PARAMS, STATE, VARIABLES = "parameters", "parts of the state", "variables"
 _MAX_NAMED = 3
 
 
-def refusal(
-  transform_name: str, names: tuple[axes.AxisName, ...], outputs: Sequence[str]
-) -> Callable[[list[Divergence], list[Difference]], NoReturn]:
-  """Returns what raises the error for a step whose replicas would not agree.
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+  """Raises the error for a step whose replicas would not agree.
 
-  Args:
+  Attributes:
     transform_name: the function with the step, for the message.
     names: names of the axes over the replicas.
     outputs: by result of the step, what it is.
   """
-  axis = names[0] if len(names) == 1 else names
-  reduction = f"optax_dist.cross_shard({axis!r})"
 
-  def refuse(
-    divergences: list[Divergence], differences: list[Difference]
+  transform_name: str
+  names: tuple[axes.AxisName, ...]
+  outputs: Sequence[str]
+
+  def __call__(
+    self, divergences: list[Divergence], differences: list[Difference]
   ) -> NoReturn:
+    """Raises the error."""
     if divergences:
-      raise ValueError(_diverges(divergences[0]))
-    of = lambda what: [d for d in differences if outputs[d.output] == what]
+      raise ValueError(self._diverges(divergences[0]))
+    of = lambda what: [d for d in differences if self.outputs[d.output] == what]
     found = next(filter(None, map(of, (PARAMS, STATE, VARIABLES))))
-    raise ValueError(_differs(outputs[found[0].output], found))
+    raise ValueError(self._differs(self.outputs[found[0].output], found))
 
-  def _diverges(found: Divergence) -> str:
+  @property
+  def _axis(self) -> Any:
+    return self.names[0] if len(self.names) == 1 else self.names
+
+  @property
+  def _reduction(self) -> str:
+    return f"optax_dist.cross_shard({self._axis!r})"
+
+  def _diverges(self, found: Divergence) -> str:
     if found.collective == TYPES:
       return (
-        f"{transform_name}: a branch or a loop mixes values that differ between"
+        f"{self.transform_name}: a branch or a loop mixes values that differ between"
         " replicas or shards with values that don't, as optax.apply_if_finite or"
         " optax.MultiSteps around cross_shard does. Reduce before it:"
-        f" optax.chain({reduction}, optax.apply_if_finite(...))."
+        f" optax.chain({self._reduction}, optax.apply_if_finite(...))."
       )
+    given = _arguments(found.origins)
     return (
-      f"{transform_name}: there is communication over axis {axes.listed(found.axes)}"
-      f" ({found.collective}) in a branch or a loop that each replica takes by"
-      f" values of its own{_arguments(found.origins)}, as with optax.apply_if_finite"
+      f"{self.transform_name}: there is communication over axis"
+      f" {axes.listed(found.axes)} ({found.collective}) in a branch or a loop that"
+      f" each replica takes by values of its own{given}, as with optax.apply_if_finite"
       " around cross_shard. Replicas that disagree would wait for each other"
-      f" forever. Reduce before it: optax.chain({reduction},"
+      f" forever. Reduce before it: optax.chain({self._reduction},"
       " optax.apply_if_finite(...)). sync_replicas drops gradients that are not"
       " finite itself."
     )
 
-  def _differs(what: str, found: list[Difference]) -> str:
+  def _differs(self, what: str, found: list[Difference]) -> str:
     which = ", ".join(d.path for d in found[:_MAX_NAMED])
     more = f" and {len(found) - _MAX_NAMED} more" * (len(found) > _MAX_NAMED)
     over = axes.listed({name for d in found for name in d.axes})
     origins = frozenset[object]().union(*(d.origins for d in found))
     differ = (
-      f"{transform_name}: {what} {which}{more} differ between replicas along axis"
+      f"{self.transform_name}: {what} {which}{more} differ between replicas along axis"
       f" {over}"
     )
     if origins == {TYPES}:
       return (
         f"{differ} after `tx`, as far as JAX can tell: reduce all that they are"
-        f" computed from, as in optax.chain({reduction}, optax.partition(...))."
+        f" computed from, as in optax.chain({self._reduction}, optax.partition(...))."
       )
-    shards = {name for d in found for name in d.axes} - set(names)
+    shards = {name for d in found for name in d.axes} - set(self.names)
     if shards:
       return (
         f"{differ} after `tx`, though they are not sharded over it: something in `tx`"
@@ -98,20 +110,18 @@ def refusal(
     if what == PARAMS:
       return (
         f"{differ} after `tx`, though all replicas share them{groups}: put"
-        f" {reduction} in front of it, for all parameters, as in"
-        f" optax.chain({reduction}, optax.adam(1e-3))."
+        f" {self._reduction} in front of it, for all parameters, as in"
+        f" optax.chain({self._reduction}, optax.adam(1e-3))."
       )
     # The last field in a path such as [1][0].trace['w'].
     field = found[0].path.rpartition(".")[2].partition("[")[0]
     by_field = f", {field!r}" * bool(field)
     return (
       f"{differ} after `tx`, though all replicas share them{groups}: put"
-      f" {reduction} in front of what they belong to. If it is meant to see each"
+      f" {self._reduction} in front of what they belong to. If it is meant to see each"
       " replica's own gradient, say that it has a state of each replica:"
-      f" optax_dist.per_replica(..., {axis!r}{by_field})."
+      f" optax_dist.per_replica(..., {self._axis!r}{by_field})."
     )
-
-  return refuse
 
 
 def argument(name: str) -> str:

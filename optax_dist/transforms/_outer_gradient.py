@@ -1,14 +1,16 @@
-"""The mean over the replicas of how far they moved, as it is or compressed.
+"""The outer gradient and the outer step of DiLoCo's Algorithm 1.
 
-It is what local updates communicate: the outer gradient of DiLoCo's Algorithm 1, which
-:mod:`.local_updates` and :mod:`.streaming` compute.
+The gradient is the mean over the replicas of how far they moved, as it is or
+compressed: what :mod:`.local_updates` and :mod:`.streaming` communicate.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optax_dist._internal import axes, replica_params
 from optax_dist._internal.leaves.precision import cast_like
@@ -19,6 +21,7 @@ from optax_dist.compression.interface import (
   CompressionState,
   aggregate,
 )
+from optax_dist.sparse.indexed_slices import apply_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +89,39 @@ class OuterGradient:
       )
       new = new._replace(residual=residual)
     return leaves.of(mean), new, finite
+
+
+def outer_step(
+  outer: optax.GradientTransformationExtraArgs,
+  leaves: Leaves,
+  center: Any,
+  gradient: list[jax.Array],
+  state: Any,
+  only: Callable[[Any], Any] = lambda tree: tree,
+) -> tuple[list[jax.Array], Any]:
+  """Returns the new start of the parameters that take part, and the new state.
+
+  Args:
+    outer: the outer transformation.
+    leaves: the parameters that take part.
+    center: the start of all parameters.
+    gradient: the outer gradient of those that take part.
+    state: the outer transformation's.
+    only: masks what the outer transformation does not see.
+  """
+  start = only(center)
+  # Parameters that do not take part have not moved.
+  gaps = only(leaves.put(replica_params.unmoved(center), gradient))
+  steps, state = outer.update(gaps, state, start)
+  return leaves.of(apply_updates(start, steps)), state
+
+
+def towards(
+  x: jax.Array, u: jax.Array, point: jax.Array, start: jax.Array, mix: float = 0
+) -> jax.Array:
+  """The step from ``x`` to ``mix * point + (1 - mix) * start``, like ``u``."""
+  point = cast_like(point, start)
+  new = (
+    start + (point - start) * jnp.asarray(mix, start.dtype) if mix else start
+  )
+  return cast_like(new - cast_like(x, start), u)

@@ -19,6 +19,8 @@ from optax_dist.states.specs import specs_of_updates
 
 _NAME = "clip_by_global_norm"
 
+Names = tuple[axes.AxisName, ...]
+
 
 def clip_by_global_norm(
   max_norm: jax.typing.ArrayLike,
@@ -104,60 +106,63 @@ def clip_by_global_norm(
       factor = jnp.ones([], jnp.float32)
     else:
       axes.check_bound(names, _NAME)
-      factor = _factor(leaves, _sharded_over(updates, leaves))
+      over = _sharded_over(updates, leaves, names, param_specs)
+      factor = _factor(leaves, over, names, max_norm)
     return map_values(lambda x: precision.scaled(x, factor), updates), state
 
-  def _factor(
-    leaves: list[Any], over: list[tuple[axes.AxisName, ...]]
-  ) -> jax.Array:
-    """The factor for all leaves: 1 if there is nothing to clip."""
-    squares = [_sum_of_squares(leaf) for leaf in leaves]
-    # float64 if any of them is.
-    dtype = np.result_type(np.float32, *(square.dtype for square in squares))
-    groups: dict[tuple[axes.AxisName, ...], jax.Array] = {}
-    for square, sharded in zip(squares, over, strict=True):
-      # A leaf that is equal along an axis, although its type varies over it.
-      equal = tuple(
-        name
-        for name in names
-        if name not in sharded and name in axes.varying_axes(square)
-      )
-      if equal:
-        square = jax.lax.pmean(square, equal)
-      so_far = groups.get(sharded, jnp.zeros([], dtype))
-      groups[sharded] = so_far + square.astype(dtype)
-    sums = collectives.sum_leaves(list(groups.values()), list(groups))
-    norm = jnp.sqrt(sum(sums, start=jnp.zeros([], dtype)))
-    limit = jnp.asarray(max_norm, dtype)
-    return jnp.where(norm < limit, jnp.ones_like(norm), limit / norm)
-
-  def _sharded_over(
-    updates: optax.Updates, leaves: list[Any]
-  ) -> list[tuple[axes.AxisName, ...]]:
-    """Returns, for each leaf, the axes that it is sharded over."""
-    scope = shard_scope.current().names
-    # The flat parts from `sharded` are sharded over its axes, and over model
-    # axes according to types or specs.
-    untracked = [
-      name for name in names if name not in scope and not axes.is_tracked(name)
-    ]
-    if param_specs is not None:
-      specs = specs_of_updates(_NAME, param_specs, updates)
-      known = [frozenset(axes.names_in(spec)) for spec in specs]
-    elif untracked:
-      raise ValueError(
-        f"{_NAME}: JAX does not track here which updates vary over axis"
-        f" {', '.join(map(repr, untracked))}. Say how they are sharded with"
-        " `param_specs`, a tree of PartitionSpec, or use jax.shard_map with"
-        " check_vma=True."
-      )
-    else:
-      known = [axes.all_varying_axes(leaf) for leaf in leaves]
-    return [
-      tuple(n for n in names if n in of_leaf or n in scope) for of_leaf in known
-    ]
-
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _factor(
+  leaves: list[Any], over: list[Names], names: Names, max_norm: Any
+) -> jax.Array:
+  """The factor for all leaves: 1 if there is nothing to clip."""
+  squares = [_sum_of_squares(leaf) for leaf in leaves]
+  # float64 if any of them is.
+  dtype = np.result_type(np.float32, *(square.dtype for square in squares))
+  groups: dict[Names, jax.Array] = {}
+  for square, sharded in zip(squares, over, strict=True):
+    # A leaf that is equal along an axis, although its type varies over it.
+    equal = tuple(
+      name
+      for name in names
+      if name not in sharded and name in axes.varying_axes(square)
+    )
+    if equal:
+      square = jax.lax.pmean(square, equal)
+    so_far = groups.get(sharded, jnp.zeros([], dtype))
+    groups[sharded] = so_far + square.astype(dtype)
+  sums = collectives.sum_leaves(list(groups.values()), list(groups))
+  norm = jnp.sqrt(sum(sums, start=jnp.zeros([], dtype)))
+  limit = jnp.asarray(max_norm, dtype)
+  return jnp.where(norm < limit, jnp.ones_like(norm), limit / norm)
+
+
+def _sharded_over(
+  updates: optax.Updates, leaves: list[Any], names: Names, param_specs: Any
+) -> list[Names]:
+  """Returns, for each leaf, the axes that it is sharded over."""
+  scope = shard_scope.current().names
+  # The flat parts from `sharded` are sharded over its axes, and over model
+  # axes according to types or specs.
+  untracked = [
+    name for name in names if name not in scope and not axes.is_tracked(name)
+  ]
+  if param_specs is not None:
+    specs = specs_of_updates(_NAME, param_specs, updates)
+    known = [frozenset(axes.names_in(spec)) for spec in specs]
+  elif untracked:
+    raise ValueError(
+      f"{_NAME}: JAX does not track here which updates vary over axis"
+      f" {', '.join(map(repr, untracked))}. Say how they are sharded with"
+      " `param_specs`, a tree of PartitionSpec, or use jax.shard_map with"
+      " check_vma=True."
+    )
+  else:
+    known = [axes.all_varying_axes(leaf) for leaf in leaves]
+  return [
+    tuple(n for n in names if n in of_leaf or n in scope) for of_leaf in known
+  ]
 
 
 def _sum_of_squares(leaf: Any) -> jax.Array:

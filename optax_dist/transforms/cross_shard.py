@@ -1,5 +1,6 @@
 """Mean or sum of the updates over mesh axes."""
 
+import dataclasses
 import math
 from typing import Any, Literal
 
@@ -135,20 +136,10 @@ def cross_shard(
   names = axes.canonical_names(axis_name)
   reduction = checks.reduction(reduction, _REDUCTIONS)
   checks.one_of("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
-  collectives.check_groups(axis_index_groups)
   groups = axis_index_groups or None
-  if groups and len(names) > 1:
-    raise ValueError(
-      f"`axis_index_groups` needs a single axis, got `axis_name`={axis_name!r}."
-    )
-  if groups and param_specs is not None:
-    raise ValueError(
-      "`param_specs` can't be combined with `axis_index_groups`: a sum over the"
-      " whole axis can't be split into groups again."
-    )
-
-  special = groups or param_specs is not None or invariant_updates == "reduced"
-  if special and (compression is not None or reduction == "adasum"):
+  special = param_specs is not None or invariant_updates == "reduced"
+  _check_groups(axis_index_groups, axis_name, param_specs)
+  if (special or groups) and (compression is not None or reduction == "adasum"):
     what = "compression" if compression is not None else "reduction='adasum'"
     raise ValueError(
       f"`{what}` can't be combined with `axis_index_groups`, `param_specs` or"
@@ -160,58 +151,107 @@ def cross_shard(
     return compressed(_NAME, compression, names, num_replicas, reduction)
   if reduction == "adasum":
     return by_adasum(_NAME, names)
+  mean = _Reduction(
+    names, reduction == "mean", groups, invariant_updates, param_specs
+  )
+  return optax.GradientTransformationExtraArgs(
+    optax.init_empty_state, mean.update
+  )
 
-  def update_fn(
+
+def _check_groups(
+  groups: Any, axis_name: axes.AxisNames, param_specs: Any
+) -> None:
+  """Checks the argument ``axis_index_groups``, and what it excludes."""
+  collectives.check_groups(groups)
+  if groups and len(axes.canonical_names(axis_name)) > 1:
+    raise ValueError(
+      f"`axis_index_groups` needs a single axis, got `axis_name`={axis_name!r}."
+    )
+  if groups and param_specs is not None:
+    raise ValueError(
+      "`param_specs` can't be combined with `axis_index_groups`: a sum over the"
+      " whole axis can't be split into groups again."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduction:
+  """The rule of :func:`cross_shard`, whose arguments are its attributes."""
+
+  names: tuple[axes.AxisName, ...]
+  is_mean: bool
+  groups: collectives.Groups | None
+  invariant_updates: str
+  param_specs: Any
+
+  def update(
+    self,
     updates: optax.Updates,
     state: optax.OptState,
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
     del extra_args
-    sizes = axes.check_bound(names, _NAME)
-    if groups:
-      collectives.check_partition(groups, sizes[names[0]])
-      sizes = {names[0]: len(groups[0])}
+    sizes = axes.check_bound(self.names, _NAME)
+    if self.groups:
+      collectives.check_partition(self.groups, sizes[self.names[0]])
+      sizes = {self.names[0]: len(self.groups[0])}
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
     )
     param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
-    sharded_over = _sharded_over(param_specs, updates, names)
-    known = provenance.Known(is_specified=param_specs is not None)
+    sharded_over = self._sharded_over(updates)
+    known = provenance.Known(is_specified=self.param_specs is not None)
     leaves, kinds = [], []
     for (path, x), shards in zip(paths_and_leaves, sharded_over, strict=True):
       update_leaves.check_dtype(_NAME, path, x)
       x = x if is_indexed_slices(x) else jnp.asarray(x)
       leaves.append(x)
-      kinds.append(kind_of(path, x, shards, param_of.get(path), known))
+      kinds.append(self._kind(path, x, shards, param_of.get(path), known))
 
     # The sum over the axes along which replicas have updates of their own.
-    over = [tuple(a for a in names if kind[a] == "own") for kind in kinds]
+    over = [tuple(a for a in self.names if kind[a] == "own") for kind in kinds]
     wide = [map_values(precision.for_sums, x) for x in leaves]
-    sums = _sum(wide, over, groups)
-
-    def of_all(total: Any, kind: dict[Any, str], shards: Any) -> Any:
-      """The mean or the sum over all axes."""
-      size = lambda *which: math.prod(
-        sizes[a] for a in names if kind[a] in which
-      )
-      if reduction == "mean":
-        return _divide(total, size("own", "summed"))
-      marks = bool(axes.tracked_axes(names) or shards)
-      return _multiply(total, size("equal"), marks)
+    sums = _sum(wide, over, self.groups)
 
     # Marks the results for later cross_shards, even if nothing is left to do.
-    with provenance.reduced_over(names):
+    with provenance.reduced_over(self.names):
       results = [
-        _like(of_all(total, kind, shards), x)
+        _like(self._of_all(total, kind, sizes, shards), x)
         for total, kind, shards, x in zip(
           sums, kinds, sharded_over, leaves, strict=True
         )
       ]
     return treedef.unflatten(results), state
 
-  def kind_of(
+  def _sharded_over(self, updates: Any) -> list[frozenset[axes.AxisName]]:
+    """Returns, by leaf, the axes that its parameter is sharded over."""
+    specs = self.param_specs
+    if callable(specs):
+      specs = specs(updates)
+    return [
+      frozenset(axes.names_in(spec)) & frozenset(self.names)
+      for spec in specs_of_updates(_NAME, specs, updates)
+    ]
+
+  def _of_all(
+    self,
+    total: Any,
+    kind: dict[axes.AxisName, str],
+    sizes: dict[axes.AxisName, int],
+    shards: frozenset[axes.AxisName],
+  ) -> Any:
+    """The mean or the sum over all axes."""
+    size = lambda *which: math.prod(sizes[a] for a in kind if kind[a] in which)
+    if self.is_mean:
+      return _divide(total, size("own", "summed"))
+    marks = bool(axes.tracked_axes(self.names) or shards)
+    return _multiply(total, size("equal"), marks)
+
+  def _kind(
+    self,
     path: jax.tree_util.KeyPath,
     leaf: Any,
     shards: frozenset[axes.AxisName],
@@ -223,26 +263,77 @@ def cross_shard(
     Each replica's "own"; "summed" already; "equal" on all replicas, such as a mean;
     or "final", as the caller says.
     """
-    tracked = axes.tracked_axes(names)
-    _check_shards(path, leaf, names, shards, tracked, known)
+    what = f"{_NAME}: {update_leaves.name_of(path)}"
+    tracked = axes.tracked_axes(self.names)
     invariant = tracked - axes.all_varying_axes(leaf)
+    self._check_shards(what, leaf, shards, invariant, known)
     equal = frozenset(a for a in invariant if _is_reduced(leaf, a, known))
     again = frozenset(
       a for a in shards if provenance.was_reduced(leaf, a, known)
     )
-    unknown = invariant if invariant_updates == "error" else invariant - equal
-    _check_invariant(path, leaf, unknown, invariant_updates, groups, param)
-    _check_compiles(path, leaf, invariant, known)
-    kind = dict.fromkeys(names, "own")
+    is_error = self.invariant_updates == "error"
+    unknown = invariant if is_error else invariant - equal
+    if unknown and self.invariant_updates != "reduced":
+      self._check_invariant(what, leaf, unknown, param)
+    _check_compiles(what, leaf, invariant, known)
+    kind = dict.fromkeys(self.names, "own")
     kind |= dict.fromkeys(shards | invariant, "summed")
     kind |= dict.fromkeys(equal | again, "equal")
-    if invariant_updates == "reduced":
+    if self.invariant_updates == "reduced":
       kind |= dict.fromkeys(invariant, "final")
     return kind
 
-  return optax.GradientTransformationExtraArgs(
-    optax.init_empty_state, update_fn
-  )
+  def _check_shards(
+    self,
+    what: str,
+    leaf: Any,
+    shards: frozenset[axes.AxisName],
+    invariant: frozenset[axes.AxisName],
+    known: provenance.Known,
+  ) -> None:
+    """Raises an error if an update is a shard of a sum without a spec for it."""
+    if shards and is_indexed_slices(leaf):
+      raise ValueError(
+        f"{what} is sparse, but `param_specs` has its parameter sharded over axis"
+        f" {axes.listed(shards)}."
+      )
+    equal = shards & invariant
+    if equal:
+      raise ValueError(
+        f"{what} does not vary over axis {axes.listed(equal)}, but `param_specs` has"
+        " its parameter sharded over it."
+      )
+    if not is_indexed_slices(leaf):
+      others = [a for a in self.names if a not in shards]
+      provenance.check_whole(what, leaf, others, _SCATTERED, known)
+
+  def _check_invariant(
+    self, what: str, leaf: Any, unknown: frozenset[axes.AxisName], param: Any
+  ) -> None:
+    """Raises an error if the meaning of an invariant update is unknown."""
+    axis = axes.listed(unknown)
+    if unknown & axes.unreduced_axes(leaf):
+      reason = f"is typed as not yet reduced over {axis}."
+    elif self.invariant_updates == "error":
+      reason = f"does not vary over axis {axis}: it arrived already reduced."
+    elif self.groups and len(self.groups) > 1:
+      reason = (
+        f"arrived already summed over the whole axis {axis}, which can't be split"
+        " into `axis_index_groups` again."
+      )
+    elif param is not None and unknown & axes.varying_axes(param):
+      reason = (
+        f"does not vary over axis {axis}, but its parameter does, so it is not that"
+        " parameter's summed gradient and may have been reduced before."
+      )
+    else:
+      return
+    raise ValueError(
+      f"{what} {reason} Differentiate with respect to"
+      " optax_dist.local_params(params, axis_name) to get each replica's own"
+      " gradient, or say what the update is with cross_shard(...,"
+      " invariant_updates=...)."
+    )
 
 
 def _sum(
@@ -297,46 +388,8 @@ def _is_reduced(
   return any(provenance.origin_of(x, name, known) == "caller" for x in arrays)
 
 
-def _sharded_over(
-  param_specs: Any, updates: Any, names: tuple[axes.AxisName, ...]
-) -> list[frozenset[axes.AxisName]]:
-  """Returns, by leaf, the ``names`` that its parameter is sharded over."""
-  if callable(param_specs):
-    param_specs = param_specs(updates)
-  specs = specs_of_updates(_NAME, param_specs, updates)
-  return [frozenset(axes.names_in(s)) & frozenset(names) for s in specs]
-
-
-def _check_shards(
-  path: jax.tree_util.KeyPath,
-  leaf: Any,
-  names: tuple[axes.AxisName, ...],
-  shards: frozenset[axes.AxisName],
-  tracked: frozenset[axes.AxisName],
-  known: provenance.Known,
-) -> None:
-  """Raises an error if an update is a shard of a sum without a spec for it."""
-  what = f"{_NAME}: {update_leaves.name_of(path)}"
-  if shards and is_indexed_slices(leaf):
-    raise ValueError(
-      f"{what} is sparse, but `param_specs` has its parameter sharded over axis"
-      f" {axes.listed(shards)}."
-    )
-  equal = shards & tracked - axes.all_varying_axes(leaf)
-  if equal:
-    raise ValueError(
-      f"{what} does not vary over axis {axes.listed(equal)}, but `param_specs` has its"
-      " parameter sharded over it."
-    )
-  if is_indexed_slices(leaf):
-    return
-  provenance.check_whole(
-    what, leaf, [a for a in names if a not in shards], _SCATTERED, known
-  )
-
-
 def _check_compiles(
-  path: jax.tree_util.KeyPath,
+  what: str,
   leaf: Any,
   invariant: frozenset[axes.AxisName],
   known: provenance.Known,
@@ -351,49 +404,9 @@ def _check_compiles(
   ]
   if summed:
     raise NotImplementedError(
-      f"{_NAME}: {update_leaves.name_of(path)} is bfloat16, and jax.grad summed it"
+      f"{what} is bfloat16, and jax.grad summed it"
       f" over axis {axes.listed(summed)} of a mesh with further axes that are not"
       " mapped: XLA for CPUs aborts when it compiles such a sum. Differentiate with"
       " respect to optax_dist.local_params(params, axis_name): cross_shard then"
       " adds up in float32. Or map all axes of the mesh."
-    )
-
-
-def _check_invariant(
-  path: jax.tree_util.KeyPath,
-  leaf: Any,
-  invariant: frozenset[axes.AxisName],
-  policy: str,
-  groups: collectives.Groups | None,
-  param: Any,
-) -> None:
-  """Raises an error if the meaning of an invariant update is unknown."""
-  if policy == "reduced" or not invariant:
-    return
-  what = f"{_NAME}: {update_leaves.name_of(path)}"
-  axis = axes.listed(invariant)
-  remedy = (
-    "Differentiate with respect to optax_dist.local_params(params, axis_name)"
-    " to get each replica's own gradient, or say what the update is with"
-    " cross_shard(..., invariant_updates=...)."
-  )
-  if invariant & axes.unreduced_axes(leaf):
-    raise ValueError(
-      f"{what} is typed as not yet reduced over {axis}. {remedy}"
-    )
-  if policy == "error":
-    raise ValueError(
-      f"{what} does not vary over axis {axis}: it arrived"
-      f" already reduced. {remedy}"
-    )
-  if groups and len(groups) > 1:
-    raise ValueError(
-      f"{what} arrived already summed over the whole axis"
-      f" {axis}, which can't be split into `axis_index_groups` again. {remedy}"
-    )
-  if param is not None and invariant & axes.varying_axes(param):
-    raise ValueError(
-      f"{what} does not vary over axis {axis}, but its"
-      " parameter does, so it is not that parameter's summed gradient and may"
-      f" have been reduced before. {remedy}"
     )

@@ -1,5 +1,6 @@
 """Elastic averaging: replicas that explore, tied to a center."""
 
+import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -7,12 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, replica_params
-from optax_dist._internal.extra_args import check_used, explained
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist._internal.steady_state import with_steady_state
+from optax_dist._internal.replica_params import Leaves, Trainers
+from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
@@ -173,7 +173,9 @@ def elastic_average(
     <https://arxiv.org/abs/1412.6651>`_; TensorFlow 1,
     ``tf.contrib.opt.ElasticAverageOptimizer``.
   """
-  replicas = Replicas.of(_NAME, axis_name, num_replicas, model_axes)
+  trainers = Trainers.of(
+    _NAME, inner, axis_name, num_replicas, center_dtype, model_axes
+  )
   period = checks.count("communication_period", communication_period)
   for name, value in (("moving_rate", moving_rate), ("rho", rho)):
     if value is not None:
@@ -182,7 +184,6 @@ def elastic_average(
     checks.rate_or_schedule("learning_rate", learning_rate, positive=True)
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.one_of("exchange", exchange, _EXCHANGES)
-  precision.check_dtype("center_dtype", center_dtype)
   if rho is None and exchange == "same_point":
     rho = 0.0
   if rho is None and learning_rate is None:
@@ -190,129 +191,154 @@ def elastic_average(
       f"{_NAME}: `rho` is moving_rate / learning_rate: give `learning_rate`, or"
       " `rho`."
     )
-  inner = with_steady_state(inner)
-  if compression is not None:
-    _check_sent(compression)
+  check_compression(_NAME, compression)
+  _check_sent(compression)
+  elastic = _Elastic(
+    trainers,
+    period,
+    moving_rate,
+    rho,
+    learning_rate,
+    exchange,
+    reject_nonfinite,
+    compression,
+  )
+  return optax.GradientTransformationExtraArgs(elastic.init, elastic.update)
 
-  def init_fn(params: optax.Params) -> ElasticAverageState:
-    size = replicas.at_init()
-    params = replica_params.strong(params)
-    center = replica_params.common(params, replicas.names, center_dtype)
+
+@dataclasses.dataclass(frozen=True)
+class _Elastic:
+  """The rule of :func:`elastic_average`, whose arguments are its attributes."""
+
+  trainers: Trainers
+  period: int
+  moving_rate: Any
+  rho: Any
+  learning_rate: Any
+  exchange: str
+  reject_nonfinite: bool
+  compression: Compression | None
+
+  def init(self, params: optax.Params) -> ElasticAverageState:
+    size, center, inner_state = self.trainers.init(params)
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    own = ElasticReplica(
-      zero(),
-      center,
-      replica_params.check_inner(_NAME, inner.init(params)),
-      zero(),
-    )
+    own = ElasticReplica(zero(), center, inner_state, zero())
     return ElasticAverageState(
-      zero(), zero(), center, replicas.start(own, size)
+      zero(), zero(), center, self.trainers.replicas.start(own, size)
     )
 
-  def strengths(size: int, local_step: jax.Array) -> tuple[Any, Any]:
-    """The moving rate and rho of this step."""
-    rate = 0.9 / period / size if moving_rate is None else moving_rate
-    if rho is not None:
-      return rate, rho
-    at = learning_rate(local_step) if callable(learning_rate) else learning_rate
-    return rate, _ratio(rate, at)
-
-  def update_fn(
+  def update(
+    self,
     updates: optax.Updates,
     state: ElasticAverageState,
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ElasticAverageState]:
-    me, leaves = replica_params.validate_and_enter(
-      replicas, state, params, updates
-    )
+    me, leaves = self.trainers.validate_and_enter(state, params, updates)
     own = me.own
     x, center = leaves.of(params), leaves.of(state.center)
     local_center = leaves.of(own.local_center)
-    # The pull is dense, so no gradient stays sparse.
-    gradients = as_dense(leaves.of(updates))
-    updates = leaves.put(updates, gradients)
-    args = updates, own.inner_state, params
-    check_used(_NAME, inner.update, args, extra_args)
-    rate, pull = strengths(me.size, own.local_step)
+    rate, rho = self._strengths(me.size, own.local_step)
 
     # 1. The gradient, with the pull of eq. 2 towards the center: rho * (x - center).
-    if not _is_zero(pull):
+    # The pull is dense, so no gradient stays sparse.
+    gradients = as_dense(leaves.of(updates))
+    if not _is_zero(rho):
       gradients = [
-        _pulled(g, x, c, pull)
+        _pulled(g, x, c, rho)
         for g, x, c in zip(gradients, x, local_center, strict=True)
       ]
 
     # 2. A step of this replica.
-    pulled = leaves.put(updates, gradients)
-    with explained(_NAME, replicas.names):
-      steps, inner_state = inner.update(
-        pulled, own.inner_state, params, **extra_args
-      )
+    steps, inner_state = self.trainers.inner.update(
+      leaves.put(updates, gradients), own.inner_state, params, **extra_args
+    )
     u = leaves.of(steps)
 
-    # 3. The exchange, eq. 2 and 3: a replica moves by -pull, with pull = rate *
-    # (x - center), and the center by the sum of all replicas' pulls.
-    def meet() -> tuple[Any, ...]:
-      points = optax.apply_updates(x, u) if exchange == "after_step" else x
-      gaps = [cast_like(p, c) - c for p, c in zip(points, center, strict=True)]
-      gaps, finite = me.finite_or_zero(gaps, reject_nonfinite)
-      pulls = [gap * cast_like(rate, gap) for gap in gaps]
-      pulls, totals = send(me, leaves, pulls, state)
-      moves = [u - cast_like(p, u) for u, p in zip(u, pulls, strict=True)]
-      moved = [c + total for c, total in zip(center, totals, strict=True)]
-      dropped = own.dropped_nonfinite + (~finite).astype(jnp.int32)
-      return moves, moved, center, dropped
-
-    # Equal on all replicas, so either all of them exchange or none.
-    meets = True if period == 1 else state.iterations + 1 >= period
-    u, new_center, local_center, dropped = axes.when(
-      meets, meet, lambda: (u, center, local_center, own.dropped_nonfinite)
+    # 3. The exchange. Equal on all replicas, so either all of them exchange or none.
+    meets = True if self.period == 1 else state.iterations + 1 >= self.period
+    u, center, local_center, dropped = axes.when(
+      meets,
+      lambda: self._exchange(me, leaves, x, u, state, rate),
+      lambda: (u, center, local_center, own.dropped_nonfinite),
     )
     global_step = optax.safe_increment(state.global_step)
+    own = ElasticReplica(
+      local_step=optax.safe_increment(own.local_step),
+      local_center=leaves.put(own.local_center, local_center),
+      inner_state=inner_state,
+      dropped_nonfinite=dropped,
+    )
     return leaves.put(steps, u), ElasticAverageState(
       global_step=jnp.where(meets, global_step, state.global_step),
       iterations=jnp.where(meets, 0, state.iterations + 1),
-      center=leaves.put(state.center, new_center),
-      replica=me.as_state(
-        ElasticReplica(
-          local_step=optax.safe_increment(own.local_step),
-          local_center=leaves.put(own.local_center, local_center),
-          inner_state=inner_state,
-          dropped_nonfinite=dropped,
-        )
-      ),
+      center=leaves.put(state.center, center),
+      replica=me.as_state(own),
     )
 
-  def send(
+  def _strengths(self, size: int, local_step: jax.Array) -> tuple[Any, Any]:
+    """The moving rate and rho of this step."""
+    rate = self.moving_rate
+    if rate is None:
+      rate = 0.9 / self.period / size
+    if self.rho is not None:
+      return rate, self.rho
+    at = self.learning_rate
+    return rate, _ratio(rate, at(local_step) if callable(at) else at)
+
+  def _exchange(
+    self,
     me: Replica,
-    leaves: replica_params.Leaves,
+    leaves: Leaves,
+    x: list[jax.Array],
+    u: list[jax.Array],
+    state: ElasticAverageState,
+    rate: Any,
+  ) -> tuple[Any, ...]:
+    """Eq. 2 and 3: a replica moves by -pull, and the center by the sum of all pulls.
+
+    With pull = rate * (x - center).
+    """
+    center = leaves.of(state.center)
+    points = optax.apply_updates(x, u) if self.exchange == "after_step" else x
+    gaps = [cast_like(p, c) - c for p, c in zip(points, center, strict=True)]
+    gaps, finite = me.finite_or_zero(gaps, self.reject_nonfinite)
+    pulls = [gap * cast_like(rate, gap) for gap in gaps]
+    pulls, totals = self._send(me, leaves, pulls, state)
+    moves = [u - cast_like(p, u) for u, p in zip(u, pulls, strict=True)]
+    moved = [c + total for c, total in zip(center, totals, strict=True)]
+    dropped = me.own.dropped_nonfinite + (~finite).astype(jnp.int32)
+    return moves, moved, center, dropped
+
+  def _send(
+    self,
+    me: Replica,
+    leaves: Leaves,
     pulls: list[jax.Array],
     state: ElasticAverageState,
   ) -> tuple[list[jax.Array], list[jax.Array]]:
     """What a replica gives up, and what the center gets: the sum over the replicas."""
-    if compression is None:
+    if self.compression is None:
       return pulls, me.sum(pulls)
     # In a tree of all parameters, for keys by their places.
     tree = leaves.put(replica_params.unmoved(state.center), pulls)
     nothing_left = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), tree)
     method = CompressionState(nothing_left, None, state.global_step)
-    mean, method = aggregate(compression, tree, method, me.of.names)
+    mean, method = aggregate(self.compression, tree, method, me.of.names)
     left = leaves.of(method.residual)
     sent = [cast_like(x - y, x) for x, y in zip(pulls, left, strict=True)]
     return sent, [x * jnp.asarray(me.size, x.dtype) for x in leaves.of(mean)]
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
-
-def _check_sent(compression: Compression) -> None:
+def _check_sent(compression: Compression | None) -> None:
   """Checks that a replica can give up what the center gets.
 
   Raises:
-    TypeError, ValueError: if it can't, or if it is not a compression method.
+    ValueError: if it can't.
   """
-  check_compression(_NAME, compression)
+  if compression is None:
+    return
   if compression.error_feedback is None or not compression.is_mean:
     raise ValueError(
       f"{_NAME}: a replica gives up what was sent of its pull, so `compression` must"

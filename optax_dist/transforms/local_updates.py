@@ -1,5 +1,6 @@
 """Local updates: replicas train locally, and synchronize periodically."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,20 +8,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, replica_params
-from optax_dist._internal.extra_args import check_used, explained
-from optax_dist._internal.leaves import precision
-from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal import axes, checks
+from optax_dist._internal.inner import checked
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replicas import Replicas
-from optax_dist._internal.steady_state import with_steady_state
+from optax_dist._internal.replica_params import Leaves, Trainers
+from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
   check_compression,
 )
-from optax_dist.sparse.indexed_slices import apply_updates, as_dense
-from optax_dist.transforms._outer_gradient import OuterGradient
+from optax_dist.sparse.indexed_slices import as_dense
+from optax_dist.transforms._outer_gradient import (
+  OuterGradient,
+  outer_step,
+  towards,
+)
 
 _NAME = "local_updates"
 
@@ -176,103 +179,74 @@ def local_updates(
     <https://arxiv.org/abs/2311.08105>`_; Wang et al. 2019, `SlowMo
     <https://arxiv.org/abs/1910.00643>`_.
   """
-  replicas = Replicas.of(_NAME, axis_name, num_replicas, model_axes)
+  checks.flag("reject_nonfinite", reject_nonfinite)
+  trainers = Trainers.of(
+    _NAME, inner, axis_name, num_replicas, center_dtype, model_axes
+  )
+  outer = checked(_NAME, outer, trainers.replicas.names, argument="outer")
   period = communication_period
   if not callable(period):
     period = checks.count("communication_period", period)
-  checks.flag("reject_nonfinite", reject_nonfinite)
-  precision.check_dtype("center_dtype", center_dtype)
-  inner = with_steady_state(inner)
-  outer = with_steady_state(outer, "outer")
-  if compression is not None:
-    check_compression(_NAME, compression)
+  check_compression(_NAME, compression)
   outer_gradient = OuterGradient(compression, reject_nonfinite)
+  rounds = _Rounds(trainers, outer, outer_gradient, period)
+  return optax.GradientTransformationExtraArgs(rounds.init, rounds.update)
 
-  def period_after(step: jax.Array) -> jax.Array:
-    steps = period(step) if callable(period) else period
-    return jnp.maximum(jnp.asarray(steps).astype(jnp.int32), 1)
 
-  def init_fn(params: optax.Params) -> LocalUpdatesState:
-    size = replicas.at_init()
-    params = replica_params.strong(params)
-    center = replica_params.common(params, replicas.names, center_dtype)
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
+  """The rounds of :func:`local_updates`, whose arguments are its attributes."""
+
+  trainers: Trainers
+  outer: optax.GradientTransformationExtraArgs
+  outer_gradient: OuterGradient
+  period: int | Callable[[jax.Array], Any]
+
+  def init(self, params: optax.Params) -> LocalUpdatesState:
+    size, center, inner_state = self.trainers.init(params)
+    kept = self.outer_gradient.init(center)
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    kept = outer_gradient.init(center)
-    own = LocalReplica(
-      zero(),
-      replica_params.check_inner(_NAME, inner.init(params)),
-      zero(),
-      kept.residual,
-    )
+    own = LocalReplica(zero(), inner_state, zero(), kept.residual)
     return LocalUpdatesState(
       global_step=zero(),
       iterations=zero(),
       round_start=zero(),
-      period=period_after(zero()),
+      period=self._period_after(zero()),
       center=center,
-      outer_state=outer.init(center),
-      replica=replicas.start(own, size),
+      outer_state=self.outer.init(center),
+      replica=self.trainers.replicas.start(own, size),
       shared=kept.shared,
     )
 
-  def update_fn(
+  def _period_after(self, step: jax.Array) -> jax.Array:
+    steps = self.period(step) if callable(self.period) else self.period
+    return jnp.maximum(jnp.asarray(steps).astype(jnp.int32), 1)
+
+  def update(
+    self,
     updates: optax.Updates,
     state: LocalUpdatesState,
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, LocalUpdatesState]:
-    me, leaves = replica_params.validate_and_enter(
-      replicas, state, params, updates
-    )
-    own, x = me.own, leaves.of(params)
-    args = updates, own.inner_state, params
-    check_used(_NAME, inner.update, args, extra_args)
+    me, leaves = self.trainers.validate_and_enter(state, params, updates)
+    own = me.own
 
     # An inner step of this replica.
-    with explained(_NAME, replicas.names):
-      steps, inner_state = inner.update(*args, **extra_args)
-    u = as_dense(leaves.of(steps))
+    steps, inner_state = self.trainers.inner.update(
+      updates, own.inner_state, params, **extra_args
+    )
+    x, u = leaves.of(params), as_dense(leaves.of(steps))
     iterations = state.iterations + 1
-    ends = True if period == 1 else iterations >= state.period
-
-    def end_round() -> tuple[Any, ...]:
-      # The outer gradient: the mean over the replicas of start - parameters.
-      points = [x + u for x, u in zip(x, u, strict=True)]
-      kept = CompressionState(own.residual, state.shared, state.global_step)
-      mean, kept, finite = outer_gradient.of(
-        me, leaves, state.center, points, kept
-      )
-      # The outer step, in which parameters that don't take part have not moved.
-      outer_steps, outer_state = outer.update(
-        leaves.put(replica_params.unmoved(state.center), mean),
-        state.outer_state,
-        state.center,
-      )
-      new_start = leaves.of(apply_updates(state.center, outer_steps))
-      # All replicas continue from the new start.
-      to_start = [
-        cast_like(c - cast_like(x, c), u)
-        for x, u, c in zip(x, u, new_start, strict=True)
-      ]
-      dropped = own.dropped_nonfinite + (~finite).astype(jnp.int32)
-      round_end = state.round_start + iterations
-      return (to_start, dropped, kept.residual), in_round._replace(
-        global_step=optax.safe_increment(state.global_step),
-        iterations=jnp.zeros_like(iterations),
-        round_start=round_end,
-        period=period_after(round_end),
-        center=leaves.put(state.center, new_start),
-        outer_state=outer_state,
-        shared=kept.shared,
-      )
+    ends = True if self.period == 1 else iterations >= state.period
 
     # What all replicas share, if the round goes on.
     in_round = state._replace(iterations=iterations, replica=PerReplica(None))
     # Equal on all replicas, so either all of them communicate or none.
     (u, dropped, residual), new_state = axes.when(
       ends,
-      end_round,
+      lambda: self._end_round(me, leaves, x, u, in_round),
       lambda: ((u, own.dropped_nonfinite, own.residual), in_round),
     )
     own = LocalReplica(
@@ -280,4 +254,36 @@ def local_updates(
     )
     return leaves.put(steps, u), new_state._replace(replica=me.as_state(own))
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _end_round(
+    self,
+    me: Replica,
+    leaves: Leaves,
+    x: list[jax.Array],
+    u: list[jax.Array],
+    state: LocalUpdatesState,
+  ) -> tuple[tuple[Any, ...], LocalUpdatesState]:
+    """Returns what changes of this replica, and what all share."""
+    # The outer gradient: the mean over the replicas of start - parameters.
+    points = [x + u for x, u in zip(x, u, strict=True)]
+    kept = CompressionState(me.own.residual, state.shared, state.global_step)
+    mean, kept, finite = self.outer_gradient.of(
+      me, leaves, state.center, points, kept
+    )
+    new_start, outer_state = outer_step(
+      self.outer, leaves, state.center, mean, state.outer_state
+    )
+    # All replicas continue from the new start.
+    to_start = [
+      towards(*each) for each in zip(x, u, points, new_start, strict=True)
+    ]
+    dropped = me.own.dropped_nonfinite + (~finite).astype(jnp.int32)
+    round_end = state.round_start + state.iterations
+    return (to_start, dropped, kept.residual), state._replace(
+      global_step=optax.safe_increment(state.global_step),
+      iterations=jnp.zeros_like(state.iterations),
+      round_start=round_end,
+      period=self._period_after(round_end),
+      center=leaves.put(state.center, new_start),
+      outer_state=outer_state,
+      shared=kept.shared,
+    )

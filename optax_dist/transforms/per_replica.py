@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks
+from optax_dist._internal import axes
 from optax_dist._internal import extra_args as arguments
+from optax_dist._internal import inner as inner_transformation
 from optax_dist._internal.replica_blocks import (
   PerReplica,
   as_block,
@@ -101,8 +102,9 @@ def per_replica(
   if isinstance(tx, optax.MultiSteps):
     # Its gradient_transformation() does not pass keyword arguments on.
     tx = optax.GradientTransformationExtraArgs(tx.init, tx.update)
-  checks.transformation("tx", tx)
-  tx = optax.with_extra_args_support(tx)
+  tx = inner_transformation.checked(
+    _NAME, tx, replicas.names, argument="tx", known=None, counts_steps=False
+  )
 
   def init_fn(params: optax.Params) -> optax.OptState:
     count = replicas.at_init()
@@ -142,10 +144,9 @@ def per_replica(
     if fields:
       arguments.check_equal(_NAME, replicas.names, extra_args)
       extra_args = arguments.of_all(replicas.names, extra_args)
-    with arguments.explained(_NAME, replicas.names):
-      updates, state = tx.update(
-        updates, _on_parts(take, state, fields), params, **extra_args
-      )
+    updates, state = tx.update(
+      updates, _on_parts(take, state, fields), params, **extra_args
+    )
     return updates, _on_parts(put_back, state, fields)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,5 +1,6 @@
 """Sharded optimizer state: each replica updates its part of the parameters."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from optax_dist._internal import (
   shard_scope,
 )
 from optax_dist._internal import extra_args as arguments
+from optax_dist._internal import inner as inner_transformation
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
 from optax_dist._internal.replica_blocks import (
   PASS_STATE,
@@ -23,7 +25,6 @@ from optax_dist._internal.replica_blocks import (
 )
 from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.shard_scope import Scope
-from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 _NAME = "sharded"
@@ -134,94 +135,89 @@ def sharded(
     <https://arxiv.org/abs/2004.13336>`_.
   """
   replicas = Replicas.of(_NAME, axis_name, num_replicas, ())
-  names = replicas.names
   reduction = checks.reduction(reduction, _REDUCTIONS)
-  inner = with_steady_state(inner, counts_steps=False)
-  checked: set[Any] = set()
+  inner = inner_transformation.checked(
+    _NAME, inner, replicas.names, counts_steps=False
+  )
+  zero = _Sharded(replicas, inner, reduction == "mean", set())
+  return optax.GradientTransformationExtraArgs(zero.init, zero.update)
 
-  def check(
-    params: Any, updates: optax.Updates, count: int, extra_args: dict[str, Any]
-  ) -> None:
-    key = (_shapes_key(params), _shapes_key(updates), count)
-    if key not in checked:
-      _check_inner(inner, params, updates, count, extra_args, names)
-      checked.add(key)
 
-  def init_fn(params: optax.Params) -> ShardedState:
-    count = replicas.at_init()
+@dataclasses.dataclass(frozen=True)
+class _Sharded:
+  """The rule of :func:`sharded`.
+
+  Attributes:
+    replicas: the replicas.
+    inner: the transformation that gets parts.
+    is_mean: whether it gets the mean of the gradients, and not the sum.
+    known: the types for which ``inner`` was checked.
+  """
+
+  replicas: Replicas
+  inner: optax.GradientTransformationExtraArgs
+  is_mean: bool
+  known: set[Any]
+
+  def init(self, params: optax.Params) -> ShardedState:
+    names, count = self.replicas.names, self.replicas.at_init()
     params = replica_params.strong(params)
     try:
-      check(params, params, count, {})
+      self._check(params, params, count, {})
     except Exception as error:
       # If it needs further arguments, or axes, it is checked in the update.
       if isinstance(error.__cause__, elementwise.NotElementwise):
         raise
-    is_part = _is_part(inner, params, count)
+    is_part = _is_part(self.inner, params, count)
     if axes.bound_axes().keys() >= set(names):
       own = jax.tree.map(lambda x: parts.own(x, names, count), params)
-      state = inner.init(own)
-      mark = lambda x: x[None]
+      state = self.inner.init(own)
+      mark = lambda x: PerReplica(axes.cast_to_varying(x[None], names))
     else:
       # Replica parts; state that does not mirror a part is equal on all
       # replicas.
       cut = jax.tree.map(lambda x: parts.rows(x, count), params)
-      state = jax.vmap(inner.init, out_axes=0, axis_size=count)(cut)
+      state = jax.vmap(self.inner.init, out_axes=0, axis_size=count)(cut)
       state = jax.tree.map(lambda x, p: x if p else x[0], state, is_part)
-      mark = lambda x: x
-    cast = lambda x: axes.cast_to_varying(x, names) if _is_bound(names) else x
+      mark = PerReplica
     return ShardedState(
-      jax.tree.map(
-        lambda x, p: PerReplica(cast(mark(x))) if p else x, state, is_part
-      )
+      jax.tree.map(lambda x, p: mark(x) if p else x, state, is_part)
     )
 
-  def update_fn(
+  def update(
+    self,
     updates: optax.Updates,
     state: ShardedState,
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ShardedState]:
-    count = replicas.in_update()
+    names, count = self.replicas.names, self.replicas.in_update()
     treedef: Any
-    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
-      updates, is_leaf=is_indexed_slices
-    )
-    _check_dense(paths_and_leaves)
-    update_leaves.check_gradients(_NAME, updates, names, _SCATTERED)
-    if params is not None:
-      update_leaves.check_like(_NAME, updates, params)
-    leaves = [leaf for _, leaf in paths_and_leaves]
+    leaves, treedef = jax.tree.flatten(updates, is_leaf=is_indexed_slices)
+    _check_updates(updates, params, names)
     arguments.check_equal(_NAME, names, extra_args)
     extra_args = arguments.of_all(names, extra_args)
-    check(params, updates, count, extra_args)
-    own = parts.reduce_scatter(
-      [precision.for_sums(x) for x in leaves],
-      names,
-      count,
-      reduction == "mean",
-    )
+    self._check(params, updates, count, extra_args)
+
+    # 1. Each replica's part of the mean gradient.
+    wide = [precision.for_sums(x) for x in leaves]
+    own = parts.reduce_scatter(wide, names, count, self.is_mean)
     own = [precision.cast_like(x, y) for x, y in zip(own, leaves, strict=True)]
+    own = treedef.unflatten(own)
+
+    # 2. Its update.
     if params is not None:
       params = jax.tree.map(
         lambda x: parts.own(x, names, count), replica_params.strong(params)
       )
-    types = jax.eval_shape(
-      inner.init, treedef.unflatten(own) if params is None else params
-    )
+    types = jax.eval_shape(self.inner.init, own if params is None else params)
     inner_state = jax.tree.map(
       _take, state.inner_state, types, is_leaf=is_per_replica
     )
     with shard_scope.inside(Scope(names)):
-      args = treedef.unflatten(own), inner_state, params
-      arguments.check_used(_NAME, inner.update, args, extra_args)
-      with arguments.explained(_NAME, names):
-        own_updates, inner_state = inner.update(*args, **extra_args)
-    new = parts.all_gather(
-      treedef.flatten_up_to(own_updates),
-      leaves,
-      names,
-      count,
-    )
+      own, inner_state = self.inner.update(
+        own, inner_state, params, **extra_args
+      )
     inner_state = jax.tree.map(
       lambda node, x: _put_back(node, x, names),
       state.inner_state,
@@ -231,13 +227,19 @@ def sharded(
     arguments.check_state(
       _NAME, names, _equal(state.inner_state), _equal(inner_state)
     )
+
+    # 3. The whole update.
+    new = parts.all_gather(treedef.flatten_up_to(own), leaves, names, count)
     return treedef.unflatten(new), ShardedState(inner_state)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _is_bound(names: tuple[axes.AxisName, ...]) -> bool:
-  return axes.bound_axes().keys() >= set(names)
+  def _check(
+    self, params: Any, updates: Any, count: int, extra_args: dict[str, Any]
+  ) -> None:
+    key = (_shapes_key(params), _shapes_key(updates), count)
+    if key not in self.known:
+      names = self.replicas.names
+      _check_inner(self.inner, params, updates, count, extra_args, names)
+      self.known.add(key)
 
 
 def _take(node: Any, like: Any) -> Any:
@@ -270,9 +272,15 @@ def _equal(state: Any) -> Any:
   )
 
 
-def _check_dense(
-  paths_and_leaves: list[tuple[jax.tree_util.KeyPath, Any]],
+def _check_updates(
+  updates: optax.Updates,
+  params: optax.Params | None,
+  names: tuple[axes.AxisName, ...],
 ) -> None:
+  """Checks that updates are dense, and each replica's own."""
+  paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(
+    updates, is_leaf=is_indexed_slices
+  )
   for path, leaf in paths_and_leaves:
     if is_indexed_slices(leaf):
       raise TypeError(
@@ -280,6 +288,9 @@ def _check_dense(
         " Make it dense with its to_dense(), or use cross_shard or sync_replicas"
         " for tables."
       )
+  update_leaves.check_gradients(_NAME, updates, names, _SCATTERED)
+  if params is not None:
+    update_leaves.check_like(_NAME, updates, params)
 
 
 def _shapes_key(tree: Any) -> Any:

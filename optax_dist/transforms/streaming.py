@@ -1,5 +1,6 @@
 """Local updates in fragments: some parameters at a time, with delayed means."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,20 +8,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, replica_params
-from optax_dist._internal.extra_args import check_used, explained
-from optax_dist._internal.leaves import precision
-from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal import axes, checks
+from optax_dist._internal.inner import checked
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist._internal.steady_state import with_steady_state
+from optax_dist._internal.replica_params import Leaves, Trainers
+from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
   check_compression,
 )
-from optax_dist.sparse.indexed_slices import apply_updates, as_dense
-from optax_dist.transforms._outer_gradient import OuterGradient
+from optax_dist.sparse.indexed_slices import as_dense
+from optax_dist.transforms._outer_gradient import (
+  OuterGradient,
+  outer_step,
+  towards,
+)
 from optax_dist.transforms.local_updates import LocalReplica
 
 _NAME = "streaming_updates"
@@ -54,24 +57,6 @@ class StreamingUpdatesState(NamedTuple):
   outer_state: tuple
   replica: PerReplica
   shared: tuple
-
-
-class _Fragment(NamedTuple):
-  """What a fragment's part of a step changes.
-
-  Attributes:
-    steps, center, pending: trees of all parameters.
-    outer_state: the fragment's own state of the outer transformation.
-    kept: the fragment's own state of the compression.
-    dropped: rounds of any fragment that this replica did not take part in.
-  """
-
-  steps: Any
-  center: Any
-  pending: Any
-  outer_state: Any
-  kept: CompressionState
-  dropped: jax.Array
 
 
 def streaming_updates(
@@ -150,7 +135,6 @@ def streaming_updates(
     Douillard et al. 2025, `Streaming DiLoCo with overlapping communication
     <https://arxiv.org/abs/2501.18512>`_.
   """
-  replicas = Replicas.of(_NAME, axis_name, num_replicas, model_axes)
   period = checks.count("communication_period", communication_period)
   if not callable(fragments):
     fragments = checks.count("fragments", fragments)
@@ -162,171 +146,185 @@ def streaming_updates(
     )
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.fraction("mix", mix)
-  precision.check_dtype("center_dtype", center_dtype)
-  inner = with_steady_state(inner)
-  outer = with_steady_state(outer, "outer")
-  if compression is not None:
-    check_compression(_NAME, compression)
+  trainers = Trainers.of(
+    _NAME, inner, axis_name, num_replicas, center_dtype, model_axes
+  )
+  outer = checked(_NAME, outer, trainers.replicas.names, argument="outer")
+  check_compression(_NAME, compression)
   outer_gradient = OuterGradient(compression, reject_nonfinite, mix)
+  streams = _Streams(trainers, outer, outer_gradient, period, fragments, delay)
+  return optax.GradientTransformationExtraArgs(streams.init, streams.update)
 
-  def init_fn(params: optax.Params) -> StreamingUpdatesState:
-    size = replicas.at_init()
-    params = replica_params.strong(params)
-    center = replica_params.common(params, replicas.names, center_dtype)
-    members = _members(fragments, center)
+
+class _Fragment(NamedTuple):
+  """A fragment of the parameters.
+
+  Attributes:
+    number: the fragment's.
+    members: the indices of its leaves.
+    leaves: those that take part.
+    x: their parameters.
+    u: their steps.
+  """
+
+  number: int
+  members: list[int]
+  leaves: Leaves
+  x: list[jax.Array]
+  u: list[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Streams:
+  """The rounds of :func:`streaming_updates`, whose arguments are its attributes."""
+
+  trainers: Trainers
+  outer: optax.GradientTransformationExtraArgs
+  outer_gradient: OuterGradient
+  period: int
+  fragments: Fragments
+  delay: int
+
+  def init(self, params: optax.Params) -> StreamingUpdatesState:
+    size, center, inner_state = self.trainers.init(params)
+    parts = [_only(center, at) for at in _members(self.fragments, center)]
+    kept = [self.outer_gradient.init(part) for part in parts]
     zero = lambda: jnp.zeros([], jnp.int32)
-    kept = [
-      outer_gradient.init(_only(center, at, like=center)) for at in members
-    ]
     residuals = tuple(of_fragment.residual for of_fragment in kept)
-    own = LocalReplica(
-      zero(),
-      replica_params.check_inner(_NAME, inner.init(params)),
-      zero(),
-      residuals,
-    )
+    own = LocalReplica(zero(), inner_state, zero(), residuals)
     return StreamingUpdatesState(
       iterations=zero(),
-      syncs=jnp.zeros([len(members)], jnp.int32),
+      syncs=jnp.zeros([len(parts)], jnp.int32),
       center=center,
-      pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
-      outer_state=tuple(
-        outer.init(_only(center, at, like=center)) for at in members
-      ),
-      replica=replicas.start(own, size),
+      pending=jax.tree.map(jnp.zeros_like, center) if self.delay else None,
+      outer_state=tuple(map(self.outer.init, parts)),
+      replica=self.trainers.replicas.start(own, size),
       shared=tuple(of_fragment.shared for of_fragment in kept),
     )
 
-  def outer_step(
-    center: Any,
-    start: list[Any],
-    gap: list[Any],
-    leaves: replica_params.Leaves,
-    outer_state: Any,
-    of: list[int],
-  ) -> tuple[list[Any], Any]:
-    """The new start of a fragment: a step of the outer transformation."""
-    start = _only(leaves.put(center, start), of, like=center)
-    # Parameters that do not take part have not moved.
-    gaps = leaves.put(replica_params.unmoved(center), gap)
-    steps, outer_state = outer.update(
-      _only(gaps, of, like=center), outer_state, start
-    )
-    return leaves.of(apply_updates(start, steps)), outer_state
-
-  def turn(
-    me: Replica,
-    params: Any,
-    leaves: replica_params.Leaves,
-    of: list[int],
-    sends: jax.Array,
-    applies: jax.Array,
-    now: _Fragment,
-  ) -> _Fragment:
-    """One fragment's part of a step."""
-    x, u, start = leaves.of(params), leaves.of(now.steps), leaves.of(now.center)
-    points = [x + u for x, u in zip(x, u, strict=True)]
-
-    def send() -> tuple[Any, ...]:
-      """The mean over the replicas of start - parameters."""
-      its_center = _only(now.center, of, like=now.center)
-      mean, kept, finite = outer_gradient.of(
-        me, leaves, its_center, points, now.kept
-      )
-      return mean, kept, now.dropped + (~finite).astype(jnp.int32)
-
-    pending = now.pending
-    received = leaves.of(pending) if delay else [], now.kept, now.dropped
-    if delay:
-      received = axes.when(sends, send, lambda: received)
-      pending = leaves.put(pending, received[0])
-
-    def apply() -> tuple[Any, ...]:
-      """The fragment's new start, and the replica's new parameters."""
-      gap, *rest = received if delay else send()
-      new, outer_state = outer_step(
-        now.center, start, gap, leaves, now.outer_state, of
-      )
-      moves = [_towards(*xs, mix) for xs in zip(x, u, points, new, strict=True)]
-      return moves, new, outer_state, rest
-
-    u, start, outer_state, (kept, dropped) = axes.when(
-      applies, apply, lambda: (u, start, now.outer_state, [*received[1:]])
-    )
-    steps, center = leaves.put(now.steps, u), leaves.put(now.center, start)
-    return _Fragment(steps, center, pending, outer_state, kept, dropped)
-
-  def count(
-    iterations: jax.Array, syncs: jax.Array
-  ) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
-    """The counters after this step, and which fragments to send and apply."""
-    iterations = (iterations + 1) % period
-    ends = [(i + 1) * period // syncs.size for i in range(syncs.size)]
-    turns = []
-    for i, end in enumerate(ends):
-      sends = applies = iterations == end % period
-      if delay:
-        applies = (iterations == (end + delay) % period) & (syncs[i] > 0)
-      turns.append((sends, applies))
-    sent = jnp.stack([sends for sends, _ in turns])
-    syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
-    return iterations, syncs, turns
-
-  def update_fn(
+  def update(
+    self,
     updates: optax.Updates,
     state: StreamingUpdatesState,
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, StreamingUpdatesState]:
-    me, moving = replica_params.validate_and_enter(
-      replicas, state, params, updates
-    )
+    me, moving = self.trainers.validate_and_enter(state, params, updates)
     own = me.own
-    members = _members(fragments, params)
+    members = _members(self.fragments, params)
     if len(members) != len(state.outer_state):
       raise ValueError(
         f"{_NAME}: the state was made with {len(state.outer_state)} fragments, but"
         f" there are {len(members)}."
       )
-    args = updates, own.inner_state, params
-    check_used(_NAME, inner.update, args, extra_args)
-    with explained(_NAME, replicas.names):
-      steps, inner_state = inner.update(*args, **extra_args)
+    steps, inner_state = self.trainers.inner.update(
+      updates, own.inner_state, params, **extra_args
+    )
     steps = moving.put(steps, as_dense(moving.of(steps)))
-    iterations, syncs, turns = count(state.iterations, state.syncs)
+    iterations, syncs, turns = self._count(state)
 
     center, pending = state.center, state.pending
     dropped = own.dropped_nonfinite
-    after: list[_Fragment] = []
-    for i, (of, (sends, applies)) in enumerate(
-      zip(members, turns, strict=True)
-    ):
-      kept = CompressionState(own.residual[i], state.shared[i], state.syncs[i])
-      now = _Fragment(
-        steps, center, pending, state.outer_state[i], kept, dropped
+    outer_states, keeps = [], []
+    for i, of in enumerate(members):
+      leaves = moving.among(of)
+      fragment = _Fragment(i, of, leaves, leaves.of(params), leaves.of(steps))
+      u, start, gap, outer_state, (kept, missed) = self._turn(
+        me, fragment, state, *turns[i]
       )
-      now = turn(me, params, moving.among(of), of, sends, applies, now)
-      steps, center = now.steps, now.center
-      pending, dropped = now.pending, now.dropped
-      after.append(now)
+      steps, center = leaves.put(steps, u), leaves.put(center, start)
+      pending = leaves.put(pending, gap) if self.delay else None
+      dropped += missed
+      outer_states.append(outer_state)
+      keeps.append(kept)
 
     own = LocalReplica(
       local_step=optax.safe_increment(own.local_step),
       inner_state=inner_state,
       dropped_nonfinite=dropped,
-      residual=tuple(fragment.kept.residual for fragment in after),
+      residual=tuple(kept.residual for kept in keeps),
     )
     return steps, StreamingUpdatesState(
       iterations=iterations,
       syncs=syncs,
       center=center,
       pending=pending,
-      outer_state=tuple(fragment.outer_state for fragment in after),
+      outer_state=tuple(outer_states),
       replica=me.as_state(own),
-      shared=tuple(fragment.kept.shared for fragment in after),
+      shared=tuple(kept.shared for kept in keeps),
     )
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _turn(
+    self,
+    me: Replica,
+    fragment: "_Fragment",
+    state: StreamingUpdatesState,
+    sends: jax.Array,
+    applies: jax.Array,
+  ) -> tuple[Any, ...]:
+    """A fragment's part of a step: its change is sent, and applied, if it is time.
+
+    Returns:
+      The steps, the start and the pending change of the parameters that take part;
+      the state of the outer transformation; and the compression's, with whether
+      this replica was left out (int32 scalar).
+    """
+    i, members, leaves, x, u = fragment
+    points = [x + u for x, u in zip(x, u, strict=True)]
+    only = lambda tree: _only(tree, members, like=state.center)
+    before = CompressionState(
+      me.own.residual[i], state.shared[i], state.syncs[i]
+    )
+
+    def send() -> tuple[list[jax.Array], tuple[CompressionState, jax.Array]]:
+      """The mean over the replicas of start - parameters."""
+      mean, kept, finite = self.outer_gradient.of(
+        me, leaves, only(state.center), points, before
+      )
+      return mean, (kept, (~finite).astype(jnp.int32))
+
+    def apply(gap: list[jax.Array], kept: Any) -> tuple[Any, ...]:
+      """The fragment's new start, and the replica's new parameters."""
+      start, outer_state = outer_step(
+        self.outer, leaves, state.center, gap, state.outer_state[i], only
+      )
+      mix = self.outer_gradient.mix
+      moves = [
+        towards(*each, mix) for each in zip(x, u, points, start, strict=True)
+      ]
+      return moves, start, outer_state, kept
+
+    stay = u, leaves.of(state.center), state.outer_state[i]
+    nothing = before, jnp.zeros([], jnp.int32)
+    gap: list[jax.Array] = []
+    if self.delay:
+      pending = leaves.of(state.pending)
+      gap, kept = axes.when(sends, send, lambda: (pending, nothing))
+      new = axes.when(applies, lambda: apply(gap, None), lambda: (*stay, None))
+      u, start, outer_state, _ = new
+    else:
+      u, start, outer_state, kept = axes.when(
+        applies, lambda: apply(*send()), lambda: (*stay, nothing)
+      )
+    return u, start, gap, outer_state, kept
+
+  def _count(
+    self, state: StreamingUpdatesState
+  ) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    """The counters after this step, and which fragments to send and apply."""
+    iterations = (state.iterations + 1) % self.period
+    syncs = state.syncs
+    turns = []
+    for i in range(syncs.size):
+      end = (i + 1) * self.period // syncs.size
+      sends = applies = iterations == end % self.period
+      if self.delay:
+        applies = iterations == (end + self.delay) % self.period
+        applies &= syncs[i] > 0
+      turns.append((sends, applies))
+    sent = jnp.stack([sends for sends, _ in turns])
+    syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
+    return iterations, syncs, turns
 
 
 def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:
@@ -354,21 +352,10 @@ def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:
   ]
 
 
-def _only(tree: Any, at: list[int], like: Any) -> Any:
-  """Returns a tree like ``like`` with all but the leaves ``at`` masked."""
-  treedef: Any = jax.tree.structure(like)
+def _only(tree: Any, at: list[int], like: Any = None) -> Any:
+  """Returns a tree like ``like`` (or itself) with all but the leaves ``at`` masked."""
+  treedef: Any = jax.tree.structure(tree if like is None else like)
   leaves, kept = treedef.flatten_up_to(tree), set(at)
   return treedef.unflatten(
     [x if i in kept else optax.MaskedNode() for i, x in enumerate(leaves)]
   )
-
-
-def _towards(
-  x: jax.Array, u: jax.Array, point: jax.Array, start: jax.Array, mix: float
-) -> jax.Array:
-  """The step from ``x`` to ``mix * point + (1 - mix) * start``, like ``u``."""
-  point = cast_like(point, start)
-  new = (
-    start + (point - start) * jnp.asarray(mix, start.dtype) if mix else start
-  )
-  return cast_like(new - cast_like(x, start), u)

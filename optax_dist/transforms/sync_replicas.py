@@ -1,5 +1,6 @@
 """Synchronous updates: a step uses the fresh gradients of k of N replicas."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -16,10 +17,10 @@ from optax_dist._internal import (
   replica_params,
 )
 from optax_dist._internal import extra_args as arguments
+from optax_dist._internal.inner import check_used, checked
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
@@ -228,44 +229,67 @@ def sync_replicas(
     0 if max_staleness is None else max_staleness,
   )
   checks.at_most("replicas_to_aggregate", needed, _MAX_COUNT)
+  checks.flag("reject_nonfinite", reject_nonfinite)
+  checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
+  precision.check_dtype("accumulator_dtype", accumulator_dtype)
+  weight_of = _weight_function(staleness_weight)
+  _check_all_arrive(all_arrive, weight_of, sparse_capacity)
   replicas = Replicas.of(
     _NAME, axis_name, total_num_replicas, model_axes, "total_num_replicas"
   )
-  names = replicas.names
-  weight_of = _weight_function(staleness_weight)
-  checks.flag("reject_nonfinite", reject_nonfinite)
-  checks.flag("all_arrive", all_arrive)
-  if all_arrive and sparse_capacity is not None:
-    raise ValueError(f"{_NAME}: {_DENSE}")
-  if all_arrive and weight_of is not None:
-    raise ValueError(
-      f"{_NAME}: `all_arrive` has no late gradients, which `staleness_weight` is"
-      " for."
-    )
-  checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
-  precision.check_dtype("accumulator_dtype", accumulator_dtype)
   inner = _with_averages(
     inner, variable_averages, variables_to_average, num_updates, averages_dtype
   )
-  inner = provenance.given_equal(with_steady_state(inner), names)
+  rule = _Rule(
+    replicas=replicas,
+    inner=provenance.given_equal(
+      checked(_NAME, inner, replicas.names, known=None), replicas.names
+    ),
+    needed=needed,
+    max_staleness=None if max_staleness is None else bound,
+    weight_of=weight_of,
+    reject_nonfinite=reject_nonfinite,
+    all_arrive=all_arrive,
+    dtype=accumulator_dtype,
+    sparse_capacity=sparse_capacity,
+    sparse_average=sparse_average,
+  )
+  return optax.GradientTransformationExtraArgs(rule.init, rule.update)
 
-  def init_fn(params: optax.Params) -> SyncReplicasState:
-    size = replicas.at_init()
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+  """The rule of :func:`sync_replicas`, whose arguments are its attributes."""
+
+  replicas: Replicas
+  inner: optax.GradientTransformationExtraArgs
+  needed: int
+  max_staleness: int | None
+  weight_of: Callable[[Any], Any] | None
+  reject_nonfinite: bool
+  all_arrive: bool
+  dtype: Any
+  sparse_capacity: Any
+  sparse_average: str
+
+  def init(self, params: optax.Params) -> SyncReplicasState:
+    size = self.replicas.at_init()
     params = replica_params.strong(params)
     total = None
-    if not all_arrive or needed > size:
-      total = gradient_sum.init(params, sparse_capacity, accumulator_dtype)
+    if not self.all_arrive or self.needed > size:
+      total = gradient_sum.init(params, self.sparse_capacity, self.dtype)
     # Separate arrays: one that is in a state twice can't be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     own = SyncReplica(total, *(zero() for _ in SyncReplica._fields[1:]))
     return SyncReplicasState(
       global_step=zero(),
       at_most=zero(),
-      inner_state=inner.init(params),
-      replica=replicas.start(own, size),
+      inner_state=self.inner.init(params),
+      replica=self.replicas.start(own, size),
     )
 
-  def update_fn(
+  def update(
+    self,
     updates: optax.Updates,
     state: SyncReplicasState,
     params: optax.Params | None = None,
@@ -274,122 +298,139 @@ def sync_replicas(
     local_step: Any = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, SyncReplicasState]:
-    me = validate_and_enter(
-      updates, state, params, arrived, local_step, extra_args
-    )
+    me = self.replicas.validate_and_enter(state.replica, state.at_most)
+    self._check_update(me, updates, params, arrived, local_step)
+    args = updates, state.inner_state, params
+    check_used(_NAME, self.inner.update, args, extra_args, _ARGUMENTS)
+    arguments.check_equal(_NAME, self.replicas.names, extra_args)
     arrived = _scalar(arrived, True, "arrived", jnp.bool_)
     token = _scalar(local_step, me.own.local_step, "local_step", jnp.integer)
+
+    # The replica's sum and count, with its gradient if that counts.
     late = state.global_step - token
+    check, total, count = self._accumulate(me, updates, arrived, late)
+    at_most = state.at_most + me.size
 
-    # The replica's sum and count, with its gradient if that has arrived, is fresh
-    # and finite.
-    before = me.own.gradient_sum
-    weight = None if weight_of is None else weight_of(late)
-    added, fits = gradient_sum.add(before, updates, weight, accumulator_dtype)
-    checked = check_gradient(me, updates, arrived, late, fits)
-    here = checked.accepted
-    total = added if all_arrive else _where(here, added, before)
-    count = me.own.num_accumulated + here.astype(jnp.int32)
-
-    # The mean of all replicas' gradients, and a step with it if there are enough.
+    # A step with the mean of all replicas' gradients, if there are enough.
     def aggregate() -> tuple[Any, ...]:
-      sent = None if all_arrive else count
-      sums, all_in = gradient_sum.reduce(total, sent, updates, names)
-      all_in = at_most if all_arrive else all_in
-      mean = gradient_sum.divide(sums, updates, all_in, sparse_average)
-      shared = arguments.of_all(names, extra_args, None if all_arrive else here)
-      new = lambda: step(mean, state, params, kept, shared)
-      enough = True if all_arrive else all_in >= needed
-      return _cond(enough, new, no_step, fuse)
+      mean, enough = self._mean(total, count, at_most, updates)
+      shared = arguments.of_all(
+        self.replicas.names,
+        extra_args,
+        None if self.all_arrive else check.accepted,
+      )
+      step = lambda: self._step(mean, state.inner_state, params, kept, shared)
+      # A branch changes just the rows of a table that have a gradient.
+      return _cond(enough, step, no_step, fuse=not _has_slices(updates))
 
     # Nothing is communicated while there can't be enough, which all agree on.
-    at_most = state.at_most + me.size
-    possible = True if needed <= me.size else at_most >= needed
-    kept = None if before is None else total
+    possible = self.needed <= me.size or at_most >= self.needed
+    kept = None if me.own.gradient_sum is None else total
     no_step = state.inner_state, kept, jnp.asarray(False)
-    # A branch changes just the rows of a table that have a gradient.
-    fuse = not _has_slices(updates)
     new_updates, inner_state, left, stepped = _cond(
       possible, aggregate, no_step
     )
 
     # A replica that arrived takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
-    own = checked.count_in(me.own)._replace(
+    own = check.count_in(me.own)._replace(
       gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(arrived, global_step, me.own.local_step),
     )
     at_most = jnp.where(stepped, 0, at_most)
-    replica = me.as_state(own)
     return new_updates, SyncReplicasState(
-      global_step, at_most, inner_state, replica
+      global_step, at_most, inner_state, me.as_state(own)
     )
 
-  def step(
-    mean: Any, state: SyncReplicasState, params: Any, kept: Any, extra_args: Any
-  ) -> tuple[Any, ...]:
-    """The updates and the new state of a step, with empty sums."""
-    with arguments.explained(_NAME, names):
-      new_updates, inner_state = inner.update(
-        mean, state.inner_state, params, **extra_args
-      )
-    arguments.check_state(_NAME, names, state.inner_state, inner_state)
-    empty = gradient_sum.empty(kept)
-    return new_updates, inner_state, empty, jnp.asarray(True)
-
-  def check_gradient(
-    me: Replica, gradient: Any, arrived: jax.Array, late: jax.Array, fits: Any
-  ) -> "GradientCheck":
-    """Whether a gradient counts: arrived, fresh, finite, and with free slots."""
+  def _accumulate(
+    self, me: Replica, gradient: Any, arrived: jax.Array, late: jax.Array
+  ) -> tuple["GradientCheck", Any, jax.Array]:
+    """Whether a gradient counts; and the replica's sum and count, with it if so."""
+    before = me.own.gradient_sum
+    weight = None if self.weight_of is None else self.weight_of(late)
+    added, fits = gradient_sum.add(before, gradient, weight, self.dtype)
     yes = jnp.asarray(True)
-    if all_arrive:
-      return GradientCheck(yes, yes, yes, yes)
-    return GradientCheck(
+    if self.all_arrive:
+      check = GradientCheck(yes, yes, yes, yes)
+      return check, added, me.own.num_accumulated + 1
+    check = GradientCheck(
       arrived,
       # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
       # of different runs: a future step counts as fresh.
-      yes if max_staleness is None else late <= bound,
-      me.all_finite(gradient) if reject_nonfinite else yes,
+      yes if self.max_staleness is None else late <= self.max_staleness,
+      me.all_finite(gradient) if self.reject_nonfinite else yes,
       yes if fits is True else me.agree(fits, gradient),
     )
+    here = check.accepted
+    count = me.own.num_accumulated + here.astype(jnp.int32)
+    return check, _where(here, added, before), count
 
-  def validate_and_enter(
+  def _mean(
+    self, total: Any, count: jax.Array, at_most: jax.Array, like: Any
+  ) -> tuple[Any, Any]:
+    """The mean of all replicas' gradients, and whether there are enough of them."""
+    names = self.replicas.names
+    if self.all_arrive:
+      sums, _ = gradient_sum.reduce(total, None, like, names)
+      return gradient_sum.divide(sums, like, at_most), True
+    sums, all_in = gradient_sum.reduce(total, count, like, names)
+    mean = gradient_sum.divide(sums, like, all_in, self.sparse_average)
+    return mean, all_in >= self.needed
+
+  def _step(
+    self, mean: Any, inner_state: Any, params: Any, kept: Any, extra_args: Any
+  ) -> tuple[Any, ...]:
+    """The updates and the new state of a step, with empty sums."""
+    updates, new = self.inner.update(mean, inner_state, params, **extra_args)
+    arguments.check_state(_NAME, self.replicas.names, inner_state, new)
+    return updates, new, gradient_sum.empty(kept), jnp.asarray(True)
+
+  def _check_update(
+    self,
+    me: Replica,
     updates: Any,
-    state: SyncReplicasState,
     params: Any,
     arrived: Any,
     local_step: Any,
-    extra_args: dict[str, Any],
-  ) -> Replica:
-    """Checks the arguments of an update, and returns this replica."""
-    me = replicas.validate_and_enter(state.replica, state.at_most)
+  ) -> None:
+    """Checks a gradient, and what is said of it."""
     # None can be all parameters, of which there are none, and their sum.
     accumulates = me.own.gradient_sum is not None or updates is None
-    if all_arrive and not (arrived is None and local_step is None):
+    if self.all_arrive and not (arrived is None and local_step is None):
       raise ValueError(
         f"{_NAME}: with `all_arrive` neither `arrived` nor `local_step` may be"
         " given to update."
       )
-    if all_arrive and _has_slices(updates):
+    if self.all_arrive and _has_slices(updates):
       raise ValueError(f"{_NAME}: {_DENSE}")
-    if needed > me.size and not accumulates:
+    if self.needed > me.size and not accumulates:
       raise ValueError(
-        f"{_NAME}: {needed} gradients of {me.size} replicas need a sum, and this"
-        " state holds none: it was made where every iteration was a step. Take a new"
-        " one from init, with the global_step and inner_state of the old."
+        f"{_NAME}: {self.needed} gradients of {me.size} replicas need a sum, and"
+        " this state holds none: it was made where every iteration was a step. Take"
+        " a new one from init, with the global_step and inner_state of the old."
       )
-    update_leaves.check_gradients(_NAME, updates, names, _SCATTERED)
+    update_leaves.check_gradients(
+      _NAME, updates, self.replicas.names, _SCATTERED
+    )
     if params is not None:
       update_leaves.check_like(_NAME, updates, params)
     if accumulates:
       gradient_sum.check(updates, me.own.gradient_sum)
-    args = updates, state.inner_state, params
-    arguments.check_used(_NAME, inner.update, args, extra_args, _ARGUMENTS)
-    arguments.check_equal(_NAME, names, extra_args)
-    return me
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+def _check_all_arrive(
+  all_arrive: bool, weight_of: Any, sparse_capacity: Any
+) -> None:
+  """Checks ``all_arrive``, and that no other argument contradicts it."""
+  checks.flag("all_arrive", all_arrive)
+  if all_arrive and sparse_capacity is not None:
+    raise ValueError(f"{_NAME}: {_DENSE}")
+  if all_arrive and weight_of is not None:
+    raise ValueError(
+      f"{_NAME}: `all_arrive` has no late gradients, which `staleness_weight` is"
+      " for."
+    )
 
 
 def _with_averages(

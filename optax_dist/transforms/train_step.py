@@ -31,7 +31,7 @@ from optax_dist.transforms._agreement import (
   PARAMS,
   STATE,
   VARIABLES,
-  refusal,
+  Refusal,
 )
 from optax_dist.transforms.cross_shard import cross_shard
 from optax_dist.transforms.under_jit import (
@@ -297,7 +297,7 @@ class TrainStep:
       out_specs=(*of_kept, PartitionSpec(), self._spec(True)),
       axis_names=set(self.names),
       labels=("parameters", "state", "variables", "batch", labels),
-      refuse=refusal(_NAME, self.names, (PARAMS, STATE, VARIABLES)),
+      refuse=Refusal(_NAME, self.names, (PARAMS, STATE, VARIABLES)),
     )(*kept, batch, arrays)
     return (params, opt_state, carried), (value, aux) if self.has_aux else value
 

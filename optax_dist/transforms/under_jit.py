@@ -1,5 +1,6 @@
 """Transforms under plain ``jax.jit``, on global arrays, without a map."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +17,8 @@ from optax_dist.states.specs import is_spec, state_specs
 from optax_dist.transforms._agreement import (
   PARAMS,
   STATE,
+  Refusal,
   argument,
-  refusal,
 )
 
 _NAME = "under_jit"
@@ -103,128 +104,154 @@ def under_jit(
     >>> jax.jit(tx.update)(gradients, state, params)[0]
     Array([-1., -1.], dtype=float32)
   """
-  names = axes.canonical_names(axis_name)
   checks.flag("own_params", own_params)
   checks.transformation("tx", tx)
-  inner_names = [axes.canonical_names(n) for n in inner_axes]
-  levels = [names, *inner_names]
+  levels = [axes.canonical_names(n) for n in (axis_name, *inner_axes)]
   tx = optax.with_extra_args_support(tx)
-  entries = [n if len(n) > 1 else n[0] for n in levels]
-  by_replica = PartitionSpec(*entries)
-  params_by_replica = PartitionSpec(entries[0])
+  mapped = _Mapped(tx, levels, mesh, own_params, param_specs)
+  return optax.GradientTransformationExtraArgs(mapped.init, mapped.update)
 
-  def over(
-    fun: Callable[..., Any], in_specs: Any, out_specs: Any, labels: Any
-  ) -> Callable[..., Any]:
-    return replication.shard_map(
-      fun,
-      mesh=mesh,
-      in_specs=in_specs,
-      out_specs=out_specs,
-      axis_names=manual_axes(checked_mesh()),
-      labels=labels,
-      refuse=refusal(
-        _NAME, tuple(sum(levels, ())), (PARAMS, STATE)[-len(out_specs) :]
-      ),
-      # With more axes than the replicas', transforms ask what varies over them.
-      check_vma=param_specs is not None or len(levels) > 1,
-    )
 
-  def checked_mesh() -> Any:
-    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    every = [name for names in levels for name in names]
-    check_mesh(_NAME, where, every)
-    check_context(_NAME, mesh, every)
-    return where
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+  """A transformation in maps of its own: of :func:`under_jit`, with its arguments.
 
-  def manual_axes(mesh: Any) -> set[axes.AxisName]:
-    # With sharded parameters every axis is manual, so each shard is seen alone.
-    whole = param_specs is None
-    return set(sum(levels, ())) if whole else set(mesh.axis_names)
+  Attributes:
+    tx: the transformation.
+    levels: names of the axes over the replicas, over those that they consist of, ...
+    mesh, own_params, param_specs: see :func:`under_jit`.
+  """
 
-  def specs_of_state(state: Any, params: Any) -> Any:
-    if own_params and params is not None:
-      params = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params
-      )
-    return state_specs(
-      state,
-      names,
-      inner_axes=inner_names,
-      param_specs=param_specs,
-      params=params if param_specs is not None else None,
-    )
+  tx: optax.GradientTransformationExtraArgs
+  levels: list[tuple[axes.AxisName, ...]]
+  mesh: Any
+  own_params: bool
+  param_specs: Any
 
-  def specs_of(replica: PartitionSpec) -> Any:
-    """The specs of arrays like the parameters, after the replicas' axes."""
-    if param_specs is None:
-      return replica
-    return jax.tree.map(
-      lambda spec: PartitionSpec(*replica, *spec), param_specs, is_leaf=is_spec
-    )
-
-  own_spec = params_by_replica if own_params else PartitionSpec()
-  take = functools.partial(_rows, len(levels))
-  take_params = functools.partial(_rows, 1 if own_params else 0)
-  put_params = functools.partial(_blocks, 1 if own_params else 0)
-
-  def init_fn(params: optax.Params) -> optax.OptState:
-    where = checked_mesh()
-    if own_params:
-      check_rows(_NAME, "params", params, where, levels[:1])
-    one = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-        jnp.shape(x)[int(own_params) :], jnp.result_type(x)
-      ),
-      params,
-    )
-    abstract: Any = getattr(where, "abstract_mesh", where)
+  def init(self, params: optax.Params) -> optax.OptState:
+    mesh = self._checked_mesh()
+    own = int(self.own_params)
+    if own:
+      check_rows(_NAME, "params", params, mesh, self.levels[:1])
+    one = self._of_one(params)
+    abstract: Any = getattr(mesh, "abstract_mesh", mesh)
     with jax.sharding.use_abstract_mesh(abstract):
-      shapes = jax.eval_shape(tx.init, one)
-    (state,) = over(
-      lambda params: (tx.init(take_params(params)),),
-      (specs_of(own_spec),),
-      (specs_of_state(shapes, params),),
+      shapes = jax.eval_shape(self.tx.init, one)
+    (state,) = self._over_replicas(
+      lambda params: (self.tx.init(_rows(own, params)),),
+      (self._specs(own),),
+      (self._specs_of_state(shapes, one),),
       ("parameters",),
     )(params)
     return state
 
-  def update_fn(
+  def update(
+    self,
     updates: optax.Updates,
     state: optax.OptState,
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
-    where = checked_mesh()
-    check_rows(_NAME, "updates", updates, where, levels)
-    if own_params:
-      check_rows(_NAME, "params", params, where, levels[:1])
-    arrays, specs, labels, rebuild = split_arguments(
-      extra_args, by_replica, take
+    mesh = self._checked_mesh()
+    depth, own = len(self.levels), int(self.own_params)
+    check_rows(_NAME, "updates", updates, mesh, self.levels)
+    if own:
+      check_rows(_NAME, "params", params, mesh, self.levels[:1])
+    arrays, of_arrays, labels, rebuild = split_arguments(
+      extra_args, self._by_replica(depth), functools.partial(_rows, depth)
     )
-    of_state = specs_of_state(state, params)
-    of_params = specs_of(own_spec)
-    explicit = set(getattr(where, "explicit_axes", ())) & manual_axes(where)
-    _check_placed("updates", updates, specs_of(by_replica), explicit)
-    _check_placed("state", state, of_state, explicit)
-    _check_placed("params", params, of_params, explicit)
+    specs = (
+      self._specs(depth),
+      self._specs_of_state(state, self._of_one(params)),
+      self._specs(own),
+    )
+    explicit = set(getattr(mesh, "explicit_axes", ())) & self._manual(mesh)
+    for what, tree, of_tree in zip(
+      ("updates", "state", "params"),
+      (updates, state, params),
+      specs,
+      strict=True,
+    ):
+      _check_placed(what, tree, of_tree, explicit)
 
     def one_replica(
       updates: optax.Updates, state: Any, params: Any, arrays: list[Any]
     ) -> tuple[Any, Any]:
-      updates, state = tx.update(
-        take(updates), state, take_params(params), **rebuild(arrays)
+      updates, state = self.tx.update(
+        _rows(depth, updates), state, _rows(own, params), **rebuild(arrays)
       )
-      return put_params(updates), state
+      return _blocks(own, updates), state
 
-    return over(
+    return self._over_replicas(
       one_replica,
-      (specs_of(by_replica), of_state, of_params, specs),
-      (of_params, of_state),
+      (*specs, of_arrays),
+      (specs[2], specs[1]),
       ("gradients", "state", "parameters", labels),
     )(updates, state, params, arrays)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _of_one(self, params: Any) -> Any:
+    """The shapes of one replica's parameters."""
+    own = int(self.own_params)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[own:], jnp.result_type(x)),
+      params,
+    )
+
+  def _over_replicas(
+    self, fun: Callable[..., Any], in_specs: Any, out_specs: Any, labels: Any
+  ) -> Callable[..., Any]:
+    names = sum(self.levels, ())
+    return replication.shard_map(
+      fun,
+      mesh=self.mesh,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=self._manual(self._checked_mesh()),
+      labels=labels,
+      refuse=Refusal(_NAME, names, (PARAMS, STATE)[-len(out_specs) :]),
+      # With more axes than the replicas', transforms ask what varies over them.
+      check_vma=self.param_specs is not None or len(self.levels) > 1,
+    )
+
+  def _checked_mesh(self) -> Any:
+    names = sum(self.levels, ())
+    mesh = self.mesh
+    if mesh is None:
+      mesh = jax.sharding.get_abstract_mesh()
+    check_mesh(_NAME, mesh, names)
+    check_context(_NAME, self.mesh, names)
+    return mesh
+
+  def _manual(self, mesh: Any) -> set[axes.AxisName]:
+    # With sharded parameters every axis is manual, so each shard is seen alone.
+    whole = self.param_specs is None
+    return set(sum(self.levels, ())) if whole else set(mesh.axis_names)
+
+  def _by_replica(self, depth: int) -> PartitionSpec:
+    """The spec of arrays with the leading axes of the first levels of replicas."""
+    return PartitionSpec(
+      *(n if len(n) > 1 else n[0] for n in self.levels[:depth])
+    )
+
+  def _specs(self, depth: int) -> Any:
+    """The specs of arrays like the parameters, after the replicas' axes."""
+    replica = self._by_replica(depth)
+    if self.param_specs is None:
+      return replica
+    return jax.tree.map(
+      lambda spec: PartitionSpec(*replica, *spec),
+      self.param_specs,
+      is_leaf=is_spec,
+    )
+
+  def _specs_of_state(self, state: Any, params: Any) -> Any:
+    return state_specs(
+      state,
+      self.levels[0],
+      inner_axes=self.levels[1:],
+      param_specs=self.param_specs,
+      params=params if self.param_specs is not None else None,
+    )
 
 
 def check_mesh(

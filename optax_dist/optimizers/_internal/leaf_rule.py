@@ -139,57 +139,65 @@ def base_custom(
       raise ValueError(
         "this optimizer reads the parameters: call update(grads, state, params)"
       )
-    rate = learning_rate
-    if callable(rate):
-      rate = rate(step_count.of(state.step))
-    step = Step(rate, step_count.of(state.step), state.scalars, extra_args)
-    leaves, treedef = rows.flatten_gradients(updates)
-    if params is None:
-      param_leaves = [None] * len(leaves)
-    else:
-      param_leaves = treedef.flatten_up_to(params)
-    slot_leaves = {
-      name: treedef.flatten_up_to(tree) for name, tree in state.slots.items()
+    count = step_count.of(state.step)
+    rate = learning_rate(count) if callable(learning_rate) else learning_rate
+    step = Step(rate, count, state.scalars, extra_args)
+    updates, new_slots = _apply(rule, updates, params, state.slots, step)
+    new_scalars = {
+      name: scalars[name].advance(value, step)
+      for name, value in state.scalars.items()
     }
-    for i, (grad, param) in enumerate(zip(leaves, param_leaves, strict=True)):
-      if grad is None:
-        continue
-      old = {name: arrays[i] for name, arrays in slot_leaves.items()}
-      # Without parameters the dtype is taken from the slots.
-      like = next(iter(old.values()), None) if param is None else param
-      grad = rows.as_parameter_dtype(
-        grad, like, functools.partial(rows.name_of, treedef, i)
-      )
-      here = dataclasses.replace(
-        step, learning_rate=hyperparameters.cast(rate, grad.dtype)
-      )
-      if indexed_slices.is_indexed_slices(grad):
-        # Only with a sparse_apply_rule: otherwise row_wise has converted it.
-        assert sparse_apply_rule is not None
-        if sum_duplicates:
-          grad = indexed_slices.sum_duplicates(grad)
-        leaves[i], new = sparse_apply_rule(grad, param, old, here)
-      else:
-        leaves[i], new = apply_rule(grad, param, old, here)
-      for name, array in new.items():
-        slot_leaves[name][i] = array
-    state = CustomState(
-      step=step_count.after(state.step),
-      scalars={
-        name: scalars[name].advance(value, step)
-        for name, value in state.scalars.items()
-      },
-      slots={
-        name: jax.tree.unflatten(treedef, arrays)
-        for name, arrays in slot_leaves.items()
-      },
-    )
-    return jax.tree.unflatten(treedef, leaves), state
+    state = CustomState(step_count.after(state.step), new_scalars, new_slots)
+    return updates, state
+
+  def rule(grad, param, old, step):
+    if not indexed_slices.is_indexed_slices(grad):
+      return apply_rule(grad, param, old, step)
+    # Only with a sparse_apply_rule: otherwise row_wise has converted it.
+    assert sparse_apply_rule is not None
+    if sum_duplicates:
+      grad = indexed_slices.sum_duplicates(grad)
+    return sparse_apply_rule(grad, param, old, step)
 
   transformation = optax.GradientTransformationExtraArgs(init_fn, update_fn)
   if sparse_apply_rule is not None:
     return transformation
   return rows.row_wise(transformation, sum_duplicates=sum_duplicates)
+
+
+def _apply(
+  rule: Callable[..., Any],
+  updates: Any,
+  params: Any,
+  slots: dict[str, optax.Params],
+  step: Step,
+) -> tuple[Any, dict[str, optax.Params]]:
+  """Applies a rule to each leaf with a gradient, in the parameters' dtypes."""
+  leaves, treedef = rows.flatten_gradients(updates)
+  param_leaves = [None] * len(leaves)
+  if params is not None:
+    param_leaves = treedef.flatten_up_to(params)
+  slot_leaves = {
+    name: treedef.flatten_up_to(tree) for name, tree in slots.items()
+  }
+  for i, (grad, param) in enumerate(zip(leaves, param_leaves, strict=True)):
+    if grad is None:
+      continue
+    old = {name: arrays[i] for name, arrays in slot_leaves.items()}
+    # Without parameters the dtype is taken from the slots.
+    like = next(iter(old.values()), None) if param is None else param
+    grad = rows.as_parameter_dtype(
+      grad, like, functools.partial(rows.name_of, treedef, i)
+    )
+    rate = hyperparameters.cast(step.learning_rate, grad.dtype)
+    here = dataclasses.replace(step, learning_rate=rate)
+    leaves[i], new = rule(grad, param, old, here)
+    for name, array in new.items():
+      slot_leaves[name][i] = array
+  return jax.tree.unflatten(treedef, leaves), {
+    name: jax.tree.unflatten(treedef, arrays)
+    for name, arrays in slot_leaves.items()
+  }
 
 
 def power(base: hyperparameters.Scalar) -> ScalarRule:

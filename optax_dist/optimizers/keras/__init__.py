@@ -23,6 +23,8 @@ _MAKERS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
   "Adamax": keras_rules.adamax,
 }
 
+_BY_LOWER_NAME = {name.lower(): maker for name, maker in _MAKERS.items()}
+
 KERAS_NAMES = tuple(_MAKERS)
 
 
@@ -92,10 +94,8 @@ def keras(
     [-0.5]
   """
   checks.flag("frozen_iterations", frozen_iterations)
-  makers = {key.lower(): maker for key, maker in _MAKERS.items()}
-  if name.lower() not in makers:
+  if name.lower() not in _BY_LOWER_NAME:
     raise ValueError(f"name must be one of {', '.join(_MAKERS)}, got {name!r}")
-  maker = makers[name.lower()]
   if "arguments" in arguments:
     raise ValueError(
       "optax.inject_hyperparams passes keyword arguments of keras on as one argument."
@@ -109,6 +109,7 @@ def keras(
       f"arguments of {name} must be among {', '.join(known)}, got"
       f" {', '.join(unknown)}"
     )
+  maker = _BY_LOWER_NAME[name.lower()]
   return maker(**arguments, frozen=frozen_iterations)
 
 
@@ -125,6 +126,5 @@ def keras_arguments(name: str) -> tuple[str, ...]:
     >>> keras_arguments("adamax")[:5]
     ('learning_rate', 'beta_1', 'beta_2', 'epsilon', 'decay')
   """
-  makers = {key.lower(): maker for key, maker in _MAKERS.items()}
-  parameters = inspect.signature(makers[name.lower()]).parameters
+  parameters = inspect.signature(_BY_LOWER_NAME[name.lower()]).parameters
   return tuple(key for key in parameters if key != "frozen")

@@ -1,10 +1,12 @@
-"""Which uses of an argument count, so that the others are refused."""
+"""What is checked and kept wherever a transform calls the one inside."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
-from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.inner import check_used, checked
 
 
 def _check(update, known=(), **extra_args):
@@ -66,3 +68,13 @@ def test_only_a_similar_name_is_suggested():
     with pytest.raises(TypeError) as caught:
       _check(update, known=("arrived", "local_step"), **{name: 1.0})
     assert ("Did you mean `arrived`?" in str(caught.value)) == hint
+
+
+def test_a_momentum_outlives_a_step_without_a_gradient():
+  tx = checked("it", optax.trace(0.5), ("data",))
+  state = tx.init({"w": jnp.zeros(1)})
+  for gradient, expected in ((1.0, 1.0), (None, 1.0), (1.0, 1.5)):
+    given = None if gradient is None else jnp.full(1, gradient)
+    updates, state = tx.update({"w": given}, state)
+    assert (updates["w"] is None) == (given is None)
+    np.testing.assert_allclose(state.trace["w"], [expected])
