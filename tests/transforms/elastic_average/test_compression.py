@@ -6,6 +6,7 @@ import jax
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from own_params import normal, stack, take_step
 
@@ -45,7 +46,7 @@ def _train(map_name, tx, params, gradients):
     yield jax.tree.map(np.asarray, (params, state.center))
 
 
-@maps.every_map
+@maps.both_kinds
 def test_a_method_that_leaves_nothing_out_changes_nothing(map_name):
   params = stack({"a": normal(0, 6, 5), "b": normal(1, 7), "c": normal(2, 2)})
   gradients = [
@@ -66,8 +67,7 @@ def test_a_method_that_leaves_nothing_out_changes_nothing(map_name):
     )
 
 
-@maps.both_kinds
-@pytest.mark.parametrize("name", METHODS)
+@pairwise.every_value(name=list(METHODS), map_name=["vmap", "shard_map_vma"])
 def test_the_center_gets_what_the_replicas_give_up(name, map_name):
   """So their sum stays, and they meet at the mean of where all of them started."""
   params = {"a": normal(0, N, 8, 5), "b": normal(1, N, 7)}

@@ -13,12 +13,14 @@ from optax_dist.transforms.elastic_average import elastic_average
 def _pulls(tx, steps=3, params=3.0):
   """The updates of a lone replica that is held fast, with no gradient."""
   state = tx.init(jnp.float32(0.0))
-  step = jax.vmap(
-    lambda state: tx.update(jnp.float32(0.0), state, jnp.float32(params)),
-    axis_name="i",
-    axis_size=1,
-    in_axes=None,
-    out_axes=(0, None),
+  step = jax.jit(
+    jax.vmap(
+      lambda state: tx.update(jnp.float32(0.0), state, jnp.float32(params)),
+      axis_name="i",
+      axis_size=1,
+      in_axes=None,
+      out_axes=(0, None),
+    )
   )
   updates = []
   for _ in range(steps):
@@ -67,10 +69,12 @@ def test_a_changed_learning_rate_counts_at_once():
       learning_rate=learning_rate,
     )
   )(learning_rate=0.1)
-  step = jax.vmap(
-    lambda state, g: tx.update(g, state, jnp.float32(3.0)),
-    axis_name="i",
-    in_axes=(None, 0),
+  step = jax.jit(
+    jax.vmap(
+      lambda state, g: tx.update(g, state, jnp.float32(3.0)),
+      axis_name="i",
+      in_axes=(None, 0),
+    )
   )
   state = tx.init(jnp.float32(0.0))
   state = optax.tree.set(state, learning_rate=jnp.float32(0.2))
@@ -93,7 +97,8 @@ def test_sparse_gradients_with_a_scheduled_learning_rate():
 
   def step(**extra_args):
     update = lambda state: tx.update(gradient, state, table, **extra_args)
-    return jax.vmap(update, in_axes=None, axis_size=1, axis_name="i")(state)
+    mapped = jax.vmap(update, in_axes=None, axis_size=1, axis_name="i")
+    return jax.jit(mapped)(state)
 
   updates, _ = step()
   np.testing.assert_allclose((table + updates[0])[:, 0], [0.5, 0, 3])

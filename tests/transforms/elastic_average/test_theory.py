@@ -25,12 +25,12 @@ CHAINS = 1024
   static_argnames=("tx", "p", "exchanges", "tau", "chains"),
   compiler_options=compiling.OPTIMIZED,
 )
-def _run(tx, p, eta, h, sigma, exchanges, tau, start=0.0, chains=CHAINS):
+def _run(tx, p, eta, beta, h, sigma, exchanges, tau, start=0.0, chains=CHAINS):
   """Trains; returns the center and the replicas after each exchange, as moments.
 
-  ``tx`` is a function of the learning rate, so that programs are shared.
+  ``tx`` is a function of the rates, so that programs are shared.
   """
-  tx = tx(eta)
+  tx = tx(eta, beta)
   params = jnp.full((p, chains), start)
   state = tx.init(params[0])
   axes = state_axes(state)
@@ -59,9 +59,9 @@ def _run(tx, p, eta, h, sigma, exchanges, tau, start=0.0, chains=CHAINS):
 
 
 @functools.cache
-def _transform(p, beta, tau):
+def _transform(p, tau):
   """The paper's synchronous form: gradient and pull from the same point."""
-  return lambda eta: elastic_average(
+  return lambda eta, beta: elastic_average(
     optax.sgd(eta),
     "replicas",
     num_replicas=p,
@@ -73,7 +73,7 @@ def _transform(p, beta, tau):
 
 def _stationary(p, eta, h, beta, sigma, tau, burn_in, exchanges):
   center, spread, _ = _run(
-    _transform(p, beta, tau), p, eta, h, sigma, burn_in + exchanges, tau
+    _transform(p, tau), p, eta, beta, h, sigma, burn_in + exchanges, tau
   )
   return float(center[burn_in:].mean()), float(spread[burn_in:].mean())
 
@@ -120,7 +120,7 @@ def test_stationary_variance_at_any_period(p, tau, value):
 
 
 def _is_stable(p, eta, h, beta):
-  size = _run(_transform(p, beta, 1), p, eta, h, 0.0, 400, 1, 1.0, 1)[2]
+  size = _run(_transform(p, 1), p, eta, beta, h, 0.0, 400, 1, 1.0, 1)[2]
   assert not 0.5 < size[-1] < 2, "too close to the border to tell"
   return bool(size[-1] < 1)
 
@@ -158,5 +158,5 @@ def test_the_other_conditions_of_stability(p, eta, h, beta, stable):
 
 def test_without_a_force_the_center_stays():
   """The condition beta > 0 does not hold."""
-  size = _run(_transform(4, 0.0, 1), 4, 0.1, 0.5, 0.0, 400, 1, 1.0, 1)[2]
+  size = _run(_transform(4, 1), 4, 0.1, 0.0, 0.5, 0.0, 400, 1, 1.0, 1)[2]
   np.testing.assert_allclose(size[-1], 1.0, atol=1e-6)  # Of the center alone.

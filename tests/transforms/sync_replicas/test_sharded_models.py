@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -101,8 +102,7 @@ def test_model_axes_must_be_given_where_types_do_not_show_them(tx, size):
     jax.eval_shape(run, jnp.ones((N, 4)), state)
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("needed", [1, N, 2 * N])
+@pairwise.every_value(needed=[1, N, 2 * N], check_vma=[False, True])
 def test_a_nan_in_one_shard_drops_the_whole_gradient(needed, check_vma):
   tx = _tx(needed, **({} if check_vma else {"model_axes": "model"}))
   state = tx.init({"w": jnp.zeros(4), "b": jnp.zeros(())})

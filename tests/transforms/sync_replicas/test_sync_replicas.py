@@ -242,7 +242,7 @@ def test_works_with_every_learning_step_in_one_scan():
   expected = np.zeros(3, np.float32)
   for t in range(0, 6, 2):
     expected -= 0.1 * np.mean(2 * (expected - x[:, t : t + 2]), axis=(0, 1))
-  for map_name in maps.NAMES:
+  for map_name in ("vmap", "pmap", "shard_map_vma"):
     w = maps.Replicated(np.zeros(3, np.float32))
     got = maps.run(map_name, train, w, x, size=N)
     np.testing.assert_allclose(got, np.tile(expected, (N, 1)), rtol=1e-5)
