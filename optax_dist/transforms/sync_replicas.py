@@ -31,6 +31,8 @@ _NAME = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
 # The number of all replicas' gradients travels as float32, exact up to here.
 _MAX_COUNT = 2**24
+# What counts the gradients that fail a check, in the order of the checks.
+_COUNTERS = ("absent", "dropped_stale", "dropped_nonfinite", "dropped_overflow")
 _SCATTERED = (
   "so no replica has a gradient of its own to add up. Use cross_shard(...,"
   " param_specs=...) for it (optax.partition)."
@@ -308,24 +310,21 @@ class _Rule:
 
     # The replica's sum and count, with its gradient if that counts.
     late = state.global_step - token
-    check, total, count = self._accumulate(me, updates, arrived, late)
+    here, own = self._accumulate(me, updates, arrived, late)
     at_most = state.at_most + me.size
 
     # A step with the mean of all replicas' gradients, if there are enough.
     def aggregate() -> tuple[Any, ...]:
-      mean, enough = self._mean(total, count, at_most, updates)
-      shared = arguments.of_all(
-        self.replicas.names,
-        extra_args,
-        None if self.all_arrive else check.accepted,
-      )
+      mean, enough = self._mean(own, at_most, updates)
+      counts = None if self.all_arrive else here
+      shared = arguments.of_all(self.replicas.names, extra_args, counts)
       step = lambda: self._step(mean, state.inner_state, params, kept, shared)
       # A branch changes just the rows of a table that have a gradient.
       return _cond(enough, step, no_step, fuse=not _has_slices(updates))
 
     # Nothing is communicated while there can't be enough, which all agree on.
     possible = self.needed <= me.size or at_most >= self.needed
-    kept = None if me.own.gradient_sum is None else total
+    kept = None if me.own.gradient_sum is None else own.gradient_sum
     no_step = state.inner_state, kept, jnp.asarray(False)
     new_updates, inner_state, left, stepped = _cond(
       possible, aggregate, no_step
@@ -333,9 +332,9 @@ class _Rule:
 
     # A replica that arrived takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
-    own = check.count_in(me.own)._replace(
+    own = own._replace(
       gradient_sum=left,
-      num_accumulated=jnp.where(stepped, 0, count),
+      num_accumulated=jnp.where(stepped, 0, own.num_accumulated),
       local_step=jnp.where(arrived, global_step, me.own.local_step),
     )
     at_most = jnp.where(stepped, 0, at_most)
@@ -345,36 +344,37 @@ class _Rule:
 
   def _accumulate(
     self, me: Replica, gradient: Any, arrived: jax.Array, late: jax.Array
-  ) -> tuple["GradientCheck", Any, jax.Array]:
-    """Whether a gradient counts; and the replica's sum and count, with it if so."""
+  ) -> tuple[jax.Array, SyncReplica]:
+    """Adds a gradient up if it counts; returns whether it does, and the state."""
     before = me.own.gradient_sum
     weight = None if self.weight_of is None else self.weight_of(late)
     added, fits = gradient_sum.add(before, gradient, weight, self.dtype)
     yes = jnp.asarray(True)
-    if self.all_arrive:
-      check = GradientCheck(yes, yes, yes, yes)
-      return check, added, me.own.num_accumulated + 1
-    check = GradientCheck(
-      arrived,
-      # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
-      # of different runs: a future step counts as fresh.
-      yes if self.max_staleness is None else late <= self.max_staleness,
-      me.all_finite(gradient) if self.reject_nonfinite else yes,
-      yes if fits is True else me.agree(fits, gradient),
+    checks = yes, yes, yes, yes
+    if not self.all_arrive:
+      checks = (
+        arrived,
+        # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
+        # of different runs: a future step counts as fresh.
+        yes if self.max_staleness is None else late <= self.max_staleness,
+        me.all_finite(gradient) if self.reject_nonfinite else yes,
+        yes if fits is True else me.agree(fits, gradient),
+      )
+    here, own = _counted(me.own, checks)
+    return here, own._replace(
+      gradient_sum=added if self.all_arrive else _where(here, added, before),
+      num_accumulated=own.num_accumulated + here.astype(jnp.int32),
     )
-    here = check.accepted
-    count = me.own.num_accumulated + here.astype(jnp.int32)
-    return check, _where(here, added, before), count
 
   def _mean(
-    self, total: Any, count: jax.Array, at_most: jax.Array, like: Any
+    self, own: SyncReplica, at_most: jax.Array, like: Any
   ) -> tuple[Any, Any]:
     """The mean of all replicas' gradients, and whether there are enough of them."""
-    names = self.replicas.names
+    total, names = own.gradient_sum, self.replicas.names
     if self.all_arrive:
       sums, _ = gradient_sum.reduce(total, None, like, names)
       return gradient_sum.divide(sums, like, at_most), True
-    sums, all_in = gradient_sum.reduce(total, count, like, names)
+    sums, all_in = gradient_sum.reduce(total, own.num_accumulated, like, names)
     mean = gradient_sum.divide(sums, like, all_in, self.sparse_average)
     return mean, all_in >= self.needed
 
@@ -463,31 +463,24 @@ def _with_averages(
   return optax.chain(inner, ema)
 
 
-class GradientCheck(NamedTuple):
-  """Whether a gradient counts, and why not: boolean scalars."""
+def _counted(
+  own: SyncReplica, checks: tuple[jax.Array, ...]
+) -> tuple[jax.Array, SyncReplica]:
+  """Counts a gradient: as accepted, or by the first check that it fails.
 
-  arrived: Any
-  fresh: Any
-  finite: Any
-  fits: Any
+  Args:
+    own: the replica's state.
+    checks: the results of the checks, boolean scalars, in the order of ``_COUNTERS``.
 
-  @property
-  def accepted(self) -> jax.Array:
-    return self.arrived & self.fresh & self.finite & self.fits
-
-  def count_in(self, own: SyncReplica) -> SyncReplica:
-    """Counts the gradient, as accepted or by the first reason against it."""
-    add = lambda counter, what: counter + what.astype(jnp.int32)
-    timely = self.arrived & self.fresh
-    return own._replace(
-      accepted=add(own.accepted, self.accepted),
-      absent=add(own.absent, ~self.arrived),
-      dropped_stale=add(own.dropped_stale, self.arrived & ~self.fresh),
-      dropped_nonfinite=add(own.dropped_nonfinite, timely & ~self.finite),
-      dropped_overflow=add(
-        own.dropped_overflow, timely & self.finite & ~self.fits
-      ),
-    )
+  Returns:
+    Whether it is accepted, and the state.
+  """
+  here, counts = jnp.asarray(True), {}
+  for name, holds in zip(_COUNTERS, checks, strict=True):
+    counts[name] = getattr(own, name) + (here & ~holds).astype(jnp.int32)
+    here &= holds
+  counts["accepted"] = own.accepted + here.astype(jnp.int32)
+  return here, own._replace(**counts)
 
 
 def _weight_function(weight: Any) -> Callable[[Any], Any] | None:

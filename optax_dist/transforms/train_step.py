@@ -214,26 +214,22 @@ class TrainStep:
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
       return self._mapped, kept
     given = treedef, [getattr(x, "sharding", None) for x in leaves]
-    step = self._step_for(given)
-    if step is not None:
-      return step, kept
-    kept = self._placed(kept)
-    shardings = jax.tree.map(lambda x: x.sharding, kept)
-    placed = treedef, jax.tree.leaves(shardings)
-    step = self._step_for(placed)
-    if step is None:
-      step = jax.jit(
-        self._mapped,
-        static_argnums=0,
-        donate_argnums=1,
-        out_shardings=(shardings, None),
-      )
-      self._steps.append((placed, step))
-    return step, kept
-
-  def _step_for(self, arguments: Any) -> Callable[..., Any] | None:
-    found = (step for of, step in self._steps if of == arguments)
-    return next(found, None)
+    for shardings, step in self._steps:
+      if shardings == given:
+        return step, kept
+    placed = self._placed(kept)
+    shardings = jax.tree.map(lambda x: x.sharding, placed)
+    key = treedef, jax.tree.leaves(shardings)
+    if key != given:
+      return self._step(placed)
+    step = jax.jit(
+      self._mapped,
+      static_argnums=0,
+      donate_argnums=1,
+      out_shardings=(shardings, None),
+    )
+    self._steps.append((key, step))
+    return step, placed
 
   @functools.cached_property
   def _steps(self) -> list[tuple[Any, Callable[..., Any]]]:
