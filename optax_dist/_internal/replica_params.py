@@ -121,9 +121,9 @@ class Trainers:
       The replica, and the leaves of the parameters that take part.
 
     Raises:
-      UnboundAxisError, ValueError: as in :meth:`Replicas.validate_and_enter`; if there are no
-        parameters, if an update has no parameter, if a parameter is, by its
-        type, equal on all replicas, or if a center has another shape.
+      UnboundAxisError, ValueError: as in :meth:`Replicas.validate_and_enter`; if
+        there are no parameters, if an update has no parameter, if a parameter is,
+        by its type, equal on all replicas, or if a center has another shape.
       TypeError: if an update is not floating-point or complex.
     """
     of = self.replicas

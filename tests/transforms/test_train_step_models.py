@@ -75,17 +75,17 @@ def _plain_nnx(count):
   """The loop that nnx's documentation shows, for replicas one after the other."""
   model = Net()
   optimizer = nnx.Optimizer(model, INNER, wrt=nnx.Param)
-  value_and_grad = nnx.jit(nnx.value_and_grad(_loss))
-  update = nnx.jit(lambda optimizer, *args: optimizer.update(*args))
   losses = []
   for batch in BATCHES:
     each = [_replica(model, i) for i in range(count)]
     shares = [batch] if count == 1 else [_rows(i, batch) for i in range(count)]
-    results = [value_and_grad(*pair) for pair in zip(each, shares, strict=True)]
+    results = [
+      nnx.value_and_grad(_loss)(m, b) for m, b in zip(each, shares, strict=True)
+    ]
     losses.append(np.mean([value for value, _ in results]))
     nnx.update(model, nnx.state(each[0], nnx.RngCount))
     nnx.update(model, _mean([nnx.state(m, nnx.BatchStat) for m in each]))
-    update(optimizer, model, _mean([grads for _, grads in results]))
+    optimizer.update(model, _mean([grads for _, grads in results]))
   return model, losses
 
 
