@@ -7,7 +7,6 @@ the better of the model in 1 and in 10 arrays, of either, round by round.
 import argparse
 from collections.abc import Iterator
 
-import processes
 import side_by_side
 from side_by_side import Line
 
@@ -19,18 +18,11 @@ GOALS = {
 }
 PARAMS = (1_000, 1_000_000, 25_000_000)
 ARRAYS = (1, 10)
-# From here on all processes keep what they free in one piece.
-LARGE = 25_000_000
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
   """Yields the figures, size by size."""
   for params in args.params or PARAMS:
-    yield from _one_size(params, args)
-
-
-def _one_size(params: int, args: argparse.Namespace) -> Iterator[Line]:
-  with processes.one_arena(params >= LARGE):
     yield from _in_turns(params, args)
 
 

@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
       key: said[0][key]
       for key in (
         *("steps", "seconds", "steps_per_second", "seconds_per_step"),
-        *("cpu_seconds_per_step", "page_faults_per_step"),
+        *("cpu_seconds_per_step", "page_faults_per_step", "peak_bytes"),
       )
     }
 
@@ -195,6 +195,7 @@ def _replica(args: argparse.Namespace) -> None:
     journal=args.journal if args.steps else None,
     data=coordinator.Batches(1 << 20, 64, epochs=None) if args.data else None,
   ) as replica:
+    del params
     processes.say(ready=True)
     told.wait()
     if args.kill:
@@ -240,8 +241,9 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
   def step() -> bool:
     if samples is not None and next(samples, None) is None:
       return False
-    grads = gradient(replica.params)
-    return not compute() or not replica.step(grads).finished
+    # Whoever keeps no gradient lets it be freed before the update.
+    grads = [gradient(replica.params)]
+    return not compute() or not replica.step(grads.pop()).finished
 
   settle = 0.0 if args.steps else min(2.0, args.seconds / 4)
   until = time.monotonic() + settle
@@ -274,6 +276,7 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
     bytes_in=after["bytes_in"] - before["bytes_in"],
     bytes_out=after["bytes_out"] - before["bytes_out"],
     gradients=after["gradients"],
+    peak_bytes=processes.peak_bytes(),
     **{f"{k}_per_step": v / max(1, steps) for k, v in used.items()},
   )
 

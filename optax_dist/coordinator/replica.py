@@ -311,7 +311,9 @@ class Replica:
 
     Args:
       grads: a tree of arrays like the parameters. In a deterministic run JAX's
-        arrays are read until the next call: don't donate them to a computation.
+        arrays are read until the next call: don't donate them to a computation. If
+        you keep no name for them, `step(gradient(params))`, their memory is free
+        before the update needs some.
       batch: a JSON value that identifies the data of this gradient, for replay.
         Those of a step have at most 512 KiB together; `decoupled_diloco` leaves
         out what is longer.
@@ -330,7 +332,9 @@ class Replica:
       ValueError: the batch is not a JSON value, or too long a one.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
-    return self._calls.step(grads, batch, tokens)
+    held = [grads]
+    del grads
+    return self._calls.step(held, batch, tokens)
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.

@@ -30,7 +30,7 @@ def inline(request, monkeypatch):
   Some gradients stay where they are, as if replicas were on hosts of their own.
   """
   if request.param == "in place":
-    monkeypatch.setattr(driver.Driver, "has_remote_peers", True)
+    monkeypatch.setattr(driver.Driver, "shares_memory", False)
     monkeypatch.setattr(means, "_IN_PLACE", 0)
   return 64 << 10 if request.param == "inline" else 0
 

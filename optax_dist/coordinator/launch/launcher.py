@@ -44,11 +44,12 @@ _log = logging.getLogger("optax_dist.coordinator")
 _POLL_SECONDS = 0.1
 # Seconds after a signal in which the coordinator goes on for other hosts.
 _FAREWELL = 3.0
-# Makes glibc keep freed memory in the process: fresh pages cost as much as all
-# the copies of an exchange.
+# Makes glibc keep freed arrays of up to 64 MiB in the process, and take larger ones
+# from huge pages: fresh small pages cost as much as all the copies of an exchange.
 _KEEP_MEMORY = {
-  "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+  "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
   "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+  "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 

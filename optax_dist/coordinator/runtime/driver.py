@@ -163,9 +163,9 @@ class Driver:
     return self._transport.name
 
   @property
-  def has_remote_peers(self) -> bool:
-    """Whether arrays are sent to some peers, not lent; from any thread."""
-    return self._peers.has_far
+  def shares_memory(self) -> bool:
+    """Whether its peers read arrays in its memory; from any thread."""
+    return self._peers.are_near
 
   def stats(self) -> dict[str, int]:
     """Bytes of arrays so far, and transfers in progress."""

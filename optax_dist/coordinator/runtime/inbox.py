@@ -74,6 +74,7 @@ class TrainingInbox:
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
+    keeps_before: whether the state before a commit will be read.
     on_finished: called when the run has finished, before the training loop
       knows.
   """
@@ -91,6 +92,7 @@ class TrainingInbox:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
+    self.keeps_before = False
     self.on_finished: Callable[[], None] = lambda: None
     self._changed = threading.Condition()
     published.before = published
@@ -110,7 +112,8 @@ class TrainingInbox:
       case Published(state, save):
         last, self.published = self.published, state
         # That one itself if it came as a snapshot of several commits.
-        state.before = last if state.step == last.step + 1 else state
+        keeps = self.keeps_before and state.step == last.step + 1
+        state.before = last if keeps else state
         last.before = None
         if save:
           self.to_save = state

@@ -36,13 +36,14 @@ class Peers:
     self._silence = dataclasses.replace(silence, first=first)
     # Those whose loss is in the input queue: what needs them must not start.
     self._lost: collections.Counter[str] = collections.Counter()
-    # Those to which arrays are sent, not lent.
-    self._far: set[str] = set()
+    # Those that are connected: whether they read arrays in this process's memory.
+    self._near: dict[str, bool] = {}
 
   @property
-  def has_far(self) -> bool:
-    """Whether arrays are sent to some of them, not lent; from any thread."""
-    return bool(self._far)
+  def are_near(self) -> bool:
+    """Whether all read arrays in this process's memory; False without any."""
+    near = list(self._near.values())
+    return bool(near) and all(near)
 
   def is_lost(self, peer: str) -> bool:
     """Whether the core has yet to learn that it is lost."""
@@ -58,15 +59,15 @@ class Peers:
     if trouble:
       self._could_not_reach(peer, trouble)
     self._transport.disconnect(peer, reason)
-    self._far.discard(peer)
+    self._near.pop(peer, None)
 
   def up(self, event: transports.PeerUp) -> None:
     """One is connected."""
     if event.peer == endpoint.COORDINATOR:
       # No arrays are sent to it, wherever it is.
       self._transport.allow(event.peer, self._silence)
-    elif not event.near:
-      self._far.add(event.peer)
+    else:
+      self._near[event.peer] = event.near
 
   def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
     """One is lost; `told` follows when the core knows."""
@@ -79,7 +80,7 @@ class Peers:
         peer,
         reason,
       )
-    self._far.discard(peer)
+    self._near.pop(peer, None)
     if peer == endpoint.COORDINATOR:
       self._place.revive(how)
     elif how in ("unreachable", "gone", "refused"):

@@ -179,7 +179,9 @@ class States:
     self._speculative: State | None = None
     self._apply = apply
     leaves, self._tree = jax.tree.flatten((initial, inner))
-    self._likes, self._shards, self._post = leaves, shards, post
+    # Not the leaves, which would live as long as this.
+    self._restorers = list(map(trees.restorer, leaves))
+    self._shards, self._post = shards, post
     self.inner, self._is_own = inner, False
     blocks = shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
     self._place = layout.layout(blocks)
@@ -286,10 +288,8 @@ class States:
     arrays = means.read(self._place, raw)
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
-    found = [
-      trees.restored_like(a, leaf)
-      for a, leaf in zip(arrays, self._likes, strict=True)
-    ]
+    pairs = zip(self._restorers, arrays, strict=True)
+    found = [restore(array) for restore, array in pairs]
     return jax.tree.unflatten(self._tree, found)
 
 

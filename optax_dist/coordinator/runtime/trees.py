@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,14 +62,21 @@ def words_of(leaf: Any) -> Any:
 
 def restored_like(array: Any, leaf: Any) -> Any:
   """Puts a copy of an array on the devices of a leaf; a key's words become a key."""
+  return restorer(leaf)(array)
+
+
+def restorer(leaf: Any) -> Callable[[Any], Any]:
+  """What puts copies of arrays on the devices of a leaf, which it does not keep."""
+  # Copies, since JAX may take over the memory, which must not be a view.
   if not isinstance(leaf, jax.Array):
-    return array.copy()
-  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    implementation = jax.random.key_impl(leaf)
-    key = jax.random.wrap_key_data(jnp.array(array), impl=implementation)
-    return placed_like(key, leaf)
-  # A copy, since JAX may take over the memory, which must not be a view.
-  return placed_like(array.copy(), leaf)
+    return lambda array: array.copy()
+  sharding = leaf.sharding if leaf.committed else None
+  if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return lambda array: jax.device_put(array.copy(), sharding)
+  wrap = functools.partial(
+    jax.random.wrap_key_data, impl=jax.random.key_impl(leaf)
+  )
+  return lambda array: jax.device_put(wrap(jnp.array(array)), sharding)
 
 
 def check_like(name: str, found: Any, wanted: Any) -> None:

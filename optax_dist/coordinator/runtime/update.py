@@ -23,7 +23,7 @@ class Update:
   """The update by a strategy, for one process.
 
   Attributes:
-    blocks: what is sent of a gradient: arrays, or their shapes and dtypes.
+    blocks: shapes and dtypes of what is sent of a gradient.
   """
 
   def __init__(
@@ -38,8 +38,9 @@ class Update:
     """
     self._update = parts.apply
     self._shards = parts.gradient
-    self.blocks: Sequence[Any]
-    self.blocks, self._tree = jax.tree.flatten(strategy.exchanged(params))
+    leaves, self._tree = jax.tree.flatten(strategy.exchanged(params))
+    # Not the arrays, which would live as long as this.
+    self.blocks = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
     if self._shards is not None:
       self.blocks = self._shards.templates
 

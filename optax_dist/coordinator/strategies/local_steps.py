@@ -62,6 +62,7 @@ class LocalSteps(strategy.WaitingStrategy):
     self.name, self.period, self.quorum = name, period, quorum
     self.alone, self.apply = alone, apply
     self._shared, self._payload, self._pull = shared, payload, pull
+    self.reads_before = pull is not None
     self._init = strategy.initialized_by(inner)
     self._update = strategy.applied_by(inner)
 

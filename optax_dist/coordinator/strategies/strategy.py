@@ -44,6 +44,7 @@ class Strategy:
     quorum: the configuration of the rules.
     apply: the shared state after a commit, given the one before and the mean of
       what was sent; deterministic.
+    reads_before: whether `settle` reads the state before a commit, which is kept.
     alone: whether no two replicas may take part in one step.
     period: gradients per submission: the number of local steps, or 1; None if one
       gradient is part of several steps.
@@ -56,6 +57,7 @@ class Strategy:
   name: str
   quorum: Quorum
   apply: Callable[[Any, Any], Any]
+  reads_before = False
   alone = False
   period: int | None = 1
   fragments: Fragments | None = None
@@ -106,7 +108,14 @@ class WaitingStrategy(Strategy):
     return None
 
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
-    """The local state after a commit, with or without this replica's part."""
+    """The local state after a commit, with or without this replica's part.
+
+    Args:
+      before: the shared state before it; None without `reads_before`.
+      after: the shared state after it.
+      local: the local state.
+      mine: whether this replica is part of it.
+    """
     return local
 
 

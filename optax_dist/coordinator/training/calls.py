@@ -85,8 +85,15 @@ class TrainingCalls:
     self.views, self.preempted = Views(), preempted
     self._participant, self._lock = participant, threading.RLock()
 
-  def step(self, grads: Any, batch: Any, tokens: int | None) -> Outcome:
-    """See `Replica.step`."""
+  def step(self, held: list[Any], batch: Any, tokens: int | None) -> Outcome:
+    """See `Replica.step`.
+
+    Args:
+      held: the gradient. It is taken out: without a name for it here or there, it
+        is freed as soon as its mean is known.
+      batch: its data.
+      tokens: that it was computed on.
+    """
     participant = self._participant
     phases.slow_down(time.monotonic() - participant.stopwatch.mark)
     if tokens is not None and (not self.loop.weighs_tokens or tokens < 0):
@@ -102,9 +109,11 @@ class TrainingCalls:
       participant.inbox.sync()
       outcome = self._ended(1)
       if outcome is None:
-        grads = participant.encoder.fit(grads)
         count = 1 if tokens is None else int(tokens)
-        outcome = self.loop.add(grads, self._label(batch), count)
+        label = self._label(batch)
+        outcome = self.loop.add(
+          participant.encoder.fit(held.pop()), label, count
+        )
       return self._after(outcome)
     finally:
       self._lock.release()

@@ -77,9 +77,14 @@ class Encoder:
     else:
       out, in_place = self._memory, False
       if out is None:
-        out = np.frombuffer(driver.allocate(), np.uint8)
         # If all are on this host, they read it in memory that all of them have.
-        in_place = driver.has_remote_peers
+        in_place = not driver.shares_memory
+        size = self._layout.nbytes
+        # Otherwise only small arrays are written to it.
+        memory = (
+          np.empty(size, np.uint8).data if in_place else driver.allocate()
+        )
+        out = np.frombuffer(memory, np.uint8)
       leaves = self._update.split(total)
       parts = means.write(leaves, self._layout, out, in_place=in_place)
       if parts is None:

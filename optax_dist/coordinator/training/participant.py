@@ -194,6 +194,7 @@ class Participant:
     )
     self.inbox = self.driver.inbox
     self.tell: Callable[..., None] = lambda event, **fields: None
+    self.inbox.keeps_before = strategy.reads_before
     self.inbox.on_finished = lambda: self.tell("finished")
     self.submission = self._first_submission()
     self.saving, self.stopwatch = Saving(), timings.Stopwatch()

@@ -64,6 +64,8 @@ class SynchronousLoop:
     part, self.local = self._strategy.contribute(
       participant.shared, self.local, grads
     )
+    # Whoever waits for a step does not hold its gradient.
+    del grads
     if samples.sums is not None and submission.draws.drawn is not None:
       leaves = participant.encoder.split(part)
       part = samples.sums.encode(submission.draws.drawn, leaves)
@@ -74,6 +76,7 @@ class SynchronousLoop:
     if part is not None:
       seconds = participant.stopwatch.take()
       submission.add(participant.inbox, part, batch, seconds)
+      del part
     elif submission.is_late(participant.inbox):
       # Its round has been taken without it: the rest would be for nothing.
       submission.abandon(participant.inbox)
@@ -140,7 +143,7 @@ class SynchronousLoop:
       waited: seconds that it has waited for the outcome.
     """
     participant, strategy = self._participant, self._strategy
-    result, before = participant.submission.ended, participant.shared
+    result, before = participant.submission.ended, None
     if result is None:
       self._compute()
       return participant.outcome(waited=waited)
@@ -148,7 +151,7 @@ class SynchronousLoop:
     applied = result.applied
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()
-    if applied is not None:
+    if applied is not None and strategy.reads_before:
       before = participant.inbox.before(applied.sequence).get()
     self._wait()
     if result.reason == quorum.Reason.LOST:

@@ -171,7 +171,7 @@ def test_freed_memory_stays_with_replicas_unless_told_otherwise(
       found.append(sorted(x for x in lines if x.startswith(b"MALLOC_")))
 
   _launcher(tmp_path, "train 3", hear).run()
-  threshold = b"MALLOC_MMAP_THRESHOLD_=1073741824"
+  threshold = b"MALLOC_MMAP_THRESHOLD_=67108864"
   assert found == [[threshold, b"MALLOC_TRIM_THRESHOLD_=77"]] * 2
 
 

@@ -151,17 +151,19 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   up = lambda near: one._on_event(driver.transports.PeerUp("far", near))
   # Arrays never go to the coordinator, wherever it is.
   one._on_event(driver.transports.PeerUp("coordinator", False))
-  assert not one.has_remote_peers
+  one._on_event(driver.transports.PeerUp("near", True))
+  assert one.shares_memory
   up(True)
-  assert not one.has_remote_peers
+  assert one.shares_memory
   up(False)
-  assert one.has_remote_peers
+  assert not one.shares_memory
   one._on_event(driver.transports.PeerLost("far", "broken", "it has died"))
-  assert not one.has_remote_peers
+  assert one.shares_memory
   up(False)
+  assert not one.shares_memory
   one._inputs.append(WAKE)
   one._proceed()
-  assert not one.has_remote_peers
+  assert one.shares_memory
 
 
 def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):

@@ -13,7 +13,9 @@ START, NEXT = State(0, "start"), State(1, "next")
 
 @pytest.fixture(name="shared")
 def _shared():
-  return TrainingInbox(START)
+  made = TrainingInbox(START)
+  made.keeps_before = True
+  return made
 
 
 def test_a_wait_ends_when_woken(shared):
