@@ -5,8 +5,11 @@ import os
 import sys
 import threading
 import time
+import weakref
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from waiting import until
@@ -103,3 +106,29 @@ def test_rejoins_leave_no_descriptor_and_no_thread(
     at_end = _settled(before_all)
     assert at_end[0] <= before_all[0] + 2
     assert at_end[1] <= before_all[1]
+
+
+def test_a_replica_keeps_one_state_and_no_gradient():
+  """Each takes as many bytes as the parameters, which may be many."""
+  shape = (41, 4001)  # Of no other array here.
+  seen, alive = [], []
+
+  def train(replica):
+    for _ in range(4):
+      grads = jax.tree.map(lambda x: 0.1 * x, replica.params)
+      seen.append(weakref.ref(grads["w"]))
+      held = [grads]
+      del grads
+      replica.step(held.pop())
+      shown = replica.params["w"]
+      gc.collect()
+      alive.append(sum(x.shape == shown.shape for x in jax.live_arrays()))
+    assert not any(ref() is not None for ref in seen)
+    return np.asarray(replica.params["w"])
+
+  (result,) = coordinator.run_embedded(
+    train, 1, optax.sgd(0.5), {"w": jnp.ones(shape)}, inline_bytes=0
+  )
+  np.testing.assert_allclose(result, 0.95**4, rtol=1e-6)
+  # The current parameters, and the initial ones that `run_embedded` was given.
+  assert alive[-1] == 2
