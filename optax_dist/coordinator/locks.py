@@ -77,7 +77,7 @@ class Lock:
     self._path, self.file = pathlib.Path(path), -1
     end = time.monotonic() + patience
     self._in_doubt = False
-    while not self._take():
+    while not self._try_to_lock():
       host, pid = self._read()
       holder = f"process {pid} on {host}" if pid else "another process"
       if time.monotonic() < end:
@@ -104,7 +104,7 @@ class Lock:
   def __exit__(self, *exception: object) -> None:
     self.release()
 
-  def _take(self) -> bool:
+  def _try_to_lock(self) -> bool:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     self.file = os.open(self._path, flags, 0o666)
     try:

@@ -80,7 +80,7 @@ class Caller:
           self._says = False
           self._send()
         for event in events:
-          self._take(event)
+          self._handle(event)
     except Exception as error:
       self._end(repr(error))
     finally:
@@ -95,7 +95,7 @@ class Caller:
     encoded = msg.MESSAGES.encode(self._call())
     self.place.transport.send(endpoint.COORDINATOR, [encoded])
 
-  def _take(self, event: transports.Event) -> None:
+  def _handle(self, event: transports.Event) -> None:
     match event:
       # Others may connect, and have nothing to say.
       case transports.PeerUp(endpoint.COORDINATOR):

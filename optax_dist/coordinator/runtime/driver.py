@@ -215,7 +215,8 @@ class Driver:
       self._on_event(lost)
     timed = False
     while True:
-      self.loop.run_posted()
+      if self.loop.posted:
+        self.loop.run_posted()
       if self._inputs:
         while self._inputs:
           self._step(self._inputs.popleft())

@@ -23,6 +23,7 @@ class EventLoop:
   Attributes:
     background: does slow work in a thread of its own.
     closing: why it ends; "" while it goes on.
+    posted: what it has yet to run.
   """
 
   def __init__(
@@ -52,7 +53,7 @@ class EventLoop:
     self.background = background.Background(f"{name}-work", self.call_soon)
     target = threads.in_this_precision(self._run)
     self._thread = threading.Thread(target=target, name=name, daemon=True)
-    self._posted: collections.deque[Callable[[], None]] = collections.deque()
+    self.posted: collections.deque[Callable[[], None]] = collections.deque()
     self._closed = False
     self._process = os.getpid()
 
@@ -62,14 +63,14 @@ class EventLoop:
 
   def call_soon(self, action: Callable[[], None]) -> None:
     """Runs a function in its thread; callable from any."""
-    self._posted.append(action)
+    self.posted.append(action)
     if not self._closed:
       self._place.transport.wake()
 
   def run_posted(self) -> None:
     """Runs what was posted; called in its thread, or before it starts."""
-    while self._posted:
-      self._posted.popleft()()
+    while self.posted:
+      self.posted.popleft()()
 
   @property
   def is_forked(self) -> bool:
@@ -105,7 +106,7 @@ class EventLoop:
       self._proceed()
       while not self.closing:
         timeout = 0.0
-        if not self._posted:
+        if not self.posted:
           timeout = max(0.0, self._until() - transport.now())
         for event in transport.poll(timeout):
           self._handle(event)
@@ -125,4 +126,4 @@ class EventLoop:
       self._place.close(self.closing)
     except Exception:
       _log.exception("replica %r could not close all", self._replica)
-    self._posted.clear()
+    self.posted.clear()

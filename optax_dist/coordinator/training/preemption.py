@@ -86,7 +86,7 @@ class Preemption:
         signal.SIG_DFL,
         signal.default_int_handler,
       ):
-        self._before[number] = signal.signal(number, self._take)
+        self._before[number] = signal.signal(number, self._on_signal)
     if self._before:
       self._news, self._removed = queue.SimpleQueue(), threading.Event()
       threading.Thread(
@@ -97,7 +97,7 @@ class Preemption:
     """Removes the signal handlers."""
     for number, before in self._before.items():
       # A bound method is a new object each time, so compare with "==".
-      if signal.getsignal(number) == self._take:
+      if signal.getsignal(number) == self._on_signal:
         signal.signal(number, before)
     self._before = {}
     self._removed.set()
@@ -107,7 +107,7 @@ class Preemption:
     """The replica is a member: from now on it leaves after a step."""
     self._joined = True
 
-  def _take(self, number: int, frame: FrameType | None) -> None:
+  def _on_signal(self, number: int, frame: FrameType | None) -> None:
     if os.getpid() != self._process:
       # A forked child, such as a data loader's worker, has no run to leave.
       signal.signal(number, self._before.get(number, signal.SIG_DFL))

@@ -222,6 +222,8 @@ class Dialer:
 
   def due(self) -> float:
     """When to call `check` at the latest."""
+    if not (self._dials or self._links):  # As in most turns.
+      return float("inf")
     times = [dial.until for dial in self._dials.values()]
     times += [link.until for link in self._links.values()]
     times += [d.at for p, d in self._dials.items() if p not in self._links]

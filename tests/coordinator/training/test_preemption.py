@@ -25,7 +25,7 @@ def test_preemption_acts_after_a_step_is_decided():
   made = preemption.Preemption("leave", 60.0)
   made.joined()
   assert not made.is_time(save=False, settled=True)
-  made._take(signal.SIGTERM, None)
+  made._on_signal(signal.SIGTERM, None)
   assert made.received
   assert not made.wants_save()
   assert not made.is_time(save=False, settled=False)
@@ -36,7 +36,7 @@ def test_the_common_save_comes_first():
   made = preemption.Preemption("save", 60.0)
   made.joined()
   assert not made.wants_save()
-  made._take(signal.SIGTERM, None)
+  made._on_signal(signal.SIGTERM, None)
   assert made.wants_save()
   assert not made.wants_save()  # Once.
   assert not made.is_time(save=False, settled=True)
@@ -48,7 +48,7 @@ def test_the_common_save_comes_first():
 def test_after_half_of_the_grace_a_replica_leaves_in_any_case():
   made = preemption.Preemption("save", 0.0)
   made.joined()
-  made._take(signal.SIGTERM, None)
+  made._on_signal(signal.SIGTERM, None)
   assert not made.is_time(save=True, settled=True)
   assert made.is_time(save=False, settled=False)
 
@@ -57,7 +57,7 @@ def test_a_signal_that_was_dropped_before_it_is_a_member_ends_it_later():
   made = preemption.Preemption("leave", 60.0)
   made.check()
   with pytest.raises(SystemExit):
-    made._take(signal.SIGTERM, None)
+    made._on_signal(signal.SIGTERM, None)
   with pytest.raises(SystemExit, match="143"):
     made.check()
   made.joined()
@@ -75,7 +75,7 @@ def test_a_handler_of_the_program_stays():
     assert signal.getsignal(signal.SIGTERM) is mine
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     made.install()
-    assert signal.getsignal(signal.SIGTERM) == made._take
+    assert signal.getsignal(signal.SIGTERM) == made._on_signal
     made.remove()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
   finally:
@@ -109,7 +109,7 @@ def test_a_replica_that_only_abandons_gradients_leaves_too(mode, grace):
   one._calls.preempted = made = preemption.Preemption(mode, grace)
   with one.start():
     assert not one.abandon().finished
-    made._take(signal.SIGTERM, None)
+    made._on_signal(signal.SIGTERM, None)
     assert one.abandon().finished
     assert one.has_left
 
