@@ -122,12 +122,10 @@ def _coordinator(
   stack: contextlib.ExitStack,
 ) -> None:
   """Starts the coordinator by itself, so that any replica joins first."""
-  host, _, port = address.rpartition(":")
   server = subprocess.Popen(
     [
-      *(*within, args.python, "-m", "optax_dist.coordinator.server"),
-      *("--bind", "0.0.0.0", "--port", port, "--advertise", host),
-      *("--log", f"{folder}/log"),
+      *(*within, args.python, "-m", "optax_dist", "coordinator"),
+      *("--address", address, "--output", folder),
     ],
     stdout=subprocess.PIPE,
     env=os.environ | {"OPTAX_DIST_SECRET": SECRET},

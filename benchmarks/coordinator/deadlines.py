@@ -205,7 +205,7 @@ def processes(args):
       placement.Placement(3),
       supervisor.Policy(restarts=0),
       folder=pathlib.Path(folder, "logs"),
-      told=environment.Environment(
+      environment=environment.Environment(
         journal=str(path), replicas_to_aggregate=3, min_replicas=1
       ),
       env={"JAX_PLATFORMS": "cpu"},

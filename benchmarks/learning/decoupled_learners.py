@@ -144,7 +144,7 @@ def run(args, seed, kill_every=0.0, steps=0):
       placement.Placement(LEARNERS),
       supervisor.Policy(restarts=1000),
       folder=pathlib.Path(folder) / "output",
-      told=Environment(num_replicas=LEARNERS),
+      environment=Environment(num_replicas=LEARNERS),
       env={
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",

@@ -135,8 +135,8 @@ def measure(args, hosts, method):
   ):
     server = hosts.python(
       0,
-      *("-m", "optax_dist.coordinator.server", "--bind", "0.0.0.0"),
-      *("--advertise", hosts.address(0), "--log", f"{folder}/log"),
+      *("-m", "optax_dist", "coordinator"),
+      *("--address", address, "--output", folder),
       stdout=subprocess.PIPE,
       stderr=subprocess.DEVNULL,
       env=environment,

@@ -131,10 +131,8 @@ class Run:
     at = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
     self._coordinator = self.hosts.python(
       self.count,
-      *("-m", "optax_dist.coordinator.server"),
-      *("--log", str(self._members.folder / "coordinator.log")),
-      *("--bind", "::" if self._version == 6 else "0.0.0.0"),
-      *("--advertise", host),
+      *("-m", "optax_dist", "coordinator", "--address", at),
+      *("--output", str(self._members.folder)),
       stdout=subprocess.PIPE,
       env={
         **os.environ,

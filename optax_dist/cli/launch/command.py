@@ -84,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
       job.note_writer(journal)
     launched = launcher.Launcher(
       command,
-      job.placement(args),
+      job.placement,
       supervisor.Policy(job.needed, args.restarts),
       folder=args.output and args.output / _LOGS,
       log=args.output and args.output / options.LOG,
       continues=args.resume and job.node.count > 1,
       standbys=args.standbys,
-      told=job.settings,
+      environment=job.settings,
       env=_env(args),
       grace=args.grace,
       lock=lock,

@@ -8,6 +8,8 @@ import os
 import pathlib
 from typing import Any
 
+import msgspec
+
 from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import options
 
@@ -58,41 +60,40 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``coordinator`` command with its parsed arguments."""
-  from optax_dist.coordinator.extras.hosts import nodes, placement
   from optax_dist.coordinator.launch import environment
   from optax_dist.coordinator.server import __main__ as program
   from optax_dist.coordinator.server import places, process
 
   try:
-    told = environment.Environment.read()
-    told = dataclasses.replace(
-      told, certificates=args.certificates or told.certificates
-    )
-    files = told.find_certificates()
+    variables = environment.Environment.read()
+    if args.certificates or args.secret_file:
+      variables = dataclasses.replace(
+        variables,
+        certificates=args.certificates or variables.certificates,
+        secret=None if args.secret_file else variables.secret,
+        secret_file=args.secret_file or variables.secret_file,
+      )
     store = None
     if args.address is None:
-      store = places.of_coordinator(args.store, told.store)
-    if store is None and not (args.address and args.output):
-      raise ValueError("needs --address and --output, or --store")
+      store = places.of_coordinator(args.store, variables.store)
     if args.address and args.store:
       raise ValueError("has either an --address, or a --store")
-    secret = (
-      environment.read_secret(args.secret_file)
-      if args.secret_file
-      else told.find_secret()
-    )
     if store is not None:
-      flags = [] if told.local_addr is None else ["--bind", told.local_addr]
-    else:
-      at = placement.listens(nodes.Node(address=args.address))
+      settings = process.Settings(bind=variables.local_addr)
+    elif args.address and args.output:
       args.output.mkdir(parents=True, exist_ok=True)
-      flags = ["--bind", f"{at.bind}", "--port", str(at.port)]
-      flags += ["--advertise", at.advertise or f"{at.bind}"]
-      flags += ["--log", os.fspath(args.output / options.LOG)]
+      settings = msgspec.structs.replace(
+        process.Settings.at(args.address),
+        log=os.fspath(args.output / options.LOG),
+      )
+    else:
+      raise ValueError("needs --address and --output, or --store")
+    settings = msgspec.structs.replace(
+      settings,
+      journal=args.journal,
+      certificates=variables.find_certificates(),
+    )
+    secret = variables.find_secret() or ""
   except (OSError, ValueError) as error:
     raise errors.CommandError(f"coordinator: {error}") from None
-  os.environ[process.STORE_VARIABLE] = store or ""
-  flags += ["--journal", args.journal] if args.journal else []
-  if files is not None:
-    flags += ["--certificates", *files.files()]
-  return program.main(flags, (secret or "").encode())
+  return program.run(settings, secret.encode(), store)

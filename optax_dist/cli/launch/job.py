@@ -12,9 +12,8 @@ from collections.abc import Mapping
 
 from optax_dist.cli import errors
 from optax_dist.coordinator import journal as journals
-from optax_dist.coordinator.extras.hosts import nodes
-from optax_dist.coordinator.launch import environment, faults
-from optax_dist.coordinator.launch import placement as placements
+from optax_dist.coordinator.launch import environment, faults, nodes
+from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.server import places
 
 _SHORTEST = 16  # Bytes of a secret.
@@ -27,6 +26,7 @@ class Job:
     node: this host.
     replicas: of the job, on all hosts.
     external: whether no launcher starts the coordinator.
+    placement: what runs on this host.
     needed: how many replicas the job needs to continue.
     settings: the environment of all replicas.
     certificates: the files of this host; None for no encryption.
@@ -53,7 +53,10 @@ class Job:
       settings = _settings(args, environ)
       self.node = nodes.find(settings)
       self.replicas = settings.num_replicas or self.node.count
-      self.node.share(self.replicas, args.processes_per_replica)
+      self.placement = Placement(
+        self.replicas, args.processes_per_replica, self.node, args.external
+      )
+      _ = self.placement.here  # It raises if they can't be shared out.
       if settings.faults is not None:
         faults.Faults.parse(settings.faults).check(self.replicas)
       secret = settings.find_secret()
@@ -110,19 +113,6 @@ class Job:
     if address is not None:
       with contextlib.suppress(OSError):  # The training does without it.
         path.with_name(journals.WRITER).write_text(f"{address}\n", "utf-8")
-
-  def placement(self, args: argparse.Namespace) -> placements.Placement:
-    """Which of the replicas run on this host.
-
-    Args:
-      args: the command's arguments.
-    """
-    places = self.replicas, args.processes_per_replica
-    if self.node.count == 1 and self.node.address is None:
-      return placements.Placement(*places)
-    from optax_dist.coordinator.extras.hosts import placement
-
-    return placement.HostPlacement(self.node, *places, external=self.external)
 
 
 def _settings(

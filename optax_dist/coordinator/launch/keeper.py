@@ -6,181 +6,156 @@ there are never two.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from optax_dist.coordinator.launch import child
+from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.server import process
-from optax_dist.coordinator.transport import tls
+from optax_dist.coordinator.server.process import CoordinatorProcess, Settings
 
 # Seconds without a beat after which it hangs. Only those count in which this process
 # was awake itself.
-_SILENCE = 5.0
-_POLL_SECONDS = 0.5
-# Seconds to end before it is killed.
+_SILENCE, _LONGEST_LOOK = 5.0, 0.5
+# Seconds after which it counts as healthy, and the shortest and longest pause before a
+# start of one that was not.
+_HEALTHY, _SHORTEST, _LONGEST = 10.0, 0.5, 5.0
+# Seconds to end once it prints no more.
 _STOP_SECONDS = 5.0
-# Seconds after which it counts as healthy, and the longest pause before a start of
-# one that was not.
-_HEALTHY, _LONGEST_PAUSE = 10.0, 5.0
-
-
-class Listens(NamedTuple):
-  """Where a coordinator listens.
-
-  Attributes:
-    bind: an address of this host; None for the one that reaches `store`.
-    port: the port; None for any one, which members find in `store`.
-    advertise: the host that others connect to, if it is not `bind`.
-    store: a URL of etcd, where it stands by; None for one with a log in a file.
-  """
-
-  bind: str | None = None
-  port: int | None = None
-  advertise: str | None = None
-  store: str | None = None
 
 
 class Keeper:
-  """The coordinator of a job, whichever process that is at the time."""
+  """The coordinator of a job, whichever process that is at the time.
+
+  Attributes:
+    drained: whether it has ended after `drain`.
+  """
 
   def __init__(
     self,
-    listens: Listens,
-    secret: bytes,
-    log: str | os.PathLike[str] | None,
+    settings: Settings,
+    environment: Environment,
     say: Callable[[str], None],
-    env: Mapping[str, str] | None = None,
-    certificates: tls.Certificates | None = None,
-    journal: str | None = None,
+    env: Mapping[str, str],
   ):
     """Starts the coordinator, and waits until it is ready.
 
     Args:
-      listens: where it listens.
-      secret: the job's secret.
-      log: its log, which it continues if there is one; None for one in etcd.
+      settings: where it listens, and its log.
+      environment: that of all replicas.
       say: called with what it prints, and with what happens to it.
       env: variables to add to this process's own.
-      certificates: encrypt all traffic that leaves this host.
-      journal: its journal, on this host.
 
     Raises:
       RuntimeError: it has exited, for example because the port is taken.
       TimeoutError: it is not ready in time.
     """
-    self._start: Callable[[], process.CoordinatorProcess] = lambda: (
-      process.start(
-        secret,
-        log=log,
-        journal=journal,
-        beats=True,
-        env=env,
-        certificates=certificates,
-        **listens._asdict(),
-      )
+    assert environment.secret is not None
+    secret = environment.secret.encode()
+    settings = msgspec.structs.replace(
+      settings,
+      journal=environment.journal,
+      certificates=environment.find_certificates(),
+      lifeline=True,
+      beats=True,
     )
-    self._say = say
-    self._made = self._start()
-    self._stops, self._drains = threading.Event(), threading.Event()
-    self._drained = threading.Event()
-    self._thread = threading.Thread(
-      target=self._keep, name="optax-dist-keeper", daemon=True
+    self._start = lambda: CoordinatorProcess(
+      settings, secret, environment.store, env
     )
-    self._thread.start()
+    self._say, self.drained = say, False
+    self._drains = False
+    # When the next one starts; None while there is one.
+    self._due: float | None = None
+    self._pause = 0.0
+    self._begin(waits=True)
+
+  def _begin(self, waits: bool = False) -> None:
+    self._current = self._start()
+    if waits:
+      self._current.wait_until_ready()
+    os.set_blocking(self.file, False)
+    self._began = self._looked = time.monotonic()
+    self._silent, self._rest = 0.0, b""
 
   @property
-  def pid(self) -> int:
-    """The process that is the coordinator at present, or was the last."""
-    return self._made.process.pid
+  def file(self) -> int:
+    """The descriptor that it prints to; -1 while there is none."""
+    stdout = self._current.process.stdout
+    return -1 if stdout is None or stdout.closed else stdout.fileno()
+
+  def poll(self) -> None:
+    """Passes on what it prints, and starts it again if it has ended or hangs."""
+    now = time.monotonic()
+    if self._due is not None:
+      if now >= self._due:
+        self._start_again(now)
+      return
+    self._silent += min(now - self._looked, _LONGEST_LOOK)
+    self._looked = now
+    ended = not self._read()
+    hangs = self._silent >= _SILENCE
+    if self.drained or not (ended or hangs):
+      return
+    made = self._current.process
+    self._current.kill(0.0 if hangs else _STOP_SECONDS)
+    self._close()
+    if self._drains and not (made.returncode or hangs):
+      self.drained = True
+      return
+    if hangs:
+      how = f"has not answered for {_SILENCE:g} s, and is replaced"
+    else:
+      how = f"{child.ending(made)}; it starts again"
+    if not self._pause:  # Of one that can't start, nobody need hear again.
+      self._say(f"process {made.pid} {how}")
+    fails = not hangs and made.returncode >= 0 and now - self._began < _HEALTHY
+    self._pause = (
+      min(_LONGEST, max(_SHORTEST, 2 * self._pause)) if fails else 0.0
+    )
+    self._due = now + self._pause
+
+  def _start_again(self, now: float) -> None:
+    try:
+      self._begin()
+    except OSError as error:  # Out of processes or memory.
+      self._say(f"it can't start again yet: {error}")
+      self._due = now + _LONGEST
+      return
+    self._due = None
+    if self._drains:
+      self._current.drain()
 
   def drain(self) -> None:
     """Makes it end once it has no members."""
-    self._drains.set()
-    self._made.drain()
-
-  def drained(self, timeout: float) -> bool:
-    """Waits until it has ended after `drain`; returns whether it has."""
-    return self._drained.wait(timeout)
+    self._drains = True
+    self._current.drain()
 
   def stop(self) -> None:
     """Stops it; its members are notified."""
-    self._stops.set()
-    end = time.monotonic() + _STOP_SECONDS
-    while self._thread.is_alive():
-      # Again, since another one may just have started.
-      late = time.monotonic() > end
-      self._made.process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
-      self._thread.join(_POLL_SECONDS / 5)
+    if self._due is None and not self.drained:
+      self._current.stop()
+      self._read()
+      self._close()
 
-  def _keep(self) -> None:
+  def _close(self) -> None:
+    assert self._current.process.stdout is not None
+    self._current.process.stdout.close()
+
+  def _read(self) -> bool:
+    """Passes on what it has printed; returns whether it may print more."""
     while True:
-      began = time.monotonic()
-      hangs = self._watch(self._made.process)
-      if hangs and not self._stops.is_set():
-        self._tell(
-          f"process {self.pid} has not answered for {_SILENCE:g} s, and is"
-          " replaced"
-        )
-      self._made.kill(0.0 if hangs else _STOP_SECONDS)
-      for stream in (self._made.process.stdin, self._made.process.stdout):
-        if stream is not None:
-          with contextlib.suppress(OSError):
-            stream.close()
-      if self._stops.is_set():
-        return
-      code = self._made.process.returncode
-      if self._drains.is_set() and not (code or hangs):
-        self._drained.set()
-        return
-      if not hangs:
-        ended = child.ending(self._made.process)
-        self._tell(f"process {self.pid} {ended}; it starts again")
-      fails = code >= 0 and time.monotonic() - began < _HEALTHY
-      self._start_again(_POLL_SECONDS if fails else 0.0)
-
-  def _start_again(self, pause: float) -> None:
-    """Starts it until that succeeds."""
-    told = ""
-    while not self._stops.wait(pause):
       try:
-        self._made = self._start()
-      except (OSError, RuntimeError, TimeoutError) as error:
-        if str(error) != told:
-          told = str(error)
-          self._tell(f"it can't start again yet: {told}")
-        pause = min(_LONGEST_PAUSE, max(_POLL_SECONDS, 2 * pause))
-        continue
-      if self._drains.is_set():
-        self._made.drain()
-      return
-
-  def _watch(self, watched: subprocess.Popen[bytes]) -> bool:
-    """Passes on what it prints, until it has ended or hangs; whether it hangs."""
-    assert watched.stdout is not None
-    file, rest, silent = watched.stdout.fileno(), b"", 0
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    while silent < _SILENCE / _POLL_SECONDS:
-      if not poll.poll(1000 * _POLL_SECONDS):
-        silent += 1
-        continue
-      more = os.read(file, 1 << 16)
+        more = os.read(self.file, 1 << 16)
+      except BlockingIOError:
+        return True
       if not more:
         return False
-      silent = 0
-      *lines, rest = (rest + more).split(b"\n")
+      self._silent = 0.0
+      *lines, self._rest = (self._rest + more).split(b"\n")
       for line in lines:
-        if line != process.BEAT.encode():
-          self._tell(line.decode(errors="replace"))
-    return True
-
-  def _tell(self, line: str) -> None:
-    with contextlib.suppress(OSError):  # Nobody may read it any more.
-      self._say(line)
+        text = line.decode(errors="replace")
+        if text != process.BEAT and not text.startswith(process.READY):
+          self._say(text)

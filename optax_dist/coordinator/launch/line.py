@@ -12,10 +12,11 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
+from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.protocol import codec, deadlines
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.runtime import caller, endpoint
-from optax_dist.coordinator.transport import tls
 
 # Seconds without a byte after which the coordinator is lost, and after which one is
 # gone that was lost, or has not come yet.
@@ -32,60 +33,62 @@ class Line:
   def __init__(
     self,
     address: str,
-    secret: bytes,
-    host: msg.Host,
+    environment: Environment,
+    placement: Placement,
     say: Callable[[str], None],
-    certificates: tls.Certificates | None = None,
   ):
     """Calls the coordinator.
 
     Args:
       address: of the coordinator, or a URL of etcd.
-      secret: of the job.
-      host: what it says at first, but for who it is.
+      environment: that of all replicas.
+      placement: what runs on this host.
       say: called by `look` with what people must know.
-      certificates: encrypt all traffic that leaves this host.
 
     Raises:
       ValueError: a certificate can't be used.
     """
-    who = f"process {os.getpid()} on {socket.gethostname()}"
-    self._host = codec.replace(host, launcher=who)
+    assert environment.secret is not None
+    node = placement.node
+    self._host = msg.Host(
+      environment.run or "",
+      node.rank,
+      node.count,
+      f"process {os.getpid()} on {socket.gethostname()}",
+      (*placement.here.replicas,),
+    )
     self._say = say
     self._is_gone = self._was_there = False
     self.refused = ""
-    place = endpoint.connect(
+    made = endpoint.connect(
       address,
-      f"launcher-{host.rank}",
-      secret,
+      f"launcher-{node.rank}",
+      environment.secret.encode(),
       deadlines.silence_of_peers(10 * _SILENCE, _SILENCE),
       bind="127.0.0.1",  # Nobody calls a launcher.
       ports=(0,),
-      certificates=certificates,
+      certificates=environment.find_certificates(),
     )
     self._caller = caller.Caller(
-      place, lambda: self._host, self._hear, self._refuse
+      made, lambda: self._host, self._hear, self._refuse
     )
     self._caller.start()
 
   def tell(
-    self,
-    ended: frozenset[int],
-    given_up: str = "",
-    gone: Iterable[str] = (),
+    self, never_joined: Iterable[int], ended: Iterable[str], given_up: str = ""
   ) -> None:
-    """Says which replicas have ended, and never joined.
+    """Tells the coordinator whom nobody must wait for.
 
     Args:
-      ended: all of them.
-      given_up: why some of them do not start again.
-      gone: the last process of each replica that has joined and ended.
+      never_joined: replicas that have ended, and never joined.
+      ended: the last process of each replica that has joined and ended.
+      given_up: why some of the former do not start again; "" if they do.
     """
     host = codec.replace(
       self._host,
-      ended=tuple(sorted(ended)),
+      ended=tuple(sorted(never_joined)),
       given_up=given_up,
-      gone=tuple(sorted(gone)),
+      gone=tuple(sorted(ended)),
     )
     if host != self._host:
       self._host = host

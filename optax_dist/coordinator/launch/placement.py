@@ -1,50 +1,54 @@
-"""Where a job's replicas run: all on this host, or on others, too."""
+"""Where a job's replicas run.
+
+Each host has a launcher, which knows its own host only: it starts the processes
+that belong there, and starts them again. The launcher of host 0 also keeps the
+coordinator running, through which replicas of all hosts find each other.
+"""
 
 from __future__ import annotations
 
-from optax_dist.coordinator.launch import supervisor
-from optax_dist.coordinator.launch.keeper import Listens
+import dataclasses
+
+from optax_dist.coordinator.launch.nodes import Node, Share
+from optax_dist.coordinator.server.process import Settings
 from optax_dist.coordinator.transport import addresses
 
 
+@dataclasses.dataclass(frozen=True)
 class Placement:
-  """The part of a job that runs on this host: here it is all of it.
+  """The replicas of a job, and which of their processes run on this host.
 
   Attributes:
     replicas: replicas of the run, on all hosts together.
     processes: processes of each replica; if one dies, the replica restarts.
-    address: the coordinator's address, ``host:port``; None for one that `listens`
-      finds.
-    rank: the index of this host among those of the job.
-    nodes: how many hosts the job has.
+    node: this host.
+    external: whether no launcher starts the coordinator.
   """
 
-  address: str | None = None
-  rank, nodes = 0, 1
-
-  def __init__(self, replicas: int, processes: int = 1):
-    """Places the replicas."""
-    self.replicas, self.processes = replicas, processes
+  replicas: int
+  processes: int = 1
+  node: Node = dataclasses.field(default_factory=Node)
+  external: bool = False
 
   @property
-  def replicas_here(self) -> range:
-    """The replicas that have processes on this host."""
-    return range(self.replicas)
-
-  @property
-  def processes_here(self) -> range:
-    """The indices of a replica's processes on this host."""
-    return range(self.processes)
-
-  def listens(self) -> Listens | None:
-    """Where the coordinator of the job listens; None if it is on another host.
+  def here(self) -> Share:
+    """What runs on this host.
 
     Raises:
-      ValueError: this host can't listen there.
+      ValueError: the replicas can't be distributed evenly.
     """
-    (port,) = addresses.free_ports()
-    return Listens("127.0.0.1", port)
+    return self.node.share(self.replicas, self.processes)
 
-  def policy(self, policy: supervisor.Policy) -> supervisor.Policy:
-    """What to do about replicas of this host, given what the run needs."""
-    return policy
+  @property
+  def elsewhere(self) -> int:
+    """How many replicas have no process on this host."""
+    return self.replicas - len(self.here.replicas)
+
+  def coordinator(self) -> Settings | None:
+    """Where the coordinator listens; None if this launcher starts none."""
+    if self.external or self.node.rank:
+      return None
+    if self.node.address is None:
+      (port,) = addresses.free_ports()
+      return Settings(bind="127.0.0.1", port=port)
+    return Settings.at(self.node.address)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 
 # Those that ask a program to end.
-ENDING = (signal.SIGINT, signal.SIGTERM)
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
 _OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
 
 

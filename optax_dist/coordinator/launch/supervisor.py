@@ -1,6 +1,6 @@
 """Decides which replicas are restarted, and how a launch ends.
 
-A pure state machine: it takes one input and the time, and returns effects.
+A pure state machine: it is told what happens and when, and returns effects.
 """
 
 from __future__ import annotations
@@ -8,39 +8,19 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeAlias
 
 
 @dataclasses.dataclass(frozen=True)
-class Joined:
-  """Input: a replica has joined the run."""
-
-  replica: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Left:
-  """Input: a replica has left the run gracefully."""
-
-  replica: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOver:
-  """Input: the run has finished successfully."""
-
-
-@dataclasses.dataclass(frozen=True)
 class ReplicaEnded:
-  """Input: a replica's processes have ended.
+  """A replica's processes have ended.
 
   Attributes:
     replica: its index.
     code: 0, or that of the process that failed first, negative for a signal.
-    words: how that process ended.
+    reason: how that process ended, in words.
     tail: the last lines of its output.
-    process: the name of that process.
     failure: the error that ended its part in the run, if its program has hidden
       it by ending with 0.
     final: "" if it may do better next time, "refused" if the run would refuse it
@@ -49,26 +29,10 @@ class ReplicaEnded:
 
   replica: int
   code: int
-  words: str = ""
+  reason: str = ""
   tail: str = ""
-  process: str = ""
   failure: str = ""
   final: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class LauncherStops:
-  """Input: a signal asked the launcher to end; it was passed on."""
-
-  number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-  """Input: some time has passed."""
-
-
-Input: TypeAlias = Joined | Left | RunOver | ReplicaEnded | LauncherStops | Tick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +101,9 @@ Effect: TypeAlias = StartReplica | KillReplica | Say | GiveUpRun | JobEnded
 _SETTLE_TIME = 1.0
 # Seconds after which a replica no longer counts as failing repeatedly.
 _HEALTHY = 60.0
+# Shortest and longest pause before a restart: it doubles while a replica keeps
+# failing; the first restart after a signal is immediate.
+_PAUSES = 0.5, 30.0
 # Seconds after which a job in which nobody has joined is asked about.
 _USUALLY_JOINED = 120.0
 # Seconds without a failure after which all restarts are allowed again: a job of
@@ -151,20 +118,13 @@ class Policy:
   """What to do about replicas that end with an error.
 
   Attributes:
-    needed: how many replicas the run needs to continue.
+    needed: how many replicas the run needs to continue, on all hosts.
     restarts: how many restarts are allowed, until an hour without a failure has
       passed.
-    pauses: shortest and longest pause before a restart, in seconds: it doubles
-      while a replica keeps failing; the first restart after a signal is
-      immediate.
-    whole: whether all replicas of the run are here: if all of them fail by
-      themselves, they would again.
   """
 
   needed: int = 1
   restarts: int = 10
-  pauses: tuple[float, float] = (0.5, 30.0)
-  whole: bool = True
 
 
 class State(enum.Enum):
@@ -180,7 +140,7 @@ _SETTLED = (State.DONE, State.ABSENT)
 
 
 @dataclasses.dataclass
-class _Place:
+class _Replica:
   state: State = State.RUNNING
   restarts: int = 0
   began: float = 0.0
@@ -201,239 +161,237 @@ class _Place:
 class Supervisor:
   """The state machine; see the module docstring.
 
+  Each of its inputs is a method, which is given the time, and returns the effects.
+
   Attributes:
     over: whether the run has finished.
   """
 
-  def __init__(self, replicas: Iterable[int], policy: Policy):
+  def __init__(
+    self, replicas: Iterable[int], policy: Policy, elsewhere: int = 0
+  ):
     """Starts before any replica was started.
 
     Args:
       replicas: the replicas of this host.
       policy: what to do about those that end with an error.
+      elsewhere: replicas of other hosts: they may be enough, or hold the state.
     """
-    self._places = {replica: _Place() for replica in replicas}
-    self._policy = policy
+    self._replicas = {replica: _Replica() for replica in replicas}
+    self._policy, self._elsewhere = policy, elsewhere
     self.over = False
     self._end_late_at = math.inf
     self._stopped: int | None = None
     self._failed_run = False
-    # The first error after the run, the first signal that killed a replica
-    # then, and whether any replica has ended well.
-    self._code = self._killed = 0
-    self._ended_well = False
-    self._ended = False
+    # Those of replicas that took part, after the run.
+    self._codes: list[int] = []
     self._start = 0.0
-    self._asked = False
+    self._has_asked = self._has_ended = False
     # Restarts since the last hour without a failure, and the last failure.
     self._restarts = 0
-    self._failed = -math.inf
-
-  def state(self, replica: int) -> State:
-    """The state of a replica."""
-    return self._places[replica].state
+    self._failed_at = -math.inf
 
   @property
   def never_joined(self) -> frozenset[int]:
     """Replicas that have ended before they ever joined the run."""
     return frozenset(
-      replica
-      for replica, place in self._places.items()
-      if place.has_ended and not place.has_joined
+      number
+      for number, replica in self._replicas.items()
+      if replica.has_ended and not replica.has_joined
+    )
+
+  @property
+  def all_joined(self) -> bool:
+    """Whether those that run have joined since they were started."""
+    return all(
+      replica.joined
+      for replica in self._replicas.values()
+      if replica.state is State.RUNNING
     )
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""
     self._start = now
-    for place in self._places.values():
-      place.began = now
-    return [StartReplica(replica, 0) for replica in self._places]
+    for replica in self._replicas.values():
+      replica.began = now
+    return [StartReplica(number, 0) for number in self._replicas]
 
-  def step(self, given: Input, now: float) -> list[Effect]:
-    """Processes an input; returns the effects."""
-    if self._ended:
+  def joined(self, number: int, now: float) -> list[Effect]:
+    """A replica has joined the run."""
+    replica = self._replicas[number]
+    replica.joined = replica.has_joined = True
+    replica.left = False
+    # Some may have ended well before anybody joined.
+    return self._conclude(self._check_enough())
+
+  def left(self, number: int) -> None:
+    """A replica has left the run gracefully."""
+    self._replicas[number].left = True
+
+  def run_over(self, now: float) -> list[Effect]:
+    """The run has finished successfully."""
+    if not self.over:
+      self.over = True
+      # The message that a replica has joined may come a little later.
+      self._end_late_at = now + _SETTLE_TIME
+      self._settle_waiting()
+    return self._conclude([])
+
+  def stop(self, signal: int, now: float) -> list[Effect]:
+    """A signal asked the launcher to end; it was passed on."""
+    self._stopped = signal
+    self._settle_waiting()
+    return self._conclude([])
+
+  def ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
+    """A replica's processes have ended."""
+    replica = self._replicas[given.replica]
+    replica.has_ended = True
+    if not given.code:
+      reason = _ended_with_0(given, replica)
+      given = dataclasses.replace(given, reason=reason)
+    # Those that came too late for the run are no news.
+    took_part = replica.joined or not self.over
+    is_news = bool(given.code) or not (self.over or replica.left)
+    says = is_news and took_part and self._stopped is None
+    effects = self._decide(given, now)
+    if says:
+      effects.insert(0, Say(f"replica {given.replica} {given.reason}"))
+    return self._conclude(effects)
+
+  def tick(self, now: float) -> list[Effect]:
+    """Some time has passed."""
+    effects = self._restart_due(now) + self._end_late(now) + self._ask(now)
+    return self._conclude(effects)
+
+  # How the job ends.
+
+  def _conclude(self, effects: list[Effect]) -> list[Effect]:
+    """Adds the end, once all replicas have ended; nothing follows it."""
+    if self._has_ended:
       return []
-    effects = self._process(given, now)
-    if any(isinstance(e, GiveUpRun) for e in effects):
-      self._ended = True
-      return effects
-    if all(p.state in _SETTLED for p in self._places.values()):
-      self._ended = True
+    if any(isinstance(effect, GiveUpRun) for effect in effects):
+      self._has_ended = True
+    elif all(r.state in _SETTLED for r in self._replicas.values()):
+      self._has_ended = True
       effects.append(self._end())
     return effects
 
   def _end(self) -> Effect:
-    """How the job ends, once all replicas have."""
     if self._stopped is not None:
       return JobEnded(128 + self._stopped)
     if self._failed_run and not self.over:
       return self._explain("The run has ended with an error")
-    places = self._places.values()
-    if not (self.over or any(p.has_joined or p.left for p in places)):
+    replicas = self._replicas.values()
+    if not (self.over or any(r.has_joined or r.left for r in replicas)):
       return GiveUpRun(
         f"{_NOBODY} All replicas of this host have ended with exit code 0, and"
         " whatever they have computed, each has done for itself."
       )
     # One that was killed after the run, with all steps committed, changes nothing
     # if another one has come to the end of its program.
-    return JobEnded(self._code or (0 if self._ended_well else self._killed))
-
-  def _process(self, given: Input, now: float) -> list[Effect]:
-    match given:
-      case Joined(replica):
-        place = self._places[replica]
-        place.joined = place.has_joined = True
-        place.left = False
-        # Some may have ended well before anybody joined.
-        return self._check_enough()
-      case Left(replica):
-        self._places[replica].left = True
-      case RunOver():
-        self._run_over(now)
-      case LauncherStops(number):
-        self._stopped = number
-        self._settle_waiting()
-      case ReplicaEnded():
-        return self._replica_ended(given, now)
-      case Tick():
-        return self._restart_due(now) + self._end_late(now) + self._ask(now)
-    return []
+    errors = [code for code in self._codes if code > 0]
+    killed = [] if 0 in self._codes else self._codes
+    return JobEnded(exit_code(next(iter(errors + killed), 0)))
 
   def _ask(self, now: float) -> list[Effect]:
     """Asks once about a job in which nobody has joined."""
-    if self._asked or now - self._start < _USUALLY_JOINED:
+    if self._has_asked or now - self._start < _USUALLY_JOINED:
       return []
-    self._asked = True
-    places = self._places.values()
-    if self.over or any(place.has_joined for place in places):
+    self._has_asked = True
+    if self.over or any(r.has_joined for r in self._replicas.values()):
       return []
     return [Say(f"after {now - self._start:.0f} s {_NOBODY}")]
 
-  def _run_over(self, now: float) -> None:
-    if not self.over:
-      self.over = True
-      # The message that a replica has joined may come a little later.
-      self._end_late_at = now + _SETTLE_TIME
-      self._settle_waiting()
-
   def _end_late(self, now: float) -> list[Effect]:
     """Ends replicas that are too late for the run."""
-    if now < self._end_late_at:
-      return []
-    self._end_late_at = math.inf
-    late = [
-      replica
-      for replica, place in self._places.items()
-      if place.state is State.RUNNING and not place.joined
-    ]
     effects: list[Effect] = []
-    for replica in late:
-      self._places[replica].state = State.DONE
-      why = "the run has ended, and it had not joined"
-      effects.append(Say(f"replica {replica} is stopped: {why}"))
-      effects.append(KillReplica(replica))
+    if now < self._end_late_at:
+      return effects
+    self._end_late_at = math.inf
+    for number, replica in self._replicas.items():
+      if replica.state is State.RUNNING and not replica.joined:
+        replica.state = State.DONE
+        why = "the run has ended, and it had not joined"
+        effects.append(Say(f"replica {number} is stopped: {why}"))
+        effects.append(KillReplica(number))
     return effects
 
   def _settle_waiting(self) -> None:
-    for place in self._places.values():
-      if place.state is State.WAITING:
-        place.state = State.DONE
+    for replica in self._replicas.values():
+      if replica.state is State.WAITING:
+        replica.state = State.DONE
 
-  def _replica_ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    place = self._places[given.replica]
-    place.has_ended = True
-    if not given.code:
-      given = dataclasses.replace(given, words=_ended_with_0(given, place))
-    # Those that came too late for the run are no news.
-    took_part = place.joined or not self.over
-    is_news = bool(given.code) or not (self.over or place.left)
-    says = is_news and took_part and self._stopped is None
-    effects = self._decide(given, now)
-    if says:
-      effects.insert(0, Say(f"replica {given.replica} {given.words}"))
-    return effects
+  # What follows from the end of a replica.
 
   def _decide(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    """Decides what follows from the end of a replica."""
-    place, code = self._places[given.replica], given.code
-    if place.state in _SETTLED:
+    replica, code = self._replicas[given.replica], given.code
+    if replica.state in _SETTLED:
       return []
-    left = place.left and not code
+    left = replica.left and not code
     if self.over or left or self._stopped is not None:
-      place.state = State.DONE
-      if place.joined:  # The others came too late to take part.
-        self._ended_well |= not code
-        self._code = self._code or max(0, code)
-        self._killed = self._killed or exit_code(min(0, code))
+      replica.state = State.DONE
+      if replica.joined:  # The others came too late to take part.
+        self._codes.append(code)
       return []
     if given.final:
-      place.state, place.first = State.ABSENT, (now, given)
+      replica.state, replica.first = State.ABSENT, (now, given)
       self._failed_run |= given.final == "final"
       if given.final == "refused":
         return [self._explain("The run refuses a replica of this host", True)]
       return []  # The others are told the same.
-    if not (code or place.joined or given.failure):
+    if not (code or replica.joined or given.failure):
       # If it were started again, it would end in the same way.
-      place.state, place.first = State.ABSENT, (now, given)
-      joined = any(p.has_joined for p in self._places.values())
+      replica.state, replica.first = State.ABSENT, (now, given)
+      joined = any(r.has_joined for r in self._replicas.values())
       return self._check_enough() if joined else []
-    place.state = State.WAITING
-    if now - self._failed >= _FORGIVEN:
+    replica.state = State.WAITING
+    if now - self._failed_at >= _FORGIVEN:
       self._restarts = 0
-    self._failed = now
-    if now - place.began > _HEALTHY:
-      place.failures = 0
-    place.failures += 1
-    if place.failures == 1:
-      place.first = now, given
-    place.due = now + self._pause(place, code)
-    place.fails = code >= 0
-    others = [p for p in self._places.values() if p.state is not State.DONE]
-    if self._policy.whole and all(
-      p.state is State.ABSENT or (p.state is State.WAITING and p.fails)
-      for p in others
+    self._failed_at = now
+    if now - replica.began > _HEALTHY:
+      replica.failures = 0
+    replica.failures += 1
+    if replica.failures == 1:
+      replica.first = now, given
+    replica.due = now + _pause(replica.failures, code)
+    replica.fails = code >= 0
+    others = [r for r in self._replicas.values() if r.state is not State.DONE]
+    if not self._elsewhere and all(
+      r.state is State.ABSENT or (r.state is State.WAITING and r.fails)
+      for r in others
     ):
+      # They would fail again.
       return [self._explain("No replica is left")]
     return self._restart_due(now)
 
-  def _pause(self, place: _Place, code: int) -> float:
-    least, most = self._policy.pauses
-    settle = _SETTLE_TIME if code >= 0 else 0.0
-    if place.failures == 1:
-      return settle
-    pause = least * 2.0 ** min(place.failures - 2, 30)
-    return max(settle, min(most, pause))
-
   def _restart_due(self, now: float) -> list[Effect]:
     effects: list[Effect] = []
-    for replica, place in self._places.items():
-      if place.state is not State.WAITING or place.due > now:
+    for number, replica in self._replicas.items():
+      if replica.state is not State.WAITING or replica.due > now:
         continue
-      if self._restarts < self._policy.restarts:
+      most = self._policy.restarts
+      if self._restarts < most:
         self._restarts += 1
-        place.restarts += 1
-        place.state, place.began = State.RUNNING, now
-        place.joined = place.left = False
-        count = f"restart {self._restarts} of {self._policy.restarts}"
-        effects.append(Say(f"replica {replica} starts again ({count})"))
-        effects.append(StartReplica(replica, place.restarts))
+        replica.restarts += 1
+        replica.state, replica.began = State.RUNNING, now
+        replica.joined = replica.left = False
+        count = f"restart {self._restarts} of {most}"
+        effects.append(Say(f"replica {number} starts again ({count})"))
+        effects.append(StartReplica(number, replica.restarts))
         continue
-      left = f"no restart is left of {self._policy.restarts}"
-      effects.append(Say(f"replica {replica} does not start again: {left}"))
-      given_up = self._give_up(replica)
+      left = f"no restart is left of {most}"
+      effects.append(Say(f"replica {number} does not start again: {left}"))
+      replica.state = State.ABSENT
+      given_up = self._check_enough()
       if given_up:
         return effects + given_up
     return effects
 
-  def _give_up(self, replica: int) -> list[Effect]:
-    """Goes on without a replica, if enough are left."""
-    self._places[replica].state = State.ABSENT
-    return self._check_enough()
-
   def _check_enough(self) -> list[Effect]:
     """Ends a run of which too few replicas are left."""
-    left = sum(p.state is not State.ABSENT for p in self._places.values())
-    needed = self._policy.needed
+    left = sum(r.state is not State.ABSENT for r in self._replicas.values())
+    needed = max(1, self._policy.needed - self._elsewhere)
     if left >= needed or self.over or self._stopped is not None:
       return []
     return [self._explain(f"{left} replicas are left of {needed} needed")]
@@ -441,53 +399,46 @@ class Supervisor:
   def _explain(self, what: str, corrigible: bool = False) -> GiveUpRun:
     """Names the replica because of which the run can't go on here."""
     states = State.WAITING, State.ABSENT
-    down = [p for p in self._places.values() if p.state in states]
-    firsts = [place.first for place in down if place.first is not None]
-    if not firsts:  # They never started.
-      return GiveUpRun(f"{what}.")
-    when, cause = _cause(firsts)
+    down = [r for r in self._replicas.values() if r.state in states]
+    firsts = [replica.first for replica in down if replica.first is not None]
+    # What replicas raise later, after a restart, often follows from that.
+    when, cause = min(firsts, key=lambda first: first[0])
     seconds = when - self._start
-    told = (
-      f"{what}: replica {cause.replica} {cause.words} after {seconds:.1f} s."
+    text = (
+      f"{what}: replica {cause.replica} {cause.reason} after {seconds:.1f} s."
     )
     if cause.tail:
-      told += f" The last lines of its output:\n{cause.tail}"
-    told += (
+      text += f" The last lines of its output:\n{cause.tail}"
+    text += (
       "\nCorrect that, and start this launcher again."
       if corrigible
       else "\nTo go on, start the job again from its last checkpoint."
     )
-    return GiveUpRun(told, exit_code(cause.code) or 1, corrigible)
+    return GiveUpRun(text, exit_code(cause.code) or 1, corrigible)
 
 
-def _cause(
-  firsts: Sequence[tuple[float, ReplicaEnded]],
-) -> tuple[float, ReplicaEnded]:
-  """The failure that explains the others.
+def _pause(failures: int, code: int) -> float:
+  """Seconds before a restart.
 
   Args:
-    firsts: of each replica the first of its failures in a row, and when it came.
-      What a replica raises after a restart often follows from that: the run is
-      over, or its store is gone.
+    failures: how often the replica has failed in a row.
+    code: of its end.
   """
-  start, first = min(firsts, key=lambda found: found[0])
-  # A replica that was killed makes others fail at nearly the same time.
-  for when, ended in firsts:
-    if (
-      exit_code(first.code) <= 128 < exit_code(ended.code) and when < start + 1
-    ):
-      return when, ended
-  return start, first
+  settle = _SETTLE_TIME if code >= 0 else 0.0
+  if failures == 1:
+    return settle
+  shortest, longest = _PAUSES
+  return max(settle, min(longest, shortest * 2.0 ** min(failures - 2, 30)))
 
 
-def _ended_with_0(given: ReplicaEnded, place: _Place) -> str:
+def _ended_with_0(given: ReplicaEnded, replica: _Replica) -> str:
   """How a replica has ended, as seen from the run."""
   if given.failure:
     return f"has ended with exit code 0 after an error ({given.failure})"
-  if place.joined and not place.left:
+  if replica.joined and not replica.left:
     return "ended with exit code 0, and has not left the run"
   return "ended with exit code 0" + (
-    "" if place.joined else ", and has not joined the run"
+    "" if replica.joined else ", and has not joined the run"
   )
 
 

@@ -1,12 +1,11 @@
 """The program of a coordinator's process; `process.start` starts one.
 
-Run it as ``optax-dist coordinator --bind 0.0.0.0 --port 29300``, with the job's
-secret in OPTAX_DIST_SECRET.
+Its argument are its `process.Settings`, as JSON; ``optax-dist coordinator`` is for
+people.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import hashlib
@@ -17,12 +16,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from optax_dist.coordinator.server import driver, places, process
 from optax_dist.coordinator.server import log as logs
-from optax_dist.coordinator.transport import addresses, sockets, tls
+from optax_dist.coordinator.server.process import Settings
+from optax_dist.coordinator.transport import addresses, sockets
 
 # The longest wait for an event, in seconds.
 _POLL_SECONDS = 0.5
@@ -31,212 +32,143 @@ _POLL_SECONDS = 0.5
 _DRAINED, _CUT_OFF = 1.0, 60.0
 
 
-class _Beats:
-  """What it prints for whoever watches it."""
+class _Owner:
+  """Whoever has started it: when to end, and what is printed for them."""
 
-  def __init__(self, wanted: bool):
-    self._next = 0.0 if wanted else math.inf
-    if wanted:
+  def __init__(self, settings: Settings):
+    self.ended, self.drained = threading.Event(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, lambda *_: self.ended.set())
+    if settings.lifeline:
+      threading.Thread(target=self._watch, daemon=True).start()
+    self._next_beat = 0.0 if settings.beats else math.inf
+    if settings.beats:
       os.set_blocking(sys.stdout.fileno(), False)
 
   def beat(self) -> None:
     """Prints a line, unless one was printed a moment ago."""
-    if time.monotonic() < self._next:
+    if time.monotonic() < self._next_beat:
       return
-    self._next = time.monotonic() + _POLL_SECONDS
+    self._next_beat = time.monotonic() + _POLL_SECONDS
     # Not while it is full: whoever reads it may have been stopped.
     with contextlib.suppress(OSError):
       os.write(sys.stdout.fileno(), f"{process.BEAT}\n".encode())
 
+  def _watch(self) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+      self.drained.set()
+    # Immediately: the parent is gone, and so is the job.
+    os._exit(0)
 
-def main(
-  arguments: list[str] | None = None, secret: bytes | None = None
-) -> int:
+
+def run(settings: Settings, secret: bytes, store: str | None) -> int:
   """Runs a coordinator until it is told to end.
 
   Args:
-    arguments: None for those of the process.
-    secret: the job's secret; None for that of the environment.
-  """
-  parser = argparse.ArgumentParser(
-    prog=f"python -m {__package__}",
-    description="Coordinate the replicas of a job, until asked to end.",
-  )
-  parser.add_argument("--bind")
-  parser.add_argument("--port", type=int)
-  parser.add_argument("--advertise")
-  parser.add_argument("--log", help="the file that outlives this process")
-  parser.add_argument("--journal", help="the file to write events to")
-  parser.add_argument(
-    "--certificates", nargs=3, metavar=("CERTIFICATE", "KEY", "AUTHORITY")
-  )
-  parser.add_argument(
-    "--idle", type=float, help="seconds without a member after which it exits"
-  )
-  parser.add_argument(
-    "--lifeline", action="store_true", help="exit when standard input ends"
-  )
-  parser.add_argument(
-    "--beats", action="store_true", help="print a line while it is alive"
-  )
-  parser.add_argument("--hex-secret", action="store_true")
-  parser.add_argument(
-    "--store",
-    help="etcd://a,b,c, where log, lease and address are; one with a password is"
-    f" in {process.STORE_VARIABLE}",
-  )
-  options = parser.parse_args(arguments)
-  text = os.environ.get(process.SECRET_VARIABLE, "")
-  if secret is None:
-    secret = bytes.fromhex(text) if options.hex_secret else text.encode()
-  return run(options, secret)
-
-
-def run(options: argparse.Namespace, secret: bytes) -> int:
-  """Runs a coordinator until it is told to end.
-
-  Args:
-    options: those of `main`.
+    settings: where it listens, and others.
     secret: the job's secret.
+    store: a URL of etcd, where log, lease and address are; None for a log in a
+      file.
 
   Returns:
     The exit code.
   """
-  ended = threading.Event()
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: ended.set())
-  drained = threading.Event()
-  if options.lifeline:
-    threading.Thread(
-      target=_end_with_stdin, args=(drained,), daemon=True
-    ).start()
-  standby = None
+  owner = _Owner(settings)
   try:
-    url = places.of_coordinator(
-      options.store, os.environ.get(process.STORE_VARIABLE)
-    )
-    if url:
-      standby = places.load("lease").Lease(url, secret)
-      print(f"{process.READY}{standby.where}", flush=True)
-      beats = _Beats(options.beats)
-      ends = lambda: ended.is_set() or drained.is_set()
-      if not _acquire(standby, ends, beats):
-        standby.release()
-        return 0
+    if store is None:
+      _coordinate(settings, secret, None, owner)
+      return 0
+    lease = places.load("lease").Lease(store, secret)
+    print(f"{process.READY}{lease.where}", flush=True)
+    try:
+      if _acquire(lease, owner):
+        _coordinate(settings, secret, lease, owner)
+      return 0
+    finally:
+      lease.release()
   except (OSError, ValueError, logs.LogError) as error:
-    print(f"The coordinator can't start: {error}", file=sys.stderr)
-    return 1
-  try:
-    return _coordinate(options, secret, standby, ended, drained)
-  except logs.LogError as error:
     print(f"The coordinator ends: {error}", file=sys.stderr)
-    return 1
-  finally:
-    if standby is not None:
-      standby.release()
+    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return process.TAKEN if taken else 1
 
 
-def _acquire(standby: Any, ends: Callable[[], bool], beats: _Beats) -> bool:
-  """Waits for the lease of the coordinator; returns False if `ends` says so."""
-  told = ""
-  while not ends():
-    if standby.acquire():
+def _acquire(lease: Any, owner: _Owner) -> bool:
+  """Waits for the lease of the coordinator; returns whether it has it."""
+  before = ""
+  while not (owner.ended.is_set() or owner.drained.is_set()):
+    if lease.acquire():
       return True
-    if standby.trouble and standby.trouble != told:
-      print(
-        f"It waits for etcd: {standby.trouble}", file=sys.stderr, flush=True
-      )
-    told = standby.trouble
-    beats.beat()
+    if lease.trouble and lease.trouble != before:
+      print(f"It waits for etcd: {lease.trouble}", file=sys.stderr, flush=True)
+    before = lease.trouble
+    owner.beat()
     time.sleep(_POLL_SECONDS)
   return False
 
 
 def _coordinate(
-  options: argparse.Namespace,
-  secret: bytes,
-  standby: Any,
-  ended: threading.Event,
-  drained: threading.Event,
-) -> int:
+  settings: Settings, secret: bytes, lease: Any, owner: _Owner
+) -> None:
   """Coordinates until it is told to end.
 
   Args:
-    options: those of `main`.
+    settings: see `run`.
     secret: the job's.
-    standby: has the lease in etcd; None for a log in a file.
-    ended: set when it is to end.
-    drained: set when it is to end once it has no members.
-
-  Returns:
-    The exit code.
+    lease: in etcd, where it has it; None for a log in a file.
+    owner: says when it is to end.
 
   Raises:
-    LogError: another coordinator may have the lease.
+    OSError, ValueError: it can't listen.
+    LogError: it can't use the log, or another coordinator may have the lease.
   """
-  port = options.port
-  if port is None:
-    port = process.PORT if standby is None else 0
-  bind = options.bind
-  if bind is None and standby is None:
-    bind = "127.0.0.1"
-  try:
-    transport = sockets.Transport(
-      driver.NAME,
-      secret=secret,
-      bind=bind,
-      towards=None if standby is None else standby.where.host,
-      # Whoever starts it again needs the same port.
-      ports=[port] if port else addresses.free_ports(),
-      advertise=options.advertise,
-      certificates=options.certificates
-      and tls.Certificates(*options.certificates),
-    )
-  except (OSError, ValueError) as error:
-    print(f"The coordinator can't listen: {error}", file=sys.stderr)
-    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-    return process.TAKEN if taken else 1
-  path = options.log or process.default_log(transport.port or port)
+  port, bind = settings.port, settings.bind
+  if lease is None:
+    bind = bind or "127.0.0.1"
+    port = process.PORT if port is None else port
+  transport = sockets.Transport(
+    driver.NAME,
+    secret=secret,
+    bind=bind,
+    towards=None if lease is None else lease.where.host,
+    # Whoever starts it again needs the same port.
+    ports=[port] if port else addresses.free_ports(),
+    advertise=settings.advertise,
+    certificates=settings.certificates,
+  )
+  path = settings.log or process.default_log(transport.port or 0)
 
   def open_log(name: str) -> logs.Log:
-    if standby is not None:
-      return logs.Log(places.load("log").EtcdRecords(standby, name))
-    if not name:
-      return logs.Log(logs.FileRecords(path))
+    if lease is not None:
+      return logs.Log(places.load("log").EtcdRecords(lease, name))
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return logs.Log(logs.FileRecords(f"{path}.{digest}"))
+    of_run = f"{path}.{digest}" if name else path
+    return logs.Log(logs.FileRecords(of_run))
 
-  try:
-    if options.log is None and standby is None:
-      if port:
-        logs.forget_if_old(path)
-      else:
-        logs.forget(path)  # Nobody has started one here before, for this job.
-    server = driver.Server(transport, open_log, options.journal)
-  except logs.LogError as error:
-    print(f"The coordinator can't start: {error}", file=sys.stderr)
-    return 1
-  if standby is None:
-    print(f"{process.READY}{transport.address}", flush=True)
+  temporary = settings.log is None and lease is None
+  if temporary:
+    # At a port that was chosen here nobody has started one before, for this job.
+    logs.forget_if_old(path, logs.OLD if port else 0.0)
+  server = driver.Server(transport, open_log, settings.journal)
+  if lease is None:
+    # Behind the comma is a socket of this process, not of the next one.
+    address = transport.address.partition(",")[0]
+    print(f"{process.READY}{address}", flush=True)
   else:
-    standby.announce(transport.address)
-  beats = _Beats(options.beats)
-  while not ended.is_set():
-    if standby is not None:
-      standby.check()
+    lease.announce(transport.address)
+  while not (owner.ended.is_set() or _is_left(server, settings.idle, owner)):
+    if lease is not None:
+      lease.check()
     server.poll(_POLL_SECONDS)
-    beats.beat()
-    if _is_left(server, options.idle, drained.is_set()):
-      break
+    owner.beat()
   over = server.is_over
   server.close()
-  if over and options.log is None and standby is None:
+  if over and temporary:
     pathlib.Path(path).unlink(missing_ok=True)
-  return 0
 
 
-def _is_left(server: driver.Server, idle: float | None, drained: bool) -> bool:
+def _is_left(server: driver.Server, idle: float | None, owner: _Owner) -> bool:
   """Whether it has had no member for so long that it ends."""
+  drained = owner.drained.is_set()
   if server.is_over and (drained or idle is not None):
     idle = _DRAINED  # The next job may have the same address.
   elif drained:
@@ -244,12 +176,11 @@ def _is_left(server: driver.Server, idle: float | None, drained: bool) -> bool:
   return idle is not None and time.monotonic() - server.idle_since > idle
 
 
-def _end_with_stdin(drained: threading.Event) -> None:
-  while os.read(sys.stdin.fileno(), 4096):
-    drained.set()
-  # Immediately: the parent is gone, and so is the job.
-  os._exit(0)
-
-
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(
+    run(
+      msgspec.json.decode(sys.argv[1], type=Settings),
+      bytes.fromhex(os.environ.get(process.SECRET_VARIABLE, "")),
+      os.environ.get(process.STORE_VARIABLE) or None,
+    )
+  )

@@ -35,8 +35,8 @@ _MAGIC = b"optax-dist log, format 2\n"
 _HEAD = struct.Struct("<II")  # Length and checksum of the record.
 # Bytes after which the log is written anew, as one record.
 _LARGE = 64 << 20
-# Seconds after which a log that belongs to a port is that of an earlier job.
-_OLD = 600.0
+#: Seconds after which a log that belongs to a port is that of an earlier job.
+OLD = 600.0
 # Seconds between two attempts to write a log that could not be written.
 _RETRY_SECONDS = 5.0
 
@@ -280,15 +280,14 @@ def _as_log_error() -> Iterator[None]:
     raise LogError(f"The log can't be written: {error}.") from None
 
 
-def forget_if_old(path: str | os.PathLike[str]) -> None:
-  """Deletes a log that nobody has, and nobody wrote for a while.
+def forget_if_old(path: str | os.PathLike[str], seconds: float) -> None:
+  """Deletes a log that nobody has, and nobody wrote for so long.
 
   That of a port is found by whatever job uses the port next.
   """
-  with contextlib.suppress(
-    OSError, LogError
-  ):  # There is none, or it is in use.
-    if time.time() - os.stat(path).st_mtime >= _OLD:
+  # There may be none, or it may be in use.
+  with contextlib.suppress(OSError, LogError):
+    if time.time() - os.stat(path).st_mtime >= seconds:
       forget(pathlib.Path(path))
 
 

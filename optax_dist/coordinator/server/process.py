@@ -11,8 +11,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from typing import Any
 
-from optax_dist.coordinator.transport import tls
+import msgspec
+
+from optax_dist.coordinator.transport import addresses, tls
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -33,29 +36,133 @@ class PortTaken(RuntimeError):
   """Another process has the port: most likely it is the coordinator."""
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+  """What a coordinator is told.
+
+  Attributes:
+    bind: the host or address to listen on; None for loopback, or with a log in
+      etcd for what its servers reach.
+    port: the port; 0 for any free one; None for `PORT`, or with a log in etcd for
+      any.
+    advertise: the host that others connect to, if it isn't `bind`.
+    log: its log, which it continues if there is one; None for a file in the
+      folder of temporary files that belongs to the port.
+    journal: the file that it writes events to; None for that of its members.
+    certificates: encrypt all traffic that leaves this host.
+    idle: seconds without a member after which it exits by itself.
+    lifeline: whether it exits when its standard input ends, and once it has no
+      members when there is something to read.
+    beats: whether it prints a line `BEAT` again and again, as long as its event
+      loop turns.
+  """
+
+  bind: str | None = None
+  port: int | None = None
+  advertise: str | None = None
+  log: str | None = None
+  journal: str | None = None
+  certificates: tls.Certificates | None = None
+  idle: float | None = None
+  lifeline: bool = False
+  beats: bool = False
+
+  @classmethod
+  def at(cls, address: str) -> Settings:
+    """Where one listens that others reach at an address of this host.
+
+    Raises:
+      ValueError: it is no address.
+    """
+    way = addresses.parse(address)[-1]
+    # A name or address of this host that isn't an address of its own (a service,
+    # a mapped port) leads to one of its addresses.
+    bind = way.host
+    if not addresses.is_own(bind):
+      bind = addresses.everywhere(bind).text
+    return cls(bind=bind, port=way.port, advertise=way.host)
+
+
 class CoordinatorProcess:
   """A process that runs a coordinator; a context manager that stops it.
 
   Attributes:
-    address: address that its members connect to, or the URL of etcd.
+    address: address that its members connect to, or the URL of etcd; "" until it
+      is ready.
     process: the process.
   """
 
-  def __init__(self, address: str, process: subprocess.Popen[bytes]):
-    self.address, self.process = address, process
+  def __init__(
+    self,
+    settings: Settings,
+    secret: bytes,
+    store: str | None = None,
+    env: Mapping[str, str] | None = None,
+  ):
+    """Starts one; see `start`. Whoever starts it reads its output."""
+    self.address = ""
+    # Paths may be given, too.
+    text = msgspec.json.encode(settings, enc_hook=os.fspath).decode()
+    self.process = subprocess.Popen(
+      [sys.executable, "-m", __package__, text],
+      # Not on the command line, which other users of the host can read.
+      env={
+        **os.environ,
+        **(env or {}),
+        SECRET_VARIABLE: secret.hex(),
+        STORE_VARIABLE: store or "",
+      },
+      stdin=subprocess.PIPE if settings.lifeline else subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      bufsize=0,  # What was not read yet must be seen by `poll`.
+      start_new_session=True,  # Ctrl-C is handled by the parent.
+    )
     self._started_by = os.getpid()
+
+  def wait_until_ready(self) -> None:
+    """Reads its output until it is ready; stops it if it never is.
+
+    Raises:
+      PortTaken: another process listens there.
+      RuntimeError: it has exited; the message is what it said.
+      TimeoutError: it is not ready in time.
+    """
+    late = threading.Event()
+
+    def give_up() -> None:
+      late.set()
+      self.process.kill()
+
+    watchdog = threading.Timer(_START_SECONDS, give_up)
+    watchdog.start()
+    printed = ""
+    assert self.process.stdout is not None
+    try:
+      for raw in self.process.stdout:
+        line = raw.decode(errors="replace")
+        if line.startswith(READY):
+          self.address = line.removeprefix(READY).strip()
+          return
+        printed += line
+    finally:
+      watchdog.cancel()
+      if not self.address:
+        self.stop()
+        self.process.stdout.close()
+    printed = printed.strip()
+    if late.is_set():
+      raise TimeoutError(
+        f"The coordinator was not ready in {_START_SECONDS:g} s. {printed}"
+      )
+    code = self.process.wait()
+    printed = printed or f"The coordinator ended with {code}."
+    raise (PortTaken if code == TAKEN else RuntimeError)(printed)
 
   def stop(self) -> None:
     """Stops it; its members are notified. In a forked child it does nothing."""
-    if os.getpid() != self._started_by:
-      return
-    self.process.terminate()
-    try:
-      self.process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-      self.kill()
-    if self.process.stdin is not None:
-      self.process.stdin.close()
+    if os.getpid() == self._started_by:
+      self.process.terminate()
+      self.kill(_STOP_SECONDS)
 
   def kill(self, patience: float = 0.0) -> None:
     """Ends it at once, as if it had died.
@@ -67,6 +174,9 @@ class CoordinatorProcess:
       self.process.wait(patience)
     self.process.kill()
     self.process.wait()
+    if self.process.stdin is not None:
+      with contextlib.suppress(OSError):
+        self.process.stdin.close()
 
   def drain(self) -> None:
     """Makes it exit once it has no members; not if it was started with `idle`."""
@@ -85,119 +195,45 @@ class CoordinatorProcess:
 def start(
   secret: bytes,
   *,
-  bind: str | None = None,
-  port: int | None = None,
-  advertise: str | None = None,
-  log: str | os.PathLike[str] | None = None,
-  journal: str | os.PathLike[str] | None = None,
-  certificates: tls.Certificates | None = None,
-  idle: float | None = None,
   store: str | None = None,
-  beats: bool = False,
   env: Mapping[str, str] | None = None,
+  **settings: Any,
 ) -> CoordinatorProcess:
   """Starts a coordinator, and waits until it is ready.
 
+  Unless it has `idle` seconds, it exits when this process ends, however that
+  happens. What it prints is logged.
+
   Args:
     secret: the job's secret; without one it listens on loopback only.
-    bind: the host or address to listen on; None for loopback, or with a `store`
-      for what its servers reach.
-    port: the port; 0 for any free one; None for `PORT`, or with a `store` for any.
-    advertise: the host that others connect to, if it isn't `bind`.
-    log: its log, which it continues if there is one; None for a file in the
-      folder of temporary files that belongs to the port.
-    journal: the file that it writes events to; None for that of its members.
-    certificates: encrypts all traffic that leaves this host.
-    idle: seconds without a member after which it exits by itself; None: it
-      exits when this process ends, however that happens.
     store: a URL of etcd: it is ready at once, and coordinates as soon as it has
       the lease there.
-    beats: whether it prints a line `BEAT` again and again, as long as its event
-      loop turns, and whatever else it has to say; the caller reads its output.
     env: variables to add to this process's own.
+    **settings: fields of `Settings`.
 
   Raises:
-    PortTaken: another process listens there.
-    RuntimeError: it has exited; the message is what it said.
-    TimeoutError: it is not ready in time.
+    PortTaken, RuntimeError, TimeoutError: see
+      `CoordinatorProcess.wait_until_ready`.
   """
-  command = [sys.executable, "-m", __package__]
-  command += [] if bind is None else ["--bind", bind]
-  command += [] if port is None else ["--port", str(port)]
-  command += [] if advertise is None else ["--advertise", advertise]
-  command += [] if log is None else ["--log", os.fspath(log)]
-  command += [] if journal is None else ["--journal", os.fspath(journal)]
-  if certificates is not None:
-    command += ["--certificates", *certificates.files()]
-  command += ["--lifeline"] if idle is None else ["--idle", str(idle)]
-  command += ["--beats"] if beats else []
-  # Not on the command line, which other users of the host can read.
-  variables = {
-    **os.environ,
-    **(env or {}),
-    SECRET_VARIABLE: secret.hex(),
-    STORE_VARIABLE: store or "",
-  }
-  process = subprocess.Popen(
-    [*command, "--hex-secret"],
-    env=variables,
-    stdin=subprocess.PIPE if idle is None else subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    bufsize=0,  # What was not read yet must be seen by `poll`.
-    start_new_session=True,  # Ctrl-C is handled by the parent.
+  lifeline = settings.get("idle") is None
+  made = CoordinatorProcess(
+    Settings(**settings, lifeline=lifeline), secret, store, env
   )
-  made = CoordinatorProcess("", process)
-  late = threading.Event()
-
-  def give_up() -> None:
-    late.set()
-    process.kill()
-
-  watchdog = threading.Timer(_START_SECONDS, give_up)
-  watchdog.start()
-  said = ""
-  try:
-    assert process.stdout is not None
-    for line in process.stdout:
-      if line.startswith(READY.encode()):
-        made.address = line.decode().removeprefix(READY).strip()
-        if store is None:
-          # Behind the comma is a socket of this process, not of the next one.
-          made.address = made.address.partition(",")[0]
-        break
-      said += line.decode(errors="replace")
-  except BaseException:
-    made.stop()
-    raise
-  finally:
-    watchdog.cancel()
-  if made.address:
-    if not beats:
-      threading.Thread(
-        target=_pass_on,
-        args=(process,),
-        name="optax-dist-coordinator-output",
-        daemon=True,
-      ).start()
-    return made
-  process.wait()
-  made.stop()
-  process.stdout.close()
-  said = said.strip()
-  if late.is_set():
-    raise TimeoutError(
-      f"The coordinator was not ready in {_START_SECONDS:g} s. {said}"
-    )
-  said = said or f"The coordinator ended with {process.returncode}."
-  raise (PortTaken if process.returncode == TAKEN else RuntimeError)(said)
+  made.wait_until_ready()
+  threading.Thread(
+    target=_pass_on,
+    args=(made.process,),
+    name="optax-dist-coordinator-output",
+    daemon=True,
+  ).start()
+  return made
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> None:
   """Logs what it says until it ends, and takes its exit status."""
   assert process.stdout is not None
-  with process.stdout as said:
-    for line in said:
+  with process.stdout as lines:
+    for line in lines:
       _log.warning("Coordinator: %s", line.decode(errors="replace").rstrip())
   process.wait()
 

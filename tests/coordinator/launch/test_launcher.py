@@ -73,7 +73,7 @@ def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(tmp_path):
   """Its launcher has seen its end, and tells the next coordinator."""
   path = tmp_path / "run.jsonl"
   told = environment.Environment(journal=str(path))
-  assert _launcher(tmp_path, "both-die", told=told).run() == 0
+  assert _launcher(tmp_path, "both-die", environment=told).run() == 0
   lost = [r for r in journal.read(path).records if r["kind"] == "lost"]
   assert [(r["replica"], r["step"]) for r in lost] == [(1, 4)]
   assert lost[0]["reason"] == "its process has ended"
@@ -115,7 +115,7 @@ def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
   # No coordinator is needed: it is never asked.
   told = environment.Environment(store="etcd://127.0.0.1:1")
   with pytest.raises(LaunchError, match="Too many open") as caught:
-    _launcher(tmp_path, "sleep", told=told).run()
+    _launcher(tmp_path, "sleep", environment=told).run()
   assert str(caught.value).startswith("replica 1 can't be started")
   assert "ulimit -n" in str(caught.value)
   left_over.wait_for_end(made[0].pid)
@@ -129,21 +129,22 @@ def test_a_replica_may_be_killed_for_what_it_said_before_its_end(
   class Kills:
     """A supervisor that kills the replica as soon as it has joined."""
 
-    over = False
+    over = all_joined = False
     never_joined = frozenset()
 
-    def __init__(self, replicas, policy):
+    def __init__(self, replicas, policy, elsewhere):
       pass
 
     def start(self, now):
       return [supervisor.StartReplica(0, 0)]
 
-    def step(self, given, now):
-      if isinstance(given, supervisor.Joined):
-        return [supervisor.KillReplica(0), supervisor.JobEnded(0)]
+    def joined(self, replica, now):
+      return [supervisor.KillReplica(0), supervisor.JobEnded(0)]
+
+    def tick(self, now):
       # What it says and its end are seen together.
       may_join.touch()
-      while not made._running[0][0].has_ended():
+      while not made._running[0].processes[0].has_ended():
         time.sleep(0.01)
       return []
 
@@ -152,7 +153,7 @@ def test_a_replica_may_be_killed_for_what_it_said_before_its_end(
     [sys.executable, _PROGRAM, "join", may_join],
     placement.Placement(1),
     supervisor.Policy(),
-    told=environment.Environment(store="etcd://127.0.0.1:1"),
+    environment=environment.Environment(store="etcd://127.0.0.1:1"),
     env={"JAX_PLATFORMS": "cpu"},
   )
   assert made.run() == 0

@@ -3,36 +3,37 @@
 import pytest
 
 from optax_dist.coordinator.launch import supervisor as sup
-from optax_dist.coordinator.launch.supervisor import State
 
 
 class _Made:
   """A supervisor whose effects for people are apart from the others."""
 
-  def __init__(self, count=3, **policy):
-    self.machine = sup.Supervisor(range(count), sup.Policy(**policy))
+  def __init__(self, count=3, elsewhere=0, **policy):
+    policy = sup.Policy(**policy)
+    self.machine = sup.Supervisor(range(count), policy, elsewhere)
     self.said = []
     start = [sup.StartReplica(i, 0) for i in range(count)]
     assert self.machine.start(0.0) == start
 
-  def step(self, given, now):
-    effects = self.machine.step(given, now)
+  def _sorted(self, effects):
     self.said += [e.line for e in effects if isinstance(e, sup.Say)]
     return [e for e in effects if not isinstance(e, sup.Say)]
 
-  def state(self, replica):
-    return self.machine.state(replica)
+  def ended(self, now, *given, **more):
+    ended = sup.ReplicaEnded(*given, **more)
+    return self._sorted(self.machine.ended(ended, now))
+
+  def tick(self, now):
+    return self._sorted(self.machine.tick(now))
+
+  def joined(self, now, replica):
+    return self._sorted(self.machine.joined(replica, now))
 
   def leave(self, replica, now):
     """A replica joins, leaves and ends well."""
-    effects = []
-    for given in (
-      sup.Joined(replica),
-      sup.Left(replica),
-      sup.ReplicaEnded(replica, 0),
-    ):
-      effects += self.step(given, now)
-    return effects
+    effects = self.joined(now, replica)
+    self.machine.left(replica)
+    return effects + self.ended(now, replica, 0)
 
 
 def test_all_end_well():
@@ -40,52 +41,52 @@ def test_all_end_well():
   assert made.leave(0, 1.0) == []
   assert made.leave(1, 2.0) == [sup.JobEnded(0)]
   # Nothing comes after that.
-  assert made.step(sup.LauncherStops(15), 3.0) == []
+  assert made.machine.stop(15, 3.0) == []
 
 
 def test_a_killed_replica_starts_again_at_once_and_then_ever_later():
-  made = _Made(pauses=(0.5, 3.0), restarts=6)
-  assert made.step(sup.ReplicaEnded(1, -9), 5.0) == [sup.StartReplica(1, 1)]
+  made = _Made(restarts=9)
+  assert made.ended(5.0, 1, -9) == [sup.StartReplica(1, 1)]
   now = 5.0
-  for restarts, pause in enumerate((0.5, 1.0, 2.0, 3.0, 3.0), 2):
-    assert made.step(sup.ReplicaEnded(1, -9), now) == []
-    assert made.state(1) is State.WAITING
-    assert made.step(sup.Tick(), now + pause - 0.01) == []
+  for restarts, pause in enumerate(
+    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0), 2
+  ):
+    assert made.ended(now, 1, -9) == []
+    assert made.tick(now + pause - 0.01) == []
     now += pause
-    assert made.step(sup.Tick(), now) == [sup.StartReplica(1, restarts)]
+    assert made.tick(now) == [sup.StartReplica(1, restarts)]
 
 
 def test_one_that_was_healthy_does_not_wait():
   made = _Made()
-  made.step(sup.ReplicaEnded(1, -9), 5.0)
-  assert made.step(sup.ReplicaEnded(1, -9), 70.0) == [sup.StartReplica(1, 2)]
-  assert made.step(sup.ReplicaEnded(1, -9), 72.0) == []
+  made.ended(5.0, 1, -9)
+  assert made.ended(70.0, 1, -9) == [sup.StartReplica(1, 2)]
+  assert made.ended(72.0, 1, -9) == []
 
 
 def test_an_error_lets_the_others_settle_first():
   made = _Made(2)
-  assert made.step(sup.ReplicaEnded(0, 1, "failed"), 5.0) == []
-  [given_up] = made.step(sup.ReplicaEnded(1, 1, "failed"), 5.5)
+  assert made.ended(5.0, 0, 1, "failed") == []
+  [given_up] = made.ended(5.5, 1, 1, "failed")
   assert given_up.reason.startswith("No replica is left: replica 0 failed")
   made = _Made(2)
-  assert made.step(sup.ReplicaEnded(0, 1), 5.0) == []
-  assert made.step(sup.Tick(), 5.9) == []
-  assert made.step(sup.Tick(), 6.0) == [sup.StartReplica(0, 1)]
+  assert made.ended(5.0, 0, 1) == []
+  assert made.tick(5.9) == []
+  assert made.tick(6.0) == [sup.StartReplica(0, 1)]
 
 
 def test_where_others_are_elsewhere_all_may_fail():
-  made = _Made(1, whole=False)
-  assert made.step(sup.ReplicaEnded(0, -9), 5.0) == [sup.StartReplica(0, 1)]
+  made = _Made(1, elsewhere=1)
+  assert made.ended(5.0, 0, -9) == [sup.StartReplica(0, 1)]
 
 
 def test_it_goes_on_with_fewer_while_they_are_enough():
   made = _Made(3, restarts=0, needed=2)
-  assert made.step(sup.ReplicaEnded(0, -9), 5.0) == []
-  assert made.state(0) is State.ABSENT
-  [given_up] = made.step(sup.ReplicaEnded(1, -9), 6.0)
+  assert made.ended(5.0, 0, -9) == []
+  [given_up] = made.ended(6.0, 1, -9)
   assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
   made = _Made(3, restarts=0, needed=2)
-  made.step(sup.ReplicaEnded(0, -9), 5.0)
+  made.ended(5.0, 0, -9)
   made.leave(1, 6.0)
   assert made.leave(2, 6.0) == [sup.JobEnded(0)]
 
@@ -94,56 +95,53 @@ def test_all_that_were_killed_start_again():
   """The run begins again from the newest state that one of them brings."""
   made = _Made(2)
   for replica in (0, 1):
-    made.step(sup.Joined(replica), 1.0)
-  assert made.step(sup.ReplicaEnded(0, -9), 2.0) == [sup.StartReplica(0, 1)]
-  assert made.step(sup.ReplicaEnded(1, -9), 2.0) == [sup.StartReplica(1, 1)]
+    made.joined(1.0, replica)
+  assert made.ended(2.0, 0, -9) == [sup.StartReplica(0, 1)]
+  assert made.ended(2.0, 1, -9) == [sup.StartReplica(1, 1)]
   # One that has left does not count.
   made = _Made(2)
   made.leave(0, 1.0)
-  assert made.step(sup.ReplicaEnded(1, -9), 2.0) == [sup.StartReplica(1, 1)]
-  [given_up] = made.step(sup.ReplicaEnded(1, 1, "failed"), 3.0)
+  assert made.ended(2.0, 1, -9) == [sup.StartReplica(1, 1)]
+  [given_up] = made.ended(3.0, 1, 1, "failed")
   assert given_up.reason.startswith("No replica is left: replica 1")
 
 
 def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   made = _Made(4)
-  made.step(sup.ReplicaEnded(3, 1), 4.5)
-  assert made.state(3) is State.WAITING
+  made.ended(4.5, 3, 1)
   for replica in (0, 1):
-    made.step(sup.Joined(replica), 4.6)
-  assert made.step(sup.RunOver(), 5.0) == []
+    made.joined(4.6, replica)
+  assert made.machine.run_over(5.0) == []
   assert made.machine.over
-  assert made.state(3) is State.DONE
-  made.step(sup.Joined(1), 5.1)  # It was said at the same time.
-  assert made.step(sup.Tick(), 5.9) == []
-  assert made.step(sup.Tick(), 6.0) == [sup.KillReplica(2)]
+  made.joined(5.1, 1)  # It was said at the same time.
+  assert made.tick(5.9) == []
+  assert made.tick(6.0) == [sup.KillReplica(2)]
   late = "replica 2 is stopped: the run has ended, and it had not joined"
   assert made.said[-1] == late
-  assert made.state(2) is State.DONE
-  assert made.step(sup.Tick(), 99.0) == []
-  assert made.step(sup.ReplicaEnded(0, 0), 6.2) == []
+  assert made.tick(99.0) == []
+  assert made.ended(6.2, 0, 0) == []
   # One that took part, and fails afterwards, is the job's failure.
-  assert made.step(sup.ReplicaEnded(1, 7, "failed"), 6.3) == [sup.JobEnded(7)]
+  assert made.ended(6.3, 1, 7, "failed") == [sup.JobEnded(7)]
   assert made.said[-1] == "replica 1 failed"
 
 
 def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
   made = _Made(3)
-  made.step(sup.ReplicaEnded(0, 1), 1.0)
-  made.step(sup.LauncherStops(15), 1.1)
-  assert made.step(sup.Tick(), 99.0) == []
-  assert made.step(sup.ReplicaEnded(1, 0), 99.0) == []
+  made.ended(1.0, 0, 1)
+  made.machine.stop(15, 1.1)
+  assert made.tick(99.0) == []
+  assert made.ended(99.0, 1, 0) == []
   said = len(made.said)
-  assert made.step(sup.ReplicaEnded(2, -15), 99.0) == [sup.JobEnded(143)]
+  assert made.ended(99.0, 2, -15) == [sup.JobEnded(143)]
   assert len(made.said) == said
 
 
 def test_what_follows_from_an_end_is_said_with_the_restarts():
   made = _Made(3, restarts=2)
-  made.step(sup.ReplicaEnded(0, -15, "ended"), 5.0)
-  made.step(sup.ReplicaEnded(1, 3, "failed"), 6.0)
-  assert made.step(sup.Tick(), 7.0) == [sup.StartReplica(1, 1)]
-  made.step(sup.ReplicaEnded(2, 3, "failed"), 8.0)
+  made.ended(5.0, 0, -15, "ended")
+  made.ended(6.0, 1, 3, "failed")
+  assert made.tick(7.0) == [sup.StartReplica(1, 1)]
+  made.ended(8.0, 2, 3, "failed")
   assert made.said == [
     "replica 0 ended",
     "replica 0 starts again (restart 1 of 2)",
@@ -151,39 +149,30 @@ def test_what_follows_from_an_end_is_said_with_the_restarts():
     "replica 1 starts again (restart 2 of 2)",
     "replica 2 failed",
   ]
-  made.step(sup.Tick(), 9.0)
+  made.tick(9.0)
   assert made.said[5:] == [
     "replica 2 does not start again: no restart is left of 2"
   ]
   # A replica that succeeds, and one that came too late, are no news.
-  made.step(sup.RunOver(), 9.0)
-  made.step(sup.ReplicaEnded(1, -9, "ended"), 9.1)
-  made.step(sup.ReplicaEnded(0, 0), 9.2)
+  made.machine.run_over(9.0)
+  made.ended(9.1, 1, -9, "ended")
+  made.ended(9.2, 0, 0)
   assert len(made.said) == 6
 
 
 def test_the_first_failure_of_a_replica_explains_the_others():
   """What it raises after a restart often follows from that."""
   made = _Made(2, restarts=1, needed=2)
-  made.step(sup.ReplicaEnded(0, 3, "failed", "the disk is full"), 5.0)
-  assert made.step(sup.Tick(), 6.0) == [sup.StartReplica(0, 1)]
-  made.step(sup.ReplicaEnded(0, 1, "failed", "no checkpoint"), 8.0)
-  [given_up] = made.step(sup.Tick(), 10.0)
+  made.ended(5.0, 0, 3, "failed", "the disk is full")
+  assert made.tick(6.0) == [sup.StartReplica(0, 1)]
+  made.ended(8.0, 0, 1, "failed", "no checkpoint")
+  [given_up] = made.tick(10.0)
   assert given_up.code == 3
   assert given_up.reason == (
     "1 replicas are left of 2 needed: replica 0 failed after 5.0 s. The last"
     " lines of its output:\nthe disk is full\nTo go on, start the job again from"
     " its last checkpoint."
   )
-
-
-def test_a_replica_that_was_killed_explains_errors_of_others_before_it():
-  made = _Made(2, restarts=0, needed=2)
-  made.step(sup.ReplicaEnded(0, 1, "lost its peer"), 5.0)
-  [given_up] = made.step(sup.ReplicaEnded(1, -15, "was ended"), 5.5)
-  assert "replica 1 was ended" in given_up.reason
-  assert given_up.code == 143
-  assert made.said[:2] == ["replica 0 lost its peer", "replica 1 was ended"]
 
 
 @pytest.mark.parametrize(("code", "shells"), [(0, 0), (3, 3), (-9, 137)])
@@ -195,11 +184,10 @@ def test_one_that_the_run_refuses_ends_the_launcher_at_once():
   """It would be refused again, whatever others do."""
   for code, shells in ((1, 1), (0, 1)):
     made = _Made(3)
-    made.step(sup.Joined(0), 1.0)
-    refused = sup.ReplicaEnded(
-      1, code, "failed", "JoinRefused: no", final="refused"
+    made.joined(1.0, 0)
+    [given_up] = made.ended(
+      2.0, 1, code, "failed", "JoinRefused: no", final="refused"
     )
-    [given_up] = made.step(refused, 2.0)
     assert given_up.code == shells
     assert given_up.reason.startswith(
       "The run refuses a replica of this host: replica 1 "
@@ -209,35 +197,35 @@ def test_one_that_the_run_refuses_ends_the_launcher_at_once():
 
 def test_an_hour_without_a_failure_gives_all_restarts_back():
   made = _Made(2, restarts=2)
-  made.step(sup.Joined(0), 1.0)
+  made.joined(1.0, 0)
   now = 10.0
   for restarts in (1, 2):
     now += 1000.0
     again = [sup.StartReplica(1, restarts)]
-    assert made.step(sup.ReplicaEnded(1, -9), now) == again
+    assert made.ended(now, 1, -9) == again
   now += 3600.0
-  assert made.step(sup.ReplicaEnded(1, -9), now) == [sup.StartReplica(1, 3)]
+  assert made.ended(now, 1, -9) == [sup.StartReplica(1, 3)]
   assert made.said[-1] == "replica 1 starts again (restart 1 of 2)"
-  made.step(sup.ReplicaEnded(1, -9), now + 1000.0)
-  made.step(sup.ReplicaEnded(1, -9), now + 4599.0)  # Almost.
+  made.ended(now + 1000.0, 1, -9)
+  made.ended(now + 4599.0, 1, -9)  # Almost.
   assert made.said[-1].endswith("does not start again: no restart is left of 2")
 
 
 def test_a_job_in_which_nobody_joins_is_asked_about_once():
   made = _Made(2)
-  assert made.step(sup.Tick(), 119.0) == []
+  assert made.tick(119.0) == []
   assert not made.said
-  made.step(sup.Tick(), 120.0)
-  made.step(sup.Tick(), 130.0)
+  made.tick(120.0)
+  made.tick(130.0)
   question = "no replica has joined; does the script call coordinator.join?"
   assert made.said == [f"after 120 s {question}"]
 
 
 def test_who_ends_with_0_before_others_join_is_missed_once_they_do():
   made = _Made(2, needed=2)
-  assert made.step(sup.ReplicaEnded(0, 0), 1.0) == []
+  assert made.ended(1.0, 0, 0) == []
   assert made.machine.never_joined == {0}
-  [given_up] = made.step(sup.Joined(1), 2.0)
+  [given_up] = made.joined(2.0, 1)
   assert given_up.reason.startswith(
     "1 replicas are left of 2 needed: replica 0"
   )

@@ -58,8 +58,8 @@ class _Job:
       0,
       "coordinator.log",
       [
-        *("-m", "optax_dist.coordinator.server", "--bind", self._address),
-        *("--port", str(_PORT), "--log", str(self._folder / "log")),
+        *("-m", "optax_dist", "coordinator", "--output", str(self._folder)),
+        *("--address", f"{self._address}:{_PORT}"),
       ],
       Environment(secret="a secret of enough bytes"),
     )

@@ -48,12 +48,11 @@ def test_with_any_port_it_continues_no_log_of_another_run(
   code = f"""
 from optax_dist.coordinator.transport import addresses
 addresses.free_ports = lambda *some: [{port}]
-from optax_dist.coordinator.server import __main__
-__main__.main(["--port", "0", "--idle", "0.01"])
+from optax_dist.coordinator.server import __main__, process
+__main__.run(process.Settings(port=0, idle=0.01), b"", None)
 """
   ended = subprocess.run(
     [sys.executable, "-c", code],
-    env=os.environ | {process.SECRET_VARIABLE: _SECRET},
     capture_output=True,
     text=True,
     timeout=240,

@@ -1,5 +1,6 @@
 """Tests of a coordinator in a separate process: its start and its end."""
 
+import json
 import os
 import subprocess
 import sys
@@ -54,9 +55,9 @@ def test_the_command_line_shows_the_address_and_no_secret(tmp_path):
   ended = subprocess.run(
     (
       *(sys.executable, "-m", "optax_dist.coordinator.server"),
-      *("--port", "0", "--idle", "0.01", "--log", str(tmp_path / "log")),
+      json.dumps({"port": 0, "idle": 0.01, "log": str(tmp_path / "log")}),
     ),
-    env=os.environ | {process.SECRET_VARIABLE: SECRET.decode()},
+    env=os.environ | {process.SECRET_VARIABLE: SECRET.hex()},
     capture_output=True,
     text=True,
     timeout=240,

@@ -1,1 +1,1 @@
-"""Launches a job over several hosts: see `placement`."""
+"""Checks the hosts of a job before the job: see `doctor`."""

@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from optax_dist.coordinator.extras.hosts import nodes
-from optax_dist.coordinator.extras.hosts.placement import listens
+from optax_dist.coordinator.launch import nodes
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.server import places
+from optax_dist.coordinator.server.process import Settings
 from optax_dist.coordinator.transport import (
   addresses,
   listening,
@@ -210,7 +210,8 @@ class _Meeting:
     self.refused = False
     self._known: dict[int, Checkup] = {}
     if self._is_first:
-      at = listens(node)
+      assert node.address is not None
+      at = Settings.at(node.address)
       assert at.port is not None
       self._transport = sockets.Transport(
         _MEETING,

@@ -72,13 +72,13 @@ assert "jax" not in sys.modules
 def test_a_password_on_a_command_line_is_refused():
   ended = subprocess.run(
     [
-      *(sys.executable, "-m", "optax_dist.coordinator.server"),
+      *(sys.executable, "-m", "optax_dist", "coordinator"),
       *("--store", "etcd://me:hidden@127.0.0.1:1"),
     ],
     capture_output=True,
     text=True,
     timeout=100,
   )
-  assert ended.returncode == 1
+  assert ended.returncode == 2
   assert "OPTAX_DIST_STORE" in ended.stderr
   assert "hidden" not in ended.stderr

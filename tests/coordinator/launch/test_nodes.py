@@ -2,8 +2,9 @@
 
 import pytest
 
-from optax_dist.coordinator.extras.hosts import nodes
+from optax_dist.coordinator.launch import nodes
 from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.server.process import Settings
 
 _SLURM = {
   "SLURM_JOB_ID": "4111",
@@ -21,8 +22,6 @@ def test_replicas_are_shared_out():
     assert [r for s in shares for r in s.replicas] == list(range(7))
     sizes = [len(s.replicas) for s in shares]
     assert max(sizes) - min(sizes) <= 1
-    for host, share in enumerate(shares):
-      assert share.hosts == range(host, host + 1)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +34,6 @@ def test_processes_of_a_replica_are_shared_out_over_its_hosts(
   found = {}
   for rank in range(count):
     share = nodes.Node(rank, count).share(replicas, processes)
-    assert rank in share.hosts
-    assert len(share.hosts) == count // replicas
     assert share.processes
     [replica] = share.replicas
     found.setdefault(replica, []).extend(share.processes)
@@ -101,9 +98,11 @@ def test_what_is_missing_or_wrong_is_named(given, words):
     nodes.find(Environment(**dict(zip(names, given, strict=True))))
 
 
-def test_the_store_listens_where_it_can():
-  assert nodes.Node(0, 2, "127.0.0.1:7").listens_at() == ("127.0.0.1", 7)
-  assert nodes.Node(0, 2, "[::1]:7").listens_at()[1] == 7
+def test_a_coordinator_listens_where_it_can():
+  at = lambda address: Settings.at(address).bind
+  assert at("127.0.0.1:7") == "127.0.0.1"
   # An address of none of its interfaces is mapped to one of them.
-  assert nodes.Node(0, 2, "192.0.2.1:7").listens_at() == ("0.0.0.0", 7)
-  assert nodes.Node(0, 2, "[2001:db8::1]:7").listens_at() == ("::", 7)
+  assert at("192.0.2.1:7") == "0.0.0.0"
+  assert at("[2001:db8::1]:7") == "::"
+  found = Settings.at("[::1]:7")
+  assert (found.port, found.advertise) == (7, "::1")

@@ -16,12 +16,10 @@ class Share(NamedTuple):
   Attributes:
     replicas: the indices of those that have processes here.
     processes: of each of these, the indices of the processes here.
-    hosts: the hosts on which each of these has processes.
   """
 
   replicas: range
   processes: range
-  hosts: range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +71,12 @@ class Node:
       >>> [Node(rank, 2).share(5).replicas for rank in (0, 1)]
       [range(0, 2), range(2, 5)]
       >>> Node(3, 4).share(2, processes=2)
-      Share(replicas=range(1, 2), processes=range(1, 2), hosts=range(2, 4))
+      Share(replicas=range(1, 2), processes=range(1, 2))
     """
     rank, count = self.rank, self.count
     if replicas >= count:
       first, last = (replicas * r // count for r in (rank, rank + 1))
-      return Share(range(first, last), range(processes), range(rank, rank + 1))
+      return Share(range(first, last), range(processes))
     each, rest = divmod(count, replicas)
     if rest:
       raise ValueError(
@@ -95,19 +93,7 @@ class Node:
     return Share(
       range(replica, replica + 1),
       range(*(processes * i // each for i in (index, index + 1))),
-      range(replica * each, (replica + 1) * each),
     )
-
-  def listens_at(self) -> tuple[str, int]:
-    """Where the coordinator listens: an address of this host, and a port."""
-    assert self.address is not None
-    place = addresses.parse(self.address)[-1]
-    # A name or address of this host that isn't an address of its own (a
-    # service, a mapped port) leads to one of its addresses.
-    host = place.host
-    if not addresses.is_own(host):
-      host = addresses.everywhere(host).text
-    return host, place.port
 
 
 def find(told: Environment) -> Node:
