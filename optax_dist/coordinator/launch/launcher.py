@@ -294,6 +294,13 @@ class Launcher:
         raise LaunchError(f"The coordinator at {line.refused}.")
       self._tell_of_ended()
       line.look()
+      if line.ended is None:
+        return
+      if not line.ended.error:
+        self._execute(self._supervisor.run_over(time.monotonic()))
+      elif self._supervisor.none_joined:
+        reason = line.ended.reason
+        raise LaunchError(f"The run has ended with an error: {reason}")
 
   def _poll_replica(self, replica: int, running: _Running) -> None:
     processes = running.processes

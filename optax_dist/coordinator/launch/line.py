@@ -16,6 +16,7 @@ from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.protocol import codec, deadlines
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.entries import Ended
 from optax_dist.coordinator.runtime import caller, endpoint
 
 # Seconds without a byte after which the coordinator is lost, and after which one is
@@ -28,6 +29,7 @@ class Line:
 
   Attributes:
     refused: why no attempt can help; "" if one may.
+    ended: how the run has ended; None if it hasn't.
   """
 
   def __init__(
@@ -60,6 +62,9 @@ class Line:
     self._say = say
     self._is_gone = self._was_there = False
     self.refused = ""
+    self.ended: Ended | None = None
+    # What the coordinator says, for people.
+    self._notes: list[str] = []
     made = endpoint.connect(
       address,
       f"launcher-{node.rank}",
@@ -95,7 +100,9 @@ class Line:
       self._caller.say_again()
 
   def look(self) -> None:
-    """Says so if the coordinator is gone, or back."""
+    """Says so if the coordinator is gone, or back; and what it says."""
+    while self._notes:
+      self._say(self._notes.pop(0))
     trouble, since = self._caller.trouble, self._caller.since
     seconds = time.monotonic() - since
     where = f"the coordinator at {self._caller.place.coordinator}"
@@ -118,8 +125,13 @@ class Line:
     self._caller.close()
 
   def _hear(self, message: msg.Message) -> None:
-    if isinstance(message, msg.Rival):
-      self._caller.say_again()
+    match message:
+      case msg.Rival():
+        self._caller.say_again()
+      case msg.Stalled():
+        self._notes.append(message.missing)
+      case Ended():
+        self.ended = message
 
   def _refuse(self, reason: str) -> None:
     self.refused = (

@@ -203,11 +203,16 @@ class Supervisor:
   @property
   def all_joined(self) -> bool:
     """Whether those that run have joined since they were started."""
-    return all(
-      replica.joined
-      for replica in self._replicas.values()
-      if replica.state is State.RUNNING
-    )
+    return all(self._joined())
+
+  @property
+  def none_joined(self) -> bool:
+    """Whether none of those that run has."""
+    return not any(self._joined())
+
+  def _joined(self) -> list[bool]:
+    states = self._replicas.values()
+    return [r.joined for r in states if r.state is State.RUNNING]
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""

@@ -50,8 +50,8 @@ _AGAIN = 60.0
 class _Run:
   """One run that a server coordinates."""
 
-  def __init__(self, log: Log):
-    self.log = log
+  def __init__(self, name: str, log: Log):
+    self.name, self.log = name, log
     try:
       history = log.read()
     except LogError:
@@ -98,7 +98,7 @@ class Server:
     self._open("")
 
   def _open(self, name: str) -> _Run:
-    run = self._runs[name] = _Run(self._open_log(name))
+    run = self._runs[name] = _Run(name, self._open_log(name))
     self._step(run, inputs.Started())
     self._step(run, self._hosts.never_joined(name))
     return run
@@ -178,7 +178,8 @@ class Server:
           self._allow(peer)
       case transports.PeerLost(peer, how, reason):
         self._say(self._meetings.lost(peer, how, reason))
-        host_of = self._hosts.lost(peer)
+        host_of = self._hosts.run_of(peer)
+        self._say(self._hosts.lost(peer, how))
         if host_of is not None:
           self._tell_never_joined(host_of)
         if peer in self._called:
@@ -216,6 +217,8 @@ class Server:
   def _step(self, run: _Run, input_: inputs.Input) -> None:
     for effect in run.core.step(input_, self._transport.now()):
       self._execute(run, effect)
+    if run.core.history.ended is not None:
+      self._say(self._hosts.ended(run.name, run.core.history.ended))
 
   def _execute(self, run: _Run, effect: fx.Effect) -> None:
     match effect:

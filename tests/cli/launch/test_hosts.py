@@ -26,7 +26,14 @@ class _Job:
     self._made = []
 
   def launch(
-    self, rank, *program, flags=(), secret=_SECRET, nodes=None, steps=30
+    self,
+    rank,
+    *program,
+    flags=(),
+    secret=_SECRET,
+    nodes=None,
+    steps=30,
+    script=_PROGRAM,
   ):
     """Starts a launcher; returns it, and what reads its output."""
     log = self._folder / f"printed-{len(self._made)}-by-{rank}"
@@ -40,7 +47,7 @@ class _Job:
     command = [
       *(sys.executable, "-m", "optax_dist", "launch", "--nodes", nodes),
       *("--node-rank", rank, "--address", self.address, "--replicas", nodes),
-      *("--local-addr", "127.0.0.1", *flags, _PROGRAM, steps, *program),
+      *("--local-addr", "127.0.0.1", *flags, script, steps, *program),
     ]
     with log.open("wb") as out:
       made = subprocess.Popen(
@@ -207,3 +214,37 @@ def test_a_run_that_diverges_is_no_success(job):
     assert "starts again" not in text()
     assert "The run has ended with an error: replica " in text()
     assert "samples were skipped, because gradients on them were not" in text()
+
+
+@pytest.mark.parametrize("job", [4], indirect=True)
+def test_a_launcher_that_is_killed_takes_half_of_a_replica_with_it(
+  job, tmp_path
+):
+  """The other half's launcher names it, and ends with the run of the others."""
+  script = pathlib.Path(__file__).with_name("half_program.py")
+  flags = ("--replicas", 2, "--processes-per-replica", 2, "--min-replicas", 1)
+  end = tmp_path / "end"
+  made = [
+    job.launch(rank, flags=flags, script=script, steps=end) for rank in range(4)
+  ]
+  for rank, (_, text) in enumerate(made):
+    words = f"process {rank // 2} {rank % 2}"
+    waiting.until(lambda read=text, line=words: line in read(), text)
+  waits = "waits for process 1 of its replica"
+  waiting.until(lambda: waits in made[2][1](), made[2][1])
+  killed = made[3][0]
+  killed.kill()
+  named = f"the launcher of rank 3 (process {killed.pid} on "
+  waiting.until(lambda: named in made[2][1](), made[2][1])
+  assert "replica 1 needs its processes there" in made[2][1]()
+  # Healthy replicas go on, however long that takes.
+  steps = lambda: made[0][1]().count("step ")
+  before = steps()
+  waiting.until(lambda: steps() > before + 10, made[0][1])
+  assert made[2][0].poll() is None
+  end.touch()
+  # Long before anybody gives up.
+  assert made[0][0].wait(60.0) == 0, made[0][1]()
+  assert made[2][0].wait(60.0) == 0, made[2][1]()
+  assert "ends well" in made[0][1]()
+  made[1][0].terminate()  # Its process has nothing to do with the run.

@@ -129,7 +129,7 @@ def test_a_replica_may_be_killed_for_what_it_said_before_its_end(
   class Kills:
     """A supervisor that kills the replica as soon as it has joined."""
 
-    over = all_joined = False
+    over = all_joined = none_joined = False
     never_joined = frozenset()
 
     def __init__(self, replicas, policy, elsewhere):

@@ -2,6 +2,8 @@
 
     launcher   Host (its rank, and what has ended)   ->
                <-   Refused: there is another one, which has answered `Rival`
+               <-   Stalled: that of another host of its replica is gone
+               <-   Ended, as all members are told
 
 A replica that has ended before it joined is not known to the run, which would wait
 for it. Nothing of this is in a log: launchers call the next coordinator, too.
@@ -13,7 +15,7 @@ from typing import TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import Process
+from optax_dist.coordinator.protocol.entries import Ended, Process
 from optax_dist.coordinator.protocol.inputs import NeverJoined
 
 # A run, and the rank of a host.
@@ -40,6 +42,8 @@ class Hosts:
     # Launchers that have the rank of another one, which is asked if it lives.
     self._rivals: dict[_Key, tuple[Process, msg.Host]] = {}
     self._gone: dict[_Key, NeverJoined] = {}
+    # Who knows that the run has ended.
+    self._know_the_end: set[Process] = set()
 
   def has(self, peer: Process) -> bool:
     """Whether a process is a launcher."""
@@ -71,21 +75,50 @@ class Hosts:
     )
     return [fx.Send(rival[0], msg.Refused(text))]
 
-  def lost(self, peer: Process) -> str | None:
-    """A process is not connected any more; the run whose launcher it was, if any."""
+  def run_of(self, peer: Process) -> str | None:
+    """The run of a launcher; None for another process, or a rival."""
+    for (run, _), (process, _) in self._here.items():
+      if process == peer:
+        return run
+    return None
+
+  def lost(self, peer: Process, how: str) -> list[fx.Send]:
+    """A process is not connected any more."""
+    self._know_the_end.discard(peer)
     for key, (rival, _) in self._rivals.items():
       if rival == peer:
         del self._rivals[key]
-        return None
+        return []
     for key, (process, host) in self._here.items():
       if process == peer:
         del self._here[key]
         # Those that have joined have connections of their own.
         self._gone[key] = NeverJoined(host.replicas, host.given_up)
         if key in self._rivals:
-          self.called(*self._rivals.pop(key))
-        return host.run
-    return None
+          return self.called(*self._rivals.pop(key))
+        return self._missed(host) if host.given_up or how != "left" else []
+    return []
+
+  def _missed(self, host: msg.Host) -> list[fx.Send]:
+    """Tells the launchers of replicas that have processes on a host that is gone."""
+    sent = []
+    for process, other in self._here.values():
+      shared = {*other.replicas} & {*host.replicas}
+      if other.run == host.run and shared:
+        text = (
+          f"the launcher of rank {host.rank} ({host.launcher}) is gone, and replica"
+          f" {', '.join(map(str, sorted(shared)))} needs its processes there: it waits"
+          " until that launcher is started again"
+        )
+        sent.append(fx.Send(process, msg.Stalled(0, 0.0, text)))
+    return sent
+
+  def ended(self, run: str, ended: Ended) -> list[fx.Send]:
+    """Tells launchers whose replicas have no part in the run of its end."""
+    here = {peer for (name, _), (peer, _) in self._here.items() if name == run}
+    new = sorted(here - self._know_the_end)
+    self._know_the_end.update(new)
+    return [fx.Send(peer, ended) for peer in new]
 
   def never_joined(self, run: str) -> NeverJoined:
     """The replicas of a run that have ended before they joined, if they never did."""
