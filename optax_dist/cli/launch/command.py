@@ -109,7 +109,7 @@ def _env(args: argparse.Namespace) -> dict[str, str]:
   """Variables of the replicas, where the user has not set them."""
   found = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}
   folder = "JAX_COMPILATION_CACHE_DIR"
-  if args.output is None or not args.keep_compiled or folder in os.environ:
+  if args.output is None or folder in os.environ:
     return found
   if args.processes_per_replica > 1:
     return found  # JAX keeps what the first process compiles.

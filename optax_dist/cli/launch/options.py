@@ -29,6 +29,7 @@ def add_options(launch: argparse.ArgumentParser) -> None:
 
   An option that replaces a variable is named after its field of `Environment`.
   """
+  _add_replicas(launch)
   _add_job(launch)
   _add_hosts(launch)
   for flags, answer in _ANSWERS.items():
@@ -50,7 +51,7 @@ def _refuse(answer: str) -> Callable[[str], Any]:
   return refuse
 
 
-def _add_job(launch: argparse.ArgumentParser) -> None:
+def _add_replicas(launch: argparse.ArgumentParser) -> None:
   add = launch.add_argument
   count = parser.whole_number(1)
   add(
@@ -99,6 +100,10 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     help="processes of your script on this host that have imported and compiled,"
     " and wait in join for the number of a replica that dies (default: 0)",
   )
+
+
+def _add_job(launch: argparse.ArgumentParser) -> None:
+  add = launch.add_argument
   add(
     "--chaos",
     dest="faults",
@@ -113,14 +118,6 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     help=f"folder for {JOURNAL}, the coordinator's log and the replicas' output;"
     " the script gets it as"
     " OPTAX_DIST_OUTPUT, for its checkpoints",
-  )
-  add(
-    "--no-compilation-cache",
-    dest="keep_compiled",
-    action="store_false",
-    help="don't have JAX keep compiled programs in --output, where a replica that"
-    " starts again finds them (nor with JAX_COMPILATION_CACHE_DIR, or with several"
-    " processes per replica)",
   )
   add(
     "--resume",

@@ -72,15 +72,14 @@ def test_what_is_compiled_is_kept_below_the_output(
   monkeypatch.delenv(variable, raising=False)
   outputs = iter(range(9))
 
-  def told(*flags):
+  def told():
     output = tmp_path / str(next(outputs))
-    assert _launch("--output", output, *flags, _LIGHT, "compiled") == 0
+    assert _launch("--output", output, _LIGHT, "compiled") == 0
     (line,) = set(capfd.readouterr().out.splitlines())
     return output, ast.literal_eval(line.partition("] ")[2])
 
   output, found = told()
   assert found == [str(output / "compiled" / socket.gethostname()), "0"]
-  assert told("--no-compilation-cache")[1] == [None, None]
   monkeypatch.setenv(variable, "mine")
   assert told()[1] == ["mine", None]
 
