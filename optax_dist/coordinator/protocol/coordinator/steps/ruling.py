@@ -125,16 +125,26 @@ class Ruling:
     Returns:
       Whether any is.
     """
-    # Of any other the log says what it is.
-    unknown = [r for r in replicas if r not in self.state.replicas]
-    for replica in unknown:
-      self.apply(self._departure()(replica))
-    return bool(unknown)
+    # Others are about to join, if there is no member yet.
+    departure = quorum.Leave if self._lower_on_loss else quorum.Lost
+    return self._lose(replicas, departure)
 
   def stop_expecting(self) -> None:
     """Counts replicas as lost that did not come to a new beginning."""
     self.expected_until = math.inf
-    self.never_joined(gone.member.replica for gone in self._history.lost())
+    lost = [gone.member.replica for gone in self._history.lost()]
+    self._lose(lost, self._departure())
+
+  def _lose(
+    self,
+    replicas: Iterable[ReplicaId],
+    departure: type[quorum.Leave] | type[quorum.Lost],
+  ) -> bool:
+    # Of any other the log says what it is.
+    unknown = [r for r in replicas if r not in self.state.replicas]
+    for replica in unknown:
+      self.apply(departure(replica))
+    return bool(unknown)
 
   @property
   def never_came(self) -> int:
