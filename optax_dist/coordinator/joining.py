@@ -162,10 +162,11 @@ def join(
   """
   probe = data_arguments.check_probe(probe, data)
   launched = environment.Environment.read()
+  which = environment.ProcessEnvironment.read()
   address, total, number = cluster.detect(
     coordinator_address,
     checks.count_or_none("total_num_replicas", total_num_replicas),
-    _number(replica, launched),
+    _number(replica, which),
   )
   replicas_to_aggregate = data_arguments.gradients_per_step(
     data,
@@ -180,7 +181,7 @@ def join(
   settings.setdefault("journal", launched.journal)
   settings.setdefault("run", launched.run or "")
   settings.setdefault("step_timeout", launched.step_timeout)
-  program = _processes(launched)
+  program = _processes(which)
   job = _job(
     "join",
     opt,
@@ -202,16 +203,16 @@ def join(
   )
   chosen: options.Options = job.keywords["settings"]
   line = channel.current()
-  warm = bool(launched.standby)
+  warm = bool(which.standby)
   if warm and line is not None:
-    launched = _stand_by(line, job, params)
-    assert launched.replica is not None
-    number = launched.replica
+    which = _stand_by(line, job, params)
+    assert which.replica is not None
+    number = which.replica
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   key = _key(secret, launched)
   certificates = _certificates(certificates, launched)
-  where = starter.where_to_start(address, launched, start_coordinator)
+  where = starter.where_to_start(address, which, start_coordinator)
   name = program.name(number)
   with (
     memberships.begin(address, chosen.run, f"{name}") as membership,
@@ -235,7 +236,7 @@ def join(
     with place.closed_on_error():
       preempted = _preemption(on_sigterm, launched, line)
       if line is not None:
-        faults.install(launched)
+        faults.install(launched, which)
       part = job(
         place,
         params=params,
@@ -284,12 +285,14 @@ def _lowers_on_loss(
   return given
 
 
-def _processes(launched: environment.Environment) -> processes.Processes:
+def _processes(
+  which: environment.ProcessEnvironment,
+) -> processes.Processes:
   """The processes of this replica, as many as its launcher says."""
   program = processes.of_this_program()
-  if launched.num_processes not in (None, program.count):
+  if which.num_processes not in (None, program.count):
     raise ValueError(
-      f"{environment.variable('num_processes')} is {launched.num_processes}, and"
+      f"{environment.variable('num_processes')} is {which.num_processes}, and"
       f" this replica has {program.count}: call coordinator.initialize_processes()"
       " first of all."
     )
@@ -300,7 +303,7 @@ def _stand_by(
   line: channel.Channel,
   job: functools.partial[participant.Participant],
   params: Any,
-) -> environment.Environment:
+) -> environment.ProcessEnvironment:
   """Compiles the update, and waits until a replica needs this process."""
   settings: options.Options = job.keywords["settings"]
   model.prepare(job.keywords["strategy"], params, settings.wire)
@@ -344,7 +347,7 @@ def _preemption(
 
 
 def _number(
-  replica: int | None, launched: environment.Environment
+  replica: int | None, which: environment.ProcessEnvironment
 ) -> int | None:
   """The number of this replica; None if only the environment says it.
 
@@ -352,7 +355,7 @@ def _number(
   """
   if replica is not None:
     replica = checks.count("replica", replica, least=0)
-  if not launched.standby:
+  if not which.standby:
     return replica
   if replica is not None:
     raise ValueError(

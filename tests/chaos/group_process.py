@@ -107,11 +107,13 @@ def main(channel: workers.Channel, job: dict[str, Any]) -> None:
     coordinator_address=job["join"]["coordinator_address"],
     secret=job["secret"],
     num_replicas=job["join"]["total_num_replicas"],
+  )
+  which = environment.ProcessEnvironment(
     replica=job["replica"],
     num_processes=job["processes"],
     process_index=job["rank"],
   )
-  os.environ.update(told.variables())
+  os.environ.update(told.variables() | which.variables())
   coordinator.initialize_processes()
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
   opt, params, gradient = model(mesh, job["width"])

@@ -19,7 +19,10 @@ from optax_dist import coordinator
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel, starter
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  ProcessEnvironment,
+)
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
@@ -99,13 +102,12 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
       secret_file=str(tmp_path / "secret"),
       run="of two",
       num_replicas=2,
-      replica=1,
       replicas_to_aggregate=2,
       min_replicas=1,
       journal=str(journal),
-      channel=99,
-    )
-    for name, value in told.variables().items():
+    ).variables()
+    told |= ProcessEnvironment(replica=1, channel=99).variables()
+    for name, value in told.items():
       monkeypatch.setenv(name, value)
     # Replica 0 is passed what the other one takes from the environment.
     with (
@@ -128,9 +130,10 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
 
 def test_a_script_that_defeats_min_replicas_is_warned(monkeypatch, caplog):
   told = Environment(
-    num_replicas=3, replica=0, replicas_to_aggregate=2, min_replicas=1
-  )
-  for name, value in told.variables().items():
+    num_replicas=3, replicas_to_aggregate=2, min_replicas=1
+  ).variables()
+  told |= ProcessEnvironment(replica=0).variables()
+  for name, value in told.items():
     monkeypatch.setenv(name, value)
   for lower_on_loss in (None, True, False):
     assert not caplog.messages
@@ -154,8 +157,9 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
   with process.start(secret, port=0) as place:
     made = []
     for number, own in enumerate(("127.0.0.2", "127.0.0.3")):
-      told = Environment(local_addr=own, num_replicas=2, replica=number)
-      for name, value in told.variables().items():
+      told = Environment(local_addr=own, num_replicas=2).variables()
+      told |= ProcessEnvironment(replica=number).variables()
+      for name, value in told.items():
         monkeypatch.setenv(name, value)
       made.append(
         coordinator.join(

@@ -9,6 +9,7 @@ import os
 import pathlib
 import secrets
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from optax_dist.cli import errors
 from optax_dist.coordinator import journal as journals
@@ -16,6 +17,7 @@ from optax_dist.coordinator.launch import environment, faults, nodes
 from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.server import places
 
+_T = TypeVar("_T", environment.Environment, environment.HostEnvironment)
 _SHORTEST = 16  # Bytes of a secret.
 
 
@@ -50,8 +52,8 @@ class Job:
     """
     environ = os.environ if environ is None else environ
     try:
-      settings = _settings(args, environ)
-      self.node = nodes.find(settings)
+      settings, host = _settings(args, environ)
+      self.node = nodes.find(host, settings)
       self.replicas = settings.num_replicas or self.node.count
       self.placement = Placement(
         self.replicas, args.processes_per_replica, self.node, args.external
@@ -117,17 +119,22 @@ class Job:
 
 def _settings(
   args: argparse.Namespace, environ: Mapping[str, str]
-) -> environment.Environment:
+) -> tuple[environment.Environment, environment.HostEnvironment]:
   """The settings by arguments or else by variables."""
-  arguments = {
-    field.name: value
-    for field in dataclasses.fields(environment.Environment)
-    if (value := getattr(args, field.name, None)) is not None
-  }
-  if "secret_file" in arguments:
-    arguments["secret"] = None
-  before = environment.Environment.read(environ)
-  return dataclasses.replace(before, **arguments)
+  given = {key: value for key, value in vars(args).items() if value is not None}
+  if "secret_file" in given:
+    given["secret"] = None
+  return (
+    _replaced(environment.Environment.read(environ), given),
+    _replaced(environment.HostEnvironment.read(environ), given),
+  )
+
+
+def _replaced(before: _T, given: Mapping[str, Any]) -> _T:
+  names = {field.name for field in dataclasses.fields(before)}
+  return dataclasses.replace(
+    before, **{name: value for name, value in given.items() if name in names}
+  )
 
 
 def _check_secret(secret: str | None, is_shared: bool) -> None:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import ProcessEnvironment
 
 Event = dict[str, Any]
 
@@ -61,7 +61,7 @@ def current() -> Channel | None:
   """
   process = os.getpid()
   if process not in _open:
-    number = Environment.read().channel
+    number = ProcessEnvironment.read().channel
     if number is None or not _is_socket(number):
       return None
     _open[process] = Channel(number)

@@ -41,6 +41,7 @@ def detect(
     ('10.0.0.1:29400', 4, 1)
   """
   launched = environment.Environment.read()
+  process = environment.ProcessEnvironment.read()
   address, count, index = complete(
     {
       "coordinator_address": coordinator_address
@@ -48,7 +49,7 @@ def detect(
       "num_replicas": launched.num_replicas
       if num_replicas is None
       else num_replicas,
-      "replica": launched.replica if replica is None else replica,
+      "replica": process.replica if replica is None else replica,
     },
     " In one process, use optax_dist.coordinator.run_embedded.",
   )

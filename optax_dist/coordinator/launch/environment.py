@@ -28,7 +28,7 @@ _Seconds: TypeAlias = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-  """The variables of one process; None means not set.
+  """What the processes of a job have in common; None means not set.
 
   A field's variable is its name in capitals, prefixed by ``OPTAX_DIST_``.
 
@@ -42,17 +42,8 @@ class Environment:
       separated by colons; see `transport.tls.Certificates`.
     run: a name that keeps runs of one coordinator apart.
     num_replicas: number of replicas in the job.
-    replica: the index of this one, from 0.
     replicas_to_aggregate: gradients in a step.
     min_replicas: smallest number of replicas with which the job continues.
-    restarts: how often this replica was started before.
-    standby: 1 for a process that waits until it becomes a replica; then it has
-      no `replica` yet.
-    num_processes: processes of each replica.
-    process_index: index of this process in its replica, from 0.
-    nodes: number of hosts of the job, for their launchers.
-    node_rank: the index of this host, from 0, for its launcher.
-    address: ``host:port`` of the coordinator, for the launchers.
     local_addr: the address of this host that its processes listen on, and that
       processes on other hosts use.
     output: output folder of the job, for example for checkpoints.
@@ -60,13 +51,12 @@ class Environment:
     grace: seconds from SIGTERM to SIGKILL.
     step_timeout: seconds after which a stuck step is ended; 0 for never.
     faults: faults to inject, for tests; see `launch.faults`.
-    channel: the number of the file descriptor of the channel to the launcher.
 
   Example:
-    >>> told = Environment(num_replicas=4, replica=2)
-    >>> told.variables()
-    {'OPTAX_DIST_NUM_REPLICAS': '4', 'OPTAX_DIST_REPLICA': '2'}
-    >>> Environment.read(told.variables()) == told
+    >>> environment = Environment(num_replicas=4, run="first")
+    >>> environment.variables()
+    {'OPTAX_DIST_RUN': 'first', 'OPTAX_DIST_NUM_REPLICAS': '4'}
+    >>> Environment.read(environment.variables()) == environment
     True
   """
 
@@ -77,40 +67,14 @@ class Environment:
   certificates: str | None = None
   run: str | None = None
   num_replicas: Positive | None = None
-  replica: Natural | None = None
   replicas_to_aggregate: Positive | None = None
   min_replicas: Positive | None = None
-  restarts: Natural | None = None
-  standby: Natural | None = None
-  num_processes: Positive | None = None
-  process_index: Natural | None = None
-  nodes: Positive | None = None
-  node_rank: Natural | None = None
-  address: str | None = None
   local_addr: str | None = None
   output: str | None = None
   journal: str | None = None
   grace: _Seconds | None = None
   step_timeout: _Seconds | None = None
   faults: str | None = None
-  channel: Natural | None = None
-
-  def __post_init__(self) -> None:
-    for name, of in (
-      ("replica", "num_replicas"),
-      ("process_index", "num_processes"),
-    ):
-      value, count = getattr(self, name), getattr(self, of)
-      if value is not None and count is not None and not 0 <= value < count:
-        raise ValueError(
-          f"{variable(name)} must be from 0 to {count - 1}, because"
-          f" {variable(of)} is {count}; got {value}."
-        )
-    if (self.num_processes or 1) > 1 and self.process_index is None:
-      raise ValueError(
-        f"{variable('num_processes')} is {self.num_processes}; then"
-        f" {variable('process_index')} must be set, too."
-      )
 
   @classmethod
   def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -122,26 +86,11 @@ class Environment:
     Raises:
       ValueError: a variable is invalid; the message names it.
     """
-    environ = os.environ if environ is None else environ
-    found: dict[str, Any] = {}
-    kinds = typing.get_type_hints(cls, include_extras=True)
-    for name, kind in kinds.items():
-      text = environ.get(variable(name), "")
-      try:
-        if text:
-          found[name] = msgspec.convert(text, kind, strict=False)
-      except msgspec.ValidationError as error:
-        raise ValueError(f"{variable(name)} is {text!r}: {error}.") from None
-    return cls(**found)
+    return cls(**_read(cls, environ))
 
   def variables(self) -> dict[str, str]:
     """The variables, as entries of a process's environment."""
-    values = dataclasses.asdict(self)
-    return {
-      variable(name): f"{value:g}" if isinstance(value, float) else str(value)
-      for name, value in values.items()
-      if value is not None
-    }
+    return _variables(dataclasses.asdict(self))
 
   def find_secret(self) -> str | None:
     """The secret, from its variable or its file.
@@ -169,6 +118,91 @@ class Environment:
         f" {self.certificates!r}."
       )
     return tls.Certificates(*map(os.path.abspath, paths))
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessEnvironment:
+  """Which process of a job one is.
+
+  Attributes:
+    replica: the index of its replica, from 0.
+    restarts: how often this replica was started before.
+    standby: 1 for a process that waits until it becomes a replica; then it has
+      no `replica` yet.
+    num_processes: processes of each replica.
+    process_index: index of this process in its replica, from 0.
+    channel: the number of the file descriptor of the channel to the launcher.
+  """
+
+  replica: Natural | None = None
+  restarts: Natural | None = None
+  standby: Natural | None = None
+  num_processes: Positive | None = None
+  process_index: Natural | None = None
+  channel: Natural | None = None
+
+  def __post_init__(self) -> None:
+    count, index = self.num_processes or 1, self.process_index
+    if count > 1 and index is None:
+      raise ValueError(
+        f"{variable('num_processes')} is {count}; then"
+        f" {variable('process_index')} must be set, too."
+      )
+    if self.num_processes is not None and not 0 <= (index or 0) < count:
+      raise ValueError(
+        f"{variable('process_index')} must be from 0 to {count - 1}, because"
+        f" {variable('num_processes')} is {count}; got {index}."
+      )
+
+  @classmethod
+  def read(cls, environ: Mapping[str, str] | None = None) -> ProcessEnvironment:
+    """Reads the variables; see `Environment.read`."""
+    return cls(**_read(cls, environ))
+
+  def variables(self) -> dict[str, str]:
+    """The variables, as entries of a process's environment."""
+    return _variables(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class HostEnvironment:
+  """Which host of a job one is, for its launcher.
+
+  Attributes:
+    nodes: number of hosts of the job.
+    node_rank: the index of this host, from 0.
+    address: ``host:port`` of the coordinator.
+  """
+
+  nodes: Positive | None = None
+  node_rank: Natural | None = None
+  address: str | None = None
+
+  @classmethod
+  def read(cls, environ: Mapping[str, str] | None = None) -> HostEnvironment:
+    """Reads the variables; see `Environment.read`."""
+    return cls(**_read(cls, environ))
+
+
+def _read(kind: type, environ: Mapping[str, str] | None) -> dict[str, Any]:
+  environ = os.environ if environ is None else environ
+  values: dict[str, Any] = {}
+  for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+    text = environ.get(variable(name), "")
+    try:
+      if text:
+        values[name] = msgspec.convert(text, hint, strict=False)
+    except msgspec.ValidationError as error:
+      raise ValueError(f"{variable(name)} is {text!r}: {error}.") from None
+  return values
+
+
+def _variables(values: Mapping[str, Any]) -> dict[str, str]:
+  return {
+    variable(name): f"{value:g}" if isinstance(value, float) else str(value)
+    for name, value in values.items()
+    if value is not None
+  }
 
 
 def variable(field: str) -> str:

@@ -75,18 +75,21 @@ class Faults:
         )
 
 
-def install(launched: environment.Environment) -> None:
+def install(
+  launched: environment.Environment, process: environment.ProcessEnvironment
+) -> None:
   """Installs the faults that the environment asks for, if any.
 
   Args:
-    launched: the environment of this replica.
+    launched: the environment of the job.
+    process: which process this is.
   """
-  if launched.faults is None or launched.replica is None:
+  if launched.faults is None or process.replica is None:
     return
   faults = Faults.parse(launched.faults)
-  phases.slow_down(factor=faults.slow.get(launched.replica, 1.0))
-  kill_at = faults.kill_at.get(launched.replica)
-  if kill_at is None or launched.restarts:
+  phases.slow_down(factor=faults.slow.get(process.replica, 1.0))
+  kill_at = faults.kill_at.get(process.replica)
+  if kill_at is None or process.restarts:
     return
   gradients = 0
 

@@ -31,7 +31,10 @@ from optax_dist.coordinator.launch import (
   watcher,
 )
 from optax_dist.coordinator.launch.child import Child
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  ProcessEnvironment,
+)
 from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.launch.supervisor import Effect
 
@@ -142,7 +145,7 @@ class Launcher:
     self._standbys = standby.Standbys(
       standbys,
       lambda: self._spawner.start(
-        dataclasses.replace(self._environment, standby=1)
+        self._environment, ProcessEnvironment(standby=1)
       ),
       self._say,
     )
@@ -240,23 +243,21 @@ class Launcher:
 
   def _start(self, replica: int, restarts: int) -> None:
     """Starts the processes of a replica that belong on this host."""
-    environment = dataclasses.replace(
-      self._environment, replica=replica, restarts=restarts
-    )
+    which = ProcessEnvironment(replica, restarts)
     # Those that have started are ended if another one can't be started.
     running = self._running[replica] = _Running()
-    process = self._standbys.take(environment) if restarts else None
+    process = self._standbys.take(which) if restarts else None
     if process is not None:
-      self._spawner.rename(process, environment)
+      self._spawner.rename(process, which)
       running.processes.append(process)
     else:
       count = self._placement.processes
       for index in self._placement.here.processes:
         if count > 1:
-          environment = dataclasses.replace(
-            environment, num_processes=count, process_index=index
+          which = dataclasses.replace(
+            which, num_processes=count, process_index=index
           )
-        running.processes.append(self._spawner.start(environment))
+        running.processes.append(self._spawner.start(self._environment, which))
     for process in running.processes if restarts else ():
       self._record(replica, process, None)
 
@@ -407,13 +408,14 @@ class _Spawner:
     for name, kept in _KEEP_MEMORY.items():
       env.setdefault(name, os.environ.get(name, kept))
 
-  def start(self, environment: Environment) -> Child:
+  def start(self, environment: Environment, which: ProcessEnvironment) -> Child:
     """Starts a process of a replica, or one that stands by.
 
     Raises:
       LaunchError: it can't be started.
     """
-    name, variables = _name(environment), environment.variables()
+    name = _name(which)
+    variables = environment.variables() | which.variables()
     try:
       with contextlib.ExitStack() as stack:
         printed = self._printed(name)
@@ -428,10 +430,10 @@ class _Spawner:
         f"{name} can't be started: {error}.{_remedy(error)}"
       ) from error
 
-  def rename(self, process: Child, environment: Environment) -> None:
+  def rename(self, process: Child, which: ProcessEnvironment) -> None:
     """Has the output of a process labelled as that of a replica."""
     process.printed.end()
-    process.name = _name(environment)
+    process.name = _name(which)
     process.printed = self._printed(process.name)
 
   def _printed(self, name: str) -> output.OutputRelay:
@@ -439,11 +441,10 @@ class _Spawner:
     return output.OutputRelay(name, file=path, echo=self._echo)
 
 
-def _name(environment: Environment) -> str:
-  if environment.standby:
+def _name(which: ProcessEnvironment) -> str:
+  if which.standby:
     return "standby"
-  name = f"replica {environment.replica}"
-  index = environment.process_index
+  name, index = f"replica {which.replica}", which.process_index
   return name if index is None else f"{name}.{index}"
 
 

@@ -6,7 +6,10 @@ import dataclasses
 from typing import NamedTuple
 
 from optax_dist.coordinator.launch import cluster
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  HostEnvironment,
+)
 from optax_dist.coordinator.transport import addresses
 
 
@@ -96,32 +99,32 @@ class Node:
     )
 
 
-def find(told: Environment) -> Node:
+def find(host: HostEnvironment, environment: Environment) -> Node:
   """Finds out which host this is.
 
   Args:
-    told: what the launcher was told, by arguments or variables. What it lacks
-      of `address`, `nodes` and `node_rank` is taken from the cluster that JAX
-      detects (SLURM, GKE, TPU pods, Open MPI), where each launcher is one
-      process. Without any of these this is the only host. With a `store` there
-      need be no address.
+    host: by arguments or variables. What it lacks is taken from the cluster that
+      JAX detects (SLURM, GKE, TPU pods, Open MPI), where each launcher is one
+      process. Without any of these this is the only host.
+    environment: of the job. With a `store` there need be no address.
 
   Raises:
     ValueError: a part is missing, or inconsistent with the others.
 
   Example:
-    >>> find(Environment(node_rank=1, nodes=2, address="10.0.0.1:29300"))
+    >>> host = HostEnvironment(node_rank=1, nodes=2, address="10.0.0.1:29300")
+    >>> find(host, Environment())
     Node(rank=1, count=2, address='10.0.0.1:29300', local_addr=None)
   """
-  known = told.address, told.nodes, told.node_rank
+  known = host.address, host.nodes, host.node_rank
   if known == (None, None, None):
     known = cluster.detect_cluster() or (None, 1, 0)
   address, count, rank = known
   if count == 1:
-    return Node(rank or 0, 1, told.address, told.local_addr)
-  if told.store is not None:
+    return Node(rank or 0, 1, host.address, environment.local_addr)
+  if environment.store is not None:
     address = address or ""  # Nobody asks for it.
   address, count, rank = cluster.complete(
     {"address": address, "nodes": count, "node_rank": rank}
   )
-  return Node(rank, count, address or None, told.local_addr)
+  return Node(rank, count, address or None, environment.local_addr)

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.launch.channel import Channel
 from optax_dist.coordinator.launch.child import Child
-from optax_dist.coordinator.launch.environment import Environment, variable
+from optax_dist.coordinator.launch.environment import (
+  ProcessEnvironment,
+  variable,
+)
 
 
 class Standbys:
@@ -56,30 +59,28 @@ class Standbys:
         how = child.ending(process.popen)
         self._say(f"a standby {how}, and is not replaced")
 
-  def take(self, environment: Environment) -> Child | None:
+  def take(self, which: ProcessEnvironment) -> Child | None:
     """Has one become a replica; None if there is none.
 
     Args:
-      environment: of that replica.
+      which: replica.
     """
     if not self.processes:
       return None
     process = self.processes.pop(0)
-    names = [variable(name) for name in ("replica", "restarts")]
-    variables = environment.variables()
-    process.tell("replica", variables={name: variables[name] for name in names})
+    process.tell("replica", variables=which.variables())
     return process
 
 
-def wait(channel: Channel) -> Environment:
+def wait(channel: Channel) -> ProcessEnvironment:
   """Waits until this process becomes a replica; its launcher ends it otherwise.
 
   Returns:
-    Its environment, which is that of the process from now on.
+    Which one; so its environment says from now on.
   """
   channel.say("standby")
   for event in channel.events():
     os.environ.update(event["variables"])
     del os.environ[variable("standby")]
-    return Environment.read()
+    return ProcessEnvironment.read()
   raise SystemExit("The launcher of this standby has ended.")

@@ -18,13 +18,13 @@ _IDLE = 60.0
 
 
 def where_to_start(
-  address: str, launched: environment.Environment, wanted: bool | None
+  address: str, which: environment.ProcessEnvironment, wanted: bool | None
 ) -> addresses.Endpoint | None:
   """Where this process starts the coordinator; None if it does not.
 
   Args:
     address: of the coordinator.
-    launched: the environment.
+    which: this process.
     wanted: `join`'s start_coordinator.
 
   Raises:
@@ -39,7 +39,7 @@ def where_to_start(
     return None
   (where,) = addresses.parse(address)
   if wanted is None:
-    wanted = launched.channel is None and addresses.is_own(where.host)
+    wanted = which.channel is None and addresses.is_own(where.host)
   return where if wanted else None
 
 

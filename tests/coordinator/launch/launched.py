@@ -13,7 +13,7 @@ from optax_dist.coordinator.launch import environment
 def main() -> int:
   channel = channels.current()
   what = sys.argv[1]
-  place = environment.Environment.read()
+  place = environment.ProcessEnvironment.read()
   replica, incarnation = place.replica, place.restarts
   print("placed", replica, incarnation, os.getpid(), flush=True)
   if what == "die":
@@ -100,7 +100,9 @@ def the_coordinator() -> int:
   raise LookupError("no coordinator")
 
 
-def stand_by(folder: pathlib.Path, place: environment.Environment) -> None:
+def stand_by(
+  folder: pathlib.Path, place: environment.ProcessEnvironment
+) -> None:
   """Replica 1 dies once another process stands by, which takes its place."""
   import jax.numpy as jnp
   import optax
@@ -122,7 +124,7 @@ def stand_by(folder: pathlib.Path, place: environment.Environment) -> None:
           replica.step(jnp.ones(3))
         os.kill(os.getpid(), signal.SIGKILL)
       if place.standby:
-        now = environment.Environment.read()
+        now = environment.ProcessEnvironment.read()
         assert (now.replica, now.restarts, now.standby) == (1, 1, None)
         replica.finish()
 

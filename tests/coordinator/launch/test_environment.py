@@ -5,7 +5,11 @@ import dataclasses
 import pytest
 
 from optax_dist.coordinator.launch import environment
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  HostEnvironment,
+  ProcessEnvironment,
+)
 
 _FULL = Environment(
   coordinator_address="10.0.0.1:29300",
@@ -15,41 +19,46 @@ _FULL = Environment(
   certificates="me.pem:me.key:ca.pem",
   run="a run",
   num_replicas=4,
-  replica=3,
   replicas_to_aggregate=3,
   min_replicas=2,
-  restarts=1,
-  standby=1,
-  num_processes=2,
-  process_index=1,
-  nodes=2,
-  node_rank=1,
-  address="10.0.0.1:29300",
   local_addr="10.0.0.2",
   output="/out",
   journal="/out/journal.jsonl",
   grace=2.5,
   step_timeout=60.0,
   faults='{"kill": 0.1}',
+)
+_PROCESS = ProcessEnvironment(
+  replica=3,
+  restarts=1,
+  standby=1,
+  num_processes=2,
+  process_index=1,
   channel=7,
 )
 
 
-@pytest.mark.parametrize("told", [_FULL, Environment(), Environment(grace=0.0)])
+@pytest.mark.parametrize(
+  "told", [_FULL, _PROCESS, Environment(), Environment(grace=0.0)]
+)
 def test_what_is_written_is_read(told):
-  assert Environment.read(told.variables()) == told
+  assert type(told).read(told.variables()) == told
 
 
 def test_every_field_has_a_variable():
-  names = {f.name for f in dataclasses.fields(Environment)}
-  assert None not in dataclasses.astuple(_FULL)
-  assert set(_FULL.variables()) == {f"OPTAX_DIST_{n.upper()}" for n in names}
+  for full in (_FULL, _PROCESS):
+    names = {f.name for f in dataclasses.fields(full)}
+    assert None not in dataclasses.astuple(full)
+    assert set(full.variables()) == {f"OPTAX_DIST_{n.upper()}" for n in names}
 
 
 def test_it_is_read_from_this_process_by_default(monkeypatch):
   monkeypatch.setenv("OPTAX_DIST_REPLICA", "5")
+  monkeypatch.setenv("OPTAX_DIST_NODES", "2")
   monkeypatch.setenv("OPTAX_DIST_NUM_REPLICAS", "")  # As if it were not set.
-  assert Environment.read() == Environment(replica=5)
+  assert Environment.read() == Environment()
+  assert ProcessEnvironment.read() == ProcessEnvironment(replica=5)
+  assert HostEnvironment.read() == HostEnvironment(nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +68,17 @@ def test_it_is_read_from_this_process_by_default(monkeypatch):
     ({"GRACE": "inf"}, "OPTAX_DIST_GRACE is 'inf': Expected `float`"),
     ({"GRACE": "soon"}, "OPTAX_DIST_GRACE is 'soon': Expected `float"),
     ({"NUM_REPLICAS": "0"}, "NUM_REPLICAS is '0': Expected `int` >= 1"),
-    ({"NUM_REPLICAS": "2", "REPLICA": "2"}, "REPLICA must be from 0 to 1"),
+    (
+      {"NUM_PROCESSES": "2", "PROCESS_INDEX": "2"},
+      "PROCESS_INDEX must be from 0 to 1",
+    ),
     ({"NUM_PROCESSES": "2"}, "OPTAX_DIST_PROCESS_INDEX must be set"),
   ],
 )
 def test_wrong_variables_are_named(variables, words):
   named = {f"OPTAX_DIST_{name}": text for name, text in variables.items()}
   with pytest.raises(ValueError, match=words):
-    Environment.read(named)
+    Environment.read(named), ProcessEnvironment.read(named)
 
 
 def test_the_secret_may_be_in_a_file(tmp_path):

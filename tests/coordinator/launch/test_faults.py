@@ -8,7 +8,10 @@ import pytest
 
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.launch import faults
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  ProcessEnvironment,
+)
 
 _STEP = ("computing", "arrived", "applied")
 
@@ -31,9 +34,9 @@ def _nobody_is_killed(monkeypatch):
 
 def _strikes(steps, text, replica=1, restarts=None):
   """In which step, counted from 1, and phase the process is killed; or None."""
-  launched = Environment(replica=replica, restarts=restarts, faults=text)
+  which = ProcessEnvironment(replica=replica, restarts=restarts)
   phases.listen(None)
-  faults.install(launched)
+  faults.install(Environment(faults=text), which)
   for step in range(1, steps + 1):
     for phase in _STEP:
       try:
@@ -79,9 +82,12 @@ def test_no_faults_are_installed_by_default():
   heard = []
   phases.listen(lambda *found: heard.append(found))
   some = "kill:1@1,slow:2x5"
-  faults.install(Environment(replica=1))
-  faults.install(Environment(faults=some))  # No replica's.
-  faults.install(Environment(replica=1, faults="slow:2x5"))
+  one = ProcessEnvironment(replica=1)
+  faults.install(Environment(), one)
+  faults.install(
+    Environment(faults=some), ProcessEnvironment()
+  )  # No replica's.
+  faults.install(Environment(faults="slow:2x5"), one)
   phases.reach("computing", 1)
   assert heard == [("computing", 1)]
 
@@ -92,7 +98,7 @@ def test_only_the_slow_replica_is_slow(monkeypatch):
   clock = types.SimpleNamespace(sleep=slept.append)
   monkeypatch.setattr(phases, "time", clock)
   for replica in (1, 2):
-    told = Environment(replica=replica, faults="slow:2x5")
-    faults.install(told)
+    which = ProcessEnvironment(replica=replica)
+    faults.install(Environment(faults="slow:2x5"), which)
     phases.slow_down(1.0)
   assert slept == [4.0]

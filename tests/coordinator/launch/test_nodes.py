@@ -3,7 +3,10 @@
 import pytest
 
 from optax_dist.coordinator.launch import nodes
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  HostEnvironment,
+)
 from optax_dist.coordinator.server.process import Settings
 
 _SLURM = {
@@ -54,32 +57,36 @@ def test_what_can_not_be_shared_out_is_refused(count, given, words):
 
 
 def test_a_host_is_what_its_launcher_was_told():
-  told = Environment(node_rank=1, nodes=2, address="host0:29300")
-  assert nodes.find(told) == nodes.Node(1, 2, "host0:29300")
-  assert nodes.find(Environment()) == nodes.Node()
-  assert nodes.find(Environment(nodes=1)) == nodes.Node()
-  one = Environment(node_rank=0, nodes=1, address="h:1")
-  assert nodes.find(one) == nodes.Node(0, 1, "h:1")
+  find = lambda **host: nodes.find(HostEnvironment(**host), Environment())
+  assert find(node_rank=1, nodes=2, address="host0:29300") == nodes.Node(
+    1, 2, "host0:29300"
+  )
+  assert find() == nodes.Node()
+  assert find(nodes=1) == nodes.Node()
+  assert find(node_rank=0, nodes=1, address="h:1") == nodes.Node(0, 1, "h:1")
 
 
 def test_hosts_with_a_store_of_their_own_need_no_address():
-  told = Environment(node_rank=1, nodes=2, store="etcd://a:2379")
-  assert nodes.find(told) == nodes.Node(1, 2, None)
+  host = HostEnvironment(node_rank=1, nodes=2)
+  assert nodes.find(host, Environment(store="etcd://a:2379")) == nodes.Node(
+    1, 2, None
+  )
 
 
 def test_a_scheduler_tells_all(monkeypatch):
   for name, value in _SLURM.items():
     monkeypatch.setenv(name, value)
-  found = nodes.find(Environment())
+  find = lambda **host: nodes.find(HostEnvironment(**host), Environment())
+  found = find()
   assert (found.rank, found.count) == (2, 3)
   assert found.address.startswith("node03:")
   # What is given takes precedence.
-  assert nodes.find(Environment(address="h:1")) == nodes.Node(2, 3, "h:1")
-  assert nodes.find(Environment(nodes=1)) == nodes.Node()
+  assert find(address="h:1") == nodes.Node(2, 3, "h:1")
+  assert find(nodes=1) == nodes.Node()
   # A single process of srun is a separate host.
   monkeypatch.setenv("SLURM_NTASKS", "1")
   monkeypatch.setenv("SLURM_PROCID", "0")
-  assert nodes.find(Environment()) == nodes.Node()
+  assert find() == nodes.Node()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,9 @@ def test_a_scheduler_tells_all(monkeypatch):
 def test_what_is_missing_or_wrong_is_named(given, words):
   names = ("node_rank", "nodes", "address")
   with pytest.raises(ValueError, match=words):
-    nodes.find(Environment(**dict(zip(names, given, strict=True))))
+    nodes.find(
+      HostEnvironment(**dict(zip(names, given, strict=True))), Environment()
+    )
 
 
 def test_a_coordinator_listens_where_it_can():

@@ -15,7 +15,10 @@ import hosts as host_maker
 import pytest
 from waiting import until
 
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  ProcessEnvironment,
+)
 
 _PROGRAM = (
   pathlib.Path(__file__).resolve().parents[2] / "cli/launch/spread_replica.py"
@@ -50,7 +53,7 @@ class _Job:
           "JAX_PLATFORMS": "cpu",
           "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        | told.variables(),
+        | told,
       )
 
   def start_coordinator(self):
@@ -61,7 +64,7 @@ class _Job:
         *("-m", "optax_dist", "coordinator", "--output", str(self._folder)),
         *("--address", f"{self._address}:{_PORT}"),
       ],
-      Environment(secret="a secret of enough bytes"),
+      Environment(secret="a secret of enough bytes").variables(),
     )
 
   def kill_coordinator(self):
@@ -74,12 +77,14 @@ class _Job:
       coordinator_address=f"{self._address}:{_PORT}",
       secret="a secret of enough bytes",
       num_replicas=2,
-      replica=replica,
       min_replicas=1,
+    ).variables()
+    told |= ProcessEnvironment(
+      replica=replica,
       num_processes=2,
       process_index=process,
       restarts=len(self._codes[host]),
-    )
+    ).variables()
     arguments = [str(_PROGRAM), str(self.end)]
     self._processes[host] = self._run(host, f"{host}.log", arguments, told)
 

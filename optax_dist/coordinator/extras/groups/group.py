@@ -24,7 +24,7 @@ from optax_dist.coordinator.extras.groups.inbox import GroupInbox
 from optax_dist.coordinator.extras.groups.rank_zero import RankZero
 from optax_dist.coordinator.extras.groups.worker_rank import WorkerRank
 from optax_dist.coordinator.launch import channel
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import ProcessEnvironment
 from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.codec import Codec
 from optax_dist.coordinator.protocol.config import Config, Me
@@ -155,13 +155,12 @@ def initialize_processes(
     >>> jax.process_count()
     1
   """
-  launched = Environment.read()
   joins: Callable[[], None] = lambda: None
   if count is None:
-    count = launched.num_processes or 1
+    count = ProcessEnvironment.read().num_processes or 1
     if count > 1:
       with channel.refused_by(errors.JoinRefused, tls.CertificateError):
-        joins = jax_program.meet(launched, _end_soon, certificates).close
+        joins = jax_program.meet(_end_soon, certificates).close
   if count == 1:
     return
   if jax.process_count() != count:

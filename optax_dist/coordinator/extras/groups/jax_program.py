@@ -10,7 +10,10 @@ from jax.experimental import multihost_utils
 
 from optax_dist.coordinator.extras.groups import meeting
 from optax_dist.coordinator.launch import cluster
-from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.environment import (
+  Environment,
+  ProcessEnvironment,
+)
 from optax_dist.coordinator.protocol import deadlines, messages
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.transport import addresses, tls
@@ -20,14 +23,12 @@ _TEXT = 4096
 
 
 def meet(
-  launched: Environment,
   on_loss: Callable[[str], None],
   certificates: tls.Certificates | None = None,
 ) -> meeting.Meeting:
   """Looks for the other processes of this replica, and makes them one program.
 
   Args:
-    launched: which process this is, and where its coordinator is.
     on_loss: called if a process is lost before the replica joins.
     certificates: see `coordinator.join`.
 
@@ -35,11 +36,12 @@ def meet(
     ValueError: a variable is missing or invalid, or a certificate.
     CoordinatorError: the other processes do not come.
   """
+  launched, which = Environment.read(), ProcessEnvironment.read()
   certificates = certificates or launched.find_certificates()
   if certificates is not None:
     tls.check(certificates)
   address, _, number = cluster.detect(None, None, None)
-  index, count = launched.process_index, launched.num_processes
+  index, count = which.process_index, which.num_processes
   assert index is not None
   assert count is not None
   secret = launched.find_secret() or ""
