@@ -107,17 +107,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _env(args: argparse.Namespace) -> dict[str, str]:
   """Variables of the replicas, where the user has not set them."""
-  found = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}
+  variables = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}
   folder = "JAX_COMPILATION_CACHE_DIR"
   if args.output is None or folder in os.environ:
-    return found
+    return variables
   if args.processes_per_replica > 1:
-    return found  # JAX keeps what the first process compiles.
+    return variables  # JAX keeps what the first process compiles.
   # Each host has its own: its processors may be others.
   path = args.output.resolve() / _COMPILED / socket.gethostname()
   # By default JAX keeps only what takes more than a second.
   least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
-  return found | {folder: str(path), least: os.environ.get(least, "0")}
+  return variables | {folder: str(path), least: os.environ.get(least, "0")}
 
 
 def _command(program: list[str], module: bool) -> list[str]:

@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     ),
   )
   good = True
-  for found in findings:
-    good &= found.good
-    print(f"[{'ok' if found.good else 'FAILED'}] {found.line}", flush=True)
+  for finding in findings:
+    good &= finding.good
+    print(f"[{'ok' if finding.good else 'FAILED'}] {finding.line}", flush=True)
   print("all is good" if good else "see the lines with FAILED")
   return 0 if good else 1

@@ -110,8 +110,8 @@ class Job:
       path: the journal's, on this host, which need not be the coordinator's.
     """
     store = self.settings.store
-    place = None if store is None else places.in_etcd(store)
-    address = place or self.node.address
+    located = None if store is None else places.in_etcd(store)
+    address = located or self.node.address
     if address is not None:
       with contextlib.suppress(OSError):  # The training does without it.
         path.with_name(journals.WRITER).write_text(f"{address}\n", "utf-8")

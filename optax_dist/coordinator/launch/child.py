@@ -73,8 +73,8 @@ class Child:
 
   def files(self) -> list[int]:
     """All descriptors to wait for: messages and output."""
-    found = [self._socket.fileno(), *(s.fileno() for s in self._streams())]
-    return [number for number in found if number >= 0]
+    numbers = [self._socket.fileno(), *(s.fileno() for s in self._streams())]
+    return [number for number in numbers if number >= 0]
 
   def read(self) -> list[Event]:
     """Returns new messages; none once the channel has ended."""

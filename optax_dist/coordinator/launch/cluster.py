@@ -76,17 +76,17 @@ def complete(
   Raises:
     ValueError: a part is not known; the error names its variable.
   """
-  found = tuple(parts.values())
-  if None in found:
+  known = tuple(parts.values())
+  if None in known:
     detected = detect_cluster() or (None, None, None)
-    found = tuple(
+    known = tuple(
       other if part is None else part
-      for part, other in zip(found, detected, strict=True)
+      for part, other in zip(known, detected, strict=True)
     )
-  if None in found:
+  if None in known:
     missing = ", ".join(
       f"{name} ({environment.variable(name)})"
-      for name, part in zip(parts, found, strict=True)
+      for name, part in zip(parts, known, strict=True)
       if part is None
     )
     raise ValueError(
@@ -94,7 +94,7 @@ def complete(
       " the variables in brackets, or run in a cluster that JAX knows (SLURM, GKE,"
       f" TPU pods, Open MPI).{otherwise}"
     )
-  return found
+  return known
 
 
 def detect_cluster() -> tuple[str, int, int] | None:

@@ -48,13 +48,13 @@ class Faults:
     kill_at: dict[int, int] = {}
     slow: dict[int, float] = {}
     for part in text.split(","):
-      found = _FAULT.fullmatch(part)
-      if found is None:
+      match = _FAULT.fullmatch(part)
+      if match is None:
         raise ValueError(
           "faults must be kill:REPLICA@GRADIENT or slow:REPLICAxFACTOR, with"
           f" commas between, got {part!r}."
         )
-      killed, nth, slowed, factor = found.groups()
+      killed, nth, slowed, factor = match.groups()
       if killed:
         kill_at[int(killed)] = int(nth)
       else:

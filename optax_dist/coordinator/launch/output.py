@@ -75,8 +75,8 @@ class OutputRelay:
       return
     try:
       if self._missing:
-        told = f"\n--- {self._missing} bytes are missing here\n".encode()
-        self._write(self._file, told)
+        gap = f"\n--- {self._missing} bytes are missing here\n".encode()
+        self._write(self._file, gap)
         self._missing = 0
         self._echo(self._label, "its log goes on", True)
       self._write(self._file, data)

@@ -65,7 +65,7 @@ def _main(token: str) -> None:
 def having(token: str) -> list[int]:
   """The processes that started with this token in their environment."""
   wanted = f"{TOKEN_VARIABLE}={token}".encode()
-  found = []
+  pids = []
   with contextlib.suppress(OSError):
     for name in os.listdir("/proc"):
       if not name.isdecimal():
@@ -75,8 +75,8 @@ def having(token: str) -> list[int]:
         open(f"/proc/{name}/environ", "rb") as f,
       ):
         if wanted in f.read().split(b"\0"):
-          found.append(int(name))
-  return found
+          pids.append(int(name))
+  return pids
 
 
 if __name__ == "__main__":

@@ -82,17 +82,17 @@ def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
   return made
 
 
-def of_coordinator(option: str | None, told: str | None) -> str | None:
-  """The URL of etcd that a coordinator is told; None for none.
+def of_coordinator(option: str | None, variable: str | None) -> str | None:
+  """The URL of etcd that a coordinator is given; None for none.
 
   Args:
     option: that of a command line.
-    told: that of the environment.
+    variable: that of the environment.
 
   Raises:
     ValueError: it is not one, or others could read its password there.
   """
-  url = option or told or None
+  url = option or variable or None
   if url and in_etcd(url) is None:
     shown = url.rpartition("@")[2]
     raise ValueError(f"{process.STORE_VARIABLE} is no URL of etcd: {shown!r}.")
@@ -106,8 +106,8 @@ def of_coordinator(option: str | None, told: str | None) -> str | None:
 
 def below(url: str, run: str) -> str:
   """The URL of the keys of a run, below those of another URL."""
-  found: str = load("keys").below(url, run)
-  return found
+  of_run: str = load("keys").below(url, run)
+  return of_run
 
 
 def load(module: str) -> Any:

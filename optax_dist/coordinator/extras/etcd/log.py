@@ -136,9 +136,9 @@ class EtcdRecords:
       written = bool(answer.get("succeeded"))
       if not written:
         # The lease is ours, so it is what was put before an answer got lost.
-        found = answer["responses"][1]["response_range"]["kvs"][0]
+        before = answer["responses"][1]["response_range"]["kvs"][0]
         try:
-          written = keys.unseal(self._lease.secret, key, found) == value
+          written = keys.unseal(self._lease.secret, key, before) == value
         except keys.Foreign as error:
           raise LogError(f"{error}. {_REMEDY}") from None
 

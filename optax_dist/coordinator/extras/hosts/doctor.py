@@ -82,7 +82,7 @@ class Finding(NamedTuple):
 
 
 def settings(
-  node: nodes.Node, replicas: int, processes: int, told: Environment
+  node: nodes.Node, replicas: int, processes: int, environment: Environment
 ) -> tuple[tuple[str, str], ...]:
   """What must be equal on all hosts, by flag or program.
 
@@ -90,14 +90,14 @@ def settings(
     node: this host.
     replicas: replicas of the run.
     processes: processes of each replica.
-    told: the environment of all replicas.
+    environment: that of all replicas.
   """
   flags = {
     "--nodes": node.count,
     "--replicas": replicas,
     "--processes-per-replica": processes,
-    "--replicas-to-aggregate": told.replicas_to_aggregate,
-    "--min-replicas": told.min_replicas,
+    "--replicas-to-aggregate": environment.replicas_to_aggregate,
+    "--min-replicas": environment.min_replicas,
     "optax-dist": importlib.metadata.version("optax-dist"),
     "jax": importlib.metadata.version("jax"),
     "Python": platform.python_version(),
@@ -141,14 +141,14 @@ def check(
     Each finding as soon as it is known.
   """
   assert node.address is not None
-  (place,) = addresses.parse(node.address)
+  (way,) = addresses.parse(node.address)
   with contextlib.ExitStack() as stack:
     # The findings say what the transport would log.
     logger = logging.getLogger("optax_dist")
     stack.callback(logger.setLevel, logger.level)
     logger.setLevel(logging.ERROR)
     try:
-      address = _listen(node, place.host, stack)
+      address = _listen(node, way.host, stack)
       if certificates is not None:
         tls.check(certificates)
       meeting = stack.enter_context(_Meeting(node, secret, certificates))
@@ -259,23 +259,23 @@ class _Meeting:
           self.refused = how == "refused"
         case transports.Message(_, payload):
           with contextlib.suppress(codec.BadMessage):
-            self._hear(_CODEC.decode(payload))
+            self._note(_CODEC.decode(payload))
         case _:
           pass
     return dict(self._known)
 
   def _tell(self, own: Checkup) -> None:
     if self._is_first:
-      told = _CODEC.encode(_Known(tuple(self._known.values())))
+      known = _CODEC.encode(_Known(tuple(self._known.values())))
       for peer in self._transport.peers():
-        self._transport.send(peer, [told])
+        self._transport.send(peer, [known])
       return
     if not self._connected:
       assert self._node.address is not None
       self._transport.connect(_MEETING, self._node.address)
     self._transport.send(_MEETING, [_CODEC.encode(_Known((own,)))])
 
-  def _hear(self, known: _Known) -> None:
+  def _note(self, known: _Known) -> None:
     self.reached = True
     for checkup in known.checkups:
       before = self._known.get(checkup.host)
@@ -293,32 +293,32 @@ def _meet(
 ) -> Iterator[Finding]:
   """Exchanges checkups with the other hosts until all are done, or too late."""
   others = set(range(node.count)) - {node.rank}
-  found: dict[int, Checkup] = {}
+  seen: dict[int, Checkup] = {}
   end = time.monotonic() + timeout
   while time.monotonic() < end and not meeting.refused:
     own = codec.replace(own, clock=time.time())
     known = meeting.exchange(own)
     wrong = _double(own, known)
     for host in sorted(others & known.keys()):
-      if host not in found:
+      if host not in seen:
         yield _compare_clocks(host, known[host])
         wrong = wrong or _difference(own, known[host])
-      found[host] = known[host]
+      seen[host] = known[host]
     if wrong:
       yield Finding(False, wrong)
       return
     # That may take long: what is read meanwhile would tell an old time.
-    if not own.done and found.keys() == others:
-      yield from _try_all(found)
+    if not own.done and seen.keys() == others:
+      yield from _try_all(seen)
       own = codec.replace(own, done=True)
-    elif own.done and all(checkup.done for checkup in found.values()):
+    elif own.done and all(checkup.done for checkup in seen.values()):
       meeting.exchange(own)
       return
   if not meeting.reached:
     return
   if not own.done:
-    yield from _try_all(found)
-  for host in sorted(others - found.keys()):
+    yield from _try_all(seen)
+  for host in sorted(others - seen.keys()):
     yield Finding(
       False,
       f"host {host} has not connected in {timeout:g} s: run the same command"
@@ -367,9 +367,9 @@ def _compare_clocks(host: int, checkup: Checkup) -> Finding:
   )
 
 
-def _try_all(found: dict[int, Checkup]) -> Iterator[Finding]:
+def _try_all(seen: dict[int, Checkup]) -> Iterator[Finding]:
   """Connects to the other hosts."""
-  for host, checkup in sorted(found.items()):
+  for host, checkup in sorted(seen.items()):
     endpoint = addresses.parse(checkup.address)[-1]
     where = f"host {host} ({checkup.process}) at {endpoint}"
     try:
