@@ -59,9 +59,11 @@ class Coordination:
     self._nodes, self._echo = placement.node.count, echo
     self._keeper: keeper.Keeper | None = None
     self.address = environment.store or placement.node.address or ""
-    settings = placement.coordinator()
-    if environment.store is not None:
-      settings = Settings(bind=environment.local_addr)
+    settings = (
+      placement.coordinator()
+      if environment.store is None
+      else Settings(bind=environment.local_addr)
+    )
     with contextlib.ExitStack() as stack:
       if settings is not None:
         if environment.store is None:
