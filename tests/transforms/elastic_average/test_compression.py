@@ -74,7 +74,7 @@ def test_the_center_gets_what_the_replicas_give_up(name, map_name):
   still = jax.tree.map(np.zeros_like, params)
   tx = _tx(METHODS[name], communication_period=1)
   total = jax.tree.map(lambda x: x.sum(0) + x[0], params)
-  for now, center in _train(map_name, tx, params, [still] * 120):
+  for now, center in _train(map_name, tx, params, [still] * 60):
     sums = jax.tree.map(lambda x, c: x.sum(0) + c, now, center)
     jax.tree.map(
       functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
