@@ -281,8 +281,8 @@ class LeaseManager(Policy):
   ) -> Next:
     # The next leases are sent with the commit, so they cost no message.
     held = tuple([(part.incarnation, part.data) for part in parts])
-    inside = [p.incarnation for p in parts if p.incarnation in tokens]
-    asked = {i: tokens[i] for i in (*inside, *tokens)}
+    first = [p.incarnation for p in parts if p.incarnation in tokens]
+    asked = {i: tokens[i] for i in (*first, *tokens)}
     skipped = self.state.abandoned
     if self._slots is not None:
       skipped = self._slots.skipped(parts)

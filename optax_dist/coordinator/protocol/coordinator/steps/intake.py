@@ -176,9 +176,9 @@ class Intake:
       if state is None:
         continue
       arrival = self._gradients.accepted.get(ask.incarnation)
-      inside = -1 if arrival is None else arrival.message.sequence
-      asked = msg.RequestGradients(inside, ask.gradients, ask.lease)
-      self._out.notify(state, asked)
+      extends = -1 if arrival is None else arrival.message.sequence
+      request = msg.RequestGradients(extends, ask.gradients, ask.lease)
+      self._out.notify(state, request)
 
   def call(self, step: int) -> None:
     """Calls all members that have no gradient in a step that begins."""
@@ -269,8 +269,8 @@ class Intake:
     state.sequence = message.sequence
     local_step, ruling = message.local_step, self._ruling
     held = ruling.state.accepted.get(replica)
-    inside = held.count if held and held.local_step == local_step else 0
-    if inside + message.count != message.total:
+    buffered = held.count if held and held.local_step == local_step else 0
+    if buffered + message.count != message.total:
       # A sum whose first part was decided separately in the meantime: of no
       # step, and too old at the first one already.
       local_step = -1 - self._config.rules.max_staleness
@@ -280,7 +280,7 @@ class Intake:
       finite = judged.fits
       size, expected = len(message.payload), 0
       if finite:
-        before = self._policy.data(incarnation) if inside else ()
+        before = self._policy.data(incarnation) if buffered else ()
         expected = self._config.inline_size((*before, *message.data))
       if finite and size != expected:
         why = f"it sent a gradient of {size:,} bytes, not {expected:,}"

@@ -194,12 +194,12 @@ class Rounds:
   def _announce(
     self, step: int, number: int, parts: tuple[Part, ...], now: float
   ) -> None:
-    inside = [self._members[part.incarnation] for part in parts]
-    readers, lag = self._readers(step, {id(state) for state in inside})
+    owners = [self._members[part.incarnation] for part in parts]
+    readers, lag = self._readers(step, {id(state) for state in owners})
     witness = None
     # The only copy of a committed step would be lost with its process; and
     # somebody must have the state that it is applied to.
-    if len(parts) == 1 or not any(s.has(step) for s in inside):
+    if len(parts) == 1 or not any(s.has(step) for s in owners):
       able = [s for s in readers if not s.needs]
       key = lambda s: (s.applied, s.member.incarnation)
       best = max(able, key=key, default=None)
@@ -207,7 +207,7 @@ class Rounds:
     message = msg.Round(
       self._next(step),
       parts,
-      tuple([state.member for state in inside]),
+      tuple([state.member for state in owners]),
       tuple([state.member for state in readers]),
       witness,
       lag,
@@ -216,10 +216,10 @@ class Rounds:
     is_announced = self._members.have(step)
     self.current = Round(message, number, now, is_announced)
     if is_announced:
-      self._out.notify_all([*inside, *readers], message)
+      self._out.notify_all([*owners, *readers], message)
 
   def _readers(
-    self, step: int, inside: set[int]
+    self, step: int, owners: set[int]
   ) -> tuple[list[MemberState], int]:
     """Who else gets the mean, and how far the last of them is behind."""
     readers, lag = [], 0
@@ -227,7 +227,7 @@ class Rounds:
       behind = step - state.applied
       limit = _MAX_LAG if state.server is None else _MAX_LAG_AFTER_SNAPSHOT
       late = state.applied < 0 or behind > limit
-      if id(state) in inside or late or not state.is_connected:
+      if id(state) in owners or late or not state.is_connected:
         continue
       if state.needs and state.server is None:
         continue
