@@ -16,6 +16,8 @@ commit.
 
 from __future__ import annotations
 
+import dataclasses
+
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
@@ -40,6 +42,19 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies.policy import Judgement, Policy
+
+
+@dataclasses.dataclass(slots=True)
+class _Newcomer:
+  """A member that steps don't wait for yet.
+
+  Attributes:
+    since: the step at which it has joined.
+    late: its first gradient, if that was too late.
+  """
+
+  since: int
+  late: msg.SubmitGradient | None = None
 
 
 class Intake:
@@ -78,8 +93,7 @@ class Intake:
     self._consequences, self._out = consequences, out
     self.queue: list[tuple[MemberState, msg.SubmitGradient]] = []
     self.has_job = True
-    # Members that steps don't wait for yet, and first gradients that were too late.
-    self._newcomers: dict[Incarnation, msg.SubmitGradient | None] = {}
+    self._newcomers: dict[Incarnation, _Newcomer] = {}
     # When the last step was committed, and how long it took.
     self._committed_at, self._seconds = 0.0, 0.0
     # Whether newcomers begin that can.
@@ -100,7 +114,8 @@ class Intake:
   def joined(self, state: MemberState) -> None:
     """A replica has become a member."""
     if self._ruling.is_raised_by(state.member):
-      self._newcomers[state.member.incarnation] = None
+      newcomer = _Newcomer(self._ruling.step)
+      self._newcomers[state.member.incarnation] = newcomer
     else:
       self._ruling.join(state.member)
 
@@ -109,8 +124,8 @@ class Intake:
     self._newcomers.pop(incarnation, None)
     if len(self._newcomers) == len(self._members):
       # Nobody else is left.
-      for newcomer in self._members:
-        self._count(newcomer)
+      for state in self._members:
+        self._count(state)
     self.queue = [
       (state, message)
       for state, message in self.queue
@@ -128,18 +143,13 @@ class Intake:
     """A gradient was not finite: newcomers are to try its samples."""
     self._may_begin = True
 
-  def _count(self, newcomer: MemberState, since: int | None = None) -> None:
-    """Steps wait for a newcomer from now on.
-
-    Args:
-      newcomer: the member.
-      since: the step that its gradient is on, which it was given before it counted.
-    """
-    late = self._newcomers.pop(newcomer.member.incarnation)
-    self._ruling.join(newcomer.member, since)
+  def _count(self, state: MemberState) -> None:
+    """Steps wait for a newcomer from now on."""
+    newcomer = self._newcomers.pop(state.member.incarnation)
+    self._ruling.join(state.member, newcomer.since)
     self.members_changed()
-    if late is not None:
-      self.arrive(newcomer, late)
+    if newcomer.late is not None:
+      self.arrive(state, newcomer.late)
 
   def _begin_newcomers(self) -> None:
     """Newcomers begin with a step, if their first gradient was too late.
@@ -150,9 +160,9 @@ class Intake:
       return
     self._may_begin = False
     leased = self._config.job.data is not None
-    for incarnation, late in list(self._newcomers.items()):
+    for incarnation, newcomer in list(self._newcomers.items()):
       state = self._members[incarnation]
-      if late is not None or (leased and state.has(0)):
+      if newcomer.late is not None or (leased and state.has(0)):
         self._count(state)
 
   # What members compute next, as the policy has it.
@@ -263,9 +273,9 @@ class Intake:
       late = not self._is_fresh(message.local_step)
       # Learners of a policy that keeps steps open don't wait for each other.
       if late and self._config.policy is None:
-        self._newcomers[incarnation] = message
+        self._newcomers[incarnation].late = message
         return
-      self._count(state, message.local_step)
+      self._count(state)
     state.sequence = message.sequence
     local_step, ruling = message.local_step, self._ruling
     held = ruling.state.accepted.get(replica)

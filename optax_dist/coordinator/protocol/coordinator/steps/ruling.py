@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.members import Members
+from optax_dist.coordinator.protocol.coordinator.members import (
+  Members,
+  MemberState,
+)
 from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
 from optax_dist.coordinator.protocol.entries import Member, ReplicaId
 from optax_dist.coordinator.protocol.history import History
@@ -45,11 +48,12 @@ class Ruling:
     self._history, self._members, self._follow = history, members, follow
     self.expected_until = math.inf
 
-  def begin(self, until: float) -> None:
+  def begin(self, until: float, new: Collection[MemberState]) -> None:
     """Tells the rules of all replicas that the log knows.
 
     Args:
       until: until when lost ones are expected back, after a new beginning.
+      new: members for which steps don't wait, as if they had yet to join.
     """
     history = self._history
     is_new = history.has_no_commits and history.beginnings > 1
@@ -61,7 +65,9 @@ class Ruling:
         known += [quorum.Join(replica), departure(replica)]
     for state in self._members:
       member = state.member
-      known.append(quorum.Join(member.replica, member.incarnation))
+      if state not in new:
+        known.append(quorum.Join(member.replica, member.incarnation))
+    known += [quorum.Leave(state.member.replica) for state in new]
     for event in known:
       self.state, _ = quorum.step(self.state, event)
     self.state = dataclasses.replace(self.state, step=history.step)
@@ -98,7 +104,7 @@ class Ruling:
 
     Args:
       member: the member.
-      since: an earlier step that its gradients may be on, too.
+      since: the earlier step at which it has joined, if it did not count then.
     """
     self.apply(quorum.Join(member.replica, member.incarnation))
     if since is not None:

@@ -95,7 +95,15 @@ class Steps:
 
   def begin(self, until: float) -> None:
     """Continues with the members of the log; see `Ruling.begin`."""
-    self.ruling.begin(until)
+    taken = self._history.recent
+    known = {part.incarnation for step in taken for part in step.parts}
+    new = [s for s in self._members if s.member.incarnation not in known]
+    if len(new) == len(self._members) or not self._config.rules.lower_on_loss:
+      new = []
+    # Who has no gradient in a step may still be compiling.
+    self.ruling.begin(until, new)
+    for state in new:
+      self.intake.joined(state)
     self.intake.members_changed()
 
   # The rules.
