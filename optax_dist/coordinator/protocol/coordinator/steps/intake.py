@@ -49,7 +49,7 @@ class _Newcomer:
   """A member that steps don't wait for yet.
 
   Attributes:
-    since: the step at which it has joined.
+    since: the first step that its gradients may be on.
     late: its first gradient, if that was too late.
   """
 
@@ -111,13 +111,17 @@ class Intake:
       return None
     return max(0.0, self._committed_at + self._seconds - self._policy.now)
 
-  def joined(self, state: MemberState) -> None:
-    """A replica has become a member."""
+  def joined(self, state: MemberState, since: int) -> None:
+    """A replica has become a member.
+
+    Args:
+      state: the member.
+      since: the first step that its gradients may be on.
+    """
     if self._ruling.is_raised_by(state.member):
-      newcomer = _Newcomer(self._ruling.step)
-      self._newcomers[state.member.incarnation] = newcomer
+      self._newcomers[state.member.incarnation] = _Newcomer(since)
     else:
-      self._ruling.join(state.member)
+      self._ruling.join(state.member, since)
 
   def removed(self, incarnation: Incarnation) -> None:
     """A member is gone."""

@@ -99,17 +99,17 @@ class Ruling:
     needed = quorum.needed
     return self.state.live > 0 and needed(after) > needed(self.state)
 
-  def join(self, member: Member, since: int | None = None) -> None:
+  def join(self, member: Member, since: int) -> None:
     """A member counts from now on.
 
     Args:
       member: the member.
-      since: the earlier step at which it has joined, if it did not count then.
+      since: the first step that its gradients may be on.
     """
     self.apply(quorum.Join(member.replica, member.incarnation))
-    if since is not None:
-      known = self.state.replicas[member.replica]
-      known = known._replace(start=min(known.start, since))
+    known = self.state.replicas.get(member.replica)
+    if known is not None and known.start > since:
+      known = known._replace(start=since)
       replicas = self.state.replicas | {member.replica: known}
       self.state = dataclasses.replace(self.state, replicas=replicas)
 
@@ -131,26 +131,16 @@ class Ruling:
     Returns:
       Whether any is.
     """
-    # Others are about to join, if there is no member yet.
-    departure = quorum.Leave if self._lower_on_loss else quorum.Lost
-    return self._lose(replicas, departure)
+    # Of any other the log says what it is.
+    unknown = [r for r in replicas if r not in self.state.replicas]
+    for replica in unknown:
+      self.apply(self._departure()(replica))
+    return bool(unknown)
 
   def stop_expecting(self) -> None:
     """Counts replicas as lost that did not come to a new beginning."""
     self.expected_until = math.inf
-    lost = [gone.member.replica for gone in self._history.lost()]
-    self._lose(lost, self._departure())
-
-  def _lose(
-    self,
-    replicas: Iterable[ReplicaId],
-    departure: type[quorum.Leave] | type[quorum.Lost],
-  ) -> bool:
-    # Of any other the log says what it is.
-    unknown = [r for r in replicas if r not in self.state.replicas]
-    for replica in unknown:
-      self.apply(departure(replica))
-    return bool(unknown)
+    self.never_joined(gone.member.replica for gone in self._history.lost())
 
   @property
   def never_came(self) -> int:

@@ -103,7 +103,9 @@ class Steps:
     # Who has no gradient in a step may still be compiling.
     self.ruling.begin(until, new)
     for state in new:
-      self.intake.joined(state)
+      # Pending gradients of members may be this stale.
+      late = self._config.rules.max_staleness
+      self.intake.joined(state, self.step - late)
     self.intake.members_changed()
 
   # The rules.
@@ -176,7 +178,7 @@ class Steps:
   def joined(self, state: MemberState) -> None:
     """A replica has become a member."""
     self.rounds.void_early()
-    self.intake.joined(state)
+    self.intake.joined(state, self.step)
     self.ruling.forget_lost()
     self.intake.members_changed()
 
