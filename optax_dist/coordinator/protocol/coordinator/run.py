@@ -152,7 +152,7 @@ class Run:
     if self._is_over:
       return math.inf
     times = self._steps.deadlines()
-    if self._comparison.calls:
+    if self._comparison.calls and self._now < self._comparison.until:
       times.append(self._comparison.until)
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
