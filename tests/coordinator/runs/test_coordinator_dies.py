@@ -51,10 +51,10 @@ class Place:
     try:
       pid = int(pathlib.Path(f"{self.log}.lock").read_text() or 0)
       # Its number may be another process's by now.
-      told = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+      command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
       return 0
-    return pid if str(self.port).encode() in told else 0
+    return pid if str(self.port).encode() in command else 0
 
   def signal(self, number: int) -> None:
     """Sends the coordinator a signal."""
