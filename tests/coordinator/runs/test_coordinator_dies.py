@@ -215,8 +215,13 @@ def test_the_last_line_counts_gradients_of_all_coordinators(
   assert list(loops[1].seen["reasons"].values()) == ["non_finite"]
   (end,) = [r for r in records if r["kind"] == "finish"]
   accepted = sum(len(loop.seen["accepted"]) for loop in loops)
-  assert end["ledger"] == {"applied": accepted, "dropped": {"non_finite": 1}}
-  assert [r["reason"] for r in records if r["kind"] == "drop"] == ["non_finite"]
+  assert end["ledger"]["applied"] == accepted
+  # One may submit while the other one finishes.
+  dropped = {**end["ledger"]["dropped"]}
+  dropped.pop("finished", None)
+  assert dropped == {"non_finite": 1}
+  reasons = [r["reason"] for r in records if r["kind"] == "drop"]
+  assert [r for r in reasons if r != "finished"] == ["non_finite"]
 
 
 @pytest.mark.parametrize("phase", ["joining", "fetching_snapshot", "serving"])

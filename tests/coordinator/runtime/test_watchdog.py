@@ -93,8 +93,11 @@ def test_the_watched_thread_comes_first_in_the_stacks():
   inside.wait()
   text = watchdog.stacks(threads[1].ident)
   event.set()
-  assert text.startswith("Thread thread 1:\n")
-  assert text.count("in blocked") == 3
+  first, *others = text.split("Thread ")[1:]
+  assert first.startswith("thread 1:\n")
+  assert "in blocked" in first
+  # Where other tests have left many threads, the text ends before the last ones.
+  assert sum("in blocked" in x for x in others) == 2 or len(text) == 16_000
 
 
 def test_without_a_launcher_a_stuck_replica_is_only_reported(capsys):
