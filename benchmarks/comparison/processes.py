@@ -91,6 +91,26 @@ class Group:
     threading.Thread(target=_listen, args=(process,), daemon=True).start()
     return process
 
+  def start_replicas(
+    self, count: int, address: str, *more: str
+  ) -> list[Process]:
+    """Starts this program again, as so many replicas.
+
+    Args:
+      count: how many; each gets its number as ``--role``.
+      address: that of the coordinator, for ``--address``.
+      *more: further arguments.
+    """
+    command = [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+    return [
+      self.start(
+        f"replica {i}",
+        [*command, "--role", str(i), "--address", address, *more],
+        {"JAX_PLATFORMS": "cpu"},
+      )
+      for i in range(count)
+    ]
+
   def wait_for(self, process: Process) -> dict[str, Any]:
     """Waits for the next line of JSON that a process prints.
 

@@ -71,18 +71,8 @@ def _measure(args: argparse.Namespace) -> dict:
     process.start(b"", port=0) as server,
     processes.group(600.0) as group,
   ):
-    started = [
-      group.start(
-        f"replica {i}",
-        [
-          *(sys.executable, os.path.abspath(__file__), *sys.argv[1:]),
-          *("--role", str(i), "--address", server.address),
-        ],
-        {"JAX_PLATFORMS": "cpu"},
-      )
-      for i in range(2)
-    ]
-    return group.wait_for(started[0])
+    first, _ = group.start_replicas(2, server.address)
+    return group.wait_for(first)
 
 
 def _replica(args: argparse.Namespace) -> None:

@@ -15,7 +15,6 @@ as ratios to k = N in the same round.
 """
 
 import argparse
-import os
 import pathlib
 import statistics
 import sys
@@ -37,15 +36,7 @@ def measure(args):
     process.start(b"", port=0) as server,
     processes.group(args.timeout) as group,
   ):
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
-    started = [
-      group.start(
-        f"replica {i}",
-        [*command, "--role", str(i), "--address", server.address],
-        {"JAX_PLATFORMS": "cpu"},
-      )
-      for i in range(args.replicas)
-    ]
+    started = group.start_replicas(args.replicas, server.address)
     said = [group.wait_for(process) for process in started]
   rounds = said[0]["rounds"]
   found = {k: v for k, v in vars(args).items() if k not in ("role", "address")}

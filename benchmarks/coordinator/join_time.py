@@ -15,7 +15,6 @@ import argparse
 import itertools
 import os
 import pathlib
-import resource
 import statistics
 import sys
 import tempfile
@@ -117,7 +116,7 @@ def _replica(args):
   gradient(params).block_until_ready()
   compiled = time.time()
   stays = args.role == "0"
-  memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  memory = lambda: processes.peak_bytes() / 2**30
   times = []
   with coordinator.join(
     optax.sgd(0.01),

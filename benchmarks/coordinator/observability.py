@@ -11,7 +11,6 @@ and its ratio to the time with nothing on. Goal: 1.03 for a gradient of 4 kB.
 
 import argparse
 import contextlib
-import os
 import pathlib
 import statistics
 import sys
@@ -63,18 +62,7 @@ def _measure(args: argparse.Namespace) -> dict[str, list[float]]:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     server = stack.enter_context(process.start(b"", port=0))
     group = stack.enter_context(processes.group(args.seconds + 60))
-    started = [
-      group.start(
-        f"replica {i}",
-        [
-          *(sys.executable, os.path.abspath(__file__), *sys.argv[1:]),
-          *("--role", str(i), "--folder", folder),
-          *("--address", server.address),
-        ],
-        {"JAX_PLATFORMS": "cpu"},
-      )
-      for i in range(2)
-    ]
+    started = group.start_replicas(2, server.address, "--folder", folder)
     for one in started:
       group.wait_for(one)
     group.go(*started)

@@ -195,12 +195,14 @@ class Aggregations:
     else:
       round_.gradient = gradient
       self._reach("reduce_scatter")
-      more = sum(round_.total.rows) - len(round_.members[effect.me].rows) - 1
+      # Memory for all rows of others but the first, which has the mean's.
+      others = sum(round_.total.rows) - len(round_.members[effect.me].rows)
+      more = max(0, others - 1)
       size = sum(piece.high - piece.low for piece in round_.own)
-      spare = self._transport.allocate(max(0, more) * size)
+      spare = self._transport.allocate(more * size)
       for piece in round_.pieces:
         if piece.owner == effect.me:
-          used = max(0, more) * (piece.high - piece.low)
+          used = more * (piece.high - piece.low)
           self._expect_gradients(round_, piece, spare[:used])
           spare = spare[used:]
         else:

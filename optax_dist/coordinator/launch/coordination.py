@@ -66,6 +66,7 @@ class Coordination:
     )
     with contextlib.ExitStack() as stack:
       if settings is not None:
+        self.address = self.address or f"{settings.bind}:{settings.port}"
         if environment.store is None:
           settings = self._with_log(
             settings, log, continues, placement.replicas
@@ -98,7 +99,6 @@ class Coordination:
     log = log or server_process.default_log(settings.port)
     if not (continues and server_log.goes_on(log, replicas)):
       server_log.forget(log)
-    self.address = self.address or f"{settings.bind}:{settings.port}"
     return msgspec.structs.replace(settings, log=str(log))
 
   @property

@@ -277,7 +277,8 @@ class Launcher:
     self._standbys.poll()
     if self._code is None:
       self._execute(self._supervisor.tick(time.monotonic()))
-    if self._code is None and not self._supervisor.over:
+    is_over = self._code is not None or self._supervisor.over
+    if not is_over and self._stop_at is None:
       self._check_coordinator()
     if self._stop_at is not None and time.monotonic() > self._stop_at:
       for process in self._live():
@@ -290,18 +291,17 @@ class Launcher:
 
   def _check_coordinator(self) -> None:
     line = self._coordination.line
-    if self._stop_at is None:
-      if line.refused:
-        raise LaunchError(f"The coordinator at {line.refused}.")
-      self._tell_of_ended()
-      line.look()
-      if line.ended is None:
-        return
-      if not line.ended.error:
-        self._execute(self._supervisor.run_over(time.monotonic()))
-      elif self._supervisor.none_joined:
-        reason = line.ended.reason
-        raise LaunchError(f"The run has ended with an error: {reason}")
+    if line.refused:
+      raise LaunchError(f"The coordinator at {line.refused}.")
+    self._tell_of_ended()
+    line.look()
+    if line.ended is None:
+      return
+    if not line.ended.error:
+      self._execute(self._supervisor.run_over(time.monotonic()))
+    elif self._supervisor.none_joined:
+      reason = line.ended.reason
+      raise LaunchError(f"The run has ended with an error: {reason}")
 
   def _poll_replica(self, replica: int, running: _Running) -> None:
     processes = running.processes

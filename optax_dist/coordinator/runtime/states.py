@@ -210,10 +210,7 @@ class States:
     def work() -> Any:
       after.inner = self.inner
       start = time.monotonic()
-      before = base.get()
-      if changes:
-        before = hyperparams.change(before, changes)
-      value = self._apply(before, read())
+      value = self._apply(hyperparams.change(base.get(), changes), read())
       if reused:
         jax.block_until_ready(value)
       self.seconds = time.monotonic() - start

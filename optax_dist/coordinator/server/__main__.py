@@ -1,6 +1,6 @@
 """The program of a coordinator's process; `process.start` starts one.
 
-Its argument are its `process.Settings`, as JSON; ``optax-dist coordinator`` is for
+Its argument is its `process.Settings`, as JSON; ``optax-dist coordinator`` is for
 people.
 """
 

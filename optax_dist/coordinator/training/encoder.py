@@ -75,16 +75,7 @@ class Encoder:
       parts: Any = [array.data for array in summed.arrays]
       work = summed.work
     else:
-      out, in_place = self._memory, False
-      if out is None:
-        # If all are on this host, they read it in memory that all of them have.
-        in_place = not driver.shares_memory
-        size = self._layout.nbytes
-        # Otherwise only small arrays are written to it.
-        memory = (
-          np.empty(size, np.uint8).data if in_place else driver.allocate()
-        )
-        out = np.frombuffer(memory, np.uint8)
+      out, in_place = self._buffer(driver)
       leaves = self._update.split(total)
       parts = means.write(leaves, self._layout, out, in_place=in_place)
       if parts is None:
@@ -92,3 +83,12 @@ class Encoder:
     if self._memory is not None:
       return Encoded(True, b"".join(parts), (), work)
     return Encoded(True, b"", parts, work)
+
+  def _buffer(self, driver: Driver) -> tuple[np.ndarray, bool]:
+    """Memory for the bytes, and whether large arrays stay where they are."""
+    if self._memory is not None:
+      return self._memory, False
+    if driver.shares_memory:
+      # All are on this host, and read it there.
+      return np.frombuffer(driver.allocate(), np.uint8), False
+    return np.empty(self._layout.nbytes, np.uint8), True

@@ -28,9 +28,8 @@ class Kind(enum.IntEnum):
   READY = 3  # An array is expected; its size.
   CHUNK = 4  # A piece of an array.
   CANCEL = 5  # Its reason.
-  OFFER = (
-    6  # An array is in a buffer; its file, size and inode, and where in it.
-  )
+  # An array is in a buffer; its file, size and inode, and where in it.
+  OFFER = 6
   RELEASE = 7
 
 

@@ -216,11 +216,12 @@ def test_the_last_line_counts_gradients_of_all_coordinators(
   (end,) = [r for r in records if r["kind"] == "finish"]
   accepted = sum(len(loop.seen["accepted"]) for loop in loops)
   assert end["ledger"]["applied"] == accepted
-  # One may submit while the other one finishes.
-  dropped = {**end["ledger"]["dropped"]}
-  dropped.pop("finished", None)
-  assert dropped == {"non_finite": 1}
+  dropped = dict(end["ledger"]["dropped"])
   reasons = [r["reason"] for r in records if r["kind"] == "drop"]
+  # One may submit while the other one finishes.
+  finished = dropped.pop("finished", 0)
+  assert finished <= 1
+  assert dropped == {"non_finite": 1}
   assert [r for r in reasons if r != "finished"] == ["non_finite"]
 
 

@@ -59,7 +59,8 @@ class Comparison:
       hello: what it says.
       until: how long others wait, if none does yet.
     """
-    self.until = until if not self.calls else self.until
+    if not self.calls:
+      self.until = until
     self.calls[peer] = hello
 
   def verdict(

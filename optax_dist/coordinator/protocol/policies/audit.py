@@ -16,7 +16,7 @@ from typing import NamedTuple
 from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.ledger import Batches, Spans, tree
 
-# A digest in `Arrive.work`: the first position of the slot, and the digest.
+# A digest in `SubmitGradient.work`: the first position of the slot, and the digest.
 ENTRY = struct.Struct("<q16s")
 # In its place, of a slot that counts as zeros, because not all of its numbers were
 # finite; it is always sent.
@@ -24,7 +24,7 @@ NOT_FINITE = bytes(16)
 
 
 def pack(position: int, digest: bytes) -> bytes:
-  """A slot's digest, as it is sent in `Arrive.work`.
+  """A slot's digest, as it is sent in `SubmitGradient.work`.
 
   Args:
     position: the first position of the slot.
@@ -34,7 +34,7 @@ def pack(position: int, digest: bytes) -> bytes:
 
 
 def unpack(work: bytes) -> dict[int, bytes]:
-  """The digests in `Arrive.work`, by the first position of the slot.
+  """The digests in `SubmitGradient.work`, by the first position of the slot.
 
   Raises:
     ValueError: it has another size.

@@ -4,8 +4,8 @@ A step's mean is that of what all could have brought, so nothing is accepted bef
 all members have called, one has the state that it is applied to, and it is known which
 job the run has.
 
-    Arrive -> queued -> of a newcomer: it counts from now on, or with the next step
-                    \-> the rules: accepted, or dropped
+    submitted -> queued -> of a newcomer: it counts from now on, or with the next step
+                       \-> the rules: accepted, or dropped
 
 A replica that is back would have all others wait until it has the state, has
 compiled, and has computed its first gradient. So where a join would raise what a

@@ -43,8 +43,8 @@ class NotFinite:
       state = self._members.get(incarnation)
       if state is None or not state.not_finite:
         del self._said[incarnation]
-      elif state.not_finite >= max(_FIRST, _AGAIN * said) or not (
-        said or not self._policy.is_blocked(incarnation)
+      elif state.not_finite >= max(_FIRST, _AGAIN * said) or (
+        not said and self._policy.is_blocked(incarnation)
       ):
         self._said[incarnation] = state.not_finite
         self._name(state, step)

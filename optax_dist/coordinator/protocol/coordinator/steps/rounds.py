@@ -299,8 +299,8 @@ class Rounds:
     if current is None:
       return
     step = current.id.step
-    if now >= self.deadline or not (
-      current.is_announced or not self._members.have(step)
+    if now >= self.deadline or (
+      not current.is_announced and self._members.have(step)
     ):
       self._announce(step, current.number, current.message.parts, now)
 
