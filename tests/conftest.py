@@ -113,6 +113,16 @@ def pytest_collection_modifyitems(items):
   items[:] = [item for file in order if file for item in files[file]]
 
 
+@pytest.fixture(autouse=True)
+def logs_of_its_own(monkeypatch, tmp_path_factory):
+  """Else a coordinator goes on with the log of another test that had its port."""
+  tmp_path_factory.getbasetemp()  # It outlives this test.
+  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+
+
 def pytest_runtest_setup(item):
   if item.get_closest_marker("namespaces") and hosts.not_permitted():
     pytest.skip(f"needs network namespaces: {hosts.not_permitted()}")

@@ -212,7 +212,6 @@ def test_the_last_line_counts_gradients_of_all_coordinators(
   place.kill()
   _wait(loops)
   records = _finish(place, loops, ending)
-  assert list(loops[1].seen["reasons"].values()) == ["non_finite"]
   (end,) = [r for r in records if r["kind"] == "finish"]
   accepted = sum(len(loop.seen["accepted"]) for loop in loops)
   assert end["ledger"]["applied"] == accepted
@@ -222,7 +221,8 @@ def test_the_last_line_counts_gradients_of_all_coordinators(
   finished = dropped.pop("finished", 0)
   assert finished <= 1
   assert dropped == {"non_finite": 1}
-  assert [r for r in reasons if r != "finished"] == ["non_finite"]
+  for said in reasons, loops[1].seen["reasons"].values():
+    assert [reason for reason in said if reason != "finished"] == ["non_finite"]
 
 
 @pytest.mark.parametrize("phase", ["joining", "fetching_snapshot", "serving"])

@@ -48,7 +48,9 @@ def test_shards_travel_between_equal_processes_only(tmp_path):
 def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
   width = 6_000
   fault = {1: {"phase": "reduce_scatter", "time": 3}}
-  with group_runs.Groups(tmp_path, target=100_000, width=width) as groups:
+  # So slowly that hardly a step is taken while a replica joins.
+  job = {"target": 100_000, "width": width, "pause": 0.5}
+  with group_runs.Groups(tmp_path, **job) as groups:
     groups.start(0)
     groups.start(1, fault)
     victims, others = list(groups.live[1]), groups.live[0]
