@@ -185,8 +185,10 @@ def test_plan_resamples_a_journal(tmp_path, capsys):
 def test_plan_says_what_a_journal_cannot_know(tmp_path, capsys):
   path = _recorded(tmp_path / "run.jsonl", steps=50, cancel=True)
   argv = ["plan", "--journal", path, "--steps", "5", "--repetitions", "2"]
-  assert main.main(argv) == 0
-  assert "slow computations are missing" in capsys.readouterr().err
+  assert main.main(argv) == 1
+  captured = capsys.readouterr()
+  assert "slow computations are missing" in captured.err
+  assert captured.out == "no recommendation, for the reasons above\n"
 
 
 @pytest.mark.parametrize(
