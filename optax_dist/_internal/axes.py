@@ -131,13 +131,13 @@ def known_to_vary(x: Any) -> frozenset[AxisName]:
   Under ``pmap``, with ``check_vma=False`` and in a function that is traced separately
   inside of ``vmap``, JAX does not show that a value varies.
   """
-  found = set(varying_axes(x)) if hasattr(x, "dtype") else set()
+  names = set(varying_axes(x)) if hasattr(x, "dtype") else set()
   # JAX has no public way to ask. vmap and grad wrap the values that they trace.
   while isinstance(x, jax.core.Tracer):
     if getattr(x, "batch_dim", None) is not None:
-      found.add(x._trace.axis_data.name)
+      names.add(x._trace.axis_data.name)
     x = getattr(x, "primal", getattr(x, "val", None))
-  return frozenset(found)
+  return frozenset(names)
 
 
 def tracked_axes(names: Iterable[AxisName]) -> frozenset[AxisName]:

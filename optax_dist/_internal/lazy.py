@@ -37,11 +37,11 @@ def names(
     source = pkgutil.get_data(package, "__init__.py") or b""
     (block,) = (x for x in ast.parse(source).body if isinstance(x, ast.If))
     return {
-      name.name: found.module
-      for found in block.body
-      if isinstance(found, ast.ImportFrom)
-      and found.module not in (None, package)
-      for name in found.names
+      name.name: statement.module
+      for statement in block.body
+      if isinstance(statement, ast.ImportFrom)
+      and statement.module not in (None, package)
+      for name in statement.names
     }
 
   def __getattr__(name: str) -> Any:

@@ -94,7 +94,7 @@ class Known:
       read: takes a value that was computed, and this; returns what its operation
         shows, up to ``_MOST``, and the values to go on with.
     """
-    found = self._found.setdefault(question, {})
+    answers = self._found.setdefault(question, {})
     shown: dict[Any, tuple[int, list[_Value]]] = {}
     start = _traced(x)
     path = [*start]
@@ -103,14 +103,14 @@ class Known:
       if value.key not in shown:
         shown[value.key] = read(value, self) if value.maker else (_NONE, [])
       here, inputs = shown[value.key]
-      missing = [v for v in inputs if v.key not in found]
+      missing = [v for v in inputs if v.key not in answers]
       if missing:
         path += missing
       else:
-        most = max([here, *(found[v.key][0] for v in inputs)])
-        found[value.key] = most, value
+        most = max([here, *(answers[v.key][0] for v in inputs)])
+        answers[value.key] = most, value
         path.pop()
-    return max((found[v.key][0] for v in start), default=_NONE)
+    return max((answers[v.key][0] for v in start), default=_NONE)
 
   def definitions_in_branches(self, value: "_Value") -> list["_Value"]:
     """Returns the definitions of a value in the programs (branches) it comes from."""
@@ -163,11 +163,11 @@ def origin_of(
       return _CALLER, []
     return _CALLER, [v for cast in own for v in cast.inputs()]
 
-  found = (known or Known()).search(x, ("origin", name), read)
-  if found == _MOST:
+  origin = (known or Known()).search(x, ("origin", name), read)
+  if origin == _MOST:
     return "gradient"
   return (
-    "caller" if found == _CALLER or name in _known_equal_axes.get() else None
+    "caller" if origin == _CALLER or name in _known_equal_axes.get() else None
   )
 
 

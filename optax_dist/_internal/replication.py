@@ -124,8 +124,8 @@ def shard_map(
     # map, and so the same for all.
     closed_over = len(traced.jaxpr.jaxpr.invars) - len(leaves)
     leaves = [_EQUAL] * closed_over + leaves
-    found = walk.results(traced.jaxpr, leaves, _EQUAL)
-    differences = _differences(traced.out_info, found, out_specs)
+    of_results = walk.results(traced.jaxpr, leaves, _EQUAL)
+    differences = _differences(traced.out_info, of_results, out_specs)
     divergences = [
       Divergence(name, *_split(origins))
       for name, origins in walk.divergences.items()
@@ -147,13 +147,13 @@ def shard_map(
 
 
 def _differences(
-  results: Any, found: list[Origins], out_specs: tuple[Any, ...]
+  results: Any, of_results: list[Origins], out_specs: tuple[Any, ...]
 ) -> list[Difference]:
   """Returns which results differ along axes along which they are declared equal."""
   paths = jax.tree_util.tree_leaves_with_path(results)
   declared = _by_leaf(out_specs, results)
   differences = []
-  for (path, x), origins, spec in zip(paths, found, declared, strict=True):
+  for (path, x), origins, spec in zip(paths, of_results, declared, strict=True):
     typed = {(name, TYPES) for name in axes.varying_axes(x)}
     wrong = {o for o in origins or typed if o[0] not in axes.names_in(spec)}
     if wrong:
@@ -207,8 +207,8 @@ class _Walk:
 
     for equation in jaxpr.eqns:
       operands = [of(v) for v in equation.invars]
-      found = self._equation(equation, operands, control)
-      known.update(zip(equation.outvars, found, strict=True))
+      new_origins = self._equation(equation, operands, control)
+      known.update(zip(equation.outvars, new_origins, strict=True))
       for v in equation.invars if _writes(equation) else ():
         known[v] = _union(operands)
     return [of(v) for v in jaxpr.outvars]
@@ -232,8 +232,8 @@ class _Walk:
       # What runs when is not known.
       for program in programs:
         args = [together] * len(program.invars)
-        found = self.results(program, args, control | together)
-        together = together.union(*found)
+        of_body = self.results(program, args, control | together)
+        together = together.union(*of_body)
     else:
       together = self._operation(name, params, together, control)
     return [together] * len(equation.outvars)
@@ -262,14 +262,14 @@ class _Walk:
     self, branches: Any, operands: list[Origins], control: Origins
   ) -> list[Origins]:
     decides, *args = operands
-    found = [self.results(b, args, control | decides) for b in branches]
+    of_branches = [self.results(b, args, control | decides) for b in branches]
     same = [
       len(set(sources)) == 1
       for sources in zip(*map(_sources, branches), strict=True)
     ]
     return [
       _union(origins) | (_EQUAL if passed else decides)
-      for *origins, passed in zip(*found, same, strict=True)
+      for *origins, passed in zip(*of_branches, same, strict=True)
     ]
 
   def _while(
@@ -310,9 +310,11 @@ class _Walk:
 
     def again(carry: list[Origins]) -> list[Origins]:
       nonlocal ys
-      found = self.results(params["jaxpr"], [*consts, *carry, *xs], control)
-      ys = found[count:]
-      return found[:count]
+      of_outputs = self.results(
+        params["jaxpr"], [*consts, *carry, *xs], control
+      )
+      ys = of_outputs[count:]
+      return of_outputs[:count]
 
     return [*_until_settled(again, carry), *ys]
 

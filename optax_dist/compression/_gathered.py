@@ -141,10 +141,12 @@ def messages(
     leaves: one replica's arrays.
     names: names of the axes over the replicas.
   """
-  found: dict[frozenset[axes.AxisName], list[int]] = {}
+  leaves_by_axes: dict[frozenset[axes.AxisName], list[int]] = {}
   for i, leaf in enumerate(leaves):
-    found.setdefault(axes.varying_axes(leaf) - set(names), []).append(i)
-  return list(found.values())
+    leaves_by_axes.setdefault(axes.varying_axes(leaf) - set(names), []).append(
+      i
+    )
+  return list(leaves_by_axes.values())
 
 
 def residuals_like(updates: Any, error_feedback: float | None) -> Any:

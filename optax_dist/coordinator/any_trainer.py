@@ -203,7 +203,7 @@ class CoordinatedOptimizer:
       raise self._failure
 
   def close(self, error: BaseException | None = None) -> None:
-    """Ends this replica's part; what comes twice has no effect.
+    """Ends this replica's part; idempotent.
 
     Args:
       error: tells the others at once that the replica is lost; without one it

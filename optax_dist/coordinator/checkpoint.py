@@ -183,8 +183,8 @@ def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
     ...   latest(there)
   """
   folder = pathlib.Path(folder)
-  found = checkpoint_folder.latest(folder)
-  name, *_ = processes.of_this_program().gather(found.name if found else "")
+  newest = checkpoint_folder.latest(folder)
+  name, *_ = processes.of_this_program().gather(newest.name if newest else "")
   return folder / name if name else None
 
 
@@ -266,12 +266,12 @@ def resume(
 def _progress(path: pathlib.Path) -> ledger.Progress | None:
   if not path.exists():
     return None
-  found: ledger.Progress = checkpoint_folder.parse(path, ledger.Progress)
+  progress: ledger.Progress = checkpoint_folder.parse(path, ledger.Progress)
   try:
-    found.check()
+    progress.check()
   except ValueError as error:
     raise ValueError(f"{path} is not what was saved: {error}") from None
-  return found
+  return progress
 
 
 def _abstract(leaf: Any) -> Any:

@@ -40,7 +40,7 @@ _UNDER_WAY = re.compile(r"\.(.+)\.[^.]+")
 _LEFT = "left"
 # Whoever renames or removes something in the folder holds this lock. Then nobody
 # writes there, so it is free soon.
-_LOCK, _PATIENCE = ".lock", 30.0
+_LOCK, _LOCK_SECONDS = ".lock", 30.0
 
 
 class About(msgspec.Struct, frozen=True):
@@ -117,9 +117,9 @@ def parse(path: pathlib.Path, kind: Any) -> Any:
 
 def latest(folder: pathlib.Path) -> pathlib.Path | None:
   """The latest complete checkpoint of the run that saved last."""
-  found = sorted(_all(folder).items(), key=lambda each: -each[1].number)
-  for _, about in found:
-    run = [each for each in found if each[1].run == about.run]
+  checkpoints = sorted(_all(folder).items(), key=lambda each: -each[1].number)
+  for _, about in checkpoints:
+    run = [each for each in checkpoints if each[1].run == about.run]
     for path, _ in sorted(run, key=lambda each: -each[1].step):
       with contextlib.suppress(ValueError, FileNotFoundError):
         read(path)
@@ -217,29 +217,29 @@ def new(
 
 def _all(folder: pathlib.Path) -> dict[pathlib.Path, About]:
   """What is called and described as a checkpoint; it may not be complete."""
-  found = {}
+  checkpoints = {}
   for path in sorted(folder.iterdir()) if folder.is_dir() else ():
     named = _NAME.fullmatch(path.name)
     if named:
       with contextlib.suppress(ValueError):
         about = parse(path / _ABOUT, About)
         if about.step == int(named[1]):
-          found[path] = about
-  return found
+          checkpoints[path] = about
+  return checkpoints
 
 
 def _under_way(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
   """What is being written, or was, and the name that it is to have."""
-  found = []
+  paths = []
   for path in folder.iterdir() if folder.is_dir() else ():
     named = _UNDER_WAY.fullmatch(path.name)
     if named and path.is_dir():
-      found.append((path, named[1]))
-  return found
+      paths.append((path, named[1]))
+  return paths
 
 
 def _is_dead(path: pathlib.Path) -> bool:
-  """Whether nobody writes this any more."""
+  """Whether its writer is gone."""
   try:
     locks.Lock(path / _WRITER).release()
   except locks.Held:
@@ -252,10 +252,10 @@ def _is_dead(path: pathlib.Path) -> bool:
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
   try:
-    lock = locks.Lock(folder / _LOCK, _PATIENCE, if_in_doubt=True)
+    lock = locks.Lock(folder / _LOCK, _LOCK_SECONDS, if_in_doubt=True)
   except locks.Held as error:
     raise TimeoutError(
-      f"{error.holder} has held {folder / _LOCK} for {_PATIENCE:g} s, and nobody"
+      f"{error.holder} has held {folder / _LOCK} for {_LOCK_SECONDS:g} s, and nobody"
       " else can save a checkpoint there. If it has ended, delete that file."
     ) from None
   with lock:
@@ -297,9 +297,9 @@ def _pruned(
   folder: pathlib.Path, about: About, keep: int | None
 ) -> list[pathlib.Path]:
   """Those of the line that are too many, as long as enough others are whole."""
-  found = _all(folder)
-  line = [p for p in found if about.comes_from(found[p])]
-  line.sort(key=lambda path: -found[path].step)
+  checkpoints = _all(folder)
+  line = [p for p in checkpoints if about.comes_from(checkpoints[p])]
+  line.sort(key=lambda path: -checkpoints[path].step)
   whole = 0
   for index, path in enumerate(line):
     if whole == keep:

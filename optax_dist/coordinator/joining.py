@@ -30,12 +30,8 @@ from optax_dist.coordinator.launch import (
   starter,
 )
 from optax_dist.coordinator.protocol import entries
-from optax_dist.coordinator.runtime import (
-  endpoint,
-  process_exit,
-  processes,
-  threads,
-)
+from optax_dist.coordinator.runtime import endpoint as endpoints
+from optax_dist.coordinator.runtime import process_exit, processes, threads
 from optax_dist.coordinator.training import model, participant, preemption
 from optax_dist.coordinator.transport import addresses, sockets, tls
 
@@ -220,7 +216,7 @@ def join(
       where if program.index == 0 else None, key, certificates
     ) as restart,
   ):
-    place = endpoint.connect(
+    endpoint = endpoints.connect(
       address,
       name,
       key,
@@ -233,12 +229,12 @@ def join(
       certificates=certificates,
       restart=restart,
     )
-    with place.closed_on_error():
+    with endpoint.closed_on_error():
       preempted = _preemption(on_sigterm, launched, line)
       if line is not None:
         faults.install(launched, which)
       part = job(
-        place,
+        endpoint,
         params=params,
         replica=number,
         on_stuck=_end if line or chosen.step_timeout else None,
@@ -259,7 +255,7 @@ def join(
 
 
 def _lowers_on_loss(
-  given: bool | None,
+  argument: bool | None,
   launched: environment.Environment,
   most: int,
   number: int | None,
@@ -267,22 +263,22 @@ def _lowers_on_loss(
   """Whether lost replicas lower the quorum.
 
   Args:
-    given: the argument of `join`.
+    argument: the argument of `join`.
     launched: the environment.
     most: how many replicas a step needs.
     number: that of this replica: one of them warns.
   """
   lowers = (launched.min_replicas or most) < most
-  if given is None:
+  if argument is None:
     return lowers
-  if lowers and not given and number == 0:
+  if lowers and not argument and number == 0:
     _log.warning(
       "lower_on_loss=False defeats --min-replicas %d: a step needs %d replicas, and"
       " waits for those that are lost. Leave lower_on_loss out, or"
       " --min-replicas.",
       *(launched.min_replicas, most),
     )
-  return given
+  return argument
 
 
 def _processes(
@@ -320,11 +316,11 @@ def _key(
 
 
 def _certificates(
-  given: tls.Certificates | None, launched: environment.Environment
+  argument: tls.Certificates | None, launched: environment.Environment
 ) -> tls.Certificates | None:
   """The certificates of this process, if it has some; refuses what is wrong."""
   with channel.refused_by(tls.CertificateError):
-    certificates = given or launched.find_certificates()
+    certificates = argument or launched.find_certificates()
     if certificates is not None:
       tls.check(certificates)
   return certificates
@@ -410,7 +406,7 @@ def run_embedded(
     [2.90625, 2.90625]
   """
   num_replicas = checks.count("num_replicas", num_replicas)
-  world = endpoint.World()
+  world = endpoints.World()
   k = data_arguments.gradients_per_step(
     data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
@@ -422,9 +418,9 @@ def run_embedded(
 
   def run(index: int) -> None:
     try:
-      place = world.connect(str(index))
-      with place.closed_on_error():
-        part = job(place, params=params, replica=index)
+      endpoint = world.connect(str(index))
+      with endpoint.closed_on_error():
+        part = job(endpoint, params=params, replica=index)
         parts.append(part)
         replica = replicas.Replica(part)
       with replica.start():

@@ -19,7 +19,7 @@ import time
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-_PAUSE = 0.02
+_RETRY_SECONDS = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -58,7 +58,7 @@ class Lock:
   def __init__(
     self,
     path: str | os.PathLike[str],
-    patience: float = 0.0,
+    timeout: float = 0.0,
     *,
     if_in_doubt: bool = False,
   ):
@@ -66,7 +66,7 @@ class Lock:
 
     Args:
       path: the file, which is created, and deleted in the end.
-      patience: seconds to wait for it.
+      timeout: seconds to wait for it.
       if_in_doubt: whether to take it then from a process of another host, if the
         file system has no locks.
 
@@ -75,13 +75,13 @@ class Lock:
       OSError: the file can't be written.
     """
     self._path, self.file = pathlib.Path(path), -1
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     self._in_doubt = False
     while not self._try_to_lock():
       host, pid = self._read()
       holder = f"process {pid} on {host}" if pid else "another process"
       if time.monotonic() < end:
-        time.sleep(_PAUSE)
+        time.sleep(_RETRY_SECONDS)
       elif self._in_doubt and if_in_doubt:
         _log.warning(
           "%s has %s, and may have ended or not: this file system has no locks.",

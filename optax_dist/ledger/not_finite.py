@@ -78,11 +78,11 @@ def strike(draft: State, holder: Holder, spans: Spans) -> Spans:
   _add(draft, replica, spans)
   if holder not in good:
     return ()
-  replicas = {replica_of(draft, one) for one in good}
+  replicas = {replica_of(draft, holder) for holder in good}
   needed = min(_STRIKES, len(replicas))
   given_up: Spans = ()
   for piece in _pieces(draft, spans):
-    by = [one for one in _strikers(draft, piece) if one in replicas]
+    by = [replica for replica in _strikers(draft, piece) if replica in replicas]
     if len(by) >= _STRIKES and len(set(by)) >= needed:
       given_up = sp.union(given_up, piece)
   forget(draft, given_up)
@@ -113,7 +113,7 @@ def are_bad(state: State, holder: Holder, spans: Spans) -> bool:
     spans: the samples that would count as zeros.
   """
   good, replica = trusted(state), replica_of(state, holder)
-  others = {replica_of(state, one) for one in good} - {replica}
+  others = {replica_of(state, holder) for holder in good} - {replica}
   return holder in good and all(
     not others or others.intersection(_strikers(state, piece))
     for piece in _pieces(state, spans)
@@ -148,14 +148,14 @@ def avoided(state: State, holder: Holder) -> Spans:
   own = _struck(state, replica)
   if holder not in good:
     own = sp.minus(own, state.proven)
-  others = {replica_of(state, one) for one in good} - {replica}
+  others = {replica_of(state, holder) for holder in good} - {replica}
   return sp.union(*(sp.minus(own, _struck(state, other)) for other in others))
 
 
 def _may_ask(state: State, holder: Holder) -> bool:
   """Whether a replica computes on more samples before the next commit."""
   held = state.held.get(holder)
-  return state.data.deterministic or held is None or not held.inside
+  return state.data.deterministic or held is None or not held.accepted
 
 
 def swap(state: State) -> Holder | None:

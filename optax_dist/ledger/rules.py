@@ -70,10 +70,10 @@ def _ask(draft: State, event: ev.Ask) -> None:
 def _claim(draft: State, event: ev.Claim) -> None:
   state, holder, spans = draft, event.holder, event.spans
   _return_out(draft, holder)
-  taken = [_held(state, holder).inside]
+  taken = [_held(state, holder).accepted]
   for other, held in state.held.items():
     if other != holder:
-      taken += [held.out, held.inside]
+      taken += [held.out, held.accepted]
   if state.data.deterministic:
     # A slot may be leased twice; the rest of such a lease stays.
     spans = sp.minus(spans, (span for part in taken for span in part))
@@ -98,7 +98,9 @@ def _claim(draft: State, event: ev.Claim) -> None:
   draft.pool = sp.minus(pool, sorted_)
   draft.doubtful = sp.minus(draft.doubtful, sorted_)
   draft.cursor = max(draft.cursor, end)
-  _hold(draft, holder, Held(spans, _held(draft, holder).inside, draft.numbers))
+  _hold(
+    draft, holder, Held(spans, _held(draft, holder).accepted, draft.numbers)
+  )
   draft.numbers += 1
 
 
@@ -113,9 +115,9 @@ def _accept(draft: State, event: ev.Accept) -> None:
   if holder not in draft.finite_holders or draft.streaks or draft.strikes:
     not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
   rest = () if held.out == spans else _minus(held.out, spans)
-  inside = sp.join(held.inside, spans) if held.inside else spans
+  accepted = sp.join(held.accepted, spans) if held.accepted else spans
   copied = held.copied
-  _hold(draft, holder, Held(rest, inside, held.number, copied and bool(rest)))
+  _hold(draft, holder, Held(rest, accepted, held.number, copied and bool(rest)))
   if copied:
     for other, theirs in list(draft.held.items()):
       if other != holder and sp.overlap(theirs.out, spans):
@@ -137,12 +139,12 @@ def _drop(draft: State, event: ev.Drop) -> None:
   if event.finite:
     not_finite.finite(draft, holder, sp.union(spans))
   held = _held(draft, holder)
-  mine = sp.union(held.out, held.inside)
+  mine = sp.union(held.out, held.accepted)
   spans = sp.common(sp.union(spans), mine)
   if not spans:
     return
-  out, inside = _minus(held.out, spans), _minus(held.inside, spans)
-  _hold(draft, holder, held._replace(out=out, inside=inside))
+  out, accepted = _minus(held.out, spans), _minus(held.accepted, spans)
+  _hold(draft, holder, held._replace(out=out, accepted=accepted))
   given_up: Spans = ()
   if event.finite is False:
     given_up = not_finite.strike(draft, holder, spans)
@@ -170,14 +172,14 @@ def _holder_lost(draft: State, event: ev.HolderLost) -> None:
     del draft.streaks[event.holder]
   held = _held(draft, event.holder)
   draft.held.pop(event.holder, None)
-  returned = sp.union(held.out, held.inside)
+  returned = sp.union(held.out, held.accepted)
   _give_back(draft, event.holder, returned, held.copied)
 
 
 def _swap(draft: State, event: ev.Swap) -> None:
   holder = event.holder
   _return_out(draft, holder)  # What was to be added to a sum.
-  back = _held(draft, holder).inside
+  back = _held(draft, holder).accepted
   left = not_finite.to_try(draft, holder)
   most = min(sp.size(back), sp.size(left)) // draft.unit * draft.unit
   spans, _ = sp.head(left, most)
@@ -192,12 +194,12 @@ def _commit(draft: State, event: ev.Commit) -> None:
   spans: list[tuple[int, int]] = []
   for holder, part in event.parts:
     held = _held(draft, holder)
-    inside: Spans = ()
-    if held.inside != part:
-      inside = _minus(held.inside, part)
-      if sp.size(held.inside) - sp.size(inside) != sp.size(part):
+    accepted: Spans = ()
+    if held.accepted != part:
+      accepted = _minus(held.accepted, part)
+      if sp.size(held.accepted) - sp.size(accepted) != sp.size(part):
         raise ValueError(f"No gradient of {holder!r} on {part} is in.")
-    _hold(draft, holder, Held(held.out, inside, held.number, held.copied))
+    _hold(draft, holder, Held(held.out, accepted, held.number, held.copied))
     spans += part
   draft.progress = draft.progress.commit(spans, event.skipped)
   if event.skipped:
@@ -226,7 +228,7 @@ def _held(draft: State, holder: ev.Holder) -> Held:
 
 
 def _hold(draft: State, holder: ev.Holder, held: Held) -> None:
-  if held.out or held.inside:
+  if held.out or held.accepted:
     draft.held[holder] = held
   else:
     draft.held.pop(holder, None)
@@ -247,7 +249,7 @@ def _held_by_nobody(draft: State, holder: ev.Holder, spans: Spans) -> Spans:
   for other, held in draft.held.items():
     if other != holder:
       spans = sp.minus(sp.union(spans), held.out)
-      spans = sp.minus(spans, held.inside)
+      spans = sp.minus(spans, held.accepted)
   return sp.minus(sp.union(spans), sp.union(draft.pool, draft.doubtful))
 
 
@@ -289,8 +291,8 @@ def _assign(
 ) -> None:
   """Leases samples to a replica that waits for some."""
   _stop_waiting(draft, holder)
-  inside = _held(draft, holder).inside
-  _hold(draft, holder, Held(spans, inside, draft.numbers, copied))
+  accepted = _held(draft, holder).accepted
+  _hold(draft, holder, Held(spans, accepted, draft.numbers, copied))
   draft.numbers += 1
   draft.leases.append(ev.Lease(holder, spans))
 

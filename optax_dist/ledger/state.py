@@ -18,13 +18,13 @@ class Held(NamedTuple):
 
   Attributes:
     out: samples it computes on, in its order.
-    inside: samples of its accepted gradients that are not committed yet.
+    accepted: samples of its accepted gradients that are not committed yet.
     number: number of the lease; later leases have higher ones.
     copied: whether `out` may also be leased to another replica.
   """
 
   out: Spans = ()
-  inside: Spans = ()
+  accepted: Spans = ()
   number: int = 0
   copied: bool = False
 

@@ -43,8 +43,8 @@ def averaged_params(
     >>> optax_dist.averaged_params(tx.init(params), {"w": 5.0, "step": 3.0})
     {'step': 3.0, 'w': Array(1., dtype=float32)}
   """
-  found = nodes(state, lambda node: isinstance(node, ParamsEmaState))
-  if not found:
+  emas = nodes(state, lambda node: isinstance(node, ParamsEmaState))
+  if not emas:
     raise ValueError(
       "There are no averages in this state: put optax_dist.params_ema(decay) into"
       " the chain of transforms, or build sync_replicas with `variable_averages`."
@@ -68,7 +68,7 @@ def averaged_params(
       )
     return own[0].astype(jnp.result_type(param)) if own else param
 
-  return jax.tree.map(pick, params, *map(by_leaf, found))
+  return jax.tree.map(pick, params, *map(by_leaf, emas))
 
 
 def _is_part(x: Any) -> bool:

@@ -49,15 +49,15 @@ def center_params(state: Any) -> Any:
     >>> optax_dist.center_params(tx.init({"w": jnp.ones(2)}))
     {'w': Array([1., 1.], dtype=float32)}
   """
-  found = nodes(state, is_center_state)
-  if not found:
+  centers = nodes(state, is_center_state)
+  if not centers:
     raise ValueError(
       "There must be a state with a center, of elastic_average or local_updates,"
       " in the state; there are 0."
     )
   # Each group of optax.partition has a center, with the parameters of the
   # others masked.
-  return functools.reduce(_merge, [node.center for node in found])
+  return functools.reduce(_merge, [node.center for node in centers])
 
 
 def _merge(center: Any, other: Any) -> Any:

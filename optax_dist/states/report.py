@@ -66,13 +66,13 @@ def sync_report(state: Any) -> SyncReport:
     >>> optax_dist.sync_report(tx.init(jnp.zeros(2))).accepted
     array([0, 0, 0, 0], dtype=int32)
   """
-  found = nodes(state, lambda node: isinstance(node, SyncReplicasState))
-  if len(found) != 1:
+  states = nodes(state, lambda node: isinstance(node, SyncReplicasState))
+  if len(states) != 1:
     raise ValueError(
       "sync_report needs a state with exactly one SyncReplicasState in it, got"
-      f" {len(found)}."
+      f" {len(states)}."
     )
-  state = found[0]
+  state = states[0]
   replica = state.replica.value
   # A state created inside vmap or pmap has a block of one replica per entry.
   host = lambda x: np.asarray(x).reshape(-1)

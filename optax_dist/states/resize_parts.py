@@ -70,9 +70,9 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
 
 
 def _resized(node: Any, like: Any, count: int) -> Any:
-  found: list[Any] = []
-  matched = match_params(node, like, found)
-  if matched is not None and any(isinstance(x, PerReplica) for x in found):
+  leaves: list[Any] = []
+  matched = match_params(node, like, leaves)
+  if matched is not None and any(isinstance(x, PerReplica) for x in leaves):
     return jax.tree.map(
       lambda leaf: _cut(leaf, count),
       matched,

@@ -102,18 +102,18 @@ def get_slot(
   if isinstance(path, str):
     path = [key for key in path.split("/") if key]
   keys = path_keys(path)
-  found = [leaf for other, leaf in leaves if other == keys]
+  matches = [leaf for other, leaf in leaves if other == keys]
   wanted = repr("/".join(keys))
-  if not found:
+  if not matches:
     raise KeyError(
       f"no parameter {wanted} with a slot {name!r}: there are {known}"
     )
-  if len(found) > 1:
+  if len(matches) > 1:
     raise ValueError(
-      f"the parameter {wanted} has {len(found)} slots {name!r}: look in the part"
+      f"the parameter {wanted} has {len(matches)} slots {name!r}: look in the part"
       " of the state that is meant"
     )
-  return found[0]
+  return matches[0]
 
 
 def slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -285,9 +285,9 @@ class _Mirrors:
 
   def specs_of(self, node: Any, levels: _Dims, depth: int) -> Any:
     """Returns the specs of a node that mirrors the parameters, or None."""
-    found: list[Callable[[], None]] = []
-    specs = match_params(node, self.tree, found)
-    if specs is None or not found:
+    assignments: list[Callable[[], None]] = []
+    specs = match_params(node, self.tree, assignments)
+    if specs is None or not assignments:
       return None
     return jax.tree.map(
       lambda leaf: self._spec(leaf, levels, depth),
@@ -295,8 +295,8 @@ class _Mirrors:
       is_leaf=lambda x: isinstance(x, Found),
     )
 
-  def _spec(self, found: "Found", levels: _Dims, depth: int) -> Any:
-    spec, leaf = found.param.spec, found.leaf
+  def _spec(self, match: "Found", levels: _Dims, depth: int) -> Any:
+    spec, leaf = match.param.spec, match.leaf
     replica = levels[:depth]
     if isinstance(leaf, PerReplica):
       # A part of the parameter, as created by `sharded`: one slice of each shard.
@@ -313,11 +313,11 @@ class _Mirrors:
       return _sparse_spec(leaf, spec, replica)
     shape = tuple(leaf.shape)[depth:]
     if self.shapes is not None:
-      same = shape == self.shapes[found.param.number]
+      same = shape == self.shapes[match.param.number]
       return PartitionSpec(*replica, *(spec if same else ()))
     if not shape or not axes.names_in(spec):
       return PartitionSpec(*replica)
-    self.seen.setdefault(found.param.number, set()).add(shape)
+    self.seen.setdefault(match.param.number, set()).add(shape)
     return PartitionSpec(*replica, *spec)
 
   def check_shapes(self) -> None:
@@ -347,7 +347,7 @@ class Found:
     self.param = param
 
 
-def match_params(node: Any, specs: Any, found: list) -> Any:
+def match_params(node: Any, specs: Any, leaves_found: list) -> Any:
   """Pairs the leaves of a part of a state with their parameters.
 
   Args:
@@ -367,7 +367,7 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
     # A single leaf inside another node is in a Flax box.
     if len(leaves) > 1 or any(map(_is_whole_state, leaves)):
       return None
-    found.extend(leaves)
+    leaves_found.extend(leaves)
     return treedef.unflatten([Found(leaf, specs) for leaf in leaves])
   if not jax.tree.leaves(node):
     return node  # A masked part.
@@ -377,7 +377,7 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
     return None
   matched = []
   for part, of_part in zip(parts, of_specs, strict=True):
-    match = match_params(part, of_part, found)
+    match = match_params(part, of_part, leaves_found)
     if match is None and part is not None:
       return None
     matched.append(match)

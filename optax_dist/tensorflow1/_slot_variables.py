@@ -100,15 +100,15 @@ def find(
   }
   common = set.intersection(*map(set, forms.values())) if forms else set()
   result = {}
-  for variable, found in forms.items():
+  for variable, by_form in forms.items():
     # All are of one optimizer, or, in the groups of a partition, each of its own.
-    fits = common or set(found)
+    fits = common or set(by_form)
     if len(fits) != 1:
       raise SlotsNotFoundError(
-        _problem(known, variable, slots[variable], found, name)
+        _problem(known, variable, slots[variable], by_form, name)
       )
     (form,) = fits
-    result[variable] = form, found[form]
+    result[variable] = form, by_form[form]
   return result
 
 
@@ -123,7 +123,7 @@ def averages(known: frozenset[str], variable: str) -> list[str]:
 
 def _suffixes(known: frozenset[str], variable: str) -> dict[str, set[str]]:
   """Returns, by scope, what follows a variable's name in others' names."""
-  found: dict[str, set[str]] = {}
+  suffixes: dict[str, set[str]] = {}
   for other in known:
     start, slash, suffix = other.rpartition("/")
     scope = start.removesuffix(variable)
@@ -132,8 +132,8 @@ def _suffixes(known: frozenset[str], variable: str) -> dict[str, set[str]]:
     # The slot of another variable, whose name ends like this one's.
     if scope and (not scope.endswith("/") or start in known):
       continue
-    found.setdefault(scope, set()).add(suffix)
-  return found
+    suffixes.setdefault(scope, set()).add(suffix)
+  return suffixes
 
 
 def _forms(
@@ -171,12 +171,12 @@ def _problem(
   known: frozenset[str],
   variable: str,
   slots: Sequence[str],
-  found: Mapping[Form, object],
+  by_form: Mapping[Form, object],
   name: str | None,
 ) -> str:
   what = f"the slots {sorted(slots)} of the variable {variable!r}"
-  if found:
-    patterns = sorted(form.pattern for form in found)
+  if by_form:
+    patterns = sorted(form.pattern for form in by_form)
     return (
       f"The checkpoint has several variables for {what}: pass `name=`, one of"
       f" {patterns}, in which * is the variable"

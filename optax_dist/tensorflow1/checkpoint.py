@@ -95,21 +95,21 @@ def restore_checkpoint(
   Example:
     >>> import optax_dist
     >>> class Job:  # In place of tf.train.load_checkpoint("gs://job/model.ckpt").
-    ...   found = {
+    ...   arrays = {
     ...     "dense/kernel": np.ones(2, np.float32),
     ...     "dense/kernel/Momentum": np.full(2, 0.5, np.float32),
     ...     "global_step": np.int64(7),
     ...   }
     ...   def get_variable_to_shape_map(self):
-    ...     return {name: list(array.shape) for name, array in self.found.items()}
+    ...     return {name: list(array.shape) for name, array in self.arrays.items()}
     ...   def get_tensor(self, name):
-    ...     return self.found[name]
+    ...     return self.arrays[name]
     >>> params = {"dense": {"kernel": jnp.zeros(2)}}
     >>> tx = optax_dist.optimizers.momentum(0.1, 0.9)
-    >>> found = restore_checkpoint(Job(), params, tx.init(params))
-    >>> found.global_step, found.params["dense"]["kernel"].tolist()
+    >>> job = restore_checkpoint(Job(), params, tx.init(params))
+    >>> job.global_step, job.params["dense"]["kernel"].tolist()
     (7, [1.0, 1.0])
-    >>> optax_dist.states.get_slot(found.opt_state, "dense/kernel", "momentum").tolist()
+    >>> optax_dist.states.get_slot(job.opt_state, "dense/kernel", "momentum").tolist()
     [0.5, 0.5]
   """
   variables = _Variables(_reader(checkpoint), variable)
@@ -170,7 +170,7 @@ def _with_slots(
     if slot != "averages":
       slots_of.setdefault(variable(path), []).append(slot)
   _check_slots({slot for of in slots_of.values() for slot in of})
-  found = _slot_variables.find(
+  slot_variables = _slot_variables.find(
     variables.known, slots_of, name, more=_accumulates(opt_state)
   )
   for slot, path, leaf in wanted:
@@ -178,10 +178,10 @@ def _with_slots(
     if slot == "averages":
       known = variables.average(variable(path))
     else:
-      known = found[variable(path)][1][slot]
+      known = slot_variables[variable(path)][1][slot]
     leaves[place[id(leaf)]] = variables.read(known, leaf, what)
 
-  scopes = {form.scope for form, _ in found.values()}
+  scopes = {form.scope for form, _ in slot_variables.values()}
   return treedef.unflatten(leaves), scopes
 
 
@@ -219,13 +219,13 @@ class _Variables:
 
   def average(self, variable: str) -> str:
     """Returns the name of a variable's moving average."""
-    found = _slot_variables.averages(self.known, variable)
-    if len(found) > 1:
+    names = _slot_variables.averages(self.known, variable)
+    if len(names) > 1:
       raise KeyError(
         f"The checkpoint has several moving averages of {variable!r},"
-        f" {sorted(found)}: give a reader that has one of them."
+        f" {sorted(names)}: give a reader that has one of them."
       )
-    return found[0] if found else f"{variable}/{_slot_variables.AVERAGE}"
+    return names[0] if names else f"{variable}/{_slot_variables.AVERAGE}"
 
   def scalar(self, name: str, scopes: set[str], like: Any) -> Any:
     """Returns a scalar of the optimizer, which may have been made in a scope.
@@ -262,15 +262,15 @@ class _Variables:
   def step(self, updates: Any) -> int:
     """Returns the global step, or Keras's ``updates`` if there is none."""
     like = np.zeros((), np.int32)
-    found = self.scalar("global_step", set(), None)
-    if found is None and updates is None:
+    step = self.scalar("global_step", set(), None)
+    if step is None and updates is None:
       try:
-        found = self.scalar("global_step", set(), like)
+        step = self.scalar("global_step", set(), like)
       except KeyError as error:
         raise KeyError(
           f"{error.args[0]} `global_step=` gives the step itself."
         ) from error
-    return int(updates if found is None else found)
+    return int(updates if step is None else step)
 
 
 def _path(path: Any) -> str:

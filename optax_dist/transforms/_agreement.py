@@ -39,8 +39,8 @@ class Refusal:
     if divergences:
       raise ValueError(self._diverges(divergences[0]))
     of = lambda what: [d for d in differences if self.outputs[d.output] == what]
-    found = next(filter(None, map(of, (PARAMS, STATE, VARIABLES))))
-    raise ValueError(self._differs(self.outputs[found[0].output], found))
+    worst = next(filter(None, map(of, (PARAMS, STATE, VARIABLES))))
+    raise ValueError(self._differs(self.outputs[worst[0].output], worst))
 
   @property
   def _axis(self) -> Any:
@@ -50,18 +50,19 @@ class Refusal:
   def _reduction(self) -> str:
     return f"optax_dist.cross_shard({self._axis!r})"
 
-  def _diverges(self, found: Divergence) -> str:
-    if found.collective == TYPES:
+  def _diverges(self, divergence: Divergence) -> str:
+    if divergence.collective == TYPES:
       return (
         f"{self.transform_name}: a branch or a loop mixes values that differ between"
         " replicas or shards with values that don't, as optax.apply_if_finite or"
         " optax.MultiSteps around cross_shard does. Reduce before it:"
         f" optax.chain({self._reduction}, optax.apply_if_finite(...))."
       )
-    given = _arguments(found.origins)
+    given = _arguments(divergence.origins)
     return (
       f"{self.transform_name}: there is communication over axis"
-      f" {axes.listed(found.axes)} ({found.collective}) in a branch or a loop that"
+      f" {axes.listed(divergence.axes)} ({divergence.collective}) in a branch or a"
+      " loop that"
       f" each replica takes by values of its own{given}, as with optax.apply_if_finite"
       " around cross_shard. Replicas that disagree would wait for each other"
       f" forever. Reduce before it: optax.chain({self._reduction},"
@@ -69,11 +70,13 @@ class Refusal:
       " finite itself."
     )
 
-  def _differs(self, what: str, found: list[Difference]) -> str:
-    which = ", ".join(d.path for d in found[:_MAX_NAMED])
-    more = f" and {len(found) - _MAX_NAMED} more" * (len(found) > _MAX_NAMED)
-    over = axes.listed({name for d in found for name in d.axes})
-    origins = frozenset[object]().union(*(d.origins for d in found))
+  def _differs(self, what: str, differences: list[Difference]) -> str:
+    which = ", ".join(d.path for d in differences[:_MAX_NAMED])
+    more = f" and {len(differences) - _MAX_NAMED} more" * (
+      len(differences) > _MAX_NAMED
+    )
+    over = axes.listed({name for d in differences for name in d.axes})
+    origins = frozenset[object]().union(*(d.origins for d in differences))
     differ = (
       f"{self.transform_name}: {what} {which}{more} differ between replicas along axis"
       f" {over}"
@@ -83,7 +86,7 @@ class Refusal:
         f"{differ} after `tx`, as far as JAX can tell: reduce all that they are"
         f" computed from, as in optax.chain({self._reduction}, optax.partition(...))."
       )
-    shards = {name for d in found for name in d.axes} - set(self.names)
+    shards = {name for d in differences for name in d.axes} - set(self.names)
     if shards:
       return (
         f"{differ} after `tx`, though they are not sharded over it: something in `tx`"
@@ -114,7 +117,7 @@ class Refusal:
         f" optax.chain({self._reduction}, optax.adam(1e-3))."
       )
     # The last field in a path such as [1][0].trace['w'].
-    field = found[0].path.rpartition(".")[2].partition("[")[0]
+    field = differences[0].path.rpartition(".")[2].partition("[")[0]
     by_field = f", {field!r}" * bool(field)
     return (
       f"{differ} after `tx`, though all replicas share them{groups}: put"

@@ -212,7 +212,7 @@ class _Sharded:
       )
     types = jax.eval_shape(self.inner.init, own if params is None else params)
     inner_state = jax.tree.map(
-      _take, state.inner_state, types, is_leaf=is_per_replica
+      _own_part, state.inner_state, types, is_leaf=is_per_replica
     )
     with shard_scope.inside(Scope(names)):
       own, inner_state = self.inner.update(
@@ -242,7 +242,7 @@ class _Sharded:
       self.known.add(key)
 
 
-def _take(node: Any, like: Any) -> Any:
+def _own_part(node: Any, like: Any) -> Any:
   """Returns this replica's part of an array, without the replica axis."""
   if not is_per_replica(node):
     return node

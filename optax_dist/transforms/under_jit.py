@@ -334,12 +334,12 @@ def _check_placed(
     return [[n for n in of_dim if n in explicit] for of_dim in names]
 
   def check(path: Any, x: Any, spec: Any) -> None:
-    found = jax.typeof(x).sharding.spec
+    own = jax.typeof(x).sharding.spec
     ndim = jnp.ndim(x)
-    if over_explicit(found, ndim) != over_explicit(spec, ndim):
+    if over_explicit(own, ndim) != over_explicit(spec, ndim):
       name = f"{what}{jax.tree_util.keystr(path)}"
       raise ValueError(
-        f"{_NAME}: {name} is sharded as {found}, but must be sharded as {spec}"
+        f"{_NAME}: {name} is sharded as {own}, but must be sharded as {spec}"
         f" over the mesh's Explicit axes: use optax_dist.states.place({what}, mesh,"
         " specs), with the specs of optax_dist.states.state_specs for a state."
       )

@@ -364,7 +364,7 @@ FAULTS = (
     "A18",
     "a slot counts as zeros because one replica says so",
     f"{_CORE}.policies.leases",
-    "LeaseManager.judge",
+    "LeaseManager.check_gradient",
     "ledger.are_bad(self.state, incarnation, bad)",
     "message.finite",
     bad.of_slots,

@@ -121,19 +121,21 @@ def _settings(
   args: argparse.Namespace, environ: Mapping[str, str]
 ) -> tuple[environment.Environment, environment.HostEnvironment]:
   """The settings by arguments or else by variables."""
-  given = {key: value for key, value in vars(args).items() if value is not None}
-  if "secret_file" in given:
-    given["secret"] = None
+  options = {
+    key: value for key, value in vars(args).items() if value is not None
+  }
+  if "secret_file" in options:
+    options["secret"] = None
   return (
-    _replaced(environment.Environment.read(environ), given),
-    _replaced(environment.HostEnvironment.read(environ), given),
+    _replaced(environment.Environment.read(environ), options),
+    _replaced(environment.HostEnvironment.read(environ), options),
   )
 
 
-def _replaced(before: _T, given: Mapping[str, Any]) -> _T:
+def _replaced(before: _T, options: Mapping[str, Any]) -> _T:
   names = {field.name for field in dataclasses.fields(before)}
   return dataclasses.replace(
-    before, **{name: value for name, value in given.items() if name in names}
+    before, **{name: value for name, value in options.items() if name in names}
   )
 
 

@@ -104,15 +104,15 @@ class View:
       "trouble": self.unwritten if numbers.is_empty else numbers.trouble(),
       "ended": (numbers.finish or {}).get("reason") or "",
       "members": [
-        dataclasses.asdict(one)
+        dataclasses.asdict(replica)
         | {
-          "replica": _name(one.replica),
-          "dropped": dict(one.dropped.most_common()),
-          "wait": one.wait,
-          "seen": max(0.0, now - one.seen),
-          "process": one.process,
+          "replica": _name(replica.replica),
+          "dropped": dict(replica.dropped.most_common()),
+          "wait": replica.wait,
+          "seen": max(0.0, now - replica.seen),
+          "process": replica.process,
         }
-        for one in (numbers.replicas[r] for r in ordered(numbers.replicas))
+        for replica in (numbers.replicas[r] for r in ordered(numbers.replicas))
       ],
       "spans": [
         span._asdict() | {"replica": _name(span.replica)}

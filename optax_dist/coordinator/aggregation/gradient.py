@@ -10,13 +10,13 @@ import numpy as np
 
 
 class Gradient:
-  """The bytes of an encoded gradient; nobody writes to them.
+  """The bytes of an encoded gradient, read-only.
 
   Example:
-    >>> found = Gradient([memoryview(b"abc"), memoryview(b"defg")])
-    >>> [bytes(part) for part in found.parts(1, 5)]
+    >>> gradient = Gradient([memoryview(b"abc"), memoryview(b"defg")])
+    >>> [bytes(part) for part in gradient.parts(1, 5)]
     [b'bc', b'de']
-    >>> bytes(found.read(1, 5))
+    >>> bytes(gradient.read(1, 5))
     b'bcde'
   """
 
@@ -27,21 +27,23 @@ class Gradient:
 
   def parts(self, low: int, high: int) -> list[memoryview]:
     """The bytes from `low` to `high`, where they are."""
-    found = []
+    arrays = []
     index = bisect.bisect_right(self._ends, low)
     while low < high:
       end, part = self._ends[index], self._parts[index]
       stop, start = min(high, end), end - part.nbytes
       if low < stop:
-        found.append(part[low - start : stop - start])
+        arrays.append(part[low - start : stop - start])
         low = stop
       index += 1
-    return found
+    return arrays
 
   def read(self, low: int, high: int) -> np.ndarray:
     """The bytes from `low` to `high`; a copy only if they are not in one piece."""
-    found = [np.frombuffer(part, np.uint8) for part in self.parts(low, high)]
-    return found[0] if len(found) == 1 else np.concatenate([_NOTHING, *found])
+    arrays = [np.frombuffer(part, np.uint8) for part in self.parts(low, high)]
+    return (
+      arrays[0] if len(arrays) == 1 else np.concatenate([_NOTHING, *arrays])
+    )
 
 
 _NOTHING = np.zeros(0, np.uint8)

@@ -94,10 +94,10 @@ class Layout(NamedTuple):
 
     A cut lies where every codec allows one.
     """
-    found = [0]
+    bounds = [0]
     for i in range(1, parts):
-      found.append(max(found[-1], self._allowed(self.elements * i // parts)))
-    return (*found, self.elements)
+      bounds.append(max(bounds[-1], self._allowed(self.elements * i // parts)))
+    return (*bounds, self.elements)
 
   def _allowed(self, position: int) -> int:
     for group in self.groups:
@@ -110,20 +110,20 @@ class Layout(NamedTuple):
     self, start: int, stop: int
   ) -> list[tuple[DtypeBuffer, int, int]]:
     """What each group has of a slice."""
-    found = [
+    ranges = [
       (group, max(start, group.start), min(stop, group.start + group.elements))
       for group in self.groups
     ]
     return [
-      (group, first, last) for group, first, last in found if first < last
+      (group, first, last) for group, first, last in ranges if first < last
     ]
 
   def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
     """The bytes between two positions from `cuts`."""
-    found = self._ranges(start, stop)
-    if not found:
+    ranges = self._ranges(start, stop)
+    if not ranges:
       return 0, 0
-    (group, first, _), (last_group, _, last) = found[0], found[-1]
+    (group, first, _), (last_group, _, last) = ranges[0], ranges[-1]
     return group.byte(first), last_group.byte(last)
 
   def chunks(self, start: int, stop: int) -> Iterator[Chunk]:
@@ -147,8 +147,8 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
     wire: see `wire_formats.codec`.
 
   Example:
-    >>> found = layout([np.zeros((2, 3)), np.zeros(5, np.int32), np.zeros(65)])
-    >>> [(leaf.begin, leaf.end) for leaf in found.leaves], found.nbytes
+    >>> buffers = layout([np.zeros((2, 3)), np.zeros(5, np.int32), np.zeros(65)])
+    >>> [(leaf.begin, leaf.end) for leaf in buffers.leaves], buffers.nbytes
     ([(0, 48), (768, 788), (128, 648)], 832)
   """
   dtypes = list(dict.fromkeys(np.dtype(leaf.dtype) for leaf in leaves))

@@ -20,7 +20,7 @@ _IN_PLACE = 64 << 10
 @np.errstate(all="ignore")
 def write(
   leaves: Sequence[Any],
-  place: layouts.Layout,
+  layout: layouts.Layout,
   out: np.ndarray,
   in_place: bool = False,
 ) -> list[memoryview] | None:
@@ -29,8 +29,8 @@ def write(
   Args:
     leaves: arrays, in the order of the layout. Of one that is shorter than there,
       nobody reads the rest.
-    place: their layout.
-    out: uint8, of `place.nbytes`.
+    layout: their layout.
+    out: uint8, of `layout.nbytes`.
     in_place: whether large arrays of JAX's stay where they are, if they are sent
       as they are.
 
@@ -39,17 +39,17 @@ def write(
 
   Example:
     >>> leaves = [np.ones(3, np.float32)]
-    >>> place = layouts.layout(leaves)
-    >>> out = np.zeros(place.nbytes, np.uint8)
-    >>> write(leaves, place, out) is not None
+    >>> layout = layouts.layout(leaves)
+    >>> out = np.zeros(layout.nbytes, np.uint8)
+    >>> write(leaves, layout, out) is not None
     True
-    >>> read(place, out)
+    >>> read(layout, out)
     [array([1., 1., 1.], dtype=float32)]
   """
   finite = True
   # The bytes of arrays that stay, by where they begin.
   stay: dict[int, memoryview] = {}
-  for leaf, array in zip(place.leaves, leaves, strict=True):
+  for leaf, array in zip(layout.leaves, leaves, strict=True):
     codec, start, stop = leaf.codec, leaf.begin, leaf.end
     if in_place and _may_stay(array, leaf, codec):
       flat = np.asarray(array).reshape(-1)
@@ -110,19 +110,19 @@ def _are_finite(numbers: np.ndarray) -> bool:
   return bool(np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all())
 
 
-def read(place: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:
+def read(layout: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:
   """The leaves of a mean, from its bytes; see `wire_formats.Plain.read`.
 
   Raises:
     ValueError: it has another size than the layout.
   """
   raw = np.frombuffer(raw, np.uint8)
-  if raw.nbytes != place.nbytes:
+  if raw.nbytes != layout.nbytes:
     raise ValueError(
-      f"A mean of this model has {place.nbytes:,} bytes, got {raw.nbytes:,}."
+      f"A mean of this model has {layout.nbytes:,} bytes, got {raw.nbytes:,}."
     )
   leaves = []
-  for leaf in place.leaves:
+  for leaf in layout.leaves:
     flat = leaf.codec.read(raw[leaf.begin : leaf.end])
     leaves.append(flat[: leaf.size].reshape(leaf.shape))
   return leaves

@@ -36,19 +36,19 @@ class PartialSums(NamedTuple):
 
   def digest(self) -> bytes:
     """16 bytes, equal for equal numbers; it reads all of them."""
-    found = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     for array in self.arrays:
-      found.update(array.data)
-    return found.digest()
+      hashed.update(array.data)
+    return hashed.digest()
 
 
 class Summing:
   """Encodes the micro-batches of a replica, and adds them up.
 
   Example:
-    >>> place = layouts.layout([np.zeros(3, np.float32)])
-    >>> memory = lambda: memoryview(bytearray(place.nbytes))
-    >>> summing = Summing(place, slots=4, allocate=memory)
+    >>> layout = layouts.layout([np.zeros(3, np.float32)])
+    >>> memory = lambda: memoryview(bytearray(layout.nbytes))
+    >>> summing = Summing(layout, slots=4, allocate=memory)
     >>> one = summing.encode(2, [np.ones(3, np.float32)])
     >>> total = summing.add(one, summing.encode(3, [np.full(3, 2.0, "f")]))
     >>> total.spans, total.arrays[0].view("f")[:3].tolist()
@@ -57,21 +57,21 @@ class Summing:
 
   def __init__(
     self,
-    place: layouts.Layout,
+    layout: layouts.Layout,
     slots: int,
     allocate: Callable[[], memoryview],
   ):
     """Sets what is added up, and where.
 
     Args:
-      place: the layout of a gradient.
+      layout: the layout of a gradient.
       slots: how many micro-batches a step has.
       allocate: memory for one gradient.
     """
-    self._place, self._slots = place, slots
+    self._layout, self._slots = layout, slots
     # Between leaves there are bytes that nobody reads: they are zeros here, so
     # that equal gradients have equal bytes.
-    self._gaps = list(_gaps(place))
+    self._gaps = list(_gaps(layout))
     self._allocate = allocate
 
   def encode(self, slot: int, leaves: Sequence[Any]) -> PartialSums | None:
@@ -82,7 +82,7 @@ class Summing:
       leaves: arrays, in the order of the layout.
     """
     out = self._array()
-    if not means.write(leaves, self._place, out):
+    if not means.write(leaves, self._layout, out):
       return None
     for gap in self._gaps:
       out[gap] = 0
@@ -108,12 +108,12 @@ class Summing:
     rows = (*total.arrays, *more.arrays)
     wanted = tree.nodes(sp.union(spans), self._slots)
     order = tree.additions(spans, wanted)
-    found = dict(zip(spans, rows, strict=True))
+    by_span = dict(zip(spans, rows, strict=True))
     for span in wanted:
-      if span not in found:
-        out = found[span] = more.arrays[0]
+      if span not in by_span:
+        out = by_span[span] = more.arrays[0]
         self._make(rows, order, [s[0] for s in spans].index(span[0]), out)
-    arrays = tuple([found[span] for span in wanted])
+    arrays = tuple([by_span[span] for span in wanted])
     return PartialSums(wanted, arrays, total.work + more.work)
 
   @np.errstate(all="ignore")
@@ -125,14 +125,14 @@ class Summing:
     out: np.ndarray,
   ) -> None:
     """Makes the additions, and writes what is then in a row."""
-    for chunk in self._place.chunks(0, self._place.elements):
+    for chunk in self._layout.chunks(0, self._layout.elements):
       some = [array[chunk.bytes] for array in rows]
       out[chunk.bytes] = tree_sums.tree_sum(chunk.codec, some, order)[row]
 
 
-def _gaps(place: layouts.Layout) -> Iterator[slice]:
+def _gaps(layout: layouts.Layout) -> Iterator[slice]:
   end = 0
-  for start, stop in sorted((leaf.begin, leaf.end) for leaf in place.leaves):
+  for start, stop in sorted((leaf.begin, leaf.end) for leaf in layout.leaves):
     yield slice(end, start)
     end = stop
-  yield slice(end, place.nbytes)
+  yield slice(end, layout.nbytes)

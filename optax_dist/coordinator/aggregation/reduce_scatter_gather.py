@@ -175,7 +175,7 @@ class Aggregations:
       reach: called at each phase, "reduce_scatter" and "gather".
     """
     self._transport = transport
-    self._reducer, self._place = reducer, reducer.place
+    self._reducer, self._layout = reducer, reducer.layout
     self._limits = limits
     self._answer = answer
     self._reach = reach
@@ -311,7 +311,7 @@ class Aggregations:
       members,
       pieces,
       effect.me,
-      self._transport.allocate(self._place.nbytes),
+      self._transport.allocate(self._layout.nbytes),
       [peer.process for peer in effect.readers],
       len(pieces),
     )
@@ -322,11 +322,11 @@ class Aggregations:
 
   def _pieces(self, members: int) -> list[_Piece]:
     """The pieces of the mean that are not empty: as many for each member."""
-    each = max(1, -(-self._place.nbytes // (members * PIECE)))
-    cuts = self._place.cuts(members * each)
+    each = max(1, -(-self._layout.nbytes // (members * PIECE)))
+    cuts = self._layout.cuts(members * each)
     pieces = []
     for number, elements in enumerate(itertools.pairwise(cuts)):
-      low, high = self._place.bytes_of(*elements)
+      low, high = self._layout.bytes_of(*elements)
       if low < high:
         owner = number // each
         pieces.append(_Piece(number, owner, elements, low, high))
@@ -363,7 +363,7 @@ class Aggregations:
   def _within(self, round_: _Round, piece: _Piece, row: int) -> tuple[int, int]:
     """The bytes of a piece in the own gradient, whose rows follow each other."""
     assert round_.me is not None
-    start = (row - round_.members[round_.me].rows.start) * self._place.nbytes
+    start = (row - round_.members[round_.me].rows.start) * self._layout.nbytes
     return start + piece.low, start + piece.high
 
   def _expect_gradients(

@@ -44,18 +44,20 @@ class Reducer:
   """Averages gradients of one model.
 
   Attributes:
-    place: the layout of gradients, and of means.
+    layout: the layout of gradients, and of means.
   """
 
-  def __init__(self, place: layouts.Layout, data: ledger.Batches | None = None):
+  def __init__(
+    self, layout: layouts.Layout, data: ledger.Batches | None = None
+  ):
     """Takes the layout.
 
     Args:
-      place: the layout of gradients, and of means.
+      layout: the layout of gradients, and of means.
       data: deterministic data, whose micro-batches are added in the order of a
         tree; None: members are added from first to last.
     """
-    self.place, self._data = place, data
+    self.layout, self._data = layout, data
 
   def sum_of(self, parts: Sequence[entries.Part]) -> Sum:
     """How these gradients are added up, in their order."""
@@ -63,9 +65,9 @@ class Reducer:
     divisor = sum(part.count for part in parts)
     if self._data is None:
       return Sum((1,) * len(parts), weights, divisor, None)
-    found = [tree.nodes_at(self._data, part.data) for part in parts]
-    order = tree.whole(itertools.chain(*found), self._data.slots)
-    return Sum(tuple(map(len, found)), weights, divisor, order)
+    nodes_of_parts = [tree.nodes_at(self._data, part.data) for part in parts]
+    order = tree.whole(itertools.chain(*nodes_of_parts), self._data.slots)
+    return Sum(tuple(map(len, nodes_of_parts)), weights, divisor, order)
 
   def whole(
     self, parts: Sequence[entries.Part], gradients: Sequence[bytes]
@@ -78,9 +80,9 @@ class Reducer:
     """
     # One array for all members, of which there may be hundreds.
     rows = np.frombuffer(b"".join(gradients), np.uint8)
-    rows = rows.reshape(-1, self.place.nbytes)
-    out = np.zeros(self.place.nbytes, np.uint8)
-    self.slice(self.sum_of(parts), rows, 0, self.place.elements, out)
+    rows = rows.reshape(-1, self.layout.nbytes)
+    out = np.zeros(self.layout.nbytes, np.uint8)
+    self.slice(self.sum_of(parts), rows, 0, self.layout.elements, out)
     return out.tobytes()
 
   # Padding between leaves may contain any values.
@@ -103,7 +105,7 @@ class Reducer:
       stop: the element after its last.
       out: the slice's bytes of the mean; uint8.
     """
-    for chunk in self.place.chunks(start, stop):
+    for chunk in self.layout.chunks(start, stop):
       codec, target = chunk.codec, out[chunk.bytes]
       direct = isinstance(codec, wires.Plain) and codec.is_exact
       size, work = chunk.size, codec.work

@@ -124,19 +124,19 @@ class Snapshots:
 
   def _check_digest(self, fetch: _Fetch, raw: np.ndarray) -> None:
     """Accepts a state if its bytes are those that were served."""
-    found: list[np.ndarray] = []
+    digests: list[np.ndarray] = []
 
     def done() -> None:
       if self._fetch is not fetch:
         return
-      if not np.array_equal(found[0], raw[8 : 8 + _DIGEST]):
+      if not np.array_equal(digests[0], raw[8 : 8 + _DIGEST]):
         reason = "it has changed on the way: its digest is another one"
         self._fail(fetch, reason)
         return
       step = int(raw[:8].view(np.int64)[0])
       self._answer(inputs.SnapshotFetched(fetch.transfer, step))
 
-    self._background(lambda: found.append(_digest(raw)), done)
+    self._background(lambda: digests.append(_digest(raw)), done)
 
   def _fail(self, fetch: _Fetch, reason: str) -> None:
     self._fetch = None
@@ -162,6 +162,6 @@ class Snapshots:
 
 def _digest(raw: np.ndarray) -> np.ndarray:
   """The digest of a step and its state."""
-  found = hashlib.blake2b(raw[:8].data, digest_size=_DIGEST)
-  found.update(raw[HEADER:].data)
-  return np.frombuffer(found.digest(), np.uint8)
+  hashed = hashlib.blake2b(raw[:8].data, digest_size=_DIGEST)
+  hashed.update(raw[HEADER:].data)
+  return np.frombuffer(hashed.digest(), np.uint8)

@@ -24,14 +24,14 @@ def tree_sum(
   Returns:
     The bytes of each row after all additions.
   """
-  found, made = list(rows), set()
+  sums, made = list(rows), set()
   for left, right in order:
-    numbers = codec.decode(found[left]), codec.decode(found[right])
+    numbers = codec.decode(sums[left]), codec.decode(sums[right])
     if left not in made:
       made.add(left)
-      found[left] = np.empty(found[left].size, np.uint8)
+      sums[left] = np.empty(sums[left].size, np.uint8)
     if isinstance(codec, wires.Plain) and codec.is_exact:
-      np.add(*numbers, out=found[left].view(codec.work))
+      np.add(*numbers, out=sums[left].view(codec.work))
     else:
-      codec.encode(np.add(*numbers), found[left])
-  return found
+      codec.encode(np.add(*numbers), sums[left])
+  return sums

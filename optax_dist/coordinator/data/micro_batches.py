@@ -111,17 +111,17 @@ class Sums:
 
   def _encoded(self, spans: Spans, leaves: Sequence[Any]) -> nodes.PartialSums:
     slot = self._slots.number(spans)
-    found = self._summing.encode(slot, leaves)
+    sums = self._summing.encode(slot, leaves)
     # Each process sees its own part, and all of them judge the whole.
-    verdicts = self._processes.gather("" if found is None else "finite")
-    if found is None or "" in verdicts:
+    verdicts = self._processes.gather("" if sums is None else "finite")
+    if sums is None or "" in verdicts:
       digest = audit.NOT_FINITE
-      found = self._summing.zeros(slot)
+      sums = self._summing.zeros(slot)
     elif self._slots.data.audited(spans):
-      digest = found.digest()
+      digest = sums.digest()
     else:
-      return found
-    return found._replace(work=audit.pack(spans[0][0], digest))
+      return sums
+    return sums._replace(work=audit.pack(spans[0][0], digest))
 
   def add(self, total: Sum, more: Sum) -> Sum:
     """The sum of both; `more` is of one slot."""
@@ -139,6 +139,6 @@ def _are_constant(leaves: Sequence[Any]) -> bool:
 
 
 def _known(result: Any) -> futures.Future[Any]:
-  found: futures.Future[Any] = futures.Future()
-  found.set_result(result)
-  return found
+  future: futures.Future[Any] = futures.Future()
+  future.set_result(result)
+  return future

@@ -59,7 +59,7 @@ def result(
 ) -> str:
   """A digest of the gradient and of the update by it; then what computed it.
 
-  Only the first line is compared; the others are for people.
+  Only the first line is compared; the others are to be read.
 
   Args:
     probe: computes a gradient.
@@ -105,7 +105,7 @@ def _denormal() -> np.ndarray:
 
 
 def about(params: Any) -> str:
-  """What gradients are computed with, for people."""
+  """What gradients are computed with, human-readable."""
   meshes = {str(leaf.sharding) for leaf in jax.tree.leaves(params)}
   device = jax.local_devices()[0]
   return ", ".join(

@@ -329,7 +329,7 @@ class Launcher:
     how = child.ending(last.popen)
     if failed is not None:
       self._record(replica, failed, how)
-    given = supervisor.ReplicaEnded(
+    end = supervisor.ReplicaEnded(
       replica,
       last.popen.returncode,
       how,
@@ -337,7 +337,7 @@ class Launcher:
       running.failure,
       running.final,
     )
-    self._execute(self._supervisor.ended(given, time.monotonic()))
+    self._execute(self._supervisor.ended(end, time.monotonic()))
 
   def _on_event(
     self, replica: int, running: _Running, process: Child, event: child.Event

@@ -17,7 +17,8 @@ from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.protocol import codec, deadlines
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Ended
-from optax_dist.coordinator.runtime import caller, endpoint
+from optax_dist.coordinator.runtime import caller
+from optax_dist.coordinator.runtime import endpoint as endpoints
 
 # Seconds without a byte after which the coordinator is lost, and after which one is
 # gone that was lost, or has not come yet.
@@ -63,9 +64,9 @@ class Line:
     self._is_gone = self._was_there = False
     self.refused = ""
     self.ended: Ended | None = None
-    # What the coordinator says, for people.
+    # What the coordinator says, as text.
     self._notes: list[str] = []
-    made = endpoint.connect(
+    made = endpoints.connect(
       address,
       f"launcher-{node.rank}",
       environment.secret.encode(),
@@ -105,7 +106,7 @@ class Line:
       self._say(self._notes.pop(0))
     trouble, since = self._caller.trouble, self._caller.since
     seconds = time.monotonic() - since
-    where = f"the coordinator at {self._caller.place.coordinator}"
+    where = f"the coordinator at {self._caller.endpoint.coordinator}"
     late = _GONE if self._was_there else _LATE
     if trouble and not self._is_gone and seconds > late:
       self._is_gone = True
@@ -135,5 +136,5 @@ class Line:
 
   def _refuse(self, reason: str) -> None:
     self.refused = (
-      f"{self._caller.place.coordinator} refuses this launcher: {reason}"
+      f"{self._caller.endpoint.coordinator} refuses this launcher: {reason}"
     )

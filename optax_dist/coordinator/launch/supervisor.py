@@ -71,7 +71,7 @@ class GiveUpRun:
   """Effect: the run can't continue.
 
   Attributes:
-    reason: explanation for people.
+    reason: human-readable explanation.
     code: the exit code of what failed.
     corrigible: whether the run goes on, and its replicas may come once people have
       corrected what is wrong with them.
@@ -248,20 +248,20 @@ class Supervisor:
     self._settle_waiting()
     return self._conclude([])
 
-  def ended(self, given: ReplicaEnded, now: float) -> list[Effect]:
+  def ended(self, end: ReplicaEnded, now: float) -> list[Effect]:
     """A replica's processes have ended."""
-    replica = self._replicas[given.replica]
+    replica = self._replicas[end.replica]
     replica.has_ended = True
-    if not given.code:
-      reason = _ended_with_0(given, replica)
-      given = dataclasses.replace(given, reason=reason)
+    if not end.code:
+      reason = _ended_with_0(end, replica)
+      end = dataclasses.replace(end, reason=reason)
     # Those that came too late for the run are no news.
     took_part = replica.joined or not self.over
-    is_news = bool(given.code) or not (self.over or replica.left)
+    is_news = bool(end.code) or not (self.over or replica.left)
     says = is_news and took_part and self._stopped is None
-    effects = self._decide(given, now)
+    effects = self._decide(end, now)
     if says:
-      effects.insert(0, Say(f"replica {given.replica} {given.reason}"))
+      effects.insert(0, Say(f"replica {end.replica} {end.reason}"))
     return self._conclude(effects)
 
   def tick(self, now: float) -> list[Effect]:
@@ -329,8 +329,8 @@ class Supervisor:
 
   # What follows from the end of a replica.
 
-  def _decide(self, given: ReplicaEnded, now: float) -> list[Effect]:
-    replica, code = self._replicas[given.replica], given.code
+  def _decide(self, end: ReplicaEnded, now: float) -> list[Effect]:
+    replica, code = self._replicas[end.replica], end.code
     if replica.state in _SETTLED:
       return []
     left = replica.left and not code
@@ -339,15 +339,15 @@ class Supervisor:
       if replica.joined:  # The others came too late to take part.
         self._codes.append(code)
       return []
-    if given.final:
-      replica.state, replica.first = State.ABSENT, (now, given)
-      self._failed_run |= given.final == "final"
-      if given.final == "refused":
+    if end.final:
+      replica.state, replica.first = State.ABSENT, (now, end)
+      self._failed_run |= end.final == "final"
+      if end.final == "refused":
         return [self._explain("The run refuses a replica of this host", True)]
       return []  # The others are told the same.
-    if not (code or replica.joined or given.failure):
+    if not (code or replica.joined or end.failure):
       # If it were started again, it would end in the same way.
-      replica.state, replica.first = State.ABSENT, (now, given)
+      replica.state, replica.first = State.ABSENT, (now, end)
       joined = any(r.has_joined for r in self._replicas.values())
       return self._check_enough() if joined else []
     replica.state = State.WAITING
@@ -358,7 +358,7 @@ class Supervisor:
       replica.failures = 0
     replica.failures += 1
     if replica.failures == 1:
-      replica.first = now, given
+      replica.first = now, end
     replica.due = now + _pause(replica.failures, code)
     replica.fails = code >= 0
     others = [r for r in self._replicas.values() if r.state is not State.DONE]
@@ -436,10 +436,10 @@ def _pause(failures: int, code: int) -> float:
   return max(settle, min(longest, shortest * 2.0 ** min(failures - 2, 30)))
 
 
-def _ended_with_0(given: ReplicaEnded, replica: _Replica) -> str:
+def _ended_with_0(end: ReplicaEnded, replica: _Replica) -> str:
   """How a replica has ended, as seen from the run."""
-  if given.failure:
-    return f"has ended with exit code 0 after an error ({given.failure})"
+  if end.failure:
+    return f"has ended with exit code 0 after an error ({end.failure})"
   if replica.joined and not replica.left:
     return "ended with exit code 0, and has not left the run"
   return "ended with exit code 0" + (

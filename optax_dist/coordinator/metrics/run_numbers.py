@@ -135,7 +135,7 @@ class RunNumbers:
     >>> numbers.update([
     ...   {"kind": "run", "time": 0.0, "step": 0},
     ...   {"kind": "join", "time": 0.1, "replica": 0, "step": 0}])
-    >>> next(one for one in numbers.metrics() if one.name == "members").value
+    >>> next(m for m in numbers.metrics() if m.name == "members").value
     1
   """
 
@@ -195,8 +195,8 @@ class RunNumbers:
       case "commit":
         self._commit(record)
       case "drop":
-        one = self._gradient(record, record)
-        one.dropped[record["reason"]] += record["count"]
+        replica = self._gradient(record, record)
+        replica.dropped[record["reason"]] += record["count"]
       case "coordinator":
         self._counts["starts"] += 1
       case "join":
@@ -206,18 +206,18 @@ class RunNumbers:
         self._seen(record["replica"], record["time"]).state = "left"
         self._changes["left"] += 1
       case "lost":
-        one = self._seen(record["replica"], record["time"])
-        one.state = "lost"
-        one.losses += 1
+        replica = self._seen(record["replica"], record["time"])
+        replica.state = "lost"
+        replica.losses += 1
         self._changes["lost"] += 1
       case "process":
-        one = self._one(record["replica"])
-        one.host, one.pid = record["host"], record["pid"]
-        one.ended = record["ended"] or ""
-        if one.state == "lost" and not one.ended:
-          one.state = "starting"
-        elif one.state == "starting" and one.ended:
-          one.state = "lost"
+        replica = self._replica(record["replica"])
+        replica.host, replica.pid = record["host"], record["pid"]
+        replica.ended = record["ended"] or ""
+        if replica.state == "lost" and not replica.ended:
+          replica.state = "starting"
+        elif replica.state == "starting" and replica.ended:
+          replica.state = "lost"
       case "abandon":
         self._counts["abandoned"] += 1
       case "stall":
@@ -240,12 +240,12 @@ class RunNumbers:
     skipped = record.get("skipped") or ()
     self._counts["skipped"] += sum(stop - start for start, stop in skipped)
     for member in record["members"]:
-      one = self._gradient(record, member)
-      one.accepted += member["count"]
+      replica = self._gradient(record, member)
+      replica.accepted += member["count"]
       self.staleness.add(member["staleness"], member["count"])
       if member["age"] is not None:
-        one.waits += member["age"]
-        one.arrivals += 1
+        replica.waits += member["age"]
+        replica.arrivals += 1
 
   def _gradient(
     self, record: journal.Record, gradient: journal.Record
@@ -253,22 +253,22 @@ class RunNumbers:
     """The replica of a gradient, with the bytes that it moved since the last."""
     arrived = journal.arrived(record, gradient)
     when = record["time"] if arrived is None else arrived
-    one = self._seen(gradient["replica"], when)
+    replica = self._seen(gradient["replica"], when)
     # It may have joined before these records begin.
-    one.state = one.state or "in"
-    one.computed = gradient["compute"]
+    replica.state = replica.state or "in"
+    replica.computed = gradient["compute"]
     timings = gradient.get("timings") or {}
     for direction in self._moved:
       self._moved[direction] += timings.get(f"bytes_{direction}") or 0
-    return one
+    return replica
 
-  def _seen(self, replica: Replica, when: float) -> ReplicaNumbers:
-    one = self._one(replica)
-    one.seen = max(one.seen, when)
-    return one
+  def _seen(self, name: Replica, when: float) -> ReplicaNumbers:
+    replica = self._replica(name)
+    replica.seen = max(replica.seen, when)
+    return replica
 
-  def _one(self, replica: Replica) -> ReplicaNumbers:
-    return self.replicas.setdefault(replica, ReplicaNumbers(replica))
+  def _replica(self, name: Replica) -> ReplicaNumbers:
+    return self.replicas.setdefault(name, ReplicaNumbers(name))
 
   @property
   def is_empty(self) -> bool:
@@ -335,15 +335,17 @@ class RunNumbers:
     """The table of all numbers, now."""
     replicas = self.replicas.values()
     dropped: collections.Counter[str] = collections.Counter()
-    for one in replicas:
-      dropped.update(one.dropped)
-    members = 0 if self.finish else sum(one.state == "in" for one in replicas)
+    for replica in replicas:
+      dropped.update(replica.dropped)
+    members = (
+      0 if self.finish else sum(replica.state == "in" for replica in replicas)
+    )
     values: dict[str, float | table.Distribution | Mapping[str, float]] = {
       "step": self.step,
       "steps": self._counts["steps"],
       "step_seconds": self._step_seconds,
       "staleness": self.staleness,
-      "gradients_applied": sum(one.accepted for one in replicas),
+      "gradients_applied": sum(replica.accepted for replica in replicas),
       "gradients_dropped": dropped,
       "samples_skipped": self._counts["skipped"],
       "moved_bytes": self._moved,

@@ -167,22 +167,24 @@ class TimeLedger:
           default=now,
         )
         for member in members:
-          _book(self._one(member["replica"]), record, member, True, complete)
+          _book(
+            self._replica(member["replica"]), record, member, True, complete
+          )
       case "drop":
-        _book(self._one(record["replica"]), record, record, False, None)
+        _book(self._replica(record["replica"]), record, record, False, None)
       case "join":
-        joined = self._one(record["replica"])
+        joined = self._replica(record["replica"])
         joined.restarts = False
         if joined.next_category in ("idle", "recovery"):
           # It may be lost again before it computes.
           joined.book_until(now, joined.next_category)
           joined.next_category = "recovery"
       case "leave":
-        left = self._one(record["replica"])
+        left = self._replica(record["replica"])
         left.begin(now)
         left.next_category = "idle"
       case "lost":
-        lost = self._one(record["replica"])
+        lost = self._replica(record["replica"])
         # Its current work was lost with it; a gradient that had arrived has a
         # `drop`.
         if lost.waits_until is not None:
@@ -197,7 +199,7 @@ class TimeLedger:
           is_lost = started.next_category == "recovery"
           started.restarts = is_lost and record["ended"] is None
 
-  def _one(self, name: Replica) -> _Replica:
+  def _replica(self, name: Replica) -> _Replica:
     replica = self._replicas.get(name)
     if replica is None:
       replica = _Replica(name, self._keep)
@@ -207,8 +209,8 @@ class TimeLedger:
   def booked(self) -> dict[str, float]:
     """Replica-seconds with a known category; none of them ever decreases."""
     total = dict.fromkeys(CATEGORIES, 0.0)
-    for one in self._replicas.values():
-      for category, seconds in one.seconds.items():
+    for replica in self._replicas.values():
+      for category, seconds in replica.seconds.items():
         total[category] += seconds
     return total
 
@@ -224,9 +226,9 @@ class TimeLedger:
       replica: a replica; None for all of them.
     """
     total = dict.fromkeys(CATEGORIES, 0.0)
-    for name, one in self._replicas.items():
+    for name, booked in self._replicas.items():
       if replica in (None, name):
-        for seconds in (one.seconds, one.unbooked(self.end)):
+        for seconds in (booked.seconds, booked.unbooked(self.end)):
           for category, more in seconds.items():
             total[category] += more
     return Goodput(total)
@@ -246,9 +248,9 @@ class TimeLedger:
 
   def close(self) -> None:
     """Books the rest of the time: the run ends with the last record."""
-    for one in self._replicas.values():
-      for category, seconds in one.unbooked(self.end).items():
-        one.book_until(one.now + seconds, category)
+    for replica in self._replicas.values():
+      for category, seconds in replica.unbooked(self.end).items():
+        replica.book_until(replica.now + seconds, category)
 
 
 def of(records: Iterable[journal.Record]) -> TimeLedger:

@@ -289,7 +289,7 @@ class Removed(Struct):
   Attributes:
     incarnation: its incarnation.
     left: whether it left gracefully; otherwise it was lost.
-    reason: explanation for people.
+    reason: human-readable explanation.
   """
 
   incarnation: Incarnation
@@ -358,7 +358,7 @@ class Ended(Struct):
 
   Attributes:
     step: how many steps were committed.
-    reason: explanation for people.
+    reason: human-readable explanation.
     error: "" if it finished successfully; otherwise the error that all replicas
       raise, "CoordinatorError" or "Diverged".
     dropped: for each reason, how many gradients the run has dropped.

@@ -49,7 +49,7 @@ class PeerLost(Struct):
       its process has, since nobody or another one is at its address; "broken" if
       the connection was closed; other kinds (left, silent, unreachable) are
       equivalent to the core.
-    reason: explanation for people.
+    reason: human-readable explanation.
   """
 
   peer: Process

@@ -139,7 +139,7 @@ class Failed(Struct):
     round: the round. After an early one another follows, and no replica is
       considered failed.
     failed_replica: the member whose bytes did not come; None if there is none.
-    reason: explanation for people.
+    reason: human-readable explanation.
   """
 
   round: RoundId
@@ -175,7 +175,7 @@ class Leave(Struct):
   Attributes:
     lost: whether it leaves immediately because of an error, and counts as lost;
       otherwise others first fetch what only it has.
-    reason: explanation for people, if it counts as lost.
+    reason: human-readable explanation, if it counts as lost.
     stacks: stacks of a stuck replica's threads.
   """
 
@@ -379,7 +379,7 @@ class Stalled(Struct):
     step: the step.
     waited: seconds waited so far; 0.0 if it was found just now that too few
       replicas are left.
-    missing: the missing replicas, for people.
+    missing: the missing replicas, human-readable.
   """
 
   step: Natural
@@ -391,7 +391,7 @@ class Refused(Struct):
   """The receiver can't take part, or not any more.
 
   Attributes:
-    reason: explanation for people.
+    reason: human-readable explanation.
     again: whether another process that takes its place may be admitted.
   """
 
@@ -462,7 +462,7 @@ class Host(Struct):
     run: name of the run.
     rank: index of the host among those of the job.
     nodes: how many hosts the job has.
-    launcher: which process the sender is, for people.
+    launcher: which process the sender is, human-readable.
     replicas: those that have processes on this host.
     ended: of these, the ones that have ended, and have never joined.
     given_up: why some of these do not start again; "" if they do.

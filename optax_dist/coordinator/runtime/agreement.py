@@ -59,8 +59,8 @@ def agreement(
 
 
 def _leaves(tree: Any) -> list[str]:
-  found = trees.described(tree)
-  return [f"{path or 'params'}: {what}" for path, what in found.items()]
+  leaves = trees.described(tree)
+  return [f"{path or 'params'}: {what}" for path, what in leaves.items()]
 
 
 def _constants(tree: Any) -> Iterator[Any]:

@@ -128,13 +128,13 @@ class Arrays:
       self._aggregations.begin(effect)
       return
     sequence = effect.parts[effect.me].sequence
-    found = self._gradients.get(sequence)
-    if found is None:
+    gradient = self._gradients.get(sequence)
+    if gradient is None:
       why = "it has no such gradient"
       self._enqueue(messages.Failed(effect.round, None, why))
       return
     self._exchange = effect.round, sequence, time.monotonic()
-    self._aggregations.begin(effect, found)
+    self._aggregations.begin(effect, gradient)
 
   def release(self, effect: fx.Release) -> None:
     """Executes `Release`."""

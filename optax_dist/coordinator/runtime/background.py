@@ -41,11 +41,11 @@ class Background:
       self._thread = thread
     self._queue.put((work, done))
 
-  def close(self, patience: float) -> None:
+  def close(self, timeout: float) -> None:
     """Stops the thread, and waits for it for a limited time."""
     if self._thread is not None:
       self._queue.put(None)
-      self._thread.join(patience)
+      self._thread.join(timeout)
 
   def _run(self) -> None:
     while (item := self._queue.get()) is not None:

@@ -12,25 +12,25 @@ from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
 
 # Seconds to the next call of a coordinator that is lost, and for the next event.
-_PAUSE, _SLICE = 0.2, 1.0
+_RETRY_SECONDS, _POLL_SECONDS = 0.2, 1.0
 
 
 class Caller:
   """Calls a coordinator, and the next one.
 
   Attributes:
-    place: a transport, which it owns, and the coordinator.
+    endpoint: a transport, which it owns, and the coordinator.
     trouble: why it is not connected; "" while it is.
     since: since when that has been so; by `time.monotonic`.
   """
 
   def __init__(
     self,
-    place: endpoint.Endpoint,
+    endpoint: endpoints.Endpoint,
     call: Callable[[], msg.Message],
     hear: Callable[[msg.Message], None],
     refused: Callable[[str], None],
@@ -38,12 +38,12 @@ class Caller:
     """Prepares it; nothing happens before `start`.
 
     Args:
-      place: a transport, and the coordinator.
+      endpoint: a transport, and the coordinator.
       call: the first message of a connection.
       hear: called in its thread with each message.
       refused: called in its thread, once, with the reason why no call can help.
     """
-    self.place = place
+    self.endpoint = endpoint
     self._call, self._hear, self._refused = call, hear, refused
     self.trouble, self.since = "it has not answered yet", time.monotonic()
     self._closed = self._says = self._was_up = False
@@ -59,23 +59,23 @@ class Caller:
     """Sends the first message of a connection once more, since it has changed."""
     self._says = True
     with contextlib.suppress(RuntimeError):  # It is closed.
-      self.place.transport.wake()
+      self.endpoint.transport.wake()
 
   def close(self) -> None:
-    """Says goodbye; what was said before is sent first, if it is connected."""
+    """Closes the connection; what was said before is sent first, if there is one."""
     self._closed = True
     with contextlib.suppress(RuntimeError):
-      self.place.transport.wake()
-    self._thread.join(_SLICE)
+      self.endpoint.transport.wake()
+    self._thread.join(_POLL_SECONDS)
 
   # In its thread.
 
   def _run(self) -> None:
-    transport = self.place.transport
+    transport = self.endpoint.transport
     try:
       self._connect()
       while not self._closed:
-        events = transport.poll(_SLICE)
+        events = transport.poll(_POLL_SECONDS)
         if self._says and not self.trouble:
           self._says = False
           self._send()
@@ -85,23 +85,23 @@ class Caller:
       self._end(repr(error))
     finally:
       with contextlib.suppress(Exception):
-        self.place.close("it ends, or joins")
+        self.endpoint.close("it ends, or joins")
 
   def _connect(self) -> None:
-    self.place.connect(endpoint.COORDINATOR, self.place.coordinator)
+    self.endpoint.connect(endpoints.COORDINATOR, self.endpoint.coordinator)
     self._send()
 
   def _send(self) -> None:
     encoded = msg.MESSAGES.encode(self._call())
-    self.place.transport.send(endpoint.COORDINATOR, [encoded])
+    self.endpoint.transport.send(endpoints.COORDINATOR, [encoded])
 
   def _handle(self, event: transports.Event) -> None:
     match event:
       # Others may connect, and have nothing to say.
-      case transports.PeerUp(endpoint.COORDINATOR):
+      case transports.PeerUp(endpoints.COORDINATOR):
         self.trouble, self.since = "", time.monotonic()
         self._was_up = True
-      case transports.Message(endpoint.COORDINATOR, payload):
+      case transports.Message(endpoints.COORDINATOR, payload):
         try:
           message = msg.MESSAGES.decode(payload)
         except codec.BadMessage as error:
@@ -115,14 +115,14 @@ class Caller:
           )
         else:
           self._hear(message)
-      case transports.PeerLost(endpoint.COORDINATOR, how, reason):
+      case transports.PeerLost(endpoints.COORDINATOR, how, reason):
         if not self.trouble:
           self.since = time.monotonic()
         self.trouble = reason
         if how == "refused" and not self._was_up:
           self._end(reason)  # Later a certificate may have expired, say.
         elif not self._closed:
-          time.sleep(_PAUSE)
+          time.sleep(_RETRY_SECONDS)
           self._connect()
 
   def _end(self, reason: str) -> None:

@@ -32,12 +32,12 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.runtime import (
   arrays,
-  endpoint,
   event_loop,
   inbox,
   peers,
   states,
 )
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.runtime.processes import Core, Processes
 from optax_dist.coordinator.transport import interface as transports
 
@@ -56,7 +56,7 @@ class Driver:
   def __init__(
     self,
     core: Core,
-    place: endpoint.Endpoint,
+    endpoint: endpoints.Endpoint,
     *,
     replica: int | str,
     gradients: layout.Layout,
@@ -74,7 +74,7 @@ class Driver:
 
     Args:
       core: the protocol core.
-      place: its transport, and where its coordinator is.
+      endpoint: its transport, and where its coordinator is.
       replica: the replica's id.
       gradients: the layout of gradients, and of means.
       reducer: averages them.
@@ -88,20 +88,20 @@ class Driver:
       inner: the initial state of the replica's own optimizer; None for none.
     """
     self._core, self._replica, self._processes = core, replica, processes
-    self._transport, self._nbytes = place.transport, gradients.nbytes
+    self._transport, self._nbytes = endpoint.transport, gradients.nbytes
     self.loop = event_loop.EventLoop(
-      place,
+      endpoint,
       replica,
       self._on_event,
-      self._proceed,
+      self._run_pending,
       lambda: min(self._due, self._check_at),
       self._failed,
     )
     background, call_soon = self.loop.background, self.loop.call_soon
-    self._peers = peers.Peers(place, silence)
+    self._peers = peers.Peers(endpoint, silence)
     self._inputs: collections.deque[Any] = collections.deque()
     self.arrays = arrays.Arrays(
-      place.transport,
+      endpoint.transport,
       replica,
       gradients,
       reducer,
@@ -115,7 +115,7 @@ class Driver:
       self.arrays.states.published, self.enqueue, deadlines.replica
     )
     self._notify_training_loop = False
-    # The core's deadline, as of the last `_proceed`; and when to look for transfers
+    # The core's deadline, as of the last `_run_pending`; and when to look for transfers
     # that are stuck.
     self._due, self._check_at = math.inf, 0.0
     self._check_every = deadlines.transfer / 8
@@ -209,7 +209,7 @@ class Driver:
 
   # The event loop.
 
-  def _proceed(self) -> None:
+  def _run_pending(self) -> None:
     """Does everything that needs no waiting."""
     if lost := self._peers.moved():
       self._on_event(lost)
@@ -243,7 +243,7 @@ class Driver:
 
   def _step(self, input_: Any) -> None:
     if isinstance(input_, inputs.PeerLost):
-      self._peers.told(input_.peer)
+      self._peers.notified(input_.peer)
     effects = self._effects
     for effect in self._core.step(input_, self._transport.now()):
       effects.get(type(effect), self._notify)(effect)

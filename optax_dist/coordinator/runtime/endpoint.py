@@ -139,12 +139,12 @@ def connect(
     ValueError: an option is invalid; the message says why.
     OSError: no port is free.
   """
-  place = places.in_etcd(coordinator)
-  if place is None:
+  keys = places.in_etcd(coordinator)
+  if keys is None:
     (way,) = addresses.parse(coordinator)
     host = way.host
   else:
-    host = place.host
+    host = keys.host
   heartbeat = min(1.0, silence.floor / 4)
   transport = sockets.Transport(
     process_name(replica),
@@ -157,14 +157,14 @@ def connect(
     server=COORDINATOR,
     limits=transports.Limits(heartbeat=heartbeat, silence=silence),
   )
-  if place is None:
+  if keys is None:
     return Endpoint(transport, coordinator, restart)
   try:
-    finder = places.finder(place, secret, transport.wake)
+    finder = places.finder(keys, secret, transport.wake)
   except BaseException:
     transport.close()
     raise
-  return Endpoint(transport, str(place), restart, finder)
+  return Endpoint(transport, str(keys), restart, finder)
 
 
 def process_name(replica: object) -> str:

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 
 from optax_dist.coordinator import errors
-from optax_dist.coordinator.runtime import background, endpoint, threads
+from optax_dist.coordinator.runtime import background, threads
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -28,26 +29,26 @@ class EventLoop:
 
   def __init__(
     self,
-    place: endpoint.Endpoint,
+    endpoint: endpoints.Endpoint,
     replica: int | str,
     handle: Callable[[transports.Event], None],
-    proceed: Callable[[], None],
+    run_pending: Callable[[], None],
     until: Callable[[], float],
     failed: Callable[[BaseException], None],
   ):
     """Creates it; nothing happens before `start`.
 
     Args:
-      place: its transport, and where its coordinator is; closed in the end.
+      endpoint: its transport, and where its coordinator is; closed in the end.
       replica: the replica's id.
       handle: handles an event of the transport.
-      proceed: does what follows from events, and from what was posted.
-      until: when to call `proceed` at the latest; by the transport's clock.
+      run_pending: does what follows from events, and from what was posted.
+      until: when to call `run_pending` at the latest; by the transport's clock.
       failed: called with an error that ends it.
     """
     self.closing = ""
-    self._place, self._replica = place, replica
-    self._handle, self._proceed = handle, proceed
+    self._endpoint, self._replica = endpoint, replica
+    self._handle, self._run_pending = handle, run_pending
     self._until, self._failed = until, failed
     name = f"optax-dist-{replica}"
     self.background = background.Background(f"{name}-work", self.call_soon)
@@ -65,7 +66,7 @@ class EventLoop:
     """Runs a function in its thread; callable from any."""
     self.posted.append(action)
     if not self._closed:
-      self._place.transport.wake()
+      self._endpoint.transport.wake()
 
   def run_posted(self) -> None:
     """Runs what was posted; called in its thread, or before it starts."""
@@ -101,16 +102,16 @@ class EventLoop:
     self.background.close(_CLOSE_SECONDS)
 
   def _run(self) -> None:
-    transport = self._place.transport
+    transport = self._endpoint.transport
     try:
-      self._proceed()
+      self._run_pending()
       while not self.closing:
         timeout = 0.0
         if not self.posted:
           timeout = max(0.0, self._until() - transport.now())
         for event in transport.poll(timeout):
           self._handle(event)
-        self._proceed()
+        self._run_pending()
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
       self.closing = f"it has raised {error!r:.200}"
@@ -123,7 +124,7 @@ class EventLoop:
       return
     self._closed = True
     try:
-      self._place.close(self.closing)
+      self._endpoint.close(self.closing)
     except Exception:
       _log.exception("replica %r could not close all", self._replica)
     self.posted.clear()

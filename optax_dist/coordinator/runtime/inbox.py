@@ -188,8 +188,8 @@ class TrainingInbox:
 
   def answer(self, sequence: int) -> fx.Answer | None:
     """The answer to a submission, if there is one."""
-    found = self._answers.get(sequence)
-    return None if found is None else found[0]
+    entry = self._answers.get(sequence)
+    return None if entry is None else entry[0]
 
   def before(self, sequence: int) -> State:
     """The state before the commit that included a submission.

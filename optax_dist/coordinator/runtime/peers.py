@@ -7,7 +7,7 @@ import dataclasses
 import logging
 
 from optax_dist.coordinator.protocol import inputs, liveness
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -22,15 +22,15 @@ class Peers:
     unreached: why another one could not be called; "" once this one is admitted.
   """
 
-  def __init__(self, place: endpoint.Endpoint, silence: liveness.Rule):
+  def __init__(self, endpoint: endpoints.Endpoint, silence: liveness.Rule):
     """Starts without any.
 
     Args:
-      place: the transport, and where the coordinator is.
+      endpoint: the transport, and where the coordinator is.
       silence: how long this process and its coordinator may be silent to each other.
     """
     self.unreached = ""
-    self._place, self._transport = place, place.transport
+    self._endpoint, self._transport = endpoint, endpoint.transport
     # It compiles nothing meanwhile, and people are to know soon.
     first = min(silence.first, _SILENT)
     self._silence = dataclasses.replace(silence, first=first)
@@ -51,7 +51,7 @@ class Peers:
 
   def connect(self, peer: str, address: str) -> None:
     """Executes `Connect`."""
-    self._place.connect(peer, address)
+    self._endpoint.connect(peer, address)
 
   def disconnect(self, peer: str, reason: str) -> None:
     """Executes `Disconnect`."""
@@ -63,14 +63,14 @@ class Peers:
 
   def up(self, event: transports.PeerUp) -> None:
     """One is connected."""
-    if event.peer == endpoint.COORDINATOR:
+    if event.peer == endpoints.COORDINATOR:
       # No arrays are sent to it, wherever it is.
       self._transport.allow(event.peer, self._silence)
     else:
       self._near[event.peer] = event.near
 
   def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
-    """One is lost; `told` follows when the core knows."""
+    """One is lost; `notified` follows when the core knows."""
     peer, how, reason = event.peer, event.how, event.reason
     self._lost[peer] += 1
     if how == "ended" and self._lost[peer] == 1:
@@ -81,26 +81,26 @@ class Peers:
         reason,
       )
     self._near.pop(peer, None)
-    if peer == endpoint.COORDINATOR:
-      self._place.revive(how)
+    if peer == endpoints.COORDINATOR:
+      self._endpoint.revive(how)
     elif how in ("unreachable", "gone", "refused"):
       self._could_not_reach(peer, reason)
     return inputs.PeerLost(peer, how, reason)
 
-  def told(self, peer: str) -> None:
+  def notified(self, peer: str) -> None:
     """The core learns that it is lost."""
     self._lost[peer] -= 1
 
   def moved(self) -> transports.PeerLost | None:
     """The loss of a coordinator that another process has replaced."""
-    if self._place.finder is None or not self._place.finder.has_moved():
+    if self._endpoint.finder is None or not self._endpoint.finder.has_moved():
       return None
     why = "another process is the coordinator now"
-    self._transport.disconnect(endpoint.COORDINATOR, why)
-    return transports.PeerLost(endpoint.COORDINATOR, "broken", why)
+    self._transport.disconnect(endpoints.COORDINATOR, why)
+    return transports.PeerLost(endpoints.COORDINATOR, "broken", why)
 
   def _could_not_reach(self, peer: str, why: str) -> None:
     who = f"Process {peer}"
-    if peer == endpoint.COORDINATOR:
+    if peer == endpoints.COORDINATOR:
       who = "The coordinator"
     self.unreached = f"{who} could not be reached: {why}"

@@ -116,14 +116,14 @@ class Processes:
     return Parts(shared, inner, strategy.apply)
 
   def inbox(
-    self, published: State, enqueue: Callable[[Any], None], patience: float
+    self, published: State, enqueue: Callable[[Any], None], timeout: float
   ) -> TrainingInbox:
     """What the training loop reads.
 
     Args:
       published: the first state.
       feed: queues an input for the core.
-      patience: seconds that another process may take to reach the same point
+      timeout: seconds that another process may take to reach the same point
         of the program.
     """
     return TrainingInbox(published)

@@ -260,9 +260,9 @@ class States:
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
     """Computes a digest; `done` is called on the event loop."""
-    found: list[str] = []
-    work = lambda: found.append(digest_of(state.get()))
-    self._run(work, lambda: done(found[0]))
+    digests: list[str] = []
+    work = lambda: digests.append(digest_of(state.get()))
+    self._run(work, lambda: done(digests[0]))
 
   def _compute(self, state: State, work: Callable[[], Any]) -> None:
     if self._shards is not None:
@@ -286,8 +286,8 @@ class States:
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     pairs = zip(self._restorers, arrays, strict=True)
-    found = [restore(array) for restore, array in pairs]
-    return jax.tree.unflatten(self._tree, found)
+    leaves = [restore(array) for restore, array in pairs]
+    return jax.tree.unflatten(self._tree, leaves)
 
 
 def digest_of(shared: Any) -> str:

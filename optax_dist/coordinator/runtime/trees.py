@@ -79,13 +79,13 @@ def restorer(leaf: Any) -> Callable[[Any], Any]:
   return lambda array: jax.device_put(wrap(jnp.array(array)), sharding)
 
 
-def check_like(name: str, found: Any, wanted: Any) -> None:
+def check_like(name: str, tree: Any, wanted: Any) -> None:
   """Checks that a tree has the leaves of another, with their shapes and dtypes.
 
   Raises:
     ValueError: they differ; the message names the first difference.
   """
-  have, want = described(found), described(wanted)
+  have, want = described(tree), described(wanted)
   if have == want:
     return
   for path in [*want, *have]:
@@ -143,13 +143,17 @@ class Template:
   """The structure, shapes and dtypes that gradients must have."""
 
   def __init__(self, params: Any):
-    found, self._tree = jax.tree_util.tree_flatten_with_path(params)
-    self._names = [jax.tree_util.keystr(path) for path, _ in found]
-    self._keys = _keys(found)
-    self._leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
+    paths_and_leaves, self._tree = jax.tree_util.tree_flatten_with_path(params)
+    self._names = [jax.tree_util.keystr(path) for path, _ in paths_and_leaves]
+    self._keys = _keys(paths_and_leaves)
+    self._leaves = [
+      jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in paths_and_leaves
+    ]
     self._is_local = is_local(params)
     # For arrays that span several processes; gradients get the same shardings.
-    self._shardings = [] if self._is_local else [x.sharding for _, x in found]
+    self._shardings = (
+      [] if self._is_local else [x.sharding for _, x in paths_and_leaves]
+    )
     self._reshard: Any = None
 
   def unflatten(self, leaves: Any) -> Any:
@@ -167,9 +171,9 @@ class Template:
     """
     leaves, tree = jax.tree_util.tree_flatten(grads)
     if tree != self._tree:  # type: ignore[operator]
-      found, _ = jax.tree_util.tree_flatten_with_path(grads)
-      if _keys(found) != self._keys:
-        names = [jax.tree_util.keystr(path) for path, _ in found]
+      paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(grads)
+      if _keys(paths_and_leaves) != self._keys:
+        names = [jax.tree_util.keystr(path) for path, _ in paths_and_leaves]
         raise ValueError(
           "grads must have the structure of the parameters,"
           f" {_shown(self._names)}, got {_shown(names)}."
@@ -200,10 +204,11 @@ class Template:
     return self._reshard(grads)
 
 
-def _keys(found: Any) -> list[str]:
+def _keys(paths_and_leaves: Any) -> list[str]:
   """Key paths in which an attribute and a key of the same name are alike."""
   return [
-    jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found
+    jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, _ in paths_and_leaves
   ]
 
 

@@ -152,11 +152,11 @@ class Watchdog:
         continue
       reported = True
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
-      found = stacks(steps.thread)
-      text = f"{self._name}: {reason}. Its threads:\n{found}"
+      shown = stacks(steps.thread)
+      text = f"{self._name}: {reason}. Its threads:\n{shown}"
       process_exit.say(text)
       if self._evict is not None:
-        self._evict(reason, found)
+        self._evict(reason, shown)
         return
 
 

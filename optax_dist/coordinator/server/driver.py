@@ -142,7 +142,7 @@ class Server:
       self.idle_since = time.monotonic()
 
   def close(self, reason: str = "the coordinator has ended") -> None:
-    """Says goodbye to all."""
+    """Closes all connections in order."""
     self._transport.close(reason)
     for run in self._runs.values():
       if run.journal is not None:

@@ -38,7 +38,7 @@ class Finder(Protocol):
     ...
 
   def close(self) -> None:
-    """Asks no more."""
+    """Stops asking."""
     ...
 
 
@@ -62,15 +62,15 @@ def in_etcd(address: str) -> Place | None:
       "A coordinator is at host:port, or found by etcd://host:2379,host:2379,"
       f"host:2379; got {shown!r}."
     )
-  place: Place = load("keys").parse(address)
-  return place
+  keys: Place = load("keys").parse(address)
+  return keys
 
 
-def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
+def finder(keys: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
   """Makes what finds the coordinator in etcd.
 
   Args:
-    place: the keys.
+    keys: the keys.
     secret: the job's.
     wake: called from another thread when the coordinator is elsewhere than it has
       said last.
@@ -78,7 +78,7 @@ def finder(place: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
   Raises:
     ValueError: a certificate can't be used.
   """
-  made: Finder = load("finder").Finder(place, secret, wake)
+  made: Finder = load("finder").Finder(keys, secret, wake)
   return made
 
 

@@ -164,14 +164,14 @@ class CoordinatorProcess:
       self.process.terminate()
       self.kill(_STOP_SECONDS)
 
-  def kill(self, patience: float = 0.0) -> None:
+  def kill(self, timeout: float = 0.0) -> None:
     """Ends it at once, as if it had died.
 
     Args:
-      patience: seconds in which it may end by itself.
+      timeout: seconds in which it may end by itself.
     """
     with contextlib.suppress(subprocess.TimeoutExpired):
-      self.process.wait(patience)
+      self.process.wait(timeout)
     self.process.kill()
     self.process.wait()
     if self.process.stdin is not None:

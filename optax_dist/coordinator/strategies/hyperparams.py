@@ -109,13 +109,13 @@ def _positions(state: Any) -> dict[str, list[int]]:
     for i, key in enumerate(path[:-1])
     if key == scheduled
   }
-  found: dict[str, list[int]] = {}
+  numbers: dict[str, list[int]] = {}
   for number, path in enumerate(paths):
     if path[-2:-1] != (given,) or not isinstance(path[-1], DictKey):
       continue
     if (*path[:-2], path[-1]) not in follows:
-      found.setdefault(path[-1].key, []).append(number)
-  return found
+      numbers.setdefault(path[-1].key, []).append(number)
+  return numbers
 
 
 def _filled(leaf: Any, value: float) -> Any:

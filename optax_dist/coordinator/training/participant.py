@@ -27,11 +27,11 @@ from optax_dist.coordinator.protocol.entries import Lineage
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
-  endpoint,
   timings,
   trees,
   watchdog,
 )
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.coordinator.training import job as jobs
 from optax_dist.coordinator.training import model as models
@@ -112,7 +112,7 @@ class Participant:
 
   def __init__(
     self,
-    place: endpoint.Endpoint,
+    endpoint: endpoints.Endpoint,
     strategy: strategies.Strategy,
     params: Any,
     *,
@@ -132,7 +132,7 @@ class Participant:
     """Prepares it; the event loop is started by `join`.
 
     Args:
-      place: the replica's transport, and where its coordinator is.
+      endpoint: the replica's transport, and where its coordinator is.
       strategy: what replicas share, keep and send.
       params: the initial parameters.
       replica: its id.
@@ -169,8 +169,8 @@ class Participant:
     made = config.Config(jobs.job(model, settings, data, alike))
     start = (global_step, progress or ledger.Progress(), lineage or ())
     self.driver = driver.Driver(
-      self.processes.core(made, self._me(place, model, start, follows)),
-      place,
+      self.processes.core(made, self._me(endpoint, model, start, follows)),
+      endpoint,
       replica=replica,
       gradients=model.layout,
       reducer=reducer.Reducer(
@@ -210,24 +210,24 @@ class Participant:
 
   def _me(
     self,
-    place: endpoint.Endpoint,
+    endpoint: endpoints.Endpoint,
     model: models.Model,
     start: tuple[int, ledger.Progress, Lineage],
     follows: tuple[tuple[str, int], ...],
   ) -> config.Me:
     """Which replica this is, once its processes have met."""
-    own = place.transport.name, place.transport.address
+    own = endpoint.transport.name, endpoint.transport.address
     address, digest = self.processes.meet(own, fingerprint(model.shared))
     step, progress, lineage = start
     if progress.next:
       digest = f"{digest}-{progress}"
     return config.Me(
-      place.transport.name,
+      endpoint.transport.name,
       self.replica,
       address,
       entries.Start(step, digest, progress, lineage),
-      endpoint.COORDINATOR,
-      place.coordinator,
+      endpoints.COORDINATOR,
+      endpoint.coordinator,
       model.inner is not None and not model.is_fresh,
       follows,
     )

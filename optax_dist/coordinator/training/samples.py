@@ -90,8 +90,8 @@ class Samples:
       return model.update.apply(strategy.shared(start), arrays)
 
     start = strategy.params(model.shared, strategy.local(model.shared))
-    found = probes.result(probe, start, slots(first), update)
-    return (("gradient of a probe", found),)
+    result = probes.result(probe, start, slots(first), update)
+    return (("gradient of a probe", result),)
 
   def close(self) -> None:
     """Stops what adds up."""

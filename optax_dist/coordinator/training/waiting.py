@@ -90,10 +90,10 @@ class SynchronousLoop:
       return None
     if not seen.agree(now + _MARGIN * took > seen.joined.round_ends):
       return None
-    found = self._strategy.so_far(self._participant.shared, self.local)
-    if found is None:
+    part_and_share = self._strategy.so_far(self._participant.shared, self.local)
+    if part_and_share is None:
       return None
-    part, share = found
+    part, share = part_and_share
     self._work = SHARE.encode(Share(share))
     return part
 

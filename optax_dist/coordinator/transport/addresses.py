@@ -36,7 +36,7 @@ class Ip(NamedTuple):
   family: socket.AddressFamily
   text: str
 
-  def place(self, port: int) -> Any:
+  def sockaddr(self, port: int) -> Any:
     """What `socket.connect` and `bind` take.
 
     Raises:
@@ -45,8 +45,8 @@ class Ip(NamedTuple):
     if "%" not in self.text:
       return self.text, port
     flags = socket.AI_NUMERICHOST
-    found = socket.getaddrinfo(self.text, port, self.family, flags=flags)
-    return found[0][4]
+    candidates = socket.getaddrinfo(self.text, port, self.family, flags=flags)
+    return candidates[0][4]
 
 
 class Endpoint(NamedTuple):
@@ -111,9 +111,9 @@ def parse_ports(text: str) -> range:
   """
   first, dash, last = text.partition("-")
   if first.isdecimal() and (last.isdecimal() or not dash):
-    found = range(int(first), int(last or first) + 1)
-    if found and found[-1] < 65536:
-      return found
+    ports = range(int(first), int(last or first) + 1)
+    if ports and ports[-1] < 65536:
+      return ports
   raise ValueError(f"Ports are 29400 or 29400-29499; got {text!r}.")
 
 
@@ -154,13 +154,13 @@ def resolve(host: str) -> list[Ip]:
   if is_ip(host):
     return [_ip_of((host,))]
   try:
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    candidates = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
   except (
     OSError,
     UnicodeError,
   ) as error:  # Unicode: a label is empty, or too long.
     raise ValueError(f"the name {host!r} can't be resolved: {error}") from None
-  return list(dict.fromkeys(_ip_of(one[4]) for one in found))
+  return list(dict.fromkeys(_ip_of(one[4]) for one in candidates))
 
 
 def is_here(host: str) -> bool:
@@ -174,10 +174,10 @@ def is_here(host: str) -> bool:
   """
   if is_ip(host) or is_loopback(host):
     return is_loopback(host)
-  found = {ip.text for ip in resolve(host)}
+  ips = {ip.text for ip in resolve(host)}
   mine = socket.gethostname()
   is_mine = host.lower() in (mine.lower(), mine.partition(".")[0].lower())
-  return found <= {"127.0.0.1", "::1"} and not is_mine
+  return ips <= {"127.0.0.1", "::1"} and not is_mine
 
 
 def bound(host: str) -> Ip:
@@ -190,12 +190,12 @@ def bound(host: str) -> Ip:
     ValueError: the host is unknown.
   """
   try:
-    found = resolve(host)
+    ips = resolve(host)
   except ValueError as error:
     raise ValueError(f"bind={host!r} is no address here: {error}.") from None
-  far = [ip for ip in found if not is_loopback(ip.text)]
+  far = [ip for ip in ips if not is_loopback(ip.text)]
   if far or is_here(host):
-    return (far or found)[0]
+    return (far or ips)[0]
   return everywhere()
 
 
@@ -221,7 +221,7 @@ def is_own(host: str) -> bool:
   try:
     ip = bound(host)
     with socket.socket(ip.family, socket.SOCK_STREAM) as probe:
-      probe.bind(ip.place(0))
+      probe.bind(ip.sockaddr(0))
   except (OSError, ValueError):
     return False
   return True
@@ -279,9 +279,9 @@ def advertised(ip: str, towards: str | None = None) -> str:
     families.append(socket.AF_INET)
   for family in families:
     for target in targets:
-      found = target.family == family and _source(family, target.text)
-      if found and not is_loopback(found):
-        return found
+      source = target.family == family and _source(family, target.text)
+      if source and not is_loopback(source):
+        return source
   if unknown:
     raise ValueError(f"The coordinator is not found: {unknown}.")
   raise ValueError(
@@ -309,49 +309,49 @@ def free_ports(count: int = 1) -> list[int]:
     >>> one != two
     True
   """
-  found: list[int] = []
+  ports: list[int] = []
   for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
-    if len(found) == count:
+    if len(ports) == count:
       break
     with socket.socket() as probe:
       try:
         probe.bind(("127.0.0.1", port))
       except OSError:
         continue
-    found.append(port)
-  if len(found) < count:
+    ports.append(port)
+  if len(ports) < count:
     raise OSError(
-      f"Only {len(found)} of {count} ports are free from {_QUIET_PORTS[0]} to"
+      f"Only {len(ports)} of {count} ports are free from {_QUIET_PORTS[0]} to"
       f" {_QUIET_PORTS[-1]}."
     )
-  return found
+  return ports
 
 
 def _source(family: socket.AddressFamily, target: str) -> str | None:
   """The address from which this host reaches the target, without a packet."""
   try:
     with socket.socket(family, socket.SOCK_DGRAM) as s:
-      s.connect(Ip(family, target).place(9))
-      found = _ip_of(s.getsockname()).text
+      s.connect(Ip(family, target).sockaddr(9))
+      ip = _ip_of(s.getsockname()).text
   except (OSError, ValueError):
     return None
-  return None if _plain(found).is_unspecified else found
+  return None if _plain(ip).is_unspecified else ip
 
 
 def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
   """An IP address without its interface; one of IPv4 in the form of IPv6 as such."""
-  found = ipaddress.ip_address(ip.partition("%")[0])
-  mapped = found.ipv4_mapped if found.version == 6 else None
-  return mapped or found
+  address = ipaddress.ip_address(ip.partition("%")[0])
+  mapped = address.ipv4_mapped if address.version == 6 else None
+  return mapped or address
 
 
-def _ip_of(place: Any) -> Ip:
+def _ip_of(sockaddr: Any) -> Ip:
   """The IP address in what the `socket` module calls an address."""
-  text = str(place[0])
+  text = str(sockaddr[0])
   ip = _plain(text)
   if ip.version == 4:
     return Ip(socket.AF_INET, str(ip))
-  scope = place[3] if len(place) > 3 else 0
+  scope = sockaddr[3] if len(sockaddr) > 3 else 0
   if scope and "%" not in text:
     with contextlib.suppress(OSError):
       text += f"%{socket.if_indextoname(scope)}"

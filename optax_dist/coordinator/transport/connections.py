@@ -165,7 +165,7 @@ class Connections:
     """Closes all; what was not written is lost."""
     for link in list(self._links):
       if link.leaving:
-        # Unread input would reset the connection, and lose the goodbye.
+        # Unread input would reset the connection, and lose the announcement.
         with contextlib.suppress(OSError, ValueError):
           link.sock.shutdown(socket.SHUT_WR)
           for _ in range(64):
@@ -174,7 +174,7 @@ class Connections:
     self.close_files()
 
   def close_files(self) -> None:
-    """Closes all descriptors without saying goodbye."""
+    """Closes all descriptors without an announcement."""
     self.dialer.close()
     for sock in (*(link.sock for link in self._links), *self._listeners):
       sock.close()
@@ -308,7 +308,7 @@ class Connections:
   def _accept(self, listener: socket.socket) -> None:
     for _ in range(64):
       try:
-        sock, place = listener.accept()
+        sock, sockaddr = listener.accept()
       except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
           # Otherwise the loop would spin here.
@@ -325,7 +325,7 @@ class Connections:
         link = Link(sock, READ, shake, until, self.poller, self._now)
       except OSError:
         continue  # The peer tries again.
-      link.source = "" if is_local else str(place[0])
+      link.source = "" if is_local else str(sockaddr[0])
       self._links[link] = None
       self._handle(link, 0)
       self._make_room()

@@ -101,7 +101,7 @@ class Dial:
 
     Args:
       how: as the kind of a loss.
-      reason: explanation for people.
+      reason: human-readable explanation.
       now: the time.
 
     Returns:
@@ -129,7 +129,7 @@ class Dial:
 
   def _look_up(self, looked_up: Callable[[], None]) -> None:
     def look() -> None:
-      found = []
+      ways = []
       if self._find is not None:
         try:
           self._ways = addresses.parse(self._find())
@@ -139,14 +139,14 @@ class Dial:
           self._ways, self.reason = (), str(error)
       for way in self._ways:
         if way.unix or addresses.is_ip(way.host):
-          found.append(way)
+          ways.append(way)
           continue
         try:
           ips = addresses.resolve(way.host)
-          found += [addresses.Endpoint(ip.text, way.port) for ip in ips]
+          ways += [addresses.Endpoint(ip.text, way.port) for ip in ips]
         except ValueError as error:
           self.reason = str(error)
-      self._found = found
+      self._found = ways
       self.at = 0.0
       looked_up()
 
@@ -287,11 +287,11 @@ class Dialer:
     self, peer: str, dial: Dial, way: addresses.Endpoint
   ) -> tuple[Link, int]:
     """Begins an attempt; returns it, and the error code of `connect`."""
-    place: Any = "\0" + way.unix
+    sockaddr: Any = "\0" + way.unix
     family = socket.AF_UNIX
     if not way.unix:
       (ip,) = addresses.resolve(way.host)  # It is one already.
-      family, place = ip.family, ip.place(way.port)
+      family, sockaddr = ip.family, ip.sockaddr(way.port)
     elif not addresses.has_unix():
       raise ValueError("this system has no abstract Unix sockets")
     memory = self._memories.get(peer)
@@ -309,7 +309,7 @@ class Dialer:
     link = Link(sock, WRITE, shake, until, self._poller, self._now)
     link.peer, link.endpoint = peer, way
     try:
-      return link, sock.connect_ex(place)
+      return link, sock.connect_ex(sockaddr)
     except BaseException:
       link.close()
       raise

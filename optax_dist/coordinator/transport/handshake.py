@@ -170,7 +170,7 @@ class Handshake:
       self._part = self._part + bytes(length)
       return
     self._part, self._filled = bytearray(_PREFIX.size), 0
-    self._take(kind, head, bytes(body))
+    self._on_message(kind, head, bytes(body))
 
   def use(self) -> None:
     """Accepts this connection."""
@@ -183,7 +183,7 @@ class Handshake:
     text = reason.encode()[:_MAX_BODY]
     self._output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(text)) + text
 
-  def _take(self, kind: int, head: bytes, body: bytes) -> None:
+  def _on_message(self, kind: int, head: bytes, body: bytes) -> None:
     if kind == _REFUSE:
       reason = body.decode(errors="replace")
       if reason == _not_here(self._wanted):

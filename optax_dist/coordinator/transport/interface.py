@@ -32,7 +32,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 MAX_MESSAGE = 4 << 20
 
 How: TypeAlias = Literal[
-  "left",  # It said goodbye, with its reason.
+  "left",  # It closed in order, with its reason.
   "broken",  # The connection was closed or reset: most likely it died.
   "silent",  # No byte for `Limits.silence`: stopped, or cut off.
   "unreachable",  # No connection could be made within `Limits.connect`.
@@ -99,7 +99,7 @@ class PeerLost:
   Attributes:
     peer: its name.
     how: the kind of loss.
-    reason: explanation for people.
+    reason: human-readable explanation.
   """
 
   peer: str
@@ -156,7 +156,7 @@ class ArrayFailed:
     peer: the other side.
     transfer: its transfer id.
     sending: whether it was outgoing; otherwise it was expected.
-    reason: explanation for people.
+    reason: human-readable explanation.
   """
 
   peer: str

@@ -53,7 +53,7 @@ class Link:
   Attributes:
     sock: the socket.
     stage: what its bytes belong to.
-    until: the deadline of its handshake or its goodbye.
+    until: the deadline of its handshake, or of its orderly close.
     channel: None while it is connecting.
     endpoint: what was dialed; None if it was accepted.
     source: the IP address of who has connected; "" if it is on this host.
@@ -193,7 +193,7 @@ class Link:
       self.stage.close()
 
   def explain_silence(self) -> str:
-    """Why its handshake has not ended, for people."""
+    """Why its handshake has not ended, human-readable."""
     if self.endpoint is None:
       return "the handshake took too long"
     if self.channel is None:

@@ -87,7 +87,7 @@ def _bound(ip: addresses.Ip, ports: Sequence[int]) -> socket.socket:
   for port in ports:
     try:
       return socket.create_server(
-        ip.place(port),
+        ip.sockaddr(port),
         family=ip.family,
         backlog=256,
         dualstack_ipv6=ip.text == "::" and socket.has_dualstack_ipv6(),

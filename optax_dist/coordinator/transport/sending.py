@@ -219,8 +219,8 @@ class Sending:
     out.region = region
     region.readers += 1
     start = shared_memory.address_within(out.parts[0], region)
-    place = region.file, region.array.size, region.inode, start
-    self._put(Kind.OFFER, transfer, PLACE.pack(*place))
+    location = region.file, region.array.size, region.inode, start
+    self._put(Kind.OFFER, transfer, PLACE.pack(*location))
 
   def _returned(self, out: _Outgoing) -> None:
     assert out.region is not None

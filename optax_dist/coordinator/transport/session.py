@@ -50,7 +50,7 @@ class Session:
     frames: the frames that wait to be written.
     sending: the arrays that this side sends.
     receiving: the arrays that it receives.
-    ended: why the peer said goodbye; None if it didn't.
+    ended: reason of the peer's orderly close; None before it.
   """
 
   def __init__(
@@ -114,7 +114,7 @@ class Session:
     if not (self.frames.backlog or self._writing):
       self.frames.put(Kind.PING, 0)
 
-  def say_goodbye(self, reason: str) -> None:
+  def announce_close(self, reason: str) -> None:
     """Fails all transfers, and queues the last frame."""
     why = "this side has closed the connection"
     self.sending.cancel_all(why)

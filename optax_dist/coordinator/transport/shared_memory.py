@@ -152,17 +152,17 @@ def map_buffer(process: int, file: int, nbytes: int, inode: int) -> np.ndarray:
   """
   # It may be any file, if the peer says so: none must block this process.
   how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-  found = os.open(f"/proc/{process}/fd/{file}", how)
+  descriptor = os.open(f"/proc/{process}/fd/{file}", how)
   try:
-    if os.fstat(found).st_ino != inode:
+    if os.fstat(descriptor).st_ino != inode:
       raise OSError("the descriptor is of another file")
-    seals = fcntl.fcntl(found, _GET_SEALS)
-    if not seals & _SEAL_SHRINK or os.fstat(found).st_size < nbytes:
+    seals = fcntl.fcntl(descriptor, _GET_SEALS)
+    if not seals & _SEAL_SHRINK or os.fstat(descriptor).st_size < nbytes:
       raise OSError("the peer's memory could shrink")
-    whole = mmap.mmap(found, nbytes, prot=mmap.PROT_READ)
+    whole = mmap.mmap(descriptor, nbytes, prot=mmap.PROT_READ)
     return bytes_of(whole)
   finally:
-    os.close(found)
+    os.close(descriptor)
 
 
 def address_within(memory: memoryview, region: Region) -> int:

@@ -174,7 +174,7 @@ class Transport:
       self._connections.dialer.dial(peer, ways, key, met)
 
   def disconnect(self, peer: str, reason: str = "") -> None:
-    """Says goodbye once the messages sent before have been written.
+    """Closes in order, once the messages sent before have been written.
 
     The peer gets a `PeerLost` of kind "left" with the reason; this end gets none.
     Arrays in progress fail on both ends; other events of the peer are dropped.
@@ -183,7 +183,7 @@ class Transport:
     if peer not in self._sessions:
       return
     session_ = self._forget(peer)
-    session_.say_goodbye(reason)
+    session_.announce_close(reason)
     if not self._connections.drain_and_close(peer):
       session_.close()
 
@@ -356,7 +356,7 @@ class Transport:
     self._connections.poller.wake()
 
   def close(self, reason: str = "") -> None:
-    """Says goodbye to all peers without waiting, and frees all resources."""
+    """Announces its end to all peers without waiting, and frees all resources."""
     if self._closed:
       return
     for peer in list(self._sessions):

@@ -65,7 +65,7 @@ class Certificates:
     Raises:
       CertificateError: they can't be used, as a server at least.
     """
-    found = []
+    made = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
       context = ssl.SSLContext(protocol)
       context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -73,8 +73,8 @@ class Certificates:
       context.check_hostname = False
       context.verify_mode = ssl.CERT_REQUIRED
       load(context, self.certificate, self.key, self.authority)
-      found.append(context)
-    server, client = found
+      made.append(context)
+    server, client = made
     wrong, _ = _handshake(server, client)
     if wrong is not None:
       _refuse(self, client, wrong, "dials")
@@ -314,14 +314,14 @@ class Fresh(Generic[_T]):
     return self._made
 
   def _stamps(self) -> list[tuple[int, int, int] | None]:
-    found: list[tuple[int, int, int] | None] = []
+    stamps: list[tuple[int, int, int] | None] = []
     for path in self._files:
       try:
         now = os.stat(path)
-        found.append((now.st_mtime_ns, now.st_ino, now.st_size))
+        stamps.append((now.st_mtime_ns, now.st_ino, now.st_size))
       except OSError:
-        found.append(None)
-    return found
+        stamps.append(None)
+    return stamps
 
 
 class Contexts(Fresh[tuple[ssl.SSLContext, ssl.SSLContext]]):

@@ -75,7 +75,7 @@ def until(one, core, kind):
   for _ in range(20):
     for event in one._transport.poll(0):
       one._on_event(event)
-    one._proceed()
+    one._run_pending()
     found = [given for given in core.seen if isinstance(given, kind)]
     if found:
       return found
@@ -102,7 +102,7 @@ def test_disconnecting_fails_what_waits_for_that_peer(driven):
   core.does[inputs.Started] = [collect("mute")]
   core.does[type(WAKE)] = [fx.Disconnect("mute", "it is no member")]
   one._inputs.append(inputs.Started())
-  one._proceed()
+  one._run_pending()
   assert one.stats()["pending"] == 1
   one._inputs.append(WAKE)
   (failed,) = until(one, core, messages.Failed)
@@ -115,7 +115,7 @@ def test_an_error_names_the_peer_that_could_not_be_reached(driven):
   lost = driver.transports.PeerLost("far", "unreachable", "nobody listens")
   one._on_event(lost)
   one._inputs.append(WAKE)
-  one._proceed()
+  one._run_pending()
   assert str(one.inbox.failure) == (
     "It waits. Process far could not be reached: nobody listens."
   )
@@ -162,7 +162,7 @@ def test_it_knows_whether_arrays_are_sent_or_lent(driven):
   up(False)
   assert not one.shares_memory
   one._inputs.append(WAKE)
-  one._proceed()
+  one._run_pending()
   assert one.shares_memory
 
 
@@ -170,7 +170,7 @@ def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
   """What would end the core's wait is among the events to poll."""
   one, core = driven
   core.deadline = lambda: 0.0
-  one._proceed()
+  one._run_pending()
   assert core.seen == [inputs.TimePassed()]
   assert one._due == 0.0
 

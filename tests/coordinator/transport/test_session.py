@@ -94,7 +94,7 @@ def test_frames_may_be_cut_anywhere(signed, seed):
 
 
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("how", ["cancelled", "said goodbye"])
+@pytest.mark.parametrize("how", ["cancelled", "closed in order"])
 def test_memory_may_be_reused_once_an_array_was_given_up_half_written(
   signed, how
 ):
@@ -115,7 +115,7 @@ def test_memory_may_be_reused_once_an_array_was_given_up_half_written(
     if how == "cancelled":
       one.session.cancel(3)
     else:
-      one.session.say_goodbye("done")
+      one.session.announce_close("done")
     memory[:] = 255
     other.read(text + one.written())
     for event in other.events:

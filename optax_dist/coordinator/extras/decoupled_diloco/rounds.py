@@ -99,7 +99,7 @@ class Rounds(Policy):
   def deadline(self) -> float:  # type: ignore[override]
     return min(self._closes, self._begins_by)
 
-  def judge(
+  def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
   ) -> Judgement:
     refusal = ""

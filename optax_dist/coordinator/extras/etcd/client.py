@@ -19,7 +19,7 @@ from optax_dist.coordinator.extras.etcd.keys import Etcd
 from optax_dist.coordinator.transport import addresses, tls
 
 # Seconds to wait for one server before asking the next one, and between two.
-_ANSWER_SECONDS, _PAUSE = 1.0, 0.1
+_ANSWER_SECONDS, _RETRY_SECONDS = 1.0, 0.1
 # gRPC status codes.
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 7, 8, 9, 16
 
@@ -87,7 +87,7 @@ class Client:
           raise Rejected(str(error)) from None
         if time.monotonic() >= until:
           raise NoAnswer(f"no answer of etcd: {error}") from None
-        time.sleep(_PAUSE * random.uniform(0.5, 1.0))
+        time.sleep(_RETRY_SECONDS * random.uniform(0.5, 1.0))
       else:
         self._answered = True
         return answer

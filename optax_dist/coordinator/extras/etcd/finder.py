@@ -64,7 +64,7 @@ class Finder:
     return moved
 
   def close(self) -> None:
-    """Asks no more."""
+    """Stops asking."""
     self._closed.set()
     # Whoever asks just now closes it afterwards.
     if self._lock.acquire(timeout=0.1):

@@ -121,10 +121,10 @@ class Group(processes.Processes):
     )
 
   def inbox(
-    self, published: State, enqueue: Callable[[Any], None], patience: float
+    self, published: State, enqueue: Callable[[Any], None], timeout: float
   ) -> TrainingInbox:
     send = None if self.index else enqueue
-    return GroupInbox(published, send, patience, self._on_loss)
+    return GroupInbox(published, send, timeout, self._on_loss)
 
 
 def initialize_processes(

@@ -29,7 +29,7 @@ class GroupInbox(inbox.TrainingInbox):
     self,
     published: State,
     send: Callable[[commands.Advance], None] | None,
-    patience: float,
+    timeout: float,
     on_loss: Callable[[str], None],
   ):
     """Creates the inbox.
@@ -37,12 +37,12 @@ class GroupInbox(inbox.TrainingInbox):
     Args:
       published: the first state.
       send: sends to the other processes, in process 0; None in the others.
-      patience: seconds that another process may take to reach the same point of
+      timeout: seconds that another process may take to reach the same point of
         the program.
       on_loss: called when a process of the replica is lost, with the reason.
     """
     super().__init__(published)
-    self._send, self._patience, self._on_loss = send, patience, on_loss
+    self._send, self._timeout, self._on_loss = send, timeout, on_loss
     self._events: collections.deque[inbox.Event] = collections.deque()
     self._advances: collections.deque[commands.Advance] = collections.deque()
     self._seen = self._calls = 0
@@ -72,7 +72,7 @@ class GroupInbox(inbox.TrainingInbox):
     if self._closed or self.failure is not None:
       return flag
     if self._send is None:
-      return self._follow(self._patience)
+      return self._follow(self._timeout)
     self._announce(flag)
     return flag
 
@@ -83,7 +83,7 @@ class GroupInbox(inbox.TrainingInbox):
     timed_out, left = False, timeout
     while not (ready() or self.is_over or timed_out):
       if self._send is None:
-        timed_out = self._follow(timeout + self._patience)
+        timed_out = self._follow(timeout + self._timeout)
         continue
       left = self._wait_for(
         lambda: bool(self._events) or self.failure is not None, left
@@ -107,16 +107,16 @@ class GroupInbox(inbox.TrainingInbox):
     self._send(commands.Advance(self._calls, events, flag))
     self._apply(events)
 
-  def _follow(self, patience: float) -> bool:
+  def _follow(self, timeout: float) -> bool:
     """Applies as many events as process 0 did; returns its decision."""
     ready = lambda: bool(self._advances) or self.failure is not None
-    self._wait_for(ready, patience)
+    self._wait_for(ready, timeout)
     if self.failure is not None:
       return False
     if not self._advances:
       self.failure = errors.CoordinatorError(
         "Process 0 of the replica did not come to the same place of the program"
-        f" in {patience:.1f} s."
+        f" in {timeout:.1f} s."
       )
       return False
     order = self._advances.popleft()

@@ -15,7 +15,7 @@ from optax_dist.coordinator.launch.environment import (
   ProcessEnvironment,
 )
 from optax_dist.coordinator.protocol import deadlines, messages
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import addresses, tls
 
 # Largest text a process sends at the start: name, address and a digest.
@@ -45,7 +45,7 @@ def meet(
   assert index is not None
   assert count is not None
   secret = launched.find_secret() or ""
-  place = endpoint.connect(
+  endpoint = endpoints.connect(
     address,
     f"{number}.{index}",
     secret.encode(),
@@ -54,9 +54,9 @@ def meet(
     advertise=launched.local_addr,
     certificates=certificates,
   )
-  own = "" if index else _meeting_address(place.transport.address)
+  own = "" if index else _meeting_address(endpoint.transport.address)
   call = messages.Meet(launched.run or "", number, index, count, own)
-  made = meeting.Meeting(place, call, on_loss)
+  made = meeting.Meeting(endpoint, call, on_loss)
   initialize(made.wait(), index, count, launched.local_addr)
   return made
 

@@ -17,7 +17,8 @@ from typing import Any
 from optax_dist.coordinator import errors
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.runtime import caller, endpoint
+from optax_dist.coordinator.runtime import caller
+from optax_dist.coordinator.runtime import endpoint as endpoints
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for the other processes, and until it says for whom.
@@ -29,14 +30,14 @@ class Meeting:
 
   def __init__(
     self,
-    place: endpoint.Endpoint,
+    endpoint: endpoints.Endpoint,
     call: msg.Meet,
     on_loss: Callable[[str], None],
   ):
     """Calls the coordinator.
 
     Args:
-      place: a transport, which it owns from now on, and the coordinator.
+      endpoint: a transport, which it owns from now on, and the coordinator.
       call: which process this is.
       on_loss: called if the replica can't go on after all had come.
     """
@@ -44,7 +45,9 @@ class Meeting:
     self._met: futures.Future[msg.Met] = futures.Future()
     self._missing: tuple[int, ...] | None = None
     self._closed = False
-    self._caller = caller.Caller(place, self._answer, self._hear, self._refuse)
+    self._caller = caller.Caller(
+      endpoint, self._answer, self._hear, self._refuse
+    )
     self._caller.start()
     atexit.register(self.close)
 
@@ -85,7 +88,7 @@ class Meeting:
   def _awaited(self) -> str:
     if self._missing is None or self._caller.trouble:
       return (
-        f"the coordinator at {self._caller.place.coordinator}"
+        f"the coordinator at {self._caller.endpoint.coordinator}"
         f" ({self._caller.trouble})."
         " `optax-dist launch` starts it, or `optax-dist coordinator`"
       )

@@ -1,6 +1,6 @@
-"""A process of a replica other than its process 0, which gives the orders.
+"""Ranks 1.. of a replica of several processes; rank 0 drives them.
 
-It decides nothing: it executes orders, and reports the results.
+They decide nothing: they execute commands, and report the results.
 """
 
 from __future__ import annotations

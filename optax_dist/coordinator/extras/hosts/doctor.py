@@ -31,7 +31,7 @@ from optax_dist.coordinator.transport import (
 from optax_dist.coordinator.transport import interface as transports
 
 _CONNECT = 3.0  # Seconds to connect to another host.
-_PAUSE = 0.2  # Between two exchanges, and before connecting again.
+_EXCHANGE_SECONDS = 0.2  # Between two exchanges, and before connecting again.
 # A checkup is read up to a second after it was written.
 _SKEW = (-2.0, 3.0)
 _FAREWELL = 3.0
@@ -45,7 +45,7 @@ class Checkup(codec.Struct):
 
   Attributes:
     host: its index.
-    process: where the command runs, for people.
+    process: where the command runs, human-readable.
     settings: what must be the same on all hosts, by flag or program.
     address: where it listens, for others to try to connect.
     clock: its wall clock, in seconds since 1970.
@@ -239,7 +239,7 @@ class _Meeting:
     end = time.monotonic() + _FAREWELL
     # The others have yet to read that all are done.
     while self._is_first and self._transport.peers() and time.monotonic() < end:
-      self._transport.poll(_PAUSE / 4)
+      self._transport.poll(_EXCHANGE_SECONDS / 4)
     self._transport.close()
 
   def exchange(self, own: Checkup) -> dict[int, Checkup]:
@@ -248,9 +248,9 @@ class _Meeting:
     if self._is_first:
       self._known[0] = own
     if time.monotonic() >= self._again_at:
-      self._again_at = time.monotonic() + _PAUSE
+      self._again_at = time.monotonic() + _EXCHANGE_SECONDS
       self._tell(own)
-    for event in self._transport.poll(_PAUSE / 4):
+    for event in self._transport.poll(_EXCHANGE_SECONDS / 4):
       match event:
         case transports.PeerUp():
           self._connected = True

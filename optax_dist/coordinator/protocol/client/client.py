@@ -222,7 +222,7 @@ class Client:
     self, reason: str, now: float, removed: bool = False
   ) -> None:
     self._end_by = math.inf
-    self._connection.lose(reason, now, removed)
+    self._connection.lost(reason, now, removed)
     self.applier.disconnected()
 
   def _welcomed(self, welcome: msg.Welcome, now: float) -> None:
@@ -296,7 +296,7 @@ class Client:
       )
       self._out.append(fx.Send(peer, msg.Rejected(text)))
       return
-    self._connection.heard(message, now)
+    self._connection.note_message(message, now)
     match message:
       case msg.Welcome():
         if self._connection.status == "called":

@@ -35,7 +35,7 @@ class CoordinatorConnection:
 
     Args:
       limits: how long it waits.
-      address: the coordinator's, for people.
+      address: the coordinator's, as errors show it.
     """
     self._limits, self._address = limits, address
     self.status: Literal["lost", "called", "welcomed"] = "lost"
@@ -65,11 +65,11 @@ class CoordinatorConnection:
     self.status, self._called_at = "welcomed", math.inf
     self.warn_at, self.has_warned, self.trouble = math.inf, False, ""
 
-  def heard(self, message: object, now: float) -> None:
+  def note_message(self, message: object, now: float) -> None:
     """A message of the coordinator has come."""
     self._heard = now, type(message).__name__
 
-  def lose(self, reason: str, now: float, removed: bool) -> None:
+  def lost(self, reason: str, now: float, removed: bool) -> None:
     """The connection is lost; it is called again after a pause.
 
     Args:
@@ -103,9 +103,11 @@ class CoordinatorConnection:
       whose, who = "it", f"the coordinator at {self._address} is not connected"
       if self.trouble:
         who += f" ({self.trouble})"
-    heard = f"{whose} has not sent a message yet"
+    note_message = f"{whose} has not sent a message yet"
     if self._heard is not None:
       at, message = self._heard
       whose = "its" if away else f"{whose}'s"
-      heard = f"{whose} last message came {now - at:.1f} s ago ({message})"
-    return "; ".join(filter(None, (what, who, heard, self.missing)))
+      note_message = (
+        f"{whose} last message came {now - at:.1f} s ago ({message})"
+      )
+    return "; ".join(filter(None, (what, who, note_message, self.missing)))

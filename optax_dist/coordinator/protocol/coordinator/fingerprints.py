@@ -7,7 +7,7 @@ from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import ReplicaId
 
 # Steps whose fingerprints are compared.
-_KEPT = 64
+_STEPS_KEPT = 64
 
 
 class Fingerprints:
@@ -34,6 +34,6 @@ class Fingerprints:
     if first == replica:
       params, _, whole = digest.partition("-")
       self._out.note(journal_events.Fingerprint(step, replica, params, whole))
-      for old in [s for s in self._known if s < step - _KEPT]:
+      for old in [s for s in self._known if s < step - _STEPS_KEPT]:
         del self._known[old]
     return ""

@@ -129,7 +129,7 @@ class LeaseManager(Policy):
 
   def data(self, incarnation: Incarnation) -> Spans:
     held = self.state.held.get(incarnation)
-    return held.inside if held is not None else ()
+    return held.accepted if held is not None else ()
 
   def members_changed(self, state: quorum.State, lost: int) -> None:
     if self._slots is not None:
@@ -159,7 +159,7 @@ class LeaseManager(Policy):
     """How many gradients a member computes that is asked for so many."""
     return count if self._slots is None else self._slots.share(self.state)
 
-  def judge(
+  def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
   ) -> Judgement:
     refusal = ""

@@ -3,7 +3,7 @@
 The coordinator calls its policy for each event of a gradient's life:
 
     claim  a member has come, and computes on this
-    judge -> accepted -> weigh -> committed, or dropped
+    check_gradient -> accepted -> weigh -> committed, or dropped
     ask -> announcements: what members are asked to compute next
 
 Other policies decide more: `leases` says who computes on which samples, and an
@@ -111,7 +111,7 @@ class Policy:
   def removed(self, incarnation: Incarnation) -> None:
     """A member was removed."""
 
-  def judge(
+  def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
   ) -> Judgement:
     """A member has submitted."""

@@ -55,14 +55,15 @@ class _Lease(NamedTuple):
 class Sharing:
   """What each member was told to compute, and how fast it is."""
 
-  def __init__(self, unit: int, patience: float):
+  def __init__(self, unit: int, assumed_seconds: float):
     """Starts with no leases.
 
     Args:
       unit: samples in a slot.
-      patience: seconds that a slot is taken to need, until a member has brought one.
+      assumed_seconds: how long a slot is taken to need, until a member has brought
+        one.
     """
-    self._unit, self._patience = unit, patience
+    self._unit, self._assumed_seconds = unit, assumed_seconds
     self._leases: dict[Incarnation, _Lease] = {}
     # Seconds that a slot of each member takes.
     self._paces: dict[Incarnation, float] = {}
@@ -191,7 +192,7 @@ class Sharing:
   @property
   def _usual(self) -> float:
     if not self._paces:
-      return self._patience
+      return self._assumed_seconds
     return statistics.median_low(self._paces.values())
 
   def _pace(self, incarnation: Incarnation) -> float:

@@ -37,7 +37,7 @@ class Slots:
   """
 
   def __init__(
-    self, data: ledger.Batches, step: int, unit: int, patience: float
+    self, data: ledger.Batches, step: int, unit: int, assumed_seconds: float
   ):
     """Starts without members.
 
@@ -45,11 +45,11 @@ class Slots:
       data: says which slots are audited.
       step: the next step.
       unit: samples in a slot.
-      patience: see `Sharing`.
+      assumed_seconds: see `Sharing`.
     """
     self.live = 1
     self._unit = unit
-    self._sharing = Sharing(unit, patience)
+    self._sharing = Sharing(unit, assumed_seconds)
     self._audit = Audit(data, step) if data.audit else None
     # The slots of this step that count as zeros, as each member has found.
     self._zeros: dict[Incarnation, Spans] = {}

@@ -88,7 +88,7 @@ def test_nobody_but_the_coordinator_says_who_has_come(server):
   losses = []
   first = begin(address, 0, losses)
   until(lambda: first._missing == (1,), first._awaited, 60.0)
-  transport = first._caller.place.transport
+  transport = first._caller.endpoint.transport
   with contextlib.closing(sockets.Transport("other", secret=SECRET)) as other:
     other.connect(transport.name, transport.address)
     for record in (messages.Met("forged", "10.0.0.9:1"), messages.Parted("x")):

@@ -20,12 +20,12 @@ def test_a_gradient_must_be_on_the_samples_of_its_lease():
   lends.ask(0, 1)
   lends.ask(1, 1)
   mine, theirs = (ask.lease for ask in lends.announcements())
-  assert lends.judge(0, arrive(mine)).fits
-  assert not lends.judge(0, arrive(theirs)).fits
-  assert not lends.judge(0, arrive(mine, count=2)).fits
-  assert not lends.judge(0, arrive(())).fits
+  assert lends.check_gradient(0, arrive(mine)).fits
+  assert not lends.check_gradient(0, arrive(theirs)).fits
+  assert not lends.check_gradient(0, arrive(mine, count=2)).fits
+  assert not lends.check_gradient(0, arrive(())).fits
   lends.accepted(0, arrive(mine))
-  assert not lends.judge(0, arrive(mine)).fits
+  assert not lends.check_gradient(0, arrive(mine)).fits
   assert lends.data(0) == mine
   assert lends.state.held[0] == ledger.Held((), mine, 0)
 
@@ -96,8 +96,8 @@ class Step:
     self.lends.now = now
     spans = self.leases[member] if spans is None else spans
     message = arrive(spans, sp.size(spans))
-    assert not self.lends.judge(member, message).refusal
-    if not self.lends.judge(member, message).fits:
+    assert not self.lends.check_gradient(member, message).refusal
+    if not self.lends.check_gradient(member, message).fits:
       return None
     self.lends.accepted(member, message)
     self.lends.ask(member, 8)
@@ -298,8 +298,8 @@ def bring(lends, member, digest):
   """A member has computed the slot of step 0."""
   lends.now += 1.0
   message = codec.replace(arrive(((0, 1),)), work=audit.pack(0, digest))
-  assert not lends.judge(member, message).refusal
-  if lends.judge(member, message).fits:
+  assert not lends.check_gradient(member, message).refusal
+  if lends.check_gradient(member, message).fits:
     lends.accepted(member, message)
   lends.announcements()
 
@@ -350,7 +350,7 @@ def test_only_slots_that_count_are_named_as_not_finite():
   mine = step.leases[0]
   work = audit.pack(theirs[0][0], audit.NOT_FINITE)
   message = codec.replace(arrive(mine, sp.size(mine)), work=work)
-  assert not step.lends.judge(0, message).refusal
+  assert not step.lends.check_gradient(0, message).refusal
   step.lends.accepted(0, message)
   parts = tuple(
     entries.Part(m, m, 0, 0, 0, 1, 1.0, step.lends.data(m)) for m in (0, 1)

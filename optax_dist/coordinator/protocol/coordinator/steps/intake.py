@@ -312,7 +312,7 @@ class Intake:
       return Judgement("a submission out of order", False)
     if message.local_step > self._ruling.step:
       return Judgement("a gradient for a future step", False)
-    return self._policy.judge(state.member.incarnation, message)
+    return self._policy.check_gradient(state.member.incarnation, message)
 
   def _is_fresh(self, local_step: int) -> bool:
     most = self._config.rules.max_staleness

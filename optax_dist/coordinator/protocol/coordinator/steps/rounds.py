@@ -118,17 +118,17 @@ class Rounds:
   """
 
   def __init__(
-    self, epoch: int, patience: float, members: Members, out: Outbox
+    self, epoch: int, repeat_after: float, members: Members, out: Outbox
   ):
     """Starts without a round.
 
     Args:
       epoch: the coordinator's.
-      patience: seconds after which a round is announced again that was early.
+      repeat_after: seconds after which a round is announced again that was early.
       members: the members.
       out: where announcements go.
     """
-    self._patience = patience
+    self._repeat_after = repeat_after
     self.current: Round | None = None
     self._epoch, self._members, self._out = epoch, members, out
     # How many were announced for a step: an id is used once.
@@ -310,7 +310,7 @@ class Rounds:
     current = self.current
     if current is None or not current.id.early:
       return math.inf
-    return current.began + self._patience
+    return current.began + self._repeat_after
 
   def strike(
     self, state: MemberState, message: msg.Failed
