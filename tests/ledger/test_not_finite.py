@@ -16,7 +16,7 @@ class Run:
   def __init__(self, data, k, holders, bad=(), samples=()):
     self.state = ledger.init(data, k)
     self.k, self.bad, self.samples = k, set(bad), set(samples)
-    self.leases, self.inside, self.steps = {}, {}, []
+    self.leases, self.accepted, self.steps = {}, {}, []
     self.dropped = dict.fromkeys(holders, 0)
     self.returned = 0
     self.do(ledger.Members({h: h for h in holders}))
@@ -31,7 +31,7 @@ class Run:
   def deliver(self, holder):
     """A replica has computed on its lease; returns whether it had one."""
     spans = self.leases.pop(holder, ())
-    if not spans or holder in self.inside:
+    if not spans or holder in self.accepted:
       return False
     if not ledger.fits(self.state, holder, spans):
       self.do(ledger.Drop(holder, spans, finite=self.is_finite(holder, spans)))
@@ -41,12 +41,12 @@ class Run:
       self.do(ledger.Drop(holder, spans, finite=False), ledger.Ask(holder))
     else:
       self.do(ledger.Accept(holder, spans))
-      self.inside[holder] = spans
-    if len(self.inside) >= self.k:
+      self.accepted[holder] = spans
+    if len(self.accepted) >= self.k:
       self.commit()
     elif (other := ledger.swap(self.state)) is not None:
       self.returned += 1
-      del self.inside[other]
+      del self.accepted[other]
       self.do(ledger.Swap(other))
     return True
 
@@ -55,7 +55,7 @@ class Run:
     return holder not in self.bad and not numbers & self.samples
 
   def commit(self):
-    parts, self.inside = tuple(sorted(self.inside.items())), {}
+    parts, self.accepted = tuple(sorted(self.accepted.items())), {}
     self.steps.append(parts)
     self.do(ledger.Commit(parts, self.state.abandoned))
     for holder, _ in parts:

@@ -19,7 +19,7 @@ class Run:
     self.data, self.need = data, gradients
     self.state = ledger.init(data, gradients, progress)
     self.leases = {}
-    self.inside = {}
+    self.accepted = {}
     self.done = []
     self.steps = []
 
@@ -35,7 +35,7 @@ class Run:
   def check(self):
     state = self.state
     held = dict(state.held.items())
-    ins = [p for h in held.values() for p in listed(h.inside)]
+    ins = [p for h in held.values() for p in listed(h.accepted)]
     outs = {p for h in held.values() for p in listed(h.out)}
     free = listed(state.pool) + listed(state.doubtful) + listed(state.abandoned)
     assert len(ins) == len(set(ins))
@@ -65,17 +65,17 @@ class Run:
       self.step(ledger.Ask(holder))
       return False
     self.step(ledger.Accept(holder, spans))
-    self.inside[holder] = spans
+    self.accepted[holder] = spans
     return True
 
   def commit(self):
-    parts = tuple(sorted(self.inside.items()))
+    parts = tuple(sorted(self.accepted.items()))
     skipped = self.state.abandoned
     spans = [p for _, part in parts for p in listed(part)]
     self.done += spans + listed(skipped)
     assert len(self.done) == len(set(self.done)), "a sample counts twice"
     self.steps.append(spans)
-    self.inside = {}
+    self.accepted = {}
     self.step(ledger.Commit(parts, skipped))
     for holder, _ in parts:
       self.step(ledger.Ask(holder))
@@ -101,9 +101,9 @@ def history(seed):
   names = len(live)
   poison = r.random() < 0.2
   for _ in range(4000):
-    if run.state.exhausted and not run.inside:
+    if run.state.exhausted and not run.accepted:
       break
-    if len(run.inside) >= run.need:
+    if len(run.accepted) >= run.need:
       run.commit()
       continue
     holder = r.choice(live)
@@ -112,14 +112,14 @@ def history(seed):
     if kind < 0.08:
       # It dies, and another one takes its place.
       live.remove(holder)
-      run.inside.pop(holder, None)
+      run.accepted.pop(holder, None)
       run.leases.pop(holder, None)
       run.step(ledger.HolderLost(holder))
       live.append(names)
       run.step(ledger.Ask(names))
       names += 1
     elif kind < 0.16 and holder in run.leases:
-      if holder not in run.inside:
+      if holder not in run.accepted:
         run.step(ledger.Drop(holder, run.leases[holder], not poison))
         run.step(ledger.Ask(holder))
     elif kind < 0.18:
@@ -127,7 +127,7 @@ def history(seed):
       run.step(ledger.Need(run.need))
     elif kind < 0.2:
       # Another coordinator begins with what is committed, and what it is told.
-      run.inside = {}
+      run.accepted = {}
       told = Run(data, gradients, run.state.progress)
       told.need, told.done = run.need, run.done
       told.step(ledger.Need(run.need))
@@ -137,7 +137,7 @@ def history(seed):
         told.leases[one] = spans
         told.step(ledger.Claim(one, spans))
       run = told
-    elif holder not in run.inside and len(run.inside) < run.need:
+    elif holder not in run.accepted and len(run.accepted) < run.need:
       run.submit(holder)
   else:
     pytest.fail(f"seed {seed}: no end of it: {run.state}")
@@ -169,9 +169,9 @@ def test_an_exact_epoch_ends_before_the_next_begins():
     run.step(ledger.Ask(holder))
   while not run.state.exhausted:
     holder = r.randrange(4)
-    if holder not in run.inside:
+    if holder not in run.accepted:
       run.submit(holder)
-    if len(run.inside) == 2:
+    if len(run.accepted) == 2:
       run.commit()
   epochs = [{p // 12 for p in step} for step in run.steps]
   assert epochs == [{0}] * 3 + [{1}] * 3 + [{2}] * 3
@@ -368,9 +368,9 @@ def submitted(run, r, holder):
   if part and ledger.fits(run.state, holder, part):
     others = {h: one.out for h, one in run.state.held.items() if h != holder}
     run.step(ledger.Accept(holder, part))
-    run.inside[holder] = sp.join(run.inside.get(holder, ()), part)
+    run.accepted[holder] = sp.join(run.accepted.get(holder, ()), part)
     now = run.state.held[holder]
-    assert listed(now.inside) == listed(run.inside[holder])
+    assert listed(now.accepted) == listed(run.accepted[holder])
     assert listed(now.out) == listed(held.out)[sp.size(part) :]
     assert now.copied == (held.copied and bool(now.out))
     # Whoever computes on the same samples has lost them, and nothing else.
@@ -393,7 +393,7 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
         submitted(run, r, holder)
       elif kind < 0.65 and held.out:
         run.step(ledger.Drop(holder, held.out, finite=False))
-      elif kind < 0.75 and run.inside:
+      elif kind < 0.75 and run.accepted:
         run.commit()
       else:
         run.step(ledger.Ask(holder, r.choice((1, 2))))
@@ -407,7 +407,7 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
         sp.head(state.pool, state.unit)[0],
         sp.head(state.doubtful, state.unit)[0],
         sp.head(state.abandoned, state.unit)[0],
-        sp.head(own.inside, state.unit)[0],
+        sp.head(own.accepted, state.unit)[0],
         ((start, start + state.unit),),
         ((start, start + 1),),
         ((start + 3, start + 4), (start, start + 1)),
@@ -421,9 +421,9 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
       p
       for h, o in state.held.items()
       if h != holder
-      for p in listed(o.out) + listed(o.inside)
+      for p in listed(o.out) + listed(o.accepted)
     ]
-    taken += listed(own.inside) + listed(state.abandoned) + run.done
+    taken += listed(own.accepted) + listed(state.abandoned) + run.done
     free = (
       wanted
       and len(set(wanted)) == len(wanted)
@@ -433,7 +433,7 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
     )
     leases = run.step(ledger.Claim(holder, spans))
     now = run.state.held.get(holder, ledger.Held())
-    assert now.inside == own.inside
+    assert now.accepted == own.accepted
     if free:
       granted += 1
       assert (now.out, now.copied) == (spans, False)

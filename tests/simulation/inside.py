@@ -48,7 +48,7 @@ def samples(run: Any) -> str:
     if held.out and sp.overlap(sp.union(held.out), out) and not held.copied:
       return f"{held.out} are leased to {holder}, and to another one"
     out = sp.union(out, held.out)
-  inside = [span for held in state.held.values() for span in held.inside]
+  inside = [span for held in state.held.values() for span in held.accepted]
   after = ((state.progress.next, state.cursor),)
   open_ = sp.union(state.progress.open, after)
   places = (out, inside, state.pool, state.doubtful, state.abandoned)

@@ -37,6 +37,8 @@ class SynchronousLoop:
     self.local = self._participant.fresh_local()
     self._compute()
     if warm:
+      # Nothing has to be compiled in the first local step.
+      self._stepped = time.monotonic()
       self._skip()
 
   def _skip(self) -> None:

@@ -10,8 +10,8 @@ job the run has.
 A replica that is back would have all others wait until it has the state, has
 compiled, and has computed its first gradient. So where a join would raise what a
 step needs, it is a newcomer, and counts only once that gradient is there. If it
-came too late for its step, its replica begins with the others, after the next
-commit.
+came too late for its step, its replica begins with the others: at once if they have
+just begun, or else after the next commit.
 """
 
 from __future__ import annotations
@@ -135,6 +135,10 @@ class Intake:
       for state, message in self.queue
       if state.member.incarnation != incarnation
     ]
+
+  def continued(self) -> None:
+    """The coordinator was started again amid a step, which had begun before."""
+    self._committed_at = self._policy.now
 
   def committed(self) -> None:
     """A step is committed."""
@@ -276,7 +280,8 @@ class Intake:
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
       # Learners of a policy that keeps steps open don't wait for each other.
-      if late and self._config.policy is None:
+      waits = late and not self._can_keep_up()
+      if waits and self._config.policy is None:
         self._newcomers[incarnation].late = message
         return
       self._count(state)
@@ -304,6 +309,14 @@ class Intake:
       quorum.Arrive(replica, local_step, finite, incarnation, message.count),
       arriving=Arrival(incarnation, message, self._policy.now, judged.finite),
     )
+
+  def _can_keep_up(self) -> bool:
+    """Whether the others would wait less, all in all, for one that begins now.
+
+    They would wait as long as they are ahead of it, and it for the rest of the step.
+    """
+    ahead = self._policy.now - self._committed_at
+    return ahead * (len(self._members) - 1) < self._seconds - ahead
 
   def _judge(
     self, state: MemberState, message: msg.SubmitGradient

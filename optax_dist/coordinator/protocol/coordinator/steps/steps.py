@@ -100,6 +100,8 @@ class Steps:
     new = [s for s in self._members if s.member.incarnation not in known]
     if len(new) == len(self._members) or not self._config.rules.lower_on_loss:
       new = []
+    if not self._history.has_no_commits:
+      self.intake.continued()
     # Who has no gradient in a step may still be compiling.
     self.ruling.begin(until, new)
     for state in new:
