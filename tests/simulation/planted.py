@@ -256,7 +256,7 @@ FAULTS = (
     "A20",
     "a member calls too late after the coordinator has started again",
     f"{_CLIENT}.connection",
-    "CoordinatorConnection.lose",
+    "CoordinatorConnection.lost",
     "min(reconnect / 8, _LONGEST_PAUSE)",
     "4 * reconnect",
   ),
