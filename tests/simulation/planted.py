@@ -401,7 +401,7 @@ FAULTS = (
     "steps wait for the first gradient of a newcomer",
     f"{_COORDINATOR}.steps.intake",
     "Intake.joined",
-    "self._ruling.is_raised_by(state.member)",
+    "self._ruling.can_go_without(state.member)",
     "False",
     Outage("comes back"),
   ),

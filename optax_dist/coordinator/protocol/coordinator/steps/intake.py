@@ -8,10 +8,10 @@ job the run has.
                        \-> the rules: accepted, or dropped
 
 A replica that is back would have all others wait until it has the state, has
-compiled, and has computed its first gradient. So where a join would raise what a
-step needs, it is a newcomer, and counts only once that gradient is there. If it
-came too late for its step, its replica begins with the others: at once if they have
-just begun, or else after the next commit.
+compiled, and has computed its first gradient. So where a step can go without it, it
+is a newcomer, and counts only once that gradient is there. If it came too late for
+its step, its replica begins with the others: at once if they have just begun, or else
+after the next commit.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Intake:
     It is taken to last as long as the one before.
     """
     leased = self._config.job.data is not None
-    if leased or not self._seconds or not self._ruling.is_raised_by(member):
+    if leased or not self._seconds or not self._ruling.can_go_without(member):
       return None
     return max(0.0, self._committed_at + self._seconds - self._policy.now)
 
@@ -118,7 +118,7 @@ class Intake:
       state: the member.
       since: the first step that its gradients may be on.
     """
-    if self._ruling.is_raised_by(state.member):
+    if self._ruling.can_go_without(state.member):
       self._newcomers[state.member.incarnation] = _Newcomer(since)
     else:
       self._ruling.join(state.member, since)

@@ -92,12 +92,20 @@ class Ruling:
 
   # Replicas.
 
-  def is_raised_by(self, member: Member) -> bool:
-    """Whether a step would need one gradient more because of a new member."""
-    join = quorum.Join(member.replica, member.incarnation)
-    after, _ = quorum.step(self.state, join)
-    needed = quorum.needed
-    return self.state.live > 0 and needed(after) > needed(self.state)
+  def can_go_without(self, member: Member) -> bool:
+    """Whether steps need no gradient of a new member unless it counts.
+
+    That is so where a step needs fewer gradients once replicas are gone: if it
+    counted, the step would wait for it now, or as soon as another one is gone.
+    """
+    state = self.state
+    if state.shared or not state.config.lower_on_leave or not state.live:
+      return False
+    after, _ = quorum.step(
+      state, quorum.Join(member.replica, member.incarnation)
+    )
+    there = lambda found: found.live + found.awaited + found.lost
+    return there(after) > there(state)
 
   def join(self, member: Member, since: int) -> None:
     """A member counts from now on.
