@@ -65,6 +65,7 @@ def main() -> int:
   add("--replicas", type=int, nargs="+", default=[2, 4])
   add("--seconds", type=float, nargs="*", default=[3.0, 20.0], help="of a cut")
   add("--shaped", type=float, default=3.0, help="seconds of each; 0 for none")
+  add("--delay", type=float, default=0.0, help="seconds of all packets, always")
   add("--width", type=int, default=20_000, help="parameters")
   args = parser.parse_args()
   why = host_maker.not_permitted()
@@ -74,7 +75,9 @@ def main() -> int:
   for count in args.replicas:
     with (
       tempfile.TemporaryDirectory() as folder,
-      cuts.Run(pathlib.Path(folder), count, width=args.width) as run,
+      cuts.Run(
+        pathlib.Path(folder), count, width=args.width, delay=args.delay
+      ) as run,
     ):
       print(
         f"{count} replicas and the coordinator on {count + 1} hosts", flush=True
