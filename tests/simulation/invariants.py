@@ -91,7 +91,6 @@ class _Submission:
   gradient: int
   was_alone: bool
   at: float
-  step: int
   outcome: fx.Resolved | None = None
 
 
@@ -430,19 +429,29 @@ class Checker:
         self.fail("A20", f"step {step} is committed before {name} has called")
 
   def of_one_job(self, commit: Committed) -> None:
-    """A stranger has taken a step only if it was there before all others."""
+    """A stranger has taken a step only if most of those that were there are such."""
     names = map(self.processes.get, _members(commit))
     if any(self.world.by_name[name].stranger for name in names):
       now = self.world.begun.get(commit.round, self.world.now)
-      there = [
-        process.name
-        for process in self.world.all
-        if process.alive and not process.stranger
-        if now - SILENCE_TIMEOUT / FASTEST < process.called_at < now
-      ]
+      there = self.most_of_one_job(now, now - SILENCE_TIMEOUT / FASTEST)
       if there and not self.is_strangers:
         self.fail("A22", f"{there} had called, and a stranger takes a step")
       self.is_strangers = True
+
+  def most_of_one_job(self, now: float, since: float = -math.inf) -> list[str]:
+    """Who has called, and is no stranger; none if no more than strangers have.
+
+    Then nobody can say which job is right: a step is taken with that of the first
+    ones, if they are enough for it, or the run ends with an error.
+    """
+    there = [p for p in self.world.all if p.alive and p.called_at < now]
+    strangers = sum(process.stranger for process in there)
+    others = [
+      process.name
+      for process in there
+      if not process.stranger and process.called_at > since
+    ]
+    return others if len(others) > strangers else []
 
   def fruitless(self, process: Any, submitted: msg.SubmitGradient) -> None:
     """A gradient is not finite: it excuses nobody but who needs it (A21)."""
@@ -497,21 +506,25 @@ class Checker:
         self.fail("A22", f"{known} have waited {waited:.1f} s for {name}")
 
   def nobody_waits_in_vain(self, step: int) -> None:
-    """A gradient that a coordinator has gets an outcome while steps are taken."""
+    """A gradient that a coordinator has gets an outcome while it takes steps."""
     chief = self.world.chief
+    # Before the first one it waits for all members of its log.
+    first = bisect.bisect_left(self.times, self.epoch_at)
+    if first == len(self.times):
+      return
     for name in self.members.values():
       process = self.world.by_name[name]
-      if (
-        process.pending is None
-        or name not in chief.connections
-        or (name, process.pending.sequence) in self.counted
-      ):
+      pending = process.pending
+      key = (name, -1 if pending is None else pending.sequence)
+      if key not in chief.has or key in self.counted:
         continue
-      one = self.submissions[name, process.pending.sequence]
-      since = max(one.at, process.welcomed_at, self.epoch_at)
-      waited = self.world.now - since
+      since = max(chief.has[key], self.times[first])
+      waited, taken = (
+        self.world.now - since,
+        step - bisect.bisect(self.times, since),
+      )
       if (
-        step - one.step >= _OVERLOOKED
+        taken >= _OVERLOOKED
         and waited > FORGOTTEN
         and not self.was_away(chief, process, since)
       ):
@@ -1032,7 +1045,7 @@ class Checker:
     gradient = process.gradients.get(submitted.sequence, -1)
     alone = len(self.members) < 2
     self.submissions[key] = _Submission(
-      submitted, gradient, alone, self.world.now, len(self.commits)
+      submitted, gradient, alone, self.world.now
     )
     self.by_batches[process.name, submitted.batches].append(submitted)
     name = process.name.partition(".")[0]
@@ -1309,6 +1322,8 @@ class Checker:
         self.fail("A4", reason)
       refused = process.stranger or process.is_faulty or self.corrupt
       refused = refused or self.is_strangers
+      if not self.commits and self.setting.strangers:
+        refused = refused or not self.most_of_one_job(self.world.now)
       if error == "JoinRefused" and not refused:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.mutants import making, running
-from tests.simulation import bad, faults, fragments, leases, slots
+from tests.simulation import bad, faults, fragments, groups, leases, slots
 from tests.simulation.world import SILENCE, Setting
 
 _CORE = "optax_dist.coordinator.protocol"
@@ -386,6 +386,15 @@ FAULTS = (
     "r not in self.state.replicas",
     "False",
     bad.plain,
+  ),
+  Planted(
+    "A9",
+    "of the gradients that wait, the latest one comes first",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake.check",
+    "self.queue.pop(0)",
+    "self.queue.pop()",
+    groups,
   ),
   Planted(
     "A9",

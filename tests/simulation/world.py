@@ -393,6 +393,8 @@ class Chief(Node):
     super().__init__(world, COORDINATOR, -1, rate, 5000.0)
     # After how many more effects it dies.
     self.dies_after = -1
+    # When it got each gradient last, by its process and number.
+    self.has: dict[tuple[str, int], float] = {}
     history = History()
     for record in world.log:
       history.apply(record)
@@ -613,6 +615,9 @@ class World:
         process.welcomed_at = self.now
       elif isinstance(input_.message, msg.Hello):
         self.by_name[input_.peer].called_at = self.now
+      elif isinstance(input_.message, msg.SubmitGradient):
+        key = input_.peer, input_.message.sequence
+        self.chief.has[key] = self.now
     for effect in process.node.step(input_, process.now()):
       if process is self.chief and process.dies_after >= 0:
         if not process.dies_after:

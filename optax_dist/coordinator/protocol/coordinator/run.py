@@ -569,6 +569,10 @@ class Run:
             self._wrong[state.member.process] = reason
           self._remove(state, reason)
       case Fail(reason, error):
+        # Those that may be missed most are there, and wait for a verdict.
+        for hello in self._comparison.calls.values():
+          why = difference(self._config.job, hello.job)
+          reason += f" Replica {hello.replica!r} has called, but {why}."
         self._record_end(reason, error)
       case Finished():
         if self._ends_since is None:
