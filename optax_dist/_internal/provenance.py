@@ -31,7 +31,7 @@ _known_equal_axes: contextvars.ContextVar[frozenset[axes.AxisName]] = (
 
 Origin = Literal["gradient", "caller"]
 # What the origin of a value shows, in order.
-_NONE, _CALLER, _MOST = range(3)
+_NONE, _CALLER, _GRADIENT = range(3)
 
 # Operations that keep the elements of an array, all of them or some.
 _REARRANGES = frozenset(
@@ -92,7 +92,7 @@ class Known:
       x: an array.
       question: a key for ``read``.
       read: takes a value that was computed, and this; returns what its operation
-        shows, up to ``_MOST``, and the values to go on with.
+        shows, up to ``_GRADIENT``, and the values to go on with.
     """
     answers = self._found.setdefault(question, {})
     shown: dict[Any, tuple[int, list[_Value]]] = {}
@@ -157,14 +157,14 @@ def origin_of(
     if not own:
       return _NONE, inputs
     if value.in_gradient:
-      return _MOST, []
+      return _GRADIENT, []
     # A mean of equal values changes nothing: find the values' origin.
     if not all(v.primitive == "pvary" for v in own):
       return _CALLER, []
     return _CALLER, [v for cast in own for v in cast.inputs()]
 
   origin = (known or Known()).search(x, ("origin", name), read)
-  if origin == _MOST:
+  if origin == _GRADIENT:
     return "gradient"
   return (
     "caller" if origin == _CALLER or name in _known_equal_axes.get() else None
@@ -261,7 +261,7 @@ def _is_made_by(
 
   def read(value: _Value, known: Known) -> tuple[int, list[_Value]]:
     if makes(value):
-      return _MOST, []
+      return _GRADIENT, []
     if definitions_in_branches := known.definitions_in_branches(value):
       return _NONE, definitions_in_branches
     if value.primitive in _REARRANGES:
@@ -270,7 +270,7 @@ def _is_made_by(
       return _NONE, []
     return _NONE, [v for v in value.inputs() if v.size == value.size]
 
-  return (known or Known()).search(x, question, read) == _MOST
+  return (known or Known()).search(x, question, read) == _GRADIENT
 
 
 @dataclasses.dataclass(frozen=True)

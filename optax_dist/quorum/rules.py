@@ -47,7 +47,7 @@ def _join(draft: State, event: ev.Join) -> None:
   draft.replicas[replica] = ReplicaState(
     incarnation, True, False, 0, draft.step
   )
-  draft.ask(replica, draft.quota(replica))
+  draft.request(replica, draft.quota(replica))
   draft.advance()
 
 
@@ -93,8 +93,8 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
       # A gradient of an earlier incarnation: the live one has its token.
       pass
     elif record.requested:
-      asked = record.requested
-      draft.ask(replica, max(1, asked - draft.excess(asked)))
+      requested = record.requested
+      draft.request(replica, max(1, requested - draft.excess(requested)))
     else:
       draft.emit(ev.Wait(replica, draft.step))
     return
@@ -271,7 +271,7 @@ def _return(draft: State, event: ev.Return) -> None:
   # The same step may be tried again.
   counted = accepted.local_step - 1
   draft.replicas[replica] = record._replace(counted=counted)
-  draft.ask(replica, draft.quota(replica))
+  draft.request(replica, draft.quota(replica))
 
 
 def _finish(draft: State, event: ev.Finish | None = None) -> None:

@@ -185,7 +185,7 @@ class State:
 
   # Tokens and drops.
 
-  def ask(self, replica: ev.Replica, count: int) -> None:
+  def request(self, replica: ev.Replica, count: int) -> None:
     """Gives the replica a token of the current step."""
     record = self.replicas[replica]
     self.working += not record.requested
@@ -255,7 +255,7 @@ class State:
       for replica in ev.ordered(
         r for r, m in known if m.live and not m.requested
       ):
-        self.ask(replica, self.quota(replica))
+        self.request(replica, self.quota(replica))
       return
     if self.working or self.awaited or not self.live:
       return
@@ -265,7 +265,7 @@ class State:
       # A sum cannot mix steps: an older one is replaced as a whole.
       accepted = self.accepted[replica]
       old = accepted.count if accepted.local_step != self.step else 0
-      self.ask(replica, each + old)
+      self.request(replica, each + old)
 
   def is_here(self, member: ev.Contribution) -> bool:
     """Whether the replica of an accepted gradient is still the same one."""
@@ -287,14 +287,14 @@ class State:
         self.accepted[replica] = self.aged(held)
       else:
         self.unaccept(replica, ev.Reason.STALE)
-        self.ask(replica, self.quota(replica))
+        self.request(replica, self.quota(replica))
     if self.exact:
       # What others compute for this step was for nothing: they begin the next.
       free = ev.ordered(r for r, m in self.replicas.items() if m.live)
     else:
       free = tuple(m.replica for m in round_.members if self.is_here(m))
     for replica in free:
-      self.ask(replica, self.quota(replica))
+      self.request(replica, self.quota(replica))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:
     return self.contribution(
@@ -324,14 +324,14 @@ class State:
         self.accepted[member.replica] = member
         self.accepted_count += member.count
         continue
-      gone = ev.Reason.LEFT if record.left else ev.Reason.LOST
-      why = reason if member.replica == failed_replica else gone
+      departure = ev.Reason.LEFT if record.left else ev.Reason.LOST
+      why = reason if member.replica == failed_replica else departure
       self.drop_accepted(member, why)
       if here:
         # The same step may be tried again.
         counted = member.local_step - 1
         self.replicas[member.replica] = record._replace(counted=counted)
-        self.ask(member.replica, self.quota(member.replica))
+        self.request(member.replica, self.quota(member.replica))
 
 
 def needed(state: State) -> int:
@@ -375,7 +375,7 @@ def missing(state: State) -> Missing:
   """The replicas that the current step waits for, in order; O(n)."""
   known = state.replicas
   computing = (r for r, m in known.items() if m.requested)
-  gone = (r for r, m in known.items() if not m.live)
+  lost = (r for r, m in known.items() if not m.live)
   expected: Iterable[ev.Replica] | None = state.config.expected
   if expected is None:
     # No ids were given; they usually count from 0.
@@ -383,7 +383,7 @@ def missing(state: State) -> Missing:
   never = [r for r in expected if r not in known][: state.awaited]
   reporting = state.round.pending if state.round else ()
   return Missing(
-    ev.ordered(computing), ev.ordered(reporting), ev.ordered((*gone, *never))
+    ev.ordered(computing), ev.ordered(reporting), ev.ordered((*lost, *never))
   )
 
 

@@ -20,7 +20,7 @@ _DEADLINES = {
 # Seconds after which a run counts as hanging.
 DEADLINE = 100.0
 # Seconds for a process to come into the phase in which a fault is to hit it.
-_PATIENCE = 3.0
+_EVENT_TIMEOUT = 3.0
 
 
 @dataclasses.dataclass
@@ -194,7 +194,7 @@ class _Run:
 
   def _arm(self, member: Member, event: Event) -> None:
     """Has a fault wait for a phase of a process, or injects it at once."""
-    self._armed = member, event, time.monotonic() + _PATIENCE
+    self._armed = member, event, time.monotonic() + _EVENT_TIMEOUT
     if event.phase:
       member.process.send(do="fault", phase=event.phase, after=event.after)
     else:

@@ -451,7 +451,7 @@ def test_samples_are_leased_by_integers_of_numpy():
 
 def test_an_interrupt_ends_all_embedded_replicas(request):
   """Nobody else has a handle to them: they would train on."""
-  before = runs.coordinator_threads(patience=0.0)
+  before = runs.coordinator_threads(timeout=0.0)
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
   main, end = threading.main_thread().ident, time.monotonic() + 60.0
@@ -466,7 +466,7 @@ def test_an_interrupt_ends_all_embedded_replicas(request):
   with pytest.raises(KeyboardInterrupt):
     coordinator.run_embedded(train, 3, optax.sgd(0.1), jnp.zeros(2), **_PATIENT)
   assert time.monotonic() < end
-  assert not runs.coordinator_threads(before, patience=0.0)
+  assert not runs.coordinator_threads(before, timeout=0.0)
 
 
 def test_an_early_end_waits_for_all_embedded_replicas(

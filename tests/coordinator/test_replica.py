@@ -412,10 +412,10 @@ def test_parameters_that_are_sharded_over_local_devices():
 
 
 def test_the_threads_of_a_closed_replica_end():
-  before = runs.coordinator_threads(patience=0.0)
+  before = runs.coordinator_threads(timeout=0.0)
   with endpoint.World() as world:
     one = runs.make(world, 0, k=1, n=1).start()
-    assert runs.coordinator_threads(before, patience=0.0)
+    assert runs.coordinator_threads(before, timeout=0.0)
     one.close()
   assert not runs.coordinator_threads(before)
   one.close()

@@ -8,17 +8,17 @@ from optax_dist.coordinator.aggregation.reducer import Reducer
 from optax_dist.coordinator.protocol import entries
 
 
-def average(place, gradients, weights=None, counts=None, slices=1):
+def average(layout, gradients, weights=None, counts=None, slices=1):
   """The bytes of the mean.
 
   Args:
-    place: the layout of the gradients.
+    layout: the layout of the gradients.
     gradients: the bytes of each.
     weights: of each; 1.0 by default.
     counts: how many gradients are summed in each; 1 by default.
     slices: into how many the work is cut.
   """
-  reducer = Reducer(place)
+  reducer = Reducer(layout)
   ones = [1] * len(gradients)
   parts = [
     entries.Part(i, i, 0, 0, 0, count, float(weight))
@@ -26,9 +26,9 @@ def average(place, gradients, weights=None, counts=None, slices=1):
       zip(counts or ones, weights or ones, strict=True)
     )
   ]
-  out = np.zeros(place.nbytes, np.uint8)
-  for start, stop in itertools.pairwise(place.cuts(slices)):
-    low, high = place.bytes_of(start, stop)
+  out = np.zeros(layout.nbytes, np.uint8)
+  for start, stop in itertools.pairwise(layout.cuts(slices)):
+    low, high = layout.bytes_of(start, stop)
     rows = [np.frombuffer(raw, np.uint8)[low:high] for raw in gradients]
     reducer.slice(reducer.sum_of(parts), rows, start, stop, out[low:high])
   return out.tobytes()

@@ -132,7 +132,7 @@ def test_an_exact_step_has_no_stale_gradients():
 def test_a_token_twice_is_one_working_replica():
   state = joined(4, 2, 2)
   assert state.working == 2
-  state.ask(0, 3)
+  state.request(0, 3)
   assert state.working == 2
   assert state.replicas.get(0).requested == 3
   assert state.decisions == [quorum.Token(0, 0, 3)]

@@ -51,7 +51,7 @@ class Result:
     events: that happened.
     violation: what did not hold; "" if all did.
     trace: the events, if they were asked for.
-    transcript: what happened, for people, if that was asked for.
+    transcript: what happened, human-readable, if that was asked for.
     ended: whether the run ended well.
     excuses: for what replicas were excused that failed.
   """

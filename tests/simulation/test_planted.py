@@ -7,12 +7,12 @@ import pytest
 from tests.simulation import faults, planted, shrink
 
 # So many schedules run at the most.
-_MOST = 400
+_MAX_SCHEDULES = 400
 
 
 @pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda f: f.name)
 def test_a_planted_fault_is_found_by_its_rule(fault):
-  found = planted.find(fault, _MOST)
+  found = planted.find(fault, _MAX_SCHEDULES)
   assert found is not None
   assert not fault.kind.run(found.schedule).violation  # Without the fault.
 
@@ -25,7 +25,7 @@ def test_a_fault_that_has_no_place_is_an_error():
 
 def test_a_failing_schedule_is_made_smaller():
   fault = next(f for f in planted.FAULTS if f.rule == "A9")
-  found = planted.find(fault, _MOST)
+  found = planted.find(fault, _MAX_SCHEDULES)
   with planted.plant(fault):
     fails = lambda s: faults.run(s).violation.startswith(fault.rule)
     small = shrink.shrink(found.schedule, fails, most=60)

@@ -1,4 +1,4 @@
-"""What a replayed schedule prints for people; the files are behaviour."""
+"""What a replayed schedule prints; the files are behaviour."""
 
 import pathlib
 

@@ -94,7 +94,7 @@ class Line:
       self._host,
       ended=tuple(sorted(never_joined)),
       given_up=given_up,
-      gone=tuple(sorted(ended)),
+      ended_members=tuple(sorted(ended)),
     )
     if host != self._host:
       self._host = host

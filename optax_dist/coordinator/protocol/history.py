@@ -87,7 +87,9 @@ class History:
 
   def lost(self) -> list[Departed]:
     """The replicas that may come back."""
-    return [gone for gone in self.departed.values() if not gone.left]
+    return [
+      departed for departed in self.departed.values() if not departed.left
+    ]
 
   def has_left(self, incarnation: int) -> bool:
     """Whether a membership has ended since its replica left."""
@@ -150,9 +152,9 @@ class History:
       case Joined(member):
         self._admit(member)
       case Removed(incarnation, left):
-        gone = self.members.pop(incarnation, None)
-        if gone is not None:
-          self.departed[gone.replica] = Departed(gone, left, self.step)
+        former = self.members.pop(incarnation, None)
+        if former is not None:
+          self.departed[former.replica] = Departed(former, left, self.step)
       case Committed():
         step = entry.round.step
         if step != self.step:

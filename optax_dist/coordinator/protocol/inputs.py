@@ -88,13 +88,13 @@ class NeverJoined(Struct):
   Attributes:
     replicas: all of them, so far.
     given_up: why some of them do not start again; "" if they do.
-    gone: processes that were members, and have ended: a coordinator that has
+    ended_members: processes that were members, and have ended: a coordinator that has
       started again need not wait for their calls.
   """
 
   replicas: tuple[ReplicaId, ...]
   given_up: str = ""
-  gone: tuple[Process, ...] = ()
+  ended_members: tuple[Process, ...] = ()
 
 
 # What a replica tells its coordinator is an input as it is, once it has happened

@@ -466,7 +466,7 @@ class Host(Struct):
     replicas: those that have processes on this host.
     ended: of these, the ones that have ended, and have never joined.
     given_up: why some of these do not start again; "" if they do.
-    gone: processes on this host that have been members, and have ended.
+    ended_members: processes on this host that have been members, and have ended.
   """
 
   run: str
@@ -476,7 +476,7 @@ class Host(Struct):
   replicas: tuple[ReplicaId, ...] = ()
   ended: tuple[ReplicaId, ...] = ()
   given_up: str = ""
-  gone: tuple[Process, ...] = ()
+  ended_members: tuple[Process, ...] = ()
 
 
 class Rival(Struct):

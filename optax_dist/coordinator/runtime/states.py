@@ -184,8 +184,8 @@ class States:
     self._shards, self._post = shards, post
     self.inner, self._is_own = inner, False
     blocks = shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
-    self._place = layout.layout(blocks)
-    self.nbytes = self._place.nbytes
+    self._layout = layout.layout(blocks)
+    self.nbytes = self._layout.nbytes
     self._background = background if self.nbytes > _SMALL else None
     # The first update may be slow.
     self.seconds, self._is_quick = 0.0, False
@@ -256,7 +256,7 @@ class States:
     leaves = jax.tree.leaves((value, state.inner))
     if self._shards is not None:
       leaves = self._shards.split(leaves)
-    means.write([as_numpy(leaf) for leaf in leaves], self._place, out)
+    means.write([as_numpy(leaf) for leaf in leaves], self._layout, out)
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
     """Computes a digest; `done` is called on the event loop."""
@@ -282,7 +282,7 @@ class States:
       done()
 
   def _read(self, raw: np.ndarray) -> Any:
-    arrays = means.read(self._place, raw)
+    arrays = means.read(self._layout, raw)
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     pairs = zip(self._restorers, arrays, strict=True)

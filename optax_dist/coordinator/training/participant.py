@@ -188,7 +188,7 @@ class Participant:
     if model.is_fresh:
       self.driver.arrays.states.keep(model.parts.inner)
     # Slightly longer than the core's own deadline.
-    self._patience = made.deadlines.replica + 1.0
+    self._wait_timeout = made.deadlines.replica + 1.0
     self.encoder = Encoder(
       model, template, self.samples, jobs.is_inline(model, settings)
     )
@@ -424,14 +424,14 @@ class Participant:
     if self.closed and not ready():
       self.raise_failure()
     self.watchdog.steps.end()
-    if self.inbox.wait(ready, self._patience):
+    if self.inbox.wait(ready, self._wait_timeout):
       self._watch()
       return
     self.raise_failure()
     if self.inbox.finished is not None:
       return
     raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {self._patience:.1f} s {what}."
+      f"Replica {self.replica!r} has waited {self._wait_timeout:.1f} s {what}."
       f" {self.driver.missing()}"
     )
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optax_dist.coordinator.aggregation import layout, wire_formats
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import wire_formats
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "bool")
 
@@ -33,16 +34,16 @@ def specs(drawn):
 
 @given(leaves_of, st.sampled_from(wire_formats.WIRES), st.integers(1, 7))
 def test_slices_cover_every_byte_once(drawn, kind, parts):
-  place = layout.layout(specs(drawn), kind)
-  cuts = place.cuts(parts)
+  layout = layouts.layout(specs(drawn), kind)
+  cuts = layout.cuts(parts)
   assert cuts[0] == 0
-  assert cuts[-1] == place.elements
+  assert cuts[-1] == layout.elements
   assert list(cuts) == sorted(cuts)
-  covered = np.zeros(place.nbytes, int)
+  covered = np.zeros(layout.nbytes, int)
   for start, stop in itertools.pairwise(cuts):
-    first, last = place.bytes_of(start, stop)
+    first, last = layout.bytes_of(start, stop)
     counted = 0
-    for chunk in place.chunks(start, stop):
+    for chunk in layout.chunks(start, stop):
       covered[first:last][chunk.bytes] += 1
       counted += chunk.size
       size = chunk.codec.nbytes(chunk.size)
@@ -51,14 +52,14 @@ def test_slices_cover_every_byte_once(drawn, kind, parts):
     assert counted == stop - start
   assert covered.max(initial=1) == 1
   # What no slice has is what fills a group up to a multiple of 64 bytes.
-  assert (covered == 0).sum() < 64 * (len(place.groups) + 1)
+  assert (covered == 0).sum() < 64 * (len(layout.groups) + 1)
 
 
 @given(leaves_of, st.sampled_from(("float32", "bfloat16")))
 def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
-  place = layout.layout(specs(drawn), kind)
-  taken = np.zeros(place.nbytes, int)
-  for leaf in place.leaves:
+  layout = layouts.layout(specs(drawn), kind)
+  taken = np.zeros(layout.nbytes, int)
+  for leaf in layout.leaves:
     start, stop = leaf.begin, leaf.end
     itemsize = leaf.codec.nbytes(1)
     assert start % min(64, 16 * itemsize) == 0
@@ -68,13 +69,13 @@ def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
 
 
 def test_slices_are_nearly_equal():
-  place = layout.layout([np.zeros(100_003, np.float32)])
+  layout = layouts.layout([np.zeros(100_003, np.float32)])
   for parts in (3, 4, 5, 8):
-    sizes = np.diff(place.cuts(parts))
+    sizes = np.diff(layout.cuts(parts))
     assert sizes.max() - sizes.min() <= 2 * 16
 
 
 @pytest.mark.parametrize("size", [100_000, 1_000_000, 25_000_000])
 def test_whole_blocks_need_no_padding(size):
   leaves = [np.broadcast_to(np.float32(0), (size // 10,))] * 10
-  assert layout.layout(leaves).nbytes == 4 * size
+  assert layouts.layout(leaves).nbytes == 4 * size

@@ -7,7 +7,9 @@ import pytest
 from averages import average
 
 from optax_dist.coordinator.aggregation import (
-  layout,
+  layout as layouts,
+)
+from optax_dist.coordinator.aggregation import (
   means,
   wire_formats,
 )
@@ -37,13 +39,13 @@ def gradients(members):
 
 def averaged(all_leaves, kind, slices, weights=None, counts=None):
   """The mean by way of buffers that are cut into slices."""
-  place = layout.layout(all_leaves[0], kind)
+  layout = layouts.layout(all_leaves[0], kind)
   buffers = []
   for leaves in all_leaves:
-    buffer = np.zeros(place.nbytes, np.uint8)
-    assert means.write(leaves, place, buffer)
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    assert means.write(leaves, layout, buffer)
     buffers.append(buffer)
-  return means.read(place, average(place, buffers, weights, counts, slices))
+  return means.read(layout, average(layout, buffers, weights, counts, slices))
 
 
 def by_hand(all_leaves, weights=None, count=None):
@@ -100,27 +102,27 @@ def test_the_bytes_of_a_leaf_do_not_depend_on_its_neighbors(wire):
   found = []
   for size in (3, 5000):
     leaves = [np.full(size, 100.0, np.float32), shard]
-    place = layout.layout(leaves, wire)
-    raw = np.zeros(place.nbytes, np.uint8)
-    assert means.write(leaves, place, raw)
-    start, stop = place.leaves[1].begin, place.leaves[1].end
+    layout = layouts.layout(leaves, wire)
+    raw = np.zeros(layout.nbytes, np.uint8)
+    assert means.write(leaves, layout, raw)
+    start, stop = layout.leaves[1].begin, layout.leaves[1].end
     found.append(
-      (raw[start:stop].tobytes(), means.read(place, raw)[1].tobytes())
+      (raw[start:stop].tobytes(), means.read(layout, raw)[1].tobytes())
     )
   assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", wire_formats.WIRES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [10, 3 * layout.CHUNK])
+@pytest.mark.parametrize("size", [10, 3 * layouts.CHUNK])
 def test_gradients_that_are_not_finite_are_reported(kind, bad, size):
   leaves = [np.ones(size, np.float32), np.ones(3, np.float64)]
-  place = layout.layout(leaves, kind)
-  buffer = np.zeros(place.nbytes, np.uint8)
-  assert means.write(leaves, place, buffer)
+  layout = layouts.layout(leaves, kind)
+  buffer = np.zeros(layout.nbytes, np.uint8)
+  assert means.write(leaves, layout, buffer)
   for leaf in leaves:
     leaf[-1] = bad
-    assert not means.write(leaves, place, buffer)
+    assert not means.write(leaves, layout, buffer)
     leaf[-1] = 1.0
 
 
@@ -134,22 +136,22 @@ def test_a_mean_in_bfloat16_keeps_numbers_below_the_smallest_normal_one(size):
   np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("size", [10, 3 * layout.CHUNK])
+@pytest.mark.parametrize("size", [10, 3 * layouts.CHUNK])
 @pytest.mark.parametrize("made", [np.asarray, jnp.asarray])
 def test_a_number_that_bfloat16_rounds_to_infinity_is_reported(size, made):
   leaf = np.ones(size, np.float32)
-  place = layout.layout([leaf], "bfloat16")
-  buffer = np.zeros(place.nbytes, np.uint8)
+  layout = layouts.layout([leaf], "bfloat16")
+  buffer = np.zeros(layout.nbytes, np.uint8)
   leaf[-1] = 3.389e38
-  assert means.write([made(leaf)], place, buffer)
+  assert means.write([made(leaf)], layout, buffer)
   leaf[-1] = 3.4e38
-  assert not means.write([made(leaf)], place, buffer)
+  assert not means.write([made(leaf)], layout, buffer)
 
 
 def test_numbers_whose_sum_overflows_are_finite():
   leaves = [np.full(100, 3e38, np.float32)]
-  place = layout.layout(leaves)
-  assert means.write(leaves, place, np.zeros(place.nbytes, np.uint8))
+  layout = layouts.layout(leaves)
+  assert means.write(leaves, layout, np.zeros(layout.nbytes, np.uint8))
 
 
 def numbers(seed, size=5000):
@@ -158,9 +160,9 @@ def numbers(seed, size=5000):
 
 def placed(leaves, wire="float32"):
   """The parts of a gradient that stays in place, and its buffer."""
-  place = layout.layout(leaves, wire)
-  out = np.full(place.nbytes, 255, np.uint8)
-  return place, means.write(leaves, place, out, in_place=True), out
+  layout = layouts.layout(leaves, wire)
+  out = np.full(layout.nbytes, 255, np.uint8)
+  return layout, means.write(leaves, layout, out, in_place=True), out
 
 
 def test_a_gradient_in_place_has_the_bytes_of_one_that_is_copied(monkeypatch):
@@ -174,12 +176,12 @@ def test_a_gradient_in_place_has_the_bytes_of_one_that_is_copied(monkeypatch):
     jnp.arange(64, dtype=jnp.int32),
     jnp.asarray(numbers(3, 128)),
   ]
-  place, parts, out = placed(leaves)
+  layout, parts, out = placed(leaves)
   for each in parts[::2]:  # What does not stay is in the buffer.
     assert np.shares_memory(np.frombuffer(each, np.uint8), out) or not each
   raw = np.frombuffer(b"".join(parts), np.uint8)
-  assert raw.size == place.nbytes
-  for got, leaf in zip(means.read(place, raw), leaves, strict=True):
+  assert raw.size == layout.nbytes
+  for got, leaf in zip(means.read(layout, raw), leaves, strict=True):
     np.testing.assert_array_equal(got, leaf)
   where = {np.frombuffer(part, np.uint8).ctypes.data for part in parts if part}
   stays = [leaf.unsafe_buffer_pointer() in where for leaf in leaves]
@@ -222,6 +224,6 @@ def test_numbers_in_place_are_checked(bad, where):
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
 def test_bytes_of_another_model_are_refused(wire):
-  place = layout.layout([numbers(0)], wire)
+  layout = layouts.layout([numbers(0)], wire)
   with pytest.raises(ValueError, match=r"mean of this model has .* got 4"):
-    means.read(place, b"1234")
+    means.read(layout, b"1234")

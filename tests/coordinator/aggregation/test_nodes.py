@@ -9,7 +9,9 @@ import pytest
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import (
-  layout,
+  layout as layouts,
+)
+from optax_dist.coordinator.aggregation import (
   means,
   nodes,
   reducer,
@@ -28,10 +30,10 @@ TEMPLATE = [
 DENORMAL = 1e-40
 
 
-def make_summing(place, slots):
+def make_summing(layout, slots):
   """Adds up micro-batches, in memory of this process."""
   return nodes.Summing(
-    place, slots, lambda: memoryview(bytearray(place.nbytes))
+    layout, slots, lambda: memoryview(bytearray(layout.nbytes))
   )
 
 
@@ -61,9 +63,9 @@ def by_hand(slots, wire, start, stop):
   return [(work(a) + work(b)).astype(a.dtype) for a, b in pairs]
 
 
-def decoded(place, raw):
+def decoded(layout, raw):
   found = []
-  for leaf in place.leaves:
+  for leaf in layout.leaves:
     numbers = raw[leaf.begin : leaf.end].view(leaf.codec.stored)
     found.append(numbers.reshape(leaf.shape))
   return found
@@ -83,7 +85,7 @@ def summed(summing, slots):
   return total
 
 
-def mean(place, slots, sums):
+def mean(layout, slots, sums):
   """The mean of the sums of several replicas, as the coordinator averages them."""
   data = ledger.Batches(2 * slots, 2 * slots, micro_batch=2, deterministic=True)
   parts = [
@@ -100,7 +102,7 @@ def mean(place, slots, sums):
     for i, total in enumerate(sums)
   ]
   gradients = [b"".join(a.tobytes() for a in total.arrays) for total in sums]
-  return reducer.Reducer(place, data).whole(parts, gradients)
+  return reducer.Reducer(layout, data).whole(parts, gradients)
 
 
 def assignments(count, replicas, seed):
@@ -118,42 +120,42 @@ def assignments(count, replicas, seed):
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_sum_has_the_bits_of_the_tree(wire):
-  place = layout.layout(TEMPLATE, wire)
-  summing = make_summing(place, slots=7)
+  layout = layouts.layout(TEMPLATE, wire)
+  summing = make_summing(layout, slots=7)
   for order in itertools.permutations([2, 3, 4, 5]):
     total = summed(summing, order)
     assert total.spans == ((2, 4), (4, 6))
     for span, raw in zip(total.spans, total.arrays, strict=True):
-      same_bits(decoded(place, raw), by_hand(7, wire, *span))
+      same_bits(decoded(layout, raw), by_hand(7, wire, *span))
   whole = summed(summing, [6, 0, 5, 1, 4, 2, 3])
   assert whole.spans == ((0, 7),)
-  same_bits(decoded(place, whole.arrays[0]), by_hand(7, wire, 0, 7))
+  same_bits(decoded(layout, whole.arrays[0]), by_hand(7, wire, 0, 7))
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
   """As the coordinator averages what came in messages."""
-  place = layout.layout(TEMPLATE, wire)
-  summing = make_summing(place, slots=11)
-  want = mean(place, 11, [summed(summing, range(11))])
+  layout = layouts.layout(TEMPLATE, wire)
+  summing = make_summing(layout, slots=11)
+  want = mean(layout, 11, [summed(summing, range(11))])
   for seed in range(4):
     sums = [summed(summing, s) for s in assignments(11, replicas, seed)]
-    assert mean(place, 11, sums) == want
+    assert mean(layout, 11, sums) == want
 
 
 def test_denormals_are_not_lost():
   template = [np.zeros(64, np.float32)]
-  place = layout.layout(template)
-  summing = make_summing(place, slots=2)
+  layout = layouts.layout(template)
+  summing = make_summing(layout, slots=2)
   least = [np.full(64, 3e-45, np.float32)]
   total = summing.add(summing.encode(0, least), summing.encode(1, least))
-  raw = mean(place, 2, [total])
-  np.testing.assert_array_equal(means.read(place, raw)[0], least[0])
+  raw = mean(layout, 2, [total])
+  np.testing.assert_array_equal(means.read(layout, raw)[0], least[0])
 
 
 def test_a_sum_that_was_submitted_stays_as_it_is():
-  summing = make_summing(layout.layout(TEMPLATE), slots=8)
+  summing = make_summing(layouts.layout(TEMPLATE), slots=8)
   total = summed(summing, [0, 1, 2])
   before = [array.tobytes() for array in total.arrays]
   after = summed(summing, [0, 1, 2, 3])
@@ -166,39 +168,39 @@ def test_a_sum_that_was_submitted_stays_as_it_is():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("leaf", [0, 2])
 def test_a_gradient_that_is_not_finite_counts_as_zeros(bad, leaf):
-  place = layout.layout(TEMPLATE)
-  summing = make_summing(place, slots=4)
+  layout = layouts.layout(TEMPLATE)
+  summing = make_summing(layout, slots=4)
   grads = gradient(1)
   grads[leaf].reshape(-1)[-1] = bad
   assert summing.encode(1, grads) is None
   total = summing.add(summed(summing, [0]), summing.zeros(1))
   zeros = [np.zeros_like(x) for x in grads]
   want = [a + b for a, b in zip(gradient(0), zeros, strict=True)]
-  same_bits(decoded(place, total.arrays[0]), want)
+  same_bits(decoded(layout, total.arrays[0]), want)
 
 
 def test_what_rounds_to_infinity_is_not_finite():
   template = [np.zeros(32, np.float32)]
   largest = [np.full(32, np.finfo(np.float32).max, np.float32)]
   for wire, finite in (("float32", True), ("bfloat16", False)):
-    summing = make_summing(layout.layout(template, wire), slots=2)
+    summing = make_summing(layouts.layout(template, wire), slots=2)
     assert (summing.encode(0, largest) is not None) == finite
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 def test_equal_gradients_have_equal_bytes(wire):
   """Also between leaves, so that their digests can be compared."""
-  summing = make_summing(layout.layout(TEMPLATE, wire), slots=2)
+  summing = make_summing(layouts.layout(TEMPLATE, wire), slots=2)
   np.full(1 << 20, 255, np.uint8)  # Likely the memory that is used next.
   first = summing.encode(0, gradient(0)).arrays[0].copy()
   assert summing.encode(0, gradient(0)).arrays[0].tobytes() == first.tobytes()
 
 
 def test_slots_that_are_missing_are_refused():
-  place = layout.layout(TEMPLATE)
-  total = summed(make_summing(place, slots=3), [0, 1])
+  layout = layouts.layout(TEMPLATE)
+  total = summed(make_summing(layout, slots=3), [0, 1])
   with pytest.raises(ValueError, match="don't make up"):
-    mean(place, 3, [total])
+    mean(layout, 3, [total])
 
 
 def test_all_slots_of_a_step_are_its_root():

@@ -13,7 +13,9 @@ from averages import average
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import gradient as gradients
 from optax_dist.coordinator.aggregation import (
-  layout,
+  layout as layouts,
+)
+from optax_dist.coordinator.aggregation import (
   means,
   nodes,
   reducer,
@@ -132,17 +134,17 @@ class Side:
     now, still = transport.now, transport.idle
     transport.now = lambda: now() + group.late
     transport.idle = lambda *array: still(*array) + group.late
-    self.place = layout.layout(template, wire)
+    self.layout = layouts.layout(template, wire)
     rng = np.random.default_rng(index)
     self.leaves = [
       (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
     ]
     data = None
     if slots is None:
-      memory = self.transport.allocate(self.place.nbytes)
+      memory = self.transport.allocate(self.layout.nbytes)
       self._memory = weakref.ref(memory.obj)
       out = np.frombuffer(memory, np.uint8)
-      self.written = means.write(self.leaves, self.place, out)
+      self.written = means.write(self.leaves, self.layout, out)
     else:
       count = sum(map(len, slots))
       data = ledger.Batches(
@@ -154,16 +156,16 @@ class Side:
     self.answers = []
     self.all = aggregation.Aggregations(
       self.transport,
-      reducer.Reducer(self.place, data),
+      reducer.Reducer(self.layout, data),
       deadlines.of(300.0, transfer_timeout=timeout),
       self.answers.append,
     )
 
   def nodes(self, slots, count):
     """The sum of slots, each with a gradient of its own."""
-    nbytes = self.place.nbytes
+    nbytes = self.layout.nbytes
     memory = lambda: self.transport.allocate(nbytes)
-    summing = nodes.Summing(self.place, count, memory)
+    summing = nodes.Summing(self.layout, count, memory)
     total = None
     for slot in slots:
       rng = np.random.default_rng(slot)
@@ -183,7 +185,7 @@ class Side:
     return self._memory() is None
 
   def mean(self, round_=None):
-    return means.read(self.place, self.all.mean(round_ or attempt_id()))
+    return means.read(self.layout, self.all.mean(round_ or attempt_id()))
 
 
 def by_hand(sides, weights=None, count=None):
@@ -229,11 +231,11 @@ def test_it_is_the_mean_that_the_leader_would_have_made(wire):
   group = DtypeBuffer(3, wire=wire)
   group.average()
   whole = average(
-    group.sides[0].place, [bytes(side.written[0]) for side in group.sides]
+    group.sides[0].layout, [bytes(side.written[0]) for side in group.sides]
   )
   for side in group.sides:
     for got, want in zip(
-      side.mean(), means.read(side.place, whole), strict=True
+      side.mean(), means.read(side.layout, whole), strict=True
     ):
       np.testing.assert_array_equal(got, want)
 
@@ -242,7 +244,7 @@ def test_it_is_the_mean_that_the_leader_would_have_made(wire):
 def test_no_byte_more_than_needed_is_moved(members):
   group = DtypeBuffer(members, readers=1)
   group.average()
-  size = group.sides[0].place.nbytes
+  size = group.sides[0].layout.nbytes
   exact = 2 * size * (members - 1) / members
   for side in group.sides[:members]:
     assert side.transport.bytes_in == pytest.approx(exact, rel=0.01)
@@ -436,13 +438,13 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
   group = DtypeBuffer(members, readers, wire)
   group.average()
   whole = average(
-    group.sides[0].place,
+    group.sides[0].layout,
     [bytes(side.written[0]) for side in group.sides[:members]],
   )
   for side in group.sides:
     assert side.answers == [messages.Done(attempt_id())]
     for got, want in zip(
-      side.mean(), means.read(side.place, whole), strict=True
+      side.mean(), means.read(side.layout, whole), strict=True
     ):
       np.testing.assert_array_equal(got, want)
   for side in group.sides:

@@ -7,7 +7,8 @@ from averages import average
 from compressing import received
 
 from optax_dist import compression
-from optax_dist.coordinator.aggregation import layout, means, wire_formats
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import means, wire_formats
 
 BLOCK = wire_formats.Int8.quantum
 
@@ -98,19 +99,19 @@ def test_int8_of_numbers_too_small_for_a_scale_is_finite():
 
 
 def test_slices_of_int8_are_averaged_as_the_whole_is():
-  place = layout.layout([np.zeros(5 * BLOCK, np.float32)], "int8")
+  layout = layouts.layout([np.zeros(5 * BLOCK, np.float32)], "int8")
   gradients = []
   for seed in range(2):
-    raw = np.zeros(place.nbytes, np.uint8)
-    assert means.write([normal(5 * BLOCK, seed)], place, raw)
+    raw = np.zeros(layout.nbytes, np.uint8)
+    assert means.write([normal(5 * BLOCK, seed)], layout, raw)
     gradients.append(raw)
-  whole = average(place, gradients, [1.0, 0.5])
-  assert average(place, gradients, [1.0, 0.5], slices=3) == whole
+  whole = average(layout, gradients, [1.0, 0.5])
+  assert average(layout, gradients, [1.0, 0.5], slices=3) == whole
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 def test_bytes_of_zeros_are_a_mean_of_zeros(wire):
   leaves = [np.ones(9000, np.float32), np.ones(3, np.float16)]
-  place = layout.layout(leaves, wire)
-  for leaf in means.read(place, np.zeros(place.nbytes, np.uint8)):
+  layout = layouts.layout(leaves, wire)
+  for leaf in means.read(layout, np.zeros(layout.nbytes, np.uint8)):
     np.testing.assert_array_equal(leaf, np.zeros_like(leaf))

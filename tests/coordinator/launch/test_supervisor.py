@@ -6,7 +6,7 @@ from optax_dist.coordinator.launch import supervisor as sup
 
 
 class _Made:
-  """A supervisor whose effects for people are apart from the others."""
+  """A supervisor whose messages are kept apart from its other effects."""
 
   def __init__(self, count=3, elsewhere=0, **policy):
     policy = sup.Policy(**policy)

@@ -35,7 +35,7 @@ def test_who_knows_more_speaks_first(timeout, transfer, silence):
   assert found.replica >= timeout + 2 * found.reconnect
 
 
-def test_options_decide_the_patience_and_the_silence():
+def test_options_decide_all_timeouts():
   assert deadlines.of(300.0, transfer_timeout=4.0).transfer == 4.0
   found = deadlines.of(300.0, silence_timeout=2.0)
   assert (found.reconnect, found.silence) == (2.0, 2.0)

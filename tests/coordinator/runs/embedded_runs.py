@@ -298,15 +298,15 @@ def check_ledger(
 
 
 def coordinator_threads(
-  before: Sequence[threading.Thread] = (), patience: float = 60.0
+  before: Sequence[threading.Thread] = (), timeout: float = 60.0
 ) -> list[threading.Thread]:
   """Threads of replicas and coordinators that are still there after a while.
 
   Args:
     before: threads that are not meant: earlier tests may have left some.
-    patience: seconds that they may take to end.
+    timeout: seconds that they may take to end.
   """
-  end = time.monotonic() + patience
+  end = time.monotonic() + timeout
   while True:
     left = [
       thread

@@ -26,7 +26,7 @@ def hangs():
 
   All at once: their deadlines are beyond what a busy machine delays.
   """
-  patience = {"timeout": 2.8, "transfer_timeout": 2.5, "silence_timeout": 1.1}
+  limits = {"timeout": 2.8, "transfer_timeout": 2.5, "silence_timeout": 1.1}
   released, results, threads = threading.Event(), [], []
   hang = lambda: released.wait(120.0)
   plan = {(phase, 2 * i, 2): hang for i, phase in enumerate(PHASES)}
@@ -39,7 +39,7 @@ def hangs():
         together.wait(60.0)
         runs.to_step(STEPS)(replica, result)
 
-      one = runs.make(world, replica, k=2, n=2, inline_bytes=0, **patience)
+      one = runs.make(world, replica, k=2, n=2, inline_bytes=0, **limits)
       results.append(runs.Result())
       threads.append(runs.start(one, train, results[-1]))
     for thread in threads[1::2]:

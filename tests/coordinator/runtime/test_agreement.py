@@ -135,7 +135,7 @@ def test_structures_that_print_addresses_agree():
 
 
 def test_a_replica_with_other_settings_is_refused_by_name(caplog):
-  before = runs.coordinator_threads(patience=0.0)
+  before = runs.coordinator_threads(timeout=0.0)
   with (
     endpoint.World() as world,
     runs.make(world, 0, k=1, n=2).start() as first,

@@ -170,7 +170,7 @@ def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
   dropped, monkeypatch, caplog
 ):
   """Nobody answers, and it would wait for its timeout."""
-  before = runs.coordinator_threads(patience=0.0)
+  before = runs.coordinator_threads(timeout=0.0)
   original = driver.Driver.start
 
   def start(self, *arguments):

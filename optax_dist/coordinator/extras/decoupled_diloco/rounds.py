@@ -19,7 +19,7 @@ from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
 from optax_dist.coordinator.protocol.entries import Incarnation, Part
 from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies.policy import (
-  Judgement,
+  GradientCheck,
   Next,
   Policy,
 )
@@ -101,13 +101,13 @@ class Rounds(Policy):
 
   def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
-  ) -> Judgement:
+  ) -> GradientCheck:
     refusal = ""
     try:
       self._work[incarnation] = WORK.decode(message.work)
     except codec.BadMessage as error:
       refusal = f"a contribution without its work ({error})"
-    return Judgement(refusal, message.finite)
+    return GradientCheck(refusal, message.finite)
 
   def removed(self, incarnation: Incarnation) -> None:
     self._work.pop(incarnation, None)
@@ -125,7 +125,7 @@ class Rounds(Policy):
     incarnation: Incarnation,
     message: SubmitGradient,
     arriving: bool,
-    asked: int | None,
+    requested: int | None,
     reason: str,
   ) -> Spans:
     work = self._work.get(incarnation)

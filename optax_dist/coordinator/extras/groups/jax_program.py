@@ -49,7 +49,7 @@ def meet(
     address,
     f"{number}.{index}",
     secret.encode(),
-    deadlines.silence(meeting.PATIENCE),
+    deadlines.silence(meeting.MEETING_TIMEOUT),
     bind=launched.local_addr,
     advertise=launched.local_addr,
     certificates=certificates,

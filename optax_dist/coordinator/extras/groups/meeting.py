@@ -22,7 +22,7 @@ from optax_dist.coordinator.runtime import endpoint as endpoints
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for the other processes, and until it says for whom.
-PATIENCE, _SAYS_SO = 300.0, 10.0
+MEETING_TIMEOUT, _SAYS_SO = 300.0, 10.0
 
 
 class Meeting:
@@ -51,7 +51,7 @@ class Meeting:
     self._caller.start()
     atexit.register(self.close)
 
-  def wait(self, timeout: float = PATIENCE) -> str:
+  def wait(self, timeout: float = MEETING_TIMEOUT) -> str:
     """Waits for all processes of the replica.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol.client.means import Means, Tell
+from optax_dist.coordinator.protocol.client.means import Means, SendMessage
 from optax_dist.coordinator.protocol.client.serving import Serving
 from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.effects import Effect
@@ -55,7 +55,7 @@ class Applier:
     wants_inner: bool,
     submissions: Submissions,
     out: list[Effect],
-    tell: Tell,
+    send: SendMessage,
   ):
     """Starts with a state.
 
@@ -66,19 +66,19 @@ class Applier:
         log has all means: it has the state of another's own optimizer, too.
       submissions: told which steps are published.
       out: the list to which effects are appended.
-      tell: sends a message to the coordinator; returns whether it could.
+      send: sends a message to the coordinator; returns whether it could.
     """
-    self._submissions, self._out, self._tell = submissions, out, tell
+    self._submissions, self._out, self._send = submissions, out, send
     self._fingerprint_every = fingerprint_every
     self.step = start.step
     self.belongs_to_run = False
     self.needs = ""
     self.start: Start | None = start
     self._todo: collections.deque[Committed] = collections.deque()
-    self.means = Means(out, tell)
-    self._serving = Serving(out, tell)
+    self.means = Means(out, send)
+    self._serving = Serving(out, send)
     # Whether it has asked for a snapshot, and the one that it was told to fetch.
-    self._asked = False
+    self._has_requested = False
     self._fetch: Fetch | None = None
     # Whether it lacks the state of another's own optimizer, which it wants.
     self._lacks_inner = wants_inner
@@ -203,7 +203,7 @@ class Applier:
     """Computes the state after a commit, or sets why it can't."""
     step = commit.round.step
     if step > self.step:
-      self._need(f"it is at step {self.step} of {step}")
+      self._require_snapshot(f"it is at step {self.step} of {step}")
       return False
     hyperparams = commit.hyperparams
     if commit.mean is not None:
@@ -211,7 +211,7 @@ class Applier:
       return True
     status = self.means.status(commit.round)
     if status is None or status == "failed":
-      self._need(f"it could not have the mean of step {step}")
+      self._require_snapshot(f"it could not have the mean of step {step}")
       return False
     if status == "runs":
       return False
@@ -241,10 +241,10 @@ class Applier:
 
   # Snapshots.
 
-  def _need(self, why: str) -> None:
+  def _require_snapshot(self, why: str) -> None:
     if not self.needs:
       self.mark_stale(why)
-      self.ask()
+      self.request_snapshot()
 
   def mark_stale(self, why: str) -> None:
     """Notes that it needs a snapshot, if it wasn't noted before."""
@@ -252,22 +252,22 @@ class Applier:
       self.means.ahead = None
       self.needs = why
 
-  def tell_state(self) -> None:
+  def report_state(self) -> None:
     """Tells the coordinator which state is here: it may have come since the call."""
     if self.is_usable:
-      self._tell(Applied(self.step))
-    self.ask()
+      self._send(Applied(self.step))
+    self.request_snapshot()
 
-  def ask(self) -> None:
+  def request_snapshot(self) -> None:
     """Asks for a snapshot, if one is needed."""
-    if self.needs and self._fetch is None and not self._asked:
-      self._asked = self._tell(NeedsSnapshot(self.step))
+    if self.needs and self._fetch is None and not self._has_requested:
+      self._has_requested = self._send(NeedsSnapshot(self.step))
 
   def disconnected(self) -> None:
     """Drops the requests of a coordinator that is not connected any more."""
     self.means.forget_early()
     self._serving.forget()
-    self._asked, self._fetch = False, None
+    self._has_requested, self._fetch = False, None
 
   @property
   def _servable(self) -> int:
@@ -285,9 +285,9 @@ class Applier:
   def fetch(self, message: Fetch) -> None:
     """Fetches a snapshot, if it still needs one."""
     if not self.needs:
-      self._tell(Applied(self.step))
+      self._send(Applied(self.step))
       return
-    self._fetch, self._asked = message, False
+    self._fetch, self._has_requested = message, False
     self._out.append(message)
 
   def fetched(self, snapshot: SnapshotFetched) -> None:
@@ -303,11 +303,11 @@ class Applier:
     self._arrived_at_step()
     self.apply_ready_commits()
     if not self.needs:
-      self._tell(Applied(self.step))
+      self._send(Applied(self.step))
 
   def fetch_failed(self, failed: SnapshotFailed) -> None:
     """Handles a failed snapshot: asks for another one."""
     if self._fetch is not None and failed.transfer == self._fetch.transfer:
       self._fetch = None
       self.needs = f"the snapshot failed: {failed.reason}"
-      self.ask()
+      self.request_snapshot()

@@ -29,7 +29,7 @@ class Assignment:
     self.requested = 1
     self.lease: Spans = ()
 
-  def ask(self, count: int) -> None:
+  def request(self, count: int) -> None:
     """It should compute so many gradients."""
     if count != self.requested:
       self.requested = count

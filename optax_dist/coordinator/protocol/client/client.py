@@ -65,7 +65,7 @@ class Client:
       me.wants_inner,
       self.submissions,
       self._out,
-      self._tell,
+      self._send,
     )
     data, k = config.job.data, config.rules.replicas_to_aggregate
     unit = 0 if data is None else data.unit(k)
@@ -162,7 +162,7 @@ class Client:
       case msg.SubmitGradient():
         self._submit(input_)
       case msg.Leave(lost=True):
-        self._tell(input_)
+        self._send(input_)
         self._stop()
       case msg.SetHyperparams(values):
         self._request(self._requests.hyperparams(values), now)
@@ -258,7 +258,7 @@ class Client:
       text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
       text += " is not of the run any more: others have gone on without it"
       self._out.append(fx.Log("warning", text))
-    self.applier.tell_state()
+    self.applier.report_state()
     if self.submissions.pending is not None:
       self._arrive()
     for request in self._requests.all():
@@ -266,9 +266,9 @@ class Client:
 
   def _request(self, message: msg.Message, now: float) -> None:
     """Tells the coordinator; one that has started again is told again."""
-    self._tell(self._requests.add(message, now))
+    self._send(self._requests.add(message, now))
 
-  def _tell(self, message: msg.Message) -> bool:
+  def _send(self, message: msg.Message) -> bool:
     """Sends to the coordinator, if it is connected."""
     if self.connected:
       self._out.append(fx.Send(self._me.coordinator, message))
@@ -315,7 +315,7 @@ class Client:
         self.applier.means.cancelled(round_)
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._assignment.lease_to(self.incarnation, lease)
-        self._assignment.ask(count)
+        self._assignment.request(count)
         self._out += self.submissions.dropped(sequence, reason, whole)
       case msg.RequestGradients(sequence, count, lease):
         self._requested(sequence, count, lease)
@@ -348,7 +348,7 @@ class Client:
       self._assignment.lease_to(self.incarnation, lease, more=sequence >= 0)
     taken = self.submissions.asked_for_more(sequence)
     if taken or sequence < 0:
-      self._assignment.ask(count)
+      self._assignment.request(count)
     self._out += taken
 
   def _committed(self, commit: Committed) -> None:
@@ -424,7 +424,7 @@ class Client:
       and pending.local_step == self.applier.step
     ):
       early = self.applier.begin_early(self.incarnation, pending.sequence)
-    self._tell(
+    self._send(
       replace(
         pending,
         count=count,
@@ -453,7 +453,7 @@ class Client:
     elif math.isinf(self._end_by):
       self._end_by = now + self._config.deadlines.transfer
       applier.mark_stale("the run has ended")
-      applier.ask()
+      applier.request_snapshot()
     elif now >= self._end_by:
       replica = self._me.replica
       lacks = f"has only the parameters of step {applier.step}"

@@ -1,4 +1,4 @@
-"""The connection to the coordinator: when it is called, and what was heard of it."""
+"""The connection to the coordinator: when it is called, and its last message."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CoordinatorConnection:
     self.has_warned = False
     self.missing = self.trouble = ""
     # When it was last heard from, by which message.
-    self._heard: tuple[float, str] | None = None
+    self._last_message: tuple[float, str] | None = None
 
   @property
   def deadline(self) -> float:
@@ -67,7 +67,7 @@ class CoordinatorConnection:
 
   def note_message(self, message: object, now: float) -> None:
     """A message of the coordinator has come."""
-    self._heard = now, type(message).__name__
+    self._last_message = now, type(message).__name__
 
   def lost(self, reason: str, now: float, removed: bool) -> None:
     """The connection is lost; it is called again after a pause.
@@ -104,8 +104,8 @@ class CoordinatorConnection:
       if self.trouble:
         who += f" ({self.trouble})"
     note_message = f"{whose} has not sent a message yet"
-    if self._heard is not None:
-      at, message = self._heard
+    if self._last_message is not None:
+      at, message = self._last_message
       whose = "its" if away else f"{whose}'s"
       note_message = (
         f"{whose} last message came {now - at:.1f} s ago ({message})"

@@ -18,10 +18,10 @@ from optax_dist.coordinator.protocol.messages import (
 )
 
 # Number of means kept for readers that are slightly behind.
-KEPT = 2
+RECENT_MEANS = 2
 
 # Sends a message to the coordinator; returns whether it could.
-Tell: TypeAlias = Callable[[Message], bool]
+SendMessage: TypeAlias = Callable[[Message], bool]
 Status: TypeAlias = Literal["runs", "done", "failed"]
 
 
@@ -42,14 +42,14 @@ class Means:
     ahead: the round whose mean is applied to a speculative state, or None.
   """
 
-  def __init__(self, out: list[Effect], tell: Tell):
+  def __init__(self, out: list[Effect], send: SendMessage):
     """Starts without any.
 
     Args:
       out: the list to which effects are appended.
-      tell: sends a message to the coordinator.
+      send: sends a message to the coordinator.
     """
-    self._out, self._tell = out, tell
+    self._out, self._send = out, send
     self.ahead: RoundId | None = None
     self._work: dict[RoundId, _Work] = {}
     # An early round, until this replica has a gradient for it.
@@ -124,7 +124,7 @@ class Means:
       return False
     work.status = "done"
     if work.answers:
-      self._tell(done)
+      self._send(done)
     return True
 
   def failed(self, failed: Failed) -> None:
@@ -133,7 +133,7 @@ class Means:
     if work is not None:
       work.status = "failed"
       if work.answers and not work.committed:
-        self._tell(failed)
+        self._send(failed)
 
   def committed(self, round_: RoundId) -> None:
     """A round is in a commit."""
@@ -144,7 +144,9 @@ class Means:
   def arrived_at(self, step: int) -> None:
     """The state is that of a step; releases means that nobody needs any more."""
     for round_, work in list(self._work.items()):
-      kept = round_.step + KEPT + work.lag if work.committed else round_.step
+      kept = (
+        round_.step + RECENT_MEANS + work.lag if work.committed else round_.step
+      )
       if kept < step:
         self._drop(round_)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optax_dist.coordinator.protocol.client.means import Tell
+from optax_dist.coordinator.protocol.client.means import SendMessage
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.messages import Applied, Report, Serve
 
@@ -10,14 +10,14 @@ from optax_dist.coordinator.protocol.messages import Applied, Report, Serve
 class Serving:
   """Requests that are done as soon as the replica has the step."""
 
-  def __init__(self, out: list[Effect], tell: Tell):
+  def __init__(self, out: list[Effect], send: SendMessage):
     """Starts without requests.
 
     Args:
       out: the list to which effects are appended.
-      tell: sends a message to the coordinator.
+      send: sends a message to the coordinator.
     """
-    self._out, self._tell = out, tell
+    self._out, self._send = out, send
     self._serves: list[Serve] = []
     self._report = -1
 
@@ -42,7 +42,7 @@ class Serving:
     self._serves = [serve for serve in self._serves if serve.at_least > step]
     if 0 <= self._report <= step:
       self._report = -1
-      self._tell(Applied(step))
+      self._send(Applied(step))
 
   def forget(self) -> None:
     """Whoever has requested it is not connected any more."""

@@ -64,14 +64,14 @@ class Comparison:
     self.calls[peer] = hello
 
   def verdict(
-    self, job: Job, members: Iterable[ReplicaId], gone: int, now: float
+    self, job: Job, members: Iterable[ReplicaId], absent: int, now: float
   ) -> Verdict | None:
     """Which job the run has; None as long as more replicas have to call.
 
     Args:
       job: the one that it has begun with.
       members: the replicas that have it.
-      gone: how many replicas are known not to come.
+      absent: how many replicas are known not to come.
       now: the time.
     """
     groups = [_Group(job, set(members))]
@@ -88,7 +88,7 @@ class Comparison:
     total = max(group.job.rules.total_num_replicas for group in largest)
     called = sum(map(size, groups))
     first_is_enough = size(groups[0]) >= job.rules.replicas_to_aggregate
-    all_called = called + gone >= total or (
+    all_called = called + absent >= total or (
       first_is_enough and now >= self.until
     )
     decides = 2 * most > total or (all_called and 2 * most > called)

@@ -54,7 +54,7 @@ class Coordinator:
     self._out = Outbox(history)
     self._run: Run | None = None
     self._connected: set[Process] = set()
-    self._gone = ins.NeverJoined(())
+    self._never_joined = ins.NeverJoined(())
     self._bad = 0
 
   def step(self, input_: Input, now: float) -> list[Effect]:
@@ -94,7 +94,7 @@ class Coordinator:
         if self._run is not None:
           self._run.lost(peer, how, reason, now)
       case ins.NeverJoined():
-        self._gone = input_
+        self._never_joined = input_
         if self._run is not None:
           self._run.never_joined(input_, now)
       case ins.Malformed(peer, error):
@@ -195,5 +195,5 @@ class Coordinator:
     assert self.history.job is not None
     config = self._configure(self.history.job)
     self._run = Run(config, self.history, self._out, now)
-    if self._gone.replicas:
-      self._run.never_joined(self._gone, now)
+    if self._never_joined.replicas:
+      self._run.never_joined(self._never_joined, now)

@@ -41,7 +41,7 @@ class Hosts:
     self._here: dict[_Key, tuple[Process, msg.Host]] = {}
     # Launchers that have the rank of another one, which is asked if it lives.
     self._rivals: dict[_Key, tuple[Process, msg.Host]] = {}
-    self._gone: dict[_Key, NeverJoined] = {}
+    self._reports: dict[_Key, NeverJoined] = {}
     # Who knows that the run has ended.
     self._know_the_end: set[Process] = set()
 
@@ -65,7 +65,9 @@ class Hosts:
       self._rivals[key] = peer, host
       return [fx.Send(holder[0], msg.Rival(host.launcher))]
     self._here[key] = peer, host
-    self._gone[key] = NeverJoined(host.ended, host.given_up, host.gone)
+    self._reports[key] = NeverJoined(
+      host.ended, host.given_up, host.ended_members
+    )
     rival = self._rivals.pop(key, None)
     if rival is None:
       return []
@@ -93,7 +95,7 @@ class Hosts:
       if process == peer:
         del self._here[key]
         # Those that have joined have connections of their own.
-        self._gone[key] = NeverJoined(host.replicas, host.given_up)
+        self._reports[key] = NeverJoined(host.replicas, host.given_up)
         if key in self._rivals:
           return self.called(*self._rivals.pop(key))
         return self._missed(host) if host.given_up or how != "left" else []
@@ -122,9 +124,11 @@ class Hosts:
 
   def never_joined(self, run: str) -> NeverJoined:
     """The replicas of a run that have ended before they joined, if they never did."""
-    reports = [gone for (name, _), gone in self._gone.items() if name == run]
+    reports = [
+      report for (name, _), report in self._reports.items() if name == run
+    ]
     return NeverJoined(
-      tuple(replica for gone in reports for replica in gone.replicas),
-      "; ".join(gone.given_up for gone in reports if gone.given_up),
-      tuple(process for gone in reports for process in gone.gone),
+      tuple(replica for report in reports for replica in report.replicas),
+      "; ".join(report.given_up for report in reports if report.given_up),
+      tuple(process for report in reports for process in report.ended_members),
     )

@@ -120,21 +120,21 @@ class Run:
       self._remove(state, f"its connection was lost: {reason}")
     self._run_pending()
 
-  def never_joined(self, gone: inputs.NeverJoined, now: float) -> None:
+  def never_joined(self, report: inputs.NeverJoined, now: float) -> None:
     """Counts replicas as lost that have ended before they joined.
 
     If they are needed and do not start again, nobody waits for them: before the
     first step there is nothing to lose.
     """
     self._at(now)
-    for process in gone.gone:
+    for process in report.ended_members:
       member = self._members.of_process(process)
       if member is not None:
         self._remove(member, "its process has ended")
-    self._steps.never_joined(gone.replicas)
+    self._steps.never_joined(report.replicas)
     enough = self._steps.ruling.can_be_enough
-    if gone.given_up and self._history.has_no_commits and not enough:
-      text = f"The run needs replicas that have never joined: {gone.given_up}"
+    if report.given_up and self._history.has_no_commits and not enough:
+      text = f"The run needs replicas that have never joined: {report.given_up}"
       self._record_end(text, "CoordinatorError")
     self._run_pending()
 
@@ -449,7 +449,7 @@ class Run:
       step, since = state.leaving
       late = [s for s in self._members if s.leaving is None and not s.has(step)]
       for other in late:
-        self._snapshots.ask(other, self._steps.step)
+        self._snapshots.request_report(other, self._steps.step)
       last = len(self._members) == 1 and bool(self._history.lost())
       waits = bool(late) or last
       if not waits or self._now >= since + self._config.deadlines.transfer:
@@ -495,7 +495,7 @@ class Run:
     step = self._steps.step
     late = [s for s in self._members if not s.has(step)]
     for state in late:
-      self._snapshots.ask(state, step)
+      self._snapshots.request_report(state, step)
     if not late or self._now >= since + self._config.deadlines.transfer:
       self._record_end(self._end_reason, "")
 
@@ -551,7 +551,7 @@ class Run:
       return
     current, intake = steps.rounds.current, steps.intake
     waits = bool(intake.queue) or current is not None
-    self._snapshots.ask_those_behind(steps.step, waits and not intake.has_state)
+    self._snapshots.request_reports(steps.step, waits and not intake.has_state)
     at_least = steps.step + (current is not None and current.is_announced)
     self._snapshots.serve(steps.step, at_least, self._now)
     self._wait_for_state()

@@ -35,7 +35,7 @@ class Snapshots:
     self._members, self._out = members, out
     self._transfers = 0
     # The step at which those behind were asked.
-    self._asked_at = step
+    self._requested_at = step
 
   def serve(self, step: int, at_least: int, now: float) -> None:
     """Serves members that need a snapshot.
@@ -78,13 +78,13 @@ class Snapshots:
       self._out.send(peer, Fetch(transfer, server.process, server.address))
       self._out.send(server.process, Serve(transfer, peer, address, step))
 
-  def ask(self, state: MemberState, step: int) -> None:
+  def request_report(self, state: MemberState, step: int) -> None:
     """Asks a member to report when it has the state of a step."""
     if state.reported < step and state.is_connected:
       state.reported = step
       self._out.notify(state, Report(step))
 
-  def ask_those_behind(self, step: int, nobody: bool) -> None:
+  def request_reports(self, step: int, nobody: bool) -> None:
     """Asks members for their steps, if they may be far behind.
 
     Args:
@@ -93,12 +93,12 @@ class Snapshots:
     """
     if nobody:
       for state in self._members:
-        self.ask(state, step)
-    if step != self._asked_at:
-      self._asked_at = step
+        self.request_report(state, step)
+    if step != self._requested_at:
+      self._requested_at = step
       for state in self._members:
         if step - state.applied >= _ASK_LAG and not state.needs:
-          self.ask(state, step)
+          self.request_report(state, step)
 
   def _next_transfer(self) -> int:
     self._transfers += 1

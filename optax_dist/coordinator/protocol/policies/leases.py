@@ -23,7 +23,7 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies.audit import Verdict
 from optax_dist.coordinator.protocol.policies.policy import (
-  Judgement,
+  GradientCheck,
   Next,
   Policy,
   Request,
@@ -94,13 +94,13 @@ class LeaseManager(Policy):
         self._leave_out(move.owner, move.slots)
       self._give(move.to, move.slots)
     unit, leases = self.state.unit, {i: self.lease(i) for i in self._pending}
-    asks = [
+    requests = [
       Request(incarnation, max(1, sp.size(lease) // unit), lease)
       for incarnation, lease in leases.items()
     ]
     self._pending.clear()
     # That there is nothing (more) to compute is news in a deterministic step.
-    return [ask for ask in asks if ask.lease or slots is not None]
+    return [r for r in requests if r.lease or slots is not None]
 
   def _give(self, incarnation: Incarnation, spans: Spans) -> None:
     """A member computes what another one computes, too, or has computed."""
@@ -150,7 +150,7 @@ class LeaseManager(Policy):
     if incarnation not in self._pending:
       self._assign(incarnation, self._out(incarnation))
 
-  def ask(self, incarnation: Incarnation, count: int) -> None:
+  def request(self, incarnation: Incarnation, count: int) -> None:
     if self._slots is not None:
       self._slots.assign(incarnation, (), self.now)
     self._step(ledger.Ask(incarnation, self._share(count)))
@@ -161,7 +161,7 @@ class LeaseManager(Policy):
 
   def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
-  ) -> Judgement:
+  ) -> GradientCheck:
     refusal = ""
     if self._slots is not None:
       refusal = self._slots.admit(incarnation, message, self.now)
@@ -170,7 +170,7 @@ class LeaseManager(Policy):
       finite = ledger.are_bad(self.state, incarnation, bad)
     fits = sp.size(message.data) == message.count * self.state.unit
     fits = fits and ledger.fits(self.state, incarnation, message.data)
-    return Judgement(refusal, finite, fits)
+    return GradientCheck(refusal, finite, fits)
 
   def closes(self, state: quorum.State, first: float) -> bool:
     has_all = state.accepted_count >= quorum.needed(state) and not state.closed
@@ -210,11 +210,11 @@ class LeaseManager(Policy):
     incarnation: Incarnation,
     message: SubmitGradient,
     arriving: bool,
-    asked: int | None,
+    requested: int | None,
     reason: str,
   ) -> Spans:
     returned = reason == quorum.Reason.RETURNED
-    if returned and not arriving and asked is not None:
+    if returned and not arriving and requested is not None:
       self._step(ledger.Swap(incarnation))
       self._pending.pop(incarnation, None)
       return self.lease(incarnation)
@@ -231,8 +231,8 @@ class LeaseManager(Policy):
       # Last: who has some finite ones among them is to be trusted.
       finite = True if returned or bad else None
       self._step(ledger.Drop(incarnation, rest, finite))
-    if asked is not None:
-      self.ask(incarnation, asked)
+    if requested is not None:
+      self.request(incarnation, requested)
     self._pending.pop(incarnation, None)
     return self.lease(incarnation)
 
@@ -282,13 +282,15 @@ class LeaseManager(Policy):
     # The next leases are sent with the commit, so they cost no message.
     held = tuple([(part.incarnation, part.data) for part in parts])
     first = [p.incarnation for p in parts if p.incarnation in tokens]
-    asked = {i: tokens[i] for i in (*first, *tokens)}
+    requested = {i: tokens[i] for i in (*first, *tokens)}
     skipped = self.state.abandoned
     if self._slots is not None:
       skipped = self._slots.skipped(parts)
-      asked = self._slots.begin(parts[0].local_step + 1, asked, self.state)
-    asks = [ledger.Ask(i, max(1, count)) for i, count in asked.items()]
-    self._step(ledger.Commit(held, skipped), *asks)
+      requested = self._slots.begin(
+        parts[0].local_step + 1, requested, self.state
+      )
+    requests = [ledger.Ask(i, max(1, count)) for i, count in requested.items()]
+    self._step(ledger.Commit(held, skipped), *requests)
     # Who has nothing to compute yet must not go on with its old lease.
     leases: dict[Incarnation, Spans] = {p.incarnation: () for p in parts}
     leases |= {i: self.lease(i) for i in self._pending}

@@ -4,7 +4,7 @@ The coordinator calls its policy for each event of a gradient's life:
 
     claim  a member has come, and computes on this
     check_gradient -> accepted -> weigh -> committed, or dropped
-    ask -> announcements: what members are asked to compute next
+    request -> announcements: what members are asked to compute next
 
 Other policies decide more: `leases` says who computes on which samples, and an
 optional one (`Config.policy`) may keep a step open, and weigh. What a policy
@@ -50,7 +50,7 @@ class Request(NamedTuple):
   lease: Spans = ()
 
 
-class Judgement(NamedTuple):
+class GradientCheck(NamedTuple):
   """What a submission is worth.
 
   Attributes:
@@ -86,14 +86,14 @@ class Policy:
   exhausted: bool = False
 
   def __init__(self, sums: bool = False):
-    """Starts with no asks.
+    """Starts with no requests.
 
     Args:
       sums: whether each replica sums several gradients, and so must be told how
         many.
     """
     self._sums = sums
-    self._asks: list[Request] = []
+    self._requests: list[Request] = []
 
   def members_changed(self, state: quorum.State, lost: int) -> None:
     """A replica has joined or left, or is no longer expected.
@@ -106,14 +106,14 @@ class Policy:
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
     """A member has come to this coordinator; it was asked for `count` gradients."""
     if count:
-      self.ask(incarnation, count)
+      self.request(incarnation, count)
 
   def removed(self, incarnation: Incarnation) -> None:
     """A member was removed."""
 
   def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
-  ) -> Judgement:
+  ) -> GradientCheck:
     """A member has submitted."""
     refusal = ""
     try:
@@ -121,7 +121,7 @@ class Policy:
         SHARE.decode(message.work)
     except codec.BadMessage as error:
       refusal = f"a share of a round that is none ({error})"
-    return Judgement(refusal, message.finite)
+    return GradientCheck(refusal, message.finite)
 
   def is_blocked(self, incarnation: Incarnation) -> bool:
     """Whether a member gets no samples, since its gradients are not finite."""
@@ -140,7 +140,7 @@ class Policy:
     incarnation: Incarnation,
     message: SubmitGradient,
     arriving: bool,
-    asked: int | None,
+    requested: int | None,
     reason: str,
   ) -> Spans:
     """A gradient was dropped.
@@ -150,7 +150,7 @@ class Policy:
       message: the gradient.
       arriving: whether it was never accepted.
       reason: why, a value of `quorum.Reason`.
-      asked: the token that its member gets with the answer, if any.
+      requested: the token that its member gets with the answer, if any.
 
     Returns:
       The samples that it computes on next.
@@ -226,12 +226,12 @@ class Policy:
     """What was found where members' gradients differ; None if none do."""
     return None
 
-  def ask(self, incarnation: Incarnation, count: int) -> None:
+  def request(self, incarnation: Incarnation, count: int) -> None:
     """A member gets a token: it should compute so many gradients."""
     if self._sums:
-      self._asks.append(Request(incarnation, count))
+      self._requests.append(Request(incarnation, count))
 
   def announcements(self) -> list[Request]:
     """What is to be sent to members, since nothing else has told them."""
-    asks, self._asks = self._asks, []
-    return asks
+    requests, self._requests = self._requests, []
+    return requests

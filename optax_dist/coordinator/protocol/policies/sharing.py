@@ -66,7 +66,7 @@ class Sharing:
     self._unit, self._assumed_seconds = unit, assumed_seconds
     self._leases: dict[Incarnation, _Lease] = {}
     # Seconds that a slot of each member takes.
-    self._paces: dict[Incarnation, float] = {}
+    self._seconds: dict[Incarnation, float] = {}
 
   @property
   def members(self) -> tuple[Incarnation, ...]:
@@ -76,7 +76,7 @@ class Sharing:
   @property
   def measured(self) -> int:
     """How many members have brought something; others may be compiling yet."""
-    return len(self._paces)
+    return len(self._seconds)
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """What a member was told to compute; empty for nothing."""
@@ -98,7 +98,7 @@ class Sharing:
       return False
     rest = sp.minus(lease.spans, spans)
     self.assign(incarnation, rest, lease.since)
-    if not rest and now - lease.since > self._pace(incarnation):
+    if not rest and now - lease.since > self._seconds_of(incarnation):
       # Others were faster; it is at least as slow as this.
       self._measure(incarnation, now - lease.since)
     return True
@@ -122,13 +122,13 @@ class Sharing:
 
   def _measure(self, incarnation: Incarnation, seconds: float) -> None:
     seconds = max(seconds, _MIN_SECONDS)
-    before = self._paces.get(incarnation, seconds)
-    self._paces[incarnation] = before + _NEW * (seconds - before)
+    before = self._seconds.get(incarnation, seconds)
+    self._seconds[incarnation] = before + _NEW * (seconds - before)
 
   def removed(self, incarnation: Incarnation) -> None:
     """A member is gone."""
     self._leases.pop(incarnation, None)
-    self._paces.pop(incarnation, None)
+    self._seconds.pop(incarnation, None)
 
   def share(
     self, members: Iterable[Incarnation], slots: int
@@ -136,18 +136,20 @@ class Sharing:
     """Begins a step: how many slots each member gets, so that it ends early."""
     self._leases.clear()
     shares = dict.fromkeys(members, 0)
-    paces = {i: self._pace(i) for i in shares}
+    paces = {i: self._seconds_of(i) for i in shares}
     for _ in range(slots if shares else 0):
       shares[min(shares, key=lambda i: ((shares[i] + 1) * paces[i], i))] += 1
     for incarnation, number in shares.items():
-      if not number and incarnation in self._paces:
+      if not number and incarnation in self._seconds:
         more = _OTHERS * (self._usual - paces[incarnation])
-        self._paces[incarnation] += more
+        self._seconds[incarnation] += more
     return shares
 
   def by_pace(self, members: Iterable[Incarnation]) -> list[Incarnation]:
     """Members in order of their paces, the fastest first."""
-    return sorted(members, key=lambda member: (self._pace(member), member))
+    return sorted(
+      members, key=lambda member: (self._seconds_of(member), member)
+    )
 
   def next(
     self, pairs: Iterable[tuple[Incarnation, Incarnation]], now: float
@@ -178,7 +180,7 @@ class Sharing:
     self, thief: Incarnation, owner: Incarnation, lease: _Lease, now: float
   ) -> Theft:
     all_ = sp.size(lease.spans) // self._unit
-    theirs, mine = self._pace(owner), self._pace(thief)
+    theirs, mine = self._seconds_of(owner), self._seconds_of(thief)
     end = lease.since + all_ * theirs
     not_begun = int((end - now) / theirs)
     # As many as it would have before the owner has the others.
@@ -191,10 +193,10 @@ class Sharing:
 
   @property
   def _usual(self) -> float:
-    if not self._paces:
+    if not self._seconds:
       return self._assumed_seconds
-    return statistics.median_low(self._paces.values())
+    return statistics.median_low(self._seconds.values())
 
-  def _pace(self, incarnation: Incarnation) -> float:
-    pace = self._paces.get(incarnation)
-    return self._usual if pace is None else pace
+  def _seconds_of(self, incarnation: Incarnation) -> float:
+    seconds = self._seconds.get(incarnation)
+    return self._usual if seconds is None else seconds

@@ -90,11 +90,11 @@ class Slots:
     return max(1, -(-state.free // (idle * self._unit)))
 
   def begin(
-    self, step: int, asked: dict[Incarnation, int], state: ledger.State
+    self, step: int, requested: dict[Incarnation, int], state: ledger.State
   ) -> dict[Incarnation, int]:
     """Begins a step; returns how many slots each member gets, in order."""
-    able = [i for i in asked if not ledger.is_blocked(state, i)]
-    shares = dict.fromkeys(asked, 0)
+    able = [i for i in requested if not ledger.is_blocked(state, i)]
+    shares = dict.fromkeys(requested, 0)
     shares |= self._sharing.share(sorted(able), state.need)
     if self._audit is not None:
       self._audit.begin(step)

@@ -9,7 +9,7 @@ from waiting import until
 from optax_dist.coordinator import errors
 from optax_dist.coordinator.extras.groups import meeting
 from optax_dist.coordinator.protocol import deadlines, messages
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses, interface, sockets
 
@@ -34,10 +34,10 @@ def server(tmp_path):
 
 def begin(address, index, losses=None, secret=SECRET):
   silence = deadlines.silence(60.0)
-  place = endpoint.connect(address, f"0.{index}", secret, silence)
+  endpoint = endpoints.connect(address, f"0.{index}", secret, silence)
   call = messages.Meet("", 0, index, 2, "" if index else PLACE)
   on_loss = (lambda reason: None) if losses is None else losses.append
-  return meeting.Meeting(place, call, on_loss)
+  return meeting.Meeting(endpoint, call, on_loss)
 
 
 def both_wait(*some):
@@ -108,13 +108,13 @@ def test_one_that_was_connected_is_not_refused_for_good(tmp_path):
   (port,) = addresses.free_ports()
   log = tmp_path / "coordinator.log"
   losses = []
-  with process.start(SECRET, port=port, log=log) as place:
-    first = begin(place.address, 0, losses)
+  with process.start(SECRET, port=port, log=log) as started:
+    first = begin(started.address, 0, losses)
     until(lambda: first._missing == (1,), first._awaited, 60.0)
   with process.start(b"another secret, for a while", port=port, log=log):
     until(lambda: "another secret" in first._awaited(), first._awaited, 60.0)
-  with process.start(SECRET, port=port, log=log) as place:
-    second = begin(place.address, 1)
+  with process.start(SECRET, port=port, log=log) as started:
+    second = begin(started.address, 1)
     assert both_wait(first, second) == [PLACE, PLACE]
     first.close()
     second.close()

@@ -17,8 +17,8 @@ def arrive(spans, count=1):
 
 def test_a_gradient_must_be_on_the_samples_of_its_lease():
   lends = LeaseManager(ledger.Batches(60, 6), 3, ledger.Progress(), 16.0)
-  lends.ask(0, 1)
-  lends.ask(1, 1)
+  lends.request(0, 1)
+  lends.request(1, 1)
   mine, theirs = (ask.lease for ask in lends.announcements())
   assert lends.check_gradient(0, arrive(mine)).fits
   assert not lends.check_gradient(0, arrive(theirs)).fits
@@ -32,7 +32,7 @@ def test_a_gradient_must_be_on_the_samples_of_its_lease():
 
 def test_a_sum_that_is_dropped_after_it_was_accepted_returns_all_its_samples():
   lends = LeaseManager(ledger.Batches(60, 6), 6, ledger.Progress(), 16.0)
-  lends.ask(0, 2)
+  lends.request(0, 2)
   (ask,) = lends.announcements()
   first, second = sp.head(ask.lease, 1)
   for spans in (first, second):
@@ -40,7 +40,7 @@ def test_a_sum_that_is_dropped_after_it_was_accepted_returns_all_its_samples():
   assert lends.data(0) == ask.lease
   lends.dropped(0, arrive(second, count=2), False, None, "stale")
   assert lends.data(0) == ()
-  lends.ask(1, 2)
+  lends.request(1, 2)
   (again,) = lends.announcements()
   assert again.lease == ask.lease
 
@@ -50,7 +50,7 @@ def test_a_member_that_gets_no_lease_with_a_commit_is_told_so():
   data = ledger.Batches(8, 6, shuffle=False)
   lends = LeaseManager(data, 3, ledger.Progress(), 16.0)
   for member in range(3):
-    lends.ask(member, 1)
+    lends.request(member, 1)
   leases = {ask.incarnation: ask.lease for ask in lends.announcements()}
   for member, lease in leases.items():
     lends.accepted(member, arrive(lease))
@@ -81,7 +81,7 @@ class Step:
     self.lends.now = now
     self.state, _ = quorum.step(self.state, quorum.Join(member))
     self.lends.members_changed(self.state, 0)
-    self.lends.ask(member, 8)
+    self.lends.request(member, 8)
     return self.tell()
 
   def tell(self):
@@ -100,7 +100,7 @@ class Step:
     if not self.lends.check_gradient(member, message).fits:
       return None
     self.lends.accepted(member, message)
-    self.lends.ask(member, 8)
+    self.lends.request(member, 8)
     return self.tell()
 
   def wait(self, now):
@@ -289,7 +289,7 @@ def members_of_audited_steps(number):
   for member in range(number):
     state, _ = quorum.step(state, quorum.Join(member))
     lends.members_changed(state, 0)
-    lends.ask(member, 1)
+    lends.request(member, 1)
   lends.announcements()
   return lends, state
 

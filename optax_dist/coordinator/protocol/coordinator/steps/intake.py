@@ -41,7 +41,10 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
 )
 from optax_dist.coordinator.protocol.history import History
-from optax_dist.coordinator.protocol.policies.policy import Judgement, Policy
+from optax_dist.coordinator.protocol.policies.policy import (
+  GradientCheck,
+  Policy,
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -184,18 +187,20 @@ class Intake:
   def tokens(self, tokens: dict[ReplicaId, int]) -> None:
     """The rules have given these tokens."""
     for incarnation, count in self.of_connected(tokens).items():
-      self._policy.ask(incarnation, count)
+      self._policy.request(incarnation, count)
     self.announce()
 
   def announce(self) -> None:
     """Tells members what to compute next, unless another message has."""
-    for ask in self._policy.announcements():
-      state = self._members.get(ask.incarnation)
+    for requested in self._policy.announcements():
+      state = self._members.get(requested.incarnation)
       if state is None:
         continue
-      arrival = self._gradients.accepted.get(ask.incarnation)
+      arrival = self._gradients.accepted.get(requested.incarnation)
       extends = -1 if arrival is None else arrival.message.sequence
-      request = msg.RequestGradients(extends, ask.gradients, ask.lease)
+      request = msg.RequestGradients(
+        extends, requested.gradients, requested.lease
+      )
       self._out.notify(state, request)
 
   def call(self, step: int) -> None:
@@ -273,9 +278,9 @@ class Intake:
 
   def _arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
-    judged = self._judge(state, message)
-    if judged.refusal:
-      self._out.send(state.member.process, msg.Rejected(judged.refusal))
+    check = self._check_gradient(state, message)
+    if check.refusal:
+      self._out.send(state.member.process, msg.Rejected(check.refusal))
       return
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
@@ -293,10 +298,10 @@ class Intake:
       # A sum whose first part was decided separately in the meantime: of no
       # step, and too old at the first one already.
       local_step = -1 - self._config.rules.max_staleness
-    finite = judged.finite
+    finite = check.finite
     if self._is_fresh(local_step) and finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = judged.fits
+      finite = check.fits
       size, expected = len(message.payload), 0
       if finite:
         before = self._policy.data(incarnation) if buffered else ()
@@ -307,7 +312,7 @@ class Intake:
         return
     ruling.apply(
       quorum.Arrive(replica, local_step, finite, incarnation, message.count),
-      arriving=Arrival(incarnation, message, self._policy.now, judged.finite),
+      arriving=Arrival(incarnation, message, self._policy.now, check.finite),
     )
 
   def _can_keep_up(self) -> bool:
@@ -318,13 +323,13 @@ class Intake:
     ahead = self._policy.now - self._committed_at
     return ahead * (len(self._members) - 1) < self._seconds - ahead
 
-  def _judge(
+  def _check_gradient(
     self, state: MemberState, message: msg.SubmitGradient
-  ) -> Judgement:
+  ) -> GradientCheck:
     if message.sequence <= state.sequence or message.count > message.total:
-      return Judgement("a submission out of order", False)
+      return GradientCheck("a submission out of order", False)
     if message.local_step > self._ruling.step:
-      return Judgement("a gradient for a future step", False)
+      return GradientCheck("a gradient for a future step", False)
     return self._policy.check_gradient(state.member.incarnation, message)
 
   def _is_fresh(self, local_step: int) -> bool:

@@ -59,9 +59,9 @@ class Ruling:
     is_new = history.has_no_commits and history.beginnings > 1
     self.expected_until = until if is_new else math.inf
     known: list[quorum.Event] = []
-    for replica, gone in history.departed.items():
-      if gone.left or not is_new:
-        departure = quorum.Leave if gone.left else self._departure()
+    for replica, departed in history.departed.items():
+      if departed.left or not is_new:
+        departure = quorum.Leave if departed.left else self._departure()
         known += [quorum.Join(replica), departure(replica)]
     for state in self._members:
       member = state.member
@@ -148,7 +148,9 @@ class Ruling:
   def stop_expecting(self) -> None:
     """Counts replicas as lost that did not come to a new beginning."""
     self.expected_until = math.inf
-    self.never_joined(gone.member.replica for gone in self._history.lost())
+    self.never_joined(
+      departed.member.replica for departed in self._history.lost()
+    )
 
   @property
   def never_came(self) -> int:

@@ -302,9 +302,9 @@ class Steps:
     arrival, reason = self.gradients.drop(drop, arriving)
     message, is_new = arrival.message, arrival is arriving
     state = self._members.get(incarnation)
-    asked = tokens.pop(drop.replica, None)
+    requested = tokens.pop(drop.replica, None)
     lease = self.policy.dropped(
-      incarnation, message, is_new, None if state is None else asked, reason
+      incarnation, message, is_new, None if state is None else requested, reason
     )
     finished = self.ruling.state.finished
     if is_new and state is not None and not finished:
@@ -312,7 +312,7 @@ class Steps:
     # That the run has finished is told by its end alone.
     if state is not None and drop.reason is not quorum.Reason.FINISHED:
       whole = not is_new or message.count == message.total
-      count, sequence = asked or 1, message.sequence
+      count, sequence = requested or 1, message.sequence
       self._out.notify(
         state, msg.Dropped(sequence, reason, count, lease, whole)
       )
