@@ -97,8 +97,9 @@ class Intake:
     self.queue: list[tuple[MemberState, msg.SubmitGradient]] = []
     self.has_job = True
     self._newcomers: dict[Incarnation, _Newcomer] = {}
-    # When the last step was committed, and how long it took.
-    self._committed_at, self._seconds = 0.0, 0.0
+    # When the last of those that the step waits for has begun it, and how long the
+    # step before took from then on.
+    self._began_at, self._seconds = 0.0, 0.0
     # Whether newcomers begin that can.
     self._may_begin = False
 
@@ -112,7 +113,7 @@ class Intake:
     leased = self._config.job.data is not None
     if leased or not self._seconds or not self._ruling.can_go_without(member):
       return None
-    return max(0.0, self._committed_at + self._seconds - self._policy.now)
+    return max(0.0, self._began_at + self._seconds - self._policy.now)
 
   def joined(self, state: MemberState, since: int) -> None:
     """A replica has become a member.
@@ -141,14 +142,14 @@ class Intake:
 
   def continued(self) -> None:
     """The coordinator was started again amid a step, which had begun before."""
-    self._committed_at = self._policy.now
+    self._began_at = self._policy.now
 
   def committed(self) -> None:
     """A step is committed."""
     now = self._policy.now
-    if self._committed_at:
-      self._seconds = now - self._committed_at
-    self._committed_at, self._may_begin = now, True
+    if self._began_at:
+      self._seconds = now - self._began_at
+    self._began_at, self._may_begin = now, True
 
   def not_finite(self) -> None:
     """A gradient was not finite: newcomers are to try its samples."""
@@ -285,10 +286,12 @@ class Intake:
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
       # Learners of a policy that keeps steps open don't wait for each other.
-      waits = late and not self._can_keep_up()
-      if waits and self._config.policy is None:
-        self._newcomers[incarnation].late = message
-        return
+      # Learners of a policy that keeps steps open don't wait for each other.
+      if late and self._config.policy is None:
+        if not self._can_keep_up():
+          self._newcomers[incarnation].late = message
+          return
+        self._began_at = self._policy.now
       self._count(state)
     state.sequence = message.sequence
     local_step, ruling = message.local_step, self._ruling
@@ -320,7 +323,7 @@ class Intake:
 
     They would wait as long as they are ahead of it, and it for the rest of the step.
     """
-    ahead = self._policy.now - self._committed_at
+    ahead = self._policy.now - self._began_at
     return ahead * (len(self._members) - 1) < self._seconds - ahead
 
   def _check_gradient(
