@@ -499,9 +499,14 @@ class Checker:
     # It gets samples only once it counts.
     if not setting.compiling or not known or setting.data is not None:
       return
+    parts = {self.world.by_name[name].index for name in at}
+    there = {self.world.by_name[name].index for name in self.members.values()}
+    if self.bad & (there - parts):
+      return  # The step needs somebody in its place.
     ready = max(at[name] for name in known)
     for name in at.keys() - known:
-      waited = at[name] - ready
+      # It has compiled when it submits for the first time.
+      waited = self.submissions[name, 0].at - ready
       if waited > setting.compiling / 2:
         self.fail("A22", f"{known} have waited {waited:.1f} s for {name}")
 
@@ -1341,19 +1346,12 @@ class Checker:
     self.died(process)
 
   def has_twin(self, process: Any) -> bool:
-    """Whether two processes of a replica lived at once, and one still does.
-
-    The other may have seen the end of the run meanwhile.
-    """
+    """Whether another start of the same replica lives."""
+    start = lambda p: p.name.partition(".")[0]
     return any(
       other.index == process.index
-      and other is not process
-      and (
-        other.alive
-        or other.over == "finished"
-        # Its call was overtaken by that of the process which took its place.
-        or process.called_at < other.called_at < math.inf
-      )
+      and start(other) != start(process)
+      and other.alive
       for other in self.world.all
     )
 

@@ -389,6 +389,15 @@ FAULTS = (
   ),
   Planted(
     "A9",
+    "who calls last has the place, also if that call is late",
+    f"{_COORDINATOR}.run",
+    "Run._hello",
+    "rival.is_connected and rival.rival != peer",
+    "False",
+    Outage("comes back"),
+  ),
+  Planted(
+    "A9",
     "of the gradients that wait, the latest one comes first",
     f"{_COORDINATOR}.steps.intake",
     "Intake.check",
