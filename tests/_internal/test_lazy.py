@@ -39,7 +39,7 @@ def test_each_lazy_name_is_the_one_that_type_checkers_see(package):
 
 @_PACKAGES
 def test_no_name_is_hidden_by_a_module(package):
-  modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
+  modules = {result.name for result in pkgutil.iter_modules(package.__path__)}
   own = {n for n, m in _imports(package).items() if m == package.__name__}
   assert not (set(package.__all__) - own) & modules
 
@@ -122,8 +122,8 @@ print(*(m for m in sys.modules if m.startswith("optax_dist.")))
 
 def test_the_package_alone_loads_no_module_of_its_rooms():
   code = "import sys, optax_dist; print(*sys.modules)"
-  found = [m for m in _prints(code) if m.startswith("optax_dist")]
-  assert sorted(found) == [
+  result = [m for m in _prints(code) if m.startswith("optax_dist")]
+  assert sorted(result) == [
     "optax_dist",
     "optax_dist._internal",
     "optax_dist._internal.lazy",

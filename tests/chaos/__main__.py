@@ -43,7 +43,7 @@ from tests.chaos.pool import Pool
 
 def seeds(text: str) -> list[int]:
   """An argument type: seeds and ranges of them, such as 3,8,20:50."""
-  found: list[int] = []
+  result: list[int] = []
   for part in text.split(","):
     first, between, end = part.partition(":")
     try:
@@ -55,8 +55,8 @@ def seeds(text: str) -> list[int]:
         "must be seeds or FIRST:END with 0 <= FIRST < END, such as 3,8,20:50,"
         f" got {text!r}"
       )
-    found += some
-  return found
+    result += some
+  return result
 
 
 def parser(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -87,10 +87,10 @@ def main(argv: list[str] | None = None) -> int:
   several = args.processes_per_replica > 1
   if several and args.only:
     options.error("--only is for replicas of one process")
-  found = [cases.case(seed) for seed in args.seeds or range(50)]
+  result = [cases.case(seed) for seed in args.seeds or range(50)]
   if args.only:
-    found = [one for one in found if one.fault == args.only]
-  if not found:
+    result = [one for one in result if one.fault == args.only]
+  if not result:
     some = (seed for seed in range(100) if cases.case(seed).fault == args.only)
     options.error(
       f"none of the seeds is a run of {args.only}: give some of"
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     if several:
       wrong = group_run.run(folder, args.seeds, args.processes_per_replica)
     else:
-      wrong = run(folder, found)
+      wrong = run(folder, result)
   return 1 if wrong else 0
 
 

@@ -106,7 +106,7 @@ def _prints(
   for _, _, seen in reports:
     for step, text in seen["prints"].items():
       by_step[int(step)].add(text)
-  apart = [step for step, found in sorted(by_step.items()) if len(found) > 1]
+  apart = [step for step, result in sorted(by_step.items()) if len(result) > 1]
   return [f"diverged: after steps {apart}"] if apart else []
 
 

@@ -180,10 +180,10 @@ class Strikes:
       assert one.result is not None
       if one.rank == 0:
         reports.append((one.replica, one.incarnation, one.result))
-    found, _ = read_journal(run.journal)
+    result, _ = read_journal(run.journal)
     # Fingerprints are of shards, and compared below.
     bare = [(r, i, {**seen, "prints": {}}) for r, i, seen in reports]
-    _, problems = checks.check(found, bare, TIMEOUT)
+    _, problems = checks.check(result, bare, TIMEOUT)
     compared, apart = groups.compare(run.members.everyone)
     self.compared += compared
     if apart:
@@ -288,8 +288,8 @@ class Strikes:
 
 
 def _removals(run: groups.Groups) -> int:
-  found, _ = read_journal(run.journal)
-  return sum(record["kind"] == "lost" for record in found)
+  result, _ = read_journal(run.journal)
+  return sum(record["kind"] == "lost" for record in result)
 
 
 def run(

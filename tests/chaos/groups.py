@@ -162,12 +162,12 @@ def compare(members: Iterable[Member]) -> tuple[int, list[int]]:
   Returns:
     How many fingerprints at least two have, and the steps at which some differ.
   """
-  found: dict[tuple[int, int], list[str]] = {}
+  result: dict[tuple[int, int], list[str]] = {}
   for one in members:
     last = (one.result or {}).get("prints", {})
     seen = {e["step"]: e["print"] for e in (*one.said("joined"), *one.steps)}
     for step, digest in (seen | last).items():
-      found.setdefault((one.rank, step), []).append(digest)
-  shared = sum(len(some) > 1 for some in found.values())
-  apart = {step for (_, step), some in found.items() if len(set(some)) > 1}
+      result.setdefault((one.rank, step), []).append(digest)
+  shared = sum(len(some) > 1 for some in result.values())
+  apart = {step for (_, step), some in result.items() if len(set(some)) > 1}
   return shared, sorted(apart)

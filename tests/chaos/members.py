@@ -213,13 +213,13 @@ class Members:
 
   def where(self) -> str:
     """Where each process is; their stacks are in files then."""
-    found = []
+    result = []
     for member in self.live:
       member.process.signal(signal.SIGCONT)
       stacks = self.folder / f"stacks-{self.everyone.index(member)}.txt"
       stacks.write_text(member.process.where())
-      found.append(f"{member} at step {member.step}, see {stacks}")
-    return "; ".join(found)
+      result.append(f"{member} at step {member.step}, see {stacks}")
+    return "; ".join(result)
 
   def end(self) -> list[str]:
     """Ends all processes; returns all problems."""

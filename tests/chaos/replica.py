@@ -201,11 +201,11 @@ def _drop_connections(port: int | None) -> None:
     try:
       if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
         continue
-      with socket.socket(fileno=os.dup(int(name))) as found:
-        if found.family not in (socket.AF_INET, socket.AF_INET6):
+      with socket.socket(fileno=os.dup(int(name))) as result:
+        if result.family not in (socket.AF_INET, socket.AF_INET6):
           continue
-        if port is None or found.getpeername()[1] == port:
-          found.shutdown(socket.SHUT_RDWR)
+        if port is None or result.getpeername()[1] == port:
+          result.shutdown(socket.SHUT_RDWR)
     except OSError:
       continue  # A listener, or already closed.
 

@@ -266,7 +266,7 @@ class _Run:
     if not result.struck:
       result.problems.append("not struck: the phase was not reached")
     result.problems += self._members.end()
-    found, wrong = read_journal(self._journal)
+    results, wrong = read_journal(self._journal)
     if wrong:
       result.problems.append("the journal has a bad line")
     reports = [
@@ -275,7 +275,7 @@ class _Run:
       if m.result is not None and m.result["error"] is None
     ]
     result.steps, problems = chaos_checks.check(
-      found, reports, TIMEOUT, self._data
+      results, reports, TIMEOUT, self._data
     )
     if self._case.keeps_all:
       problems += chaos_checks.nobody_removed(reports)

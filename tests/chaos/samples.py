@@ -57,13 +57,13 @@ def check(
   progress = ledger.Progress()
   drawn = {(i, life): seen["drawn"] for i, life, seen in reports}
   for commit in commits:
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for member in commit["members"]:
       spans = tuple((a, b) for a, b in member["data"] or ())
       samples = data.indices(spans).tolist()
       if len(samples) != _UNIT * member["count"]:
         problems.append(f"step {commit['step']}: a gradient on {samples}")
-      found += spans
+      result += spans
       keys = journal.batches(member)
       own = drawn.get((keys[0][0], keys[0][1])) if keys else None
       if own is None:
@@ -75,10 +75,10 @@ def check(
           f" {computed}, the journal says {samples}"
         )
     try:
-      progress = progress.commit(found)
+      progress = progress.commit(result)
     except ValueError as error:
       problems.append(f"step {commit['step']}: {error}")
-      progress = progress.with_(found)
+      progress = progress.with_(result)
   epochs = ledger.report(data, progress)
   problems += _epochs(data, epochs)
   for replica, _, seen in reports:

@@ -24,8 +24,8 @@ def test_processes_are_killed_one_after_another_in_one_run(tmp_path):
   assert "seed 31, gather/coordinator/0.1" in done.stdout
   assert "seed 40, done/process/1.0" in done.stdout
   assert "3 of 3 kills went well" in done.stdout
-  found, _ = read_journal(tmp_path / "run-1" / "journal.jsonl")
-  commits = [r for r in found if r["kind"] == "commit"]
+  result, _ = read_journal(tmp_path / "run-1" / "journal.jsonl")
+  commits = [r for r in result if r["kind"] == "commit"]
   members = {tuple(m["replica"] for m in r["members"]) for r in commits}
   # Each was alone while the other one came back.
   assert members == {(0,), (1,), (0, 1)}

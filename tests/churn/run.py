@@ -230,9 +230,9 @@ class _Run:
     result.problems += checks.ends(self._done, data)
     for name in self._journals:
       # Its writer may have been killed while it wrote a line.
-      found, _ = read_journal(self._members.folder / name)
+      results, _ = read_journal(self._members.folder / name)
       last = name == self._journals[-1]
-      result.problems += checks.slots(found, data, last)
+      result.problems += checks.slots(results, data, last)
 
 
 class References:
@@ -253,6 +253,6 @@ class References:
       result = run(self._pool, Plan(-1, setting, True, 1, ()), None)
       if result.problems:
         raise RuntimeError(f"A run without events: {result.problems}")
-      digests = {step: min(found) for step, found in result.digests.items()}
+      digests = {step: min(results) for step, results in result.digests.items()}
       self._found[setting] = digests
     return self._found[setting]

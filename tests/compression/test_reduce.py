@@ -59,7 +59,7 @@ def test_the_numbers_are_the_same_under_each_map(map_name, name):
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5),
     got,
-    tuple(found[:2] for found in _reference(name)),
+    tuple(result[:2] for result in _reference(name)),
   )
 
 

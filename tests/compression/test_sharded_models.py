@@ -190,8 +190,8 @@ def test_error_feedback_is_sharded_like_the_parameters(transform_name):
   if transform_name == "local_updates":
     residuals, shared = (residuals,), (shared,)
   parts = {k: P("data", *spec) for k, spec in SPECS.items()}
-  found = [k for part in residuals for k in parts if part[k] == parts[k]]
-  assert sorted(found) == sorted(parts)
+  result = [k for part in residuals for k in parts if part[k] == parts[k]]
+  assert sorted(result) == sorted(parts)
   # Each shard has factors of its own, whichever axis is sharded.
   factors = jax.tree.leaves(shared, is_leaf=lambda x: isinstance(x, P))
   assert factors == [P("model")] * 2
@@ -257,11 +257,11 @@ def test_the_state_is_saved_restored_and_resized(transform_name):
     tx.init(_start()), serialization.to_bytes(state)
   )
   jax.tree.map(np.testing.assert_array_equal, restored, state)
-  found = optax.tree.get(state, "residual")
+  result = optax.tree.get(state, "residual")
   jax.tree.map(
-    np.testing.assert_array_equal, found, state.replica.value.residual
+    np.testing.assert_array_equal, result, state.replica.value.residual
   )
   params, state = optax_dist.states.resize_from_center(params, state, N + 1)
   residual = state.replica.value.residual
-  for x, old in zip(*map(jax.tree.leaves, (residual, found)), strict=True):
+  for x, old in zip(*map(jax.tree.leaves, (residual, result)), strict=True):
     assert x.shape == (N + 1, *old.shape[1:])

@@ -115,8 +115,8 @@ class Trainer:
 
   def step(self, batch):
     self.calls += 1
-    found = self._step(self.params, self.opt_state, jnp.float32(batch))
-    self.params, self.opt_state = jax.block_until_ready(found)
+    result = self._step(self.params, self.opt_state, jnp.float32(batch))
+    self.params, self.opt_state = jax.block_until_ready(result)
 
 
 def numbers(n):
@@ -188,7 +188,7 @@ def test_all_replicas_end_with_equal_bits(run, jit, dtype):
     ended[index] = bits(trainer.params), bits(k_of_n.replica.params)
 
   together(replica, 2)
-  assert len({found for pair in ended.values() for found in pair}) == 1
+  assert len({result for pair in ended.values() for result in pair}) == 1
 
 
 def together(target, n):
@@ -230,7 +230,7 @@ def test_gradients_on_other_parameters_are_not_sent(run, jit, monkeypatch):
   assert bits(late.replica.params) == bits(trainer.params)
   assert (other.opt_state.step, other.opt_state.dropped) == (5, 1)
   assert bits(other.opt_state.inner) == bits(trainer.opt_state.inner)
-  assert fresh not in [found for _, found in sent]
+  assert fresh not in [result for _, result in sent]
   # Within rounding at first, and then exactly.
   other.step(4)
   other.step(5)
@@ -340,8 +340,8 @@ def test_more_gradients_than_replicas_are_summed_and_counted(run, jit):
   trainer.train(k_of_n.until_finished(numbers(100)))
   wanted = initial()
   for first in (0, 3):
-    found = [gradient(wanted, jnp.float32(first + i)) for i in range(3)]
-    mean = jax.tree.map(lambda *g: sum(g) / 3, *found)
+    result = [gradient(wanted, jnp.float32(first + i)) for i in range(3)]
+    mean = jax.tree.map(lambda *g: sum(g) / 3, *result)
     wanted = jax.tree.map(lambda p, g: p - 0.1 * g, wanted, mean)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
@@ -429,9 +429,9 @@ def test_averages_of_parameters_are_in_the_trainers_state(run, jit):
     grads = gradient(wanted, jnp.float32(batch))
     wanted = jax.tree.map(lambda p, g: p - 0.5 * g, wanted, grads)
     average = jax.tree.map(lambda a, p: (a + p) / 2, average, wanted)
-  found = optax_dist.averaged_params(trainer.opt_state, trainer.params)
+  result = optax_dist.averaged_params(trainer.opt_state, trainer.params)
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
-  jax.tree.map(close, found, average)
+  jax.tree.map(close, result, average)
   with pytest.raises(TypeError, match=r"behind has no .*params_ema"):
     run(optax.sgd(0.1), variable_averages=True)
 

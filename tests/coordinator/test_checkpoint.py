@@ -46,14 +46,14 @@ def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
   assert 4 <= step < 8
 
   zeros = jax.tree.map(jax.numpy.zeros_like, runs.PARAMS)
-  found = checkpoint.restore(tmp_path / "saved", zeros, runs.OPT.init(zeros))
-  assert found["global_step"] == step
+  answer = checkpoint.restore(tmp_path / "saved", zeros, runs.OPT.init(zeros))
+  assert answer["global_step"] == step
   # What it holds is what the journal says of that step.
-  held = runs.strategies.SharedState(found["params"], found["opt_state"])
+  held = runs.strategies.SharedState(answer["params"], answer["opt_state"])
   digest = runs.fingerprint(held)
   assert digest == runs.replay(runs.records(whole))[step]
 
-  again = runs.run(runs.to_step(step + 3), 2, journal=rest, **found)
+  again = runs.run(runs.to_step(step + 3), 2, journal=rest, **answer)
   assert [r.error for r in again] == [None] * 2
   assert again[0].prints == again[1].prints
   assert sorted(again[0].prints) == [step + 1, step + 2, step + 3]
@@ -128,8 +128,8 @@ def _saved_by_two(path, monkeypatch, progress_at):
     return checkpoint.save(path, replica)
 
   with futures.ThreadPoolExecutor(2) as pool:
-    found = [pool.submit(save, index) for index in range(2)]
-  return found
+    result = [pool.submit(save, index) for index in range(2)]
+  return result
 
 
 def test_one_process_of_a_replica_writes_the_progress(tmp_path, monkeypatch):
@@ -141,8 +141,8 @@ def test_one_process_of_a_replica_writes_the_progress(tmp_path, monkeypatch):
       waiting.until(path.exists, seconds=20.0)
     return ledger.Progress(12)
 
-  found = _saved_by_two(path, monkeypatch, progress_at)
-  assert [one.result() for one in found] == [4, 4]
+  result = _saved_by_two(path, monkeypatch, progress_at)
+  assert [one.result() for one in result] == [4, 4]
   names = {p.name for p in path.iterdir()}
   assert names == {"progress.json", "checkpoint.json"}
 
@@ -166,8 +166,8 @@ def test_all_processes_of_a_replica_learn_that_another_was_faster(
     (tmp_path / "saved").mkdir(exist_ok=True)
     return ledger.Progress(12)
 
-  found = _saved_by_two(tmp_path / "saved", monkeypatch, progress_at)
-  for one in found:
+  result = _saved_by_two(tmp_path / "saved", monkeypatch, progress_at)
+  for one in result:
     with pytest.raises(FileExistsError, match="There is a checkpoint"):
       one.result()
 
@@ -206,9 +206,9 @@ def test_a_job_saves_and_resumes_by_one_call_each(tmp_path):
   names = sorted(path.name for path in folder.iterdir())
   assert sorted(saved) == names
   assert {"step-00000003", "step-00000006"} <= set(names)
-  found = checkpoint.resume(folder, *start)
-  assert f"step-{found['global_step']:08}" == names[-1]
-  [again] = runs.run(runs.to_step(found["global_step"] + 1), 1, **found)
+  answer = checkpoint.resume(folder, *start)
+  assert f"step-{answer['global_step']:08}" == names[-1]
+  [again] = runs.run(runs.to_step(answer["global_step"] + 1), 1, **answer)
   assert again.error is None
 
 
@@ -284,6 +284,6 @@ def test_a_resumed_replica_compiles_its_gradient_once(tmp_path):
     return gradient._cache_size()
 
   assert programs(2, params=params) == 1
-  found = checkpoint.resume(tmp_path, params, opt.init(params))
-  assert found["global_step"] == 2
-  assert programs(4, **found) == 1
+  result = checkpoint.resume(tmp_path, params, opt.init(params))
+  assert result["global_step"] == 2
+  assert programs(4, **result) == 1

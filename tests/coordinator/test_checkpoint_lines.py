@@ -38,8 +38,8 @@ def _train(folder, steps, *, rate=1.0, start=None, keep=None, replicas=1):
 
 
 def _found(folder, rate=1.0):
-  found = checkpoint.resume(folder, PARAMS, optax.sgd(rate).init(PARAMS))
-  return found.get("global_step"), float(found["params"][0])
+  result = checkpoint.resume(folder, PARAMS, optax.sgd(rate).init(PARAMS))
+  return result.get("global_step"), float(result["params"][0])
 
 
 def _restored(path):

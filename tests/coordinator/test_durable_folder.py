@@ -19,12 +19,12 @@ def _mode(path):
 @pytest.fixture
 def synced(monkeypatch):
   """Which files and folders were fsynced, by inode."""
-  found = set()
+  result = set()
   real = os.fsync
   monkeypatch.setattr(
-    os, "fsync", lambda n: (found.add(os.fstat(n).st_ino), real(n))
+    os, "fsync", lambda n: (result.add(os.fstat(n).st_ino), real(n))
   )
-  return found
+  return result
 
 
 def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):

@@ -53,12 +53,12 @@ def _is_replaced(replica):
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_twins_are_an_error_and_the_first_goes_on(address, elsewhere):
   with _join(address) as first:
-    found = []
+    result = []
 
     def join_again():
       with pytest.raises(coordinator.CoordinatorError) as caught:
         _join(address)
-      found.append(str(caught.value))
+      result.append(str(caught.value))
 
     if elsewhere:
       thread = threading.Thread(target=join_again)
@@ -66,7 +66,7 @@ def test_twins_are_an_error_and_the_first_goes_on(address, elsewhere):
       thread.join()
     else:
       join_again()
-    [said] = found
+    [said] = result
     assert said.startswith("This process is replica 0 of the run already")
     assert "give each a run= of its own" in said
     assert first.step(jnp.ones(2)).accepted

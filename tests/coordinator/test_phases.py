@@ -11,11 +11,11 @@ from optax_dist.coordinator import phases
 @pytest.fixture
 def slept(monkeypatch):
   """How long a replica was made to wait, and the speed that it had before."""
-  found = []
+  result = []
   # Not for other threads, which may still pause.
-  clock = types.SimpleNamespace(sleep=found.append)
+  clock = types.SimpleNamespace(sleep=result.append)
   monkeypatch.setattr(phases, "time", clock)
-  yield found
+  yield result
   phases.slow_down(factor=1.0)
 
 

@@ -108,15 +108,18 @@ def test_some_replicas_in_every_step(inline, quorum, tmp_path):
     train, 3, k=2, inline_bytes=inline, journal=path, quorum=quorum
   )
   check_replay(results, path)
-  found = runs.records(path)
+  answer = runs.records(path)
   late = quorum.get("max_staleness", 0)
-  left = any(r["kind"] == "leave" for r in found)
-  runs.check_journal(found, 1 if left else 2, late)
-  runs.check_ledger(dict(enumerate(results)), found)
+  left = any(r["kind"] == "leave" for r in answer)
+  runs.check_journal(answer, 1 if left else 2, late)
+  runs.check_ledger(dict(enumerate(results)), answer)
   reasons = set().union(*(r.counts for r in results))
   assert reasons <= {"applied", "stale"}
   staleness = [
-    m["staleness"] for c in found if c["kind"] == "commit" for m in c["members"]
+    m["staleness"]
+    for c in answer
+    if c["kind"] == "commit"
+    for m in c["members"]
   ]
   assert (max(staleness) > 0) == bool(late)
 
@@ -126,10 +129,10 @@ def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
   path = tmp_path / "run.jsonl"
   results = runs.run(runs.to_step(4), 2, k=5, inline_bytes=inline, journal=path)
   check_replay(results, path)
-  found = runs.records(path)
-  runs.check_journal(found, 5)
-  runs.check_ledger(dict(enumerate(results)), found)
-  commits = [r for r in found if r["kind"] == "commit"]
+  answer = runs.records(path)
+  runs.check_journal(answer, 5)
+  runs.check_ledger(dict(enumerate(results)), answer)
+  commits = [r for r in answer if r["kind"] == "commit"]
   for commit in commits:
     assert 5 <= sum(m["count"] for m in commit["members"]) <= 6
   for result in results:
@@ -427,8 +430,8 @@ def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
   def train(replica, result):
     with pytest.raises(coordinator.CoordinatorError) as caught:
       replica.step(runs.compute(replica, 0)[0])
-    found = re.search(r"made no progress for (\d+\.\d) s", str(caught.value))
-    assert float(found[1]) >= 1.0
+    match = re.search(r"made no progress for (\d+\.\d) s", str(caught.value))
+    assert float(match[1]) >= 1.0
     assert "absent: replica 1, 2" in str(caught.value)
 
   one = runs.make(
@@ -527,8 +530,8 @@ def test_two_threads_can_not_use_a_replica_at_once():
     other.join()
     return accepted[0]
 
-  found = coordinator.run_embedded(train, 2, optax.sgd(0.1), jnp.zeros(2))
-  assert found == [True, True]
+  result = coordinator.run_embedded(train, 2, optax.sgd(0.1), jnp.zeros(2))
+  assert result == [True, True]
 
 
 def test_donated_parameters_are_refused_with_the_remedy():

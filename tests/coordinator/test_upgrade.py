@@ -32,9 +32,9 @@ def test_a_job_moves_to_another_version_by_its_checkpoint(
   with monkeypatch.context() as earlier:
     earlier.setattr(optax_dist, "__version__", "0.0.1")
     run(3, 2, tmp_path)
-  found = checkpoint.resume(tmp_path, params, _OPT.init(params))
-  assert found["global_step"] == 3
-  np.testing.assert_array_equal(run(6, 1, **found), whole)
+  result = checkpoint.resume(tmp_path, params, _OPT.init(params))
+  assert result["global_step"] == 3
+  np.testing.assert_array_equal(run(6, 1, **result), whole)
   # Another optimizer's state is refused, whatever the version.
   other = optax.adam(0.1)
   with pytest.raises(ValueError, match="opt_state"):

@@ -32,23 +32,23 @@ _MODULES = [
 
 def _callables():
   """Each public function, and method of a public class, by its full name."""
-  found = {}
+  result = {}
   for module in _MODULES:
     for name, value in vars(module).items():
       where = getattr(value, "__module__", "")
       if name.startswith("_") or where != module.__name__:
         continue
       if inspect.isfunction(value):
-        found[f"{where}.{name}"] = value
+        result[f"{where}.{name}"] = value
       elif inspect.isclass(value):
-        found |= {
+        result |= {
           f"{where}.{name}.{key}": method
           for key, method in vars(value).items()
           if inspect.isfunction(method)
           and method.__module__ == where
           and (key == "__init__" or not key.startswith("_"))
         }
-  return found
+  return result
 
 
 _FOUND = _callables()

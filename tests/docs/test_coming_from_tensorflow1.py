@@ -175,9 +175,9 @@ def _rows(title):
 def test_each_row_is_a_program(title):
   programs, used = _PROGRAMS[title], set()
   for row in _rows(title):
-    found = [start for start in programs if row.startswith(start)]
-    assert found, f"no test runs the row {row!r}"
-    used.add(max(found, key=len))
+    result = [start for start in programs if row.startswith(start)]
+    assert result, f"no test runs the row {row!r}"
+    used.add(max(result, key=len))
   assert used == programs.keys()
   for place in programs.values():
     file, name = place.split("::")

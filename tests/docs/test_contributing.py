@@ -12,14 +12,14 @@ _PACKAGE = pathlib.Path(optax_dist.__file__).parent
 
 def _files():
   """Each file by its module; a package by its folder."""
-  found = {}
+  result = {}
   for path in _PACKAGE.rglob("*.py"):
     module = path.relative_to(_PACKAGE).with_suffix("")
     if module.name == "__init__":
       module = module.parent
     if module.name not in ("", "__main__"):
-      found[module] = path
-  return found
+      result[module] = path
+  return result
 
 
 _FILES = _files()
@@ -29,7 +29,7 @@ def _layout():
   """The files and folders of the list, from top to bottom."""
   text = (_ROOT / "CONTRIBUTING.md").read_text("utf-8")
   block = text.split("```\noptax_dist/\n")[1].split("```")[0]
-  found, above = [], pathlib.Path()
+  result, above = [], pathlib.Path()
   for line in block.splitlines():
     name = line[:22].rstrip()
     if not name.strip():
@@ -39,8 +39,8 @@ def _layout():
       entry = above / entry
     else:
       above = entry
-    found.append(entry.with_suffix(""))
-  return found
+    result.append(entry.with_suffix(""))
+  return result
 
 
 @functools.cache
@@ -109,12 +109,12 @@ def test_the_names_that_lead_through_a_step_exist():
   for row in rows:
     path, names, _ = (cell.strip() for cell in row.strip("|").split("|", 2))
     tree = ast.parse((_PACKAGE / "coordinator" / path.strip("`")).read_text())
-    found = set()
+    result = set()
     for node in tree.body:
       if isinstance(node, ast.ClassDef):
-        found.add(node.name)
-        found |= {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+        result.add(node.name)
+        result |= {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
     wanted = {
       part for name in names.split(", ") for part in name.strip("`").split(".")
     }
-    assert wanted <= found, (path, wanted - found)
+    assert wanted <= result, (path, wanted - result)

@@ -90,11 +90,11 @@ class _Terminal:
 
   def wait_for(self, pattern, count=1, seconds=300.0):
     end = time.monotonic() + seconds
-    while len(found := re.findall(pattern, self.text)) < count:
+    while len(result := re.findall(pattern, self.text)) < count:
       assert time.monotonic() < end, self.text
       assert self.process.poll() is None, self.text
       time.sleep(0.05)
-    return found
+    return result
 
   @property
   def text(self):
@@ -203,7 +203,7 @@ def test_a_kill_in_a_replica_of_two_processes(place):
     ]
     both = lambda: {who for who, *_ in together()} == {"0", "1"}
     until(both, lambda: one.text, 300.0)
-    found = re.findall(steps, one.text)
+    result = re.findall(steps, one.text)
     # The other one went on alone meanwhile.
     path = place / "runs/groups/journal.jsonl"
     alone = [
@@ -214,7 +214,7 @@ def test_a_kill_in_a_replica_of_two_processes(place):
     ]
     assert [s for s in alone if max(int(at) for _, at in began) < s <= back]
     # It has learned something (4.56 is nothing).
-    assert float(found[-1][2]) < 4.3
+    assert float(result[-1][2]) < 4.3
     assert (place / "runs/groups/checkpoints/step-00000020").is_dir()
     one.process.send_signal(signal.SIGINT)
     assert one.process.wait(120.0) == 130, one.text

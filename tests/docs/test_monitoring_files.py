@@ -22,7 +22,7 @@ _NAME = re.compile(r"\boptax_dist_\w+")
 
 def _exposed():
   """The names of all time series that a port serves, with their labels."""
-  found = {}
+  result = {}
   for row in RunNumbers().metrics():
     name = f"optax_dist_{row.name}"
     if row.kind == "counter":
@@ -31,8 +31,8 @@ def _exposed():
     if row.kind == "histogram":
       endings = ("_bucket", "_sum", "_count")
     for ending in endings:
-      found[name + ending] = {row.label} if row.label else set()
-  return found
+      result[name + ending] = {row.label} if row.label else set()
+  return result
 
 
 def _check(expressions):
@@ -75,8 +75,8 @@ def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not():
   cases = yaml.safe_load(_FIRE.read_text("utf-8"))["tests"]
   checks = [check for case in cases for check in case["alert_rule_test"]]
   for fires in (True, False):
-    found = {c["alertname"] for c in checks if bool(c["exp_alerts"]) is fires}
-    assert found == alerts
+    result = {c["alertname"] for c in checks if bool(c["exp_alerts"]) is fires}
+    assert result == alerts
   series = [s["series"] for case in cases for s in case["input_series"]]
   _check(series)
 
@@ -96,7 +96,7 @@ def _wrong(rules):
   """The checks of `_FIRE` that fail with these rules, evaluated in Python."""
   tests = yaml.safe_load(_FIRE.read_text("utf-8"))
   every = promql.seconds(tests["evaluation_interval"])
-  found = []
+  result = []
   for case in tests["tests"]:
     series = {
       s["series"]: promql.samples(s["values"], promql.seconds(case["interval"]))
@@ -110,8 +110,8 @@ def _wrong(rules):
         for labels in promql.firing(rule, series, at, every)
       ]
       if fires != [alert["exp_labels"] for alert in check["exp_alerts"]]:
-        found.append((case["name"], check["alertname"], check["eval_time"]))
-  return found
+        result.append((case["name"], check["alertname"], check["eval_time"]))
+  return result
 
 
 def _rules():
@@ -161,12 +161,12 @@ def test_alerts_fire_for_the_numbers_of_a_dead_job(monkeypatch, end, fires):
       if not line.startswith("#"):
         name, _, value = line.rpartition(" ")
         series.setdefault(name, []).append((now, float(value)))
-  found = {
+  result = {
     name
     for name, rule in _rules().items()
     if promql.firing(rule, series, 690.0, 30.0)
   }
-  assert found == fires
+  assert result == fires
 
 
 @pytest.mark.skipif(

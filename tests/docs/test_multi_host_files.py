@@ -170,7 +170,7 @@ def test_slurm(place, monkeypatch):
     SLURM_CPUS_PER_TASK="64",
   )
   assert process.wait(300) == 0
-  found = []
+  result = []
   for arguments, told, _ in _told(place):
     assert told["SRUN_CPUS_PER_TASK"] == "64"
     secret = told.pop("secret in the file")
@@ -179,9 +179,9 @@ def test_slurm(place, monkeypatch):
     told["OPTAX_DIST_SECRET_FILE"] = str(file)
     for name, value in told.items():
       monkeypatch.setenv(name, value)  # JAX's detection looks there.
-    found.append(_job(arguments, os.environ))
-  _check_hosts(found, 4)
-  made, args = found[0]
+    result.append(_job(arguments, os.environ))
+  _check_hosts(result, 4)
+  made, args = result[0]
   assert made.node.address.startswith("node03:")
   assert (made.settings.replicas_to_aggregate, made.needed) == (3, 2)
   assert args.program == ["train_replica.py"]
@@ -197,16 +197,16 @@ def test_slurm(place, monkeypatch):
 
 def _with_certificates(name):
   """A file with the lines that are for certificates."""
-  found, wanted = [], False
+  result, wanted = [], False
   for line in (_FILES / name).read_text().splitlines():
     bare = line.lstrip()
     wanted = bare.startswith("# With certificates") or (
       wanted and bare.startswith("#")
     )
-    found.append(line.replace("# ", "", 1) if wanted else line)
+    result.append(line.replace("# ", "", 1) if wanted else line)
     if bare.startswith("# With certificates"):
-      found.pop()
-  return "\n".join(found) + "\n"
+      result.pop()
+  return "\n".join(result) + "\n"
 
 
 def test_slurm_with_certificates(place):
@@ -268,12 +268,12 @@ def test_ssh(place):
   assert process.wait(300) == 0
   assert sorted((place / "hosts").read_text().split()) == hosts
   told = _told(place)
-  found = sorted(
+  result = sorted(
     (_job(arguments, environ) for arguments, environ, _ in told),
     key=lambda one: one[0].node.rank,
   )
-  _check_hosts(found, 3)
-  made, args = found[0]
+  _check_hosts(result, 3)
+  made, args = result[0]
   assert made.node.address == "host0:29300"
   assert args.program == ["train_replica.py", "--name", "it's a run"]
   assert {folder for _, _, folder in told} == {str(place)}
@@ -334,13 +334,13 @@ def _start_ray(place, *arguments):
 def test_ray(place):
   flags = ("--output", "/shared/run", "--resume")
   assert _start_ray(place, *flags, "train_replica.py").wait(300) == 0
-  found = sorted(
+  result = sorted(
     (_job(arguments, environ) for arguments, environ, _ in _told(place)),
     key=lambda one: one[0].node.rank,
   )
-  _check_hosts(found, 3)
-  assert found[0][0].node.address == "10.0.0.7:29300"
-  assert found[0][1].program == ["train_replica.py"]
+  _check_hosts(result, 3)
+  assert result[0][0].node.address == "10.0.0.7:29300"
+  assert result[0][1].program == ["train_replica.py"]
 
 
 def test_ray_stops_all_hosts(place):
@@ -366,29 +366,29 @@ def _wrong(value, schema, at):
   kind = kinds.get(schema.get("type"), object)
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
     return [f"{at}: {value!r} is no {schema['type']}"]
-  found = []
+  result = []
   if "enum" in schema and value not in schema["enum"]:
-    found.append(f"{at}: {value!r} is none of {schema['enum']}")
+    result.append(f"{at}: {value!r} is none of {schema['enum']}")
   if isinstance(value, dict):
     properties = schema.get("properties", {})
     more = schema.get("additionalProperties", True)
     missing = [n for n in schema.get("required", ()) if n not in value]
-    found += [f"{at}: {name} is missing" for name in missing]
+    result += [f"{at}: {name} is missing" for name in missing]
     for name, one in value.items():
       if name not in properties and more is False:
-        found.append(f"{at}: there is no field {name}")
+        result.append(f"{at}: there is no field {name}")
       inner = properties.get(name, more if isinstance(more, dict) else {})
-      found += _wrong(one, inner, f"{at}.{name}")
+      result += _wrong(one, inner, f"{at}.{name}")
   if isinstance(value, list):
     for index, one in enumerate(value):
-      found += _wrong(one, schema.get("items", {}), f"{at}[{index}]")
-  return found
+      result += _wrong(one, schema.get("items", {}), f"{at}[{index}]")
+  return result
 
 
 def _jobset():
   text = (_FILES / "launch_jobset.yaml").read_text()
-  (found,) = yaml.safe_load_all(text)
-  return found
+  (result,) = yaml.safe_load_all(text)
+  return result
 
 
 def test_the_jobset_is_as_its_schema_says():
@@ -414,15 +414,15 @@ def test_the_jobset_is_as_its_schema_says():
   ],
 )
 def test_a_wrong_jobset_is_found(change, words):
-  found = _jobset()
-  change(found["spec"])
-  assert words in " ".join(_wrong(found, _SCHEMA, "JobSet"))
+  result = _jobset()
+  change(result["spec"])
+  assert words in " ".join(_wrong(result, _SCHEMA, "JobSet"))
 
 
 def test_what_the_pods_of_the_jobset_are_told():
-  found = _jobset()
-  name = found["metadata"]["name"]
-  (replicated,) = found["spec"]["replicatedJobs"]
+  result = _jobset()
+  name = result["metadata"]["name"]
+  (replicated,) = result["spec"]["replicatedJobs"]
   spec = replicated["template"]["spec"]
   assert spec["completionMode"] == "Indexed"
   assert spec["parallelism"] == spec["completions"] == 4

@@ -272,13 +272,13 @@ def test_arguments_and_defaults_of_keras(name):
 
 def _initial(cell, arguments):
   """The slots that a cell names, with their initial values."""
-  found = {}
+  result = {}
   for part in re.split(r"[;,] (?=`)", cell):
     for name in re.findall(r"`(\w+)`", part):
-      found[name] = 1.0 if "**1**" in part else 0.0
+      result[name] = 1.0 if "**1**" in part else 0.0
       if "the argument" in part:
-        found[name] = next(x for k, x in arguments.items() if "initial_" in k)
-  return found
+        result[name] = next(x for k, x in arguments.items() if "initial_" in k)
+  return result
 
 
 @pytest.mark.parametrize(

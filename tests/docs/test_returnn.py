@@ -31,14 +31,14 @@ _SGD = {"class": "GradientDescent"}
 
 def _tables():
   """The rows of each table, as lists of cells, by the header's first cells."""
-  found = {}
+  result = {}
   for block in re.findall(r"(?:^\|.*\n)+", _PAGE, re.MULTILINE):
     header, _, *rows = [
       [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
       for line in block.splitlines()
     ]
-    found.setdefault(tuple(header), []).extend(rows)
-  return found
+    result.setdefault(tuple(header), []).extend(rows)
+  return result
 
 
 _TABLES = _tables()
@@ -394,12 +394,12 @@ def test_old_names(row):
 @jax.numpy_dtype_promotion("standard")  # As optax.scale_by_adam needs it.
 def test_first_steps_of_nadam():
   """The page's two numbers."""
-  found = re.search(
+  match = re.search(
     r"is ([\d.e-]+) in TensorFlow and ([\d.e-]+) in PyTorch",
     (" ".join(_PAGE.split())),
   )
   for backend, want in zip(
-    ("tensorflow", "torch"), found.groups(), strict=True
+    ("tensorflow", "torch"), match.groups(), strict=True
   ):
     tx = optimizers.from_returnn_config("nadam", 1e-3, backend=backend)
     updates, _ = tx.update(jnp.ones([]), tx.init(jnp.ones([])))

@@ -42,7 +42,7 @@ def run(name, *arguments, devices=2):
 
 
 def numbers(pattern, text):
-  return [float(found) for found in re.findall(pattern, text)]
+  return [float(result) for result in re.findall(pattern, text)]
 
 
 def records(path):
@@ -154,10 +154,10 @@ def test_deterministic_ends_with_the_bits_of_one_replica(tmp_path):
   with launched(output, "--replicas", "2", program=program) as process:
     # The state would be lost with the only replica that has it.
     path = output / "journal.jsonl"
-    found = lambda: journal.read(path).records if path.exists() else []
-    together = lambda: [r for r in found() if len(r.get("members", ())) == 2]
-    until(together, found, 300.0)
-    pids = {r["replica"]: r["pid"] for r in found() if r["kind"] == "process"}
+    result = lambda: journal.read(path).records if path.exists() else []
+    together = lambda: [r for r in result() if len(r.get("members", ())) == 2]
+    until(together, result, 300.0)
+    pids = {r["replica"]: r["pid"] for r in result() if r["kind"] == "process"}
     os.kill(pids[1], signal.SIGKILL)
     printed, errors = process.communicate(timeout=600)
   assert process.returncode == 0, errors

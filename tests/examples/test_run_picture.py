@@ -86,9 +86,9 @@ def test_a_long_run_has_no_gaps_that_were_not_there(tmp_path):
       run_journals.commit(written, step, 0, at=1.0 + step)
   records = journal.read(path).records
   _timeline(records, tmp_path / "x.png", 1)
-  found = _pixels(tmp_path / "x.png", 0, 1)
-  assert found["useful"][1:-1].all()
-  assert found["exchanging"][1:-1].all()
+  result = _pixels(tmp_path / "x.png", 0, 1)
+  assert result["useful"][1:-1].all()
+  assert result["exchanging"][1:-1].all()
 
 
 def test_a_run_has_one_picture_of_any_format(tmp_path, monkeypatch):

@@ -255,8 +255,8 @@ class Run:
     )
     self._members.wait(ended, "no end", 240.0)
     reports = [(one.replica, 0, one.result) for one in self.replicas]
-    found, wrong = read_journal(self.journal)
-    steps, problems = checks.check(found, reports, TIMEOUT)
+    result, wrong = read_journal(self.journal)
+    steps, problems = checks.check(result, reports, TIMEOUT)
     problems += [one.result["error"] for one in self.replicas]
     problems += ["the journal has a bad line"] * len(wrong)
     return steps, [*filter(None, problems), *self._members.end()]

@@ -16,13 +16,13 @@ def of_files(text):
   Those of other tests may be closed or opened meanwhile, by their threads or by
   the garbage collector, so a number of all descriptors says little.
   """
-  found = set()
+  result = set()
   for number in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):
       name = os.readlink(f"/proc/self/fd/{number}")
       if text in name:
-        found.add((int(number), name))
-  return found
+        result.add((int(number), name))
+  return result
 
 
 @contextlib.contextmanager

@@ -23,13 +23,13 @@ def groups(pid):
   every = {
     int(name): _fields(name) for name in os.listdir("/proc") if name.isdecimal()
   }
-  found, parents = set(), {pid}
+  result, parents = set(), {pid}
   for _ in range(4):
     for one, fields in every.items():
       if fields is not None and int(fields[1]) in parents:
         parents.add(one)
-        found.add(int(fields[2]))
-  return found
+        result.add(int(fields[2]))
+  return result
 
 
 def has_group(group):

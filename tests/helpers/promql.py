@@ -29,16 +29,16 @@ def seconds(text):
 
 def samples(values, interval):
   """The samples of a series as promtool writes it, such as "0+2x10 _x5 7"."""
-  found = []
+  result = []
   for word in values.split():
     match = re.fullmatch(r"(_|[\d.]+)(?:\+([\d.]+))?(?:x(\d+))?", word)
     first, step, times = match.groups()
     for i in range(int(times or 0) + (first != "_")):
       if first != "_":
-        found.append(float(first) + i * float(step or 0))
+        result.append(float(first) + i * float(step or 0))
       else:
-        found.append(None)
-  return [(i * interval, v) for i, v in enumerate(found) if v is not None]
+        result.append(None)
+  return [(i * interval, v) for i, v in enumerate(result) if v is not None]
 
 
 def _labels(text):
@@ -73,17 +73,17 @@ class _Query:
     if text != "(":
       self._tokens.pop(0)
     if text in ("rate", "increase"):
-      found = self._growth(text, self._tokens.pop(0)[1])
+      result = self._growth(text, self._tokens.pop(0)[1])
     else:
-      found = self.value()
+      result = self.value()
       if text == "sum":
-        found = {frozenset(): sum(found.values())} if found else {}
+        result = {frozenset(): sum(result.values())} if result else {}
       elif text == "absent":
-        found = {} if found else {frozenset(): 1.0}
+        result = {} if result else {frozenset(): 1.0}
       else:
         assert text == "("
     assert self._tokens.pop(0)[1] == ")"
-    return found
+    return result
 
   def _next(self):
     return self._tokens[0][1] if self._tokens else ""
@@ -99,15 +99,15 @@ class _Query:
     }
 
   def _latest(self, name):
-    found = {}
+    result = {}
     for key, values in self._named(name).items():
       recent = [v for t, v in values if 0 <= self._now - t < _LOOKBACK]
-      found |= {key: recent[-1]} if recent else {}
-    return found
+      result |= {key: recent[-1]} if recent else {}
+    return result
 
   def _growth(self, function, name):
     """Extrapolated to the whole range, like Prometheus."""
-    found, named = {}, self._named(name)
+    result, named = {}, self._named(name)
     length = seconds(self._tokens.pop(0)[1][1:-1])
     for key, values in named.items():
       inside = [(t, v) for t, v in values if 0 <= self._now - t < length]
@@ -117,8 +117,8 @@ class _Query:
         ends = [first - (self._now - length), self._now - last]
         more = sum(e if e < 1.1 * mean else mean / 2 for e in ends)
         grown = (high - low) * (1 + more / (last - first))
-        found[key] = grown / (length if function == "rate" else 1)
-    return found
+        result[key] = grown / (length if function == "rate" else 1)
+    return result
 
 
 def _combined(sign, function, left, right):
@@ -146,8 +146,8 @@ def firing(rule, series, until, every):
     until: the time, in seconds.
     every: from one evaluation of the rule to the next.
   """
-  needed, since, found = seconds(rule.get("for", "0s")), {}, {}
+  needed, since, result = seconds(rule.get("for", "0s")), {}, {}
   for now in range(0, int(until) + 1, int(every)):
-    found = _Query(series, rule["expr"], now).value()
-    since = {key: since.get(key, now) for key in found}
-  return {k: v for k, v in found.items() if until - since[k] >= needed}
+    result = _Query(series, rule["expr"], now).value()
+    since = {key: since.get(key, now) for key in result}
+  return {k: v for k, v in result.items() if until - since[k] >= needed}

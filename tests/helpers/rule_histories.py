@@ -121,7 +121,7 @@ def random_history(seed, kind, length=60):
   if kind == "healthy":
     last = options["total_num_replicas"] - 1
     state, _ = quorum.step(state, quorum.Join(last))
-  found = []
+  result = []
   for number in range(length):
     choice = Choice(
       r.choice(KINDS[kind]),
@@ -146,9 +146,9 @@ def random_history(seed, kind, length=60):
     if kind == "any" and number == length - 1 and seed % 4 == 0:
       event = quorum.Finish()
     after, decisions = quorum.step(state, event)
-    found.append((event, state, decisions, after))
+    result.append((event, state, decisions, after))
     state = after
-  return found
+  return result
 
 
 def check(holds, *kinds):

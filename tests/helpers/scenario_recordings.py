@@ -42,11 +42,11 @@ def recordings(path=PATH):
     raise ValueError(
       f"{path} must have the format {FORMAT!r}, got {content['format']!r}"
     )
-  found = [*content.get("scenarios", ()), *content.get("traces", ())]
-  by_id = {r["id"]: r for r in found}
-  if len(by_id) != len(found):
+  result = [*content.get("scenarios", ()), *content.get("traces", ())]
+  by_id = {r["id"]: r for r in result}
+  if len(by_id) != len(result):
     raise ValueError(f"{path} has several recordings of one id")
-  unknown = {r["system"] for r in found} - set(SYSTEMS)
+  unknown = {r["system"] for r in result} - set(SYSTEMS)
   if unknown:
     raise ValueError(f"{path} has recordings of unknown systems: {unknown}")
   return by_id

@@ -99,29 +99,29 @@ class Runner:
       return self.system.restart_chief(keep=True), None
     if op == "chief_restart (no checkpoint)":
       return self.system.restart_chief(keep=False), None
-    if found := _REWIND.fullmatch(op):
-      return self.system.rewind(int(found[1])), None
-    if found := _ROUNDS.fullmatch(op):
-      for _ in range(_NUMBERS[found[1]]):
+    if result := _REWIND.fullmatch(op):
+      return self.system.rewind(int(result[1])), None
+    if result := _ROUNDS.fullmatch(op):
+      for _ in range(_NUMBERS[result[1]]):
         for worker in self.workers:
-          assert not self.step(worker, [float(found[2])])
+          assert not self.step(worker, [float(result[2])])
       return {}, None
-    if found := _KILL.fullmatch(op):
-      self.said[int(found[1])] = None
-      return self.system.lost(int(found[1])), 0
-    if found := _RESTART.fullmatch(op):
-      return self.system.join(int(found[1])), None
-    if found := _OBSERVE.fullmatch(op):
-      return {}, int(found[1])
-    if found := _PUSH.fullmatch(op):
+    if result := _KILL.fullmatch(op):
+      self.said[int(result[1])] = None
+      return self.system.lost(int(result[1])), 0
+    if result := _RESTART.fullmatch(op):
+      return self.system.join(int(result[1])), None
+    if result := _OBSERVE.fullmatch(op):
+      return {}, int(result[1])
+    if result := _PUSH.fullmatch(op):
       errors = {}
-      gradients = None if found[2] is None else [float(found[2])]
-      for name in found[1].split(","):
+      gradients = None if result[2] is None else [float(result[2])]
+      for name in result[1].split(","):
         errors |= self.step(int(name[1:]), gradients)
       return errors, int(name[1:])
-    if found := _ALONE.fullmatch(op):
+    if result := _ALONE.fullmatch(op):
       # A step, or a look at one that had not returned when it was last seen.
-      worker = int(found[1])
+      worker = int(result[1])
       return {} if self.said[worker] is False else self.step(worker), worker
     raise AssertionError(f"unknown op {op!r} in {self.recording['id']}")
 

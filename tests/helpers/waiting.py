@@ -12,7 +12,7 @@ def until(ready, told=lambda: "it did not come in time", seconds=180.0):
     seconds: how long.
   """
   end = time.monotonic() + seconds
-  while not (found := ready()):
+  while not (result := ready()):
     assert time.monotonic() < end, told()
     time.sleep(0.01)
-  return found
+  return result

@@ -11,19 +11,19 @@ def test_an_epoch_has_each_sample_once(mode):
   data = ledger.Batches(103, 10, seed=4, epochs=3, mode=mode)
   for epoch in range(3):
     start = epoch * data.per_epoch
-    found = data.indices(((start, start + data.per_epoch),))
+    result = data.indices(((start, start + data.per_epoch),))
     left_out = data.left_out(epoch)
     assert len(left_out) == (3 if mode == "exact" else 0)
-    everything = np.sort(np.concatenate([found, left_out]))
+    everything = np.sort(np.concatenate([result, left_out]))
     assert np.array_equal(everything, np.arange(103))
 
 
 def test_indices_follow_the_order_of_the_spans():
   data = ledger.Batches(100, 10, epochs=None)
   whole = data.indices(((0, 200),))
-  found = data.indices(((150, 155), (3, 7), (98, 102)))
+  result = data.indices(((150, 155), (3, 7), (98, 102)))
   places = [*range(150, 155), *range(3, 7), *range(98, 102)]
-  assert np.array_equal(found, whole[places])
+  assert np.array_equal(result, whole[places])
   assert data.total is None
 
 

@@ -10,9 +10,9 @@ from optax_dist import ledger
 
 def test_arrays_are_read_as_they_are():
   x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
-  found = ledger.read((x, {"y": y}), np.array([5, 0, 3]))
-  np.testing.assert_array_equal(found[0], x[[5, 0, 3]])
-  np.testing.assert_array_equal(found[1]["y"], [5, 0, 3])
+  result = ledger.read((x, {"y": y}), np.array([5, 0, 3]))
+  np.testing.assert_array_equal(result[0], x[[5, 0, 3]])
+  np.testing.assert_array_equal(result[1]["y"], [5, 0, 3])
 
 
 def test_a_data_set_like_torchs_is_read_sample_by_sample():
@@ -37,9 +37,9 @@ def test_grain_is_read_by_number():
   data = numbers.map(lambda x: {"x": x, "square": x * x})
   spec = ledger.Batches(len(data), 4, seed=1)
   indices = spec.indices(((0, 4),))
-  found = ledger.read(data, indices)
-  assert found["x"].tolist() == indices.tolist()
-  assert found["square"].tolist() == (indices**2).tolist()
+  result = ledger.read(data, indices)
+  assert result["x"].tolist() == indices.tolist()
+  assert result["square"].tolist() == (indices**2).tolist()
   with pytest.raises(IndexError, match="from 0 to 9"):
     ledger.read(data, [10])
 
@@ -52,9 +52,9 @@ class Pair(NamedTuple):
 def test_a_named_tuple_stays_one():
   source = Pair(np.arange(4), np.arange(4.0))
   samples = [Pair(np.int64(number), np.float64(number)) for number in range(4)]
-  for found in (ledger.read(source, [3, 1]), ledger.read(samples, [3, 1])):
-    assert isinstance(found, Pair)
-    assert (found.x.tolist(), found.y.tolist()) == ([3, 1], [3.0, 1.0])
+  for result in (ledger.read(source, [3, 1]), ledger.read(samples, [3, 1])):
+    assert isinstance(result, Pair)
+    assert (result.x.tolist(), result.y.tolist()) == ([3, 1], [3.0, 1.0])
 
 
 @pytest.mark.parametrize("source", [np.arange(5), list(range(5))])
@@ -66,9 +66,9 @@ def test_an_index_outside_is_named(source, indices):
 
 def test_no_indices_give_no_rows():
   assert ledger.read(np.ones([5, 2]), []).shape == (0, 2)
-  found = ledger.read([{"x": np.ones(3, np.float32), "y": 1}] * 2, [])
-  assert (found["x"].shape, found["x"].dtype) == ((0, 3), np.float32)
-  assert found["y"].shape == (0,)
+  result = ledger.read([{"x": np.ones(3, np.float32), "y": 1}] * 2, [])
+  assert (result["x"].shape, result["x"].dtype) == ((0, 3), np.float32)
+  assert result["y"].shape == (0,)
   assert ledger.read([(1, 2.0)], [])[1].shape == (0,)
 
 

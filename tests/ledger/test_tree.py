@@ -84,10 +84,10 @@ def test_slots_have_the_fewest_nodes(count):
         fewest.setdefault(slots, size)
   for size in range(count + 1):
     for slots in itertools.combinations(range(count), size):
-      found = tree.nodes(sp.union([(s, s + 1) for s in slots]), count)
-      assert set(found) <= all_nodes(count)
-      assert [s for node in found for s in range(*node)] == list(slots)
-      assert len(found) == fewest[frozenset(slots)]
+      result = tree.nodes(sp.union([(s, s + 1) for s in slots]), count)
+      assert set(result) <= all_nodes(count)
+      assert [s for node in result for s in range(*node)] == list(slots)
+      assert len(result) == fewest[frozenset(slots)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ _KERAS_FLAGS = ("nesterov", "centered", "amsgrad")
 
 def _factories():
   """All that take a learning rate, by name, with what else they need."""
-  found = {f"keras {name}": (optimizers.keras, name) for name in KERAS_NAMES}
+  result = {f"keras {name}": (optimizers.keras, name) for name in KERAS_NAMES}
   for name in optimizers.__all__:
     function = getattr(optimizers, name)
     if inspect.isfunction(function) and name not in (
@@ -29,10 +29,10 @@ def _factories():
         "returnn_learning_rates",
       ),
     ):
-      found[name] = (function,)
+      result[name] = (function,)
   rule = lambda grad, param, slots, step: (-step.learning_rate * grad, slots)
-  found["base_custom"] += (rule,)
-  return {name: functools.partial(*parts) for name, parts in found.items()}
+  result["base_custom"] += (rule,)
+  return {name: functools.partial(*parts) for name, parts in result.items()}
 
 
 _FACTORIES = _factories()
@@ -40,25 +40,25 @@ _FACTORIES = _factories()
 
 def _hyperparameters(flags):
   """The factory and the name of each number, or of each flag."""
-  found = []
+  result = []
   for name, factory in _FACTORIES.items():
     if name.startswith("keras "):
-      found += [
+      result += [
         (name, argument)
         for argument in keras_arguments(name.removeprefix("keras "))
         if (argument in _KERAS_FLAGS) == flags
       ]
       continue
     if name == "base_custom":
-      found += [] if flags else [(name, "learning_rate")]
+      result += [] if flags else [(name, "learning_rate")]
       continue
-    found += [
+    result += [
       (name, parameter.name)
       for parameter in inspect.signature(factory).parameters.values()
       if isinstance(parameter.default, bool) == flags
       and parameter.kind is not parameter.VAR_KEYWORD
     ]
-  return found
+  return result
 
 
 _NUMBERS = _hyperparameters(flags=False)

@@ -40,7 +40,7 @@ def test_injected_decays_are_not_rounded_to_one(name):
   """In bfloat16 0.999 is 1, and an average that gets 0 of each gradient stays 0."""
   make = getattr(optimizers, name)
   params = jnp.ones(2, jnp.bfloat16)
-  found = []
+  result = []
   for tx in (
     make(0.1),
     optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(0.1),
@@ -48,8 +48,8 @@ def test_injected_decays_are_not_rounded_to_one(name):
     state = tx.init(params)
     for _ in range(2):
       updates, state = tx.update(params, state, params)
-    found.append(np.asarray(updates, np.float32))
-  np.testing.assert_allclose(found[1], found[0], rtol=0.02)
+    result.append(np.asarray(updates, np.float32))
+  np.testing.assert_allclose(result[1], result[0], rtol=0.02)
 
 
 _FIXED = {
@@ -85,14 +85,14 @@ def test_leaves_that_can_not_be_updated_are_refused_by_name(name, kind):
 )
 def test_schedules_of_complex_parameters_warn_of_nothing(name):
   params = jnp.ones(2, jnp.complex64)
-  found = []
+  result = []
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     for rate in (0.1, jnp.float32(0.1), optax.constant_schedule(0.1)):
       tx = every_optimizer.BY_NAME[name](rate)
-      found.append(tx.update(params, tx.init(params), params)[0])
-  for other in found[1:]:
-    np.testing.assert_allclose(other, found[0], rtol=1e-6)
+      result.append(tx.update(params, tx.init(params), params)[0])
+  for other in result[1:]:
+    np.testing.assert_allclose(other, result[0], rtol=1e-6)
 
 
 def test_complex_hyperparameters_name_the_remedy():

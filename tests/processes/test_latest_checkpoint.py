@@ -11,12 +11,12 @@ from optax_dist.coordinator import checkpoint, checkpoint_folder
 
 def _latest(folders):
   coordinator.initialize_processes(jax.process_count())
-  found = []
+  result = []
   for folder in folders:
     own = pathlib.Path(folder, str(jax.process_index()))
     latest = checkpoint.latest(own)
-    found.append(latest and latest.relative_to(own))
-  return found
+    result.append(latest and latest.relative_to(own))
+  return result
 
 
 def test_the_first_process_decides(tmp_path):

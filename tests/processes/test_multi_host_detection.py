@@ -60,6 +60,6 @@ def _detected(monkeypatch, environment):
   ids=["slurm", "mpi", "tpu", "slices", "port", "mpi_first", "slurm_2nd", "no"],
 )
 def test_detection(monkeypatch, environment, address, processes, own, devices):
-  found = _detected(monkeypatch, environment)
-  assert str(found[0]).startswith(address)
-  assert tuple(found[1:]) == (processes, own, devices)
+  result = _detected(monkeypatch, environment)
+  assert str(result[0]).startswith(address)
+  assert tuple(result[1:]) == (processes, own, devices)

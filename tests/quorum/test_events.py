@@ -14,11 +14,11 @@ IDS = st.lists(
 @given(IDS, st.randoms())
 def test_the_order_of_ids_does_not_depend_on_who_came_first(ids, random):
   shuffled = random.sample(ids, len(ids))
-  found = events.ordered(shuffled)
-  assert found == events.ordered(ids)
+  result = events.ordered(shuffled)
+  assert result == events.ordered(ids)
   numbers = [one for one in ids if isinstance(one, int)]
   names = [one for one in ids if isinstance(one, str)]
-  assert found == (*sorted(numbers), *sorted(names))
+  assert result == (*sorted(numbers), *sorted(names))
 
 
 def test_ids_may_come_from_an_iterator():

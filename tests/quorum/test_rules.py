@@ -33,8 +33,8 @@ def test_a_failed_attempt_drops_the_gradients_that_failed_or_were_lost():
   state, _ = run(state, quorum.Done(2, 0, 1), quorum.Lost(2))
   _, decisions = run(state, quorum.Failed(0, 0, 1, failed_replica=1))
   drops = [d for d in decisions if isinstance(d, quorum.Drop)]
-  found = {drop.replica: drop.reason for drop in drops}
-  assert found == {1: Reason.FAILED, 2: Reason.LOST}
+  result = {drop.replica: drop.reason for drop in drops}
+  assert result == {1: Reason.FAILED, 2: Reason.LOST}
 
 
 def test_a_loss_below_the_quorum_names_who_is_missing():

@@ -412,8 +412,8 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
       assert after.accepted_count == quorum.ledger(after).accepted == 0
       held = (*before.accepted.values(), *members(before))
       drops = of(decisions, quorum.Drop)
-      found = {(d.replica, d.local_step, d.count) for d in drops}
-      assert found == {(g.replica, g.local_step, g.count) for g in held}
+      result = {(d.replica, d.local_step, d.count) for d in drops}
+      assert result == {(g.replica, g.local_step, g.count) for g in held}
       seen += len(held)
       if finish:
         assert decisions[:-1] == tuple(drops)

@@ -22,17 +22,17 @@ def test_each_count_is_of_what_it_says():
 
 def test_missing_are_those_that_could_still_contribute():
   def holds(event, before, decisions, after):
-    found = quorum.missing(after)
-    for replica in found.computing:
+    result = quorum.missing(after)
+    for replica in result.computing:
       assert after.replicas[replica].live
       assert after.replicas[replica].requested
-    assert len(found.computing) == after.working
+    assert len(result.computing) == after.working
     pending = after.round.pending if after.round else ()
-    assert set(found.reporting) == set(pending)
+    assert set(result.reporting) == set(pending)
     gone = {r for r, m in after.replicas.items() if not m.live}
-    assert gone <= set(found.absent)
-    assert set(found.absent) & set(found.computing) == set()
-    never = set(found.absent) - gone
+    assert gone <= set(result.absent)
+    assert set(result.absent) & set(result.computing) == set()
+    never = set(result.absent) - gone
     assert not never & set(after.replicas)
     assert len(never) <= after.awaited
 
@@ -68,8 +68,8 @@ def test_the_ledger_has_attempted_gradients_inside():
   ):
     state, _ = quorum.step(state, event)
   assert state.round
-  found = quorum.ledger(state)
-  assert (found.arrived, found.applied, found.accepted) == (4, 0, 4)
+  result = quorum.ledger(state)
+  assert (result.arrived, result.applied, result.accepted) == (4, 0, 4)
   state, _ = quorum.step(state, quorum.Done(1, 0, 1))
-  found = quorum.ledger(state)
-  assert (found.arrived, found.applied, found.accepted) == (4, 4, 0)
+  result = quorum.ledger(state)
+  assert (result.arrived, result.applied, result.accepted) == (4, 4, 0)

@@ -167,11 +167,11 @@ def test_another_run_of_the_same_kind_is_predicted_within_ten_percent(
     )
     for seed, steps in ((7, 300), (8, 900))
   )
-  found = simulate.predict(first)
-  assert found.steps_per_second == pytest.approx(
+  result = simulate.predict(first)
+  assert result.steps_per_second == pytest.approx(
     second.steps_per_second, rel=0.1
   )
-  assert found.low < found.steps_per_second < found.high
+  assert result.low < result.steps_per_second < result.high
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_another_number_of_gradients_is_predicted(
   real = simulate.simulate_timing(
     strategy, simulate.parse_latency("gamma:4,0.25"), 4, steps=2000, seed=5
   )
-  found = simulate.predict(recorded, strategy, repetitions=8)
-  assert found.steps_per_second == pytest.approx(
+  result = simulate.predict(recorded, strategy, repetitions=8)
+  assert result.steps_per_second == pytest.approx(
     real.steps_per_second, rel=0.08
   )
 
@@ -208,11 +208,11 @@ def test_failures_are_part_of_the_prediction(tmp_path):
   assert recorded.failures.downtimes == pytest.approx(
     [10.0] * len(recorded.losses), rel=0.01
   )
-  found = simulate.predict(recorded)
-  assert found.steps_per_second == pytest.approx(
+  result = simulate.predict(recorded)
+  assert result.steps_per_second == pytest.approx(
     recorded.steps_per_second, rel=0.15
   )
-  assert found.steps_per_second < 0.8 * calm.steps_per_second
+  assert result.steps_per_second < 0.8 * calm.steps_per_second
 
 
 def test_longer_journal_gives_a_narrower_interval(tmp_path):
@@ -226,9 +226,9 @@ def test_longer_journal_gives_a_narrower_interval(tmp_path):
         steps=steps,
       )
     )
-    found = simulate.predict(recorded)
-    widths.append((found.high - found.low) / found.steps_per_second)
-    assert any("too short" in warning for warning in found.warnings) == (
+    result = simulate.predict(recorded)
+    widths.append((result.high - result.low) / result.steps_per_second)
+    assert any("too short" in warning for warning in result.warnings) == (
       steps == 20
     )
   assert widths[0] > 2 * widths[1]
@@ -238,12 +238,12 @@ def test_a_prediction_with_a_warning_has_no_number(tmp_path):
   recorded = simulate.from_journal(
     _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
   )
-  found = simulate.predict(recorded, replicas=8, repetitions=5)
-  assert not found.warnings
-  assert f"{found.steps_per_second:.4g} steps/s" in str(found)
+  result = simulate.predict(recorded, replicas=8, repetitions=5)
+  assert not result.warnings
+  assert f"{result.steps_per_second:.4g} steps/s" in str(result)
   crowded = recorded._replace(warnings=("a load of 9 on 2 cores",))
-  found = simulate.predict(crowded, replicas=8, repetitions=5)
-  assert str(found) == "no prediction (a load of 9 on 2 cores)"
+  result = simulate.predict(crowded, replicas=8, repetitions=5)
+  assert str(result) == "no prediction (a load of 9 on 2 cores)"
   with pytest.raises(ValueError, match="repetitions"):
     simulate.predict(recorded, repetitions=1)
 
@@ -255,10 +255,10 @@ def test_a_run_whose_own_pace_is_not_found_again_predicts_no_other(tmp_path):
   )
   slower = recorded._replace(steps_per_second=recorded.steps_per_second / 7.7)
   for strategy in (None, simulate.sync_replicas(3)):
-    found = simulate.predict(slower, strategy, repetitions=5)
-    (warning,) = found.warnings
+    result = simulate.predict(slower, strategy, repetitions=5)
+    (warning,) = result.warnings
     assert "is not in the model" in warning
-    assert str(found) == f"no prediction ({warning})"
+    assert str(result) == f"no prediction ({warning})"
 
 
 def test_prediction_says_if_simulations_stopped(tmp_path):
@@ -266,10 +266,10 @@ def test_prediction_says_if_simulations_stopped(tmp_path):
     _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
   )
   for_good = simulate.Failures(0.05, (float("inf"),))
-  found = simulate.predict(recorded._replace(failures=for_good), repetitions=5)
+  result = simulate.predict(recorded._replace(failures=for_good), repetitions=5)
   assert any(
     "in 5 of 5 simulations too few replicas were left" in warning
-    for warning in found.warnings
+    for warning in result.warnings
   )
 
 
@@ -292,9 +292,9 @@ def test_prediction_without_a_step_is_a_pace_of_zero(tmp_path):
     _records(tmp_path / "run.jsonl", simulate.sync_replicas(4), steps=20)
   )
   at_once = simulate.Failures(1e9, (float("inf"),))
-  found = simulate.predict(recorded._replace(failures=at_once), repetitions=2)
-  assert found.steps_per_second == 0.0
-  assert "in the simulation the run stands still" in found.warnings
+  result = simulate.predict(recorded._replace(failures=at_once), repetitions=2)
+  assert result.steps_per_second == 0.0
+  assert "in the simulation the run stands still" in result.warnings
 
 
 def test_more_losses_tell_the_rate_of_failures_better(tmp_path):
@@ -305,10 +305,10 @@ def test_more_losses_tell_the_rate_of_failures_better(tmp_path):
   (loss,) = _lossy(_lost(99.0)).losses
   widths = []
   for count in (1, 1000):
-    found = simulate.predict(
+    result = simulate.predict(
       recorded._replace(failures=failures, losses=(loss,) * count)
     )
-    widths.append(found.high - found.low)
+    widths.append(result.high - result.low)
   assert widths[0] > 2 * widths[1]
 
 
@@ -397,8 +397,8 @@ def test_loss_just_before_the_end_says_little_about_how_long_one_takes():
   recorded = _lossy(*others, _lost(99.0))
   assert len(recorded.losses) == 5
   assert recorded.failures.downtimes == pytest.approx([5.0] * 4)
-  found = simulate.predict(recorded, repetitions=2)
-  assert not any("was not back" in warning for warning in found.warnings)
+  result = simulate.predict(recorded, repetitions=2)
+  assert not any("was not back" in warning for warning in result.warnings)
 
 
 def test_long_absence_at_the_end_keeps_its_share():
@@ -414,9 +414,9 @@ def test_long_absence_at_the_end_keeps_its_share():
 def test_only_loss_just_before_the_end_does_not_stop_the_prediction():
   recorded = _lossy(_lost(99.0))
   assert all(down < 2.0 for down in recorded.failures.downtimes)
-  found = simulate.predict(recorded, repetitions=5)
-  assert found.low > 0
-  assert any("was not back" in warning for warning in found.warnings)
+  result = simulate.predict(recorded, repetitions=5)
+  assert result.low > 0
+  assert any("was not back" in warning for warning in result.warnings)
 
 
 # Doubts.

@@ -35,12 +35,12 @@ def site(tmp_path_factory):
 
 def _links(page):
   """Returns (address, code) of each link around an inline name."""
-  found = re.findall(
+  result = re.findall(
     r'<a class="reference \w+" href="([^"]*)"[^>]*><code[^>]*>(.*?)</code>',
     page.read_text("utf-8"),
     re.DOTALL,
   )
-  return {re.sub("<[^>]*>", "", code): address for address, code in found}
+  return {re.sub("<[^>]*>", "", code): address for address, code in result}
 
 
 def test_names_link_to_their_reference(site):
@@ -60,10 +60,10 @@ def _found(site, word):
 
   stem = SearchEnglish({}).stem
   pages = [set() for _ in word.split()]
-  for found, part in zip(pages, word.lower().split(), strict=True):
+  for result, part in zip(pages, word.lower().split(), strict=True):
     for kind in ("terms", "titleterms"):
       hits = index[kind].get(stem(part), [])
-      found |= set(hits if isinstance(hits, list) else [hits])
+      result |= set(hits if isinstance(hits, list) else [hits])
   return {index["docnames"][i] for i in set.intersection(*pages)}
 
 

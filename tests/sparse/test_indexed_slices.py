@@ -182,8 +182,8 @@ def test_lookups_in_a_table_on_an_explicit_mesh(spec, of_ids):
     run = indexed_slices.lookup_value_and_grad(square)
     return run(table, ids)[1].to_dense()
 
-  found = np.asarray(grads(table, ids))
-  np.testing.assert_array_equal(found[:, 0], [0, 2, 0, 4])
+  result = np.asarray(grads(table, ids))
+  np.testing.assert_array_equal(result[:, 0], [0, 2, 0, 4])
 
 
 def test_indices_that_are_known_under_jit_are_checked():

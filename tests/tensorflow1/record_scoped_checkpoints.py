@@ -164,14 +164,14 @@ def main():
   tf.compat.v1.disable_eager_execution()
   recorded = {}
   for case in CASES:
-    found = run(case)
-    found["after"] = {
+    result = run(case)
+    result["after"] = {
       key: value
-      for key, value in found["after"].items()
+      for key, value in result["after"].items()
       if key in ("layer/kernel", "layer/bias")
       or key.endswith("ExponentialMovingAverage")
     }
-    recorded[case] = found
+    recorded[case] = result
   path = pathlib.Path(__file__).with_name("scoped_checkpoints.json")
   path.write_text(json.dumps(recorded) + "\n")
 

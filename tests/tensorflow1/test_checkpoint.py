@@ -74,11 +74,11 @@ def test_training_goes_on_where_tensorflow_stopped(name, chained):
   if chained:
     tx = optax.chain(optax.clip_by_global_norm(1e6), tx)
   recorded = _RECORDED[name]
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(recorded["variables"]), params(), tx.init(params())
   )
-  assert found.global_step == 3
-  now, state = found.params, found.opt_state
+  assert result.global_step == 3
+  now, state = result.params, result.opt_state
   np.testing.assert_array_equal(
     now["layer"]["kernel"],
     np.asarray(recorded["variables"]["layer/kernel"], np.float32),
@@ -97,10 +97,10 @@ def test_training_goes_on_where_tensorflow_stopped(name, chained):
 def test_slots_matter():
   """Without them the three steps end elsewhere, so the test above can fail."""
   tx, recorded = OPTIMIZERS["Adam"](), _RECORDED["Adam"]
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(recorded["variables"]), params(), tx.init(params())
   )
-  now, state = found.params, tx.init(params())
+  now, state = result.params, tx.init(params())
   for _ in range(3):
     updates, state = tx.update(jax.grad(loss)(now), state, now)
     now = optax.apply_updates(now, updates)
@@ -114,14 +114,14 @@ def test_names_may_differ():
     for name, value in _RECORDED["Momentum"]["variables"].items()
   }
   tx = OPTIMIZERS["Momentum"]()
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(variables),
     params(),
     tx.init(params()),
     variable=lambda path: path.replace("layer/", "tower_0/dense/"),
   )
   np.testing.assert_array_equal(
-    optax_dist.states.get_slot(found.opt_state, "layer/bias", "momentum"),
+    optax_dist.states.get_slot(result.opt_state, "layer/bias", "momentum"),
     np.asarray(variables["tower_0/dense/bias/Momentum"], np.float32),
   )
 
@@ -168,13 +168,13 @@ def test_powers_of_several_optimizers_are_mapped_or_refused():
     KeyError, match=r"several scopes, \['a/beta1_power', 'b/b.*`variable=`"
   ):
     tensorflow1.restore_checkpoint(Reader(scoped), params(), state)
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(scoped),
     params(),
     state,
     variable=lambda name: f"b/{name}" if name.endswith("_power") else name,
   )
-  assert optax.tree.get(found.opt_state, "beta2_power") == np.float32(
+  assert optax.tree.get(result.opt_state, "beta2_power") == np.float32(
     scoped["b/beta2_power"]
   )
 
@@ -195,14 +195,14 @@ def test_a_map_of_the_parameters_names_leaves_the_other_names(variable):
     f"tower/{name}" if "/" in name else name: value
     for name, value in _RECORDED["Adam"]["variables"].items()
   }
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(variables),
     params(),
     OPTIMIZERS["Adam"]().init(params()),
     variable=variable,
   )
-  assert found.global_step == 3
-  assert optax.tree.get(found.opt_state, "beta1_power") == np.float32(
+  assert result.global_step == 3
+  assert optax.tree.get(result.opt_state, "beta1_power") == np.float32(
     variables["beta1_power"]
   )
 
@@ -216,9 +216,9 @@ def test_a_checkpoint_without_a_global_step_is_refused_or_gets_one():
     KeyError, match=r"global_step.*which the checkpoint has not.*`global_step=`"
   ):
     tensorflow1.restore_checkpoint(*args)
-  found = tensorflow1.restore_checkpoint(*args, global_step=7)
-  assert found.global_step == 7
-  assert optax.tree.get(found.opt_state, "global_step") == 7
+  result = tensorflow1.restore_checkpoint(*args, global_step=7)
+  assert result.global_step == 7
+  assert optax.tree.get(result.opt_state, "global_step") == 7
 
 
 def _sync_replicas(**arguments):
@@ -233,19 +233,19 @@ def _sync_replicas(**arguments):
 
 def test_the_first_gradients_of_sync_replicas_are_fresh():
   tx = _sync_replicas()
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(_RECORDED["Adam"]["variables"]), params(), tx.init(params())
   )
-  assert found.opt_state.global_step == 3
-  state_axes = optax_dist.states.state_axes(found.opt_state)
+  assert result.opt_state.global_step == 3
+  state_axes = optax_dist.states.state_axes(result.opt_state)
   update = jax.vmap(
-    lambda state, gradient: tx.update(gradient, state, found.params),
+    lambda state, gradient: tx.update(gradient, state, result.params),
     in_axes=(state_axes, None),
     out_axes=(0, state_axes),
     axis_size=2,
     axis_name="data",
   )
-  _, state = update(found.opt_state, params())
+  _, state = update(result.opt_state, params())
   assert state.global_step == 4
   np.testing.assert_array_equal(state.replica.value.accepted, [1, 1])
 
@@ -258,14 +258,14 @@ def test_moving_averages_of_sync_replicas_are_restored():
     variables[name] = np.full(np.shape(recorded[f"layer/{leaf}"]), i + 0.5)
   tx = _sync_replicas(variable_averages=0.9)
   state = tx.init(params())
-  found = tensorflow1.restore_checkpoint(Reader(variables), params(), state)
-  averages = optax_dist.averaged_params(found.opt_state, found.params)
+  result = tensorflow1.restore_checkpoint(Reader(variables), params(), state)
+  averages = optax_dist.averaged_params(result.opt_state, result.params)
   np.testing.assert_array_equal(
     averages["layer"]["kernel"], np.full((3, 2), 0.5)
   )
   np.testing.assert_array_equal(averages["layer"]["bias"], np.full(2, 1.5))
   np.testing.assert_array_equal(
-    optax_dist.states.get_slot(found.opt_state, "layer/bias", "v"),
+    optax_dist.states.get_slot(result.opt_state, "layer/bias", "v"),
     np.asarray(recorded["layer/bias/Adam_1"], np.float32),
   )
   with pytest.raises(KeyError, match="layer/bias/ExponentialMovingAverage"):
@@ -317,11 +317,11 @@ def test_two_optimizers_in_a_checkpoint_need_a_name():
   ):
     tensorflow1.restore_checkpoint(Reader(variables), params(), state)
   for name in ("Momentum", "*/Momentum"):
-    found = tensorflow1.restore_checkpoint(
+    result = tensorflow1.restore_checkpoint(
       Reader(variables), params(), state, name=name
     )
     np.testing.assert_array_equal(
-      optax_dist.states.get_slot(found.opt_state, "layer/bias", "momentum"),
+      optax_dist.states.get_slot(result.opt_state, "layer/bias", "momentum"),
       np.float32(variables["layer/bias/Momentum"]),
     )
 
@@ -403,11 +403,11 @@ def test_each_scoped_recording_has_its_optimizer():
 def test_training_goes_on_from_slots_in_scopes(name):
   tx = optax.chain(optax_dist.params_ema(0.9), _OF_SCOPED[name]())
   recorded = _SCOPED[name]
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(recorded["variables"]), params(), tx.init(params())
   )
-  assert found.global_step == 3
-  now, state = found.params, found.opt_state
+  assert result.global_step == 3
+  now, state = result.params, result.opt_state
   # Of two gradients at the same place.
   each = 2 if name == "accumulating" else 1
   for _ in range(3 * each):
@@ -440,15 +440,15 @@ def test_the_scopes_of_several_models_need_a_name():
   ):
     tensorflow1.restore_checkpoint(Reader(variables), params(), state)
   for name in ("tuning/*/Adam", "tuning"):
-    found = tensorflow1.restore_checkpoint(
+    result = tensorflow1.restore_checkpoint(
       Reader(variables), params(), state, name=name
     )
     for slot, key in (("m", "Adam"), ("v", "Adam_1")):
       np.testing.assert_array_equal(
-        optax_dist.states.get_slot(found.opt_state, "layer/bias", slot),
+        optax_dist.states.get_slot(result.opt_state, "layer/bias", slot),
         np.float32(variables[f"tuning/layer/bias/{key}"]),
       )
-    assert optax.tree.get(found.opt_state, "beta1_power") == np.float32(
+    assert optax.tree.get(result.opt_state, "beta1_power") == np.float32(
       variables["tuning/beta1_power"]
     )
 
@@ -459,11 +459,11 @@ def test_the_slots_of_a_variable_that_ends_alike_are_its_own():
   more = {
     f"tower/{k}": 2 * np.asarray(v) for k, v in recorded.items() if "/" in k
   }
-  found = tensorflow1.restore_checkpoint(
+  result = tensorflow1.restore_checkpoint(
     Reader(recorded | more), params(), OPTIMIZERS["Adam"]().init(params())
   )
   np.testing.assert_array_equal(
-    optax_dist.states.get_slot(found.opt_state, "layer/bias", "m"),
+    optax_dist.states.get_slot(result.opt_state, "layer/bias", "m"),
     np.float32(recorded["layer/bias/Adam"]),
   )
 
@@ -475,9 +475,9 @@ def test_a_checkpoint_without_slots_is_read_with_an_empty_state():
     tensorflow1.restore_checkpoint(
       Reader(variables), params(), OPTIMIZERS["Adam"]().init(params())
     )
-  found = tensorflow1.restore_checkpoint(Reader(variables), params(), ())
-  assert found.opt_state == ()
-  assert found.global_step == 3
+  result = tensorflow1.restore_checkpoint(Reader(variables), params(), ())
+  assert result.opt_state == ()
+  assert result.global_step == 3
   np.testing.assert_array_equal(
-    found.params["layer"]["bias"], np.float32(variables["layer/bias"])
+    result.params["layer"]["bias"], np.float32(variables["layer/bias"])
   )

@@ -27,7 +27,7 @@ METHODS = {
 
 def _received(text):
   """Returns the bytes of what collectives return, by their kind."""
-  found = {}
+  result = {}
   pattern = r"= ([^=\n]*?) (all-gather|all-reduce)(?:-start)?\("
   for type_, kind in re.findall(pattern, text):
     shapes = re.findall(r"(\w+)\[([\d,]*)\]", type_)
@@ -37,8 +37,8 @@ def _received(text):
       count = 1
       for n in filter(None, dims.split(",")):
         count *= int(n)
-      found[kind] = found.get(kind, 0) + count * _BYTES_OF[dtype]
-  return found
+      result[kind] = result.get(kind, 0) + count * _BYTES_OF[dtype]
+  return result
 
 
 @pytest.mark.parametrize("name", METHODS)

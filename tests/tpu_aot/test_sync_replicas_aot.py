@@ -91,11 +91,11 @@ def test_sync_replicas_has_one_all_reduce_as_pmean_has(all_arrive, check_vma):
 
 def _computations(text):
   """Returns the lines of each computation by name, and the entry's name."""
-  found = re.findall(
+  result = re.findall(
     r"^(ENTRY )?%([\w.-]+) \(.*?\{$\n(.*?)^\}", text, re.MULTILINE | re.DOTALL
   )
-  entry = next(name for is_entry, name, _ in found if is_entry)
-  return {name: body.splitlines() for _, name, body in found}, entry
+  entry = next(name for is_entry, name, _ in result if is_entry)
+  return {name: body.splitlines() for _, name, body in result}, entry
 
 
 _CALL = (

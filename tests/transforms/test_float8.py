@@ -54,11 +54,11 @@ def test_cross_shard(map_name, dtype):
 def test_a_sum_is_rounded_once(map_name, dtype):
   tx = optax_dist.cross_shard(maps.AXIS, reduction="sum")
   gradients = _gradients(dtype)[:, 2:]
-  found = maps.run(
+  result = maps.run(
     map_name, lambda g: tx.update(g, tx.init(g))[0], gradients, size=N
   )
   total = np.sum(np.asarray(gradients, np.float32), axis=0)
-  for row in np.asarray(found, np.float32):
+  for row in np.asarray(result, np.float32):
     np.testing.assert_array_equal(row, _rounded(total, dtype))
 
 

@@ -184,7 +184,7 @@ def test_a_leaf_without_elements_does_not_matter(inner):
   with_it = {"w": jnp.ones((2, 3)), "empty": jnp.ones((0, 3))}
   without = {"w": with_it["w"]}
   tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
-  found = []
+  result = []
   for params in (with_it, without):
     state = tx.init(params)
     run = maps.stepper(
@@ -193,8 +193,8 @@ def test_a_leaf_without_elements_does_not_matter(inner):
     gradients = jax.tree.map(lambda x: jnp.stack([x] * N), params)
     updates, state = run(state, gradients)
     updates, _ = run(state, gradients)
-    found.append(updates["w"])
-  np.testing.assert_array_equal(*found)
+    result.append(updates["w"])
+  np.testing.assert_array_equal(*result)
 
 
 @pytest.mark.parametrize("check_vma", [False, True])

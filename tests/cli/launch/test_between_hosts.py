@@ -90,12 +90,12 @@ class _Launched:
   def wait_for(self, host, pattern, count=1, seconds=240.0):
     """Waits until a launcher has printed it so often; returns what it found."""
     end = time.monotonic() + seconds
-    while len(found := re.findall(pattern, self.text(host))) < count:
+    while len(result := re.findall(pattern, self.text(host))) < count:
       assert time.monotonic() < end, self.texts()
       codes = [one.poll() for one in self.processes]
       assert codes == [None] * 4, self.texts()
       time.sleep(0.05)
-    return found
+    return result
 
   def text(self, host):
     return self._logs[host].read_text()
@@ -105,11 +105,11 @@ class _Launched:
 
   def fingerprints(self):
     """By process of a replica, all that it has printed: by replica and step."""
-    found = {0: {}, 1: {}}
+    result = {0: {}, 1: {}}
     line = r"\[replica (\d)\.(\d)\] step (\d+) of \d, fingerprint (\w+)"
     for replica, process, step, mark in re.findall(line, self.texts()):
-      found[int(process)].setdefault(int(step), {})[int(replica)] = mark
-    return found
+      result[int(process)].setdefault(int(step), {})[int(replica)] = mark
+    return result
 
 
 @pytest.mark.namespaces
@@ -215,14 +215,14 @@ def _listeners(pid):
   for file in pathlib.Path(f"/proc/{pid}/fd").iterdir():
     with contextlib.suppress(FileNotFoundError):  # It was closed just now.
       own.add(os.readlink(file))
-  found = []
+  result = []
   for table in ("tcp", "tcp6"):
     lines = pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()
     for fields in map(str.split, lines[1:]):
       if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
         address, _, port = fields[1].partition(":")
-        found.append((address[-8:], int(port, 16)))
-  return found
+        result.append((address[-8:], int(port, 16)))
+  return result
 
 
 @pytest.mark.nightly  # Without launchers: runs/test_groups_on_hosts.py.

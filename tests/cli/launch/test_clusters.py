@@ -41,11 +41,11 @@ def _nowhere(monkeypatch):
 
 def _told(printed):
   """The environments of replicas, by number."""
-  found = {}
+  result = {}
   for line in printed.splitlines():
     number, told = re.fullmatch(r"\[replica (\d+)\] \[\] (.*)", line).groups()
-    found[int(number)] = dict(ast.literal_eval(told))
-  return found
+    result[int(number)] = dict(ast.literal_eval(told))
+  return result
 
 
 def _launch_here(capfd):

@@ -40,16 +40,16 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
   output = tmp_path / "out"
   flags = ("--replicas", 3, "--replicas-to-aggregate", 2, "--output", output)
   assert _launch(*flags, _LIGHT, "environment", "--replicas", "mine") == 0
-  found = {}
+  result = {}
   for line in capfd.readouterr().out.splitlines():
     number, rest, told = re.fullmatch(
       r"\[replica (\d)\] (\[.*?\]) (.*)", line
     ).groups()
     # What stands after the script is the script's.
     assert rest == "['--replicas', 'mine']"
-    found[int(number)] = dict(ast.literal_eval(told))
-  assert sorted(found) == [0, 1, 2]
-  first = found[0]
+    result[int(number)] = dict(ast.literal_eval(told))
+  assert sorted(result) == [0, 1, 2]
+  first = result[0]
   assert re.fullmatch(r"127\.0\.0\.1:\d+", first["COORDINATOR_ADDRESS"])
   assert len(bytes.fromhex(first["SECRET"])) == 16
   assert first["NUM_REPLICAS"] == "3"
@@ -58,7 +58,7 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
   assert first["JOURNAL"] == str(output / "journal.jsonl")
   assert first["GRACE"] == "30"
   assert "MIN_REPLICAS" not in first
-  for number, told in found.items():
+  for number, told in result.items():
     assert told == first | {"REPLICA": str(number)}
     log = (output / "replicas" / f"replica-{number}.log").read_text()
     assert log.startswith(f"--- replica {number}, started")
@@ -78,8 +78,8 @@ def test_what_is_compiled_is_kept_below_the_output(
     (line,) = set(capfd.readouterr().out.splitlines())
     return output, ast.literal_eval(line.partition("] ")[2])
 
-  output, found = told()
-  assert found == [str(output / "compiled" / socket.gethostname()), "0"]
+  output, result = told()
+  assert result == [str(output / "compiled" / socket.gethostname()), "0"]
   monkeypatch.setenv(variable, "mine")
   assert told()[1] == ["mine", None]
 
@@ -122,12 +122,12 @@ def test_groups_start_again_as_a_whole(tmp_path, capfd):
 def test_processes_of_a_group_are_told_which_they_are(capfd):
   flags = ("--replicas", 2, "--processes-per-replica", 2, *_ELSEWHERE)
   assert _launch(*flags, _LIGHT, "environment") == 0
-  found = {}
+  result = {}
   for line in capfd.readouterr().out.splitlines():
     name, told = re.fullmatch(r"\[replica (.*?)\] \[\] (.*)", line).groups()
-    found[name] = dict(ast.literal_eval(told))
-  assert sorted(found) == ["0.0", "0.1", "1.0", "1.1"]
-  for name, told in found.items():
+    result[name] = dict(ast.literal_eval(told))
+  assert sorted(result) == ["0.0", "0.1", "1.0", "1.1"]
+  for name, told in result.items():
     assert f"{told['REPLICA']}.{told['PROCESS_INDEX']}" == name
     assert told["NUM_PROCESSES"] == "2"
 
@@ -176,10 +176,10 @@ def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
   assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
   _, *processes = run_journals.whole(path)
   # Each start after the first is told of, and whoever joins.
-  found = [(p["replica"], p["ended"]) for p in processes]
+  result = [(p["replica"], p["ended"]) for p in processes]
   killed = (0, "was ended by SIGKILL")
-  assert found[:4] == [killed, (0, None)] * 2
-  assert sorted(found[4:]) == [(0, None), (1, None)]
+  assert result[:4] == [killed, (0, None)] * 2
+  assert sorted(result[4:]) == [(0, None), (1, None)]
   assert {p["host"] for p in processes} == {socket.gethostname()}
   first, second, third = (p["pid"] for p in (*processes[:3:2], processes[3]))
   assert len({first, second, third}) == 3

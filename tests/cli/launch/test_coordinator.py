@@ -49,12 +49,12 @@ def _coordinator(launcher):
 def _command_lines(pid):
   """Of a process, and of all that it has started."""
   with open(f"/proc/{pid}/cmdline") as file:
-    found = [file.read()]
+    result = [file.read()]
   for task in os.listdir(f"/proc/{pid}/task"):
     with open(f"/proc/{pid}/task/{task}/children") as file:
       for child in file.read().split():
-        found += _command_lines(child)
-  return found
+        result += _command_lines(child)
+  return result
 
 
 def _steps(text):

@@ -25,16 +25,16 @@ SHAPES = [
 
 
 def gradients(members):
-  found = []
+  result = []
   for i in range(members):
     rng = np.random.default_rng(i)
-    found.append(
+    result.append(
       [
         np.asarray(rng.normal(size=shape) * 10.0**i).astype(jnp.dtype(dtype))
         for shape, dtype in SHAPES
       ]
     )
-  return found
+  return result
 
 
 def averaged(all_leaves, kind, slices, weights=None, counts=None):
@@ -65,23 +65,23 @@ def by_hand(all_leaves, weights=None, count=None):
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_the_mean_is_exact_and_does_not_depend_on_the_cuts(members, parts):
-  found = averaged(gradients(members), "float32", parts)
-  for got, want in zip(found, by_hand(gradients(members)), strict=True):
+  result = averaged(gradients(members), "float32", parts)
+  for got, want in zip(result, by_hand(gradients(members)), strict=True):
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(got, want)
 
 
 def test_weights_multiply_and_the_count_divides():
   weights = [1.0, 0.5, 0.25]
-  found = averaged(gradients(3), "float32", 3, weights, counts=[2, 1, 2])
+  result = averaged(gradients(3), "float32", 3, weights, counts=[2, 1, 2])
   wanted = by_hand(gradients(3), weights, count=5)
-  for got, want in zip(found, wanted, strict=True):
+  for got, want in zip(result, wanted, strict=True):
     np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
-  found = averaged(gradients(3), "bfloat16", parts)
+  result = averaged(gradients(3), "bfloat16", parts)
   short = [
     [
       g.astype(jnp.bfloat16).astype(np.float32) if g.dtype == np.float32 else g
@@ -89,7 +89,7 @@ def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
     ]
     for leaves in gradients(3)
   ]
-  for got, want in zip(found, by_hand(short), strict=True):
+  for got, want in zip(result, by_hand(short), strict=True):
     if want.dtype == np.float32:
       want = want.astype(jnp.bfloat16)
     np.testing.assert_array_equal(got, want)
@@ -99,17 +99,17 @@ def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
 def test_the_bytes_of_a_leaf_do_not_depend_on_its_neighbors(wire):
   """Processes of a replica have one shard alike, and others beside it."""
   shard = np.random.default_rng(0).normal(size=700).astype(np.float32)
-  found = []
+  result = []
   for size in (3, 5000):
     leaves = [np.full(size, 100.0, np.float32), shard]
     layout = layouts.layout(leaves, wire)
     raw = np.zeros(layout.nbytes, np.uint8)
     assert means.write(leaves, layout, raw)
     start, stop = layout.leaves[1].begin, layout.leaves[1].end
-    found.append(
+    result.append(
       (raw[start:stop].tobytes(), means.read(layout, raw)[1].tobytes())
     )
-  assert found[0] == found[1]
+  assert result[0] == result[1]
 
 
 @pytest.mark.parametrize("kind", wire_formats.WIRES)
@@ -129,11 +129,11 @@ def test_gradients_that_are_not_finite_are_reported(kind, bad, size):
 @pytest.mark.parametrize("size", [10, 2**20 + 10])
 def test_a_mean_in_bfloat16_keeps_numbers_below_the_smallest_normal_one(size):
   leaves = [np.full(size, x, np.float32) for x in (1e-39, 3e-39)]
-  (found,) = averaged([[leaf] for leaf in leaves], "bfloat16", 1)
+  (result,) = averaged([[leaf] for leaf in leaves], "bfloat16", 1)
   low, high = (leaf.astype(jnp.bfloat16).astype(np.float32) for leaf in leaves)
   expected = ((low + high) / np.float32(2)).astype(jnp.bfloat16)
   assert expected.all()
-  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("size", [10, 3 * layouts.CHUNK])

@@ -40,12 +40,14 @@ def make_summing(layout, slots):
 def gradient(slot, template=TEMPLATE):
   """Numbers whose sum depends on the order, some of them denormal."""
   rng = np.random.default_rng(slot)
-  found = []
+  result = []
   for like in template:
     numbers = rng.normal(size=like.shape) * 10.0 ** rng.integers(-3, 4)
     tiny = rng.random(like.shape) < 0.2
-    found.append(np.where(tiny, numbers * DENORMAL, numbers).astype(like.dtype))
-  return found
+    result.append(
+      np.where(tiny, numbers * DENORMAL, numbers).astype(like.dtype)
+    )
+  return result
 
 
 def by_hand(slots, wire, start, stop):
@@ -64,11 +66,11 @@ def by_hand(slots, wire, start, stop):
 
 
 def decoded(layout, raw):
-  found = []
+  result = []
   for leaf in layout.leaves:
     numbers = raw[leaf.begin : leaf.end].view(leaf.codec.stored)
-    found.append(numbers.reshape(leaf.shape))
-  return found
+    result.append(numbers.reshape(leaf.shape))
+  return result
 
 
 def same_bits(found, want):
@@ -110,12 +112,12 @@ def assignments(count, replicas, seed):
   rng = random.Random(seed)
   owner = [rng.randrange(replicas) for _ in range(count)]
   owner[:replicas] = range(replicas)
-  found = []
+  result = []
   for replica in range(replicas):
     own = [slot for slot in range(count) if owner[slot] == replica]
     rng.shuffle(own)
-    found.append(own)
-  return found
+    result.append(own)
+  return result
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])

@@ -189,14 +189,14 @@ class Side:
 
 
 def by_hand(sides, weights=None, count=None):
-  found = []
+  result = []
   for leaves in zip(*(side.leaves for side in sides), strict=True):
     work = leaves[0].dtype.type
     total = leaves[0] * work((weights or {}).get(0, 1.0))
     for i, leaf in enumerate(leaves[1:], 1):
       total = total + leaf * work((weights or {}).get(i, 1.0))
-    found.append(total / work(count or len(sides)))
-  return found
+    result.append(total / work(count or len(sides)))
+  return result
 
 
 def everyone_has(group, want, round_=None):

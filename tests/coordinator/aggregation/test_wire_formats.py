@@ -31,8 +31,8 @@ def there_and_back(codec, numbers):
 def test_plain_numbers_are_unchanged(dtype):
   numbers = (np.arange(96) - 40).astype(jnp.dtype(dtype))
   codec = wire_formats.codec("float32", numbers.dtype)
-  found = there_and_back(codec, numbers.astype(codec.work))
-  np.testing.assert_array_equal(found.astype(numbers.dtype), numbers)
+  result = there_and_back(codec, numbers.astype(codec.work))
+  np.testing.assert_array_equal(result.astype(numbers.dtype), numbers)
   assert codec.nbytes(96) == 96 * numbers.dtype.itemsize
 
 
@@ -47,9 +47,9 @@ def test_bfloat16_rounds_to_nearest_and_ties_to_even():
   real = ~np.isnan(numbers)
   codec = wire_formats.codec("bfloat16", numbers.dtype)
   with np.errstate(invalid="ignore"):
-    found = there_and_back(codec, numbers)
-  np.testing.assert_array_equal(found.view(np.uint32)[real], expected[real])
-  assert np.isnan(found[~real]).all()
+    result = there_and_back(codec, numbers)
+  np.testing.assert_array_equal(result.view(np.uint32)[real], expected[real])
+  assert np.isnan(result[~real]).all()
 
 
 def test_only_float32_is_shortened():
@@ -78,8 +78,8 @@ def test_int8_is_the_method_of_compression_in_a_quarter_of_the_bytes():
   numbers = normal(3 * BLOCK)
   method = compression.quantize(8, block=BLOCK)
   expected = received(method, jnp.asarray(numbers))
-  found = in_int8(numbers)
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  result = in_int8(numbers)
+  np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
   codec = wire_formats.codec("int8", numbers.dtype)
   assert 4 * numbers.size / codec.nbytes(numbers.size) > 3.9
 

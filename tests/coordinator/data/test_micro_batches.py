@@ -37,10 +37,10 @@ def memory():
 def sums(memory):
   slots = micro_batches.Slots(DATA)
   summing = nodes.Summing(PLACE, DATA.slots, memory)
-  found = micro_batches.Sums(slots, summing, Processes())
-  yield found
+  result = micro_batches.Sums(slots, summing, Processes())
+  yield result
   memory.ready.set()
-  found.close()
+  result.close()
 
 
 def span(slot):

@@ -105,9 +105,9 @@ def test_what_computed_a_gradient_refuses_nobody():
   job = lambda text: entries.Job((("probe", text),), entries.Rules())
   ours = job(text)
   assert comparison.difference(ours, job(f"{digest}\nelsewhere")) == ""
-  found = comparison.difference(ours, job("0\nelsewhere"))
-  assert "it has '0' (elsewhere)" in found
-  assert about[:100] in found
+  result = comparison.difference(ours, job("0\nelsewhere"))
+  assert "it has '0' (elsewhere)" in result
+  assert about[:100] in result
 
 
 def result(probed, params=PARAMS, slot=((0, 2),)):
@@ -121,9 +121,9 @@ def test_a_digest_depends_on_every_bit_and_not_on_the_parameters():
   assert result(twice) == result(twice, other)
 
   def one_bit(params, slot):
-    found = jax.tree.map(np.array, twice(params, slot))
-    found["w"].view(np.uint32)[2, 3] ^= 1
-    return found
+    results = jax.tree.map(np.array, twice(params, slot))
+    results["w"].view(np.uint32)[2, 3] ^= 1
+    return results
 
   assert result(one_bit) != result(twice)
   # Another default generator gives other keys.
@@ -149,13 +149,13 @@ def test_a_gradient_that_differs_from_call_to_call_is_refused(names, words):
 
 def test_parameters_of_a_probe_follow_from_shapes_and_dtypes():
   like = {"a": jnp.ones((64, 32), jnp.bfloat16), "b": jnp.zeros(16)}
-  found = probe.params_like(like)
-  assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
+  result = probe.params_like(like)
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), result) == jax.tree.map(
     lambda x: (x.shape, x.dtype), like
   )
   again = probe.params_like(jax.tree.map(jnp.zeros_like, like))
-  jax.tree.map(np.testing.assert_array_equal, found, again)
-  assert 0.05 < float(jnp.std(found["a"].astype(jnp.float32))) < 0.1
+  jax.tree.map(np.testing.assert_array_equal, result, again)
+  assert 0.05 < float(jnp.std(result["a"].astype(jnp.float32))) < 0.1
 
 
 @pytest.mark.parametrize(

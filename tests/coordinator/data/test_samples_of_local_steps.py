@@ -28,7 +28,7 @@ class Rounds:
     self.reasons = collections.Counter()
 
   def train(self, replica):
-    found = []
+    result = []
     # Or some could be done before all are in.
     self.together.wait()
     slow = replica.replica == self.slow
@@ -37,8 +37,8 @@ class Rounds:
       assert self.computed.wait(60.0)
     for indices in replica.batches():
       assert len(indices) == 2
-      found += indices.tolist()
-      if slow and len(found) == 2 * PERIOD:
+      result += indices.tolist()
+      if slow and len(result) == 2 * PERIOD:
         # Between the last local step and its exchange others take a step.
         self.computed.set()
         waiting.until(lambda: replica.is_stale or replica.finished)
@@ -47,15 +47,15 @@ class Rounds:
       # and the run ends amid the other's round. The others may take a step amid a
       # round of the slow one, too.
       late = slow and outcome.reason == "stale"
-      if len(found) < 2 * PERIOD and not outcome.finished and not late:
+      if len(result) < 2 * PERIOD and not outcome.finished and not late:
         assert outcome.accepted
         assert not outcome.members
         continue
       with self.lock:
         self.reasons[outcome.reason] += 1
         if outcome.accepted:
-          self.counted.update(found)
-      found = []
+          self.counted.update(result)
+      result = []
     return replica.report_data()
 
 
@@ -80,14 +80,14 @@ def run(train, n, strategy, data, **arguments):
 def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):
   data = coordinator.Batches(52, samples, seed=3, epochs=2, mode=mode)
   rounds = Rounds(3)
-  found = run(rounds.train, 3, strategy, data)
-  assert found[0] == found[1] == found[2]
+  result = run(rounds.train, 3, strategy, data)
+  assert result[0] == result[1] == result[2]
   left = collections.Counter(range(52)) + collections.Counter(range(52))
-  for epoch in found[0]:
+  for epoch in result[0]:
     assert epoch.skipped == ()
     left.subtract((*epoch.left_out, *epoch.open))
   assert rounds.counted == +left
-  assert sum(e.committed for e in found[0]) == rounds.counted.total()
+  assert sum(e.committed for e in result[0]) == rounds.counted.total()
 
 
 def test_a_round_that_is_dropped_returns_its_samples():

@@ -47,8 +47,8 @@ def _strikes(steps, text, replica=1, restarts=None):
 
 
 def test_faults_are_read():
-  found = faults.Faults.parse("kill:3@40,slow:2x5,slow:0x2")
-  assert found == faults.Faults({3: 40}, {2: 5.0, 0: 2.0})
+  result = faults.Faults.parse("kill:3@40,slow:2x5,slow:0x2")
+  assert result == faults.Faults({3: 40}, {2: 5.0, 0: 2.0})
 
 
 @pytest.mark.parametrize(

@@ -163,17 +163,17 @@ def test_freed_memory_stays_with_replicas_unless_told_otherwise(
   tmp_path, monkeypatch
 ):
   monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "77")
-  found = []
+  result = []
 
   def hear(line):
     if line.startswith("placed"):
       pid = line.split()[-1]
       lines = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-      found.append(sorted(x for x in lines if x.startswith(b"MALLOC_")))
+      result.append(sorted(x for x in lines if x.startswith(b"MALLOC_")))
 
   _launcher(tmp_path, "train 3", hear).run()
   threshold = b"MALLOC_MMAP_THRESHOLD_=67108864"
-  assert found == [[threshold, b"MALLOC_TRIM_THRESHOLD_=77"]] * 2
+  assert result == [[threshold, b"MALLOC_TRIM_THRESHOLD_=77"]] * 2
 
 
 def test_a_host_may_have_hundreds_of_processes(tmp_path):

@@ -34,13 +34,13 @@ def test_replicas_are_shared_out():
 def test_processes_of_a_replica_are_shared_out_over_its_hosts(
   count, replicas, processes
 ):
-  found = {}
+  result = {}
   for rank in range(count):
     share = nodes.Node(rank, count).share(replicas, processes)
     assert share.processes
     [replica] = share.replicas
-    found.setdefault(replica, []).extend(share.processes)
-  assert found == {r: list(range(processes)) for r in range(replicas)}
+    result.setdefault(replica, []).extend(share.processes)
+  assert result == {r: list(range(processes)) for r in range(replicas)}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_scheduler_tells_all(monkeypatch):
   for name, value in _SLURM.items():
     monkeypatch.setenv(name, value)
   find = lambda **host: nodes.find(HostEnvironment(**host), Environment())
-  found = find()
-  assert (found.rank, found.count) == (2, 3)
-  assert found.address.startswith("node03:")
+  result = find()
+  assert (result.rank, result.count) == (2, 3)
+  assert result.address.startswith("node03:")
   # What is given takes precedence.
   assert find(address="h:1") == nodes.Node(2, 3, "h:1")
   assert find(nodes=1) == nodes.Node()
@@ -113,5 +113,5 @@ def test_a_coordinator_listens_where_it_can():
   # An address of none of its interfaces is mapped to one of them.
   assert at("192.0.2.1:7") == "0.0.0.0"
   assert at("[2001:db8::1]:7") == "::"
-  found = Settings.at("[::1]:7")
-  assert (found.port, found.advertise) == (7, "::1")
+  result = Settings.at("[::1]:7")
+  assert (result.port, result.advertise) == (7, "::1")

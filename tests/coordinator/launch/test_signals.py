@@ -42,13 +42,13 @@ def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
 
 
 def test_other_threads_get_no_signals():
-  found = []
+  result = []
 
   def run():
     with signals.recorded() as numbers:
-      found.append(numbers)
+      result.append(numbers)
 
   thread = threading.Thread(target=run)
   thread.start()
   thread.join()
-  assert found == [[]]
+  assert result == [[]]

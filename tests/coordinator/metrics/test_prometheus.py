@@ -44,7 +44,7 @@ def test_the_text_is_prometheus():
   for value in (0.5, 0.75, 3.0):
     seconds.add(value)
   odd = 'a "replica" of \\ and\na line'
-  found = [
+  result = [
     table.Number("step", "gauge", "Steps.", 7),
     table.Number("step_seconds", "histogram", "Seconds.", seconds),
     table.Number(
@@ -53,7 +53,7 @@ def test_the_text_is_prometheus():
     table.Number("membership_changes", "counter", "How.", {}, "change"),
     table.Number("replica_seconds", "counter", "What for.", {odd: 3}, "name"),
   ]
-  assert parsed(found) == {
+  assert parsed(result) == {
     ("step",): 7,
     ("step_seconds_bucket", "0.5"): 1,
     ("step_seconds_bucket", "1"): 2,
@@ -86,26 +86,26 @@ def test_a_run_reports_itself_while_it_goes_on(tmp_path):
   stats = coordinator.run_embedded(
     train, 2, optax.sgd(0.1), ZEROS, journal=path, stall_warning=100.0
   )
-  (found,) = seen
-  assert found["step",] == found["steps_total",] == 6
-  assert found["step_seconds_count",] == 5
-  assert found["step_seconds_sum",] > 0
-  assert found["gradients_applied_total",] == 12
-  assert found["staleness_count",] == found["staleness_bucket", "0"] == 12
-  assert found["members",] == 2
-  assert found["membership_changes_total", "joined"] == 2
-  assert found["coordinator_restarts_total",] == found["stalls_total",] == 0
-  assert 0 < found["goodput_ratio",] < 1
+  (result,) = seen
+  assert result["step",] == result["steps_total",] == 6
+  assert result["step_seconds_count",] == 5
+  assert result["step_seconds_sum",] > 0
+  assert result["gradients_applied_total",] == 12
+  assert result["staleness_count",] == result["staleness_bucket", "0"] == 12
+  assert result["members",] == 2
+  assert result["membership_changes_total", "joined"] == 2
+  assert result["coordinator_restarts_total",] == result["stalls_total",] == 0
+  assert 0 < result["goodput_ratio",] < 1
   # A gradient out and a mean in for each of six steps; what the last one moved
   # would be told with the next.
   nbytes = journal.read(path).records[0]["gradient_bytes"]
   assert nbytes >= ZEROS.nbytes
-  assert found["moved_bytes_total", "out"] == 2 * 5 * nbytes
-  assert found["moved_bytes_total", "in"] == 2 * 5 * nbytes
+  assert result["moved_bytes_total", "out"] == 2 * 5 * nbytes
+  assert result["moved_bytes_total", "in"] == 2 * 5 * nbytes
   for i in range(2):
     assert stats[i]["bytes_in"] == 6 * nbytes
   commits = [r for r in journal.read(path).records if r["kind"] == "commit"]
-  assert found["step_seconds_sum",] == pytest.approx(
+  assert result["step_seconds_sum",] == pytest.approx(
     commits[-1]["time"] - commits[0]["time"], abs=1e-3
   )
 
@@ -139,8 +139,8 @@ def test_a_killed_replica_is_counted(tmp_path):
       for one, result in zip(replicas, results, strict=True)
     ]
     runs.finish(threads)
-  found = of_journal(path)
+  answer = of_journal(path)
   assert faults.done == [("computing", 0, 4)]
-  assert found["step",] == found["steps_total",] >= 12
-  assert found["membership_changes_total", "lost"] == 1
-  assert found["coordinator_restarts_total",] == 0
+  assert answer["step",] == answer["steps_total",] >= 12
+  assert answer["membership_changes_total", "lost"] == 1
+  assert answer["coordinator_restarts_total",] == 0

@@ -62,29 +62,29 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
       {"kind": "coordinator", "time": 3.5, "epoch": 1, "step": 11},
     ]
   )
-  found = values(numbers)
-  assert 2.5 <= found["stalled_seconds",] < 10.0  # It goes on.
-  assert found["stalls",] == 1
-  assert found["step",] == 11
-  assert found["steps",] == 1
-  assert found["gradients_applied",] == 3
-  assert found["gradients_dropped", "stale"] == 1
-  assert found["staleness",].counts[:4] == [1, 0, 0, 2]
-  assert found["staleness",].total == 6
-  assert found["moved_bytes", "in"] == 3
-  assert found["moved_bytes", "out"] == 8
-  assert found["members",] == 2
-  assert found["membership_changes", "joined"] == 3
-  assert found["membership_changes", "lost"] == 1
-  assert found["rounds_abandoned",] == 1
-  assert found["coordinator_restarts",] == 1
+  result = values(numbers)
+  assert 2.5 <= result["stalled_seconds",] < 10.0  # It goes on.
+  assert result["stalls",] == 1
+  assert result["step",] == 11
+  assert result["steps",] == 1
+  assert result["gradients_applied",] == 3
+  assert result["gradients_dropped", "stale"] == 1
+  assert result["staleness",].counts[:4] == [1, 0, 0, 2]
+  assert result["staleness",].total == 6
+  assert result["moved_bytes", "in"] == 3
+  assert result["moved_bytes", "out"] == 8
+  assert result["members",] == 2
+  assert result["membership_changes", "joined"] == 3
+  assert result["membership_changes", "lost"] == 1
+  assert result["rounds_abandoned",] == 1
+  assert result["coordinator_restarts",] == 1
   numbers.update([commit(11, 4.0, member(1, moved=None), member(2))])
-  found = values(numbers)
-  assert found["steps",] == 2
-  assert found["step_seconds",].count == 1
-  assert found["step_seconds",].total == 3.0
-  assert found["stalled_seconds",] == 0
-  assert found["gradients_applied",] == 5
+  result = values(numbers)
+  assert result["steps",] == 2
+  assert result["step_seconds",].count == 1
+  assert result["step_seconds",].total == 3.0
+  assert result["stalled_seconds",] == 0
+  assert result["gradients_applied",] == 5
   numbers.update([{"kind": "finish", "time": 5.0}])
   assert values(numbers)["members",] == 0
   useful = values(numbers)["replica_seconds", "useful"]
@@ -92,9 +92,9 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert useful > 0
   # A resumed run counts from its own start.
   numbers.update([{"kind": "run", "time": 0.0, "step": 5}])
-  found = values(numbers)
-  assert (found["step",], found["steps",]) == (5, 0)
-  assert found["replica_seconds", "useful"] == 0
+  result = values(numbers)
+  assert (result["step",], result["steps",]) == (5, 0)
+  assert result["replica_seconds", "useful"] == 0
 
 
 def test_a_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
@@ -155,9 +155,9 @@ def test_a_job_that_is_dead_is_told_from_one_that_waits(monkeypatch):
     *(_commit(i, 0.1 * i, member(0), member(1)) for i in range(20)),
   )
   monkeypatch.setattr(time, "monotonic", lambda: 1077.0)
-  found = values(numbers)
-  assert found["commit_age_seconds",] == pytest.approx(77.0)
-  assert found["journal_age_seconds",] == pytest.approx(77.0)
+  result = values(numbers)
+  assert result["commit_age_seconds",] == pytest.approx(77.0)
+  assert result["journal_age_seconds",] == pytest.approx(77.0)
   assert numbers.trouble().startswith("Nothing was written for 77.0 s")
   # A stall goes on without a line of it.
   stall = _record("stall", 90.0, step=20, waited=13.0, missing={"absent": [1]})

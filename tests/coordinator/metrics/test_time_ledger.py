@@ -76,9 +76,9 @@ def test_the_seconds_of_a_small_run_are_those_of_its_records():
   ]
   # Encoding is no computing.
   records[-2]["members"][0]["compute"] = 0.75
-  found = time_ledger.of(records)
-  _check(found)
-  zero, one = found.goodput(0).seconds, found.goodput(1).seconds
+  result = time_ledger.of(records)
+  _check(result)
+  zero, one = result.goodput(0).seconds, result.goodput(1).seconds
   assert zero == pytest.approx(
     {
       "start": 1.0,
@@ -109,7 +109,7 @@ def test_the_seconds_of_a_small_run_are_those_of_its_records():
 def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
   lost = {"kind": "lost", "replica": 0, "reason": "killed"}
   join = {"kind": "join", "replica": 0}
-  found = time_ledger.of(
+  result = time_ledger.of(
     [
       {"kind": "run", "time": 0.0},
       join | {"time": 0.0},
@@ -119,8 +119,8 @@ def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
       join | {"time": 11.0},
     ]
   )
-  _check(found)
-  seconds = found.goodput(0).seconds
+  _check(result)
+  seconds = result.goodput(0).seconds
   assert (seconds["dropped"], seconds["recovery"]) == (3.0, 8.0)
 
 
@@ -135,11 +135,11 @@ def test_the_absence_of_one_that_starts_again_is_recovery():
     process | {"time": 1.0, "ended": "was ended by SIGKILL"},
     {"kind": "stall", "time": 9.0, "waited": 8.0, "missing": [0]},
   ]
-  found = time_ledger.of(records).goodput()
-  assert (found.seconds["idle"], found.seconds["recovery"]) == (8.0, 0.0)
+  result = time_ledger.of(records).goodput()
+  assert (result.seconds["idle"], result.seconds["recovery"]) == (8.0, 0.0)
   records.insert(4, process | {"time": 1.0, "ended": None})
-  found = time_ledger.of(records).goodput()
-  assert (found.seconds["idle"], found.seconds["recovery"]) == (0.0, 8.0)
+  result = time_ledger.of(records).goodput()
+  assert (result.seconds["idle"], result.seconds["recovery"]) == (0.0, 8.0)
   numbers = run_numbers.RunNumbers()
   numbers.update(records)
   assert numbers.replicas[0].state == "starting"
@@ -190,9 +190,9 @@ def test_a_real_run_adds_up(tmp_path, k):
     timeout=60.0,
   )
   records = journal.read(tmp_path / "run.jsonl").records
-  found = time_ledger.of(records)
-  _check(found)
-  total = found.goodput().seconds
+  result = time_ledger.of(records)
+  _check(result)
+  total = result.goodput().seconds
   assert total["useful"] > 0
   assert total["start"] > 0
   drops = [r for r in records if r["kind"] == "drop"]
@@ -212,9 +212,9 @@ def test_a_simulation_has_the_same_categories(tmp_path):
       failures=simulate.Failures(0.01, (5.0,)),
       journal=file,
     )
-  found = time_ledger.of(journal.read(tmp_path / "run.jsonl").records)
-  _check(found)
-  simulated, read = timing.goodput(), found.goodput()
+  result = time_ledger.of(journal.read(tmp_path / "run.jsonl").records)
+  _check(result)
+  simulated, read = timing.goodput(), result.goodput()
   assert simulated.total == pytest.approx(read.total, rel=0.01)
   for category in ("useful", "dropped", "recovery", "waiting", "exchanging"):
     assert read.share(category) == pytest.approx(

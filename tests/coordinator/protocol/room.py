@@ -89,12 +89,12 @@ def short(value: Any) -> str:
     case Struct():
       fields = []
       for name in value.__struct_fields__:
-        found = getattr(value, name)
-        empty = found is None or (
-          isinstance(found, str | bytes | tuple) and not found
+        result = getattr(value, name)
+        empty = result is None or (
+          isinstance(result, str | bytes | tuple) and not result
         )
-        if name not in _LEFT_OUT and not empty and found is not False:
-          what = "" if found is True else f"={short(found)}"
+        if name not in _LEFT_OUT and not empty and result is not False:
+          what = "" if result is True else f"={short(result)}"
           fields.append(name + what)
       return type(value).__name__ + (f"({', '.join(fields)})" if fields else "")
     case _:

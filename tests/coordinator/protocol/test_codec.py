@@ -75,9 +75,9 @@ def test_every_struct_comes_back(codec_, kind):
   def check(value):
     if codec_ is entries.RECORDS:
       value = entries.Record((value,))
-    found = codec_.decode(codec_.encode(value))
-    assert found == value
-    assert type(found) is type(value)
+    result = codec_.decode(codec_.encode(value))
+    assert result == value
+    assert type(result) is type(value)
 
   check()
 

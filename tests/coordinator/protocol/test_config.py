@@ -57,8 +57,8 @@ def test_an_empty_gradient_may_be_sent_inline_too():
 def test_the_quorum_begins_as_configured(options, expected):
   state = _config(**options).quorum_state(7)
   assert state.step == 7
-  found = state.config._asdict()
-  assert {name: found[name] for name in expected} == expected
+  result = state.config._asdict()
+  assert {name: result[name] for name in expected} == expected
 
 
 def test_a_weight_is_one_of_those_that_all_replicas_know():

@@ -21,24 +21,24 @@ from optax_dist.coordinator.transport import interface
 )
 def test_who_knows_more_speaks_first(timeout, transfer, silence):
   """Members name who is missing, then the coordinator ends the run."""
-  found = deadlines.of(timeout, transfer, silence)
+  result = deadlines.of(timeout, transfer, silence)
   order = (
-    found.transfer,
-    found.mean,
-    found.round,
-    found.timeout,
-    found.replica,
+    result.transfer,
+    result.mean,
+    result.round,
+    result.timeout,
+    result.replica,
   )
   assert order == tuple(sorted(set(order)))
-  assert found.silence < found.timeout
+  assert result.silence < result.timeout
   # The coordinator may fail at the very end, and be replaced.
-  assert found.replica >= timeout + 2 * found.reconnect
+  assert result.replica >= timeout + 2 * result.reconnect
 
 
 def test_options_decide_all_timeouts():
   assert deadlines.of(300.0, transfer_timeout=4.0).transfer == 4.0
-  found = deadlines.of(300.0, silence_timeout=2.0)
-  assert (found.reconnect, found.silence) == (2.0, 2.0)
+  result = deadlines.of(300.0, silence_timeout=2.0)
+  assert (result.reconnect, result.silence) == (2.0, 2.0)
   assert Options(silence_timeout=2.0).silence == interface.fixed(2.0)
   assert Options().silence == deadlines.silence(300.0)
   assert deadlines.of(300.0).silence == deadlines.silence(300.0).ceiling
@@ -50,5 +50,5 @@ def test_short_runs_have_short_rules():
 
 
 def test_a_silent_member_has_no_less_time_than_a_silent_leader():
-  found = deadlines.of(20.0)
-  assert found.silence >= found.reconnect
+  result = deadlines.of(20.0)
+  assert result.silence >= result.reconnect

@@ -20,13 +20,13 @@ def enqueue(seen, durations):
 
 def steps(rng, count, bursts=False, compilations=2):
   """Times of steps: lognormal(0, 0.6), after compilations."""
-  found = rng.lognormal(0.0, 0.6, count)
+  result = rng.lognormal(0.0, 0.6, count)
   at = int(rng.exponential(200.0)) if bursts else count
   while at < count:
     # Ten steps take ten times as long.
-    found[at : at + 10] *= 10.0
+    result[at : at + 10] *= 10.0
     at += 10 + int(rng.exponential(200.0))
-  return np.concatenate([rng.uniform(20.0, 55.0, compilations), found])
+  return np.concatenate([rng.uniform(20.0, 55.0, compilations), result])
 
 
 @pytest.mark.parametrize("bursts", [False, True])

@@ -31,10 +31,10 @@ def played(text: str, room: Room) -> str:
 
 @pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)
 def test_a_transcript_is_what_happens(file):
-  found = played(file.read_text(), Room())
+  result = played(file.read_text(), Room())
   if os.environ.get("TRANSCRIPTS") == "write":
-    file.write_text(found)
-  assert found == file.read_text()
+    file.write_text(result)
+  assert result == file.read_text()
 
 
 @pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)

@@ -20,11 +20,11 @@ _OPTIONS = {
 
 def _die_after(world, steps):
   """Two replicas that take so many steps and die; what one had then."""
-  found = []
+  answer = []
 
   def train(replica, result):
     runs.to_step(steps)(replica, result)
-    found.append((replica.params, replica.opt_state, replica.global_step))
+    answer.append((replica.params, replica.opt_state, replica.global_step))
     raise runs.Killed
 
   results = [runs.Result(), runs.Result()]
@@ -34,7 +34,7 @@ def _die_after(world, steps):
   ]
   runs.finish(threads)
   assert [type(r.error) for r in results] == [runs.Killed] * 2
-  return found[-1]
+  return answer[-1]
 
 
 @pytest.mark.parametrize(

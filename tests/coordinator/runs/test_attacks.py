@@ -413,9 +413,9 @@ def test_an_interrupted_step_goes_on(job, width):
       assert replica.global_step >= 7
       replica.finish()
       assert sum(replica.stats()["gradients"].values()) >= 10
-      found = replica.fingerprint()
+      result = replica.fingerprint()
   finally:
     signal.signal(signal.SIGINT, before)
   other.join(60.0)
   assert not other.is_alive()
-  assert done["print"] == found
+  assert done["print"] == result

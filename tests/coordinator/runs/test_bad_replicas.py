@@ -75,19 +75,19 @@ def test_a_replica_that_yields_nan_takes_nothing_from_the_others(
   more, options = _KINDS[kind]
   data = coordinator.Batches(240, 12, epochs=2, **more)
   journal = tmp_path / "journal.jsonl"
-  found = run(
+  result = run(
     data,
     lambda replica, samples: replica.replica != 1,
     journal=journal,
     **options,
   )
-  for step, reports, _ in found:
+  for step, reports, _ in result:
     assert step == 40
     assert [r.committed for r in reports] == [240, 240]
     assert all(r.skipped == r.open == () for r in reports)
   records = journals.read(journal).records
   named = [r for r in records if r["kind"] == "not_finite"]
-  _, _, wrong = found[1]
+  _, _, wrong = result[1]
   assert {r["replica"] for r in named} == ({1} if wrong else set()), wrong
 
 

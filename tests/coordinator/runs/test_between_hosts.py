@@ -35,11 +35,11 @@ def test_a_round_trip_of_300_ms(tmp_path, width):
 def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(tmp_path):
   patient = {"silence_timeout": 60.0, "transfer_timeout": 60.0}
   with cuts.Run(tmp_path, 2, timeout=480.0, **patient) as run:
-    found = run.cut("two replicas", 3.0, both=True)
+    result = run.cut("two replicas", 3.0, both=True)
     # It stood still, and goes on; on a busy machine not at once, but long before
     # anybody would be given up.
-    assert found.stall > 2.0
-    assert found.back < 30.0
+    assert result.stall > 2.0
+    assert result.back < 30.0
     assert '"lost"' not in run.journal.read_text()
     _end(run)
 
@@ -74,8 +74,8 @@ def test_a_run_outlives_a_bad_network(tmp_path):
       *(("coordinator", False), ("coordinator", True)),
       *(("two replicas", True), ("replica", False)),
     ):
-      found = run.cut(target, 3.0, both=both)
+      result = run.cut(target, 3.0, both=both)
       # On a machine that may be very busy.
-      assert not cuts.too_late(target, 3.0, found, slack=40.0)
+      assert not cuts.too_late(target, 3.0, result, slack=40.0)
     run.vanish(90.0)
     _end(run)

@@ -141,13 +141,13 @@ def _finish(place, loops, ending):
   ] * len(loops)
   # It is written once all have been told.
   until(lambda: "finish" in {r["kind"] for r in place.records()})
-  found = journal.read(place.journal)
-  assert not found.problems
+  result = journal.read(place.journal)
+  assert not result.problems
   reports = [(loop.number, 0, loop.seen) for loop in loops]
-  _, problems = checks.check(found.records, reports, _TIMEOUT)
+  _, problems = checks.check(result.records, reports, _TIMEOUT)
   assert problems + checks.nobody_removed(reports) == []
-  assert [r for r in found.records if r["kind"] == "lost"] == []
-  return found.records
+  assert [r for r in result.records if r["kind"] == "lost"] == []
+  return result.records
 
 
 def _begin(place, count, **options):
@@ -384,7 +384,7 @@ _MAGIC = b"optax-dist log, format 2\n"
 def test_a_log_that_it_can_not_continue_is_named(place, content, words):
   place.log.parent.mkdir(parents=True)
   place.log.write_bytes(content)
-  with pytest.raises(coordinator.CoordinatorError, match=words) as found:
+  with pytest.raises(coordinator.CoordinatorError, match=words) as result:
     coordinator.join(
       optax.sgd(0.1),
       jnp.zeros(2),
@@ -392,7 +392,7 @@ def test_a_log_that_it_can_not_continue_is_named(place, content, words):
       total_num_replicas=1,
       **place.options,
     )
-  assert str(place.log) in str(found.value)
+  assert str(place.log) in str(result.value)
   assert place.log.read_bytes() == content  # Nobody has touched it.
 
 

@@ -52,7 +52,7 @@ def train(replica, seen):
 def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
   data = coordinator.Batches(num_samples=26, global_batch=6, seed=3, epochs=2)
   seen = Inbox(data)
-  found = coordinator.run_embedded(
+  result = coordinator.run_embedded(
     lambda replica: train(replica, seen),
     3,
     optax.sgd(0.1),
@@ -60,13 +60,13 @@ def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
     data=data,
     inline_bytes=inline_bytes,
   )
-  assert [step for _, step in found] == [8, 8, 8]
+  assert [step for _, step in result] == [8, 8, 8]
   for epoch in range(2):
     steps = [seen.steps[4 * epoch + i] for i in (1, 2, 3, 4)]
     assert all(len(step) == 3 for step in steps)
     samples = np.concatenate([i for step in steps for i in step])
     assert sorted([*samples, *data.left_out(epoch)]) == list(range(26))
-  for reports, _ in found:
+  for reports, _ in result:
     assert [r.committed for r in reports] == [24, 24]
     assert [r.open for r in reports] == [(), ()]
 
@@ -89,16 +89,16 @@ def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
 
   opt = optax.sgd(0.1)
   coordinator.run_embedded(first, 3, opt, PARAMS, data=data)
-  found = checkpoint.restore(path, PARAMS, opt.init(PARAMS))
-  assert found["global_step"] == 5
-  assert found["progress"].done == 30
+  result = checkpoint.restore(path, PARAMS, opt.init(PARAMS))
+  assert result["global_step"] == 5
+  assert result["progress"].done == 30
   rest = coordinator.run_embedded(
     lambda replica: train(replica, seen),
     2,
     opt,
-    found.pop("params"),
+    result.pop("params"),
     data=data,
-    **found,
+    **result,
   )
   assert rest[0] == (ledger.report(data, ledger.Progress(66)), 11)
   assert seen.counts() == dict.fromkeys(range(66), 1)

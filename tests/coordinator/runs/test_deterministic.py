@@ -52,11 +52,11 @@ def gradient(params, samples, key):
 
 
 def gradient_of(replica, slot):
-  found = gradient(replica.params, SAMPLES[slot.indices % 64], slot.key)
+  result = gradient(replica.params, SAMPLES[slot.indices % 64], slot.key)
   # NumPy's: XLA flushes what is denormal to zero.
-  w = np.array(found["w"])
+  w = np.array(result["w"])
   w[:5] *= np.float32(1e-39)
-  return {**found, "w": w}
+  return {**result, "w": w}
 
 
 def train(replica, result):
@@ -219,7 +219,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run(tmp_path):
         replica.step(grads)
       return replica.fingerprint(), replica.global_step, replica.report_data()
 
-    found = coordinator.run_embedded(
+    result = coordinator.run_embedded(
       bad, replicas, OPT, PARAMS, data=batches(), journal=path
     )
     commits = [
@@ -227,7 +227,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run(tmp_path):
       for record in journal.read(path).records
       if record["kind"] == "commit"
     ]
-    return set(found), [commit["skipped"] for commit in commits]
+    return set(result), [commit["skipped"] for commit in commits]
 
   alone, journaled = run(1)
   assert run(3) == (alone, journaled)

@@ -31,8 +31,8 @@ def test_the_journal_has_all_steps_once_there_is_room(tmp_path, caplog):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert "training goes on without it" in caplog.text
-  found = journal.read(path)
-  commits = [r["step"] for r in found.records if r["kind"] == "commit"]
+  result = journal.read(path)
+  commits = [r["step"] for r in result.records if r["kind"] == "commit"]
   assert commits == list(range(9))
-  assert not found.problems
-  assert found.records[-1]["kind"] == "finish"
+  assert not result.problems
+  assert result.records[-1]["kind"] == "finish"

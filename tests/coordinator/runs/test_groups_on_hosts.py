@@ -133,10 +133,10 @@ class _Job:
 
     def ready():
       self.look()
-      return all(len(found) >= count for found in lasts())
+      return all(len(result) >= count for result in lasts())
 
     until(ready, self.texts, 240.0)
-    return [found[-1] for found in lasts()]
+    return [result[-1] for result in lasts()]
 
   def check_equal(self):
     """Like holds what like holds, at all steps that both have printed."""
@@ -170,7 +170,7 @@ def test_replicas_over_two_hosts_outlive_their_processes_and_coordinator(
       steps = {step for _, step in job.joins(count, (2, 3))}
       assert len(steps) == 1
       job.wait_for(0, together, 5)
-    codes = [list(found) for found in job.codes]
+    codes = [list(result) for result in job.codes]
     assert codes[:2] == [[], []]
     assert sorted(codes[2] + codes[3])[:2] == [-9, -9]
     job.kill_coordinator()
@@ -187,7 +187,7 @@ def test_replicas_over_two_hosts_outlive_their_processes_and_coordinator(
     assert job.codes[:2] == [[], []]
     job.end.touch()
     until(job.look, job.texts, 240.0)
-    assert [found[-1] for found in job.codes] == [0] * 4, job.texts()
+    assert [result[-1] for result in job.codes] == [0] * 4, job.texts()
     ends = re.findall(r"ends at (\d+), (\w+)", "".join(map(job.text, range(4))))
     assert len(ends) == 4
     assert len({step for step, _ in ends}) == 1

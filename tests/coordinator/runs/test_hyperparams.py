@@ -39,8 +39,8 @@ def test_a_rate_is_set_on_all_replicas_for_the_next_step(inline, setters):
       replica.step(ONE)
     return float(replica.params), rate_of(replica.opt_state)
 
-  found = coordinator.run_embedded(train, 2, SGD, START, inline_bytes=inline)
-  assert found == [(-2.5, 0.25)] * 2
+  result = coordinator.run_embedded(train, 2, SGD, START, inline_bytes=inline)
+  assert result == [(-2.5, 0.25)] * 2
 
 
 def test_one_of_two_requests_at_once_counts_for_all():
@@ -96,11 +96,11 @@ def test_the_replicas_own_optimizers_get_it_at_the_next_exchange(name):
     replica.step(ONE)
     return before - float(replica.params)
 
-  found = coordinator.run_embedded(
+  result = coordinator.run_embedded(
     train, 2, SGD, START, strategy=strategy, timeout=60.0, **k
   )
   if name != "decoupled":  # A merge may follow that step.
-    assert found == [0.25] * 2
+    assert result == [0.25] * 2
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -136,13 +136,13 @@ def test_a_set_rate_is_that_of_late_replicas_and_of_resumed_runs(
   assert results[1].value == 0.25
 
   shared = optax.sgd(1.0) if local else SGD
-  found = checkpoint.restore(tmp_path / "step-3", START, shared.init(START))
+  answer = checkpoint.restore(tmp_path / "step-3", START, shared.init(START))
   again = coordinator.run_embedded(
     lambda replica: rate_of(state_of(replica)),
     3,
     SGD,
     strategy=strategy,
-    **found,
+    **answer,
   )
   assert again == [0.25] * 3
 
@@ -166,8 +166,8 @@ def test_all_of_one_name_are_set_but_none_with_a_schedule():
     replica.step(ones)
     return jax.tree.map(float, replica.params)
 
-  [found] = coordinator.run_embedded(train, 1, opt, params)
-  assert found == {"a": -1.5, "b": -2.5, "c": -8.0}
+  [result] = coordinator.run_embedded(train, 1, opt, params)
+  assert result == {"a": -1.5, "b": -2.5, "c": -8.0}
 
 
 def test_what_is_no_number_of_the_state_is_refused():
@@ -209,8 +209,8 @@ def test_an_edit_of_one_replica_is_refused_and_dropped(local):
     replica.step(ones)
     return float(replica.params["w"])
 
-  found = coordinator.run_embedded(train, 2, SGD, params, strategy=strategy)
-  assert found == [-2.0] * 2
+  result = coordinator.run_embedded(train, 2, SGD, params, strategy=strategy)
+  assert result == [-2.0] * 2
 
 
 def test_a_journal_has_what_a_replay_needs(tmp_path):
@@ -253,14 +253,14 @@ def test_averages_of_parameters_are_shared_and_saved(tmp_path):
 
   # Towards 1, 2 and 3, each time half of the way from 0.
   assert coordinator.run_embedded(train, 2, opt, START) == [2.125] * 2
-  found = checkpoint.resume(tmp_path, START, opt.init(START))
+  result = checkpoint.resume(tmp_path, START, opt.init(START))
 
   def go_on(replica):
     before = average(replica)
     replica.step(-ONE)
     return before, average(replica)
 
-  again = coordinator.run_embedded(go_on, 3, opt, **found)
+  again = coordinator.run_embedded(go_on, 3, opt, **result)
   assert again == [(2.125, 3.0625)] * 3
 
   with pytest.raises(TypeError, match="params_ema"):

@@ -21,7 +21,7 @@ _PARAMS = {"w": jnp.ones(100_000)}
 
 def _train(options):
   """Both make six steps; their fingerprints, and errors."""
-  found, errors = {}, []
+  result, errors = {}, []
 
   def run(number):
     try:
@@ -37,7 +37,7 @@ def _train(options):
         while replica.global_step < 6:
           replica.step(_PARAMS)
         replica.finish()
-        found[number] = replica.global_step, replica.fingerprint()
+        result[number] = replica.global_step, replica.fingerprint()
     except BaseException as error:
       errors.append(error)
 
@@ -47,8 +47,8 @@ def _train(options):
   for thread in threads:
     thread.join(120.0)
   assert not errors
-  assert found[0] == found[1]
-  assert found[0][0] == 6
+  assert result[0] == result[1]
+  assert result[0][0] == 6
 
 
 def test_replicas_join_over_ip_version_6():

@@ -30,11 +30,11 @@ def _settled(most, seconds=60.0):
   """The counts, as soon as they are no more than so many, or in the end."""
   end = time.monotonic() + seconds
   while True:
-    found = _counts()
-    if all(f <= m for f, m in zip(found, most, strict=True)):
-      return found
+    result = _counts()
+    if all(f <= m for f, m in zip(result, most, strict=True)):
+      return result
     if time.monotonic() > end:
-      return found
+      return result
     time.sleep(0.1)
 
 

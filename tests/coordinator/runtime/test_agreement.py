@@ -190,9 +190,9 @@ def test_most_replicas_decide_what_all_must_have(wrong, caplog, tmp_path):
       runs.start(runs.make(world, wrong, **options), runs.to_step(3), others)
     )
     runs.finish(threads)
-  found = [results[i] for i in right] + [others]
-  assert [one.error for one in found] == [None] * 3
-  assert all(one.prints[3] == others.prints[3] for one in found)
+  answer = [results[i] for i in right] + [others]
+  assert [one.error for one in answer] == [None] * 3
+  assert all(one.prints[3] == others.prints[3] for one in answer)
   said = f"replica {wrong} may not join: it differs in its optimizer"
   assert said in caplog.text
   records = journal.read(tmp_path / "right").records

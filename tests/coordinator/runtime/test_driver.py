@@ -76,9 +76,9 @@ def until(one, core, kind):
     for event in one._transport.poll(0):
       one._on_event(event)
     one._run_pending()
-    found = [given for given in core.seen if isinstance(given, kind)]
-    if found:
-      return found
+    result = [given for given in core.seen if isinstance(given, kind)]
+    if result:
+      return result
   raise AssertionError(f"no {kind.__name__} in {core.seen}")
 
 

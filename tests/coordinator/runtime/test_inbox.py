@@ -25,14 +25,16 @@ def test_a_wait_ends_when_woken(shared):
     waits.set()
     return shared.incarnation == 7
 
-  found = []
-  thread = threading.Thread(target=lambda: found.append(shared.wait(ready, 60)))
+  result = []
+  thread = threading.Thread(
+    target=lambda: result.append(shared.wait(ready, 60))
+  )
   thread.start()
   assert waits.wait(30.0)
   shared.notify(fx.Admitted(7))
   shared.wake()
   thread.join(30.0)
-  assert found == [True]
+  assert result == [True]
 
 
 @pytest.mark.parametrize("over", [{"finished": "done"}, {"failure": OSError()}])

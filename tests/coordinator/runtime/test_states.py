@@ -37,29 +37,29 @@ class Deferred:
 
 
 def test_states_are_computed_in_order():
-  found = Deferred()
-  seen = GroupInbox(found.states.published, lambda order: None, 5.0, print)
+  result = Deferred()
+  seen = GroupInbox(result.states.published, lambda order: None, 5.0, print)
   for number in range(1, 1500):  # More than could be nested.
-    found.commit(number)
-    seen.notify(Published(found.states.published, False))
-  assert not found.computed
+    result.commit(number)
+    seen.notify(Published(result.states.published, False))
+  assert not result.computed
   seen.sync()
   value = seen.published.get()
-  assert found.computed == list(range(1, 1500))
+  assert result.computed == list(range(1, 1500))
   np.testing.assert_array_equal(value["w"], np.full(3, 1500 * 1499 / 2))
-  assert found.states.published.get() is value
+  assert result.states.published.get() is value
 
 
 def test_requests_for_a_state_wait_until_it_is_computed():
-  found, seen = Deferred(), []
-  found.commit(1)
-  state = found.states.published
+  result, seen = Deferred(), []
+  result.commit(1)
+  state = result.states.published
   state.then(lambda: seen.append("then"))
-  found.loop()
+  result.loop()
   assert not seen
   state.get()
   assert not seen  # It is for the event loop.
-  found.loop()
+  result.loop()
   state.then(lambda: seen.append("at once"))
   assert seen == ["then", "at once"]
 
@@ -76,13 +76,13 @@ def test_a_request_that_was_answered_does_not_keep_its_state():
 
 
 def test_a_snapshot_takes_the_place_of_what_was_not_computed():
-  found, raw = Deferred(), np.zeros(64, np.uint8)
-  found.commit(7)
-  raw = np.zeros(found.states.nbytes, np.uint8)
+  result, raw = Deferred(), np.zeros(64, np.uint8)
+  result.commit(7)
+  raw = np.zeros(result.states.nbytes, np.uint8)
   raw[:12].view(np.float32)[:] = 5.0
-  found.states.restore(4, raw)
-  np.testing.assert_array_equal(found.states.published.get()["w"], [5, 5, 5])
-  assert not found.computed
+  result.states.restore(4, raw)
+  np.testing.assert_array_equal(result.states.published.get()["w"], [5, 5, 5])
+  assert not result.computed
 
 
 def test_the_inner_state_travels_with_a_snapshot():
@@ -98,11 +98,11 @@ def test_the_inner_state_travels_with_a_snapshot():
   raw = np.zeros(lender.nbytes, np.uint8)
   lender.write(states.State(4, {"w": jnp.ones(3)}, inner), raw)
   borrower.restore(4, raw)
-  found = borrower.published
-  assert found.step == 4
-  assert list(found.get()) == ["w"]
-  np.testing.assert_array_equal(found.get()["w"], np.ones(3))
-  borrowed = found.inner
+  result = borrower.published
+  assert result.step == 4
+  assert list(result.get()) == ["w"]
+  np.testing.assert_array_equal(result.get()["w"], np.ones(3))
+  borrowed = result.inner
   assert borrowed["count"].dtype == jnp.int32
   assert int(borrowed["count"]) == 7
   np.testing.assert_array_equal(borrowed["mean"], np.arange(5.0))

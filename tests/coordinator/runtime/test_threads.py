@@ -19,11 +19,11 @@ def test_float64_of_a_context_holds_in_all_threads_of_a_replica(size):
     return replica.params
 
   with jax.enable_x64(True):
-    found = coordinator.run_embedded(
+    result = coordinator.run_embedded(
       train, 1, optax.sgd(1.0), jnp.ones(size), timeout=60.0
     )[0]
-  assert found.dtype == np.float64
-  np.testing.assert_allclose(1.0 - np.asarray(found), 2e-12, rtol=1e-3)
+  assert result.dtype == np.float64
+  np.testing.assert_allclose(1.0 - np.asarray(result), 2e-12, rtol=1e-3)
 
 
 def test_deterministic_runs_keep_float64_of_a_context():
@@ -36,7 +36,7 @@ def test_deterministic_runs_keep_float64_of_a_context():
     return replica.params
 
   with jax.enable_x64(True):
-    (found,) = coordinator.run_embedded(
+    (result,) = coordinator.run_embedded(
       train,
       1,
       optax.sgd(1.0),
@@ -45,4 +45,4 @@ def test_deterministic_runs_keep_float64_of_a_context():
       probe=None,
       timeout=60.0,
     )
-  np.testing.assert_allclose(-2.0 - np.asarray(found), 2e-12, rtol=1e-3)
+  np.testing.assert_allclose(-2.0 - np.asarray(result), 2e-12, rtol=1e-3)

@@ -123,12 +123,12 @@ def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
     )
     lines.write(journal_events.committed(commit, told))
   lines.close()
-  found = [
+  result = [
     record["members"][0]["timings"]
     for record in run_journals.whole(tmp_path / "run.jsonl")[1:]
   ]
-  assert found[:2] == [None, None]
-  assert found[2] == msgspec.structs.asdict(ONE)
+  assert result[:2] == [None, None]
+  assert result[2] == msgspec.structs.asdict(ONE)
 
 
 class _Clock:

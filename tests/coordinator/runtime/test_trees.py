@@ -46,9 +46,9 @@ def test_other_containers_with_the_same_keys_will_do():
 
   template = trees.Template({"a": jnp.ones(2), "b": {"c": jnp.ones(3)}})
   grads = FrozenDict({"a": jnp.zeros(2), "b": {"c": jnp.zeros(3)}})
-  found = template.fit(grads)
-  assert type(found) is dict
-  assert found["b"]["c"].shape == (3,)
+  result = template.fit(grads)
+  assert type(result) is dict
+  assert result["b"]["c"].shape == (3,)
 
 
 def _trains(params, grads):
@@ -69,15 +69,15 @@ def test_a_frozen_dict_trains():
   from flax.core import FrozenDict
 
   params = FrozenDict({"a": jnp.ones(2), "b": {"c": jnp.ones(3)}})
-  found = _trains(params, jax.tree.map(jnp.ones_like, params))
-  assert isinstance(found, FrozenDict)
-  np.testing.assert_array_equal(found["b"]["c"], jnp.full(3, -0.5))
+  result = _trains(params, jax.tree.map(jnp.ones_like, params))
+  assert isinstance(result, FrozenDict)
+  np.testing.assert_array_equal(result["b"]["c"], jnp.full(3, -0.5))
 
 
 def test_an_nnx_state_trains():
   params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
-  found = _trains(params, jax.tree.map(jnp.ones_like, params))
-  assert isinstance(found, nnx.State)
+  result = _trains(params, jax.tree.map(jnp.ones_like, params))
+  assert isinstance(result, nnx.State)
 
 
 def test_an_nnx_module_trains_on_the_gradients_of_nnx():
@@ -89,9 +89,9 @@ def test_an_nnx_module_trains_on_the_gradients_of_nnx():
   model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
   grads = nnx.grad(loss)(model)
   assert isinstance(grads, nnx.State)
-  found = _trains(model, grads)
-  assert isinstance(found, nnx.Linear)
-  np.testing.assert_allclose(found.bias[...], jnp.full(3, -1.5))
+  result = _trains(model, grads)
+  assert isinstance(result, nnx.Linear)
+  np.testing.assert_allclose(result.bias[...], jnp.full(3, -1.5))
 
 
 def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
@@ -107,8 +107,8 @@ def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
   with pytest.raises(TypeError, match=r"activation must be .* eqx\.filter"):
     coordinator.run_embedded(lambda _: None, 1, optax.sgd(0.5), module)
   params = Module(jnp.ones(3), None)
-  found = _trains(params, Module(jnp.ones(3), None))
-  np.testing.assert_array_equal(found.weight, jnp.full(3, -0.5))
+  result = _trains(params, Module(jnp.ones(3), None))
+  np.testing.assert_array_equal(result.weight, jnp.full(3, -0.5))
 
 
 def test_a_missing_gradient_is_reported():

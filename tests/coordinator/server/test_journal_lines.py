@@ -120,13 +120,13 @@ def _halves(path, step):
 
 def _written(path):
   """The steps of all lines, even of one that a reader leaves out."""
-  found = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]
-  return [r["step"] for r in found if r and r["kind"] == "commit"]
+  result = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]
+  return [r["step"] for r in result if r and r["kind"] == "commit"]
 
 
 def _steps(path):
-  found = journal.read(path).records
-  return [r["step"] for r in found if r["kind"] == "commit"]
+  result = journal.read(path).records
+  return [r["step"] for r in result if r["kind"] == "commit"]
 
 
 def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
@@ -147,8 +147,8 @@ def test_a_coordinator_writes_on_where_others_have_written_less(tmp_path):
     other.write("coordinator", step=1, epoch=1)
   lines.write(_commit(1))
   lines.close()
-  found = journal.read(path).records
-  assert [r["step"] for r in found if r["kind"] == "commit"] == [0, 1]
+  result = journal.read(path).records
+  assert [r["step"] for r in result if r["kind"] == "commit"] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_forged_details_do_not_end_training(tmp_path):
   assert dropped["batches"] == deep
   assert journal.batches(odd) == ["\ud800", 1234567890123456789012]
   assert stuck["stacks"] == "in file \udcff.py"
-  found = [(r["params"], r["state"]) for r in (digest, other)]
-  assert found == [("made up", ""), ("a", "b-c")]
+  result = [(r["params"], r["state"]) for r in (digest, other)]
+  assert result == [("made up", ""), ("a", "b-c")]
 
 
 @contextlib.contextmanager
@@ -260,11 +260,11 @@ def test_what_is_missing_is_said(tmp_path, caplog, monkeypatch):
     for step in range(7):
       lines.write(_commit(step))
   lines.write(_commit(7))
-  found = run_journals.whole(path)[1:]
-  assert [r.get("step") for r in found] == [5, 6, 7, None]
-  assert found[-1]["kind"] == "gap"
-  assert found[-1]["lines"] == 5
-  assert found[-1]["seconds"] >= 0
+  result = run_journals.whole(path)[1:]
+  assert [r.get("step") for r in result] == [5, 6, 7, None]
+  assert result[-1]["kind"] == "gap"
+  assert result[-1]["lines"] == 5
+  assert result[-1]["seconds"] >= 0
   assert "5 lines are missing from it" in caplog.text
   with _full(path):
     lines.write(_commit(8))

@@ -34,8 +34,8 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
     synced.append(os.fstat(file).st_size)
 
   monkeypatch.setattr(os, "fsync", synchronize)
-  found = log.Log(log.FileRecords(path))
-  history = found.read()
+  result = log.Log(log.FileRecords(path))
+  history = result.read()
   for entry in (
     Epoch(0, "nonce"),
     Began(Start(), Job((), Rules())),
@@ -47,8 +47,8 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
     _committed(2),
   ):
     history.add(entry)
-    assert not found.append(Record((entry,)), history)
-  found.close()
+    assert not result.append(Record((entry,)), history)
+  result.close()
   os.truncate(path, synced[-1])
 
   again = log.Log(log.FileRecords(path))

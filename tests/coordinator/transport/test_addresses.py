@@ -132,9 +132,9 @@ def _handed_out():
 
 
 def test_a_reserved_port_is_outside_of_the_ephemeral_range():
-  found = addresses.free_ports(50)
-  assert len(set(found)) == 50
-  assert not set(found) & set(_handed_out())
+  result = addresses.free_ports(50)
+  assert len(set(result)) == 50
+  assert not set(result) & set(_handed_out())
   with socket.create_server(("127.0.0.1", 0)) as server:
     taken = server.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:

@@ -47,7 +47,7 @@ def _read(channel, nbytes=1 << 16):
 
 def _send_all(one, other, output):
   """Writes all; returns what the other side has read meanwhile."""
-  parts, found = [memoryview(part) for part in output], b""
+  parts, result = [memoryview(part) for part in output], b""
   while parts:
     sent = one.send(parts) or 0
     while parts and sent >= len(parts[0]):
@@ -55,8 +55,8 @@ def _send_all(one, other, output):
     if parts:
       parts[0] = parts[0][sent:]
     while more := _read(other):
-      found += more
-  return found
+      result += more
+  return result
 
 
 def _meet(server, client):
@@ -92,8 +92,8 @@ def test_a_full_socket_takes_a_part_and_then_nothing(opened, parts):
     sent += more
     assert 0 < more <= len(_LARGE)
   read = 0
-  while found := _read(other):
-    read += len(found)
+  while result := _read(other):
+    read += len(result)
   assert read == sent
   assert one.send(output)  # There is room again.
 

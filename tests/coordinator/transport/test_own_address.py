@@ -21,17 +21,17 @@ class _Network:
   def look_up(self, host, port, *_, **__):
     if host not in self._names:
       raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    found = []
+    result = []
     for text in self._names[host]:
       ip, _, scope = text.partition("%")
       kind = socket.AF_INET6 if ":" in ip else socket.AF_INET
       place = (ip, port, 0, int(scope or 0))[: 4 if ":" in ip else 2]
-      found.append((kind, socket.SOCK_STREAM, 6, "", place))
-    return found
+      result.append((kind, socket.SOCK_STREAM, 6, "", place))
+    return result
 
   def source(self, family, target):
-    found = self._sources.get(family)
-    return target if addresses.is_loopback(target) else found
+    result = self._sources.get(family)
+    return target if addresses.is_loopback(target) else result
 
 
 @pytest.fixture
@@ -47,10 +47,10 @@ def network(monkeypatch):
 
 def _own(host, bind=None):
   """Where a process listens, and what it advertises."""
-  found = addresses.own(bind, host)
-  if found is None:
+  result = addresses.own(bind, host)
+  if result is None:
     return None
-  return found.text, addresses.advertised(found.text, host)
+  return result.text, addresses.advertised(result.text, host)
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,9 @@ def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
   # Only the peer that stays stopped is lost.
   tcp.all.pop("b")
   until = tcp.clock() + 100 * _SILENCE
-  while not (found := a.poll(0)) and tcp.clock() < until:
+  while not (result := a.poll(0)) and tcp.clock() < until:
     tcp.clock.advance(1.5 * _LOSES.heartbeat)  # A busy process.
-  assert [e.how for e in found] == ["silent"]
+  assert [e.how for e in result] == ["silent"]
   b.close()
 
 
@@ -353,11 +353,11 @@ def test_an_unreachable_address_does_not_hide_the_next_one(tcp):
 
 def test_without_ipv6_the_ipv4_address_is_tried(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
-  found = [
+  result = [
     (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", b.port, 0, 0)),
     (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", b.port)),
   ]
-  monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+  monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: result)
   real = socket.socket.__init__
 
   def make(sock, family=-1, *args, **options):
@@ -532,15 +532,15 @@ def _process(a, code):
 def _until(a, kind, timeout=90.0):
   """Waits for an event of a kind; those that came after it are yet to come."""
   until = time.monotonic() + timeout
-  found = []
+  result = []
   while time.monotonic() < until:
     events = a.poll(0.05)
     for i, event in enumerate(events):
       if isinstance(event, kind):
         a._events[:0] = events[i + 1 :]
         return event
-    found += events
-  raise TimeoutError(f"{found}")
+    result += events
+  raise TimeoutError(f"{result}")
 
 
 @pytest.fixture

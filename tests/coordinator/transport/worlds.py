@@ -117,11 +117,11 @@ class World:
   def run_until(self, condition, timeout=90.0):
     """Lets time pass until something is so; returns what it is."""
     until = time.monotonic() + timeout
-    while not (found := condition()):
+    while not (result := condition()):
       if time.monotonic() > until:
         raise TimeoutError(f"It did not happen; events: {self.events}")
       self._turn()
-    return found
+    return result
 
   def _turn(self):
     anything = []
@@ -163,8 +163,8 @@ def lost(world, name):
 
 def received(transport, peer, transfer):
   """How many bytes have come of an array that is expected; 0 if none is."""
-  found = transport._sessions[peer].receiving._arrays.get(transfer)
-  return found.received if found else 0
+  result = transport._sessions[peer].receiving._arrays.get(transfer)
+  return result.received if result else 0
 
 
 def give_up(world, transport, peer, reason):

@@ -138,9 +138,9 @@ def test_single_checks(event):
     else:
       with pytest.raises(ValueError, match="`reduction` must be one of"):
         optax_dist.cross_shard(maps.AXIS, reduction=name)
-  elif found := _SCALED.match(op):
-    reduction = REDUCTIONS["weighted_" + found[1].lower()]
-    got = _gradient(int(found[2]), reduction)
+  elif result := _SCALED.match(op):
+    reduction = REDUCTIONS["weighted_" + result[1].lower()]
+    got = _gradient(int(result[2]), reduction)
     assert got == float(expect["result"])
   elif op.startswith("dtype "):
     dtype = jnp.dtype(op.removeprefix("dtype "))

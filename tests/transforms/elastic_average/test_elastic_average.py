@@ -247,13 +247,13 @@ def _compiled_text(period, dtypes=(np.float32, np.float32), **kwargs):
 
 def _all_reduces(text):
   """The names of the computations of the program that hold an all-reduce."""
-  found, computation = [], None
+  result, computation = [], None
   for line in text.splitlines():
     if header := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
       computation = header[1] or header[2]
     if re.search(r"= .*\ball-(reduce|gather|to-all)(-start)?\(", line):
-      found.append(computation)
-  return found
+      result.append(computation)
+  return result
 
 
 @pytest.mark.parametrize("exchange", ["after_step", "same_point"])

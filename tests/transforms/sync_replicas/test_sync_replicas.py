@@ -135,13 +135,13 @@ def test_the_inner_state_with_sums_that_share_a_message(map_name, monkeypatch):
     gradient = rng.normal(size=(N, 3, 2)).astype(np.float32)
     gradient[rng.random(N) < 0.1, 0, 0] = np.nan
     arrived = rng.random(N) < 0.8
-    found = [
+    result = [
       run(state, gradient, arrived)
       for run, state in zip(runs, states, strict=True)
     ]
-    states = [state for _, state in found]
+    states = [state for _, state in result]
     chex.assert_trees_all_close(
-      *((x, s.inner_state) for x, s in found), rtol=1e-6
+      *((x, s.inner_state) for x, s in result), rtol=1e-6
     )
   assert 0 < states[0].global_step < 8
 

@@ -277,8 +277,10 @@ def test_pages_that_ask_at_once_get_the_same_run(tmp_path):
         written.write("lost", replica=0, incarnation=number, step=0, time=0.1)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
       answers = list(pool.map(get, [page.url + "state.json"] * 16))
-    found = [json.loads(body)["members"][0]["losses"] for _, _, body in answers]
-    assert found == [50] * 16
+    result = [
+      json.loads(body)["members"][0]["losses"] for _, _, body in answers
+    ]
+    assert result == [50] * 16
   finally:
     page.close()
 
@@ -384,5 +386,5 @@ def test_a_client_that_drips_is_cut_off(page, monkeypatch):
 
 def test_requests_at_once_are_all_answered(page):
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    found = list(pool.map(lambda _: get(page.metrics_url)[0], range(64)))
-  assert found == [200] * 64
+    result = list(pool.map(lambda _: get(page.metrics_url)[0], range(64)))
+  assert result == [200] * 64

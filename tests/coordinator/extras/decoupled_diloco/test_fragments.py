@@ -18,8 +18,8 @@ def test_a_mix_keeps_dtypes():
 def test_fragments_are_about_equal_and_none_is_empty():
   sizes = [900, 500, 400, 300, 200, 100, 0]
   params = {str(i): np.zeros(n) for i, n in enumerate(sizes)}
-  found = fragments.balanced_fragments(params, 3)
-  assert [sum(sizes[i] for i in own) for own in found] == [900, 800, 700]
+  result = fragments.balanced_fragments(params, 3)
+  assert [sum(sizes[i] for i in own) for own in result] == [900, 800, 700]
   empty = fragments.balanced_fragments([np.zeros(0)] * 3, 3)
   assert sorted(empty) == [[0], [1], [2]]
 

@@ -19,7 +19,7 @@ def test_the_grace_window_is_a_share_of_the_fastest_learners_slack():
 
 
 def test_weights_are_tokens_times_tokens_per_step_and_less_for_late_ones():
-  found = rules.shares([(400, 4, 0), (200, 4, 0), (400, 4, 1)])
-  assert found == pytest.approx([4 / 7, 1 / 7, 2 / 7])
+  result = rules.shares([(400, 4, 0), (200, 4, 0), (400, 4, 1)])
+  assert result == pytest.approx([4 / 7, 1 / 7, 2 / 7])
   # Without any tokens, all weights are equal.
   assert rules.shares([(0, 4, 0), (0, 2, 1)]) == [0.5, 0.5]

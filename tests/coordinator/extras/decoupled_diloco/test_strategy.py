@@ -26,8 +26,8 @@ def made(n=2, k=2, **options):
   """A strategy, and the state that its learners share."""
   options = {"fragments": 2, "period": 4} | options
   factory = decoupled_diloco.decoupled_diloco(OUTER, **options)
-  found = factory(optax.sgd(0.1), strategies.Quorum(k, n))
-  return found, found.shared(PARAMS)
+  result = factory(optax.sgd(0.1), strategies.Quorum(k, n))
+  return result, result.shared(PARAMS)
 
 
 def gradient(seed):
@@ -94,8 +94,8 @@ def by_hand(gaps, shares, rule):
 
 @pytest.mark.parametrize("rule", ["radial", "mean"])
 def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
-  found, shared = made(merge=rule)
-  locals_ = [trained(found, found.local(shared), 2, seed=i) for i in range(2)]
+  result, shared = made(merge=rule)
+  locals_ = [trained(result, result.local(shared), 2, seed=i) for i in range(2)]
   states = [OUTER.init(only(PARAMS, f)) for f in range(2)]
   center = dict(PARAMS)
   shares = [0.75, 0.25]
@@ -110,17 +110,17 @@ def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
     updates, states[fragment] = OUTER.update(outer, states[fragment], start)
     new = optax.apply_updates(start, updates)
     center |= dict(zip(FRAGMENTS[fragment], new, strict=True))
-    given = [give(found, shared, local) for local in locals_]
-    shared = merged(found, shared, [g.payload for g, _ in given], shares)
+    given = [give(result, shared, local) for local in locals_]
+    shared = merged(result, shared, [g.payload for g, _ in given], shares)
     close(shared.params, center)
     assert int(shared.opt_state.round) == round_ + 1
     # They train on, and mix what has come with what they have by now.
     locals_ = [
-      trained(found, local, 2, seed=10 * round_ + i)
+      trained(result, local, 2, seed=10 * round_ + i)
       for i, (_, local) in enumerate(given)
     ]
     for i, local in enumerate(locals_):
-      took = found.merge(shared, local, merged=True)
+      took = result.merge(shared, local, merged=True)
       mixed = parts.mix(
         only(local.params, fragment), only(center, fragment), 0.25
       )
@@ -140,47 +140,47 @@ def dues(found, local, steps):
 
 
 def test_a_learner_contributes_by_its_own_clock():
-  found, shared = made(period=8)
-  due, local = dues(found, found.local(shared), 8)
+  result, shared = made(period=8)
+  due, local = dues(result, result.local(shared), 8)
   assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
-  given, local = give(found, shared, local)
+  given, local = give(result, shared, local)
   assert (given.work.tokens, given.work.steps, given.work.late) == (64, 8, 0)
-  shared = merged(found, shared, [given.payload], [1.0])
+  shared = merged(result, shared, [given.payload], [1.0])
   # The merge has taken three steps; the turn counts from when it has given.
-  local = found.merge(shared, trained(found, local, 3), merged=True)
-  assert dues(found, local, 2)[0] == [True, True]
+  local = result.merge(shared, trained(result, local, 3), merged=True)
+  assert dues(result, local, 2)[0] == [True, True]
   assert local.begins_at == 12
 
 
 def test_a_called_learner_contributes_what_it_has():
-  found, shared = made(period=8)
-  local = found.local(shared)
-  assert not found.is_due(local, called=True)  # There is nothing yet.
-  local = trained(found, local, 1)
-  assert not found.is_due(local, called=False)
-  assert found.is_due(local, called=True)
-  assert give(found, shared, local)[0].work.steps == 1
+  result, shared = made(period=8)
+  local = result.local(shared)
+  assert not result.is_due(local, called=True)  # There is nothing yet.
+  local = trained(result, local, 1)
+  assert not result.is_due(local, called=False)
+  assert result.is_due(local, called=True)
+  assert give(result, shared, local)[0].work.steps == 1
 
 
 def test_a_merge_without_it_puts_its_turn_off():
   """Else a fragment were merged more than once in a period."""
-  found, shared = made(period=8)
-  local = trained(found, found.local(shared), 3)
-  given, _ = give(found, shared, trained(found, found.local(shared), 4))
-  shared = merged(found, shared, [given.payload], [1.0])
-  local = found.merge(shared, local, merged=False)
-  assert dues(found, local, 5)[0] == [False] * 3 + [True] * 2
+  result, shared = made(period=8)
+  local = trained(result, result.local(shared), 3)
+  given, _ = give(result, shared, trained(result, result.local(shared), 4))
+  shared = merged(result, shared, [given.payload], [1.0])
+  local = result.merge(shared, local, merged=False)
+  assert dues(result, local, 5)[0] == [False] * 3 + [True] * 2
 
 
 def test_progress_is_counted_from_what_all_share():
   """What others have merged meanwhile is not applied a second time."""
-  found, shared = made(merge="mean", fragments=1, period=2)
-  local = trained(found, found.local(shared), 2)
-  given, _ = give(found, shared, local)
-  shared = merged(found, shared, [given.payload], [1.0])
-  late = found.merge(shared, local, merged=False)
+  result, shared = made(merge="mean", fragments=1, period=2)
+  local = trained(result, result.local(shared), 2)
+  given, _ = give(result, shared, local)
+  shared = merged(result, shared, [given.payload], [1.0])
+  late = result.merge(shared, local, merged=False)
   close(late.params, local.params)
-  again, _ = give(found, shared, late)
+  again, _ = give(result, shared, late)
   assert again.work.late == 1
   gap = lambda tree: np.concatenate(
     [np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)]
@@ -191,12 +191,12 @@ def test_progress_is_counted_from_what_all_share():
 
 @pytest.mark.parametrize(("max_staleness", "kept"), [(1, True), (0, False)])
 def test_progress_that_missed_its_round(max_staleness, kept):
-  found, shared = made(max_staleness=max_staleness)
-  slow, fast = found.local(shared), found.local(shared)
-  given, _ = give(found, shared, trained(found, fast, 2))
-  shared = merged(found, shared, [given.payload], [1.0])
-  slow = trained(found, slow, 3, seed=7)
-  took = found.merge(shared, slow, merged=False)
+  result, shared = made(max_staleness=max_staleness)
+  slow, fast = result.local(shared), result.local(shared)
+  given, _ = give(result, shared, trained(result, fast, 2))
+  shared = merged(result, shared, [given.payload], [1.0])
+  slow = trained(result, slow, 3, seed=7)
+  took = result.merge(shared, slow, merged=False)
   assert took.round == 1
   if kept:
     close(took.params, slow.params)
@@ -206,64 +206,64 @@ def test_progress_that_missed_its_round(max_staleness, kept):
     close(only(took.params, 0), mixed)
     assert took.steps.tolist() == [0, 3]
   # Fragment 0 has its turn again after fragment 1.
-  given, _ = give(found, shared, trained(found, fast, 2)._replace(round=1))
-  shared = merged(found, shared, [given.payload], [1.0])
-  took = found.merge(shared, took, merged=False)
-  given, _ = give(found, shared, trained(found, took, 1))
+  given, _ = give(result, shared, trained(result, fast, 2)._replace(round=1))
+  shared = merged(result, shared, [given.payload], [1.0])
+  took = result.merge(shared, took, merged=False)
+  given, _ = give(result, shared, trained(result, took, 1))
   assert (given.work.late, given.work.steps) == ((1, 4) if kept else (0, 1))
 
 
 def test_a_late_contribution_is_dropped():
-  found, shared = made(fragments=1, period=2, max_staleness=1)
-  slow = trained(found, found.local(shared), 3)
+  result, shared = made(fragments=1, period=2, max_staleness=1)
+  slow = trained(result, result.local(shared), 3)
   for expected in (3, 0):
-    given, _ = give(found, shared, trained(found, found.local(shared), 2))
-    shared = merged(found, shared, [given.payload], [1.0])
-    slow = found.merge(shared, slow, merged=False)
+    given, _ = give(result, shared, trained(result, result.local(shared), 2))
+    shared = merged(result, shared, [given.payload], [1.0])
+    slow = result.merge(shared, slow, merged=False)
     assert slow.steps.tolist() == [expected]
 
 
 def test_a_learner_too_slow_to_come_when_called_waits_there():
-  found, shared = made(period=16)
-  slow = trained(found, found.local(shared), 1)
+  result, shared = made(period=16)
+  slow = trained(result, result.local(shared), 1)
   due = []
   for round_ in range(3):
-    due.append(found.is_due(slow, called=False))
-    fast = trained(found, found.local(shared), 2)._replace(round=round_)
-    given, _ = give(found, shared, fast)
+    due.append(result.is_due(slow, called=False))
+    fast = trained(result, result.local(shared), 2)._replace(round=round_)
+    given, _ = give(result, shared, fast)
     assert given.work.begins
-    shared = merged(found, shared, [given.payload], [1.0])
-    slow = found.merge(shared, slow, merged=False)
-    slow = trained(found, slow, 1)
+    shared = merged(result, shared, [given.payload], [1.0])
+    slow = result.merge(shared, slow, merged=False)
+    slow = trained(result, slow, 1)
   assert due == [False, False, True]
   # It does not begin the round for the others, as its turn is not yet.
-  given, slow = give(found, shared, slow, called=False)
+  given, slow = give(result, shared, slow, called=False)
   assert not given.work.begins
-  shared = merged(found, shared, [given.payload], [1.0])
-  slow = trained(found, found.merge(shared, slow, merged=True), 1)
-  assert not found.is_due(slow, called=False)
+  shared = merged(result, shared, [given.payload], [1.0])
+  slow = trained(result, result.merge(shared, slow, merged=True), 1)
+  assert not result.is_due(slow, called=False)
 
 
 def test_a_late_learner_begins_at_the_open_round():
-  found, shared = made()
+  result, shared = made()
   for _ in range(3):
-    local = trained(found, found.local(shared), 2)
-    given, _ = give(found, shared, local)
+    local = trained(result, result.local(shared), 2)
+    given, _ = give(result, shared, local)
     assert given.work.late == 0
-    shared = merged(found, shared, [given.payload], [1.0])
-  assert found.local(shared).taken.tolist() == [2, 1]
+    shared = merged(result, shared, [given.payload], [1.0])
+  assert result.local(shared).taken.tolist() == [2, 1]
 
 
 def test_fragments_keep_the_dtypes_of_their_arrays():
   factory = decoupled_diloco.decoupled_diloco(fragments=2, period=2)
-  found = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))
+  result = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))
   params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
-  shared = found.shared(params)
-  local = found.train(found.local(shared), params, 1)
-  given, local = give(found, shared, local)
+  shared = result.shared(params)
+  local = result.train(result.local(shared), params, 1)
+  given, local = give(result, shared, local)
   raw = tuple(np.asarray(x) for x in given.payload)
-  after = found.apply(shared, raw)
-  local = found.merge(after, local, merged=True)
+  after = result.apply(shared, raw)
+  local = result.merge(after, local, merged=True)
   for tree in (after.params, local.params):
     assert [x.dtype for x in jax.tree.leaves(tree)] == [
       jnp.bfloat16,

@@ -48,8 +48,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_POST(self):
     self.rfile.read(int(self.headers["Content-Length"]))
     token = self.headers["Authorization"]
-    status, found = self.server.answer(self.path, token)
-    body = json.dumps(found).encode()
+    status, result = self.server.answer(self.path, token)
+    body = json.dumps(result).encode()
     self.send_response(status)
     self.send_header("Content-Length", str(len(body)))
     self.end_headers()
@@ -71,8 +71,8 @@ def error(request):
   """A function that makes the body of an error, as this version does."""
 
   def make(code, message):
-    found = {"code": code, "message": message}
-    return {"error": message, **found} if request.param == "3.5" else found
+    result = {"code": code, "message": message}
+    return {"error": message, **result} if request.param == "3.5" else result
 
   return make
 

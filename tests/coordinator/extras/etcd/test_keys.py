@@ -19,14 +19,14 @@ def test_each_kind_of_address_is_told_apart():
 
 
 def test_login_and_certificates():
-  found = keys.parse(
+  result = keys.parse(
     "etcds://me:p%40ss@a,b?ca=/ca.pem&cert=me.pem&key=me.key&prefix=team/1&lease=9"
   )
-  assert found == Etcd(
+  assert result == Etcd(
     *(("a:2379", "b:2379"), "me", "p@ss", True, "/ca.pem", "me.pem", "me.key"),
     *("team/1", 9.0),
   )
-  assert "p@ss" not in f"{found} {found!r}"
+  assert "p@ss" not in f"{result} {result!r}"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _writer(where):
 def _pieces(cluster, where):
   """How many keys the log has."""
   folder = keys.parse(where).log_prefix("a run")
-  found = cluster.post(
+  result = cluster.post(
     0,
     "kv/range",
     {
@@ -95,7 +95,7 @@ def _pieces(cluster, where):
       "keys_only": True,
     },
   )
-  return [keys.decoded(pair["key"]).decode() for pair in found.get("kvs", ())]
+  return [keys.decoded(pair["key"]).decode() for pair in result.get("kvs", ())]
 
 
 def test_the_next_coordinator_reads_what_was_written(where):
@@ -163,10 +163,10 @@ def test_what_is_damaged_is_named(cluster, where):
 def test_without_the_lease_nothing_is_written(cluster, where):
   with _writer(where) as one:
     one.begin()
-    found = cluster.post(
+    result = cluster.post(
       0, "kv/range", {"key": keys.encoded(keys.parse(where).holder_key)}
     )
-    cluster.post(0, "lease/revoke", {"ID": found["kvs"][0]["lease"]})
+    cluster.post(0, "lease/revoke", {"ID": result["kvs"][0]["lease"]})
     with _writer(where) as two:
       before = _pieces(cluster, where)
       with pytest.raises(LogError, match="Another coordinator may live"):

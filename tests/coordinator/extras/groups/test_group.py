@@ -52,9 +52,9 @@ class Gatherer:
   def __call__(self, process, text):
     self.texts[process] = text
     self.barrier.wait()
-    found = list(self.texts)
+    result = list(self.texts)
     self.barrier.wait()
-    return found
+    return result
 
 
 class Job:
@@ -217,14 +217,14 @@ def test_all_processes_compute_on_the_same_samples(micro_batch):
     job.start(replica, train)
   job.join()
   assert not job.errors, job.errors
-  found = job.results
+  result = job.results
   for replica in range(2):
-    assert found[replica, 0][:3] == found[replica, 1][:3]
+    assert result[replica, 0][:3] == result[replica, 1][:3]
   for process in range(SIZE):
-    assert found[0, process][2:] == found[1, process][2:]
-  counted = found[0, 0][1] + found[1, 0][1]
+    assert result[0, process][2:] == result[1, process][2:]
+  counted = result[0, 0][1] + result[1, 0][1]
   report = ledger.report(data, ledger.Progress(24))
-  assert found[0, 0][2] == report
+  assert result[0, 0][2] == report
   if micro_batch is None:
     # Otherwise another replica may have taken over a slot that was computed here.
     assert sorted([*counted, *report[0].left_out]) == list(range(26))

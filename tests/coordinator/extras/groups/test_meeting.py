@@ -41,16 +41,18 @@ def begin(address, index, losses=None, secret=SECRET):
 
 
 def both_wait(*some):
-  found = {}
+  result = {}
   threads = [
-    threading.Thread(target=lambda one=one: found.update({one: one.wait(60.0)}))
+    threading.Thread(
+      target=lambda one=one: result.update({one: one.wait(60.0)})
+    )
     for one in some
   ]
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join(90.0)
-  return list(found.values())
+  return list(result.values())
 
 
 def test_a_lost_process_ends_the_others_and_one_that_joins_does_not(server):

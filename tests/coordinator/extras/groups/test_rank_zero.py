@@ -97,9 +97,9 @@ def test_a_process_that_does_not_come_is_named():
 
 def test_each_process_exchanges_with_its_like():
   wanted = Replica().want(AGGREGATE)
-  found = {t.peer: t.message for t in wanted if isinstance(t, fx.Send)}
+  result = {t.peer: t.message for t in wanted if isinstance(t, fx.Send)}
   for rank in (1, 2):
-    peers = [(p.process, p.address) for p in found[f"a{rank}"].peers]
+    peers = [(p.process, p.address) for p in result[f"a{rank}"].peers]
     assert peers == [(f"{x}{rank}", f"at {x}{rank}") for x in "ab"]
   assert [p.address for p in wanted[-1].peers] == ["at a0", "at b0"]
 

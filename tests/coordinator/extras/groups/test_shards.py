@@ -25,13 +25,13 @@ def test_each_distinct_shard_is_there_once_and_in_order(mesh):
     put(mesh, jnp.arange(8.0), ("data", "fsdp")),
     put(mesh, jnp.float32(3.0)),
   ]
-  found = shards.LocalShards(arrays)
-  shapes = [t.shape for t in found.templates]
+  result = shards.LocalShards(arrays)
+  shapes = [t.shape for t in result.templates]
   assert shapes == [(2, 2)] * 4 + [(6,)] + [(1,)] * 8 + [()]
-  parts = [np.asarray(part) for part in found.split(arrays)]
+  parts = [np.asarray(part) for part in result.split(arrays)]
   np.testing.assert_array_equal(np.concatenate(parts[:4]), arrays[0])
   np.testing.assert_array_equal(np.concatenate(parts[5:13]), arrays[2])
-  joined = found.join([part + 1 for part in parts])
+  joined = result.join([part + 1 for part in parts])
   for array, other in zip(arrays, joined, strict=True):
     np.testing.assert_array_equal(array + 1, other)
     assert other.sharding == array.sharding
@@ -39,8 +39,8 @@ def test_each_distinct_shard_is_there_once_and_in_order(mesh):
 
 def test_random_keys_are_keys_again(mesh):
   key = put(mesh, jax.random.key(7))
-  found = shards.LocalShards([key])
-  (joined,) = found.join([np.asarray(x) for x in found.split([key])])
+  result = shards.LocalShards([key])
+  (joined,) = result.join([np.asarray(x) for x in result.split([key])])
   assert joined.dtype == key.dtype
   np.testing.assert_array_equal(
     jax.random.key_data(joined), jax.random.key_data(key)
@@ -48,8 +48,8 @@ def test_random_keys_are_keys_again(mesh):
 
 
 def test_another_dtype_than_the_parameters_will_do(mesh):
-  found = shards.LocalShards([put(mesh, jnp.ones(8), "fsdp")])
-  (joined,) = found.join([np.full(2, i, np.uint16) for i in range(4)])
+  result = shards.LocalShards([put(mesh, jnp.ones(8), "fsdp")])
+  (joined,) = result.join([np.full(2, i, np.uint16) for i in range(4)])
   assert joined.dtype == jnp.uint16
   np.testing.assert_array_equal(joined, [0, 0, 1, 1, 2, 2, 3, 3])
 

@@ -57,8 +57,8 @@ def test_a_member_that_gets_no_lease_with_a_commit_is_told_so():
   parts = tuple(
     entries.Part(m, m, 0, 0, 0, 1, 1.0, lease) for m, lease in leases.items()
   )
-  found = lends.committed(parts, dict.fromkeys(leases, 1), 0.0)
-  assert {one.incarnation: one.spans for one in found.leases} == {
+  result = lends.committed(parts, dict.fromkeys(leases, 1), 0.0)
+  assert {one.incarnation: one.spans for one in result.leases} == {
     0: (),
     1: (),
     2: (),
@@ -118,8 +118,8 @@ class Step:
       for m, spans in held.items()
       if spans
     )
-    found = self.lends.committed(parts, dict.fromkeys(held, 8), 0.0)
-    told = {one.incarnation: one.spans for one in found.leases if one.spans}
+    result = self.lends.committed(parts, dict.fromkeys(held, 8), 0.0)
+    told = {one.incarnation: one.spans for one in result.leases if one.spans}
     self.leases = dict.fromkeys(held, ()) | told
     return told
 
