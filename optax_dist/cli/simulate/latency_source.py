@@ -103,3 +103,37 @@ def load(args: argparse.Namespace):
     args.communication = recorded.communication if recorded else 0.0
   args.cancel |= recorded is not None and recorded.strategy.cancel
   return latency, recorded
+
+
+def predict(args: argparse.Namespace, recorded, strategy=None, failures=None):
+  """Predicts the pace, and says why it can't be trusted, if so.
+
+  Args:
+    args: the parsed arguments, after `load`.
+    recorded: the run of the journal.
+    strategy: the one to predict; None for the recorded one.
+    failures: as in `simulate.predict`.
+
+  Returns:
+    The `simulate.Prediction`. With `warnings`, no number that follows from the
+    journal is printed.
+
+  Raises:
+    errors.CommandError: no step is ever taken.
+  """
+  from optax_dist import simulate
+
+  try:
+    predicted = simulate.predict(
+      recorded,
+      strategy,
+      args.replicas,
+      communication=args.communication,
+      failures=failures,
+    )
+  except ValueError as error:
+    raise errors.CommandError(f"{args.command}: {error}") from error
+  for warning in predicted.warnings:
+    if warning not in recorded.warnings:
+      parser.say(f"{args.journal}: {warning}")
+  return predicted

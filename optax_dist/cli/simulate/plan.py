@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"
       " are aggregated"
     )
-  if recorded is not None and recorded.warnings:
+  if recorded and latency_source.predict(args, recorded).warnings:
     print("no recommendation, for the reasons above")
     return 1
   from optax_dist import simulate

@@ -107,23 +107,10 @@ def _show(timing) -> None:
 
 def _predict(args: argparse.Namespace, recorded, strategy) -> tuple[str, bool]:
   """The recorded and the predicted pace in words, and whether to trust it."""
-  from optax_dist import simulate
-
   own = args.failures == recorded.failures
-  try:
-    predicted = simulate.predict(
-      recorded,
-      strategy,
-      args.replicas,
-      communication=args.communication,
-      # Those that were given have an exact rate.
-      failures=... if own else args.failures,
-    )
-  except ValueError as error:
-    raise errors.CommandError(f"simulate: {error}") from error
-  for warning in predicted.warnings:
-    if warning not in recorded.warnings:
-      parser.say(f"{args.journal}: {warning}")
+  # Those that were given have an exact rate.
+  failures = ... if own else args.failures
+  predicted = latency_source.predict(args, recorded, strategy, failures)
   measured = recorded.steps_per_second
   line = "" if measured is None else f"recorded: {measured:.4g} steps/s; "
   if predicted.warnings:

@@ -174,7 +174,7 @@ def test_plan_has_a_recommendation_and_a_reason(capsys):
 
 
 def test_plan_resamples_a_journal(tmp_path, capsys):
-  path = _recorded(tmp_path / "run.jsonl", steps=50, k=4, cancel=True)
+  path = _recorded(tmp_path / "run.jsonl", steps=300, k=4, cancel=True)
   argv = ["plan", "--journal", path, "--replicas", "40", "--noise-scale", "inf"]
   assert main.main([*argv, "--steps", "5", "--repetitions", "4"]) == 0
   captured = capsys.readouterr()
@@ -189,6 +189,18 @@ def test_plan_says_what_a_journal_cannot_know(tmp_path, capsys):
   captured = capsys.readouterr()
   assert "slow computations are missing" in captured.err
   assert captured.out == "no recommendation, for the reasons above\n"
+
+
+def test_plan_of_a_short_journal_has_no_table(tmp_path, capsys):
+  path = _recorded(tmp_path / "run.jsonl", steps=5, k=4)
+  printed = []
+  for command in ("plan", "simulate"):
+    assert main.main([command, "--journal", path]) == 1
+    captured = capsys.readouterr()
+    assert "too short: 4 steps tell the pace to " in captured.err
+    printed.append(captured.out)
+  assert printed[0] == "no recommendation, for the reasons above\n"
+  assert len(printed[1].splitlines()) == 1
 
 
 @pytest.mark.parametrize(
