@@ -26,7 +26,6 @@ from optax_dist.coordinator.launch import (
   cluster,
   environment,
   faults,
-  standby,
   starter,
 )
 from optax_dist.coordinator.protocol import entries
@@ -303,7 +302,7 @@ def _stand_by(
   """Compiles the update, and waits until a replica needs this process."""
   settings: options.Options = job.keywords["settings"]
   model.prepare(job.keywords["strategy"], params, settings.wire)
-  return standby.wait(line)
+  return channel.stand_by(line)
 
 
 def _key(

@@ -15,7 +15,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optax_dist.coordinator.launch.environment import ProcessEnvironment
+from optax_dist.coordinator.launch.environment import (
+  ProcessEnvironment,
+  variable,
+)
 
 Event = dict[str, Any]
 
@@ -78,6 +81,23 @@ def refused_by(*errors: type[Exception]) -> Iterator[None]:
     if line is not None:
       line.say("refused")
     raise
+
+
+def stand_by(channel: Channel) -> ProcessEnvironment:
+  """Waits until this process becomes a replica; its launcher ends it otherwise.
+
+  Until then it is in no run, and nobody knows of it but its launcher, which tells it
+  the number of a replica that has died.
+
+  Returns:
+    Which one; so its environment says from now on.
+  """
+  channel.say("standby")
+  for event in channel.events():
+    os.environ.update(event["variables"])
+    del os.environ[variable("standby")]
+    return ProcessEnvironment.read()
+  raise SystemExit("The launcher of this standby has ended.")
 
 
 def _is_socket(number: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -33,19 +34,26 @@ class Child:
     self,
     name: str,
     command: Sequence[str],
-    printed: output.OutputRelay,
+    *,
     env: Mapping[str, str] | None = None,
+    folder: pathlib.Path | None = None,
+    echo: output.Echo = output.echo,
   ):
     """Starts the process.
 
     Args:
-      name: for messages.
+      name: for messages, and for the file of its output.
       command: the program; if it creates a `Channel`, or calls
         `coordinator.join`, it can send messages to its launcher.
-      printed: receives its output.
       env: variables to add to this process's own.
+      folder: where the file of its output goes; None for no file.
+      echo: called with each line of it.
+
+    Raises:
+      OSError: it can't be started.
     """
-    self.name, self.printed = name, printed
+    self._folder, self._echo = folder, echo
+    self._label(name)
     self._socket, theirs = socket.socketpair()
     self._socket.setblocking(False)
     with theirs:
@@ -94,6 +102,17 @@ class Child:
         if isinstance(event, dict):
           events.append(event)
     return events
+
+  def rename(self, name: str) -> None:
+    """Has its output labelled by another name from now on."""
+    self.printed.end()
+    self._label(name)
+
+  def _label(self, name: str) -> None:
+    self.name = name
+    self.printed = output.OutputRelay(
+      name, folder=self._folder, echo=self._echo
+    )
 
   def tell(self, event: str, **fields: object) -> None:
     """Sends it a message; no effect if it has ended, or does not read."""

@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from optax_dist.coordinator import journal, locks
 from optax_dist.coordinator.launch import (
   child,
-  coordination,
+  keeper,
+  line,
   output,
   signals,
-  standby,
   supervisor,
   watcher,
 )
@@ -135,20 +135,21 @@ class Launcher:
       num_replicas=placement.replicas,
       grace=grace,
     )
-    self._spawner = _Spawner(command, folder, dict(env or {}), echo)
+    self._command, self._folder = command, folder
+    # Variables set by the caller take precedence.
+    self._env = {
+      name: os.environ.get(name, kept) for name, kept in _KEEP_MEMORY.items()
+    } | dict(env or {})
     self._supervisor = supervisor.Supervisor(
       placement.here.replicas, policy, placement.elsewhere
     )
     self._running: dict[int, _Running] = {}
     # The last process of each replica that has joined and ended.
     self._ended: dict[int, str] = {}
-    self._standbys = standby.Standbys(
-      standbys,
-      lambda: self._spawner.start(
-        self._environment, ProcessEnvironment(standby=1)
-      ),
-      self._say,
-    )
+    # Processes that have imported and compiled, and wait for a number, and how many
+    # there should be.
+    self._standbys: list[Child] = []
+    self._standbys_wanted = standbys
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -164,28 +165,32 @@ class Launcher:
       RuntimeError, TimeoutError: the coordinator can't start.
       SystemExit: after a second Ctrl-C or SIGTERM.
     """
-    spawner = self._spawner
-    if spawner.folder is not None:
-      spawner.folder.mkdir(parents=True, exist_ok=True)
-    token = spawner.env[watcher.TOKEN_VARIABLE] = secrets.token_hex(8)
+    if self._folder is not None:
+      self._folder.mkdir(parents=True, exist_ok=True)
+    token = self._env[watcher.TOKEN_VARIABLE] = secrets.token_hex(8)
     with signals.recorded() as received, contextlib.ExitStack() as stack:
       # Exit callbacks run in reverse: the watcher is stopped last in any case.
       watch = watcher.Watcher(token, self._lock.file if self._lock else None)
       stack.callback(watch.stop)
-      self._coordination = coordination.Coordination(
+      self._keeper = keeper.Keeper(
         self._placement,
         self._environment,
-        folder=spawner.folder,
+        folder=self._folder,
         log=self._log,
         continues=self._continues,
-        env=spawner.env,
+        env=self._env,
         echo=self._echo,
       )
-      stack.callback(self._coordination.close)
-      stack.callback(self._kill_all)
+      stack.callback(self._keeper.stop)
+      address = self._keeper.address
       self._environment = dataclasses.replace(
-        self._environment, coordinator_address=self._coordination.address
+        self._environment, coordinator_address=address
       )
+      self._line = line.Line(
+        address, self._environment, self._placement, self._say
+      )
+      stack.callback(self._line.close)
+      stack.callback(self._kill_all)
       stops = lambda: (
         self._stop_at is not None or not signals.ENDING.isdisjoint(received)
       )
@@ -203,7 +208,7 @@ class Launcher:
 
   def _leave_to_others(self, stops: Callable[[], bool]) -> None:
     self._kill_all()
-    self._coordination.linger(stops)
+    self._keeper.linger(stops, self._say)
 
   def _kill_all(self) -> None:
     for process in self._live():
@@ -212,7 +217,7 @@ class Launcher:
   def _live(self) -> list[Child]:
     """All processes of running replicas, and those that stand by."""
     running = [p for one in self._running.values() for p in one.processes]
-    return running + self._standbys.processes
+    return running + self._standbys
 
   def _say(self, line: str) -> None:
     self._echo("launch", line, True)
@@ -239,16 +244,17 @@ class Launcher:
   def _tell_of_ended(self, given_up: str = "") -> None:
     """Tells the coordinator whom nobody must wait for."""
     never_joined = self._supervisor.never_joined
-    self._coordination.line.tell(never_joined, self._ended.values(), given_up)
+    self._line.tell(never_joined, self._ended.values(), given_up)
 
   def _start(self, replica: int, restarts: int) -> None:
     """Starts the processes of a replica that belong on this host."""
     which = ProcessEnvironment(replica, restarts)
     # Those that have started are ended if another one can't be started.
     running = self._running[replica] = _Running()
-    process = self._standbys.take(which) if restarts else None
-    if process is not None:
-      self._spawner.rename(process, which)
+    if restarts and self._standbys:
+      process = self._standbys.pop(0)
+      process.tell("replica", variables=which.variables())
+      process.rename(_name(which))
       running.processes.append(process)
     else:
       count = self._placement.processes
@@ -257,9 +263,30 @@ class Launcher:
           which = dataclasses.replace(
             which, num_processes=count, process_index=index
           )
-        running.processes.append(self._spawner.start(self._environment, which))
+        running.processes.append(self._spawn(which))
     for process in running.processes if restarts else ():
       self._record(replica, process, None)
+
+  def _spawn(self, which: ProcessEnvironment) -> Child:
+    """Starts a process of a replica, or one that stands by.
+
+    Raises:
+      LaunchError: it can't be started.
+    """
+    name = _name(which)
+    variables = self._environment.variables() | which.variables()
+    try:
+      return child.Child(
+        name,
+        self._command,
+        env={**self._env, **variables},
+        folder=self._folder,
+        echo=self._echo,
+      )
+    except OSError as error:
+      raise LaunchError(
+        f"{name} can't be started: {error}.{_remedy(error)}"
+      ) from error
 
   # What happens to replicas.
 
@@ -267,14 +294,14 @@ class Launcher:
     """Waits briefly for events, and handles them."""
     poll = select.poll()  # `select.select` refuses descriptors from 1024 on.
     files = [file for process in self._live() for file in process.files()]
-    for file in files + self._coordination.files:
+    for file in files + self._keeper.files:
       poll.register(file, select.POLLIN)
     poll.poll(1000 * _POLL_SECONDS)
-    self._coordination.poll()
+    self._keeper.poll()
     for replica, running in list(self._running.items()):
       if self._running.get(replica) is running:
         self._poll_replica(replica, running)
-    self._standbys.poll()
+    self._poll_standbys()
     if self._code is None:
       self._execute(self._supervisor.tick(time.monotonic()))
     is_over = self._code is not None or self._supervisor.over
@@ -290,18 +317,32 @@ class Launcher:
         process.kill()
 
   def _check_coordinator(self) -> None:
-    line = self._coordination.line
-    if line.refused:
-      raise LaunchError(f"The coordinator at {line.refused}.")
+    if self._line.refused:
+      raise LaunchError(f"The coordinator at {self._line.refused}.")
     self._tell_of_ended()
-    line.look()
-    if line.ended is None:
+    self._line.look()
+    ended = self._line.ended
+    if ended is None:
       return
-    if not line.ended.error:
+    if not ended.error:
       self._execute(self._supervisor.run_over(time.monotonic()))
     elif self._supervisor.none_joined:
-      reason = line.ended.reason
+      reason = ended.reason
       raise LaunchError(f"The run has ended with an error: {reason}")
+
+  def _poll_standbys(self) -> None:
+    """Passes on what they print, and gives up those that have ended."""
+    for process in list(self._standbys):
+      ended = process.has_ended()
+      process.read_prints()
+      process.read()
+      if ended:
+        process.kill()
+        self._standbys.remove(process)
+        # Another one would end in the same way.
+        self._standbys_wanted -= 1
+        how = child.ending(process.popen)
+        self._say(f"a standby {how}, and is not replaced")
 
   def _poll_replica(self, replica: int, running: _Running) -> None:
     processes = running.processes
@@ -350,7 +391,9 @@ class Launcher:
         self._record(replica, process, None)
         self._execute(self._supervisor.joined(replica, now))
         if self._supervisor.all_joined and self._stop_at is None:
-          self._standbys.fill()
+          while len(self._standbys) < self._standbys_wanted:
+            which = ProcessEnvironment(standby=1)
+            self._standbys.append(self._spawn(which))
       case "left":
         self._supervisor.left(replica)
       case "failed":
@@ -385,60 +428,6 @@ class Launcher:
       now = time.monotonic()
       self._stop_at = now + (self._environment.grace or 0.0)
       self._execute(self._supervisor.stop(number, now))
-
-
-class _Spawner:
-  """Starts processes of the script.
-
-  Attributes:
-    folder: where their output files go; None for no files.
-    env: variables to add to this process's own.
-  """
-
-  def __init__(
-    self,
-    command: Sequence[str],
-    folder: pathlib.Path | None,
-    env: dict[str, str],
-    echo: output.Echo,
-  ):
-    self._command, self._echo = command, echo
-    self.folder, self.env = folder, env
-    # Variables set by the caller take precedence.
-    for name, kept in _KEEP_MEMORY.items():
-      env.setdefault(name, os.environ.get(name, kept))
-
-  def start(self, environment: Environment, which: ProcessEnvironment) -> Child:
-    """Starts a process of a replica, or one that stands by.
-
-    Raises:
-      LaunchError: it can't be started.
-    """
-    name = _name(which)
-    variables = environment.variables() | which.variables()
-    try:
-      with contextlib.ExitStack() as stack:
-        printed = self._printed(name)
-        stack.callback(printed.end)
-        made = child.Child(
-          name, self._command, printed, {**self.env, **variables}
-        )
-        stack.pop_all()
-        return made
-    except OSError as error:
-      raise LaunchError(
-        f"{name} can't be started: {error}.{_remedy(error)}"
-      ) from error
-
-  def rename(self, process: Child, which: ProcessEnvironment) -> None:
-    """Has the output of a process labelled as that of a replica."""
-    process.printed.end()
-    process.name = _name(which)
-    process.printed = self._printed(process.name)
-
-  def _printed(self, name: str) -> output.OutputRelay:
-    path = self.folder and self.folder / f"{name.replace(' ', '-')}.log"
-    return output.OutputRelay(name, file=path, echo=self._echo)
 
 
 def _name(which: ProcessEnvironment) -> str:

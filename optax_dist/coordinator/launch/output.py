@@ -49,14 +49,22 @@ class OutputRelay:
   """
 
   def __init__(
-    self, label: str, *, file: pathlib.Path | None = None, echo: Echo = echo
+    self,
+    label: str,
+    *,
+    folder: pathlib.Path | None = None,
+    echo: Echo = echo,
   ):
     """Creates it.
 
     Args:
       label: put before each line.
-      file: file that the output is appended to, unchanged.
+      folder: of the file that the output is appended to, unchanged, which is named
+        after the label; None for no file.
       echo: called with each line.
+
+    Raises:
+      OSError: the file can't be written.
     """
     self._label, self._echo = label, echo
     self._rest = {False: b"", True: b""}
@@ -64,8 +72,9 @@ class OutputRelay:
     self._file: BinaryIO | None = None
     # Bytes since the file could not be written.
     self._missing = 0
-    if file is not None:
-      self._file = file.open("ab", buffering=0)
+    if folder is not None:
+      path = folder / f"{label.replace(' ', '-')}.log"
+      self._file = path.open("ab", buffering=0)
       now = time.strftime("%Y-%m-%d %H:%M:%S")
       self._keep(f"--- {label}, started {now}\n".encode())
 

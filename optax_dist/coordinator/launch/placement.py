@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 
 from optax_dist.coordinator.launch.nodes import Node, Share
-from optax_dist.coordinator.server.process import Settings
-from optax_dist.coordinator.transport import addresses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +41,3 @@ class Placement:
   def elsewhere(self) -> int:
     """How many replicas have no process on this host."""
     return self.replicas - len(self.here.replicas)
-
-  def coordinator(self) -> Settings | None:
-    """Where the coordinator listens; None if this launcher starts none."""
-    if self.external or self.node.rank:
-      return None
-    if self.node.address is None:
-      (port,) = addresses.free_ports()
-      return Settings(bind="127.0.0.1", port=port)
-    return Settings.at(self.node.address)

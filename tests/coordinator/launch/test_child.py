@@ -10,7 +10,7 @@ import left_over
 import pytest
 from waiting import until
 
-from optax_dist.coordinator.launch import child, output
+from optax_dist.coordinator.launch import child
 
 _SPEAKING = """
 import os, socket, sys
@@ -28,8 +28,11 @@ subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
 
 def test_what_it_says_and_prints():
   lines, events = [], []
-  printed = output.OutputRelay("one", echo=lambda *told: lines.append(told[1:]))
-  made = child.Child("one", [sys.executable, "-S", "-c", _SPEAKING], printed)
+  made = child.Child(
+    "one",
+    [sys.executable, "-S", "-c", _SPEAKING],
+    echo=lambda *told: lines.append(told[1:]),
+  )
   try:
     until(lambda: events.extend(made.read()) or events)
     until(made.has_ended)
@@ -38,7 +41,7 @@ def test_what_it_says_and_prints():
   assert events == [{"event": "hello"}]
   assert sorted(lines) == [("in place", False), ("to err", True)]
   assert child.ending(made.popen) == "ended with exit code 5"
-  assert "in place" in printed.tail()
+  assert "in place" in made.printed.tail()
   made.signal(signal.SIGTERM)  # In vain.
 
 
@@ -48,7 +51,7 @@ def test_what_it_has_started_ends_with_it(late):
   made = child.Child(
     "one",
     [sys.executable, "-S", "-c", _PARENT + wait],
-    output.OutputRelay("one", echo=lambda *told: None),
+    echo=lambda *told: None,
   )
   if late:  # It has ended itself, but its group has not.
     until(made.has_ended)
@@ -61,9 +64,12 @@ def test_what_it_has_started_ends_with_it(late):
 def test_one_that_prints_without_end_leaves_time_for_others():
   """The launcher has others to look at, and a Ctrl-C to see."""
   lines = []
-  printed = output.OutputRelay("one", echo=lambda *told: lines.append(told))
   script = "while True: print('again and again')"
-  made = child.Child("one", [sys.executable, "-S", "-c", script], printed)
+  made = child.Child(
+    "one",
+    [sys.executable, "-S", "-c", script],
+    echo=lambda *told: lines.append(told),
+  )
   reader = threading.Thread(target=made.read_prints)
   try:
     until(lambda: made.files() and select.select(made.files(), [], [], 1.0)[0])

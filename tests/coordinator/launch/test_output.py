@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import pathlib
 import resource
 import sys
 
@@ -50,7 +49,7 @@ def test_a_line_without_an_end_is_cut(lines):
 def test_files_are_added_to(lines, tmp_path):
   file = tmp_path / "replica-2.log"
   for text in (b"a\rb\n", b"second"):
-    printed = _printed(lines, file=file)
+    printed = _printed(lines, folder=tmp_path)
     printed.take(text, error=False)
     printed.end()
   parts = file.read_bytes().split(b"--- replica 2, started ")
@@ -66,7 +65,7 @@ def test_the_streams_stay_apart(capsys):
 
 def test_a_log_goes_on_once_there_is_room(lines, tmp_path):
   path = tmp_path / "replica-2.log"
-  printed = _printed(lines, file=path)
+  printed = _printed(lines, folder=tmp_path)
   begins = path.read_text()
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (len(begins), limits[1]))
@@ -84,8 +83,9 @@ def test_a_log_goes_on_once_there_is_room(lines, tmp_path):
   assert path.read_text() == f"{begins}\n--- 9 bytes are missing here\nkept\n"
 
 
-def test_a_file_that_can_not_be_written_does_not_end_training(lines):
-  printed = _printed(lines, file=pathlib.Path("/dev/full"))
+def test_a_file_that_can_not_be_written_does_not_end_training(lines, tmp_path):
+  (tmp_path / "replica-2.log").symlink_to("/dev/full")
+  printed = _printed(lines, folder=tmp_path)
   printed.take(b"goes on\n", error=False)
   printed.end()
   assert lines == [
