@@ -70,6 +70,34 @@ def test_the_run_begins_again_from_the_state_that_a_replica_brings(
   )
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_newest_state_that_a_replica_brings_is_that_of_all(first):
+  """Only one of the hosts has the checkpoints, whichever is the first to call."""
+  world, results = runs.endpoint.World(), [runs.Result(), runs.Result()]
+  params = jax.tree.map(lambda x: x + 1.0, runs.PARAMS)
+  newest = {"params": params, "opt_state": runs.OPT.init(params)}
+  newest["global_step"] = 40
+  joined = threading.Event()
+
+  def train(replica, result):
+    joined.set()
+    assert second.wait(60.0)
+    runs.to_step(42)(replica, result)
+
+  second, threads = threading.Event(), []
+  for i in (first, 1 - first):
+    state = newest if i == 0 else {}
+    one = runs.make(world, i, **_OPTIONS | {"k": 2}, **state)
+    threads.append(runs.start(one, train, results[i]))
+    assert joined.wait(60.0)
+  second.set()
+  runs.finish(threads)
+  assert [result.error for result in results] == [None, None]
+  accepted = {o.global_step for r in results for o in r.outcomes if o.accepted}
+  assert accepted == {41, 42}
+  jax.tree.map(np.testing.assert_array_equal, *[r.params for r in results])
+
+
 def test_who_stands_still_with_the_only_state_is_waited_for(caplog):
   """It is evicted, but what it has was committed."""
   still, released = threading.Event(), threading.Event()

@@ -255,8 +255,8 @@ class Client:
       self._out += self.submissions.new_coordinator()
     self.applier.begin(welcome.origin, welcome.step, welcome.alone)
     if welcome.anew and not first and not self.applier.belongs_to_run:
-      text = f"what replica {self._me.replica!r} has, step {self.applier.step},"
-      text += " is not of the run any more: others have gone on without it"
+      text = "the run goes on from another state than that of step"
+      text += f" {self.applier.step}, which replica {self._me.replica!r} has"
       self._out.append(fx.Log("warning", text))
     self.applier.report_state()
     if self.submissions.pending is not None:

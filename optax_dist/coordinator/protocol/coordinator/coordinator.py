@@ -120,12 +120,12 @@ class Coordinator:
 
   def _begin(self, began: Began, now: float) -> None:
     """Begins a run, perhaps again: all that are connected call again."""
-    step, again = self.history.step, self._run is not None
-    text = (
-      f"no replica has the state of step {step}: the run begins again from step"
-      f" {began.start.step}"
-    )
-    if not self.is_over and self.history.job != began.job:
+    history, again = self.history, self._run is not None
+    why = f"no replica has the state of step {history.step}"
+    if history.has_no_commits and began.start.step > history.step:
+      why = "a replica has brought a newer state"
+    text = f"{why}: the run begins again from step {began.start.step}"
+    if not self.is_over and history.job != began.job:
       text = "the run begins again with the job that most replicas have"
     self._out.append(began)
     self._out.note(

@@ -226,6 +226,15 @@ class Run:
     if why:
       self._differs(peer, hello, why)
       return
+    history = self._history
+    if (
+      history.has_no_commits
+      and history.ended is None
+      and hello.start.step > history.origin.step
+    ):
+      # Of several states it is the newest that a job goes on from.
+      self.begins_again = Began(hello.start, hello.job)
+      return
     self._addresses[peer] = hello.address
     state = self._members.of_process(peer)
     if (
@@ -383,6 +392,13 @@ class Run:
         state.leaving = state.leaving[0], self._now
     state = MemberState(member, start=hello.start)
     step = self._steps.step
+    if hello.start.step > step:
+      text = (
+        f"replica {member.replica!r} has brought the state of step"
+        f" {hello.start.step}, which is not used: the run is at step {step}, and"
+        f" began from step {self._history.origin.step}"
+      )
+      self._out.add(fx.Log("warning", text))
     self._out.note(
       journal_events.Join(
         member.replica, step, member.incarnation, member.address
