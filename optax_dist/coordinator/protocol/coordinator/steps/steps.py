@@ -98,7 +98,12 @@ class Steps:
     taken = self._history.recent
     known = {part.incarnation for step in taken for part in step.parts}
     new = [s for s in self._members if s.member.incarnation not in known]
-    if len(new) == len(self._members) or not self._config.rules.lower_on_loss:
+    config = self._config
+    # Who has samples counts already: it got none before.
+    leased = config.job.data is not None
+    if (
+      leased or len(new) == len(self._members) or not config.rules.lower_on_loss
+    ):
       new = []
     if not self._history.has_no_commits:
       self.intake.continued()
