@@ -83,7 +83,7 @@ class Known:
     self._calls: dict[Any, list[_Call]] = {}
     # By question and by the key of a value: what is found, and the value, whose
     # key is valid as long as it exists.
-    self._found: dict[Any, dict[Any, tuple[int, _Value]]] = {}
+    self._answers: dict[Any, dict[Any, tuple[int, _Value]]] = {}
 
   def search(self, x: Any, question: Any, read: "_Read") -> int:
     """Returns the most that is found in the origin of a value, backwards from it.
@@ -94,7 +94,7 @@ class Known:
       read: takes a value that was computed, and this; returns what its operation
         shows, up to ``_GRADIENT``, and the values to go on with.
     """
-    answers = self._found.setdefault(question, {})
+    answers = self._answers.setdefault(question, {})
     shown: dict[Any, tuple[int, list[_Value]]] = {}
     start = _traced(x)
     path = [*start]

@@ -175,11 +175,11 @@ def _followed(
   with _lock:
     ours = [m for m in _known.values() if m.key[:2] == made.key[:2]]
   closed: set[tuple[str, int]] = set()
-  for one in (*ours, earlier):
-    if one is not made and one.is_ours and not one.is_open:
-      closed.update(one.follows)
-      if one.part is not None:
-        seen = one.part.inbox
+  for membership in (*ours, earlier):
+    if membership is not made and membership.is_ours and not membership.is_open:
+      closed.update(membership.follows)
+      if membership.part is not None:
+        seen = membership.part.inbox
         closed.add((seen.joined.run_id, seen.incarnation))
   return tuple(sorted(closed))
 

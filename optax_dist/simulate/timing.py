@@ -48,12 +48,14 @@ class Timing(NamedTuple):
   @property
   def applied(self) -> int:
     """The number of gradients in these steps."""
-    return sum(one.accepted for one in self.numbers.replicas.values())
+    return sum(replica.accepted for replica in self.numbers.replicas.values())
 
   @property
   def dropped(self) -> int:
     """The number of gradients that were stale, or lost in a failure."""
-    return sum(one.dropped.total() for one in self.numbers.replicas.values())
+    return sum(
+      replica.dropped.total() for replica in self.numbers.replicas.values()
+    )
 
   @property
   def gradients_per_second(self) -> float:

@@ -307,9 +307,9 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   slots, rows = slices.indices.shape[0], slices.dense_shape[0]
   if not slots:
     return slices
-  given = _gathered(slices.indices)
-  order = jnp.argsort(given, stable=True)
-  indices = given[order]
+  gathered = _gathered(slices.indices)
+  order = jnp.argsort(gathered, stable=True)
+  indices = gathered[order]
   first = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
   slot = jnp.cumsum(first, dtype=jnp.int32) - 1
   values = _gathered(jnp.where(slices.valid, slices.values, 0))[order]

@@ -449,11 +449,11 @@ def _with_averages(
   checks.flag("num_updates", num_updates)
   precision.check_dtype("averages_dtype", dtype)
   if decay is None:
-    given = {
+    optional = {
       "variables_to_average": mask is not None,
       "num_updates": num_updates,
     }
-    for name in (name for name, is_given in given.items() if is_given):
+    for name in (name for name, is_given in optional.items() if is_given):
       raise ValueError(
         f"{_NAME}: `{name}` needs `variable_averages`, the decay, got None."
       )

@@ -213,14 +213,14 @@ class TrainStep:
     leaves, treedef = jax.tree.flatten(kept)
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
       return self._mapped, kept
-    given = treedef, [getattr(x, "sharding", None) for x in leaves]
+    current = treedef, [getattr(x, "sharding", None) for x in leaves]
     for shardings, step in self._steps:
-      if shardings == given:
+      if shardings == current:
         return step, kept
     placed = self._placed(kept)
     shardings = jax.tree.map(lambda x: x.sharding, placed)
     key = treedef, jax.tree.leaves(shardings)
-    if key != given:
+    if key != current:
       return self._step(placed)
     step = jax.jit(
       self._mapped,

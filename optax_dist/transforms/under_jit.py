@@ -133,14 +133,14 @@ class _Mapped:
     own = int(self.own_params)
     if own:
       check_rows(_NAME, "params", params, mesh, self.levels[:1])
-    one = self._of_one(params)
+    own_params = self._of_one(params)
     abstract: Any = getattr(mesh, "abstract_mesh", mesh)
     with jax.sharding.use_abstract_mesh(abstract):
-      shapes = jax.eval_shape(self.tx.init, one)
+      shapes = jax.eval_shape(self.tx.init, own_params)
     (state,) = self._over_replicas(
       lambda params: (self.tx.init(_rows(own, params)),),
       (self._specs(own),),
-      (self._specs_of_state(shapes, one),),
+      (self._specs_of_state(shapes, own_params),),
       ("parameters",),
     )(params)
     return state
@@ -379,9 +379,9 @@ def split_arguments(extra_args: dict, by_replica: Any, take: Any) -> Any:
   specs = [by_replica if is_per_replica(x) else PartitionSpec() for x in arrays]
 
   def rebuild(arrays: list[Any]) -> dict[str, Any]:
-    given = list(leaves)
+    taken = list(leaves)
     for i, x in zip(at, arrays, strict=True):
-      given[i] = take(x.value) if is_per_replica(x) else x
-    return treedef.unflatten(given)
+      taken[i] = take(x.value) if is_per_replica(x) else x
+    return treedef.unflatten(taken)
 
   return arrays, specs, labels, rebuild

@@ -44,21 +44,21 @@ def table(numbers: RunNumbers, width: int, reported: str) -> str:
   now = numbers.now()
   rows = []
   for number in ordered(numbers.replicas):
-    one = numbers.replicas[number]
-    computed = one.computed
+    replica = numbers.replicas[number]
+    computed = replica.computed
     cells = {
       "replica": f"{number}",
-      "state": one.state,
-      "accepted": f"{one.accepted:,}",
-      "dropped": f"{one.dropped.total():,}",
-      "lost": f"{one.losses}",
+      "state": replica.state,
+      "accepted": f"{replica.accepted:,}",
+      "dropped": f"{replica.dropped.total():,}",
+      "lost": f"{replica.losses}",
       "compute": "" if computed is None else f"{1000 * computed:.0f} ms",
-      "wait": f"{1000 * one.wait:.0f} ms",
-      "last seen": f"{max(0.0, now - one.seen):.1f} s ago",
-      "process": one.process,
-      "ended": one.ended,
+      "wait": f"{1000 * replica.wait:.0f} ms",
+      "last seen": f"{max(0.0, now - replica.seen):.1f} s ago",
+      "process": replica.process,
+      "ended": replica.ended,
       "dropped as": ", ".join(
-        f"{n} {reason}" for reason, n in one.dropped.most_common(3)
+        f"{n} {reason}" for reason, n in replica.dropped.most_common(3)
       ),
     }
     rows.append(cells)

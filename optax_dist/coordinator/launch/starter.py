@@ -57,7 +57,7 @@ class Starter:
     self._started: process.CoordinatorProcess | None = None
     self._starts = threading.Lock()
     # Why it could not be started again, as it was last told.
-    self._told = ""
+    self._last_error = ""
 
   def start(self) -> None:
     """Starts it, unless something listens there.
@@ -91,8 +91,8 @@ class Starter:
     try:
       self.start()
     except errors.CoordinatorError as error:
-      if str(error) != self._told:
-        self._told = str(error)
+      if str(error) != self._last_error:
+        self._last_error = str(error)
         _log.warning("%s", error)
     finally:
       self._starts.release()

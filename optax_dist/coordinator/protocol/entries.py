@@ -33,18 +33,18 @@ Incarnation: TypeAlias = Natural
 Lineage: TypeAlias = tuple[tuple[str, Natural], ...]
 
 
-def as_lineage(given: Any) -> Lineage:
+def as_lineage(value: Any) -> Lineage:
   """Checks a lineage from outside; None for that of a run that begins anew.
 
   Raises:
     ValueError: it is none.
   """
   try:
-    return msgspec.convert(given or (), Lineage)
+    return msgspec.convert(value or (), Lineage)
   except msgspec.ValidationError as error:
     raise ValueError(
       "lineage must be what checkpoint.restore returns, pairs of a run and a"
-      f" step; got {given!r:.100}: {error}."
+      f" step; got {value!r:.100}: {error}."
     ) from None
 
 

@@ -297,10 +297,10 @@ def forget(path: pathlib.Path) -> None:
   Raises:
     LogError: a coordinator has it.
   """
-  for one in (path, *path.parent.glob(f"{path.name}.????????????????")):
-    if one.exists():
-      FileRecords(one).close()
-      one.unlink(missing_ok=True)
+  for file in (path, *path.parent.glob(f"{path.name}.????????????????")):
+    if file.exists():
+      FileRecords(file).close()
+      file.unlink(missing_ok=True)
 
 
 def goes_on(path: pathlib.Path, replicas: int) -> bool:

@@ -102,7 +102,7 @@ def check(shared: Any, values: Mapping[str, float]) -> None:
 def _positions(state: Any) -> dict[str, list[int]]:
   """Which leaves of a state are which hyperparameter."""
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-  given, scheduled = map(GetAttrKey, ("hyperparams", "hyperparams_states"))
+  names, scheduled = map(GetAttrKey, ("hyperparams", "hyperparams_states"))
   follows = {
     (*path[:i], path[i + 1])
     for path in paths
@@ -111,7 +111,7 @@ def _positions(state: Any) -> dict[str, list[int]]:
   }
   numbers: dict[str, list[int]] = {}
   for number, path in enumerate(paths):
-    if path[-2:-1] != (given,) or not isinstance(path[-1], DictKey):
+    if path[-2:-1] != (names,) or not isinstance(path[-1], DictKey):
       continue
     if (*path[:-2], path[-1]) not in follows:
       numbers.setdefault(path[-1].key, []).append(number)

@@ -103,11 +103,13 @@ def _compile_local(
     strategy.settle(shared, shared, local, mine=True)
 
 
-def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:
+def _restored(
+  inner_state: Any, fresh: Any, strategy: strategies.Strategy
+) -> Any:
   """The state of a replica's own optimizer, from a tree like it or its leaves.
 
   Args:
-    given: the argument `inner_state` of `join`.
+    inner_state: the argument `inner_state` of `join`.
     fresh: what the strategy begins with.
     strategy: named in errors.
 
@@ -120,7 +122,7 @@ def _restored(given: Any, fresh: Any, strategy: strategies.Strategy) -> Any:
       f" trains locally; {strategy.name!r} has none. Leave it out."
     )
   leaves, tree = jax.tree.flatten(fresh)
-  words = list(map(trees.words_of, jax.tree.leaves(given)))
+  words = list(map(trees.words_of, jax.tree.leaves(inner_state)))
   trees.check_like("inner_state", words, list(map(trees.words_of, leaves)))
   pairs = zip(words, leaves, strict=True)
   restored = [trees.restored_like(a, leaf) for a, leaf in pairs]

@@ -160,7 +160,7 @@ def resolve(host: str) -> list[Ip]:
     UnicodeError,
   ) as error:  # Unicode: a label is empty, or too long.
     raise ValueError(f"the name {host!r} can't be resolved: {error}") from None
-  return list(dict.fromkeys(_ip_of(one[4]) for one in candidates))
+  return list(dict.fromkeys(_ip_of(candidate[4]) for candidate in candidates))
 
 
 def is_here(host: str) -> bool:

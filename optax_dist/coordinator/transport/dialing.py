@@ -64,7 +64,7 @@ class Dial:
     # Why an endpoint of this round refuses, whatever the others do.
     self._refusal = ""
     # Endpoints with IP addresses, once they are known.
-    self._found: Sequence[addresses.Endpoint] | None = None
+    self._endpoints: Sequence[addresses.Endpoint] | None = None
 
   def way(self, looked_up: Callable[[], None]) -> addresses.Endpoint | None:
     """The endpoint to try now; None while host names are looked up.
@@ -76,11 +76,11 @@ class Dial:
       LookupError: there is none; the message says why.
       handshake.Refused: there will be none.
     """
-    if self._found is None:
+    if self._endpoints is None:
       if self._find is None and all(
         w.unix or addresses.is_ip(w.host) for w in self._ways
       ):
-        self._found = self._ways
+        self._endpoints = self._ways
       else:
         self.at = self.until
         try:
@@ -88,11 +88,11 @@ class Dial:
         except RuntimeError as error:  # Out of threads.
           raise LookupError(f"no look-up: {error}") from None
         return None
-    if not self._found:
+    if not self._endpoints:
       if self._refusal:
         raise handshake.Refused(self._refusal)
       raise LookupError(self.reason)
-    return self._found[self._index]
+    return self._endpoints[self._index]
 
   def failed(
     self, how: interface.How, reason: str, now: float
@@ -112,7 +112,7 @@ class Dial:
       self._refusal = reason
     self._index += 1
     self.at = now
-    if self._index < len(self._found or ()):
+    if self._index < len(self._endpoints or ()):
       return None
     if self._refusal:
       return "refused", self._refusal
@@ -122,7 +122,7 @@ class Dial:
       # A process listens at its own address for as long as it lives.
       reason = f"it has ended: its address refuses connections ({reason})"
       return "gone", reason
-    self._index, self._found, self.refusals = 0, None, 0
+    self._index, self._endpoints, self.refusals = 0, None, 0
     self.at += self._pause
     self._pause = min(2 * self._pause, _PAUSES[1])
     return None
@@ -146,7 +146,7 @@ class Dial:
           ways += [addresses.Endpoint(ip.text, way.port) for ip in ips]
         except ValueError as error:
           self.reason = str(error)
-      self._found = ways
+      self._endpoints = ways
       self.at = 0.0
       looked_up()
 

@@ -135,16 +135,16 @@ class _History:
 
 def _given_rates(options: Options) -> dict[int, float]:
   """The learning rates that the configuration lists, by epoch."""
-  given = options.get("learning_rates")
-  if given is None or len(given) == 0:
+  rates = options.get("learning_rates")
+  if rates is None or len(rates) == 0:
     return {}
-  if isinstance(given, str):
+  if isinstance(rates, str):
     raise ValueError(
-      f"learning_rates must be a list or a mapping by epoch, got {given!r}"
+      f"learning_rates must be a list or a mapping by epoch, got {rates!r}"
     )
-  if not isinstance(given, Mapping):
-    given = dict(enumerate(given, start=1))
-  return {int(epoch): float(rate) for epoch, rate in given.items()}
+  if not isinstance(rates, Mapping):
+    rates = dict(enumerate(rates, start=1))
+  return {int(epoch): float(rate) for epoch, rate in rates.items()}
 
 
 def _change(

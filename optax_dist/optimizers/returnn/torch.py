@@ -78,12 +78,12 @@ def optimizer(
       f"arguments of {name} must be among {', '.join((*known, *_IGNORED))}, got"
       f" {', '.join(unknown)}"
     )
-  given = arguments.get("weight_decay")
+  decay = arguments.get("weight_decay")
   options = known | arguments
   weight_decay = options.pop("weight_decay")
   is_decoupled = options.pop("decoupled_weight_decay", rule is _adamw)
   ascends = options.pop("maximize")
-  if given and weight_decay_mask is None:
+  if decay and weight_decay_mask is None:
     raise ValueError(
       "weight_decay_mask must say which parameters decay: RETURNN leaves out"
       " biases and the parameters of torch.nn.LayerNorm and torch.nn.Embedding,"
@@ -96,7 +96,7 @@ def optimizer(
     parts.append(direction)
   else:
     # A decay that is PyTorch's default is that of all parameters.
-    mask = weight_decay_mask if given else True
+    mask = weight_decay_mask if decay else True
     added = optax.add_decayed_weights(
       weight_decay, None if mask is True else mask
     )

@@ -175,8 +175,8 @@ def _listen(node: nodes.Node, host: str, stack: contextlib.ExitStack) -> str:
   if bind is None and addresses.own(None, host) is None:
     bind = host  # A replica has no need of a port then, and a host has.
   made = listening.listen(bind, sockets.DEFAULT_PORTS, None, host, True)
-  for one in made.sockets:
-    stack.callback(one.close)
+  for socket_ in made.sockets:
+    stack.callback(socket_.close)
   return made.address.partition(",")[0]
 
 

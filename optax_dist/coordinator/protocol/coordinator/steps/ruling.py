@@ -104,7 +104,7 @@ class Ruling:
     after, _ = quorum.step(
       state, quorum.Join(member.replica, member.incarnation)
     )
-    there = lambda found: found.live + found.awaited + found.lost
+    there = lambda counts: counts.live + counts.awaited + counts.lost
     return there(after) > there(state)
 
   def join(self, member: Member, since: int) -> None:
