@@ -233,7 +233,7 @@ class Run:
       and hello.start.step > history.origin.step
     ):
       # Of several states it is the newest that a job goes on from.
-      self.begins_again = Began(hello.start, hello.job)
+      self.begins_again = Began(hello.start, self._config.job)
       return
     self._addresses[peer] = hello.address
     state = self._members.of_process(peer)
