@@ -28,15 +28,13 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from optax_dist.quorum import rules
 from optax_dist.quorum import state as _state
 from optax_dist.quorum.arguments import (
   accepts,
   check_sync_arguments,
-  initial_tokens,
-  tokens_per_step,
 )
 from optax_dist.quorum.events import (
   Abandon,
@@ -57,14 +55,12 @@ from optax_dist.quorum.events import (
   Leave,
   Lost,
   Reason,
-  Refuse,
   Replica,
   Return,
   StartRound,
   Token,
-  Wait,
 )
-from optax_dist.quorum.state import Config, Counts, Missing, State, needed
+from optax_dist.quorum.state import Config, Missing, State, needed
 
 __all__ = [
   "Abandon",
@@ -75,7 +71,6 @@ __all__ = [
   "Commit",
   "Config",
   "Contribution",
-  "Counts",
   "Decision",
   "Done",
   "Drop",
@@ -88,23 +83,18 @@ __all__ = [
   "Lost",
   "Missing",
   "Reason",
-  "Refuse",
   "Replica",
   "Return",
   "StartRound",
   "State",
   "Token",
-  "Wait",
   "accepts",
   "check_sync_arguments",
   "init",
-  "initial_tokens",
   "inverse_staleness",
-  "ledger",
   "missing",
   "needed",
   "step",
-  "tokens_per_step",
 ]
 
 
@@ -116,7 +106,6 @@ def init(
   weight: Callable[[int], float] | None = None,
   lower_on_leave: bool = False,
   two_phase: bool = True,
-  replicas: Iterable[Replica] | None = None,
   global_step: int = 0,
   exact: bool = False,
   window: bool = False,
@@ -134,8 +123,7 @@ def init(
       staleness; it is part of the commit. By default all weights are 1.
     lower_on_leave: whether replicas that leave for good lower the quorum to the
       remaining ones; otherwise `CannotProceed` names them.
-    two_phase: whether a commit waits until each member has reported `Done`.
-    replicas: the expected ids, if `missing` should name them.
+    two_phase: whether a commit waits for `Done`.
     global_step: the step to start from.
     exact: whether a step has exactly `replicas_to_aggregate` gradients, however
       few or many replicas there are: a replica that has submitted some is asked
@@ -159,14 +147,7 @@ def init(
     raise ValueError(
       f"max_staleness must be 0 for an exact number of gradients, got {late}."
     )
-  ids = None if replicas is None else frozenset(replicas)
-  if ids is not None and len(ids) != n:
-    raise ValueError(
-      f"replicas must name total_num_replicas={n} replicas, got {len(ids)}."
-    )
-  config = Config(
-    k, n, late, weight, lower_on_leave, two_phase, ids, exact, window
-  )
+  config = Config(k, n, late, weight, lower_on_leave, two_phase, exact, window)
   return _state.init(config, global_step)
 
 
@@ -194,23 +175,11 @@ def missing(state: State) -> Missing:
   """The replicas that the current step waits for, by what is missing; O(n).
 
   Example:
-    >>> state, _ = step(init(2, replicas=["a", "b"]), Join("a"))
+    >>> state, _ = step(init(2), Join(1))
     >>> missing(state)
-    Missing(computing=('a',), reporting=(), absent=('b',))
+    Missing(computing=(1,), absent=(0,))
   """
   return _state.missing(state)
-
-
-def ledger(state: State) -> Counts:
-  """The outcomes of all gradients.
-
-  Example:
-    >>> state, _ = step(init(1), Join(0))
-    >>> state, _ = step(state, Arrive(0, 0, finite=False))
-    >>> ledger(state).arrived, ledger(state).dropped[Reason.NON_FINITE]
-    (1, 1)
-  """
-  return _state.ledger(state)
 
 
 def inverse_staleness(staleness: int) -> float:

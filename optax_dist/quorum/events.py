@@ -10,7 +10,7 @@ Replica = int | str
 
 
 class Reason(enum.StrEnum):
-  """Why a gradient was dropped, or a replica refused."""
+  """Why a gradient was dropped."""
 
   STALE = "stale"
   FUTURE = "future"
@@ -38,7 +38,7 @@ class Join:
   Attributes:
     replica: its id.
     incarnation: how often this id has started, to tell a restarted process
-      from its dead predecessor; None counts up by one.
+      from its dead predecessor, which can't join any more; None counts up by one.
   """
 
   replica: Replica
@@ -82,29 +82,25 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-  """A member has finished its part of a round."""
+  """All who must have the mean of a round have it."""
 
-  replica: Replica
   step: int
   round: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-  """A member could not finish its part of a round.
+  """A round has no mean.
 
   Attributes:
-    replica: the member that reports.
     step: the step of the round.
     round: the number of the round.
-    failed_replica: the replica whose gradient to leave out of the next round;
-      None: the reporter's own.
+    failed_replica: the member whose gradient to leave out of the next round.
   """
 
-  replica: Replica
   step: int
   round: int
-  failed_replica: Replica | None = None
+  failed_replica: Replica
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,14 +187,6 @@ class Drop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wait:
-  """The replica waits: for the commit of `step`, or for a token."""
-
-  replica: Replica
-  step: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Token:
   """The replica computes on the parameters of `step`.
 
@@ -215,7 +203,7 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartRound:
-  """The members aggregate, and report `Done` or `Failed`."""
+  """The members aggregate, until `Done` or `Failed`."""
 
   step: int
   round: int
@@ -282,14 +270,6 @@ class CannotProceed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Refuse:
-  """The replica is not admitted."""
-
-  replica: Replica
-  reason: Reason
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
   """The run has ended at `step`; the replica stops, without an error."""
 
@@ -299,13 +279,11 @@ class Finished:
 Decision = (
   Accept
   | Drop
-  | Wait
   | Token
   | StartRound
   | Abandon
   | Commit
   | CannotProceed
-  | Refuse
   | Finished
 )
 

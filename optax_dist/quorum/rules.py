@@ -34,10 +34,9 @@ def _join(draft: State, event: ev.Join) -> None:
   if incarnation is None:
     incarnation = 0 if old is None else old.incarnation + 1
   if old is None:
-    draft.awaited -= _is_awaited(draft, replica)
+    draft.awaited = max(0, draft.awaited - 1)
   else:
     if incarnation <= old.incarnation:
-      draft.emit(ev.Refuse(replica, ev.Reason.OTHER_INCARNATION))
       return
     if old.live:
       # Its earlier incarnation died undetected.
@@ -51,17 +50,10 @@ def _join(draft: State, event: ev.Join) -> None:
   draft.advance()
 
 
-def _is_awaited(draft: State, replica: ev.Replica) -> bool:
-  """Whether a replica that has never joined is among those expected."""
-  expected = draft.config.expected
-  return draft.awaited > 0 and (expected is None or replica in expected)
-
-
 def _arrive(draft: State, event: ev.Arrive) -> None:
   """Accepts a gradient, or drops it, as a whole."""
   if type(event.count) is not int or event.count < 1:
     raise ValueError(f"count must be a positive integer, got {event.count!r}.")
-  draft.arrived += event.count
   replica, local_step, count = event.replica, event.local_step, event.count
   record = draft.replicas.get(replica)
   reason = _fault(draft, event, record)
@@ -87,16 +79,14 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
       draft.replicas[replica] = record
     if draft.finished:
       draft.emit(ev.Finished(draft.step))
-    elif record is None or not record.live:
-      pass
-    elif event.incarnation not in (None, record.incarnation):
-      # A gradient of an earlier incarnation: the live one has its token.
-      pass
-    elif record.requested:
+    elif (
+      record is not None
+      and record.requested
+      # The live incarnation of an earlier one's gradient has its token.
+      and event.incarnation in (None, record.incarnation)
+    ):
       requested = record.requested
       draft.request(replica, max(1, requested - draft.excess(requested)))
-    else:
-      draft.emit(ev.Wait(replica, draft.step))
     return
   assert record is not None
   held = draft.accepted.get(replica)
@@ -113,8 +103,6 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
   draft.working -= 1
   draft.replicas[replica] = record._replace(requested=0, counted=local_step)
   draft.emit(ev.Accept(replica, local_step, late, count))
-  if draft.round is not None or draft.accepted_count < draft.quorum():
-    draft.emit(ev.Wait(replica, draft.step))
   draft.advance()
 
 
@@ -164,7 +152,7 @@ def _depart(draft: State, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
     return
   if record is None:
     # The replica is no longer expected.
-    if not _is_awaited(draft, event.replica):
+    if not draft.awaited:
       return
     draft.awaited -= 1
     draft.lost += reason is ev.Reason.LOST
@@ -198,7 +186,7 @@ def _deactivate(draft: State, replica: ev.Replica, reason: ev.Reason) -> None:
   )
   draft.unaccept(replica, reason)
   round_ = draft.round
-  if round_ is not None and replica in round_.pending:
+  if round_ is not None and round_.has(replica):
     draft.abandon(replica, reason)
 
 
@@ -221,36 +209,25 @@ def _check_reachable(draft: State) -> None:
 
 
 def _done(draft: State, event: ev.Done) -> None:
-  round_ = draft.round
-  if round_ is None or (event.step, event.round) != (
-    draft.step,
-    round_.number,
-  ):
-    return
-  pending = {r: i for r, i in round_.pending.items() if r != event.replica}
-  draft.round = round_._replace(pending=pending)
-  if not pending:
+  if _is_current(draft, event):
     draft.commit()
     draft.advance()
     _check_reachable(draft)
 
 
 def _failed(draft: State, event: ev.Failed) -> None:
+  if _is_current(draft, event):
+    draft.abandon(event.failed_replica, ev.Reason.FAILED)
+    draft.advance()
+    _check_reachable(draft)
+
+
+def _is_current(draft: State, event: ev.Done | ev.Failed) -> bool:
+  """Whether an event is about the round in progress."""
   round_ = draft.round
-  if round_ is None or (event.step, event.round) != (
-    draft.step,
-    round_.number,
-  ):
-    return
-  members = round_.incarnations
-  if event.replica not in members:
-    return
-  failed_replica = event.replica
-  if event.failed_replica is not None and event.failed_replica in members:
-    failed_replica = event.failed_replica
-  draft.abandon(failed_replica, ev.Reason.FAILED)
-  draft.advance()
-  _check_reachable(draft)
+  return round_ is not None and (
+    (event.step, event.round) == (draft.step, round_.number)
+  )
 
 
 def _close(draft: State, event: ev.Close) -> None:

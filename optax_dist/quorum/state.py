@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from optax_dist.quorum import events as ev
@@ -19,9 +19,7 @@ class Config(NamedTuple):
     max_staleness: largest staleness of a gradient, in steps.
     weight: the weight of a gradient, as a function of its staleness.
     lower_on_leave: whether graceful leaves lower the quorum.
-    two_phase: whether a commit waits for its members' reports.
-    expected: the ids of the replicas expected at the start; None accepts the
-      first `total_num_replicas` that join.
+    two_phase: whether a commit waits for `Done`.
     exact: whether a step has exactly `replicas_to_aggregate` gradients.
     window: whether a step that has enough waits for more, until `Close` or
       until all live replicas have contributed.
@@ -33,7 +31,6 @@ class Config(NamedTuple):
   weight: Callable[[int], float] | None
   lower_on_leave: bool
   two_phase: bool
-  expected: frozenset[ev.Replica] | None
   exact: bool
   window: bool
 
@@ -64,30 +61,14 @@ class Round(NamedTuple):
   Attributes:
     number: counts the rounds at this step, from 1.
     members: the gradients to average, in replica order.
-    incarnations: of the members.
-    pending: the part of `incarnations` that has not reported.
   """
 
   number: int
   members: tuple[ev.Contribution, ...]
-  incarnations: Mapping[ev.Replica, int]
-  pending: Mapping[ev.Replica, int]
 
-
-class Counts(NamedTuple):
-  """The outcomes of all gradients: `arrived == applied + accepted + dropped`.
-
-  Attributes:
-    arrived: gradients that arrived.
-    applied: gradients that were part of a commit.
-    accepted: gradients accepted, and not committed yet.
-    dropped: the others, by reason.
-  """
-
-  arrived: int
-  applied: int
-  accepted: int
-  dropped: dict[ev.Reason, int]
+  def has(self, replica: ev.Replica) -> bool:
+    """Whether a gradient of this replica is in it."""
+    return any(member.replica == replica for member in self.members)
 
 
 @dataclasses.dataclass
@@ -108,9 +89,6 @@ class State:
     working: of these, the ones that hold a token.
     awaited: expected replicas that have never joined.
     lost: replicas that were lost, and may come back.
-    arrived: gradients that arrived.
-    applied: gradients that were part of a commit.
-    dropped: gradients that were dropped, by reason.
     finished: whether the run has ended.
     closed: whether the step's grace window is over.
     decisions: what is decided by the event that is being applied.
@@ -131,9 +109,6 @@ class State:
   working: int = 0
   awaited: int = 0
   lost: int = 0
-  arrived: int = 0
-  applied: int = 0
-  dropped: dict[ev.Reason, int] = dataclasses.field(default_factory=dict)
   finished: bool = False
   closed: bool = False
   decisions: list[ev.Decision] = dataclasses.field(default_factory=list)
@@ -144,7 +119,7 @@ class State:
     draft = object.__new__(State)
     draft.__dict__.update(self.__dict__)
     draft.replicas, draft.accepted = dict(self.replicas), dict(self.accepted)
-    draft.dropped, draft.decisions = dict(self.dropped), []
+    draft.decisions = []
     return draft
 
   def emit(self, decision: ev.Decision) -> None:
@@ -200,7 +175,6 @@ class State:
     count: int,
     incarnation: int,
   ) -> None:
-    self.dropped[reason] = self.dropped.get(reason, 0) + count
     self.emit(ev.Drop(replica, local_step, reason, count, incarnation))
 
   def drop_accepted(self, gradient: ev.Contribution, reason: ev.Reason) -> None:
@@ -239,11 +213,9 @@ class State:
     members = tuple([self.accepted[r] for r in ev.ordered(self.accepted)])
     self.accepted, self.accepted_count = {}, 0
     self.rounds += 1
-    who = {}  # Without reports it is complete at once.
     if self.config.two_phase:
-      who = {c.replica: c.incarnation for c in members}
       self.emit(ev.StartRound(self.step, self.rounds, members))
-    self.round = Round(self.rounds, members, who, who)
+    self.round = Round(self.rounds, members)
 
   def ask_for_the_rest(self) -> None:
     """K > N: asks for more if no replica computes and too few are in.
@@ -267,18 +239,12 @@ class State:
       old = accepted.count if accepted.local_step != self.step else 0
       self.request(replica, each + old)
 
-  def is_here(self, member: ev.Contribution) -> bool:
-    """Whether the replica of an accepted gradient is still the same one."""
-    record = self.replicas[member.replica]
-    return record.live and record.incarnation == member.incarnation
-
   def commit(self) -> None:
     """Ends the round and the step."""
     round_ = self.round
     assert round_ is not None
     self.emit(ev.Commit(self.step, round_.members, round_.number))
     self.round, self.rounds, self.closed = None, 0, False
-    self.applied += sum(c.count for c in round_.members)
     self.step += 1
     # Gradients that came during the round are one step staler now.
     for replica in ev.ordered(self.accepted):
@@ -292,7 +258,7 @@ class State:
       # What others compute for this step was for nothing: they begin the next.
       free = ev.ordered(r for r, m in self.replicas.items() if m.live)
     else:
-      free = tuple(m.replica for m in round_.members if self.is_here(m))
+      free = tuple(m.replica for m in round_.members)
     for replica in free:
       self.request(replica, self.quota(replica))
 
@@ -313,21 +279,20 @@ class State:
     )
 
   def abandon(self, failed_replica: ev.Replica, reason: ev.Reason) -> None:
-    """Abandons the round; the survivors' gradients stay accepted."""
+    """Abandons the round; the others' gradients stay, unless they have newer ones."""
     round_ = self.round
     assert round_ is not None
     self.emit(ev.Abandon(self.step, round_.number, failed_replica))
     self.round = None
     for member in round_.members:
-      record, here = self.replicas[member.replica], self.is_here(member)
-      if here and member.replica != failed_replica:
+      failed = member.replica == failed_replica
+      if not failed and member.replica not in self.accepted:
         self.accepted[member.replica] = member
         self.accepted_count += member.count
         continue
-      departure = ev.Reason.LEFT if record.left else ev.Reason.LOST
-      why = reason if member.replica == failed_replica else departure
-      self.drop_accepted(member, why)
-      if here:
+      self.drop_accepted(member, reason if failed else ev.Reason.SUPERSEDED)
+      record = self.replicas[member.replica]
+      if record.live and member.replica not in self.accepted:
         # The same step may be tried again.
         counted = member.local_step - 1
         self.replicas[member.replica] = record._replace(counted=counted)
@@ -355,20 +320,16 @@ class Missing(NamedTuple):
 
   Attributes:
     computing: live replicas whose gradient has not been accepted.
-    reporting: members that have not reported on the round.
     absent: replicas that never joined, were lost, or left.
   """
 
   computing: tuple[ev.Replica, ...]
-  reporting: tuple[ev.Replica, ...]
   absent: tuple[ev.Replica, ...]
 
 
 def init(config: Config, global_step: int) -> State:
   """The state before any replica has joined."""
-  expected = config.expected
-  awaited = config.total_num_replicas if expected is None else len(expected)
-  return State(config, global_step, awaited=awaited)
+  return State(config, global_step, awaited=config.total_num_replicas)
 
 
 def missing(state: State) -> Missing:
@@ -376,20 +337,7 @@ def missing(state: State) -> Missing:
   known = state.replicas
   computing = (r for r, m in known.items() if m.requested)
   lost = (r for r, m in known.items() if not m.live)
-  expected: Iterable[ev.Replica] | None = state.config.expected
-  if expected is None:
-    # No ids were given; they usually count from 0.
-    expected = range(state.config.total_num_replicas)
+  # Ids usually count from 0.
+  expected = range(state.config.total_num_replicas)
   never = [r for r in expected if r not in known][: state.awaited]
-  reporting = state.round.pending if state.round else ()
-  return Missing(
-    ev.ordered(computing), ev.ordered(reporting), ev.ordered((*lost, *never))
-  )
-
-
-def ledger(state: State) -> Counts:
-  """The outcomes of all gradients."""
-  accepted = state.accepted_count
-  if state.round:
-    accepted += sum(c.count for c in state.round.members)
-  return Counts(state.arrived, state.applied, accepted, dict(state.dropped))
+  return Missing(ev.ordered(computing), ev.ordered((*lost, *never)))

@@ -33,13 +33,12 @@ def event_of(choice, state):
     count = min(choice.count, state.replicas.get(replica).requested)
     return quorum.Arrive(replica, state.step, choice.finite, count=count)
   if kind == "work":
-    missing = quorum.missing(state)
-    waited_for = missing.reporting or missing.computing
-    if not waited_for:
+    computing = quorum.missing(state).computing
+    if state.round:
+      return quorum.Done(state.step, number)
+    if not computing:
       return quorum.Join(choice.replica)
-    replica = waited_for[choice.replica % len(waited_for)]
-    if missing.reporting:
-      return quorum.Done(replica, state.step, number)
+    replica = computing[choice.replica % len(computing)]
     asked = state.replicas.get(replica).requested
     if state.config.exact:
       # Others bring some of the rest meanwhile.
@@ -65,8 +64,12 @@ def event_of(choice, state):
     case "close":
       return quorum.Close(max(0, state.step + choice.offset))
     case "done":
-      return quorum.Done(choice.replica, state.step, number)
-  return quorum.Failed(choice.replica, state.step, number, choice.other)
+      return quorum.Done(state.step, number)
+  members = state.round.members if state.round else ()
+  if not members:
+    return quorum.Failed(state.step, number, choice.other)
+  failed = members[choice.other % len(members)].replica
+  return quorum.Failed(state.step, number, failed)
 
 
 def started(options):
@@ -107,7 +110,6 @@ def options_of(r, kind):
     "exact": exact,
     "lower_on_leave": r.random() < 0.5,
     "weight": r.choice((None, lambda late: late + 2)),
-    "replicas": r.choice((None, range(n))),
     "global_step": r.choice((0, 3)),
   }
 
@@ -134,8 +136,8 @@ def random_history(seed, kind, length=60):
     )
     event = event_of(choice, state)
     if kind == "any" and state.round and r.random() < 0.1:
-      # On the outcome of the round, mostly by a member that has reported.
-      early = r.choice([*state.round.incarnations])
+      # On the outcome of the round, by a member of it.
+      early = r.choice(state.round.members).replica
       event = quorum.Arrive(early, state.step + r.choice((1, 1, 1, 2)))
     if kind == "any" and isinstance(event, quorum.Arrive) and r.random() < 0.1:
       event = dataclasses.replace(event, finite=False)

@@ -4,8 +4,6 @@ Those of the coordinator's invariants that are the rules' are stated here alone;
 those that need parameters are in tests/coordinator/test_replica.py.
 """
 
-import dataclasses
-
 from rule_histories import check, random_history
 
 from optax_dist import quorum
@@ -38,7 +36,7 @@ def test_a_live_replica_has_a_token_or_a_gradient_in():
   check(holds)
 
 
-def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
+def test_a_gradient_gets_one_outcome():
   def holds(event, before, decisions, after):
     if not isinstance(event, quorum.Arrive):
       return
@@ -78,22 +76,6 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
       assert outcome.incarnation == whose
       unknown = outcome.reason is Reason.UNKNOWN_REPLICA
       assert before.finished or unknown == (not known)
-    answers = [
-      d
-      for d in decisions
-      if isinstance(d, quorum.Finished)
-      or (
-        getattr(d, "replica", None) == replica
-        and isinstance(d, quorum.Token | quorum.Wait)
-      )
-      or replica in [m.replica for m in getattr(d, "members", ())]
-    ]
-    # In an open window nothing is decided until more have come.
-    window = after.config.window and after.accepted_count >= quorum.needed(
-      after
-    )
-    if not (window and isinstance(outcome, quorum.Accept)):
-      assert bool(answers) == (same or before.finished)
 
   check(holds)
 
@@ -219,8 +201,6 @@ def test_a_step_has_enough_fresh_gradients_with_their_weights():
         assert m.weight == (config.weight(m.staleness) if config.weight else 1)
     commits = of(decisions, quorum.Commit)
     assert [c.step for c in commits] == [*range(before.step, after.step)]
-    applied = sum(m.count for c in commits for m in c.members)
-    assert after.applied == before.applied + applied
 
   check(holds)
 
@@ -314,21 +294,16 @@ def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
       accepted = {*after.accepted.values(), *members(after)}
       dropped = {d.replica: d.reason for d in of(decisions, quorum.Drop)}
       for m in round_.members:
-        record = before.replicas[m.replica]
-        here = record.live and record.incarnation == m.incarnation
-        if here and m.replica != abandoned.failed_replica:
-          assert m in accepted
-        elif m.replica != abandoned.failed_replica:
-          left = after.replicas[m.replica].left
-          assert dropped[m.replica] == (Reason.LEFT if left else Reason.LOST)
+        if m.replica != abandoned.failed_replica:
+          newer = before.accepted.get(m.replica)
+          assert (newer or m) in accepted
+          assert (dropped.get(m.replica) == Reason.SUPERSEDED) == bool(newer)
       assert abandoned.failed_replica in dropped
       if after.round:
         assert after.round.number == round_.number + 1
-      failed = abandoned.failed_replica
-      record = after.replicas[failed]
-      same = record.incarnation == round_.incarnations[failed]
-      if record.live and same:
-        assert record.requested >= 1
+      record = after.replicas[abandoned.failed_replica]
+      newer = abandoned.failed_replica in before.accepted
+      assert bool(record.requested) == (record.live and not newer)
 
   check(holds)
   assert seen > 100
@@ -339,7 +314,7 @@ def test_a_joining_replica_gets_the_present_step():
     if not isinstance(event, quorum.Join) or before.finished:
       return
     old = before.replicas.get(event.replica)
-    if decisions[0] == quorum.Refuse(event.replica, Reason.OTHER_INCARNATION):
+    if not decisions:
       assert event.incarnation <= old.incarnation
       assert before == after
       return
@@ -359,25 +334,20 @@ def test_a_joining_replica_gets_the_present_step():
   check(holds)
 
 
-def test_tokens_are_counted():
-  # A replica that has one and gets another is still one that computes.
+def test_each_count_is_of_what_it_says():
+  # A replica that has a token and gets another is still one that computes.
   def holds(event, before, decisions, after):
-    holders = [m for m in after.replicas.values() if m.requested]
+    known = after.replicas.values()
+    holders = [m for m in known if m.requested]
     assert after.working == len(holders)
     assert all(m.live for m in holders)
+    assert after.live == sum(m.live for m in known)
+    assert after.lost == sum(not m.live and not m.left for m in known)
+    assert after.accepted_count == sum(c.count for c in after.accepted.values())
+    absent = quorum.missing(after).absent
+    assert len(absent) <= len(known) - after.live + after.awaited
 
   check(holds, "any", "crowded", "healthy")
-
-
-def test_the_ledger_adds_up():
-  def holds(event, before, decisions, after):
-    sent = event.count if isinstance(event, quorum.Arrive) else 0
-    ledger = quorum.ledger(after)
-    assert ledger.arrived == quorum.ledger(before).arrived + sent
-    dropped = sum(ledger.dropped.values())
-    assert ledger.arrived == ledger.applied + ledger.accepted + dropped
-
-  check(holds)
 
 
 def test_a_report_on_another_attempt_changes_nothing():
@@ -397,10 +367,7 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
   def holds(event, before, decisions, after):
     nonlocal seen
     if before.finished:
-      kept = dataclasses.replace(
-        after, arrived=before.arrived, dropped=before.dropped
-      )
-      assert kept == before
+      assert after == before
       return
     everybody = (after.live, after.awaited, after.lost)
     finish = isinstance(event, quorum.Finish)
@@ -409,7 +376,7 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
       assert decisions[-1] == quorum.Finished(before.step)
       assert not after.round
       assert not after.accepted
-      assert after.accepted_count == quorum.ledger(after).accepted == 0
+      assert after.accepted_count == 0
       held = (*before.accepted.values(), *members(before))
       drops = of(decisions, quorum.Drop)
       result = {(d.replica, d.local_step, d.count) for d in drops}
@@ -420,7 +387,7 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
         assert {d.reason for d in drops} <= {Reason.FINISHED}
 
   check(holds)
-  assert seen > 50
+  assert seen > 25
 
 
 def test_old_states_stay_as_they_were():
@@ -447,8 +414,7 @@ def test_enough_live_replicas_always_get_on():
       if state.step >= target:
         break
       if state.round:
-        (member, *_) = sorted(state.round.pending)
-        event = quorum.Done(member, state.step, state.round.number)
+        event = quorum.Done(state.step, state.round.number)
       else:
         # Some replica has a token, or the run would stall.
         (worker, *_) = quorum.missing(state).computing

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,50 +38,6 @@ def test_only_leaves_for_good_lower_the_quorum(k, n, number, left, lost):
     state, config=state.config._replace(lower_on_leave=False)
   )
   assert quorum.needed(kept) == k
-
-
-@given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
-def test_shares_are_enough_for_a_step(n, more, spare):
-  k, number = n + more, n + spare
-  state = joined(k, n, number)
-  quotas = [state.quota(replica) for replica in range(number)]
-  assert len({*quotas}) == 1
-  assert k <= sum(quotas) < k + len(quotas)
-
-
-@given(st.integers(1, 5), st.integers(1, 30), st.integers(0, 3))
-def test_any_replica_may_bring_the_rest_of_an_exact_step(k, n, accepted):
-  accepted = min(accepted, k - 1)
-  state = dataclasses.replace(
-    joined(k, n, n, exact=True), accepted_count=accepted
-  )
-  assert state.quota(0) == k - accepted
-
-
-def test_one_gradient_each_where_there_are_enough_replicas():
-  state, _ = quorum.step(joined(3, 3, 3), quorum.Lost(2))
-  assert not state.shared
-  assert state.quota(0) == state.quota("unknown") == 1
-  assert state.excess(100) == 0
-
-
-def test_leaves_do_not_make_an_exact_step_smaller():
-  state = joined(3, 3, 3, exact=True, lower_on_leave=True)
-  state, decisions = quorum.step(state, quorum.Leave(2))
-  assert quorum.needed(state) == 3
-  assert not decisions
-  state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=3))
-  assert isinstance(decisions[-1], quorum.StartRound)
-
-
-@given(st.integers(0, 12), st.integers(0, 12))
-def test_excess_is_what_an_exact_step_has_no_place_for(accepted, count):
-  state = dataclasses.replace(
-    joined(7, 2, 2, exact=True), accepted_count=accepted
-  )
-  assert state.excess(count) == max(0, accepted + count - 7)
-  loose = dataclasses.replace(state, config=state.config._replace(exact=False))
-  assert loose.excess(count) == 0
 
 
 def test_the_rest_of_a_lost_replica_is_shared_out():
@@ -122,17 +77,3 @@ def test_a_dropped_addition_leaves_the_sum_of_an_exact_step():
   state, decisions = quorum.step(state, quorum.Arrive(0, 0, finite=False))
   assert [type(d) for d in decisions] == [quorum.Drop, quorum.Token]
   assert state.accepted == held
-
-
-def test_an_exact_step_has_no_stale_gradients():
-  with pytest.raises(ValueError, match="max_staleness must be 0 for an exact"):
-    quorum.init(3, exact=True, max_staleness=1)
-
-
-def test_a_token_twice_is_one_working_replica():
-  state = joined(4, 2, 2)
-  assert state.working == 2
-  state.request(0, 3)
-  assert state.working == 2
-  assert state.replicas.get(0).requested == 3
-  assert state.decisions == [quorum.Token(0, 0, 3)]

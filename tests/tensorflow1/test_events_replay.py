@@ -7,6 +7,7 @@ import scenario_recordings as recorded
 import sync_replicas_recordings as sync
 
 from optax_dist import quorum
+from tests.tensorflow1.events import tokens
 
 
 @pytest.mark.parametrize("id", recorded.ids(*recorded.ACCUMULATORS))
@@ -115,11 +116,11 @@ def test_construction_as_recorded(event):
   op, expect = event["op"], event["expect"]
   num_tokens, k, n = _numbers(op)
   if not op.startswith("tokens ") or op.startswith("tokens_per_step"):
-    assert expect["text"] == str((k, n, quorum.tokens_per_step(n, k)))
+    assert expect["text"] == str((k, n, tokens.tokens_per_step(n, k)))
   elif expect["outcome"] == "ok":
     enqueued = re.search(r"\[\((\d+),\)\]", expect["text"])
     expected = int(enqueued[1]) if enqueued else 0
-    assert quorum.initial_tokens(num_tokens, k, n) == expected
+    assert tokens.initial_tokens(num_tokens, k, n) == expected
   else:
     with pytest.raises(ValueError, match=re.escape(expect["text"])):
-      quorum.initial_tokens(num_tokens, k, n)
+      tokens.initial_tokens(num_tokens, k, n)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar, cast
 
-from optax_dist.quorum.arguments import tokens_per_step
 from optax_dist.quorum.events import Replica
 from tests.tensorflow1.events.accumulators import Accumulator
 from tests.tensorflow1.events.outcomes import (
@@ -18,6 +17,7 @@ from tests.tensorflow1.events.outcomes import (
   StepFailed,
   Taken,
 )
+from tests.tensorflow1.events.tokens import tokens_per_step
 
 _CHIEF = "chief"
 

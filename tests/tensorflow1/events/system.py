@@ -13,12 +13,12 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from optax_dist.quorum.arguments import initial_tokens
 from optax_dist.quorum.events import Replica, ordered
 from tests.tensorflow1.events.accumulators import Accumulator
 from tests.tensorflow1.events.moves import Moves
 from tests.tensorflow1.events.outcomes import Outcome
 from tests.tensorflow1.events.token_queue import TokenQueue
+from tests.tensorflow1.events.tokens import initial_tokens
 
 
 class Worker(NamedTuple):

@@ -233,7 +233,7 @@ class Intake:
     """A member submits a gradient, which may have to wait."""
     if not state.needs:
       state.applied = max(state.applied, message.applied)
-    if self._may_process(state, message):
+    if self._may_process(state):
       self._arrive(state, message)
     else:
       self.queue.append((state, message))
@@ -241,7 +241,7 @@ class Intake:
   def check(self) -> None:
     """Goes on with what waits, in order, as far as possible."""
     self._begin_newcomers()
-    while self.queue and self._may_process(*self.queue[0]):
+    while self.queue and self._may_process(self.queue[0][0]):
       self._arrive(*self.queue.pop(0))
 
   @property
@@ -252,9 +252,7 @@ class Intake:
     """
     return self._config.inline or self._members.have(self._ruling.step)
 
-  def _may_process(
-    self, state: MemberState, message: msg.SubmitGradient
-  ) -> bool:
+  def _may_process(self, state: MemberState) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
     if not (self._all_connected() and self.has_state and self.has_job):
       return False
@@ -262,12 +260,8 @@ class Intake:
     if self._config.rules.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
       return round_ is None
-    # If the round fails, the sum that it extends is accepted again.
-    return (
-      round_ is None
-      or message.count == message.total
-      or state.member.replica not in round_.incarnations
-    )
+    # If the round fails, what this one extends or replaces is accepted again.
+    return round_ is None or not round_.has(state.member.replica)
 
   def _all_connected(self) -> bool:
     """Whether all members have called this coordinator, or had time to.

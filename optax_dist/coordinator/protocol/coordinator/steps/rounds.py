@@ -4,7 +4,7 @@
     announced, once the rules have chosen gradients -------> begun
       |
       v  all members and the witness have the mean
-    quorum.Done of each member
+    quorum.Done
 
 What a `Round` and the `Rounds` of a step return are events for the quorum's rules.
 A round ends when these commit the step or abandon it.
@@ -79,10 +79,7 @@ class Round:
     """What the rules have to know, once all have the mean that must."""
     if not self.number or not self._awaited <= self.holders:
       return []
-    return [
-      quorum.Done(part.replica, self.id.step, self.number)
-      for part in self.message.parts
-    ]
+    return [quorum.Done(self.id.step, self.number)]
 
   def awaits(self, incarnation: Incarnation) -> bool:
     """Whether this one must have the mean, and has not said that it has."""
@@ -93,21 +90,16 @@ class Round:
     self._awaited.discard(witness)
     return self.completed()
 
-  def failure(
-    self,
-    replica: ReplicaId | None = None,
-    failed: ReplicaId | None = None,
-  ) -> list[quorum.Failed]:
+  def failure(self, failed: ReplicaId | None = None) -> list[quorum.Failed]:
     """It can't be completed.
 
     Args:
-      replica: the member that says so; None if nobody has the state that its step
-        would be applied to.
-      failed: whose bytes did not come, if that is known.
+      failed: who could not do its part; None if that is not known, or nobody has the
+        state that its step would be applied to.
     """
-    if replica is None:
-      replica = self.message.parts[0].replica
-    return [quorum.Failed(replica, self.id.step, self.number, failed)]
+    if failed is None:
+      failed = self.message.parts[0].replica
+    return [quorum.Failed(self.id.step, self.number, failed)]
 
 
 class Rounds:
@@ -271,7 +263,7 @@ class Rounds:
     failed = named[0].replica if named else None
     if incarnation == current.message.witness:
       return self._witness_lost(current, failed)
-    return current.failure(replica, failed)
+    return current.failure(replica if failed is None else failed)
 
   def _witness_lost(
     self, current: Round, failed: ReplicaId | None = None
@@ -283,15 +275,16 @@ class Rounds:
     step = current.id.step
     if not any(s is not None and s.has(step) for s in states):
       # Nobody else has the state that the step is applied to.
-      return current.failure(failed=failed)
+      return current.failure(failed)
     return current.go_without(witness)
 
-  def awaits(self, replica: ReplicaId) -> bool:
-    """Whether a member must have the mean, and has not said that it has."""
-    current, state = self.current, self._members.of_replica(replica)
-    if current is None or state is None:
-      return False
-    return current.awaits(state.member.incarnation)
+  @property
+  def awaited(self) -> tuple[ReplicaId, ...]:
+    """The members that must have the mean, and have not said that they have."""
+    if self.current is None:
+      return ()
+    parts = self.current.message.parts
+    return tuple(p.replica for p in parts if self.current.awaits(p.incarnation))
 
   def check(self, now: float) -> None:
     """Announces a round again that was early, or has waited for the state."""

@@ -123,12 +123,12 @@ class Stall:
       for reason, count in record.reasons.items()
     ]
     delivers = {record.replica for record in self._dropped.values()}
-    missing = self._missing(state)
+    missing = quorum.missing(state)
     waits = [
       f"{what}: replica {', '.join(map(str, replicas))}"
       for what, replicas in (
         ("computing", [r for r in missing.computing if r not in delivers]),
-        ("aggregating", missing.reporting),
+        ("aggregating", self._rounds.awaited),
         ("absent", missing.absent),
       )
       if replicas
@@ -136,12 +136,6 @@ class Stall:
     if waits or not texts:
       texts.append("waiting for " + ("; ".join(waits) or "nobody"))
     return "; ".join(texts)
-
-  def _missing(self, state: quorum.State) -> quorum.Missing:
-    missing = quorum.missing(state)
-    # The rules get all reports of a round at once.
-    waits = self._rounds.awaits
-    return missing._replace(reporting=tuple(filter(waits, missing.reporting)))
 
   def deadlines(self) -> list[float]:
     """When `check` may find something."""
@@ -166,7 +160,8 @@ class Stall:
       self._warned = waited
       dropped = self._dropped.values()
       counts = {str(d.replica): dict(d.reasons) for d in dropped}
-      missing = self._missing(state)._asdict()
+      missing = quorum.missing(state)._asdict()
+      missing["reporting"] = self._rounds.awaited
       self._out.note(
         journal_events.Stall(step, waited, missing, counts or None)
       )

@@ -237,7 +237,7 @@ class Steps:
     }
     for decision in decisions:
       match decision:
-        case quorum.Token() | quorum.Wait() | quorum.Refuse():
+        case quorum.Token():
           pass
         case quorum.Accept():
           assert arriving is not None
