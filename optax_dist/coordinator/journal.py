@@ -63,8 +63,8 @@ class Journal:
 
   Attributes:
     path: the file.
-    step: the last committed step of the last run that it had when it was opened.
-    ended: whether it had the end of that run.
+    step: the last committed step of its last run.
+    ended: whether it has the end of that run.
 
   Example:
     >>> import tempfile
@@ -99,13 +99,10 @@ class Journal:
     self._lock = threading.Lock()
     self._file = self.path.open("a+b", buffering=0)
     records = _last_records(self._file)
-    self._start, self.step = clock() - _now(self._file, records), -1
-    self.ended = bool(records) and records[-1]["kind"] == "finish"
+    self._start = clock() - _now(self._file, records)
+    self.step, self.ended = -1, False
     for record in records:
-      if record["kind"] == "run":
-        self.step = record["step"] - 1
-      elif record["kind"] == "commit":
-        self.step = record["step"]
+      self._note(record)
 
   def time(self) -> float:
     """Seconds since the run's start."""
@@ -143,6 +140,14 @@ class Journal:
       if wrong:
         raise ValueError(f"{kind}: {wrong}.")
       _append(self._file, record)
+      self._note(record)
+
+  def _note(self, record: Record) -> None:
+    self.ended = record["kind"] == "finish"
+    if record["kind"] == "run":
+      self.step = record["step"] - 1
+    elif record["kind"] == "commit":
+      self.step = record["step"]
 
   def close(self) -> None:
     """Closes the file."""

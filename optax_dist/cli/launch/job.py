@@ -90,7 +90,7 @@ class Job:
       run = run or secrets.token_hex(8)
     output = args.output and args.output.resolve()
     self.settings = environment.Environment(
-      store=store and places.below(store, run or ""),
+      store=store and places.load("keys").below(store, run or ""),
       secret=secret,
       certificates=None if files is None else os.pathsep.join(files.files()),
       run=run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -43,73 +44,15 @@ def where_to_start(
   return where if wanted else None
 
 
-class Starter:
-  """Starts the coordinator on this host, and starts it again if it dies."""
-
-  def __init__(
-    self,
-    where: addresses.Endpoint,
-    secret: bytes,
-    certificates: tls.Certificates | None,
-  ):
-    self._where, self._secret = where, secret
-    self._certificates = certificates
-    self._started: process.CoordinatorProcess | None = None
-    self._starts = threading.Lock()
-    # Why it could not be started again, as it was last told.
-    self._last_error = ""
-
-  def start(self) -> None:
-    """Starts it, unless something listens there.
-
-    Raises:
-      CoordinatorError: it can't be started.
-    """
-    try:
-      self._started = process.start(
-        self._secret,
-        bind=self._where.host,
-        port=self._where.port,
-        certificates=self._certificates,
-        idle=_IDLE,
-      )
-    except process.PortTaken:
-      pass  # Another process was faster.
-    except (RuntimeError, TimeoutError) as error:
-      raise errors.CoordinatorError(
-        f"The coordinator at {self._where} can't be started: {error}"
-      ) from None
-
-  def start_later(self) -> None:
-    """The same without waiting; nothing if that is under way."""
-    if self._starts.acquire(blocking=False):
-      threading.Thread(
-        target=self._start_once, name="optax-dist-starter", daemon=True
-      ).start()
-
-  def _start_once(self) -> None:
-    try:
-      self.start()
-    except errors.CoordinatorError as error:
-      if str(error) != self._last_error:
-        self._last_error = str(error)
-        _log.warning("%s", error)
-    finally:
-      self._starts.release()
-
-  def stop(self) -> None:
-    """Stops it, if it was started here."""
-    if self._started is not None:
-      self._started.stop()
-
-
 @contextlib.contextmanager
 def running(
   where: addresses.Endpoint | None,
   secret: bytes,
   certificates: tls.Certificates | None,
 ) -> Iterator[Callable[[], None] | None]:
-  """Starts the coordinator; stops it again if what follows fails.
+  """Starts the coordinator, unless something listens there.
+
+  Stops it again if what follows fails.
 
   Args:
     where: where it listens; None: it is not started here.
@@ -118,14 +61,65 @@ def running(
 
   Yields:
     What starts it again, without waiting; None if it is not started here.
+
+  Raises:
+    CoordinatorError: it can't be started.
   """
   if where is None:
     yield None
     return
-  starter = Starter(where, secret, certificates)
-  starter.start()
+  start = functools.partial(_start, where, secret, certificates)
+  started = start()
   try:
-    yield starter.start_later
+    yield _Again(start).start_later
   except BaseException:
-    starter.stop()
+    if started is not None:
+      started.stop()
     raise
+
+
+def _start(
+  where: addresses.Endpoint,
+  secret: bytes,
+  certificates: tls.Certificates | None,
+) -> process.CoordinatorProcess | None:
+  """Starts it, and waits until it is ready; None if another process was faster."""
+  try:
+    return process.start(
+      secret,
+      bind=where.host,
+      port=where.port,
+      certificates=certificates,
+      idle=_IDLE,
+    )
+  except process.PortTaken:
+    return None
+  except (RuntimeError, TimeoutError) as error:
+    raise errors.CoordinatorError(
+      f"The coordinator at {where} can't be started: {error}"
+    ) from None
+
+
+class _Again:
+  """Starts it again, in a thread, of which there is one at a time."""
+
+  def __init__(self, start: Callable[[], object]):
+    self._start, self._starts = start, threading.Lock()
+    # Why it could not be started again, as it was last told.
+    self._last_error = ""
+
+  def start_later(self) -> None:
+    if self._starts.acquire(blocking=False):
+      threading.Thread(
+        target=self._start_once, name="optax-dist-starter", daemon=True
+      ).start()
+
+  def _start_once(self) -> None:
+    try:
+      self._start()
+    except errors.CoordinatorError as error:
+      if str(error) != self._last_error:
+        self._last_error = str(error)
+        _log.warning("%s", error)
+    finally:
+      self._starts.release()

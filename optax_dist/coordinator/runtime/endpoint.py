@@ -7,6 +7,7 @@ import dataclasses
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.server import driver, places
@@ -33,7 +34,7 @@ class Endpoint:
   transport: sockets.Transport
   coordinator: str
   restart: Callable[[], None] | None = None
-  finder: places.Finder | None = None
+  finder: Any = None
 
   def connect(self, peer: str, address: str) -> None:
     """Connects to a peer, or to the coordinator."""
@@ -160,7 +161,7 @@ def connect(
   if keys is None:
     return Endpoint(transport, coordinator, restart)
   try:
-    finder = places.finder(keys, secret, transport.wake)
+    finder = places.load("finder").Finder(keys, secret, transport.wake)
   except BaseException:
     transport.close()
     raise

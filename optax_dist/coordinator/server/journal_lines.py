@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -22,20 +22,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 # Lines that are kept while the file can't be written.
 _MOST_WAITING = 256
-
-
-class _Line(NamedTuple):
-  """A line that is not in the file yet.
-
-  Attributes:
-    time: when it was noted, in seconds of this process's clock.
-    note: what it says.
-    old: whether an earlier coordinator may have written it.
-  """
-
-  time: float
-  note: journal_events.Record
-  old: bool
 
 
 class JournalLines:
@@ -67,7 +53,10 @@ class JournalLines:
     self._describe = describe
     self._file: journal.Journal | None = None
     self._opened = False
-    self._waiting: collections.deque[_Line] = collections.deque()
+    # What is not in the file yet, with the time of this process's clock.
+    self._waiting: collections.deque[tuple[float, journal_events.Record]] = (
+      collections.deque()
+    )
     self._lost = 0
     # When the file could last be written; None while it can.
     self._failing: float | None = None
@@ -76,7 +65,7 @@ class JournalLines:
     """Opens the file, if possible, and writes the commits missing from it."""
     self._opened = self._path is not None
     for commit in commits:
-      self._add(commit, old=True)
+      self._add(commit)
     self._flush()
 
   def write(self, note: journal_events.Record) -> None:
@@ -95,9 +84,9 @@ class JournalLines:
     self._opened = False
     self._waiting.clear()
 
-  def _add(self, note: journal_events.Record, old: bool = False) -> None:
+  def _add(self, note: journal_events.Record) -> None:
     if self._opened:
-      self._waiting.append(_Line(time.monotonic(), note, old))
+      self._waiting.append((time.monotonic(), note))
       if len(self._waiting) > _MOST_WAITING:
         self._waiting.popleft()
         self._lost += 1
@@ -109,22 +98,9 @@ class JournalLines:
     try:
       if self._file is None:
         self._file = journal.Journal(str(self._path))
-        last = self._file.step
-        for line in list(self._waiting):
-          note = line.note
-          if (
-            line.old
-            and isinstance(note, journal_events.Commit)
-            and note.step <= last
-          ):
-            self._waiting.remove(line)
       while self._waiting:
-        line = self._waiting.popleft()
-        try:
-          self._write(self._file, line)
-        except OSError:
-          self._waiting.appendleft(line)
-          raise
+        self._write(self._file, *self._waiting[0])
+        self._waiting.popleft()
       if self._failing is not None:
         self._can_write(self._file, self._failing)
     except (OSError, ValueError) as error:  # ValueError: not a valid name.
@@ -147,17 +123,22 @@ class JournalLines:
       *(seconds, lost),
     )
 
-  def _write(self, file: journal.Journal, line: _Line) -> None:
-    fields = msgspec.to_builtins(line.note)
+  def _write(
+    self, file: journal.Journal, since: float, note: journal_events.Record
+  ) -> None:
+    fields = msgspec.to_builtins(note)
     kind = fields.pop("kind")
-    if isinstance(line.note, journal_events.Finish) and file.ended:
-      return  # The last coordinator has written it.
-    if isinstance(line.note, journal_events.Run):
-      fields = {**self._describe, "step": line.note.step}
-    elif isinstance(line.note, journal_events.Finish):
-      fields["load"] = _load()
-    file.write(kind, ago=time.monotonic() - line.time, **fields)
-    file.ended = isinstance(line.note, journal_events.Finish)
+    match note:
+      # What the last coordinator has written.
+      case journal_events.Commit() if note.step <= file.step:
+        return
+      case journal_events.Finish() if file.ended:
+        return
+      case journal_events.Finish():
+        fields["load"] = _load()
+      case journal_events.Run():
+        fields = {**self._describe, "step": note.step}
+    file.write(kind, ago=time.monotonic() - since, **fields)
 
 
 def _load() -> float | None:

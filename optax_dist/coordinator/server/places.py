@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from optax_dist.coordinator.server import process
 
@@ -12,38 +11,8 @@ _ETCD = "optax_dist.coordinator.extras.etcd"
 _SCHEMES = ("etcd", "etcds")
 
 
-class Place(Protocol):
-  """The keys of a run in etcd; `str` is their URL without a password."""
-
-  @property
-  def host(self) -> str:
-    """The host of an etcd server."""
-    ...
-
-
-class Finder(Protocol):
-  """Knows where the coordinator is by now."""
-
-  def find(self) -> str:
-    """The address of the coordinator at present.
-
-    Raises:
-      ValueError: it is not known; the message says why.
-      handshake.Refused: it won't be known, whoever asks again.
-    """
-    ...
-
-  def has_moved(self) -> bool:
-    """Whether it is elsewhere than `find` has said; true once for each time."""
-    ...
-
-  def close(self) -> None:
-    """Stops asking."""
-    ...
-
-
-def in_etcd(address: str) -> Place | None:
-  """The place in etcd that an address names; None for ``host:port``.
+def in_etcd(address: str) -> Any:
+  """The `keys.Etcd` that an address names; None for ``host:port``.
 
   Raises:
     ValueError: it is a URL, but none of etcd.
@@ -62,24 +31,7 @@ def in_etcd(address: str) -> Place | None:
       "A coordinator is at host:port, or found by etcd://host:2379,host:2379,"
       f"host:2379; got {shown!r}."
     )
-  keys: Place = load("keys").parse(address)
-  return keys
-
-
-def finder(keys: Place, secret: bytes, wake: Callable[[], None]) -> Finder:
-  """Makes what finds the coordinator in etcd.
-
-  Args:
-    keys: the keys.
-    secret: the job's.
-    wake: called from another thread when the coordinator is elsewhere than it has
-      said last.
-
-  Raises:
-    ValueError: a certificate can't be used.
-  """
-  made: Finder = load("finder").Finder(keys, secret, wake)
-  return made
+  return load("keys").parse(address)
 
 
 def of_coordinator(option: str | None, variable: str | None) -> str | None:
@@ -102,12 +54,6 @@ def of_coordinator(option: str | None, variable: str | None) -> str | None:
       f" {process.STORE_VARIABLE}."
     )
   return url
-
-
-def below(url: str, run: str) -> str:
-  """The URL of the keys of a run, below those of another URL."""
-  of_run: str = load("keys").below(url, run)
-  return of_run
 
 
 def load(module: str) -> Any:

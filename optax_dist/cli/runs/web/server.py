@@ -24,9 +24,9 @@ from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Clients at once. A connection lasts so many seconds, fewer if others wait: an
-# answer takes milliseconds.
-_CLIENTS, _LONGEST, _SLOW = 32, 30.0, 2.0
+# Clients at once, and seconds after which the oldest has to make way for another one:
+# an answer takes milliseconds.
+_CLIENTS, _SLOW = 32, 2.0
 
 # The page needs only itself and its data.
 _HEADERS = {
@@ -144,7 +144,7 @@ class Server:
 
 
 class _Listener(http.server.ThreadingHTTPServer):
-  """Each client has a thread, and only so many have one, for only so long."""
+  """Each client has a thread, and only so many have one."""
 
   def __init__(self, served: Server, bind: str, port: int):
     if ":" in bind:
@@ -161,29 +161,20 @@ class _Listener(http.server.ThreadingHTTPServer):
 
   def verify_request(self, request: Any, client_address: Any) -> bool:
     """Takes one more client, if need be in the place of a slow one."""
-    self._hang_up(_SLOW if len(self._since) >= _CLIENTS else _LONGEST)
     if len(self._since) >= _CLIENTS:
-      return False
+      oldest, since = next(iter(self._since.items()))
+      if time.monotonic() - since <= _SLOW:
+        return False
+      self._since.pop(oldest, None)
+      with contextlib.suppress(OSError):
+        oldest.shutdown(socket.SHUT_RDWR)  # So its thread ends.
     self._since[request] = time.monotonic()
     return True
-
-  def service_actions(self) -> None:
-    """Called several times a second."""
-    self._hang_up(_LONGEST)
 
   def shutdown_request(self, request: Any) -> None:
     """Called by the thread of the request, in the end."""
     self._since.pop(request, None)
     super().shutdown_request(request)
-
-  def _hang_up(self, seconds: float) -> None:
-    """Ends connections that have been there for longer; so do their threads."""
-    before = time.monotonic() - seconds
-    for request, since in list(self._since.items()):
-      if since < before:
-        self._since.pop(request, None)
-        with contextlib.suppress(OSError):
-          request.shutdown(socket.SHUT_RDWR)
 
   def server_bind(self) -> None:
     # Not that of `HTTPServer`, which asks for the name of the host.

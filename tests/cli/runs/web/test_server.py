@@ -367,23 +367,6 @@ def test_who_comes_while_all_are_quick_is_refused(page, monkeypatch):
   assert get(page.url)[0] == 200
 
 
-def _takes(client, data):
-  """Whether the other end still reads; it knows only a while later."""
-  try:
-    client.sendall(data)
-  except OSError:
-    return False
-  return True
-
-
-def test_a_client_that_drips_is_cut_off(page, monkeypatch):
-  """Each byte comes in time, and the request never does."""
-  monkeypatch.setattr(server, "_LONGEST", 0.3)
-  with socket.create_connection(page._listener.server_address, 30.0) as client:
-    waiting.until(lambda: not _takes(client, b"x"))
-  waiting.until(lambda: _threads() == 0)
-
-
 def test_requests_at_once_are_all_answered(page):
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     result = list(pool.map(lambda _: get(page.metrics_url)[0], range(64)))
