@@ -5,17 +5,15 @@ the command in each of them, and looks at what replicas are told.
 """
 
 import ast
-import http.server
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import threading
 import types
 
 import pytest
-from jax._src.clusters import cloud_tpu_cluster, cluster, k8s_cluster
+from jax._src.clusters import k8s_cluster
 
 from optax_dist.cli import main
 
@@ -90,69 +88,6 @@ def test_tpu_pods_of_gke(tmp_path):
     "MEGASCALE_SLICE_ID": "",
   }
   _check_one_each([_launch(**tpu, TPU_WORKER_ID=str(i)) for i in (0, 1)])
-
-
-def test_slices_of_a_gke_jobset(capfd, monkeypatch):
-  monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
-  monkeypatch.setattr(cluster, "running_in_cloud_tpu_vm", True)
-  # As GKE does, where no server would know.
-  monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "true")
-  monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost,b")
-  monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "localhost:8080")
-  monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
-  hosts = []
-  for index in range(4):
-    monkeypatch.setenv("MEGASCALE_SLICE_ID", str(index // 2))
-    monkeypatch.setenv("TPU_WORKER_ID", str(index % 2))
-    hosts.append(_launch_here(capfd))
-  _check_one_each(hosts)
-
-
-class _Metadata(http.server.BaseHTTPRequestHandler):
-  """The metadata server of a TPU machine."""
-
-  attributes: dict[str, str]
-
-  def do_GET(self):
-    assert self.headers["Metadata-Flavor"] == "Google"
-    text = self.attributes.get(self.path.rpartition("/attributes/")[2])
-    self.send_response(404 if text is None else 200)
-    self.end_headers()
-    self.wfile.write((text or "").encode())
-
-  def log_message(self, *_):
-    pass
-
-
-@pytest.fixture
-def metadata(monkeypatch):
-  """What the server knows; it listens on loopback."""
-  kept = {}
-  handler = type("Handler", (_Metadata,), {"attributes": kept})
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    place = f"127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("GCE_METADATA_IP", place)
-    yield kept
-    server.shutdown()
-    thread.join()
-
-
-def test_tpu_machines_without_kubernetes(capfd, monkeypatch, metadata):
-  # JAX decides so by the PCI devices, which are not here.
-  monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
-  monkeypatch.setattr(cluster, "running_in_cloud_tpu_vm", True)
-  metadata["worker-network-endpoints"] = (
-    "unknown:unknown:127.0.0.1,unknown:unknown:10.1.0.8,"
-    "unknown:unknown:10.1.0.9"
-  )
-  metadata["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-12'\n"
-  hosts = []
-  for index in range(3):
-    metadata["agent-worker-number"] = str(index)
-    hosts.append(_launch_here(capfd))
-  _check_one_each(hosts)
 
 
 def _kubernetes(namespace, pod, job):

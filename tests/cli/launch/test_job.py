@@ -121,23 +121,3 @@ def test_a_password_is_in_the_environment_and_not_on_the_command_line():
   made = _job({"OPTAX_DIST_STORE": url}, run="mine")
   assert made.settings.store == f"{url}?prefix=optax-dist%2Fmine"
   assert "hidden" not in repr(made.settings)
-
-
-def test_wrong_variables_are_named():
-  with pytest.raises(errors.CommandError, match="OPTAX_DIST_NODE_RANK"):
-    _job({"OPTAX_DIST_NODE_RANK": "one"})
-
-
-def test_how_long_a_step_may_take_is_told():
-  assert _job().settings.step_timeout is None
-  before = {"OPTAX_DIST_STEP_TIMEOUT": "7.5"}
-  assert _job(before).settings.step_timeout == 7.5
-  assert _job(before, step_timeout=0.0).settings.step_timeout == 0.0
-
-
-def test_faults_are_those_of_existing_replicas():
-  assert _job(num_replicas=2, faults="kill:1@40").settings.faults == "kill:1@40"
-  with pytest.raises(errors.CommandError, match="numbered 0 to 1"):
-    _job(num_replicas=2, faults="kill:2@40")
-  with pytest.raises(errors.CommandError, match="must be kill:REPLICA"):
-    _job(num_replicas=2, faults="kill:1")

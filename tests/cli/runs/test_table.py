@@ -40,18 +40,6 @@ def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
   assert ("dropped as" in printed) == (width == 140)
 
 
-def test_replicas_are_in_the_order_of_their_numbers(columns):
-  shown = columns(
-    run_journals.numbers_of(
-      *(
-        {"kind": "join", "time": 0.0, "replica": replica}
-        for replica in ("b", 10, 2, "a", 1)
-      )
-    )
-  )
-  assert shown["replica"] == ["1", "2", "10", "a", "b"]
-
-
 def test_the_title_has_what_is_known():
   title = lambda numbers: _table(numbers).splitlines()[0]
   numbers = run_journals.numbers_of(
@@ -75,18 +63,6 @@ def test_what_a_replica_takes_is_in_milliseconds(columns):
   assert rows["compute"] == ["62 ms", ""]
   assert rows["wait"] == ["250 ms", "0 ms"]
   assert rows["last seen"] == ["0.2 s ago", "1.0 s ago"]
-
-
-def test_process_and_its_end_are_shown(columns):
-  ended = {"kind": "process", "time": 2.0, "replica": 1, "host": "h", "pid": 7}
-  rows = columns(
-    run_journals.numbers_of(
-      {"kind": "join", "time": 0.0, "replica": 0},
-      ended | {"ended": "was ended by SIGKILL"},
-    )
-  )
-  assert rows["process"] == ["", "h: 7"]
-  assert rows["ended"] == ["", "was ended by SIGKILL"]
 
 
 def test_what_is_waited_for_is_below_the_table():

@@ -139,31 +139,3 @@ def test_events_are_told_in_words(record, text):
   assert (event["time"], event["kind"]) == (1.5, record["kind"])
   assert event["text"] == text
   assert event["replica"] == str(record.get("replica", ""))
-
-
-def test_the_latest_events_come_first_and_old_ones_go():
-  records = [
-    {"kind": "join", "time": float(i), "replica": i} for i in range(100)
-  ]
-  events = _state(*records)["events"]
-  assert [e["time"] for e in events] == [
-    float(i) for i in range(99, 99 - view.EVENTS, -1)
-  ]
-
-
-def test_a_long_run_shows_its_latest_steps():
-  records = [_commit(step, 1.0 + step) for step in range(view.STEPS + 10)]
-  steps = _state(*records)["steps"]
-  assert len(steps) == view.STEPS
-  assert steps[-1] == (float(view.STEPS + 10), 1.0)
-
-
-def test_drops_are_by_reason_with_the_most_frequent_first():
-  drop = {"kind": "drop", "time": 1.0, "replica": 0, "age": None}
-  drop |= {"compute": None}
-  records = [
-    drop | {"reason": reason, "count": count}
-    for reason, count in (("stale", 1), ("lost", 3), ("stale", 1))
-  ]
-  (member,) = _state(*records)["members"]
-  assert list(member["dropped"].items()) == [("lost", 3), ("stale", 2)]

@@ -16,20 +16,8 @@ def main() -> int:
   place = environment.ProcessEnvironment.read()
   replica, incarnation = place.replica, place.restarts
   print("placed", replica, incarnation, os.getpid(), flush=True)
-  if what == "die":
-    folder = pathlib.Path(sys.argv[2])
-    wait_for(folder, str(replica), "0", "1")
-  if what == "join":
-    while not pathlib.Path(sys.argv[2]).exists():
-      time.sleep(0.01)
-    channel.say("joined")
-    return 0
   if what == "sleep":
     time.sleep(300)
-  if what == "die" and replica == 1 and incarnation == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-  if what == "die":  # The run may not end before that.
-    wait_for(folder, f"again {incarnation}", "again 1")
   if what == "alone":
     folder = pathlib.Path(sys.argv[2])
     if replica != 1 or incarnation:

@@ -70,12 +70,3 @@ def test_what_is_said_to_a_launcher_that_has_ended_is_of_no_effect(launched):
   launcher.close()
   for _ in range(3):
     one.say("told", text="x" * 100_000)
-
-
-def test_there_is_one_channel_and_no_child_inherits_it(launched):
-  """A second owner of the descriptor would close it under the first."""
-  one = channels.current()
-  assert channels.current() is one
-  number = int(os.environ[variable("channel")])
-  assert one._socket.fileno() == number
-  assert not os.get_inheritable(number)

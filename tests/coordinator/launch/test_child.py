@@ -12,37 +12,10 @@ from waiting import until
 
 from optax_dist.coordinator.launch import child
 
-_SPEAKING = """
-import os, socket, sys
-line = socket.socket(fileno=int(os.environ["OPTAX_DIST_CHANNEL"]))
-line.sendall(b'{"event": "hello"}\\nnonsense\\n[1]\\n')
-print("in place")
-print("to err", file=sys.stderr)
-sys.exit(5)
-"""
 _PARENT = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
 """
-
-
-def test_what_it_says_and_prints():
-  lines, events = [], []
-  made = child.Child(
-    "one",
-    [sys.executable, "-S", "-c", _SPEAKING],
-    echo=lambda *told: lines.append(told[1:]),
-  )
-  try:
-    until(lambda: events.extend(made.read()) or events)
-    until(made.has_ended)
-  finally:
-    made.kill()
-  assert events == [{"event": "hello"}]
-  assert sorted(lines) == [("in place", False), ("to err", True)]
-  assert child.ending(made.popen) == "ended with exit code 5"
-  assert "in place" in made.printed.tail()
-  made.signal(signal.SIGTERM)  # In vain.
 
 
 @pytest.mark.parametrize("late", [False, True])

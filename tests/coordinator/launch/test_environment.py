@@ -1,10 +1,7 @@
 """The variables are read as they were written, and wrong ones are named."""
 
-import dataclasses
-
 import pytest
 
-from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.launch.environment import (
   Environment,
   HostEnvironment,
@@ -45,13 +42,6 @@ def test_what_is_written_is_read(told):
   assert type(told).read(told.variables()) == told
 
 
-def test_every_field_has_a_variable():
-  for full in (_FULL, _PROCESS):
-    names = {f.name for f in dataclasses.fields(full)}
-    assert None not in dataclasses.astuple(full)
-    assert set(full.variables()) == {f"OPTAX_DIST_{n.upper()}" for n in names}
-
-
 def test_it_is_read_from_this_process_by_default(monkeypatch):
   monkeypatch.setenv("OPTAX_DIST_REPLICA", "5")
   monkeypatch.setenv("OPTAX_DIST_NODES", "2")
@@ -79,22 +69,6 @@ def test_wrong_variables_are_named(variables, words):
   named = {f"OPTAX_DIST_{name}": text for name, text in variables.items()}
   with pytest.raises(ValueError, match=words):
     Environment.read(named), ProcessEnvironment.read(named)
-
-
-def test_the_secret_may_be_in_a_file(tmp_path):
-  file = tmp_path / "secret"
-  file.write_text(" a secret of enough bytes\n")
-  told = Environment(secret_file=str(file))
-  assert told.find_secret() == "a secret of enough bytes"
-  assert Environment(secret="here", secret_file="nowhere").find_secret() == (
-    "here"
-  )
-  assert Environment().find_secret() is None
-  file.write_text("\n")
-  with pytest.raises(ValueError, match="is empty"):
-    told.find_secret()
-  with pytest.raises(ValueError, match="can't be read"):
-    environment.read_secret(tmp_path / "missing")
 
 
 def test_secrets_are_not_shown():

@@ -6,7 +6,6 @@ import os
 import pathlib
 import resource
 import sys
-import time
 
 import left_over
 import pytest
@@ -35,17 +34,6 @@ def _launcher(folder, what, hear=lambda line: None, restarts=0, **options):
     echo=lambda label, line, error: hear(line),
     **options,
   )
-
-
-def test_a_replica_that_dies_is_started_again(tmp_path):
-  lines = []
-  made = _launcher(tmp_path, f"die {tmp_path}", lines.append, restarts=1)
-  assert made.run() == 0
-  said = ["replica 1 was ended by SIGKILL"]
-  said += ["replica 1 starts again (restart 1 of 1)"]
-  assert [line for line in lines if line in said] == said
-  placed = [line.split()[1:3] for line in lines if line.startswith("placed")]
-  assert sorted(placed) == [["0", "0"], ["1", "0"], ["1", "1"]]
 
 
 def test_a_process_that_stands_by_takes_the_place_of_a_replica_that_dies(
@@ -119,44 +107,6 @@ def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
   assert str(caught.value).startswith("replica 1 can't be started")
   assert "ulimit -n" in str(caught.value)
   left_over.wait_for_end(made[0].pid)
-
-
-def test_a_replica_may_be_killed_for_what_it_said_before_its_end(
-  tmp_path, monkeypatch
-):
-  may_join = tmp_path / "may join"
-
-  class Kills:
-    """A supervisor that kills the replica as soon as it has joined."""
-
-    over = all_joined = none_joined = False
-    never_joined = frozenset()
-
-    def __init__(self, replicas, policy, elsewhere):
-      pass
-
-    def start(self, now):
-      return [supervisor.StartReplica(0, 0)]
-
-    def joined(self, replica, now):
-      return [supervisor.KillReplica(0), supervisor.JobEnded(0)]
-
-    def tick(self, now):
-      # What it says and its end are seen together.
-      may_join.touch()
-      while not made._running[0].processes[0].has_ended():
-        time.sleep(0.01)
-      return []
-
-  monkeypatch.setattr(supervisor, "Supervisor", Kills)
-  made = launcher.Launcher(
-    [sys.executable, _PROGRAM, "join", may_join],
-    placement.Placement(1),
-    supervisor.Policy(),
-    environment=environment.Environment(store="etcd://127.0.0.1:1"),
-    env={"JAX_PLATFORMS": "cpu"},
-  )
-  assert made.run() == 0
 
 
 def test_freed_memory_stays_with_replicas_unless_told_otherwise(

@@ -9,15 +9,6 @@ from optax_dist.coordinator.launch.environment import (
 )
 from optax_dist.coordinator.server.process import Settings
 
-_SLURM = {
-  "SLURM_JOB_ID": "4111",
-  "SLURM_STEP_NODELIST": "node[03-05]",
-  "SLURM_NTASKS": "3",
-  "SLURM_PROCID": "2",
-  "SLURM_LOCALID": "0",
-  "SLURM_STEP_NUM_NODES": "3",
-}
-
 
 def test_replicas_are_shared_out():
   for hosts in range(1, 6):
@@ -64,29 +55,6 @@ def test_a_host_is_what_its_launcher_was_told():
   assert find() == nodes.Node()
   assert find(nodes=1) == nodes.Node()
   assert find(node_rank=0, nodes=1, address="h:1") == nodes.Node(0, 1, "h:1")
-
-
-def test_hosts_with_a_store_of_their_own_need_no_address():
-  host = HostEnvironment(node_rank=1, nodes=2)
-  assert nodes.find(host, Environment(store="etcd://a:2379")) == nodes.Node(
-    1, 2, None
-  )
-
-
-def test_a_scheduler_tells_all(monkeypatch):
-  for name, value in _SLURM.items():
-    monkeypatch.setenv(name, value)
-  find = lambda **host: nodes.find(HostEnvironment(**host), Environment())
-  result = find()
-  assert (result.rank, result.count) == (2, 3)
-  assert result.address.startswith("node03:")
-  # What is given takes precedence.
-  assert find(address="h:1") == nodes.Node(2, 3, "h:1")
-  assert find(nodes=1) == nodes.Node()
-  # A single process of srun is a separate host.
-  monkeypatch.setenv("SLURM_NTASKS", "1")
-  monkeypatch.setenv("SLURM_PROCID", "0")
-  assert find() == nodes.Node()
 
 
 @pytest.mark.parametrize(

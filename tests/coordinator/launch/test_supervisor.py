@@ -1,7 +1,5 @@
 """The launcher's decisions, input by input."""
 
-import pytest
-
 from optax_dist.coordinator.launch import supervisor as sup
 
 
@@ -36,14 +34,6 @@ class _Made:
     return effects + self.ended(now, replica, 0)
 
 
-def test_all_end_well():
-  made = _Made(2)
-  assert made.leave(0, 1.0) == []
-  assert made.leave(1, 2.0) == [sup.JobEnded(0)]
-  # Nothing comes after that.
-  assert made.machine.stop(15, 3.0) == []
-
-
 def test_a_killed_replica_starts_again_at_once_and_then_ever_later():
   made = _Made(restarts=9)
   assert made.ended(5.0, 1, -9) == [sup.StartReplica(1, 1)]
@@ -73,22 +63,6 @@ def test_an_error_lets_the_others_settle_first():
   assert made.ended(5.0, 0, 1) == []
   assert made.tick(5.9) == []
   assert made.tick(6.0) == [sup.StartReplica(0, 1)]
-
-
-def test_where_others_are_elsewhere_all_may_fail():
-  made = _Made(1, elsewhere=1)
-  assert made.ended(5.0, 0, -9) == [sup.StartReplica(0, 1)]
-
-
-def test_it_goes_on_with_fewer_while_they_are_enough():
-  made = _Made(3, restarts=0, needed=2)
-  assert made.ended(5.0, 0, -9) == []
-  [given_up] = made.ended(6.0, 1, -9)
-  assert given_up.reason.startswith("1 replicas are left of 2 needed: ")
-  made = _Made(3, restarts=0, needed=2)
-  made.ended(5.0, 0, -9)
-  made.leave(1, 6.0)
-  assert made.leave(2, 6.0) == [sup.JobEnded(0)]
 
 
 def test_all_that_were_killed_start_again():
@@ -136,65 +110,6 @@ def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
   assert len(made.said) == said
 
 
-def test_what_follows_from_an_end_is_said_with_the_restarts():
-  made = _Made(3, restarts=2)
-  made.ended(5.0, 0, -15, "ended")
-  made.ended(6.0, 1, 3, "failed")
-  assert made.tick(7.0) == [sup.StartReplica(1, 1)]
-  made.ended(8.0, 2, 3, "failed")
-  assert made.said == [
-    "replica 0 ended",
-    "replica 0 starts again (restart 1 of 2)",
-    "replica 1 failed",
-    "replica 1 starts again (restart 2 of 2)",
-    "replica 2 failed",
-  ]
-  made.tick(9.0)
-  assert made.said[5:] == [
-    "replica 2 does not start again: no restart is left of 2"
-  ]
-  # A replica that succeeds, and one that came too late, are no news.
-  made.machine.run_over(9.0)
-  made.ended(9.1, 1, -9, "ended")
-  made.ended(9.2, 0, 0)
-  assert len(made.said) == 6
-
-
-def test_the_first_failure_of_a_replica_explains_the_others():
-  """What it raises after a restart often follows from that."""
-  made = _Made(2, restarts=1, needed=2)
-  made.ended(5.0, 0, 3, "failed", "the disk is full")
-  assert made.tick(6.0) == [sup.StartReplica(0, 1)]
-  made.ended(8.0, 0, 1, "failed", "no checkpoint")
-  [given_up] = made.tick(10.0)
-  assert given_up.code == 3
-  assert given_up.reason == (
-    "1 replicas are left of 2 needed: replica 0 failed after 5.0 s. The last"
-    " lines of its output:\nthe disk is full\nTo go on, start the job again from"
-    " its last checkpoint."
-  )
-
-
-@pytest.mark.parametrize(("code", "shells"), [(0, 0), (3, 3), (-9, 137)])
-def test_codes_are_those_of_shells(code, shells):
-  assert sup.exit_code(code) == shells
-
-
-def test_one_that_the_run_refuses_ends_the_launcher_at_once():
-  """It would be refused again, whatever others do."""
-  for code, shells in ((1, 1), (0, 1)):
-    made = _Made(3)
-    made.joined(1.0, 0)
-    [given_up] = made.ended(
-      2.0, 1, code, "failed", "JoinRefused: no", final="refused"
-    )
-    assert given_up.code == shells
-    assert given_up.reason.startswith(
-      "The run refuses a replica of this host: replica 1 "
-    )
-    assert "JoinRefused: no" in given_up.reason
-
-
 def test_an_hour_without_a_failure_gives_all_restarts_back():
   made = _Made(2, restarts=2)
   made.joined(1.0, 0)
@@ -219,14 +134,3 @@ def test_a_job_in_which_nobody_joins_is_asked_about_once():
   made.tick(130.0)
   question = "no replica has joined; does the script call coordinator.join?"
   assert made.said == [f"after 120 s {question}"]
-
-
-def test_who_ends_with_0_before_others_join_is_missed_once_they_do():
-  made = _Made(2, needed=2)
-  assert made.ended(1.0, 0, 0) == []
-  assert made.machine.never_joined == {0}
-  [given_up] = made.joined(2.0, 1)
-  assert given_up.reason.startswith(
-    "1 replicas are left of 2 needed: replica 0"
-  )
-  assert given_up.code == 1

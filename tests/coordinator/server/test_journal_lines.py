@@ -106,18 +106,6 @@ def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
   assert [r.get("step") for r in records] == [0, 0, 1]
 
 
-def _halves(path, step):
-  """A line that another process is still writing."""
-  other = path.with_suffix(".other")
-  lines = journal_lines.JournalLines(other, {"strategy": "s"})
-  lines.open([])
-  lines.write(_commit(step))
-  lines.close()
-  line = other.read_bytes()
-  assert line.endswith(b"\n")
-  return line[:40], line[40:]
-
-
 def _written(path):
   """The steps of all lines, even of one that a reader leaves out."""
   result = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]
@@ -127,17 +115,6 @@ def _written(path):
 def _steps(path):
   result = journal.read(path).records
   return [r["step"] for r in result if r["kind"] == "commit"]
-
-
-def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
-  path, lines = _begun(tmp_path)
-  with path.open("ab", buffering=0) as other:
-    other.write(_halves(path, 0)[0])
-  lines.write(_commit(0))
-  lines.write(_commit(1))
-  lines.close()
-  assert _written(path) == [0, 1]
-  assert len(journal.read(path).problems) == 1
 
 
 def test_a_coordinator_writes_on_where_others_have_written_less(tmp_path):

@@ -258,33 +258,6 @@ def test_it_listens_on_ipv6(tmp_path):
     page.close()
 
 
-def test_after_it_is_closed_nobody_listens(tmp_path):
-  page = server.Server(view.View(tmp_path / "run.jsonl"))
-  assert get(page.url)[0] == 200
-  page.close()
-  with pytest.raises(urllib.error.URLError, match="refused"):
-    get(page.url)
-
-
-def test_pages_that_ask_at_once_get_the_same_run(tmp_path):
-  """Each record counts once, whoever's question reads it."""
-  path = tmp_path / "run.jsonl"
-  page = server.Server(view.View(path))
-  try:
-    with journal.Journal(path) as written:
-      written.write("run", strategy="sync_replicas", step=0)
-      for number in range(50):
-        written.write("lost", replica=0, incarnation=number, step=0, time=0.1)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-      answers = list(pool.map(get, [page.url + "state.json"] * 16))
-    result = [
-      json.loads(body)["members"][0]["losses"] for _, _, body in answers
-    ]
-    assert result == [50] * 16
-  finally:
-    page.close()
-
-
 @pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_browser_shows_it(page, tmp_path):
